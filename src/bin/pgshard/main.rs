@@ -1,0 +1,2 @@
+//! pgshard
+fn main() {}

@@ -1,0 +1,14 @@
+//! pgshard
+pub mod config;
+pub mod dev;
+pub mod fanout;
+pub mod id;
+pub mod map;
+pub mod mover;
+pub mod pg;
+pub mod router;
+pub mod schema;
+mod shard;
+pub mod store;
+
+pub use shard::{PrefixError, SchemaPrefix, ShardCount, ShardId};

@@ -1,0 +1,130 @@
+//! Opening a connection.
+
+use std::ops::{Deref, DerefMut};
+
+use tokio::task::JoinHandle;
+use tokio_postgres::{Client, NoTls};
+
+use super::options::ConnectOptions;
+use super::password::{PasswordError, Wanted};
+use super::tls::{SslMode, TlsError};
+
+/// A client and the task that drives its socket. Dropping it ends the task and so closes the socket; the server then
+/// rolls an open transaction back.
+pub struct Connection {
+    client: Client,
+    driver: JoinHandle<()>,
+}
+
+/// Why a connection cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The password cannot be read.
+    #[error("no password for {to}")]
+    Password {
+        /// `user@address/database`.
+        to: String,
+        /// Why not.
+        source: PasswordError,
+    },
+    /// TLS cannot be set up.
+    #[error("no TLS for {to}")]
+    Tls {
+        /// `user@address/database`.
+        to: String,
+        /// Why not.
+        source: TlsError,
+    },
+    /// The server cannot be reached or refuses.
+    #[error("cannot connect to {to}")]
+    Refused {
+        /// `user@address/database`.
+        to: String,
+        /// What the driver says.
+        source: tokio_postgres::Error,
+    },
+    /// The server did not answer in time.
+    #[error("{to} did not answer within {timeout_ms} ms")]
+    TimedOut {
+        /// `user@address/database`.
+        to: String,
+        /// The limit.
+        timeout_ms: u128,
+    },
+}
+
+impl ConnectOptions {
+    /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string says otherwise.
+    ///
+    /// Several addresses are tried one after the other; `connect_timeout` bounds each, and twice that the whole
+    /// (a server that takes the connection but then says nothing is caught too).
+    ///
+    /// # Errors
+    /// When the password or certificates cannot be read, or the server cannot be reached, refuses, or is silent.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the socket.
+    pub async fn connect(&self, application_name: &str) -> Result<Connection, ConnectError> {
+        let to = || self.to_string();
+        let mut config = self.config.clone();
+        if config.get_application_name().is_none() {
+            config.application_name(application_name);
+        }
+        let host = self.first_host();
+        let wanted = Wanted { host: &host, port: self.port(0), database: self.database(), user: self.user() };
+        let password = self.password.read(&wanted);
+        if let Some(password) = password.map_err(|source| ConnectError::Password { to: to(), source })? {
+            config.password(password);
+        }
+        let addresses = self.addresses().len().max(1) as u32;
+        let limit = config.get_connect_timeout().copied().unwrap_or(Self::CONNECT_TIMEOUT) * 2 * addresses;
+        let refused = |source| ConnectError::Refused { to: to(), source };
+        let opened = async {
+            if self.tls.mode == SslMode::Disable {
+                let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
+                return Ok(Connection { client, driver: drive(connection) });
+            }
+            let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?;
+            let (client, connection) = config.connect(tls).await.map_err(refused)?;
+            Ok(Connection { client, driver: drive(connection) })
+        };
+        match tokio::time::timeout(limit, opened).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(ConnectError::TimedOut { to: to(), timeout_ms: limit.as_millis() }),
+        }
+    }
+}
+
+fn drive<S, T>(connection: tokio_postgres::Connection<S, T>) -> JoinHandle<()>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    T: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
+{
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            // Whoever waits for an answer gets the error too; this line is for connections that nobody waits on.
+            tracing::debug!(%error, "a connection ended");
+        }
+    })
+}
+
+impl Deref for Connection {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for Connection {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}

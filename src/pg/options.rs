@@ -1,0 +1,218 @@
+//! A host's connection string, checked.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio_postgres::config::Host;
+
+use super::password::Password;
+use super::tls::{SslMode, TlsOptions};
+
+/// How to reach one PostgreSQL database: a libpq URL or key=value string, with the TLS keys that `tokio_postgres`
+/// leaves out (`sslmode=verify-ca|verify-full`, `sslrootcert`, `sslcert`, `sslkey`).
+///
+/// `Debug` and `Display` never show a password.
+#[derive(Clone)]
+pub struct ConnectOptions {
+    pub(super) config: tokio_postgres::Config,
+    pub(super) tls: TlsOptions,
+    pub(super) password: Password,
+}
+
+/// Why a connection string is refused. The text itself is not repeated: it may hold a password.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionsError {
+    /// Not a URL and not key=value pairs, or a value that the key cannot have.
+    #[error("{reason}")]
+    Parse {
+        /// What the parser says.
+        reason: String,
+    },
+    /// `sslmode` is none that libpq knows.
+    #[error("sslmode {mode:?} is none of disable, prefer, require, verify-ca, verify-full")]
+    SslMode {
+        /// What was given.
+        mode: String,
+    },
+    /// A key that must be there is not.
+    #[error("the {key} is missing")]
+    Missing {
+        /// `host`, `user` or `dbname`.
+        key: &'static str,
+    },
+}
+
+impl ConnectOptions {
+    /// How long one address may take to answer, unless the string says `connect_timeout`.
+    pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
+    /// (`host=10.0.0.1 dbname=app user=app`).
+    ///
+    /// # Errors
+    /// When it cannot be read, or names no host, user or database.
+    pub fn parse(text: &str) -> Result<ConnectOptions, OptionsError> {
+        let (rest, tls) = TlsOptions::take_from(text)?;
+        let mut config = tokio_postgres::Config::from_str(&rest).map_err(|error| {
+            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+            OptionsError::Parse { reason: format!("{error}{cause}") }
+        })?;
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(OptionsError::Missing { key: "host" });
+        }
+        if config.get_user().is_none() {
+            return Err(OptionsError::Missing { key: "user" });
+        }
+        if config.get_dbname().is_none() {
+            return Err(OptionsError::Missing { key: "dbname" });
+        }
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(Self::CONNECT_TIMEOUT);
+        }
+        // Half-open connections are found within about a minute instead of the kernel's two hours.
+        config.keepalives_idle(Duration::from_secs(30));
+        config.ssl_mode(match tls.mode {
+            SslMode::Disable => tokio_postgres::config::SslMode::Disable,
+            SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
+            SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => tokio_postgres::config::SslMode::Require,
+        });
+        let password = match config.get_password() {
+            Some(given) => Password::Given(String::from_utf8_lossy(given).into_owned()),
+            None => Password::Standard,
+        };
+        Ok(ConnectOptions { config, tls, password })
+    }
+
+    /// The same options with another source of the password.
+    #[must_use]
+    pub fn with_password(mut self, password: Password) -> ConnectOptions {
+        self.password = password;
+        self
+    }
+
+    /// The same options with certificate and key files that are not absolute taken as below `folder`.
+    #[must_use]
+    pub fn with_files_below(mut self, folder: &std::path::Path) -> ConnectOptions {
+        let files = [&mut self.tls.root_cert, &mut self.tls.cert, &mut self.tls.key];
+        for file in files.into_iter().flatten() {
+            *file = folder.join(&*file);
+        }
+        if let Password::File(file) = &mut self.password {
+            *file = folder.join(&*file);
+        }
+        self
+    }
+
+    /// The addresses, `10.0.0.1:5432` or `/run/postgresql:5432`, in the order they are tried.
+    pub fn addresses(&self) -> Vec<String> {
+        let hosts: Vec<String> = if self.config.get_hosts().is_empty() {
+            self.config.get_hostaddrs().iter().map(ToString::to_string).collect()
+        } else {
+            let name = |host: &Host| match host {
+                Host::Tcp(name) => name.clone(),
+                Host::Unix(path) => path.display().to_string(),
+            };
+            self.config.get_hosts().iter().map(name).collect()
+        };
+        hosts.iter().enumerate().map(|(index, host)| format!("{host}:{}", self.port(index))).collect()
+    }
+
+    /// The database's name.
+    pub fn database(&self) -> &str {
+        self.config.get_dbname().unwrap_or_default()
+    }
+
+    /// The role that connects.
+    pub fn user(&self) -> &str {
+        self.config.get_user().unwrap_or_default()
+    }
+
+    /// What TLS is asked for.
+    pub fn tls(&self) -> &TlsOptions {
+        &self.tls
+    }
+
+    /// The environment and files that the password is looked for in; never the password.
+    pub fn password(&self) -> &Password {
+        &self.password
+    }
+
+    /// The folder of the first unix socket or the first host name.
+    pub(super) fn first_host(&self) -> String {
+        match self.config.get_hosts().first() {
+            Some(Host::Tcp(name)) => name.clone(),
+            Some(Host::Unix(path)) => PathBuf::from(path).display().to_string(),
+            None => self.config.get_hostaddrs().first().map(ToString::to_string).unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn port(&self, index: usize) -> u16 {
+        let ports = self.config.get_ports();
+        ports.get(index).or_else(|| ports.first()).copied().unwrap_or(5432)
+    }
+}
+
+impl fmt::Display for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}/{}", self.user(), self.addresses().join(","), self.database())
+    }
+}
+
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ConnectOptions({self}, {:?}, password {:?})", self.tls.mode, self.password)
+    }
+}
+
+impl FromStr for ConnectOptions {
+    type Err = OptionsError;
+
+    fn from_str(text: &str) -> Result<ConnectOptions, OptionsError> {
+        ConnectOptions::parse(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_notations() {
+        for text in [
+            "postgres://app:s%20ecret@10.0.0.1:6432/shop?sslmode=verify-full&sslrootcert=/etc/ca.pem&connect_timeout=3",
+            "host=10.0.0.1 port=6432 dbname=shop user=app password='s ecret' sslmode = verify-full sslrootcert='/etc/ca.pem'",
+        ] {
+            let options = ConnectOptions::parse(text).unwrap();
+            assert_eq!(options.to_string(), "app@10.0.0.1:6432/shop");
+            assert_eq!(options.tls().mode, SslMode::VerifyFull);
+            assert_eq!(options.tls().root_cert.as_deref(), Some(std::path::Path::new("/etc/ca.pem")));
+            assert_eq!(options.config.get_password(), Some(&b"s ecret"[..]));
+            assert!(!format!("{options:?} {options}").contains("ecret"));
+        }
+    }
+
+    #[test]
+    fn several_hosts_and_sockets() {
+        let options = ConnectOptions::parse("postgres://app@a,b:1/app").unwrap();
+        assert_eq!(options.addresses(), ["a:5432", "b:1"]);
+        let options = ConnectOptions::parse("host=/run/pg user=app dbname=app").unwrap();
+        assert_eq!(options.addresses(), ["/run/pg:5432"]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let error = |text| ConnectOptions::parse(text).unwrap_err().to_string();
+        assert_eq!(error("user=app dbname=app"), "the host is missing");
+        assert_eq!(error("postgres://10.0.0.1/app"), "the user is missing");
+        assert_eq!(error("postgres://app@10.0.0.1"), "the dbname is missing");
+        assert_eq!(
+            error("host=a user=b dbname=c sslmode=verify"),
+            "sslmode \"verify\" is none of disable, prefer, require, verify-ca, verify-full"
+        );
+        assert!(error("postgres://app@10.0.0.1:port/app").contains("port"));
+        assert!(!error("hots=a password=hunter2").contains("hunter2"));
+    }
+}

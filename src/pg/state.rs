@@ -1,0 +1,42 @@
+//! The SQLSTATEs that a move can make an application see (the rest is `tokio_postgres::error::SqlState`).
+
+use tokio_postgres::error::{DbError, SqlState};
+
+/// What a signpost raises: the shard is not served here, retry. DETAIL says where to ask.
+pub const SHARD_MOVED: &str = "SH001";
+
+/// The SQLSTATE with which every function of the control schema refuses: the row is not as the caller thought.
+pub const REFUSED: &str = "SH002";
+
+/// Whether the error is a signpost's: the statement met a shard that is fenced, or has moved.
+pub fn is_signpost(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| code.code() == SHARD_MOVED)
+}
+
+/// Whether a shard that is fenced, has moved or is not open yet can make a statement fail like this, besides
+/// [`is_signpost`]: classes 42 (a name is not, or not what it was), 0A (not on a view), 3F (no such schema) and 55
+/// (object not in the right state).
+///
+/// Such an error is the application's own mistake as often as not: look at the host's `pgshard.shard` row before
+/// believing either.
+pub fn may_be_moved(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| ["42", "0A", "3F", "55"].iter().any(|class| code.code().starts_with(class)))
+}
+
+/// Whether the server refused for a reason that passes: serialization failure, deadlock, shutting down, too many
+/// connections, read-only after a fail-over.
+pub fn is_transient(code: &SqlState) -> bool {
+    matches!(code.code(), "40001" | "40P01" | "57P01" | "57P02" | "57P03" | "53300" | "25006" | "55P03")
+        || code.code().starts_with("08")
+}
+
+/// The server's own words of an error with its DETAIL and HINT, on one line.
+pub fn words(error: &DbError) -> String {
+    let mut words = format!("{} ({})", error.message(), error.code().code());
+    for (what, text) in [("detail", error.detail()), ("hint", error.hint())] {
+        if let Some(text) = text {
+            words.push_str(&format!("; {what}: {}", text.replace('\n', " ")));
+        }
+    }
+    words
+}
