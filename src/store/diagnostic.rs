@@ -58,7 +58,7 @@ impl Diagnostic {
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}: {}", self.file.display(), self.line, self.column, self.message)?;
-        if let Some(line) = &self.source_line {
+        if let Some(line) = self.source_line.as_ref().filter(|line| !line.trim().is_empty()) {
             let (excerpt, before) = self.excerpt(line);
             let number = self.line.to_string();
             let gutter = " ".repeat(number.len());
