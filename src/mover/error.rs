@@ -3,7 +3,7 @@
 use crate::map::HostName;
 use crate::pg::ConnectError;
 use crate::shard::ShardId;
-use crate::store;
+use crate::store::{PublishError, StoreError};
 
 use super::names::MoveId;
 use super::plan::Refusal;
@@ -136,7 +136,10 @@ pub enum Error {
     },
     /// The map could not be published. The shard is served by its target; routers find it by the signpost.
     #[error("the map cannot be published")]
-    Publish(#[source] store::Error),
+    Publish(#[source] PublishError),
+    /// The map cannot be read.
+    #[error("the map cannot be read")]
+    Map(#[source] StoreError),
     /// A stop was asked for. The source serves; the move can be resumed.
     #[error("shard {shard}: interrupted")]
     Interrupted {

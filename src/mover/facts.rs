@@ -3,15 +3,17 @@
 use uuid::Uuid;
 
 use crate::map::{HostName, ShardEpoch};
-use crate::schema::catalog;
+use crate::schema::catalog::Namespace;
 use crate::shard::ShardId;
 
 use super::border;
-use super::ddl::{self, Creation};
+use super::ddl::{self, Creation, Target};
 use super::error::Error;
 use super::names::{MoveId, Names};
-use super::plan::Refusal;
+use super::plan;
+use super::refusal::Refusal;
 use super::session::Session;
+use super::step;
 
 /// What matters of a host, for any shard.
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ pub(crate) struct HostFacts {
     pub(crate) cluster: String,
     pub(crate) may_create: bool,
     pub(crate) in_recovery: bool,
+    /// `server_version_num`.
+    pub(crate) version: u32,
 }
 
 /// A row of `pgshard.shard`.
@@ -73,10 +77,10 @@ pub(crate) struct ShardFacts {
     pub(crate) incoming: Option<String>,
     /// Schemas at the target whose names the move needs.
     pub(crate) in_the_way: Vec<String>,
-    pub(crate) not_owned: Vec<String>,
-    pub(crate) cannot_carry: Vec<(String, String)>,
-    pub(crate) missing_at_target: Vec<(String, String)>,
-    pub(crate) crossings: Vec<(String, String)>,
+    /// What the source's catalogs have against it.
+    pub(crate) at_source: Vec<Refusal>,
+    /// What is missing at the target.
+    pub(crate) at_target: Vec<Refusal>,
     pub(crate) creation: Option<Creation>,
     pub(crate) tables: usize,
     pub(crate) bytes: i64,
@@ -93,10 +97,8 @@ impl Default for ShardFacts {
             active_move: None,
             incoming: None,
             in_the_way: Vec::new(),
-            not_owned: Vec::new(),
-            cannot_carry: Vec::new(),
-            missing_at_target: Vec::new(),
-            crossings: Vec::new(),
+            at_source: Vec::new(),
+            at_target: Vec::new(),
             creation: None,
             tables: 0,
             bytes: 0,
@@ -106,11 +108,11 @@ impl Default for ShardFacts {
 }
 
 /// Reads a host's facts; a refusal where there is no control schema.
-pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refusal>, Error> {
+pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, plan::Refusal>, Error> {
     let what = "reading the host's facts";
     let name = session.host.clone();
     let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
-    let not_bootstrapped = || Refusal {
+    let not_bootstrapped = || plan::Refusal {
         shard: None,
         host: Some(name.clone()),
         reason: "it is not bootstrapped".to_owned(),
@@ -133,6 +135,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         collation: row.get(3),
         may_create: row.get(4),
         in_recovery: row.get(5),
+        version: version(session).await?,
         cluster,
     }))
 }
@@ -162,6 +165,12 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
         query: row.get(4),
     };
     Ok(rows.iter().map(lock).collect())
+}
+
+/// `server_version_num`: 150004, 180000.
+pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
+    let row = session.row("reading the version", "SELECT current_setting('server_version_num')::integer", &[]).await?;
+    Ok(u32::try_from(row.get::<_, i32>(0)).unwrap_or(0))
 }
 
 /// The OID of a schema.
@@ -194,8 +203,11 @@ pub(crate) async fn of_shard(source: &Session, target: &Session, shard: ShardId,
     }
     let Some(oid) = schema_oid(source, schema).await? else {
         if facts.source_row.as_ref().is_some_and(|row| row.state == "serving") {
-            let remedy = "run `pgshard check`; somebody dropped or renamed it".to_owned();
-            facts.cannot_carry.push((format!("schema {schema} is not there"), remedy));
+            facts.at_source.push(Refusal {
+                object: format!("schema {schema}"),
+                reason: "is not there".to_owned(),
+                remedy: "run `pgshard check`; somebody dropped or renamed it".to_owned(),
+            });
         }
         return Ok(facts);
     };
@@ -207,5 +219,16 @@ pub(crate) async fn of_shard(source: &Session, target: &Session, shard: ShardId,
     let size = source.row(what, sql, &[&oid]).await?;
     (facts.bytes, facts.tables) = (size.get(0), size.get::<_, i64>(1) as usize);
     facts.locks = locks(source, oid).await?;
+    let schema_facts = step::facts(source, &Namespace::Oid(oid)).await?;
+    let wanted = Target { schema: &names.incoming(), final_schema: schema, version: version(target).await? };
+    match ddl::create(&schema_facts, &wanted) {
+        Ok(creation) => facts.creation = Some(creation),
+        Err(found) => facts.at_source.extend(found),
+    }
+    let crossings = border::crossings(source.client.client(), &Namespace::Oid(oid)).await;
+    let crossings = crossings.map_err(|error| Error::Border { host: source.host.clone(), source: error })?;
+    facts.at_source.extend(crossings.iter().map(border::Crossing::refusal));
+    let missing = ddl::missing_at_target(target.client.client(), &schema_facts).await;
+    facts.at_target = missing.map_err(|error| Error::Catalog { host: target.host.clone(), source: error })?;
     Ok(facts)
 }

@@ -26,6 +26,7 @@ mod observe;
 mod options;
 mod plan;
 mod preflight;
+mod refusal;
 mod session;
 mod state;
 mod step;

@@ -9,6 +9,7 @@ use super::ddl::{Creation, Statement};
 use super::facts::{HostFacts, Lock, Row, ShardFacts};
 use super::journal::Mode;
 use super::names::Names;
+use super::refusal;
 
 /// One reason against a move, and what can be done about it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +22,14 @@ pub struct Refusal {
     pub reason: String,
     /// What can be done.
     pub remedy: String,
+}
+
+impl Refusal {
+    /// What the catalogs gave against a shard, at the host where it was found.
+    pub(crate) fn at(shard: ShardId, host: &HostName, found: refusal::Refusal) -> Refusal {
+        let refusal::Refusal { object, reason, remedy } = found;
+        Refusal { shard: Some(shard), host: Some(host.clone()), reason: format!("{object}: {reason}"), remedy }
+    }
 }
 
 impl fmt::Display for Refusal {
@@ -156,21 +165,11 @@ pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) 
         let remedy = "`pgshard moves gc` drops what dead moves left; anything else must be renamed by hand";
         refuse(&target.name, format!("a schema {schema} is in the way"), remedy);
     }
-    for object in &facts.not_owned {
-        refuse(&source.name, format!("{object} is not owned by the role that connects"), "connect as the owner of the shard's objects");
-    }
-    for (what, remedy) in &facts.cannot_carry {
-        refuse(&source.name, what.clone(), remedy);
-    }
-    for (what, remedy) in &facts.missing_at_target {
-        refuse(&target.name, what.clone(), remedy);
-    }
-    for (what, remedy) in &facts.crossings {
-        refuse(&source.name, what.clone(), remedy);
-    }
+    refusals.extend(facts.at_source.iter().map(|found| Refusal::at(shard, &source.name, found.clone())));
+    refusals.extend(facts.at_target.iter().map(|found| Refusal::at(shard, &target.name, found.clone())));
     let creation = facts.creation.clone();
     let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
-    let Creation { before_data, after_data, .. } = creation;
+    let Creation { before_data, after_data, notes } = creation;
     let busy = |lock: &Lock| {
         let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
         format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
@@ -184,7 +183,7 @@ pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) 
         bytes: facts.bytes,
         before_data,
         after_data,
-        warnings: facts.locks.iter().filter(|lock| lock.seconds > 1.0).map(busy).collect(),
+        warnings: facts.locks.iter().filter(|lock| lock.seconds > 1.0).map(busy).chain(notes).collect(),
     })
 }
 
@@ -233,6 +232,7 @@ mod tests {
             cluster: "4 shards, epoch 0, prefix shard_".to_owned(),
             may_create: true,
             in_recovery: false,
+            version: 150000,
         }
     }
 
@@ -256,6 +256,11 @@ mod tests {
 
     #[test]
     fn every_reason_is_said_at_once() {
+        let found = |object: &str| refusal::Refusal {
+            object: object.to_owned(),
+            reason: "is odd".to_owned(),
+            remedy: "drop it".to_owned(),
+        };
         let row = |state: &str, epoch| Some(Row { state: state.to_owned(), epoch: ShardEpoch::new(epoch).unwrap(), peer: None });
         let facts = ShardFacts {
             source_row: row("moved", 2),
@@ -263,14 +268,12 @@ mod tests {
             active_move: Some(("m1".to_owned(), "fenced".to_owned())),
             incoming: Some("m2".to_owned()),
             in_the_way: vec!["shard_0002".to_owned()],
-            cannot_carry: vec![("policy p".to_owned(), "drop it".to_owned())],
-            missing_at_target: vec![("type citext".to_owned(), "CREATE EXTENSION citext".to_owned())],
-            crossings: vec![("view public.v".to_owned(), "drop it".to_owned())],
-            not_owned: vec!["table photos".to_owned()],
+            at_source: vec![found("policy p"), found("view public.v")],
+            at_target: vec![found("type citext")],
             ..facts()
         };
         let refusals = judge(&facts, &host("db1"), &host("db2")).unwrap_err();
-        assert_eq!(refusals.len(), 9);
+        assert_eq!(refusals.len(), 8);
         assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
         assert_eq!(refusals[0].to_string(), "shard 2: host db1: it is moved here (to nowhere)");
     }

@@ -18,7 +18,7 @@ use super::{ByHost, Mover, Request};
 const WIDTH: usize = 4;
 
 pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error> {
-    let map = mover.store.load().await.map_err(Error::Publish)?;
+    let map = mover.store.load().await.map_err(Error::Map)?;
     if !mover.hosts.names().any(|host| *host == request.target) {
         return Err(Error::UnknownHost { host: request.target.clone() });
     }

@@ -10,15 +10,14 @@ use sha2::{Digest as _, Sha256};
 
 use super::ShardMove;
 use crate::mover::copy::{self, Table};
-use crate::mover::ddl;
 use crate::mover::error::Error;
 use crate::mover::facts::{self, Lock};
 use crate::mover::journal::{Entry, Note};
 use crate::mover::options::Event;
 use crate::mover::state::Phase;
 use crate::pg::quote_literal;
-use crate::schema::catalog::{Facts, Namespace};
-use crate::schema::fingerprint;
+use crate::schema::catalog::{Facts, Namespace, preamble};
+use crate::schema::fingerprint::fingerprint;
 
 /// How a copy ended.
 pub(crate) enum Outcome {
@@ -62,7 +61,7 @@ impl ShardMove<'_> {
 
     /// What was altered since the target was built, or what reaches into the shard past its fence.
     async fn altered(&self, entry: &Entry, schema: &Facts, left: u32) -> Result<Option<String>, Error> {
-        if entry.fingerprint.as_deref() != Some(fingerprint::of(schema).as_str()) {
+        if entry.fingerprint.as_deref() != Some(fingerprint(schema).as_str()) {
             return Ok(Some("its tables, functions or grants are not what they were when the target was built".to_owned()));
         }
         let crossings = super::super::border::crossings(self.source.client.client(), &Namespace::Oid(left)).await;
@@ -123,8 +122,8 @@ impl ShardMove<'_> {
         let what = "building indexes and constraints";
         let incoming = self.names.incoming();
         // Computed from what stands behind the fence: the fingerprint says that it is what the plan was made from.
-        let creation = ddl::create(schema, &incoming).map_err(|found| self.altered_to(&found))?;
-        self.target.batch(what, &creation.settings()).await?;
+        let creation = self.creation(schema).await?;
+        self.target.batch(what, &preamble(&incoming)).await?;
         for statement in &creation.after_data {
             self.target.batch(what, &statement.sql).await?;
         }
@@ -161,11 +160,6 @@ impl ShardMove<'_> {
             quote_literal(&list)
         );
         self.target.batch(what, &sql).await
-    }
-
-    fn altered_to<T: std::fmt::Display>(&self, found: &[T]) -> Error {
-        let what = found.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-        Error::Altered { shard: self.hold.shard, what }
     }
 }
 

@@ -8,15 +8,16 @@ mod prepare;
 mod publish;
 mod undo;
 
-use tokio_postgres::GenericClient;
-
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::{self, Facts, Namespace};
 
+use super::ddl::{self, Creation};
 use super::error::Error;
 use super::journal::Hold;
 use super::names::Names;
 use super::options::{Event, Observer, Options};
+use super::plan;
+use super::refusal;
 use super::session::Session;
 use super::state::Phase;
 
@@ -60,6 +61,19 @@ impl ShardMove<'_> {
         let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 FOR NO KEY UPDATE";
         let rows = self.target.rows(what, sql, &[&self.hold.shard.as_i32(), self.hold.id.uuid(), &self.hold.lease]).await?;
         if rows.is_empty() { Err(Error::LeaseLost { shard: self.hold.shard }) } else { Ok(()) }
+    }
+
+    /// The statements that build the target, for its version of PostgreSQL.
+    async fn creation(&self, facts: &Facts) -> Result<Creation, Error> {
+        let incoming = self.names.incoming();
+        let version = super::facts::version(&self.target).await?;
+        let target = ddl::Target { schema: &incoming, final_schema: &self.names.schema, version };
+        ddl::create(facts, &target)
+            .map_err(|found| Error::Refused { refusals: found.into_iter().map(|one| self.refusal(one)).collect() })
+    }
+
+    fn refusal(&self, found: refusal::Refusal) -> plan::Refusal {
+        plan::Refusal::at(self.hold.shard, &self.source.host, found)
     }
 
     /// The facts of a schema on the source, as one state.

@@ -5,28 +5,26 @@
 //! the next run builds anew.
 
 use super::ShardMove;
+use crate::mover::border;
 use crate::mover::ddl::{self, Creation};
 use crate::mover::error::Error;
 use crate::mover::journal::Note;
-use crate::mover::plan::Refusal;
 use crate::mover::state::Phase;
-use crate::mover::{border, step};
 use crate::pg::quote_ident;
-use crate::schema::catalog::Namespace;
-use crate::schema::fingerprint;
+use crate::schema::catalog::{Namespace, preamble};
+use crate::schema::fingerprint::fingerprint;
 
 impl ShardMove<'_> {
     pub(crate) async fn prepare(&self) -> Result<(), Error> {
         self.announce().await?;
         self.at("after incoming")?;
         let facts = self.facts_at_source(&Namespace::from(self.names.schema.as_str())).await?;
-        let incoming = self.names.incoming();
-        let creation = ddl::create(&facts, &incoming).map_err(|found| self.refused(found))?;
+        let creation = self.creation(&facts).await?;
         self.build_target(&creation).await?;
         self.at("after target schema")?;
         self.build_signpost().await?;
         self.at("after signpost")?;
-        let note = Note { fingerprint: Some(fingerprint::of(&facts)), ..Note::default() };
+        let note = Note { fingerprint: Some(fingerprint(&facts).to_string()), ..Note::default() };
         self.source.advance(self.hold, Phase::Prepared, &note).await?;
         self.reached(Phase::Prepared);
         self.at("after prepare")
@@ -61,7 +59,7 @@ impl ShardMove<'_> {
         let incoming = quote_ident(&self.names.incoming());
         self.begin_on_target(what).await?;
         self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {incoming} CASCADE")).await?;
-        self.target.batch(what, &creation.settings()).await?;
+        self.target.batch(what, &preamble(&self.names.incoming())).await?;
         for statement in &creation.before_data {
             self.target.batch("building the target's schema", &statement.sql).await?;
         }
@@ -69,7 +67,8 @@ impl ShardMove<'_> {
         let closed = border::crossings(self.target.client.client(), &Namespace::from(self.names.incoming().as_str())).await;
         let crossings = closed.map_err(|source| Error::Border { host: self.target.host.clone(), source })?;
         if !crossings.is_empty() {
-            return Err(self.refused(crossings));
+            let refusals = crossings.iter().map(|crossing| self.refusal(crossing.refusal())).collect();
+            return Err(Error::Refused { refusals });
         }
         let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL WHERE shard_id = $1";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
@@ -86,13 +85,5 @@ impl ShardMove<'_> {
         let sql = "SELECT pgshard.build_signpost($1, $2)";
         self.source.row(what, sql, &[&self.hold.shard.as_i32(), self.hold.id.uuid()]).await?;
         self.source.batch(what, "COMMIT").await
-    }
-
-    fn refused<T: Into<step::Reason>>(&self, found: Vec<T>) -> Error {
-        let refusal = |found: T| {
-            let step::Reason { reason, remedy } = found.into();
-            Refusal { shard: Some(self.hold.shard), host: Some(self.source.host.clone()), reason, remedy }
-        };
-        Error::Refused { refusals: found.into_iter().map(refusal).collect() }
     }
 }
