@@ -269,8 +269,8 @@ impl Driver<'_> {
             self.unfence(attempt).await
         };
         if let Err(error) = again.await {
-            let shard = %self.work.hold.shard;
-            tracing::warn!(shard, error = chain(&error), "the fence could not be taken back; it ends with its deadline");
+            let shard = self.work.hold.shard;
+            tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it ends with its deadline");
         }
     }
 

@@ -6,7 +6,7 @@ use crate::shard::ShardId;
 use crate::store::{PublishError, StoreError};
 
 use super::names::MoveId;
-use super::plan::Refusal;
+use super::refusal::Refusal;
 use super::state::Phase;
 
 /// Why a move, or a command about moves, did not get to its end.

@@ -10,7 +10,6 @@ use super::border;
 use super::ddl::{self, Creation, Target};
 use super::error::Error;
 use super::names::{MoveId, Names};
-use super::plan;
 use super::refusal::Refusal;
 use super::session::Session;
 use super::step;
@@ -108,15 +107,13 @@ impl Default for ShardFacts {
 }
 
 /// Reads a host's facts; a refusal where there is no control schema.
-pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, plan::Refusal>, Error> {
+pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refusal>, Error> {
     let what = "reading the host's facts";
     let name = session.host.clone();
     let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
-    let not_bootstrapped = || plan::Refusal {
-        shard: None,
-        host: Some(name.clone()),
-        reason: "it is not bootstrapped".to_owned(),
-        remedy: format!("pgshard bootstrap --host {name}"),
+    let not_bootstrapped = || {
+        let remedy = format!("pgshard bootstrap --host {name}");
+        Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
     };
     if !present.get::<_, bool>(0) {
         return Ok(Err(not_bootstrapped()));
@@ -203,11 +200,8 @@ pub(crate) async fn of_shard(source: &Session, target: &Session, shard: ShardId,
     }
     let Some(oid) = schema_oid(source, schema).await? else {
         if facts.source_row.as_ref().is_some_and(|row| row.state == "serving") {
-            facts.at_source.push(Refusal {
-                object: format!("schema {schema}"),
-                reason: "is not there".to_owned(),
-                remedy: "run `pgshard check`; somebody dropped or renamed it".to_owned(),
-            });
+            let remedy = "run `pgshard check`: somebody dropped or renamed it";
+            facts.at_source.push(Refusal::new(format!("schema {schema}"), "is not there", remedy));
         }
         return Ok(facts);
     };

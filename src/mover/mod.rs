@@ -27,6 +27,7 @@ mod options;
 mod plan;
 mod preflight;
 mod refusal;
+mod sequences;
 mod session;
 mod state;
 mod step;
@@ -49,7 +50,8 @@ pub use heartbeat::Leases;
 pub use journal::{Entry, Mode};
 pub use names::MoveId;
 pub use options::{Event, Observer, Options};
-pub use plan::{Plan, Refusal, ShardPlan};
+pub use plan::{Plan, ShardPlan};
+pub use refusal::Refusal;
 pub use session::Hosts;
 pub use state::Phase;
 

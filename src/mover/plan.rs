@@ -9,40 +9,7 @@ use super::ddl::{Creation, Statement};
 use super::facts::{HostFacts, Lock, Row, ShardFacts};
 use super::journal::Mode;
 use super::names::Names;
-use super::refusal;
-
-/// One reason against a move, and what can be done about it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Refusal {
-    /// The shard, where it is about one.
-    pub shard: Option<ShardId>,
-    /// The host, where it is about one.
-    pub host: Option<HostName>,
-    /// What stands against it.
-    pub reason: String,
-    /// What can be done.
-    pub remedy: String,
-}
-
-impl Refusal {
-    /// What the catalogs gave against a shard, at the host where it was found.
-    pub(crate) fn at(shard: ShardId, host: &HostName, found: refusal::Refusal) -> Refusal {
-        let refusal::Refusal { object, reason, remedy } = found;
-        Refusal { shard: Some(shard), host: Some(host.clone()), reason: format!("{object}: {reason}"), remedy }
-    }
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(shard) = self.shard {
-            write!(f, "shard {shard}: ")?;
-        }
-        if let Some(host) = &self.host {
-            write!(f, "host {host}: ")?;
-        }
-        f.write_str(&self.reason)
-    }
-}
+use super::refusal::Refusal;
 
 /// What a move will do, shard by shard.
 #[derive(Clone, Debug)]
@@ -128,45 +95,45 @@ pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) 
     let mut refusals = Vec::new();
     let shard = facts.shard;
     let mut refuse = |host: &HostName, reason: String, remedy: &str| {
-        refusals.push(Refusal { shard: Some(shard), host: Some(host.clone()), reason, remedy: remedy.to_owned() });
+        refusals.push(Refusal::new("the shard", reason, remedy).at(shard, host));
     };
     let epoch = match &facts.source_row {
         Some(Row { state, epoch, .. }) if state == "serving" => Some(*epoch),
         Some(Row { state, peer, .. }) => {
             let peer = peer.as_deref().unwrap_or("nowhere");
-            refuse(&source.name, format!("it is {state} here (to {peer})"), "look with `pgshard moves list` and `pgshard check`");
+            refuse(&source.name, format!("is {state} (to {peer}) there"), "look with `pgshard moves list` and `pgshard check`");
             None
         }
         None => {
-            refuse(&source.name, "it was never here".to_owned(), "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`");
+            refuse(&source.name, "was never there".to_owned(), "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`");
             None
         }
     };
     if let Some((id, phase)) = &facts.active_move {
         let remedy = format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first");
-        refuse(&source.name, format!("the move {id} of it is {phase}"), &remedy);
+        refuse(&source.name, format!("has a move {id} that is {phase}"), &remedy);
     }
     if let Some(id) = &facts.incoming {
         let remedy = format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first; `pgshard moves gc` if it is gone");
-        refuse(&target.name, format!("the move {id} is bringing it here"), &remedy);
+        refuse(&target.name, format!("is being brought there by the move {id}"), &remedy);
     }
     match &facts.target_row {
         Some(row) if row.state != "moved" => {
-            let reason = format!("it is {} here too, at epoch {}", row.state, row.epoch);
+            let reason = format!("is {} there too, at epoch {}", row.state, row.epoch);
             refuse(&target.name, reason, "two hosts own this shard: run `pgshard check`; the higher epoch is right");
         }
         Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
-            let reason = format!("it was here at epoch {}, later than the source's", row.epoch);
+            let reason = format!("was there at epoch {}, later than the source's", row.epoch);
             refuse(&target.name, reason, "the source has lost data, perhaps by a fail-over: run `pgshard check`");
         }
         _ => {}
     }
     for schema in &facts.in_the_way {
         let remedy = "`pgshard moves gc` drops what dead moves left; anything else must be renamed by hand";
-        refuse(&target.name, format!("a schema {schema} is in the way"), remedy);
+        refuse(&target.name, format!("meets a schema {schema} in its way"), remedy);
     }
-    refusals.extend(facts.at_source.iter().map(|found| Refusal::at(shard, &source.name, found.clone())));
-    refusals.extend(facts.at_target.iter().map(|found| Refusal::at(shard, &target.name, found.clone())));
+    refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
+    refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
     let creation = facts.creation.clone();
     let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
     let Creation { before_data, after_data, notes } = creation;
@@ -191,28 +158,27 @@ pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) 
 pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut refuse = |host: &HostFacts, reason: String, remedy: &str| {
-        let host = Some(host.name.clone());
-        refusals.push(Refusal { shard: None, host, reason, remedy: remedy.to_owned() });
+        refusals.push(Refusal::new("the database", reason, remedy).at(None, &host.name));
     };
     for host in [source, target] {
         if !host.may_create {
             let remedy = format!("GRANT CREATE ON DATABASE {} TO {}", host.database, host.role);
-            refuse(host, "the role may not create or rename schemas".to_owned(), &remedy);
+            refuse(host, "does not let the role create or rename schemas".to_owned(), &remedy);
         }
         if host.in_recovery {
-            refuse(host, "it is a standby: it takes no writes".to_owned(), "name the primary in the config");
+            refuse(host, "is a standby: it takes no writes".to_owned(), "name the primary in the config");
         }
     }
     if source.cluster != target.cluster {
-        let reason = format!("it was bootstrapped as {}, {} as {}", target.cluster, source.name, source.cluster);
+        let reason = format!("was bootstrapped as {}, {} as {}", target.cluster, source.name, source.cluster);
         refuse(target, reason, "the two hosts belong to different clusters: correct the config");
     }
     if source.encoding != target.encoding {
-        let reason = format!("its encoding is {}, {} has {}", target.encoding, source.name, source.encoding);
+        let reason = format!("has encoding {}, {} has {}", target.encoding, source.name, source.encoding);
         refuse(target, reason, "create the target's database with the source's encoding");
     }
     if source.collation != target.collation {
-        let reason = format!("its collation is {}, {} has {}", target.collation, source.name, source.collation);
+        let reason = format!("has collation {}, {} has {}", target.collation, source.name, source.collation);
         refuse(target, reason, "create the target's database with the source's LC_COLLATE and LC_CTYPE");
     }
     refusals
@@ -256,11 +222,7 @@ mod tests {
 
     #[test]
     fn every_reason_is_said_at_once() {
-        let found = |object: &str| refusal::Refusal {
-            object: object.to_owned(),
-            reason: "is odd".to_owned(),
-            remedy: "drop it".to_owned(),
-        };
+        let found = |object: &str| Refusal::new(object, "is odd", "drop it");
         let row = |state: &str, epoch| Some(Row { state: state.to_owned(), epoch: ShardEpoch::new(epoch).unwrap(), peer: None });
         let facts = ShardFacts {
             source_row: row("moved", 2),
@@ -275,7 +237,7 @@ mod tests {
         let refusals = judge(&facts, &host("db1"), &host("db2")).unwrap_err();
         assert_eq!(refusals.len(), 8);
         assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
-        assert_eq!(refusals[0].to_string(), "shard 2: host db1: it is moved here (to nowhere)");
+        assert_eq!(refusals[0].to_string(), "shard 2 on host db1: the shard is moved (to nowhere) there");
     }
 
     #[test]

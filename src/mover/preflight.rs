@@ -10,7 +10,8 @@ use crate::shard::ShardId;
 use super::error::Error;
 use super::facts::{self, HostFacts};
 use super::names::Names;
-use super::plan::{self, Plan, Refusal, ShardPlan};
+use super::plan::{self, Plan, ShardPlan};
+use super::refusal::Refusal;
 use super::session::Session;
 use super::{ByHost, Mover, Request};
 
@@ -88,12 +89,9 @@ async fn locate(
             match peer.and_then(|peer| HostName::new(&peer).ok()) {
                 Some(peer) if mover.hosts.names().any(|known| *known == peer) => host = peer,
                 Some(peer) => {
-                    refusals.push(Refusal {
-                        shard: Some(shard),
-                        host: Some(host.clone()),
-                        reason: format!("it has moved to {peer}, which the config does not name"),
-                        remedy: format!("add [hosts.{peer}] to the config"),
-                    });
+                    let reason = format!("has moved to {peer}, which the config does not name");
+                    let remedy = format!("add [hosts.{peer}] to the config");
+                    refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &host));
                     break;
                 }
                 None => break,

@@ -16,8 +16,7 @@ use super::error::Error;
 use super::journal::Hold;
 use super::names::Names;
 use super::options::{Event, Observer, Options};
-use super::plan;
-use super::refusal;
+use super::refusal::Refusal;
 use super::session::Session;
 use super::state::Phase;
 
@@ -72,8 +71,8 @@ impl ShardMove<'_> {
             .map_err(|found| Error::Refused { refusals: found.into_iter().map(|one| self.refusal(one)).collect() })
     }
 
-    fn refusal(&self, found: refusal::Refusal) -> plan::Refusal {
-        plan::Refusal::at(self.hold.shard, &self.source.host, found)
+    fn refusal(&self, found: Refusal) -> Refusal {
+        found.at(self.hold.shard, &self.source.host)
     }
 
     /// The facts of a schema on the source, as one state.

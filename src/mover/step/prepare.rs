@@ -6,7 +6,7 @@
 
 use super::ShardMove;
 use crate::mover::border;
-use crate::mover::ddl::{self, Creation};
+use crate::mover::ddl::Creation;
 use crate::mover::error::Error;
 use crate::mover::journal::Note;
 use crate::mover::state::Phase;
