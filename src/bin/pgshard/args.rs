@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use jiff::Timestamp;
+use pgshard::ShardCount;
 use pgshard::id::Epoch;
 
 use crate::exit::Exit;
@@ -51,15 +52,8 @@ pub(crate) struct Args {
 /// What every command takes.
 #[derive(Debug, ArgGroup)]
 pub(crate) struct Global {
-    /// The config file [default: pgshard.toml in this folder]
-    #[arg(
-        long,
-        global = true,
-        value_name = "FILE",
-        env = "PGSHARD_CONFIG",
-        hide_env_values = true,
-        help_heading = "Global options"
-    )]
+    /// The config file [default: $PGSHARD_CONFIG, else pgshard.toml in this folder]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) config: Option<PathBuf>,
     /// Write data as JSON, one object a line, for scripts
     #[arg(long, global = true, help_heading = "Global options")]
@@ -85,13 +79,57 @@ pub(crate) enum Color {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Init(Init),
+    Locate(Locate),
     /// Take IDs apart, put them together, find those of a span of time
     Id {
         #[command(subcommand)]
         command: IdCommand,
     },
+    /// Show the shard map, compare it, make it anew from the hosts
+    Map {
+        #[command(subcommand)]
+        command: MapCommand,
+    },
     Completions(Completions),
     Man(Man),
+}
+
+/// Write a commented pgshard.toml to begin with
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard init                       two hosts, 4096 shards
+  pgshard init --hosts 3 --shards 2048
+  pgshard --config etc/app.toml init")]
+pub(crate) struct Init {
+    /// How many hosts to write down; the shards are spread evenly over them
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) hosts: u16,
+    /// N, the number of shards, 1 to 8192. It cannot be changed once bootstrapped: take far more than hosts
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = values::shard_count)]
+    pub(crate) shards: ShardCount,
+    /// Overwrite a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// Where is a key or an ID: shard, schema, host, and for an ID its time and sequence
+#[derive(Debug, ArgGroup)]
+#[group(required = true, multiple = false)]
+#[command(after_help = "\
+No database is asked: the answer is the config's shard map.
+
+Examples:
+  pgshard locate --key 31341
+  pgshard locate --id 11637205501278089 --json | jq -r .host")]
+pub(crate) struct Locate {
+    /// A sharding key, normally a user ID; its shard is key mod N
+    #[arg(long, value_name = "KEY", allow_negative_numbers = true)]
+    pub(crate) key: Option<i64>,
+    /// An ID made by next_id(), signed or unsigned
+    #[arg(long, value_name = "ID", allow_negative_numbers = true, value_parser = values::id)]
+    pub(crate) id: Option<i64>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -166,6 +204,19 @@ pub(crate) struct EpochArg {
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = values::epoch)]
     pub(crate) epoch: Option<Epoch>,
 }
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MapCommand {
+    Show(MapShow),
+}
+
+/// Which host serves which shards, as the map says
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard map show
+  pgshard map show --json | jq '.hosts | map_values(.count)'")]
+pub(crate) struct MapShow {}
 
 /// Print a script that completes pgshard's commands and flags in a shell
 #[derive(Debug, ArgGroup)]

@@ -197,8 +197,11 @@ impl Output {
         if failure.is_broken_pipe() {
             return Exit::Done;
         }
-        for chain in failure.chains() {
+        for (index, chain) in failure.chains().enumerate() {
             let [error, causes @ ..] = chain.as_slice() else { continue };
+            if index > 0 {
+                self.talk.line("");
+            }
             self.talk.line(format_args!("{ERROR}error:{ERROR:#} {error}"));
             for cause in causes {
                 self.talk.line(format_args!("  {ERROR}caused by:{ERROR:#} {cause}"));

@@ -1,6 +1,7 @@
 //! Values of the command line that clap does not know: IDs, times, epochs.
 
 use jiff::{Timestamp, civil, tz::TimeZone};
+use pgshard::ShardCount;
 use pgshard::id::Epoch;
 
 /// An ID as a signed or an unsigned 64-bit number: IDs turn negative after 34.8 years, and some tools print them unsigned.
@@ -25,6 +26,12 @@ pub(crate) fn epoch(text: &str) -> Result<Epoch, String> {
         Err(_) => time(text).map_err(|error| format!("{error}, or Unix milliseconds"))?.as_millisecond(),
     };
     Epoch::from_unix_ms(unix_ms).map_err(|error| error.to_string())
+}
+
+/// N.
+pub(crate) fn shard_count(text: &str) -> Result<ShardCount, String> {
+    let count = text.parse().ok().and_then(ShardCount::new);
+    count.ok_or_else(|| format!("not a number of shards: 1 to {}", ShardCount::MAX))
 }
 
 #[cfg(test)]
