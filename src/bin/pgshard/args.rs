@@ -91,6 +91,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: MapCommand,
     },
+    /// Throwaway local PostgreSQL servers and a config for them
+    Dev {
+        #[command(subcommand)]
+        command: DevCommand,
+    },
     Completions(Completions),
     Man(Man),
 }
@@ -217,6 +222,69 @@ Examples:
   pgshard map show
   pgshard map show --json | jq '.hosts | map_values(.count)'")]
 pub(crate) struct MapShow {}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DevCommand {
+    Up(DevUp),
+    Down(DevDown),
+    Status(DevStatus),
+}
+
+/// Start local PostgreSQL servers, and write a config for them
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The servers run until `pgshard dev down`. Doing it again changes nothing: servers that run go on,
+the config and the migrations that are there stay. PGSHARD_PG_BIN names the folder of PostgreSQL's
+programs where they are not found. For development only: nobody needs a password.
+
+Examples:
+  pgshard dev up --hosts 3 --shards 256
+  pgshard --config pgshard-dev/pgshard.toml bootstrap
+  psql \"$(pgshard dev up --json | jq -r .hosts.db1.url)\"")]
+pub(crate) struct DevUp {
+    /// How many servers
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) hosts: u16,
+    /// N, the number of shards, 1 to 8192, for a config that is not there yet
+    #[arg(long, value_name = "N", default_value = "256", value_parser = values::shard_count)]
+    pub(crate) shards: ShardCount,
+    #[command(flatten)]
+    pub(crate) folder: DevFolder,
+}
+
+/// Stop the local servers and remove them with their data
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Only servers that `pgshard dev up` made are touched. The config and the migrations stay.
+
+Examples:
+  pgshard dev down
+  pgshard dev down --dir /var/tmp/trial --yes")]
+pub(crate) struct DevDown {
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) folder: DevFolder,
+}
+
+/// Which local servers there are, and whether they run
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard dev status
+  pgshard dev status --json | jq '.hosts | map_values(.running)'")]
+pub(crate) struct DevStatus {
+    #[command(flatten)]
+    pub(crate) folder: DevFolder,
+}
+
+#[derive(Debug, ArgGroup)]
+pub(crate) struct DevFolder {
+    /// Where the servers, the config and the migrations are
+    #[arg(long, value_name = "DIR", default_value = "pgshard-dev")]
+    pub(crate) dir: PathBuf,
+}
 
 /// Print a script that completes pgshard's commands and flags in a shell
 #[derive(Debug, ArgGroup)]

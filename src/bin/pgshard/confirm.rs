@@ -14,6 +14,13 @@ pub(crate) enum Consent {
     Given,
 }
 
+impl Consent {
+    /// What `--yes` says.
+    pub(crate) fn from_flag(yes: bool) -> Consent {
+        if yes { Consent::Given } else { Consent::Ask }
+    }
+}
+
 /// Asks the question (which ends with a question mark) and waits for the answer; anything but `y` or `yes` is no.
 ///
 /// # Errors

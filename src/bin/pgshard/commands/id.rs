@@ -136,7 +136,7 @@ pub(crate) fn range(
         }
         Format::Text => {
             output.pairs(&[("min", range.min.to_string()), ("max", range.max.to_string())])?;
-            output.hint(format_args!("WHERE id BETWEEN {} AND {}", range.min, range.max));
+            output.note(format_args!("\nWHERE id BETWEEN {} AND {}", range.min, range.max));
         }
     }
     Ok(Exit::Done)

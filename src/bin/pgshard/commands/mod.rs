@@ -1,6 +1,7 @@
 //! One file a verb, each an async function of plain arguments and the output.
 
 mod completions;
+mod dev;
 mod id;
 mod init;
 mod locate;
@@ -9,7 +10,8 @@ mod map;
 
 use self::init::Overwrite;
 use self::locate::Target;
-use crate::args::{Args, Command, IdCommand, MapCommand};
+use crate::args::{Args, Command, DevCommand, IdCommand, MapCommand};
+use crate::confirm::Consent;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::Output;
@@ -35,6 +37,11 @@ pub(crate) async fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         Command::Map { command } => match command {
             MapCommand::Show(_) => map::show(config, output).await,
         },
+        Command::Dev { command } => match command {
+            DevCommand::Up(args) => dev::up(args.folder.dir, args.hosts.into(), args.shards, output).await,
+            DevCommand::Down(args) => dev::down(args.folder.dir, Consent::from_flag(args.yes), output).await,
+            DevCommand::Status(args) => dev::status(args.folder.dir, output).await,
+        },
         Command::Completions(args) => completions::run(args.shell, output),
         Command::Man(args) => man::run(args.out.as_deref(), output),
     }
@@ -43,7 +50,10 @@ pub(crate) async fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
 /// How to go on after Ctrl-C, for the commands that change something.
 pub(crate) fn on_interrupt(command: &Command) -> Option<&'static str> {
     match command {
-        Command::Init(_)
+        Command::Dev { command: DevCommand::Up(_) } => Some("run the same command again: servers that run go on"),
+        Command::Dev { command: DevCommand::Down(_) } => Some("run the same command again"),
+        Command::Dev { command: DevCommand::Status(_) }
+        | Command::Init(_)
         | Command::Locate(_)
         | Command::Id { .. }
         | Command::Map { .. }
