@@ -3,16 +3,17 @@
 //! What may not break: the file is always a whole one, the old or the new, whenever the power fails; a publication
 //! changes the values of `[map]` and not one byte beside them; and it never replaces what somebody else wrote meanwhile.
 
-use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
-use super::map_text::{edit_map, parse_map};
+use super::map_edit::edit_map;
+use super::map_text::parse_map;
+use super::replace::{Stamp, failed, lock, write_over};
 use super::{MapSender, MapStore, MapWatch, PublishError, StoreError, check_replaceable};
 use crate::map::{MapVersion, ShardMap};
 use crate::shard::ShardCount;
@@ -31,9 +32,6 @@ pub struct FileStore {
 impl FileStore {
     /// How often a watched file is looked at, unless said otherwise.
     pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
-
-    /// How long a publication waits for another one to end.
-    pub const LOCK_WAIT: Duration = Duration::from_secs(10);
 
     /// A store in this file, for a cluster of so many shards. Nothing is read yet.
     pub fn new(path: impl Into<PathBuf>, shards: ShardCount) -> FileStore {
@@ -90,99 +88,6 @@ impl FileStore {
 
 /// How often a publication starts over because the file was edited under it.
 const PUBLISH_ATTEMPTS: u32 = 5;
-
-/// How long to wait before looking at a lock again.
-const LOCK_POLL: Duration = Duration::from_millis(5);
-
-fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> StoreError + 'a {
-    move |source| StoreError::Io { action, path: path.to_owned(), source }
-}
-
-/// What changes whenever a file is written or another takes its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    file: (u64, u64),
-    length: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    fn of(metadata: &Metadata) -> Stamp {
-        Stamp {
-            file: (metadata.dev(), metadata.ino()),
-            length: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
-}
-
-/// The file, open and locked. Publishing replaces the file, and with it the lock: whoever waited holds the lock of a
-/// file that is no longer there, and starts over with the one that is.
-fn lock(target: &Path) -> Result<File, StoreError> {
-    let failed_to_lock = failed("lock", target);
-    let deadline = Instant::now() + FileStore::LOCK_WAIT;
-    loop {
-        // Open for writing, though we only read: NFS locks for writing need it, and a file that was made read-only is
-        // not ours to replace.
-        let file = OpenOptions::new().read(true).write(true).open(target).map_err(failed("open", target))?;
-        let held = match file.try_lock() {
-            Ok(()) => true,
-            Err(TryLockError::WouldBlock) => false,
-            Err(TryLockError::Error(error)) => return Err(failed_to_lock(error)),
-        };
-        if held {
-            let (ours, there) = (file.metadata(), fs::metadata(target));
-            let (ours, there) = (ours.map_err(&failed_to_lock)?, there.map_err(&failed_to_lock)?);
-            if Stamp::of(&ours).file == Stamp::of(&there).file {
-                return Ok(file);
-            }
-        }
-        if Instant::now() >= deadline {
-            return Err(StoreError::Locked { path: target.to_owned(), waited: FileStore::LOCK_WAIT });
-        }
-        if !held {
-            std::thread::sleep(LOCK_POLL);
-        }
-    }
-}
-
-/// Replaces the file by one with this text; `false`, and nothing done, when it is not the one seen any more.
-fn write_over(target: &Path, old: &File, seen: Stamp, text: &str) -> Result<bool, StoreError> {
-    let folder = target.parent().unwrap_or(Path::new("/"));
-    let failed_to_write = failed("write the new file beside", target);
-    // Removed again when dropped, whatever fails on the way.
-    let new = tempfile::Builder::new().prefix(".pgshard-").suffix(".tmp").tempfile_in(folder);
-    let mut new = new.map_err(&failed_to_write)?;
-    new.write_all(text.as_bytes()).map_err(&failed_to_write)?;
-    let metadata = old.metadata().map_err(failed("read", target))?;
-    keep_owner_and_mode(new.as_file(), &metadata).map_err(&failed_to_write)?;
-    new.as_file().sync_all().map_err(&failed_to_write)?;
-    if fs::metadata(target).map(|now| Stamp::of(&now)).ok() != Some(seen) {
-        return Ok(false);
-    }
-    new.persist(target).map_err(|error| failed("replace", target)(error.error))?;
-    // Without this a power failure could bring the old file back, after we said that the new one is there.
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("flush", folder))?;
-    Ok(true)
-}
-
-fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
-    let ours = new.metadata()?;
-    let mut mode = old.mode() & 0o7777;
-    if (ours.uid(), ours.gid()) != (old.uid(), old.gid()) {
-        use std::os::unix::fs::fchown;
-        // Only root may give a file away; anybody may give it to a group of their own.
-        let both = fchown(new, Some(old.uid()), Some(old.gid()));
-        if both.is_err() && ours.gid() != old.gid() && fchown(new, None, Some(old.gid())).is_err() {
-            // What the old group could read another may not.
-            mode &= !0o070;
-            tracing::warn!("the config's group {} could not be kept: the group's rights are taken away", old.gid());
-        }
-    }
-    new.set_permissions(fs::Permissions::from_mode(mode))
-}
 
 impl MapStore for FileStore {
     fn load(&self) -> BoxFuture<'_, Result<ShardMap, StoreError>> {
@@ -257,6 +162,8 @@ async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) 
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
     use super::*;
     use crate::map::{Changes, HostName};
     use crate::store::map_text::print_map;
@@ -341,17 +248,6 @@ mod tests {
         assert_eq!(folder.names(), ["pgshard.toml"]);
     }
 
-    #[test]
-    fn an_edit_under_the_publication_is_not_lost() {
-        let (folder, store) = Folder::with(TEXT);
-        let file = lock(store.path()).unwrap();
-        let seen = Stamp::of(&file.metadata().unwrap());
-        save(&folder, &store, "saved meanwhile");
-        assert!(!write_over(store.path(), &file, seen, "ours").unwrap());
-        assert_eq!(fs::read_to_string(store.path()).unwrap(), "saved meanwhile");
-        assert_eq!(folder.names(), ["pgshard.toml"]);
-    }
-
     #[tokio::test]
     async fn a_bad_reload_keeps_the_map_and_says_why() {
         let (folder, store) = Folder::with(TEXT);
@@ -359,13 +255,16 @@ mod tests {
         let mut watch = store.watch().await.unwrap();
         let first = watch.current();
         save(&folder, &store, &TEXT.replace("0-7", "0-6"));
-        let error = loop {
-            // The store looks again by itself; this only waits for it.
-            tokio::time::sleep(Duration::from_millis(2)).await;
-            if let Some(error) = watch.last_error() {
-                break error.to_string();
+        // The store looks by itself; this waits until it has.
+        let told = async {
+            loop {
+                match watch.last_error() {
+                    Some(error) => break error.to_string(),
+                    None => tokio::time::sleep(Duration::from_millis(2)).await,
+                }
             }
         };
+        let error = tokio::time::timeout(Duration::from_secs(60), told).await.unwrap();
         assert!(error.contains("pgshard.toml:4:1: shard 7 is on no host"), "{error}");
         assert_eq!(watch.current(), first);
 

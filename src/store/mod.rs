@@ -5,8 +5,10 @@
 
 mod diagnostic;
 mod file;
+mod map_edit;
 pub(crate) mod map_text;
 mod memory;
+mod replace;
 pub(crate) mod section;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -99,7 +101,7 @@ pub enum StoreError {
     Unwritable {
         /// The file.
         path: PathBuf,
-        /// What would be wrong with the file; a host that [hosts] does not have, most likely.
+        /// What would be wrong with the file; a host that `[hosts]` does not have, most likely.
         diagnostics: Vec<Diagnostic>,
     },
 }

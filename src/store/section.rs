@@ -126,10 +126,10 @@ impl<'t> Entry<'t> {
         findings.add(&self.at(), format!("{} must be {wanted}, not {article} {found}", self.path), None);
     }
 
-    /// The bytes of a part of the value's text. Where the text has escapes, the whole value.
-    pub(crate) fn inside(&self, part: &Range<usize>, findings: &Findings<'_>) -> Range<usize> {
-        let at = self.at();
-        let start = self.item.as_str().zip(findings.text().get(at.clone())).and_then(|(text, raw)| {
+    /// Where the value's text stands, so that parts of it can be found.
+    pub(crate) fn text_place(&self, findings: &Findings<'_>) -> TextPlace {
+        let whole = self.at();
+        let start = self.item.as_str().zip(findings.text().get(whole.clone())).and_then(|(text, raw)| {
             // The quotes, and the line end that TOML drops after the three of a multi-line string.
             let body = raw.trim_start_matches(['"', '\'']);
             let body = if raw.starts_with(r#"""""#) || raw.starts_with("'''") {
@@ -137,11 +137,26 @@ impl<'t> Entry<'t> {
             } else {
                 body
             };
-            body.starts_with(text).then(|| at.start + raw.len() - body.len())
+            body.starts_with(text).then(|| whole.start + raw.len() - body.len())
         });
-        match start {
-            Some(start) => start + part.start..(start + part.end).min(at.end),
-            None => at,
+        TextPlace { start, whole }
+    }
+}
+
+/// Where the text of a string value stands.
+pub(crate) struct TextPlace {
+    /// The first byte behind the quotes; `None` where escapes make the text another than the file's.
+    start: Option<usize>,
+    /// With the quotes.
+    whole: Range<usize>,
+}
+
+impl TextPlace {
+    /// The bytes of a part of the text; the whole value where that cannot be said.
+    pub(crate) fn part(&self, part: &Range<usize>) -> Range<usize> {
+        match self.start {
+            Some(start) => start + part.start..(start + part.end).min(self.whole.end),
+            None => self.whole.clone(),
         }
     }
 }
