@@ -1,1 +1,30 @@
-//! (to be written)
+//! The schemas on the hosts: the control schema ([`control`]), the shards' own ([`bootstrap`](mod@bootstrap),
+//! [`Migrations`]), and what is there compared with what should be ([`survey`], [`check`], [`rebuild_map`]).
+//!
+//! What may not break: nothing here makes a shard a second time. A shard of which any host knows anything is created
+//! nowhere, whatever the map says, and none is created while a host's word is missing.
+
+mod batch;
+pub mod bootstrap;
+//mod check;
+pub mod control;
+mod facts;
+mod fault;
+//mod finding;
+mod migrations;
+mod own;
+mod plan;
+//mod rebuild;
+mod script;
+
+pub use bootstrap::bootstrap;
+//pub use check::check;
+pub use control::Cluster;
+pub use facts::{
+    AppliedSet, ControlFacts, FactsError, HostFacts, IncomingRow, LedgerRow, RecordedCluster, RecordedControl,
+    RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
+};
+pub use fault::{HostFault, ShardFault};
+//pub use finding::{Finding, Severity};
+pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
+//pub use rebuild::{Rebuilt, rebuild_map};

@@ -1,0 +1,245 @@
+//! Shards made, or migrated, on one connection: many in one transaction and one message, or one alone to find which
+//! statement fails.
+//!
+//! What may not break: a shard is there whole or not at all. Its row in `pgshard.shard` is written by the transaction
+//! that makes its schema, and goes first, so that a second bootstrap stops at it.
+
+use std::fmt::Write;
+
+use tokio_postgres::error::ErrorPosition;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use super::control::Cluster;
+use super::fault::ShardFault;
+use super::migrations::Migrations;
+use super::own::OWN;
+use super::plan::{Steps, What};
+use crate::map::ShardEpoch;
+use crate::pg::{quote_ident, quote_literal, state};
+use crate::shard::ShardId;
+
+/// How often a shard is tried when it fails for a reason that passes, such as a deadlock over what shards share.
+const TRIES: usize = 3;
+
+/// What the SQL is made of.
+#[derive(Clone, Copy)]
+pub(super) struct Recipe<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) migrations: &'a Migrations,
+    pub(super) steps: Steps,
+}
+
+/// A shard and the epoch that its row is written with.
+pub(super) type Placed = (ShardId, ShardEpoch);
+
+/// How a migration leaves the session must not matter to what runs next: its role and search path are set again.
+const CLEAN: &str = "RESET ROLE; SET LOCAL search_path = '';";
+
+impl Recipe<'_> {
+    /// `BEGIN` and the rows of the shards: those of new ones are written, those of others locked.
+    ///
+    /// Commits do not wait for the disk; the last one of the host does, and it takes the log before it along.
+    fn begin(&self, shards: &[Placed]) -> String {
+        let mut sql = format!("BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s'; {CLEAN}\n");
+        match self.steps.what {
+            What::Create => {
+                sql.push_str("INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES ");
+                list(&mut sql, shards, |sql, (shard, epoch)| {
+                    let schema = quote_literal(&self.cluster.schema_prefix.schema(*shard));
+                    let _ = write!(sql, "({shard}, {schema}, 'serving', {epoch})");
+                });
+            }
+            What::Migrate => {
+                sql.push_str("SELECT shard_id FROM pgshard.shard WHERE state = 'serving' AND shard_id IN (");
+                list(&mut sql, shards, |sql, (shard, _)| {
+                    let _ = write!(sql, "{shard}");
+                });
+                // A fence waits for us, or we see it.
+                sql.push_str(") FOR SHARE");
+            }
+        }
+        sql.push(';');
+        sql
+    }
+
+    /// The migrations of a shard, each with its name.
+    fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String)> {
+        let schema = self.cluster.schema_prefix.schema(shard);
+        let own = OWN[self.steps.pending.own_from..].iter();
+        let own = own.map(move |own| (own.name, own.render(self.cluster, shard)));
+        let theirs = self.migrations.iter().skip(self.steps.pending.from);
+        own.chain(theirs.map(move |migration| (migration.name(), migration.render(&schema, shard))))
+    }
+
+    fn create_schema(&self, shard: ShardId) -> String {
+        match self.steps.what {
+            What::Create => format!("CREATE SCHEMA {};", quote_ident(&self.cluster.schema_prefix.schema(shard))),
+            What::Migrate => String::new(),
+        }
+    }
+
+    /// The rows that say which migrations the shards have now.
+    fn record(&self, shards: &[Placed]) -> String {
+        let own = OWN[self.steps.pending.own_from..].iter().map(super::own::Own::recorded);
+        let theirs = self.migrations.iter().skip(self.steps.pending.from).map(super::migrations::Migration::recorded);
+        let recorded: Vec<_> = own.chain(theirs).collect();
+        let mut sql = format!("{CLEAN}\n");
+        if recorded.is_empty() {
+            return sql;
+        }
+        sql.push_str("INSERT INTO pgshard.shard_migration (shard_id, name, checksum) SELECT s, n, c FROM (VALUES ");
+        list(&mut sql, shards, |sql, (shard, _)| {
+            let _ = write!(sql, "({shard})");
+        });
+        sql.push_str(") AS shards(s), (VALUES ");
+        list(&mut sql, &recorded, |sql, one| {
+            let _ = write!(sql, "({}, {})", quote_literal(&one.name), quote_literal(&one.checksum));
+        });
+        sql.push_str(") AS migrations(n, c);");
+        sql
+    }
+}
+
+fn list<T>(sql: &mut String, items: &[T], mut write: impl FnMut(&mut String, &T)) {
+    for (at, item) in items.iter().enumerate() {
+        if at > 0 {
+            sql.push_str(", ");
+        }
+        write(sql, item);
+    }
+}
+
+/// Does many shards in one transaction. False: it was rolled back, something is wrong with at least one of them.
+///
+/// # Errors
+/// When the connection is lost. The transaction then has happened whole or not at all.
+pub(super) async fn run_many(
+    client: &Client,
+    recipe: &Recipe<'_>,
+    shards: &[Placed],
+) -> Result<bool, tokio_postgres::Error> {
+    let mut sql = String::new();
+    for (shard, _) in shards {
+        sql.push_str(&recipe.create_schema(*shard));
+        for (_, text) in recipe.migrations(*shard) {
+            // A text may end in a comment, or without its semicolon.
+            let _ = write!(sql, "{CLEAN}\n{text}\n;\n");
+        }
+    }
+    let begin = recipe.begin(shards);
+    let (record, commit) = (recipe.record(shards), "COMMIT");
+    let done = match recipe.steps.what {
+        What::Create => client.batch_execute(&format!("{begin}\n{sql}{record}{commit}")).await,
+        What::Migrate => match locked(client, &begin).await {
+            Ok(locked) if locked < shards.len() => {
+                client.batch_execute("ROLLBACK").await?;
+                return Ok(false);
+            }
+            Ok(_) => client.batch_execute(&format!("{sql}{record}{commit}")).await,
+            Err(error) => Err(error),
+        },
+    };
+    match done {
+        Ok(()) => Ok(true),
+        Err(error) if client.is_closed() => Err(error),
+        Err(_) => client.batch_execute("ROLLBACK").await.map(|()| false),
+    }
+}
+
+/// How many rows the last statement of `begin` locked.
+async fn locked(client: &Client, begin: &str) -> Result<usize, tokio_postgres::Error> {
+    let messages = client.simple_query(begin).await?;
+    Ok(messages.iter().filter(|message| matches!(message, SimpleQueryMessage::Row(_))).count())
+}
+
+/// What one shard alone came to.
+pub(super) enum Alone {
+    /// It is done, and its transaction held so many locks.
+    Done {
+        /// Locks on objects, before the commit.
+        locks: i64,
+    },
+    /// It was rolled back.
+    Failed(ShardFault),
+}
+
+/// Does one shard in a transaction of its own, a few times if it fails for a reason that passes.
+///
+/// # Errors
+/// When the connection is lost. The transaction then has happened whole or not at all.
+pub(super) async fn run_alone(
+    client: &Client,
+    recipe: &Recipe<'_>,
+    shard: Placed,
+) -> Result<Alone, tokio_postgres::Error> {
+    for attempt in 1.. {
+        let failure = match transaction(client, recipe, shard).await {
+            Ok(locks) => return Ok(Alone::Done { locks }),
+            Err(failure) => failure,
+        };
+        if client.is_closed()
+            && let Some(error) = failure.error
+        {
+            return Err(error);
+        }
+        client.batch_execute("ROLLBACK").await?;
+        let passes = failure.error.as_ref().and_then(|error| error.code()).is_some_and(passes);
+        if !passes || attempt == TRIES {
+            return Ok(Alone::Failed(failure.fault));
+        }
+    }
+    unreachable!("the loop ends at its last attempt")
+}
+
+/// Deadlocks and the like, and `tuple concurrently updated`: two shards' migrations that touch what they share.
+fn passes(code: &tokio_postgres::error::SqlState) -> bool {
+    state::is_transient(code) || *code == tokio_postgres::error::SqlState::INTERNAL_ERROR
+}
+
+struct Failure {
+    fault: ShardFault,
+    error: Option<tokio_postgres::Error>,
+}
+
+async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Result<i64, Failure> {
+    let (shard, _) = placed;
+    let failed = |doing| {
+        move |error: tokio_postgres::Error| {
+            let words = words(&error);
+            Failure { fault: ShardFault::Statement { doing, words }, error: Some(error) }
+        }
+    };
+    let begin = recipe.begin(&[placed]);
+    let rows = locked(client, &begin).await.map_err(failed("write the shard's row"))?;
+    if recipe.steps.what == What::Migrate && rows == 0 {
+        return Err(Failure { fault: ShardFault::Moving, error: None });
+    }
+    client.batch_execute(&recipe.create_schema(shard)).await.map_err(failed("create the schema"))?;
+    for (name, text) in recipe.migrations(shard) {
+        client.batch_execute(CLEAN).await.map_err(failed("set the search path"))?;
+        if let Err(error) = client.batch_execute(&text).await {
+            let (migration, line, words) = (name.to_owned(), line(&error, &text), words(&error));
+            return Err(Failure { fault: ShardFault::Migration { migration, line, words }, error: Some(error) });
+        }
+    }
+    client.batch_execute(&recipe.record(&[placed])).await.map_err(failed("record the migrations"))?;
+    let count = "SELECT count(*) FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid()";
+    let locks = client.query_one(count, &[]).await.map_err(failed("count the locks"))?.get(0);
+    client.batch_execute("COMMIT").await.map_err(failed("commit"))?;
+    Ok(locks)
+}
+
+fn words(error: &tokio_postgres::Error) -> String {
+    error.as_db_error().map_or_else(|| super::facts::chain(error), state::words)
+}
+
+/// The line of the migration that the server points at.
+fn line(error: &tokio_postgres::Error, text: &str) -> Option<usize> {
+    match error.as_db_error()?.position()? {
+        ErrorPosition::Original(at) => {
+            let before = text.chars().take((*at as usize).saturating_sub(1));
+            Some(before.filter(|c| *c == '\n').count() + 1)
+        }
+        ErrorPosition::Internal { .. } => None,
+    }
+}

@@ -1,0 +1,403 @@
+//! Bootstrap: on every host the control schema and the shards that the map places there, with the ID function and the
+//! application's migrations.
+//!
+//! It reads all hosts, plans ([`plan`](super::plan), pure), then works on the hosts at the same time, on a few
+//! connections each. A shard that fails is named and the others go on. Run again it does only what is left.
+//!
+//! What may not break: no shard is created unless every host of the config has been asked, under a lock that keeps a
+//! second bootstrap out of all of them until this one has ended.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio_postgres::error::SqlState;
+
+use super::batch::{Alone, Placed, Recipe, run_alone, run_many};
+use super::control::{Cluster, ControlError, LOCK_SPACE, install};
+use super::facts::{HostFacts, chain, host_facts};
+use super::fault::{HostFault, ShardFault};
+use super::migrations::Migrations;
+use super::plan::{HostPlan, Knowledge, Steps, What, plan};
+use crate::map::{HostName, ShardEpoch};
+use crate::pg::{ConnectOptions, Connection};
+use crate::shard::ShardId;
+
+/// The key, beside [`LOCK_SPACE`], of the lock that a bootstrap holds on every host that it has read.
+const LOCK_BOOTSTRAP: i32 = 2;
+
+/// Shards in one transaction, at most. More gains nothing, and a failure then costs more shards' work.
+const BATCH_MAX: usize = 64;
+
+/// So many shards of a host may fail before the first is done; then the rest is not tried. All of thousands failing for
+/// the same reason helps nobody.
+const FAILURES_MAX: usize = 32;
+
+/// What bootstrap is to do.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The cluster, as the config has it.
+    pub cluster: Cluster,
+    /// Every host of the config. All are read, whichever are written to.
+    pub hosts: Vec<Host>,
+    /// The hosts to write to; all if there is none.
+    pub only: BTreeSet<HostName>,
+    /// Hosts that certainly hold no shard of this cluster. If one of them cannot be read, shards are created all the same.
+    pub vouched: BTreeSet<HostName>,
+    /// The application's shard migrations.
+    pub migrations: Migrations,
+    /// Connections to each host; [`Request::WIDTH`] is a good number.
+    pub width: NonZeroUsize,
+}
+
+impl Request {
+    /// Connections to each host, unless somebody knows better.
+    pub const WIDTH: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
+}
+
+/// A host of the config and what the map places there.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Its name.
+    pub name: HostName,
+    /// How to reach it.
+    pub connect: ConnectOptions,
+    /// Its shards, each with the epoch that the map has.
+    pub shards: Vec<(ShardId, ShardEpoch)>,
+}
+
+/// Something that has happened. What is said to be done can be undone by a crash of the server until
+/// [`Event::HostDone`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// It is known what there is to do on a host.
+    HostPlanned {
+        /// The host.
+        host: &'a HostName,
+        /// The shards that lack something.
+        to_do: usize,
+        /// The shards that lack nothing.
+        unchanged: usize,
+    },
+    /// The control schema was installed or brought up to date.
+    ControlInstalled {
+        /// The host.
+        host: &'a HostName,
+        /// Its version now.
+        version: i32,
+    },
+    /// A shard was created, or has the migrations that it lacked.
+    ShardDone {
+        /// The host.
+        host: &'a HostName,
+        /// The shard.
+        shard: ShardId,
+    },
+    /// A shard was left as it was.
+    ShardFailed {
+        /// The host.
+        host: &'a HostName,
+        /// The shard.
+        shard: ShardId,
+        /// Why.
+        fault: &'a ShardFault,
+    },
+    /// A host was left as it was, or halfway.
+    HostFailed {
+        /// The host.
+        host: &'a HostName,
+        /// Why.
+        fault: &'a HostFault,
+    },
+    /// A host has ended, well or not.
+    HostDone {
+        /// The host.
+        host: &'a HostName,
+        /// What was done there.
+        report: &'a HostReport,
+    },
+}
+
+/// Whoever wants to know how bootstrap gets on. Called from the bootstrap's own task: it should be quick.
+pub type Observer<'a> = &'a (dyn Fn(Event<'_>) + Send + Sync);
+
+/// What bootstrap has done, by host; only the hosts that it was to write to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// By host.
+    pub hosts: BTreeMap<HostName, HostReport>,
+}
+
+/// What bootstrap has done on a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostReport {
+    /// The versions of the control schema that were installed.
+    pub control: Vec<i32>,
+    /// The shards that were created, in order.
+    pub created: Vec<ShardId>,
+    /// The shards that were there and got migrations, in order.
+    pub migrated: Vec<ShardId>,
+    /// How many shards lacked nothing.
+    pub unchanged: usize,
+    /// The shards that were left as they were, each with the reason.
+    pub failed: BTreeMap<ShardId, ShardFault>,
+    /// Why the host was left as it was, or halfway.
+    pub fault: Option<HostFault>,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+impl Report {
+    /// Whether everything is as it should be now.
+    pub fn is_complete(&self) -> bool {
+        self.hosts.values().all(|host| host.fault.is_none() && host.failed.is_empty())
+    }
+
+    /// Whether everything was as it should be already.
+    pub fn nothing_to_do(&self) -> bool {
+        self.is_complete() && !self.changed()
+    }
+
+    /// Whether anything was written.
+    pub fn changed(&self) -> bool {
+        self.hosts.values().any(HostReport::changed)
+    }
+}
+
+impl HostReport {
+    /// Whether anything was written.
+    pub fn changed(&self) -> bool {
+        !(self.control.is_empty() && self.created.is_empty() && self.migrated.is_empty())
+    }
+
+    fn left(fault: HostFault) -> HostReport {
+        HostReport { fault: Some(fault), ..HostReport::default() }
+    }
+}
+
+/// Creates what the hosts lack. A host or shard that fails is in the report; the others go on.
+///
+/// # Cancel safety
+/// Dropping the future closes the connections. A transaction that is under way happens whole or not at all; run it
+/// again for the rest.
+pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
+    let started = Instant::now();
+    let mut hosts: Vec<&Host> = request.hosts.iter().collect();
+    hosts.sort_by(|a, b| a.name.cmp(&b.name));
+    let opened = join_all(hosts.iter().map(|host| open(host))).await;
+    // One host after the other, by name: two bootstraps cannot wait for each other in a circle.
+    let mut locked = Vec::new();
+    for outcome in opened {
+        locked.push(match outcome {
+            Ok(connection) => lock(connection).await,
+            Err(fault) => Err(fault),
+        });
+    }
+    let read = join_all(locked.into_iter().map(|session| async {
+        let session = session?;
+        let facts = host_facts(&session).await.map_err(|error| HostFault::Unread { reason: chain(&error) })?;
+        Ok((session, facts))
+    }));
+    let read: Vec<Result<(Connection, HostFacts), HostFault>> = read.await;
+    let asked = hosts.iter().zip(&read).map(|(host, read)| (&host.name, read.as_ref().ok().map(|(_, facts)| facts)));
+    let knowledge = Knowledge::of(asked, &request.vouched);
+
+    let chosen =
+        hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
+    let reports = chosen.map(|(host, read)| async {
+        let mut report = match read {
+            Err(fault) => HostReport::left(fault.clone()),
+            Ok((session, facts)) => match plan(host, facts, &knowledge, &request.cluster, &request.migrations) {
+                Err(refusals) => HostReport::left(HostFault::Refused(refusals)),
+                Ok(plan) => {
+                    let job = Job { host, request, plan, observer, lock_slots: facts.server.lock_slots };
+                    job.run(session).await
+                }
+            },
+        };
+        report.elapsed = started.elapsed();
+        if let Some(fault) = &report.fault {
+            observer(Event::HostFailed { host: &host.name, fault });
+        }
+        observer(Event::HostDone { host: &host.name, report: &report });
+        (host.name.clone(), report)
+    });
+    Report { hosts: join_all(reports).await.into_iter().collect() }
+}
+
+async fn open(host: &Host) -> Result<Connection, HostFault> {
+    let opened = host.connect.connect("pgshard bootstrap").await;
+    opened.map_err(|error| HostFault::Unread { reason: chain(&error) })
+}
+
+/// Opens the transaction that holds the host's lock until bootstrap ends. A transaction's lock, not a session's: that
+/// would outlive us behind a pooler.
+async fn lock(session: Connection) -> Result<Connection, HostFault> {
+    let sql = format!(
+        "BEGIN; SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = 0; \
+         SELECT pg_catalog.pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_BOOTSTRAP})"
+    );
+    match session.batch_execute(&sql).await {
+        Ok(()) => Ok(session),
+        Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Err(HostFault::Busy),
+        Err(error) => Err(HostFault::Unread { reason: chain(&error) }),
+    }
+}
+
+/// The work on one host.
+struct Job<'a> {
+    host: &'a Host,
+    request: &'a Request,
+    plan: HostPlan,
+    observer: Observer<'a>,
+    lock_slots: i64,
+}
+
+/// What the connections of a host have done so far.
+#[derive(Default)]
+struct Progress {
+    queue: Mutex<VecDeque<(Steps, Vec<Placed>)>>,
+    report: Mutex<HostReport>,
+    done: AtomicUsize,
+    failed: AtomicUsize,
+}
+
+impl Job<'_> {
+    async fn run(&self, session: &Connection) -> HostReport {
+        let host = &self.host.name;
+        let to_do: usize = self.plan.groups.values().map(Vec::len).sum();
+        let progress = Progress::default();
+        progress.report.lock().expect(NO_PANIC).unchanged = self.plan.unchanged;
+        (self.observer)(Event::HostPlanned { host, to_do, unchanged: self.plan.unchanged });
+        for (shard, fault) in &self.plan.refused {
+            self.failed(&progress, *shard, fault.clone());
+        }
+        let outcome = self.write(&progress, session).await;
+        let mut report = progress.report.into_inner().expect(NO_PANIC);
+        report.fault = outcome.err();
+        report.created.sort_unstable();
+        report.migrated.sort_unstable();
+        report
+    }
+
+    async fn write(&self, progress: &Progress, session: &Connection) -> Result<(), HostFault> {
+        if self.plan.control.is_empty() && self.plan.groups.is_empty() {
+            return Ok(());
+        }
+        let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
+        let mut first = open(self.host).await?;
+        if !self.plan.control.is_empty() {
+            let installed = install(&mut first, &self.request.cluster, &self.host.name).await;
+            let versions = installed.map_err(|error| match error {
+                ControlError::Refused(refusals) => HostFault::Refused(refusals),
+                other => HostFault::Control { reason: chain(&other) },
+            })?;
+            if let Some(version) = versions.last() {
+                (self.observer)(Event::ControlInstalled { host: &self.host.name, version: *version });
+            }
+            progress.report.lock().expect(NO_PANIC).control = versions;
+        }
+        let shards: usize = self.plan.groups.values().map(Vec::len).sum();
+        if shards > 0 {
+            let batches = self.probe(progress, &first).await.map_err(|error| lost(&error))?;
+            let more = self.request.width.get().min(batches) - usize::from(batches > 0);
+            let others = join_all((0..more).map(|_| open(self.host))).await;
+            // Fewer connections than wished for are slower, not wrong.
+            let connections = std::iter::once(first).chain(others.into_iter().filter_map(Result::ok));
+            let outcomes = join_all(connections.map(|connection| self.work(progress, connection))).await;
+            let outcome = outcomes.into_iter().collect::<Result<Vec<()>, _>>();
+            outcome.map_err(|error| lost(&error))?;
+        }
+        // The one commit that waits for the disk. It ends the lock too.
+        let flush = "SELECT pgshard.commit_durably(); UPDATE pgshard.cluster SET only_row = only_row; COMMIT";
+        session.batch_execute(flush).await.map_err(|error| lost(&error))
+    }
+
+    /// Does one shard of every group alone, to learn how many locks it takes, and puts the rest into the queue in
+    /// batches that leave half of the server's lock table to others. Returns the number of batches.
+    async fn probe(&self, progress: &Progress, connection: &Connection) -> Result<usize, tokio_postgres::Error> {
+        for (steps, shards) in &self.plan.groups {
+            let mut left = shards.iter();
+            for placed in left.by_ref() {
+                if let Some(locks) = self.alone(progress, connection, *steps, *placed).await? {
+                    let room = self.lock_slots / 2 / self.request.width.get() as i64;
+                    let size = usize::try_from(room / locks.max(1)).unwrap_or(1).clamp(1, BATCH_MAX);
+                    let batches = left.as_slice().chunks(size).map(|batch| (*steps, batch.to_vec()));
+                    progress.queue.lock().expect(NO_PANIC).extend(batches);
+                    break;
+                }
+            }
+        }
+        Ok(progress.queue.lock().expect(NO_PANIC).len())
+    }
+
+    /// One connection's share: batches from the queue until there are none.
+    async fn work(&self, progress: &Progress, connection: Connection) -> Result<(), tokio_postgres::Error> {
+        loop {
+            let Some((steps, batch)) = progress.queue.lock().expect(NO_PANIC).pop_front() else { return Ok(()) };
+            if run_many(&connection, &self.recipe(steps), &batch).await? {
+                for (shard, _) in &batch {
+                    self.done(progress, steps, *shard);
+                }
+                continue;
+            }
+            for placed in batch {
+                self.alone(progress, &connection, steps, placed).await?;
+            }
+        }
+    }
+
+    /// One shard alone; the number of its locks, or `None` if it failed.
+    async fn alone(
+        &self,
+        progress: &Progress,
+        connection: &Connection,
+        steps: Steps,
+        placed: Placed,
+    ) -> Result<Option<i64>, tokio_postgres::Error> {
+        let failed = progress.failed.load(Ordering::Relaxed);
+        if failed >= FAILURES_MAX && progress.done.load(Ordering::Relaxed) == 0 {
+            self.failed(progress, placed.0, ShardFault::NotTried { failed });
+            return Ok(None);
+        }
+        match run_alone(connection, &self.recipe(steps), placed).await? {
+            Alone::Done { locks } => {
+                self.done(progress, steps, placed.0);
+                Ok(Some(locks))
+            }
+            Alone::Failed(fault) => {
+                progress.failed.fetch_add(1, Ordering::Relaxed);
+                self.failed(progress, placed.0, fault);
+                Ok(None)
+            }
+        }
+    }
+
+    fn recipe(&self, steps: Steps) -> Recipe<'_> {
+        Recipe { cluster: &self.request.cluster, migrations: &self.request.migrations, steps }
+    }
+
+    fn done(&self, progress: &Progress, steps: Steps, shard: ShardId) {
+        progress.done.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut report = progress.report.lock().expect(NO_PANIC);
+            match steps.what {
+                What::Create => report.created.push(shard),
+                What::Migrate => report.migrated.push(shard),
+            }
+        }
+        (self.observer)(Event::ShardDone { host: &self.host.name, shard });
+    }
+
+    fn failed(&self, progress: &Progress, shard: ShardId, fault: ShardFault) {
+        (self.observer)(Event::ShardFailed { host: &self.host.name, shard, fault: &fault });
+        progress.report.lock().expect(NO_PANIC).failed.insert(shard, fault);
+    }
+}
+
+/// The locks are held for single statements that cannot panic.
+const NO_PANIC: &str = "nobody panics while holding the lock";

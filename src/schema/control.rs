@@ -1,0 +1,391 @@
+//! The control schema of one host: installed, upgraded, and compared with the config.
+//!
+//! What may not break: a host that recorded another N, epoch, prefix or name is never written to. A control migration is
+//! run once, whole, and its text never changes afterwards; a change is the next number.
+
+use sha2::{Digest, Sha256};
+use tokio_postgres::Client;
+
+use super::facts::{ControlFacts, FactsError, HostFacts, host_facts};
+use crate::id::Epoch;
+use crate::map::HostName;
+use crate::shard::{SchemaPrefix, ShardCount};
+
+/// What may never differ between the hosts of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// N.
+    pub shards: ShardCount,
+    /// The zero of the IDs' clock.
+    pub epoch: Epoch,
+    /// What stands before a shard's number in the name of its schema.
+    pub schema_prefix: SchemaPrefix,
+}
+
+/// One step of the control schema.
+struct Step {
+    version: i32,
+    name: &'static str,
+    sql: &'static str,
+}
+
+const STEPS: [Step; 1] =
+    [Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") }];
+
+/// The version of the control schema that this pgshard works with.
+pub const VERSION: i32 = STEPS[STEPS.len() - 1].version;
+
+/// The oldest PostgreSQL that works, as `server_version_num`.
+const SERVER_VERSION_MIN: i32 = 130_000;
+
+/// Keys of advisory locks: the bytes "pgsh", and which. Nobody else's lock has them but by intent.
+pub(super) const LOCK_SPACE: i32 = 0x7067_7368;
+const LOCK_CONTROL: i32 = 1;
+
+/// Why a host's control schema is neither installed nor upgraded, or a host is not written to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The server is too old.
+    #[error("the server is PostgreSQL {}, and 13 is the oldest that works", version / 10_000)]
+    ServerTooOld {
+        /// `server_version_num`.
+        version: i32,
+    },
+    /// The server is a standby.
+    #[error("the server is a standby, where nothing can be written")]
+    Standby,
+    /// The role may not create schemas.
+    #[error("the role {role} may not create schemas in the database {database}")]
+    MayNotCreate {
+        /// The role.
+        role: String,
+        /// The database.
+        database: String,
+    },
+    /// There is a schema `pgshard`, and it is something else.
+    #[error("there is a schema pgshard that is not pgshard's control schema")]
+    OtherSchema,
+    /// The host knows control migrations that this pgshard does not.
+    #[error("its control schema has version {recorded}, this pgshard knows {VERSION}")]
+    Newer {
+        /// The newest there.
+        recorded: i32,
+    },
+    /// A control migration was run with another text.
+    #[error("its control migration {version} ({name}) was run with another text than this pgshard has")]
+    Changed {
+        /// Its number.
+        version: i32,
+        /// Its name there.
+        name: String,
+    },
+    /// The row of `pgshard.cluster` is gone.
+    #[error("its control schema has lost what it recorded of the cluster")]
+    Lost,
+    /// Another N.
+    #[error("it recorded {recorded} shards, the config says {config}")]
+    Shards {
+        /// N there.
+        recorded: i32,
+        /// N in the config.
+        config: ShardCount,
+    },
+    /// Another epoch.
+    #[error("it recorded the epoch {recorded_ms} ms after 1970, the config says {} ({} ms)", config.timestamp(), config.unix_ms())]
+    Epoch {
+        /// The epoch there, as Unix milliseconds.
+        recorded_ms: i64,
+        /// The epoch in the config.
+        config: Epoch,
+    },
+    /// Another schema prefix.
+    #[error("it recorded the schema prefix {recorded:?}, the config says {:?}", config.as_str())]
+    Prefix {
+        /// The prefix there.
+        recorded: String,
+        /// The prefix in the config.
+        config: SchemaPrefix,
+    },
+    /// Another host.
+    #[error("it recorded that it is the host {recorded}, the config calls it {config}")]
+    HostName {
+        /// The name there.
+        recorded: String,
+        /// The name in the config.
+        config: HostName,
+    },
+}
+
+impl Refusal {
+    /// What to do.
+    pub fn remedy(&self) -> String {
+        match self {
+            Refusal::ServerTooOld { .. } => "upgrade the server".to_owned(),
+            Refusal::Standby => "name the primary in the config".to_owned(),
+            Refusal::MayNotCreate { role, database } => format!(
+                "as the database's owner: GRANT CREATE ON DATABASE {} TO {}",
+                crate::pg::quote_ident(database),
+                crate::pg::quote_ident(role)
+            ),
+            Refusal::OtherSchema => "rename that schema, or use another database".to_owned(),
+            Refusal::Newer { .. } => "use the newer pgshard".to_owned(),
+            Refusal::Changed { .. } => {
+                "use the pgshard that bootstrapped the host, or a later release of it".to_owned()
+            }
+            Refusal::Lost => "put the row of pgshard.cluster back, as on the other hosts".to_owned(),
+            Refusal::Shards { .. } | Refusal::Epoch { .. } | Refusal::Prefix { .. } => {
+                "it cannot change once bootstrapped: put the old value back into the config, or use an empty database"
+                    .to_owned()
+            }
+            Refusal::HostName { .. } => {
+                "give the host its old name in the config; if its url is wrong, put the right one".to_owned()
+            }
+        }
+    }
+
+    /// A name for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Refusal::ServerTooOld { .. } => "server_too_old",
+            Refusal::Standby => "standby",
+            Refusal::MayNotCreate { .. } => "may_not_create",
+            Refusal::OtherSchema => "other_schema",
+            Refusal::Newer { .. } => "control_newer",
+            Refusal::Changed { .. } => "control_changed",
+            Refusal::Lost => "control_lost",
+            Refusal::Shards { .. } => "shards_differ",
+            Refusal::Epoch { .. } => "epoch_differs",
+            Refusal::Prefix { .. } => "prefix_differs",
+            Refusal::HostName { .. } => "host_name_differs",
+        }
+    }
+}
+
+/// Why the control schema was not installed. Nothing was written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The host is not as it should be: every reason.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Refused(Vec<Refusal>),
+    /// The host cannot be read.
+    #[error("the host cannot be read")]
+    Facts(#[source] FactsError),
+    /// A statement failed.
+    #[error("cannot {doing}")]
+    Sql {
+        /// What was being done.
+        doing: &'static str,
+        /// What the server or the driver says.
+        #[source]
+        source: tokio_postgres::Error,
+    },
+}
+
+/// Everything in which what a host recorded differs from the config.
+pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    match &control.cluster {
+        // The row is written together with the first migration.
+        None => refusals.push(Refusal::Lost),
+        Some(recorded) => {
+            if recorded.shards != i32::from(cluster.shards.get()) {
+                refusals.push(Refusal::Shards { recorded: recorded.shards, config: cluster.shards });
+            }
+            if recorded.epoch_ms != cluster.epoch.unix_ms() {
+                refusals.push(Refusal::Epoch { recorded_ms: recorded.epoch_ms, config: cluster.epoch });
+            }
+            if recorded.schema_prefix != cluster.schema_prefix.as_str() {
+                let (recorded, config) = (recorded.schema_prefix.clone(), cluster.schema_prefix.clone());
+                refusals.push(Refusal::Prefix { recorded, config });
+            }
+            if recorded.host_name != host.as_str() {
+                let (recorded, config) = (recorded.host_name.clone(), host.clone());
+                refusals.push(Refusal::HostName { recorded, config });
+            }
+        }
+    }
+    for recorded in &control.migrations {
+        match STEPS.iter().find(|step| step.version == recorded.version) {
+            Some(step) if checksum(step.sql) != recorded.checksum => {
+                refusals.push(Refusal::Changed { version: recorded.version, name: recorded.name.clone() });
+            }
+            Some(_) => {}
+            None if recorded.version > VERSION => refusals.push(Refusal::Newer { recorded: recorded.version }),
+            None => refusals.push(Refusal::Changed { version: recorded.version, name: recorded.name.clone() }),
+        }
+    }
+    refusals
+}
+
+/// The versions to run on a host, in order; none when the control schema is there and up to date.
+///
+/// # Errors
+/// Every reason why the host is not to be written to.
+pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> Result<Vec<i32>, Vec<Refusal>> {
+    let server = &facts.server;
+    let mut refusals = Vec::new();
+    if server.version < SERVER_VERSION_MIN {
+        refusals.push(Refusal::ServerTooOld { version: server.version });
+    }
+    if server.in_recovery {
+        refusals.push(Refusal::Standby);
+    }
+    let done: &[_] = match &facts.control {
+        Some(control) => {
+            refusals.extend(differences(control, cluster, host));
+            &control.migrations
+        }
+        None => {
+            if server.has_pgshard {
+                refusals.push(Refusal::OtherSchema);
+            }
+            if !server.may_create {
+                let (role, database) = (server.role.clone(), server.database.clone());
+                refusals.push(Refusal::MayNotCreate { role, database });
+            }
+            &[]
+        }
+    };
+    if !refusals.is_empty() {
+        return Err(refusals);
+    }
+    let missing = STEPS.iter().map(|step| step.version).filter(|v| done.iter().all(|recorded| recorded.version != *v));
+    Ok(missing.collect())
+}
+
+/// Installs the control schema on a host, or brings it up to date, and gives the versions that it ran. Two that do so at
+/// the same time wait for each other; the second finds nothing to do.
+///
+/// # Errors
+/// When the host recorded another cluster or another name than the config says, when rights are missing, and when a
+/// statement fails. Nothing was written then.
+///
+/// # Cancel safety
+/// All or nothing: it is one transaction.
+pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) -> Result<Vec<i32>, ControlError> {
+    let sql = |doing| move |source| ControlError::Sql { doing, source };
+    let transaction = client.transaction().await.map_err(sql("begin a transaction"))?;
+    let lock = format!("SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_CONTROL})");
+    transaction.batch_execute(&lock).await.map_err(sql("get the lock on the control schema"))?;
+    let facts = host_facts(transaction.client()).await.map_err(ControlError::Facts)?;
+    let versions = pending(&facts, cluster, host).map_err(ControlError::Refused)?;
+    for step in STEPS.iter().filter(|step| versions.contains(&step.version)) {
+        transaction.batch_execute(step.sql).await.map_err(sql("run a control migration"))?;
+        let record = "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES ($1, $2, $3)";
+        let recorded = transaction.execute(record, &[&step.version, &step.name, &checksum(step.sql)]).await;
+        recorded.map_err(sql("record a control migration"))?;
+    }
+    if facts.control.is_none() {
+        let record = "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name) VALUES ($1, $2, $3, $4)";
+        let (shards, epoch_ms) = (i32::from(cluster.shards.get()), cluster.epoch.unix_ms());
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [&shards, &epoch_ms, &cluster.schema_prefix.as_str(), &host.as_str()];
+        transaction.execute(record, &values).await.map_err(sql("record the cluster"))?;
+    }
+    transaction.commit().await.map_err(sql("commit"))?;
+    Ok(versions)
+}
+
+/// SHA-256 of a migration's text, in hexadecimal. Line ends count as `\n`: a checkout on another system is no change.
+pub(super) fn checksum(text: &str) -> String {
+    let hash = Sha256::digest(text.replace("\r\n", "\n").as_bytes());
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::facts::{RecordedCluster, RecordedControl, ServerFacts};
+    use super::*;
+
+    pub(in crate::schema) fn cluster() -> Cluster {
+        Cluster {
+            shards: ShardCount::new(16).unwrap(),
+            epoch: Epoch::from_unix_ms(1_293_840_000_000).unwrap(),
+            schema_prefix: SchemaPrefix::default(),
+        }
+    }
+
+    /// A host that was just bootstrapped and has no shards yet.
+    pub(in crate::schema) fn facts(host: &str) -> HostFacts {
+        let control = ControlFacts {
+            migrations: vec![RecordedControl {
+                version: 1,
+                name: "control".to_owned(),
+                checksum: checksum(STEPS[0].sql),
+            }],
+            cluster: Some(RecordedCluster {
+                shards: 16,
+                epoch_ms: 1_293_840_000_000,
+                schema_prefix: "shard_".to_owned(),
+                host_name: host.to_owned(),
+            }),
+            ..ControlFacts::default()
+        };
+        let server = ServerFacts {
+            version: 150_004,
+            role: "app".to_owned(),
+            database: "app".to_owned(),
+            in_recovery: false,
+            may_create: true,
+            has_pgshard: true,
+            lock_slots: 6400,
+        };
+        HostFacts { server, schemas: Default::default(), control: Some(control) }
+    }
+
+    fn db1() -> HostName {
+        HostName::new("db1").unwrap()
+    }
+
+    #[test]
+    fn versions_count_up_from_one() {
+        assert!(STEPS.iter().enumerate().all(|(at, step)| step.version == at as i32 + 1));
+    }
+
+    #[test]
+    fn a_host_that_is_as_it_should_be() {
+        assert_eq!(pending(&facts("db1"), &cluster(), &db1()), Ok(vec![]));
+        let mut fresh = facts("db1");
+        (fresh.control, fresh.server.has_pgshard) = (None, false);
+        assert_eq!(pending(&fresh, &cluster(), &db1()), Ok(vec![1]));
+    }
+
+    #[test]
+    fn all_differences_at_once() {
+        let mut other = facts("db7");
+        let control = other.control.as_mut().unwrap();
+        let recorded = control.cluster.as_mut().unwrap();
+        (recorded.shards, recorded.epoch_ms, recorded.schema_prefix) = (32, 5, "s".to_owned());
+        control.migrations[0].checksum = "other".to_owned();
+        control.migrations.push(RecordedControl { version: 99, name: "later".to_owned(), checksum: String::new() });
+        other.server.in_recovery = true;
+        other.server.version = 120_010;
+        let refusals = pending(&other, &cluster(), &db1()).unwrap_err();
+        let said: Vec<_> = refusals.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            said,
+            [
+                "the server is PostgreSQL 12, and 13 is the oldest that works",
+                "the server is a standby, where nothing can be written",
+                "it recorded 32 shards, the config says 16",
+                "it recorded the epoch 5 ms after 1970, the config says 2011-01-01T00:00:00Z (1293840000000 ms)",
+                "it recorded the schema prefix \"s\", the config says \"shard_\"",
+                "it recorded that it is the host db7, the config calls it db1",
+                "its control migration 1 (control) was run with another text than this pgshard has",
+                "its control schema has version 99, this pgshard knows 1",
+            ]
+        );
+    }
+
+    #[test]
+    fn rights_come_with_their_remedy() {
+        let mut fresh = facts("db1");
+        fresh.control = None;
+        fresh.server.may_create = false;
+        let refusals = pending(&fresh, &cluster(), &db1()).unwrap_err();
+        assert_eq!(refusals[0], Refusal::OtherSchema);
+        assert_eq!(refusals[1].remedy(), r#"as the database's owner: GRANT CREATE ON DATABASE "app" TO "app""#);
+    }
+}

@@ -1,0 +1,346 @@
+//! What a host says of itself and its shards, read in two queries.
+//!
+//! What may not break: everything about the shards comes from one statement, so from one snapshot. Two would see a
+//! shard that opens in between as nowhere, or twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::future::join_all;
+use serde::Deserialize;
+use tokio_postgres::Client;
+use uuid::Uuid;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::pg::{ConnectError, ConnectOptions};
+use crate::shard::ShardId;
+
+/// The word of every host that was asked.
+pub type Survey = BTreeMap<HostName, Result<HostFacts, FactsError>>;
+
+/// What one host says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostFacts {
+    /// The server and the role that asked.
+    pub server: ServerFacts,
+    /// The schemas whose names end in four digits, as shards' do.
+    pub schemas: BTreeSet<String>,
+    /// What the control schema holds; `None` where there is none, that is, before bootstrap.
+    pub control: Option<ControlFacts>,
+}
+
+/// The server and the rights of the role that asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerFacts {
+    /// `server_version_num`: 150004 is 15.4.
+    pub version: i32,
+    /// The role that asked.
+    pub role: String,
+    /// The database.
+    pub database: String,
+    /// Whether it is a standby, where nothing can be written.
+    pub in_recovery: bool,
+    /// Whether the role may create schemas in the database.
+    pub may_create: bool,
+    /// Whether there is a schema named `pgshard`, the control schema or not.
+    pub has_pgshard: bool,
+    /// How many locks on objects the server has room for, all connections together.
+    pub lock_slots: i64,
+}
+
+/// What the control schema of a host holds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ControlFacts {
+    /// The control migrations that were run, by version.
+    pub migrations: Vec<RecordedControl>,
+    /// What was recorded of the cluster; `None` only if somebody has emptied the table.
+    pub cluster: Option<RecordedCluster>,
+    /// The shards that are here or were.
+    pub shards: BTreeMap<ShardId, ShardRow>,
+    /// The shards that moves are bringing here.
+    pub incoming: BTreeMap<ShardId, IncomingRow>,
+    /// The shards with a move away from here that is at work or has stopped halfway.
+    pub moving: BTreeSet<ShardId>,
+    /// The migrations of the shards, the shards with the same ones together.
+    pub applied: Vec<AppliedSet>,
+    /// What moves have created here and somebody must drop one day.
+    pub ledger: Vec<LedgerRow>,
+}
+
+/// A row of `pgshard.control_migration`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct RecordedControl {
+    /// Its number.
+    pub version: i32,
+    /// Its name, without the number.
+    pub name: String,
+    /// SHA-256 of its text, in hexadecimal.
+    pub checksum: String,
+}
+
+/// The row of `pgshard.cluster`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct RecordedCluster {
+    /// N.
+    pub shards: i32,
+    /// The epoch as Unix milliseconds.
+    pub epoch_ms: i64,
+    /// What stands before a shard's number in the name of its schema.
+    pub schema_prefix: String,
+    /// The name that the config gave the host.
+    pub host_name: String,
+}
+
+/// Whether a host owns a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShardState {
+    /// It does.
+    Serving,
+    /// It does, but a move has closed the shard for a moment.
+    Fenced,
+    /// It did. The peer owns it now.
+    Moved,
+}
+
+/// A row of `pgshard.shard`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardRow {
+    /// The shard's schema.
+    pub schema: String,
+    /// Whether the host owns the shard.
+    pub state: ShardState,
+    /// Since which epoch it does; of a moved shard, since which the peer does.
+    pub epoch: ShardEpoch,
+    /// Where the shard is, or is going.
+    pub peer: Option<HostName>,
+    /// The move that fenced it or took it away.
+    pub move_id: Option<Uuid>,
+    /// How long the fence still stands, in milliseconds by the host's clock; negative when its mover is late.
+    pub fence_left_ms: Option<f64>,
+    /// How long ago the shard was last fenced, un-fenced or opened, in milliseconds.
+    pub fence_ago_ms: Option<f64>,
+}
+
+/// A row of `pgshard.incoming`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IncomingRow {
+    /// The move that brings the shard.
+    pub move_id: Uuid,
+    /// Where it comes from.
+    pub source: HostName,
+    /// The epoch that it will have here.
+    pub epoch: ShardEpoch,
+    /// Whether everything is in place and only the open is missing.
+    pub ready: bool,
+}
+
+/// A migration that a shard has.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub struct RecordedMigration {
+    /// Its file's name without `.sql`; pgshard's own start with `pgshard:`.
+    pub name: String,
+    /// SHA-256 of its text, in hexadecimal.
+    pub checksum: String,
+}
+
+/// Shards of one host that have the same migrations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppliedSet {
+    /// The migrations, by name.
+    pub migrations: Vec<RecordedMigration>,
+    /// The shards, in order.
+    pub shards: Vec<ShardId>,
+}
+
+/// A row of `pgshard.ledger`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct LedgerRow {
+    /// `incoming`, `signpost`, `left` or `old signpost`.
+    pub kind: String,
+    /// The object's name.
+    pub name: String,
+    /// The move that made it.
+    pub move_id: Uuid,
+    /// The shard.
+    pub shard: ShardId,
+    /// The phase of that move in the journal of this host; `None` where the journal is another host's.
+    pub phase: Option<String>,
+}
+
+/// Why a host's word is missing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FactsError {
+    /// There is no connection.
+    #[error("it cannot be reached")]
+    Unreachable {
+        /// Why not.
+        #[source]
+        source: ConnectError,
+    },
+    /// The control schema is another role's.
+    #[error("its control schema belongs to the role {owner}, not to {role}")]
+    NotOwner {
+        /// The role that owns it.
+        owner: String,
+        /// The role that asked.
+        role: String,
+    },
+    /// A query failed.
+    #[error("it does not answer what is asked of its {what}")]
+    Query {
+        /// `server` or `control schema`.
+        what: &'static str,
+        /// What the server or the driver says.
+        #[source]
+        source: tokio_postgres::Error,
+    },
+    /// The control schema holds something that no pgshard writes.
+    #[error("its control schema holds {what}, which cannot be")]
+    Unreadable {
+        /// What.
+        what: String,
+    },
+}
+
+const SERVER: &str = "
+SELECT current_setting('server_version_num')::int4, current_user::text, current_database()::text,
+       pg_is_in_recovery(), has_database_privilege(current_database(), 'CREATE'),
+       (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = 'pgshard'),
+       coalesce((SELECT pg_has_role(nspowner, 'USAGE') FROM pg_namespace WHERE nspname = 'pgshard'), true),
+       current_setting('max_locks_per_transaction')::int8
+           * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8),
+       EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+               WHERE n.nspname = 'pgshard' AND c.relname = 'control_migration'),
+       ARRAY(SELECT nspname::text FROM pg_namespace WHERE nspname ~ '[0-9]{4}$')";
+
+/// Rows as JSON arrays, for their shortness: a host has thousands of shards.
+const CONTROL: &str = r#"
+SELECT json_build_object(
+    'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version) FROM pgshard.control_migration),
+    'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name) FROM pgshard.cluster),
+    'shards', (SELECT json_agg(json_build_array(shard_id, schema_name, state, epoch, peer, move_id,
+                   date_part('epoch', fence_deadline - clock_timestamp()) * 1000,
+                   date_part('epoch', clock_timestamp() - last_fence_at) * 1000)) FROM pgshard.shard),
+    'incoming', (SELECT json_agg(json_build_array(shard_id, move_id, source, epoch, ready_attempt IS NOT NULL))
+                 FROM pgshard.incoming),
+    'moving', (SELECT json_agg(DISTINCT shard_id) FROM pgshard.move WHERE phase NOT IN ('kept', 'completed', 'aborted')),
+    'applied', (SELECT json_agg(json_build_array(migrations, shards)) FROM (
+                    SELECT migrations::json, json_agg(shard_id ORDER BY shard_id) AS shards FROM (
+                        SELECT shard_id, json_agg(json_build_array(name, checksum) ORDER BY name COLLATE "C")::text AS migrations
+                        FROM pgshard.shard_migration GROUP BY shard_id) AS of_a_shard
+                    GROUP BY of_a_shard.migrations) AS sets),
+    'ledger', (SELECT json_agg(json_build_array(l.kind, l.name, l.move_id, l.shard_id, m.phase) ORDER BY l.kind, l.name)
+               FROM pgshard.ledger l LEFT JOIN pgshard.move m USING (move_id, shard_id)))::text"#;
+
+#[derive(Deserialize)]
+struct RawControl {
+    migrations: Option<Vec<RecordedControl>>,
+    cluster: Option<RecordedCluster>,
+    shards: Option<Vec<RawShard>>,
+    incoming: Option<Vec<RawIncoming>>,
+    moving: Option<Vec<ShardId>>,
+    applied: Option<Vec<(Vec<RecordedMigration>, Vec<ShardId>)>>,
+    ledger: Option<Vec<LedgerRow>>,
+}
+
+type RawShard = (ShardId, String, ShardState, i32, Option<String>, Option<Uuid>, Option<f64>, Option<f64>);
+type RawIncoming = (ShardId, Uuid, String, i32, bool);
+
+/// What the host behind a connection says. Works on a host that was never bootstrapped, and needs no rights there; where
+/// there is a control schema it takes the role that owns it.
+///
+/// # Errors
+/// When the control schema is another role's, when a query fails or the control schema holds what cannot be.
+///
+/// # Cancel safety
+/// Nothing is written and no transaction is left open.
+pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
+    let row = client.query_one(SERVER, &[]).await.map_err(|source| FactsError::Query { what: "server", source })?;
+    let owner: Option<String> = row.get(5);
+    let server = ServerFacts {
+        version: row.get(0),
+        role: row.get(1),
+        database: row.get(2),
+        in_recovery: row.get(3),
+        may_create: row.get(4),
+        has_pgshard: owner.is_some(),
+        lock_slots: row.get(7),
+    };
+    let (owns_control, bootstrapped): (bool, bool) = (row.get(6), row.get(8));
+    if let (false, true, Some(owner)) = (owns_control, bootstrapped, owner) {
+        return Err(FactsError::NotOwner { owner, role: server.role });
+    }
+    let schemas = row.get::<_, Vec<String>>(9).into_iter().collect();
+    let control = if bootstrapped {
+        let query = client.query_one(CONTROL, &[]).await;
+        let row = query.map_err(|source| FactsError::Query { what: "control schema", source })?;
+        Some(control_facts(row.get(0))?)
+    } else {
+        None
+    };
+    Ok(HostFacts { server, schemas, control })
+}
+
+fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
+    let raw: RawControl =
+        serde_json::from_str(json).map_err(|error| FactsError::Unreadable { what: error.to_string() })?;
+    let host = |name: String| HostName::new(&name).map_err(|error| FactsError::Unreadable { what: error.to_string() });
+    let epoch = |shard: ShardId, epoch: i32| {
+        let unreadable = || FactsError::Unreadable { what: format!("epoch {epoch} of shard {shard}") };
+        ShardEpoch::from_i32(epoch).ok_or_else(unreadable)
+    };
+    let mut shards = BTreeMap::new();
+    for (shard, schema, state, at, peer, move_id, fence_left_ms, fence_ago_ms) in raw.shards.unwrap_or_default() {
+        let (epoch, peer) = (epoch(shard, at)?, peer.map(host).transpose()?);
+        shards.insert(shard, ShardRow { schema, state, epoch, peer, move_id, fence_left_ms, fence_ago_ms });
+    }
+    let mut incoming = BTreeMap::new();
+    for (shard, move_id, source, at, ready) in raw.incoming.unwrap_or_default() {
+        incoming.insert(shard, IncomingRow { move_id, source: host(source)?, epoch: epoch(shard, at)?, ready });
+    }
+    let applied = raw.applied.unwrap_or_default().into_iter();
+    Ok(ControlFacts {
+        migrations: raw.migrations.unwrap_or_default(),
+        cluster: raw.cluster,
+        shards,
+        incoming,
+        moving: raw.moving.unwrap_or_default().into_iter().collect(),
+        applied: applied.map(|(migrations, shards)| AppliedSet { migrations, shards }).collect(),
+        ledger: raw.ledger.unwrap_or_default(),
+    })
+}
+
+/// Asks many hosts at the same time, each over a connection of its own.
+///
+/// # Cancel safety
+/// Dropping the future closes the connections.
+pub async fn survey(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Survey {
+    let ask = |(name, connect): (HostName, ConnectOptions)| async move {
+        let facts = match connect.connect("pgshard survey").await {
+            Ok(connection) => host_facts(&connection).await,
+            Err(source) => Err(FactsError::Unreachable { source }),
+        };
+        (name, facts)
+    };
+    join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
+}
+
+/// An error and its causes on one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = match error.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.as_db_error()) {
+            Some(refused) => crate::pg::state::words(refused),
+            None => error.to_string(),
+        };
+        // The driver's Display may or may not hold its own cause already.
+        if !line.contains(&words) {
+            line.push_str(": ");
+            line.push_str(&words);
+        }
+        cause = error.source();
+    }
+    line
+}

@@ -1,0 +1,175 @@
+//! Why bootstrap left a shard, or a whole host, as it was.
+
+use super::control::Refusal;
+use super::facts::ShardState;
+use super::migrations::Drift;
+use crate::map::{HostName, ShardEpoch};
+
+/// Why a shard was left as it was.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShardFault {
+    /// Another host owns the shard: the map is behind, or was changed by hand.
+    #[error("{host} serves it (epoch {epoch})")]
+    ServedElsewhere {
+        /// The host that owns it.
+        host: HostName,
+        /// Since which epoch.
+        epoch: ShardEpoch,
+    },
+    /// A host has given the shard away.
+    #[error("{host} says that it has moved to {} (epoch {epoch})", peer.as_ref().map_or("?", HostName::as_str))]
+    Moved {
+        /// The host that says so: this one, or another.
+        host: HostName,
+        /// Where it went.
+        peer: Option<HostName>,
+        /// Since which epoch it is there.
+        epoch: ShardEpoch,
+    },
+    /// A move is bringing the shard to a host.
+    #[error("a move is bringing it from {source_host} to {host}")]
+    Arriving {
+        /// The host it is brought to: this one, or another.
+        host: HostName,
+        /// The host it comes from.
+        source_host: HostName,
+    },
+    /// A move is at work, so the shard's tables may not change.
+    #[error("a move away from here is at work, and migrations wait for it")]
+    Moving,
+    /// Some host's word is missing. A shard that it serves would get an empty second copy.
+    #[error("{} could not be asked whether it serves it", hosts.iter().map(HostName::as_str).collect::<Vec<_>>().join(", "))]
+    Unread {
+        /// The hosts that could not be read.
+        hosts: Vec<HostName>,
+    },
+    /// The shard has moved before, and no host knows it.
+    #[error("the map says that it has moved before (epoch {epoch}), but no host knows it")]
+    Unknown {
+        /// The epoch in the map.
+        epoch: ShardEpoch,
+    },
+    /// There is a schema of the shard's name that is not known as the shard.
+    #[error("the schema {schema} is there, but the host does not know it as a shard")]
+    SchemaTaken {
+        /// The schema.
+        schema: String,
+    },
+    /// The host knows the shard, but its schema is gone.
+    #[error("the host serves it, but the schema {schema} is not there")]
+    SchemaGone {
+        /// The schema.
+        schema: String,
+    },
+    /// The migrations that it has are not a beginning of the ones it should have.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Drift(Vec<Drift>),
+    /// A migration failed; nothing of it is left.
+    #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    Migration {
+        /// The migration, as it is recorded.
+        migration: String,
+        /// The line of its file that the server points at, from 1.
+        line: Option<usize>,
+        /// The server's words.
+        words: String,
+    },
+    /// One of pgshard's own statements failed.
+    #[error("cannot {doing}: {words}")]
+    Statement {
+        /// What was being done.
+        doing: &'static str,
+        /// The server's words.
+        words: String,
+    },
+    /// So many shards had failed, and none was done, that the rest was not tried.
+    #[error("not tried: the {failed} shards before it failed")]
+    NotTried {
+        /// How many.
+        failed: usize,
+    },
+}
+
+impl ShardFault {
+    /// What to do.
+    pub fn remedy(&self) -> String {
+        match self {
+            ShardFault::ServedElsewhere { .. } => {
+                "run `pgshard map rebuild`; to bring the shard here, `pgshard move` it".to_owned()
+            }
+            ShardFault::Moved { .. } => "run `pgshard map rebuild`, then `pgshard check`".to_owned(),
+            ShardFault::Arriving { .. } | ShardFault::Moving => {
+                "see `pgshard moves list`; run bootstrap again when the move has ended".to_owned()
+            }
+            ShardFault::Unread { hosts } => {
+                let names: Vec<&str> = hosts.iter().map(HostName::as_str).collect();
+                format!("start {} and run bootstrap again", names.join(", "))
+            }
+            ShardFault::Unknown { epoch } => format!(
+                "the host that had it may have been replaced: restore its database. If this is a new cluster, write the \
+                 shard without @{epoch} in the map"
+            ),
+            ShardFault::SchemaTaken { schema } => {
+                format!("rename or drop the schema {schema}, or give the cluster another schema_prefix")
+            }
+            ShardFault::SchemaGone { .. } => "restore the schema from a backup".to_owned(),
+            ShardFault::Drift(drifts) => {
+                let mut remedies: Vec<String> = drifts.iter().map(Drift::remedy).collect();
+                remedies.dedup();
+                remedies.join("; ")
+            }
+            ShardFault::Migration { .. } => "correct the migration and run bootstrap again".to_owned(),
+            ShardFault::Statement { .. } | ShardFault::NotTried { .. } => "run bootstrap again".to_owned(),
+        }
+    }
+}
+
+/// Why a whole host was left as it was, or left halfway.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostFault {
+    /// It could not be read.
+    #[error("{reason}")]
+    Unread {
+        /// Why not, with the causes.
+        reason: String,
+    },
+    /// Another bootstrap is at work on it.
+    #[error("another bootstrap is at work on it")]
+    Busy,
+    /// It is not as the config says, or rights are missing: every reason.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Refused(Vec<Refusal>),
+    /// The control schema could not be installed.
+    #[error("the control schema cannot be installed: {reason}")]
+    Control {
+        /// Why not, with the causes.
+        reason: String,
+    },
+    /// The connection was lost on the way. What was done before stays, unless the server crashed.
+    #[error("the connection was lost: {reason}")]
+    Lost {
+        /// Why, with the causes.
+        reason: String,
+    },
+}
+
+impl HostFault {
+    /// What to do.
+    pub fn remedy(&self) -> String {
+        match self {
+            HostFault::Unread { .. } => "make it answer, and run bootstrap again".to_owned(),
+            HostFault::Busy => "wait until the other one has ended".to_owned(),
+            HostFault::Refused(refusals) => refusals.iter().map(Refusal::remedy).collect::<Vec<_>>().join("; "),
+            HostFault::Control { .. } | HostFault::Lost { .. } => "run bootstrap again".to_owned(),
+        }
+    }
+}
+
+impl ShardState {
+    /// Whether the host owns the shard: it serves it, or a move has closed it for a moment.
+    pub fn is_owner(self) -> bool {
+        matches!(self, ShardState::Serving | ShardState::Fenced)
+    }
+}

@@ -1,0 +1,423 @@
+//! The application's shard migrations: a folder of `NNNN_name.sql`, run in the order of their numbers in every shard.
+//!
+//! In the SQL `{shard}` is the shard's schema, quoted, wherever it stands (in strings and function bodies too), and
+//! `{shard_id}` the shard's number; `{{shard}}` is the text `{shard}`. The search path is empty while they run, so a
+//! table without `{shard}.` before its name is an error, never a table in `public`.
+//!
+//! What may not break: a file that some shard has run does not change, and none is put in before it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::control::checksum;
+use super::facts::RecordedMigration;
+use super::own::{MARK, OWN};
+use super::script::{forbidden, statements};
+use crate::pg::Template;
+use crate::shard::ShardId;
+
+/// The application's shard migrations, checked, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Migrations(Vec<Migration>);
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Migration {
+    number: u64,
+    name: String,
+    checksum: String,
+    /// What stands before, between and after the places of `{shard_id}`.
+    pieces: Vec<Template>,
+}
+
+/// A mistake in the folder.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MigrationMistake {
+    /// The folder cannot be listed, or a file not read.
+    #[error("{file} cannot be read: {reason}")]
+    Unreadable {
+        /// The folder or file.
+        file: String,
+        /// Why not.
+        reason: String,
+    },
+    /// Not `NNNN_name.sql`.
+    #[error("{file} is not named like 0001_photos.sql: a number of at least four digits, _, and a-z A-Z 0-9 _ -")]
+    Name {
+        /// The file.
+        file: String,
+    },
+    /// Two files have the same number.
+    #[error("{first} and {second} have the same number: give the later one the next")]
+    SameNumber {
+        /// The one that sorts first.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A file without a statement.
+    #[error("{file} holds no statement: remove it, or write one")]
+    Empty {
+        /// The file.
+        file: String,
+    },
+    /// A file that would do the same thing thousands of times over.
+    #[error(
+        "{file} never says {{shard}}, so it would do the same once for every shard: name the shard's tables {{shard}}.photos; \
+         what a database needs once, run there once"
+    )]
+    NoShard {
+        /// The file.
+        file: String,
+    },
+    /// A statement that cannot be part of a migration.
+    #[error("{file} line {line}: {statement} {why}")]
+    Statement {
+        /// The file.
+        file: String,
+        /// Where the statement begins, from 1.
+        line: usize,
+        /// Its first words.
+        statement: String,
+        /// Why it cannot.
+        why: &'static str,
+    },
+}
+
+/// Every mistake in the folder of shard migrations.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the shard migrations in {} cannot be used: {}", folder.display(),
+        mistakes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+pub struct MigrationsError {
+    /// The folder.
+    pub folder: PathBuf,
+    /// In the order of the files.
+    pub mistakes: Vec<MigrationMistake>,
+}
+
+/// How the migrations that a shard has differ from the ones that it should have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Drift {
+    /// The file is not what it was.
+    #[error("{name} was changed after it was run")]
+    Changed {
+        /// The migration.
+        name: String,
+    },
+    /// The file is gone.
+    #[error("{name} was run, and its file is not there any more")]
+    Missing {
+        /// The migration.
+        name: String,
+    },
+    /// The file came too late.
+    #[error("{name} was not run, but {after} after it was")]
+    OutOfOrder {
+        /// The migration that was not run.
+        name: String,
+        /// The last one that was.
+        after: String,
+    },
+    /// One of pgshard's own that this pgshard does not know.
+    #[error("{name} was run by a newer pgshard")]
+    Newer {
+        /// The migration.
+        name: String,
+    },
+}
+
+impl Drift {
+    /// What to do.
+    pub fn remedy(&self) -> String {
+        match self {
+            Drift::Changed { name } if name.starts_with(MARK) => {
+                "use the pgshard that ran it, or a later release of it".to_owned()
+            }
+            Drift::Changed { name } | Drift::Missing { name } => {
+                format!("put {name}.sql back as it was, and write the change as a new file")
+            }
+            Drift::OutOfOrder { name, after } => format!("give {name}.sql a number after {after}"),
+            Drift::Newer { .. } => "use the newer pgshard".to_owned(),
+        }
+    }
+}
+
+/// What a shard still lacks: from which migration on, pgshard's own and the application's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Pending {
+    pub(super) own_from: usize,
+    pub(super) from: usize,
+}
+
+impl Migrations {
+    /// No migrations: shards are schemas with nothing but the ID function.
+    pub fn none() -> Migrations {
+        Migrations::default()
+    }
+
+    /// Reads the `*.sql` files of a folder. Other files, and those that start with a dot, are not looked at.
+    ///
+    /// # Errors
+    /// Every mistake in it.
+    pub fn read(folder: &Path) -> Result<Migrations, MigrationsError> {
+        let (texts, mut mistakes) = match texts(folder) {
+            Ok(read) => read,
+            Err(reason) => {
+                let file = "the folder".to_owned();
+                (BTreeMap::new(), vec![MigrationMistake::Unreadable { file, reason }])
+            }
+        };
+        match Migrations::from_texts(&texts) {
+            Ok(migrations) if mistakes.is_empty() => return Ok(migrations),
+            Ok(_) => {}
+            Err(more) => mistakes.extend(more),
+        }
+        Err(MigrationsError { folder: folder.to_owned(), mistakes })
+    }
+
+    /// The migrations of these files, by file name.
+    ///
+    /// # Errors
+    /// Every mistake in them.
+    pub fn from_texts(texts: &BTreeMap<String, String>) -> Result<Migrations, Vec<MigrationMistake>> {
+        let mut list: Vec<Migration> = Vec::new();
+        let mut mistakes = Vec::new();
+        for (file, text) in texts {
+            let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+            let Some((number, name)) = parse_name(file) else {
+                mistakes.push(MigrationMistake::Name { file: file.clone() });
+                continue;
+            };
+            let found = statements(text);
+            if found.is_empty() {
+                mistakes.push(MigrationMistake::Empty { file: file.clone() });
+            } else if !Template::new(text).names_shard() {
+                mistakes.push(MigrationMistake::NoShard { file: file.clone() });
+            }
+            for statement in &found {
+                if let Some(why) = forbidden(statement) {
+                    let words: Vec<&str> = statement.words.iter().take(2).map(String::as_str).collect();
+                    let (line, statement) = (statement.line, words.join(" "));
+                    mistakes.push(MigrationMistake::Statement { file: file.clone(), line, statement, why });
+                }
+            }
+            if let Some(other) = list.iter().find(|other| other.number == number) {
+                let (first, second) = (format!("{}.sql", other.name), file.clone());
+                mistakes.push(MigrationMistake::SameNumber { first, second });
+            }
+            let pieces = text.split("{shard_id}").map(Template::new).collect();
+            list.push(Migration { number, name: name.to_owned(), checksum: checksum(text), pieces });
+        }
+        list.sort_by_key(|migration| migration.number);
+        if mistakes.is_empty() { Ok(Migrations(list)) } else { Err(mistakes) }
+    }
+
+    /// The migrations, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Migration> {
+        self.0.iter()
+    }
+
+    /// What a shard with these migrations still lacks.
+    ///
+    /// # Errors
+    /// Everything in which what it has is not a beginning of what it should have.
+    pub(super) fn pending(&self, applied: &[RecordedMigration]) -> Result<Pending, Vec<Drift>> {
+        let (own, ours): (Vec<_>, Vec<_>) = applied.iter().partition(|migration| migration.name.starts_with(MARK));
+        let expected_own: Vec<_> = OWN.iter().map(super::own::Own::recorded).collect();
+        let expected: Vec<_> = self.iter().map(Migration::recorded).collect();
+        let gone_own = |name| Drift::Newer { name };
+        let gone = |name| Drift::Missing { name };
+        match (begins(&expected_own, &own, gone_own), begins(&expected, &ours, gone)) {
+            (Ok(own_from), Ok(from)) => Ok(Pending { own_from, from }),
+            (a, b) => Err([a.err(), b.err()].into_iter().flatten().flatten().collect()),
+        }
+    }
+}
+
+impl Migration {
+    /// The file's name without `.sql`, the name it is recorded under.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// SHA-256 of the file's text, in hexadecimal; line ends count as `\n`.
+    pub fn checksum(&self) -> &str {
+        &self.checksum
+    }
+
+    /// The SQL for a shard. Line for line the file's.
+    pub fn render(&self, schema: &str, shard: ShardId) -> String {
+        let pieces: Vec<String> = self.pieces.iter().map(|piece| piece.render(schema)).collect();
+        pieces.join(&shard.to_string())
+    }
+
+    pub(super) fn recorded(&self) -> RecordedMigration {
+        RecordedMigration { name: self.name.clone(), checksum: self.checksum.clone() }
+    }
+}
+
+/// How many of the expected migrations are applied, when those are a beginning of the expected.
+fn begins(
+    expected: &[RecordedMigration],
+    applied: &[&RecordedMigration],
+    gone: impl Fn(String) -> Drift,
+) -> Result<usize, Vec<Drift>> {
+    let mut drifts = Vec::new();
+    let last = expected.iter().rposition(|one| applied.iter().any(|had| had.name == one.name));
+    for (at, one) in expected.iter().enumerate() {
+        match applied.iter().find(|had| had.name == one.name) {
+            Some(had) if had.checksum != one.checksum => drifts.push(Drift::Changed { name: one.name.clone() }),
+            Some(_) => {}
+            None => {
+                if let Some(last) = last.filter(|last| at < *last) {
+                    drifts.push(Drift::OutOfOrder { name: one.name.clone(), after: expected[last].name.clone() });
+                }
+            }
+        }
+    }
+    for had in applied {
+        if expected.iter().all(|one| one.name != had.name) {
+            drifts.push(gone(had.name.clone()));
+        }
+    }
+    if drifts.is_empty() { Ok(applied.len()) } else { Err(drifts) }
+}
+
+/// `0001_photos.sql` as its number and its name without `.sql`.
+fn parse_name(file: &str) -> Option<(u64, &str)> {
+    let name = file.strip_suffix(".sql")?;
+    let (digits, rest) = name.split_once('_')?;
+    let plain = !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    let number = digits.len() >= 4 && digits.bytes().all(|b| b.is_ascii_digit());
+    (plain && number).then(|| digits.parse().ok().map(|number| (number, name))).flatten()
+}
+
+type Texts = BTreeMap<String, String>;
+
+/// The text of every `*.sql` file of a folder, and the files that cannot be read.
+fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
+    let mut texts = BTreeMap::new();
+    let mut mistakes = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(|error| error.to_string())? {
+        let entry = entry.map_err(|error| error.to_string())?;
+        let file = entry.file_name().to_string_lossy().into_owned();
+        if !file.ends_with(".sql") || file.starts_with('.') {
+            continue;
+        }
+        match std::fs::read_to_string(entry.path()) {
+            Ok(text) => {
+                texts.insert(file, text);
+            }
+            Err(error) => mistakes.push(MigrationMistake::Unreadable { file, reason: error.to_string() }),
+        }
+    }
+    Ok((texts, mistakes))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::schema) fn migrations(files: &[(&str, &str)]) -> Result<Migrations, Vec<MigrationMistake>> {
+        let texts = files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned())).collect();
+        Migrations::from_texts(&texts)
+    }
+
+    #[test]
+    fn order_is_by_number() {
+        let list =
+            migrations(&[("10000_z.sql", "select {shard}.f()"), ("0002_a-B.sql", "drop table {shard}.t")]).unwrap();
+        let names: Vec<_> = list.iter().map(Migration::name).collect();
+        assert_eq!(names, ["0002_a-B", "10000_z"]);
+    }
+
+    #[test]
+    fn placeholders() {
+        let list = migrations(&[("0001_a.sql", "select '{shard}', {shard_id}, '{{shard}}'")]).unwrap();
+        let sql = list.0[0].render("shard_0007", ShardId::new(7).unwrap());
+        assert_eq!(sql, r#"select '"shard_0007"', 7, '{shard}'"#);
+    }
+
+    #[test]
+    fn line_ends_and_byte_order_marks_are_no_change() {
+        let unix = migrations(&[("0001_a.sql", "select\n{shard}.f()\n")]).unwrap();
+        let other = migrations(&[("0001_a.sql", "\u{feff}select\r\n{shard}.f()\r\n")]).unwrap();
+        assert_eq!(unix.0[0].checksum(), other.0[0].checksum());
+    }
+
+    #[test]
+    fn mistakes_all_at_once() {
+        let mistakes = migrations(&[
+            ("0001_a.sql", "create table {shard}.t ();\n\ncommit;"),
+            ("0001_b.sql", "create table public.t ()"),
+            ("0002_c.sql", "-- {shard}\n"),
+            ("3_d.sql", ""),
+            ("readme.sql", ""),
+        ]);
+        let said: Vec<String> = mistakes.unwrap_err().iter().map(ToString::to_string).collect();
+        let no_shard = "0001_b.sql never says {shard}, so it would do the same once for every shard: name the shard's \
+                        tables {shard}.photos; what a database needs once, run there once";
+        let form = "is not named like 0001_photos.sql: a number of at least four digits, _, and a-z A-Z 0-9 _ -";
+        assert_eq!(
+            said,
+            [
+                "0001_a.sql line 3: COMMIT controls the transaction; each shard's migrations run in one that pgshard \
+                 begins and commits",
+                no_shard,
+                "0001_a.sql and 0001_b.sql have the same number: give the later one the next",
+                "0002_c.sql holds no statement: remove it, or write one",
+                &format!("3_d.sql {form}"),
+                &format!("readme.sql {form}"),
+            ]
+        );
+    }
+
+    #[test]
+    fn folders() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("0001_a.sql"), "select {shard}.f()").unwrap();
+        std::fs::write(folder.path().join("README.md"), "about").unwrap();
+        std::fs::write(folder.path().join(".0002_b.sql"), "an editor's").unwrap();
+        assert_eq!(Migrations::read(folder.path()).unwrap().iter().len(), 1);
+        std::fs::write(folder.path().join("0002_b.sql"), b"\xff{shard}").unwrap();
+        let error = Migrations::read(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("0002_b.sql cannot be read"), "{error}");
+        assert!(Migrations::read(&folder.path().join("none")).unwrap_err().to_string().contains("the folder cannot"));
+    }
+
+    #[test]
+    fn what_a_shard_lacks() {
+        let list = migrations(&[
+            ("0001_a.sql", "select {shard}.a()"),
+            ("0002_b.sql", "select {shard}.b()"),
+            ("0003_c.sql", "select {shard}.c()"),
+        ])
+        .unwrap();
+        let all: Vec<RecordedMigration> = list.iter().map(Migration::recorded).collect();
+        let own = OWN[0].recorded();
+        let named = |name: &str| RecordedMigration { name: name.to_owned(), checksum: String::new() };
+        let (a, b, c) = (all[0].clone(), all[1].clone(), all[2].clone());
+        let changed = RecordedMigration { checksum: "other".to_owned(), ..a.clone() };
+        let rows = [
+            (vec![], Ok((0, 0))),
+            (vec![own.clone(), a.clone()], Ok((1, 1))),
+            (vec![a.clone(), b.clone(), c.clone(), own.clone()], Ok((1, 3))),
+            (vec![a.clone(), c.clone()], Err(vec!["0002_b was not run, but 0003_c after it was"])),
+            (
+                vec![changed, named("0009_z"), named("pgshard:9999_later")],
+                Err(vec![
+                    "pgshard:9999_later was run by a newer pgshard",
+                    "0001_a was changed after it was run",
+                    "0009_z was run, and its file is not there any more",
+                ]),
+            ),
+        ];
+        for (applied, expected) in rows {
+            let pending = list.pending(&applied).map(|pending| (pending.own_from, pending.from));
+            let said = pending.map_err(|drifts| drifts.iter().map(ToString::to_string).collect::<Vec<_>>());
+            assert_eq!(said, expected.map_err(|said| said.into_iter().map(str::to_owned).collect()), "{applied:?}");
+        }
+    }
+}

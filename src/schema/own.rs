@@ -1,0 +1,39 @@
+//! pgshard's own migrations of a shard: the ID function.
+//!
+//! What may not break: the text of one never changes once it was released. A change is the next file, which replaces
+//! what the earlier one made.
+
+use super::control::{Cluster, checksum};
+use super::facts::RecordedMigration;
+use crate::pg::quote_ident;
+use crate::shard::ShardId;
+
+/// One of pgshard's own migrations of a shard.
+pub(super) struct Own {
+    /// As it is recorded.
+    pub(super) name: &'static str,
+    sql: &'static str,
+}
+
+/// In the order they run.
+pub(super) const OWN: [Own; 1] =
+    [Own { name: "pgshard:0001_next_id", sql: include_str!("../../migrations/shard/0001_next_id.sql") }];
+
+/// What the names of pgshard's own migrations start with, which no file's can.
+pub(super) const MARK: &str = "pgshard:";
+
+impl Own {
+    /// The SQL for a shard.
+    pub(super) fn render(&self, cluster: &Cluster, shard: ShardId) -> String {
+        // The text is ours: it has no other braces, and no placeholder's value holds one.
+        self.sql
+            .replace("{shard}", &quote_ident(&cluster.schema_prefix.schema(shard)))
+            .replace("{shard_id}", &shard.to_string())
+            .replace("{epoch_ms}", &cluster.epoch.unix_ms().to_string())
+    }
+
+    /// As it is recorded. The checksum is of the text with its placeholders, so that all shards have the same.
+    pub(super) fn recorded(&self) -> RecordedMigration {
+        RecordedMigration { name: self.name.to_owned(), checksum: checksum(self.sql) }
+    }
+}

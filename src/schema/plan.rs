@@ -1,0 +1,189 @@
+//! What bootstrap has to do on a host, from what all hosts say. Pure.
+//!
+//! What may not break: a shard is created only where the map puts it, only if it never moved (epoch 1), if no host knows
+//! anything of it (no row in any state, no move that brings it), if every host of the config has been asked, and if
+//! no schema has its name. An empty second copy of a shard would take writes that belong to the first.
+//!
+//! The reasons: a map can be stale, edited by hand, or a backup's. A row `moved` shows that the shard was born; a host
+//! that is down may hold it; a shard with a later epoch was somewhere. A host that certainly never held a shard can be
+//! vouched for, for the first set-up of a cluster while one of its servers is still to come.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::bootstrap::Host;
+use super::control::{Cluster, Refusal, pending};
+use super::facts::{HostFacts, ShardState};
+use super::fault::ShardFault;
+use super::migrations::{Migrations, Pending};
+use crate::map::{HostName, ShardEpoch};
+use crate::shard::ShardId;
+
+/// What a shard lacks. Shards that lack the same are done together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Steps {
+    /// The shard itself, or only migrations.
+    pub(super) what: What,
+    /// From which migrations on.
+    pub(super) pending: Pending,
+}
+
+/// Whether the shard is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum What {
+    /// It is to be created.
+    Create,
+    /// It is served here and lacks migrations.
+    Migrate,
+}
+
+/// What there is to do on a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HostPlan {
+    /// The control migrations to run.
+    pub(super) control: Vec<i32>,
+    /// The shards that lack something.
+    pub(super) groups: BTreeMap<Steps, Vec<(ShardId, ShardEpoch)>>,
+    /// How many lack nothing.
+    pub(super) unchanged: usize,
+    /// The shards that must be left as they are.
+    pub(super) refused: BTreeMap<ShardId, ShardFault>,
+}
+
+/// What the hosts know of the shards, whatever the map says.
+pub(super) struct Knowledge<'a> {
+    by_shard: BTreeMap<ShardId, Vec<(&'a HostName, Known<'a>)>>,
+    /// The hosts that could not be asked and were not vouched for.
+    unread: Vec<HostName>,
+}
+
+enum Known<'a> {
+    Row(ShardState, ShardEpoch, Option<&'a HostName>),
+    Incoming(&'a HostName),
+}
+
+impl<'a> Knowledge<'a> {
+    /// Gathers what those say that could be read.
+    pub(super) fn of(
+        hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
+        vouched: &BTreeSet<HostName>,
+    ) -> Knowledge<'a> {
+        let mut knowledge = Knowledge { by_shard: BTreeMap::new(), unread: Vec::new() };
+        for (host, facts) in hosts {
+            let Some(facts) = facts else {
+                if !vouched.contains(host) {
+                    knowledge.unread.push(host.clone());
+                }
+                continue;
+            };
+            for control in facts.control.iter() {
+                for (shard, row) in &control.shards {
+                    let known = Known::Row(row.state, row.epoch, row.peer.as_ref());
+                    knowledge.by_shard.entry(*shard).or_default().push((host, known));
+                }
+                for (shard, incoming) in &control.incoming {
+                    let known = Known::Incoming(&incoming.source);
+                    knowledge.by_shard.entry(*shard).or_default().push((host, known));
+                }
+            }
+        }
+        knowledge
+    }
+
+    /// The owner of a shard besides this host, the one with the largest epoch.
+    fn owner_besides(&self, shard: ShardId, here: &HostName) -> Option<ShardFault> {
+        let known = self.by_shard.get(&shard)?.iter();
+        let owners = known.filter_map(|(host, known)| match known {
+            Known::Row(state, epoch, _) if state.is_owner() && *host != here => Some((*epoch, *host)),
+            _ => None,
+        });
+        owners.max().map(|(epoch, host)| ShardFault::ServedElsewhere { host: host.clone(), epoch })
+    }
+
+    /// Why a shard that has no row on this host may not be created there.
+    fn forbids(&self, shard: ShardId, here: &HostName, epoch: ShardEpoch) -> Option<ShardFault> {
+        if let Some(fault) = self.owner_besides(shard, here) {
+            return Some(fault);
+        }
+        // A move that brings it tells more than the row `moved` of the host that it left.
+        let known = self.by_shard.get(&shard).into_iter().flatten();
+        let fault = known.map(|(host, known)| match known {
+            Known::Incoming(source) => ShardFault::Arriving { host: (*host).clone(), source_host: (*source).clone() },
+            Known::Row(_, epoch, peer) => {
+                ShardFault::Moved { host: (*host).clone(), peer: peer.cloned(), epoch: *epoch }
+            }
+        });
+        let fault = fault.min_by_key(|fault| matches!(fault, ShardFault::Moved { .. }));
+        if fault.is_some() {
+            return fault;
+        }
+        if epoch > ShardEpoch::FIRST {
+            return Some(ShardFault::Unknown { epoch });
+        }
+        let hosts = self.unread.clone();
+        (!hosts.is_empty()).then_some(ShardFault::Unread { hosts })
+    }
+}
+
+/// What there is to do on a host.
+///
+/// # Errors
+/// Every reason why nothing may be done there.
+pub(super) fn plan(
+    host: &Host,
+    facts: &HostFacts,
+    knowledge: &Knowledge<'_>,
+    cluster: &Cluster,
+    migrations: &Migrations,
+) -> Result<HostPlan, Vec<Refusal>> {
+    let mut plan = HostPlan { control: pending(facts, cluster, &host.name)?, ..HostPlan::default() };
+    let control = facts.control.clone().unwrap_or_default();
+    // Judged once for each set of migrations, not once for each of thousands of shards.
+    let mut lacks = BTreeMap::new();
+    for set in &control.applied {
+        let verdict = migrations.pending(&set.migrations);
+        lacks.extend(set.shards.iter().map(|shard| (*shard, verdict.clone())));
+    }
+    let (nothing, everything) =
+        (migrations.pending(&[]), Pending { own_from: super::own::OWN.len(), from: migrations.iter().len() });
+    for (shard, epoch) in &host.shards {
+        let schema = cluster.schema_prefix.schema(*shard);
+        let has_schema = facts.schemas.contains(&schema);
+        let verdict = match control.shards.get(shard) {
+            None => match knowledge.forbids(*shard, &host.name, *epoch) {
+                Some(fault) => Err(fault),
+                None if has_schema => Err(ShardFault::SchemaTaken { schema }),
+                None => nothing
+                    .clone()
+                    .map(|pending| Some((Steps { what: What::Create, pending }, *epoch)))
+                    .map_err(ShardFault::Drift),
+            },
+            Some(row) if row.state == ShardState::Moved => {
+                Err(ShardFault::Moved { host: host.name.clone(), peer: row.peer.clone(), epoch: row.epoch })
+            }
+            Some(_) if !has_schema => Err(ShardFault::SchemaGone { schema }),
+            Some(row) => match lacks.get(shard).unwrap_or(&nothing) {
+                Err(drifts) => Err(ShardFault::Drift(drifts.clone())),
+                Ok(pending) if *pending == everything => Ok(None),
+                Ok(_) if row.state == ShardState::Fenced || control.moving.contains(shard) => Err(ShardFault::Moving),
+                Ok(pending) => match knowledge.owner_besides(*shard, &host.name) {
+                    Some(fault) => Err(fault),
+                    None => Ok(Some((Steps { what: What::Migrate, pending: *pending }, row.epoch))),
+                },
+            },
+        };
+        match verdict {
+            Ok(None) => plan.unchanged += 1,
+            Ok(Some((steps, epoch))) => plan.groups.entry(steps).or_default().push((*shard, epoch)),
+            Err(fault) => {
+                plan.refused.insert(*shard, fault);
+            }
+        }
+    }
+    // Before anything is written: a role that may not create schemas fails at the first shard otherwise.
+    let creates = plan.groups.keys().any(|steps| steps.what == What::Create);
+    if creates && !facts.server.may_create {
+        let (role, database) = (facts.server.role.clone(), facts.server.database.clone());
+        return Err(vec![Refusal::MayNotCreate { role, database }]);
+    }
+    Ok(plan)
+}
