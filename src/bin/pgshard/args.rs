@@ -1,5 +1,6 @@
 //! The command line as clap sees it: definitions and help, no decisions.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
@@ -7,6 +8,7 @@ use clap_complete::Shell;
 use jiff::Timestamp;
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
+use pgshard::schema::bootstrap::Request;
 
 use crate::exit::Exit;
 use crate::values;
@@ -80,6 +82,7 @@ pub(crate) enum Color {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Init(Init),
+    Bootstrap(Bootstrap),
     Locate(Locate),
     /// Take IDs apart, put them together, find those of a span of time
     Id {
@@ -117,6 +120,28 @@ pub(crate) struct Init {
     /// Overwrite a file that is there
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+/// Create what the hosts lack: control schema, shards, ID functions, migrations
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Doing it again does only what is left. All hosts are read, whichever are written to, so that no shard is
+ever made a second time. A shard that fails is named and the others go on; the exit code is then 8.
+
+Examples:
+  pgshard bootstrap
+  pgshard bootstrap --host db3 --jobs 8
+  pgshard bootstrap --json | tail -n 1 | jq '.hosts | map_values(.failed)'")]
+pub(crate) struct Bootstrap {
+    /// Write to this host only; can be repeated [default: all hosts]
+    #[arg(long = "host", value_name = "HOST")]
+    pub(crate) hosts: Vec<String>,
+    /// Connections to each host
+    #[arg(long, value_name = "COUNT", default_value_t = Request::WIDTH)]
+    pub(crate) jobs: NonZeroUsize,
+    /// This host certainly holds no shard: create shards even if it cannot be read; can be repeated
+    #[arg(long, value_name = "HOST")]
+    pub(crate) assume_empty: Vec<String>,
 }
 
 /// Where is a key or an ID: shard, schema, host, and for an ID its time and sequence

@@ -1,10 +1,12 @@
 //! What commands take from the config.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use pgshard::config::{Config, ConfigError};
 use pgshard::id::Epoch;
-use pgshard::map::ShardMap;
+use pgshard::map::{HostName, ShardMap};
+use pgshard::schema::{Cluster, Migrations};
 use pgshard::store::{MapStore, StoreError};
 
 use crate::exit::Exit;
@@ -32,6 +34,49 @@ pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
         StoreError::Text { diagnostics } => Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string)),
         error => error.into(),
     })
+}
+
+/// What may never differ between the hosts.
+pub(crate) fn cluster(config: &Config) -> Cluster {
+    let cluster = &config.cluster;
+    Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone() }
+}
+
+/// The application's shard migrations; none where the config names no folder.
+///
+/// # Errors
+/// With [`Exit::Usage`] and every mistake in the folder.
+pub(crate) fn migrations(config: &Config) -> Result<Migrations, Failure> {
+    match &config.cluster.migrations {
+        None => Ok(Migrations::none()),
+        Some(folder) => Migrations::read(folder).map_err(Failure::usage),
+    }
+}
+
+/// The hosts of these names.
+///
+/// # Errors
+/// With [`Exit::Usage`] where the config has no such host.
+pub(crate) fn hosts(config: &Config, names: &[String]) -> Result<BTreeSet<HostName>, Failure> {
+    names.iter().map(|name| host(config, name)).collect()
+}
+
+/// The host of this name.
+///
+/// # Errors
+/// With [`Exit::Usage`] where the config has no such host.
+pub(crate) fn host(config: &Config, name: &str) -> Result<HostName, Failure> {
+    if let Some((known, _)) = config.hosts.get_key_value(name) {
+        return Ok(known.clone());
+    }
+    let alike = |known: &&HostName| strsim::osa_distance(known.as_str(), name);
+    let nearest = config.hosts.keys().min_by_key(alike).filter(|known| alike(known) <= 2);
+    let names: Vec<&str> = config.hosts.keys().map(HostName::as_str).collect();
+    let hint = match nearest {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None => format!("the hosts are {}", names.join(", ")),
+    };
+    Err(Failure::usage(format!("there is no host {name:?} in {}", config.path.display())).hint(hint))
 }
 
 /// The epoch of the flag, else of the config.

@@ -186,6 +186,14 @@ impl Output {
         self.talk.line(format_args!("{WARNING}warning:{WARNING:#} {text}"));
     }
 
+    /// Something that went wrong and what to do about it, while the command goes on.
+    pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
+        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {text}"));
+        if !remedy.is_empty() {
+            self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {remedy}"));
+        }
+    }
+
     /// A question, on stderr; the cursor stays behind it.
     pub(crate) fn ask(&self, question: &str) {
         self.talk.write(format_args!("{question} [y/N] "));
@@ -223,7 +231,7 @@ impl Output {
     }
 
     /// A bar with rate and time left, drawn only on a terminal. `unit` is what is counted, in the plural.
-    pub(crate) fn progress(&self, what: &'static str, unit: &str, total: u64) -> ProgressBar {
+    pub(crate) fn progress(&self, what: String, unit: &str, total: u64) -> ProgressBar {
         let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} · {{per_sec}} · {{eta}} left {{msg}}");
         let style = ProgressStyle::with_template(&template).expect("the template names indicatif's own keys");
         let bar = ProgressBar::new(total).with_style(style.progress_chars("━╸─")).with_prefix(what);
@@ -259,6 +267,16 @@ impl Write for Talk {
 
     fn flush(&mut self) -> io::Result<()> {
         io::stderr().lock().flush()
+    }
+}
+
+/// A duration for people: `0.84 s`, `3 min 20 s`.
+pub(crate) fn seconds(duration: Duration) -> String {
+    let whole = duration.as_secs();
+    match whole {
+        0..10 => format!("{:.2} s", duration.as_secs_f64()),
+        10..60 => format!("{:.1} s", duration.as_secs_f64()),
+        _ => format!("{} min {} s", whole / 60, whole % 60),
     }
 }
 

@@ -1,5 +1,6 @@
 //! One file a verb, each an async function of plain arguments and the output.
 
+mod bootstrap;
 mod completions;
 mod dev;
 mod id;
@@ -24,6 +25,7 @@ pub(crate) async fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
             let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
             init::run(args.hosts, args.shards, overwrite, config, output)
         }
+        Command::Bootstrap(args) => bootstrap::run(&args.hosts, &args.assume_empty, args.jobs, config, output).await,
         Command::Locate(args) => {
             let target = args.key.map(Target::Key).or(args.id.map(Target::Id));
             let target = target.ok_or_else(|| Failure::usage("locate what? --key or --id"))?;
@@ -50,6 +52,7 @@ pub(crate) async fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
 /// How to go on after Ctrl-C, for the commands that change something.
 pub(crate) fn on_interrupt(command: &Command) -> Option<&'static str> {
     match command {
+        Command::Bootstrap(_) => Some("run the same command again: it does what is left"),
         Command::Dev { command: DevCommand::Up(_) } => Some("run the same command again: servers that run go on"),
         Command::Dev { command: DevCommand::Down(_) } => Some("run the same command again"),
         Command::Dev { command: DevCommand::Status(_) }
