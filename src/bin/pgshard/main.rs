@@ -1,2 +1,48 @@
-//! pgshard
-fn main() {}
+//! `pgshard`, the operator's command: parse, run, exit code. It uses the library's public API only.
+//!
+//! What may not break: stdout is data and stderr is talk, everything is printed by [`output`], and the exit codes of
+//! [`exit`] keep their meaning: scripts rely on them.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod args;
+mod commands;
+mod confirm;
+mod context;
+mod exit;
+mod failure;
+mod logging;
+mod output;
+mod values;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::Args;
+use exit::Exit;
+use output::Output;
+
+fn main() -> ExitCode {
+    // Prints help and mistakes itself, and leaves with 0 or 2.
+    let args = Args::parse();
+    let output = Output::new(&args.global);
+    logging::start(&args.global, &output);
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return output.failure(&error.into()).into(),
+    };
+    let exit = runtime.block_on(run(args, &output));
+    // Not dropped, which would wait for a question that nobody answers any more.
+    runtime.shutdown_background();
+    exit.into()
+}
+
+async fn run(args: Args, output: &Output) -> Exit {
+    let on_interrupt = commands::on_interrupt(&args.command);
+    let result = tokio::select! {
+        result = commands::run(args, output) => result,
+        Ok(()) = tokio::signal::ctrl_c() => return output.interrupted(on_interrupt),
+    };
+    result.unwrap_or_else(|failure| output.failure(&failure))
+}

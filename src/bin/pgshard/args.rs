@@ -1,0 +1,336 @@
+//! The command line as clap sees it: definitions and help, no decisions.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use jiff::Timestamp;
+use pgshard::ShardCount;
+use pgshard::id::Epoch;
+use pgshard::schema::bootstrap::Request;
+
+use crate::exit::Exit;
+use crate::values;
+
+/// Shard PostgreSQL: thousands of logical shards on a few servers.
+///
+/// A shard is a PostgreSQL schema; a user's shard is his key mod N; an ID carries its shard. pgshard.toml names the
+/// servers (hosts) and which shards each serves.
+#[derive(Debug, Parser)]
+#[command(
+    name = "pgshard",
+    version,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true,
+    after_help = "\
+Examples:
+  pgshard init --hosts 2             write pgshard.toml, then put your servers into it
+  pgshard bootstrap                  create the shards on them
+  pgshard check                      is everything as the config says?
+  pgshard locate --key 31341         where is user 31341?",
+    after_long_help = format!("\
+Examples:
+  pgshard init --hosts 2             write pgshard.toml, then put your servers into it
+  pgshard bootstrap                  create the shards on them
+  pgshard check                      is everything as the config says?
+  pgshard locate --key 31341         where is user 31341?
+
+Environment:
+  PGSHARD_CONFIG        the config, where --config is not given
+  PGSHARD_LOG           what to log on stderr, such as info or pgshard=debug; else RUST_LOG
+  NO_COLOR              no colour
+
+{}", Exit::help())
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, ArgGroup)]
+pub(crate) struct Global {
+    /// The config file [default: $PGSHARD_CONFIG, else pgshard.toml in this folder]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub(crate) config: Option<PathBuf>,
+    /// Write data as JSON, one object a line, for scripts
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) json: bool,
+    /// When to use colour; auto heeds NO_COLOR
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", help_heading = "Global options")]
+    pub(crate) color: Color,
+    /// Log more on stderr: -v info, -vv debug, -vvv trace
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
+    pub(crate) verbose: u8,
+    /// No progress and no notes on stderr, only errors and warnings
+    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Global options")]
+    pub(crate) quiet: bool,
+}
+
+/// When to use colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Init(Init),
+    Bootstrap(Bootstrap),
+    Locate(Locate),
+    /// Take IDs apart, put them together, find those of a span of time
+    Id {
+        #[command(subcommand)]
+        command: IdCommand,
+    },
+    /// Show the shard map, compare it, make it anew from the hosts
+    Map {
+        #[command(subcommand)]
+        command: MapCommand,
+    },
+    /// Throwaway local PostgreSQL servers and a config for them
+    Dev {
+        #[command(subcommand)]
+        command: DevCommand,
+    },
+    Completions(Completions),
+    Man(Man),
+}
+
+/// Write a commented pgshard.toml to begin with
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard init                       two hosts, 4096 shards
+  pgshard init --hosts 3 --shards 2048
+  pgshard --config etc/app.toml init")]
+pub(crate) struct Init {
+    /// How many hosts to write down; the shards are spread evenly over them
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) hosts: u16,
+    /// N, the number of shards, 1 to 8192. It cannot be changed once bootstrapped: take far more than hosts
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = values::shard_count)]
+    pub(crate) shards: ShardCount,
+    /// Overwrite a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// Create what the hosts lack: control schema, shards, ID functions, migrations
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Doing it again does only what is left. All hosts are read, whichever are written to, so that no shard is
+ever made a second time. A shard that fails is named and the others go on; the exit code is then 8.
+
+Examples:
+  pgshard bootstrap
+  pgshard bootstrap --host db3 --jobs 8
+  pgshard bootstrap --json | tail -n 1 | jq '.hosts | map_values(.failed)'")]
+pub(crate) struct Bootstrap {
+    /// Write to this host only; can be repeated [default: all hosts]
+    #[arg(long = "host", value_name = "HOST")]
+    pub(crate) hosts: Vec<String>,
+    /// Connections to each host
+    #[arg(long, value_name = "COUNT", default_value_t = Request::WIDTH)]
+    pub(crate) jobs: NonZeroUsize,
+    /// This host certainly holds no shard: create shards even if it cannot be read; can be repeated
+    #[arg(long, value_name = "HOST")]
+    pub(crate) assume_empty: Vec<String>,
+}
+
+/// Where is a key or an ID: shard, schema, host, and for an ID its time and sequence
+#[derive(Debug, ArgGroup)]
+#[group(required = true, multiple = false)]
+#[command(after_help = "\
+No database is asked: the answer is the config's shard map.
+
+Examples:
+  pgshard locate --key 31341
+  pgshard locate --id 11637205501278089 --json | jq -r .host")]
+pub(crate) struct Locate {
+    /// A sharding key, normally a user ID; its shard is key mod N
+    #[arg(long, value_name = "KEY", allow_negative_numbers = true)]
+    pub(crate) key: Option<i64>,
+    /// An ID made by next_id(), signed or unsigned
+    #[arg(long, value_name = "ID", allow_negative_numbers = true, value_parser = values::id)]
+    pub(crate) id: Option<i64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum IdCommand {
+    Decode(IdDecode),
+    Encode(IdEncode),
+    Range(IdRange),
+}
+
+/// What shard, time and sequence number an ID carries
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+No database and no config are needed. The time of an ID is known only with the epoch: from
+--epoch, else from the config if there is one.
+
+Examples:
+  pgshard id decode 11637205501278089 --epoch 2011-01-01
+  pgshard id decode -9203679173715945767 2217813737473025833 --json")]
+pub(crate) struct IdDecode {
+    /// The IDs, signed or unsigned
+    #[arg(required = true, value_name = "ID", allow_negative_numbers = true, value_parser = values::id)]
+    pub(crate) ids: Vec<i64>,
+    #[command(flatten)]
+    pub(crate) epoch: EpochArg,
+}
+
+/// The ID of a time, a shard and a sequence number
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard id encode --ms 1387263000 --shard 1341 --seq 905
+  pgshard id encode --time 2026-11-01T08:00:00Z --epoch 2011-01-01 --shard 7")]
+pub(crate) struct IdEncode {
+    /// The time, such as 2026-11-01T08:00:00Z; needs the epoch
+    #[arg(long, value_name = "TIME", value_parser = values::time, required_unless_present = "ms")]
+    pub(crate) time: Option<Timestamp>,
+    /// Instead of the time: milliseconds since the epoch, below 2^41
+    #[arg(long, value_name = "MS", conflicts_with_all = ["time", "epoch"])]
+    pub(crate) ms: Option<u64>,
+    /// The shard, 0 to 8191
+    #[arg(long, value_name = "SHARD", value_parser = clap::value_parser!(u16).range(..=8191))]
+    pub(crate) shard: u16,
+    /// The value of the shard's sequence; modulo 1024 it is the ID's sequence number
+    #[arg(long, value_name = "VALUE", default_value_t = 0)]
+    pub(crate) seq: u64,
+    #[command(flatten)]
+    pub(crate) epoch: EpochArg,
+}
+
+/// The IDs of a span of time, for WHERE id BETWEEN min AND max
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The range holds the IDs of every shard. Times are RFC 3339, or days, which begin at midnight UTC.
+
+Examples:
+  pgshard id range --from 2026-11-01 --to 2026-11-08
+  pgshard id range --from 2026-11-01T08:00:00Z --to 2026-11-01T09:00:00Z --epoch 2011-01-01 --json")]
+pub(crate) struct IdRange {
+    /// The first instant of the span
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    pub(crate) from: Timestamp,
+    /// The end of the span, not included
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    pub(crate) to: Timestamp,
+    #[command(flatten)]
+    pub(crate) epoch: EpochArg,
+}
+
+#[derive(Debug, ArgGroup)]
+pub(crate) struct EpochArg {
+    /// The zero of the IDs' clock, a time or Unix milliseconds [default: the config's, if there is one]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = values::epoch)]
+    pub(crate) epoch: Option<Epoch>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MapCommand {
+    Show(MapShow),
+}
+
+/// Which host serves which shards, as the map says
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard map show
+  pgshard map show --json | jq '.hosts | map_values(.count)'")]
+pub(crate) struct MapShow {}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DevCommand {
+    Up(DevUp),
+    Down(DevDown),
+    Status(DevStatus),
+}
+
+/// Start local PostgreSQL servers, and write a config for them
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The servers run until `pgshard dev down`. Doing it again changes nothing: servers that run go on,
+the config and the migrations that are there stay. PGSHARD_PG_BIN names the folder of PostgreSQL's
+programs where they are not found. For development only: nobody needs a password.
+
+Examples:
+  pgshard dev up --hosts 3 --shards 256
+  pgshard --config pgshard-dev/pgshard.toml bootstrap
+  psql \"$(pgshard dev up --json | jq -r .hosts.db1.url)\"")]
+pub(crate) struct DevUp {
+    /// How many servers
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) hosts: u16,
+    /// N, the number of shards, 1 to 8192, for a config that is not there yet
+    #[arg(long, value_name = "N", default_value = "256", value_parser = values::shard_count)]
+    pub(crate) shards: ShardCount,
+    #[command(flatten)]
+    pub(crate) folder: DevFolder,
+}
+
+/// Stop the local servers and remove them with their data
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Only servers that `pgshard dev up` made are touched. The config and the migrations stay.
+
+Examples:
+  pgshard dev down
+  pgshard dev down --dir /var/tmp/trial --yes")]
+pub(crate) struct DevDown {
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) folder: DevFolder,
+}
+
+/// Which local servers there are, and whether they run
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard dev status
+  pgshard dev status --json | jq '.hosts | map_values(.running)'")]
+pub(crate) struct DevStatus {
+    #[command(flatten)]
+    pub(crate) folder: DevFolder,
+}
+
+#[derive(Debug, ArgGroup)]
+pub(crate) struct DevFolder {
+    /// Where the servers, the config and the migrations are
+    #[arg(long, value_name = "DIR", default_value = "pgshard-dev")]
+    pub(crate) dir: PathBuf,
+}
+
+/// Print a script that completes pgshard's commands and flags in a shell
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard completions bash > /etc/bash_completion.d/pgshard
+  pgshard completions zsh > \"${fpath[1]}/_pgshard\"
+  pgshard completions fish > ~/.config/fish/completions/pgshard.fish")]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+/// Print the manual page, or write those of all commands
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard man | man -l -
+  pgshard man --out /usr/local/share/man/man1")]
+pub(crate) struct Man {
+    /// Write the pages of all commands into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+}

@@ -1,0 +1,214 @@
+//! `pgshard bootstrap`: what the hosts lack, created.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use indicatif::ProgressBar;
+use pgshard::ShardId;
+use pgshard::config::Config;
+use pgshard::map::{HostName, ShardMap, print_shards};
+use pgshard::schema::bootstrap::{Event, Host, HostReport, Report, Request};
+use pgshard::schema::{self, HostFault, ShardFault};
+use serde::Serialize;
+
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output, seconds};
+
+/// Creates the control schema, the shards, and runs the migrations, on all hosts or on these.
+pub(crate) async fn run(
+    only: &[String],
+    assume_empty: &[String],
+    jobs: NonZeroUsize,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let request = Request {
+        cluster: context::cluster(&config),
+        hosts: hosts(&config, &context::map(&config).await?),
+        only: context::hosts(&config, only)?,
+        vouched: context::hosts(&config, assume_empty)?,
+        migrations: context::migrations(&config)?,
+        width: jobs,
+    };
+    let watcher = Watcher { output, bars: Mutex::default() };
+    let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;
+    tell(&report, output)?;
+    Ok(exit(&report))
+}
+
+/// Every host of the config with what the map places there.
+fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
+    let host = |host: &pgshard::config::HostConfig| {
+        let shards = map.iter().filter(|(_, on, _)| **on == host.name).map(|(shard, _, epoch)| (shard, epoch));
+        Host { name: host.name.clone(), connect: host.connect.clone(), shards: shards.collect() }
+    };
+    config.hosts.values().map(host).collect()
+}
+
+fn exit(report: &Report) -> Exit {
+    let refused = |host: &HostReport| matches!(host.fault, Some(HostFault::Refused(_)));
+    match (report.is_complete(), report.changed()) {
+        (true, _) => Exit::Done,
+        (false, true) => Exit::Partly,
+        (false, false) if report.hosts.values().any(refused) => Exit::Refused,
+        (false, false) => Exit::Failed,
+    }
+}
+
+/// Draws a bar for each host, or writes the events that programs want to know.
+struct Watcher<'a> {
+    output: &'a Output,
+    bars: Mutex<BTreeMap<HostName, ProgressBar>>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Told<'a> {
+    Planned { host: &'a str, to_do: usize, unchanged: usize },
+    ControlInstalled { host: &'a str, version: i32 },
+    ShardFailed { host: &'a str, shard: ShardId, message: String, remedy: String },
+    HostFailed { host: &'a str, message: String, remedy: String },
+    Done { hosts: BTreeMap<String, HostDone> },
+}
+
+/// One host in the last event.
+#[derive(Serialize)]
+struct HostDone {
+    created: usize,
+    migrated: usize,
+    unchanged: usize,
+    failed: Vec<ShardFailed>,
+    /// Why the host was left as it was, or halfway; `null` where it was not.
+    fault: Option<String>,
+    elapsed_ms: u128,
+}
+
+#[derive(Serialize)]
+struct ShardFailed {
+    shard: ShardId,
+    message: String,
+}
+
+impl Watcher<'_> {
+    fn saw(&self, event: &Event<'_>) {
+        match event {
+            Event::HostPlanned { host, to_do, unchanged } => {
+                let (to_do, unchanged) = (*to_do, *unchanged);
+                self.output.event(Told::Planned { host: host.as_str(), to_do, unchanged });
+                if to_do > 0 {
+                    let bar = self.output.progress(host.to_string(), "shards", to_do as u64);
+                    self.bars().insert((*host).clone(), bar);
+                }
+            }
+            Event::ControlInstalled { host, version } => {
+                self.output.event(Told::ControlInstalled { host: host.as_str(), version: *version });
+            }
+            Event::ShardDone { host, .. } => self.step(host),
+            Event::ShardFailed { host, shard, fault } => {
+                let (message, remedy) = (fault.to_string(), fault.remedy());
+                self.output.event(Told::ShardFailed { host: host.as_str(), shard: *shard, message, remedy });
+                self.step(host);
+            }
+            Event::HostFailed { host, fault } => {
+                let (message, remedy) = (fault.to_string(), fault.remedy());
+                self.output.event(Told::HostFailed { host: host.as_str(), message, remedy });
+            }
+            Event::HostDone { host, .. } => {
+                if let Some(bar) = self.bars().remove(host.as_str()) {
+                    bar.finish_and_clear();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn step(&self, host: &HostName) {
+        if let Some(bar) = self.bars().get(host) {
+            bar.inc(1);
+        }
+    }
+
+    fn bars(&self) -> std::sync::MutexGuard<'_, BTreeMap<HostName, ProgressBar>> {
+        // A bar is decoration: whoever panicked while drawing it does not stop the work.
+        self.bars.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The last word: what was done on each host, and what was not, with the reasons and remedies.
+fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
+    for (name, host) in &report.hosts {
+        if let Some(fault) = &host.fault {
+            output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
+        }
+        for (fault, shards) in by_fault(host) {
+            let plural = if shards.len() == 1 { "shard" } else { "shards" };
+            let shards = print_shards(shards);
+            output.error_with_remedy(format_args!("{name}: {plural} {shards}: {fault}"), &fault.remedy());
+        }
+    }
+    match output.format() {
+        Format::Json => {
+            let hosts = report.hosts.iter().map(|(name, host)| (name.to_string(), done(host))).collect();
+            output.object(Told::Done { hosts })?;
+        }
+        Format::Text => {
+            let columns = [
+                ("host", Align::Left),
+                ("created", Align::Right),
+                ("migrated", Align::Right),
+                ("unchanged", Align::Right),
+                ("failed", Align::Right),
+                ("time", Align::Right),
+            ];
+            output.table(&columns, report.hosts.iter().map(|(name, host)| row(name, host)))?;
+        }
+    }
+    if report.nothing_to_do() {
+        output.note("nothing to do");
+    }
+    Ok(())
+}
+
+/// The shards that failed, those with the same reason together, in the order of the first of them.
+fn by_fault(host: &HostReport) -> Vec<(&ShardFault, Vec<ShardId>)> {
+    let mut groups: Vec<(&ShardFault, Vec<ShardId>)> = Vec::new();
+    for (shard, fault) in &host.failed {
+        match groups.iter_mut().find(|(of, _)| *of == fault) {
+            Some((_, shards)) => shards.push(*shard),
+            None => groups.push((fault, vec![*shard])),
+        }
+    }
+    groups
+}
+
+fn done(host: &HostReport) -> HostDone {
+    let failed = host.failed.iter().map(|(shard, fault)| ShardFailed { shard: *shard, message: fault.to_string() });
+    HostDone {
+        created: host.created.len(),
+        migrated: host.migrated.len(),
+        unchanged: host.unchanged,
+        failed: failed.collect(),
+        fault: host.fault.as_ref().map(ToString::to_string),
+        elapsed_ms: host.elapsed.as_millis(),
+    }
+}
+
+fn row(name: &HostName, host: &HostReport) -> [String; 6] {
+    let failed = match (&host.fault, host.failed.len()) {
+        (Some(_), 0) => "all".to_owned(),
+        (_, failed) => failed.to_string(),
+    };
+    [
+        name.to_string(),
+        host.created.len().to_string(),
+        host.migrated.len().to_string(),
+        host.unchanged.to_string(),
+        failed,
+        seconds(host.elapsed),
+    ]
+}

@@ -1,0 +1,127 @@
+//! `pgshard dev`: throwaway local servers.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use pgshard::ShardCount;
+use pgshard::dev::{self, ConfigState, ServerState, UpOptions};
+use serde::Serialize;
+
+use crate::confirm::{Consent, confirm};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output};
+
+#[derive(Serialize)]
+struct UpReport {
+    config: PathBuf,
+    hosts: BTreeMap<String, UpHost>,
+}
+
+#[derive(Serialize)]
+struct UpHost {
+    url: String,
+}
+
+/// Starts the servers that do not run yet.
+pub(crate) async fn up(directory: PathBuf, hosts: usize, shards: ShardCount, output: &Output) -> Result<Exit, Failure> {
+    let options = UpOptions { directory, hosts, shards, binaries: None };
+    let up = tokio::task::spawn_blocking(move || dev::up(&options)).await??;
+    match output.format() {
+        Format::Json => {
+            let hosts = up.hosts.iter().map(|(name, url)| (name.to_string(), UpHost { url: url.clone() }));
+            output.object(UpReport { config: up.config.clone(), hosts: hosts.collect() })?;
+        }
+        Format::Text => {
+            let rows = up.hosts.iter().map(|(name, url)| [name.to_string(), url.clone()]);
+            output.table(&[("host", Align::Left), ("url", Align::Left)], rows)?;
+        }
+    }
+    let config = up.config.display();
+    match up.config_state {
+        ConfigState::Written => output.note(format_args!("wrote {config}")),
+        ConfigState::Kept => output.note(format_args!("kept {config} as it was")),
+    }
+    output.hint(format_args!("next: pgshard --config {config} bootstrap"));
+    Ok(Exit::Done)
+}
+
+#[derive(Serialize)]
+struct DownReport {
+    removed: Vec<String>,
+}
+
+/// Stops the servers and removes them with their data, after asking.
+pub(crate) async fn down(directory: PathBuf, consent: Consent, output: &Output) -> Result<Exit, Failure> {
+    let servers = status_of(&directory).await?;
+    let names: Vec<&str> = servers.iter().map(|server| server.name.as_str()).collect();
+    let removed = if names.is_empty() {
+        Vec::new()
+    } else {
+        let question = format!("remove {} in {} with all their data?", names.join(", "), directory.display());
+        if !confirm(&question, consent, output).await? {
+            return Err(Failure::new(Exit::Failed, "nothing was removed"));
+        }
+        tokio::task::spawn_blocking(move || dev::down(&directory)).await??
+    };
+    let removed: Vec<String> = removed.iter().map(ToString::to_string).collect();
+    match removed.as_slice() {
+        [] => output.note("there are no servers here: nothing to do"),
+        names => output.note(format_args!("removed {}; the config and the migrations stay", names.join(", "))),
+    }
+    if output.format() == Format::Json {
+        output.object(DownReport { removed })?;
+    }
+    Ok(Exit::Done)
+}
+
+#[derive(Serialize)]
+struct StatusReport {
+    hosts: BTreeMap<String, StatusHost>,
+}
+
+#[derive(Serialize)]
+struct StatusHost {
+    running: bool,
+    pid: Option<u32>,
+    major: u32,
+    url: String,
+    directory: PathBuf,
+}
+
+/// Which servers there are, and whether they run.
+pub(crate) async fn status(directory: PathBuf, output: &Output) -> Result<Exit, Failure> {
+    let servers = status_of(&directory).await?;
+    let pid = |state| match state {
+        ServerState::Running { pid } => Some(pid),
+        ServerState::Stopped => None,
+    };
+    if servers.is_empty() {
+        output.note(format_args!("there are no servers in {}", directory.display()));
+    }
+    match output.format() {
+        Format::Json => {
+            let hosts = servers.into_iter().map(|server| {
+                let pid = pid(server.state);
+                let (major, url, directory) = (server.major, server.url, server.directory);
+                (server.name.to_string(), StatusHost { running: pid.is_some(), pid, major, url, directory })
+            });
+            output.object(StatusReport { hosts: hosts.collect() })?;
+        }
+        Format::Text => {
+            let columns =
+                [("host", Align::Left), ("state", Align::Left), ("version", Align::Right), ("url", Align::Left)];
+            let rows = servers.iter().map(|server| {
+                let state = pid(server.state).map_or_else(|| "stopped".to_owned(), |pid| format!("running, pid {pid}"));
+                [server.name.to_string(), state, server.major.to_string(), server.url.clone()]
+            });
+            output.table(&columns, rows)?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+async fn status_of(directory: &Path) -> Result<Vec<dev::ServerStatus>, Failure> {
+    let directory = directory.to_owned();
+    Ok(tokio::task::spawn_blocking(move || dev::status(&directory)).await??)
+}

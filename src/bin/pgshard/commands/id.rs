@@ -1,0 +1,143 @@
+//! `pgshard id`: IDs without a database.
+
+use std::path::Path;
+
+use jiff::Timestamp;
+use pgshard::ShardId;
+use pgshard::id::{Epoch, Id, IdRange, MS_MAX, RangeError};
+use serde::Serialize;
+
+use crate::args::IdEncode;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output};
+
+/// An ID and what it carries, as JSON has it.
+#[derive(Serialize)]
+pub(super) struct Decoded {
+    id: String,
+    ms: u64,
+    /// `null` where the epoch is not known.
+    time: Option<String>,
+    shard: u16,
+    seq: u16,
+}
+
+impl Decoded {
+    /// Takes the ID apart.
+    pub(super) fn new(id: i64, epoch: Option<Epoch>) -> Decoded {
+        let fields = Id::decode(id);
+        Decoded {
+            id: id.to_string(),
+            ms: fields.ms(),
+            time: epoch.map(|epoch| epoch.time(fields.ms()).to_string()),
+            shard: fields.shard().get(),
+            seq: fields.seq(),
+        }
+    }
+
+    /// The same as names and values.
+    pub(super) fn pairs(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("id", self.id.clone()),
+            ("time", self.time_or_dash()),
+            ("ms", self.ms.to_string()),
+            ("shard", self.shard.to_string()),
+            ("seq", self.seq.to_string()),
+        ]
+    }
+
+    fn time_or_dash(&self) -> String {
+        self.time.clone().unwrap_or_else(|| "-".to_owned())
+    }
+
+    fn row(&self) -> [String; 5] {
+        [self.id.clone(), self.time_or_dash(), self.ms.to_string(), self.shard.to_string(), self.seq.to_string()]
+    }
+}
+
+/// Takes IDs apart.
+pub(crate) fn decode(
+    ids: &[i64],
+    epoch: Option<Epoch>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let epoch = context::epoch_if_known(epoch, config)?;
+    let decoded: Vec<Decoded> = ids.iter().map(|id| Decoded::new(*id, epoch)).collect();
+    match (output.format(), decoded.as_slice()) {
+        (Format::Json, _) => decoded.iter().try_for_each(|id| output.object(id))?,
+        (Format::Text, [id]) => output.pairs(&id.pairs())?,
+        (Format::Text, ids) => {
+            let columns = [
+                ("id", Align::Right),
+                ("time", Align::Left),
+                ("ms", Align::Right),
+                ("shard", Align::Right),
+                ("seq", Align::Right),
+            ];
+            output.table(&columns, ids.iter().map(Decoded::row))?;
+        }
+    }
+    if epoch.is_none() && output.format() == Format::Text {
+        output.hint("the time is known with --epoch, or with a config");
+    }
+    Ok(Exit::Done)
+}
+
+/// Puts an ID together.
+pub(crate) fn encode(args: IdEncode, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let (ms, epoch) = match (args.ms, args.time) {
+        (Some(ms), _) => (ms, None),
+        (None, Some(time)) => {
+            let epoch = context::epoch(args.epoch.epoch, config)?;
+            (epoch.ms(time).map_err(Failure::usage)?, Some(epoch))
+        }
+        (None, None) => return Err(Failure::usage("an ID needs --time or --ms")),
+    };
+    let shard = ShardId::new(args.shard).ok_or_else(|| Failure::usage("the last shard is 8191"))?;
+    let id = Id::new(ms, shard, args.seq);
+    let id = id.ok_or_else(|| Failure::usage(format!("{ms} ms are past {MS_MAX}, the last that 41 bits can hold")))?;
+    match output.format() {
+        Format::Json => output.object(Decoded::new(id.encode(), epoch))?,
+        Format::Text => output.data(id.encode())?,
+    }
+    Ok(Exit::Done)
+}
+
+#[derive(Serialize)]
+struct Range {
+    from: String,
+    to: String,
+    min: String,
+    max: String,
+}
+
+/// The IDs of a span of time.
+pub(crate) fn range(
+    from: Timestamp,
+    to: Timestamp,
+    epoch: Option<Epoch>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let epoch = context::epoch(epoch, config)?;
+    let range = IdRange::between(epoch, from, to).map_err(|error| match error {
+        RangeError::SignFlip { flip } => {
+            Failure::usage(error).hint(format!("--from {from} --to {flip}, then --from {flip} --to {to}"))
+        }
+        error => Failure::usage(error),
+    })?;
+    match output.format() {
+        Format::Json => {
+            let (from, to) = (from.to_string(), to.to_string());
+            output.object(Range { from, to, min: range.min.to_string(), max: range.max.to_string() })?;
+        }
+        Format::Text => {
+            output.pairs(&[("min", range.min.to_string()), ("max", range.max.to_string())])?;
+            output.note(format_args!("\nWHERE id BETWEEN {} AND {}", range.min, range.max));
+        }
+    }
+    Ok(Exit::Done)
+}

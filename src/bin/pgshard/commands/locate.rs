@@ -1,0 +1,88 @@
+//! `pgshard locate`: where a key or an ID is, by the map.
+
+use std::path::Path;
+
+use pgshard::ShardId;
+use pgshard::id::Id;
+use serde::Serialize;
+
+use super::id::Decoded;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Format, Output};
+
+/// What is looked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    /// A sharding key.
+    Key(i64),
+    /// An ID.
+    Id(i64),
+}
+
+#[derive(Serialize)]
+struct Located {
+    #[serde(flatten)]
+    what: What,
+    schema: String,
+    host: String,
+    epoch: u32,
+    map_version: u64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum What {
+    Key { key: String, shard: u16 },
+    Id(Decoded),
+}
+
+/// Says where it is.
+pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let map = context::map(&config).await?;
+    let shards = config.cluster.shards;
+    let shard: ShardId = match target {
+        Target::Key(key) => shards.shard_of_key(key),
+        Target::Id(id) => Id::decode(id).shard(),
+    };
+    let Some(placement) = map.placement(shard) else {
+        let last = shards.get() - 1;
+        let error = format!("the ID is of shard {shard}, but the cluster has {shards} shards, 0 to {last}");
+        return Err(Failure::usage(error)
+            .hint("it is not an ID of this cluster, or it lost digits on the way (a double keeps 53 bits)"));
+    };
+    let what = match target {
+        Target::Key(key) => What::Key { key: key.to_string(), shard: shard.get() },
+        Target::Id(id) => What::Id(Decoded::new(id, Some(config.cluster.epoch))),
+    };
+    let located = Located {
+        what,
+        schema: config.cluster.prefix.schema(shard),
+        host: placement.host.to_string(),
+        epoch: placement.epoch.get(),
+        map_version: map.version().get(),
+    };
+    match output.format() {
+        Format::Json => output.object(located)?,
+        Format::Text => output.pairs(&located.pairs())?,
+    }
+    Ok(Exit::Done)
+}
+
+impl Located {
+    fn pairs(&self) -> Vec<(&'static str, String)> {
+        let mut pairs = match &self.what {
+            What::Key { key, shard } => vec![("key", key.clone()), ("shard", shard.to_string())],
+            What::Id(decoded) => decoded.pairs(),
+        };
+        pairs.extend([
+            ("schema", self.schema.clone()),
+            ("host", self.host.clone()),
+            ("epoch", self.epoch.to_string()),
+            ("map version", self.map_version.to_string()),
+        ]);
+        pairs
+    }
+}

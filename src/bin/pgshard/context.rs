@@ -1,0 +1,106 @@
+//! What commands take from the config.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use pgshard::config::{Config, ConfigError};
+use pgshard::id::Epoch;
+use pgshard::map::{HostName, ShardMap};
+use pgshard::schema::{Cluster, Migrations};
+use pgshard::store::{MapStore, StoreError};
+
+use crate::exit::Exit;
+use crate::failure::Failure;
+
+/// The config that `--config` names, else the one that is found.
+///
+/// # Errors
+/// With [`Exit::Usage`] and all of its mistakes at once.
+pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
+    Config::load(Config::find(flag)).map_err(|error| match error {
+        ConfigError::Invalid { diagnostics, .. } => {
+            Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string))
+        }
+        error => Failure::usage(error),
+    })
+}
+
+/// The map as it is kept now.
+///
+/// # Errors
+/// With [`Exit::Usage`] where it is wrong, as with the config.
+pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
+    config.map_store().load().await.map_err(|error| match error {
+        StoreError::Text { diagnostics } => Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string)),
+        error => error.into(),
+    })
+}
+
+/// What may never differ between the hosts.
+pub(crate) fn cluster(config: &Config) -> Cluster {
+    let cluster = &config.cluster;
+    Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone() }
+}
+
+/// The application's shard migrations; none where the config names no folder.
+///
+/// # Errors
+/// With [`Exit::Usage`] and every mistake in the folder.
+pub(crate) fn migrations(config: &Config) -> Result<Migrations, Failure> {
+    match &config.cluster.migrations {
+        None => Ok(Migrations::none()),
+        Some(folder) => Migrations::read(folder).map_err(Failure::usage),
+    }
+}
+
+/// The hosts of these names.
+///
+/// # Errors
+/// With [`Exit::Usage`] where the config has no such host.
+pub(crate) fn hosts(config: &Config, names: &[String]) -> Result<BTreeSet<HostName>, Failure> {
+    names.iter().map(|name| host(config, name)).collect()
+}
+
+/// The host of this name.
+///
+/// # Errors
+/// With [`Exit::Usage`] where the config has no such host.
+pub(crate) fn host(config: &Config, name: &str) -> Result<HostName, Failure> {
+    if let Some((known, _)) = config.hosts.get_key_value(name) {
+        return Ok(known.clone());
+    }
+    let alike = |known: &&HostName| strsim::osa_distance(known.as_str(), name);
+    let nearest = config.hosts.keys().min_by_key(alike).filter(|known| alike(known) <= 2);
+    let names: Vec<&str> = config.hosts.keys().map(HostName::as_str).collect();
+    let hint = match nearest {
+        Some(nearest) => format!("did you mean {nearest}?"),
+        None => format!("the hosts are {}", names.join(", ")),
+    };
+    Err(Failure::usage(format!("there is no host {name:?} in {}", config.path.display())).hint(hint))
+}
+
+/// The epoch of the flag, else of the config.
+///
+/// # Errors
+/// When there is neither.
+pub(crate) fn epoch(flag: Option<Epoch>, config: Option<&Path>) -> Result<Epoch, Failure> {
+    epoch_if_known(flag, config)?.ok_or_else(|| {
+        Failure::usage("the epoch is not known: there is no config here")
+            .hint("name it: --epoch 2011-01-01T00:00:00Z, or --config FILE")
+    })
+}
+
+/// The epoch of the flag, else of the config if there is one.
+///
+/// # Errors
+/// When there is a config, or one was named, and it cannot be used.
+pub(crate) fn epoch_if_known(flag: Option<Epoch>, config_flag: Option<&Path>) -> Result<Option<Epoch>, Failure> {
+    if flag.is_some() {
+        return Ok(flag);
+    }
+    let nobody_named_it = config_flag.is_none() && Config::find(None) == Path::new(Config::FILE_NAME);
+    if nobody_named_it && !Path::new(Config::FILE_NAME).exists() {
+        return Ok(None);
+    }
+    Ok(Some(config(config_flag)?.cluster.epoch))
+}

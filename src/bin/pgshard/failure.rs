@@ -1,0 +1,102 @@
+//! Why a command stopped: what to say, what to do about it, and the exit code.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use tokio_postgres::error::DbError;
+
+use crate::exit::Exit;
+use crate::output::OutputError;
+
+/// A command that did not end well. Any error becomes one with [`Exit::Failed`]; the constructors say more.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    errors: Vec<Box<dyn Error + Send + Sync>>,
+    hint: Option<String>,
+}
+
+impl Failure {
+    /// A failure with this exit code.
+    pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure { exit, errors: vec![error.into()], hint: None }
+    }
+
+    /// The command line or the config is wrong.
+    pub(crate) fn usage(error: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure::new(Exit::Usage, error)
+    }
+
+    /// Several mistakes, all of them to be shown.
+    pub(crate) fn several<E: Into<Box<dyn Error + Send + Sync>>>(
+        exit: Exit,
+        errors: impl IntoIterator<Item = E>,
+    ) -> Failure {
+        Failure { exit, errors: errors.into_iter().map(Into::into).collect(), hint: None }
+    }
+
+    /// The same failure with what the operator can do.
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl fmt::Display) -> Failure {
+        self.hint = Some(hint.to_string());
+        self
+    }
+
+    /// How the command ends.
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// What went wrong, each with its chain of causes: `cannot read x`, `no such file`.
+    pub(crate) fn chains(&self) -> impl Iterator<Item = Vec<String>> {
+        self.errors.iter().map(|error| {
+            let first: &(dyn Error + 'static) = &**error;
+            std::iter::successors(Some(first), |error| cause(*error)).map(words).collect()
+        })
+    }
+
+    /// What the operator can do.
+    pub(crate) fn advice(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// Whether the reader of our output went away, which is no failure: `pgshard … | head`.
+    pub(crate) fn is_broken_pipe(&self) -> bool {
+        let [error] = self.errors.as_slice() else { return false };
+        error.downcast_ref::<OutputError>().is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
+    }
+}
+
+impl<E: Error + Send + Sync + 'static> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure::new(Exit::Failed, error)
+    }
+}
+
+/// The server's own answer, where `tokio_postgres` says only "db error".
+fn answer<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a DbError> {
+    error.downcast_ref::<tokio_postgres::Error>().and_then(tokio_postgres::Error::as_db_error)
+}
+
+fn words(error: &(dyn Error + 'static)) -> String {
+    answer(error).map_or_else(|| error.to_string(), pgshard::pg::state::words)
+}
+
+/// The cause that `words` has not told yet.
+fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    if answer(error).is_some() { None } else { error.source() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_output_can_break_the_pipe() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(Failure::from(OutputError(broken())).is_broken_pipe());
+        assert!(!Failure::from(broken()).is_broken_pipe());
+        assert!(!Failure::usage("no").is_broken_pipe());
+    }
+}

@@ -1,0 +1,295 @@
+//! The one place that prints: stdout is data, stderr is talk, colour is decoration.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Style};
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::args::{Color, Global};
+use crate::exit::Exit;
+use crate::failure::Failure;
+
+const ERROR: Style = AnsiColor::Red.on_default().bold();
+const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+const HINT: Style = AnsiColor::Cyan.on_default().bold();
+
+/// Where a command puts what it has to say.
+pub(crate) struct Output {
+    format: Format,
+    quiet: bool,
+    stdout_colour: ColorChoice,
+    talk: Talk,
+}
+
+/// What stdout speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Lines and tables for people and `grep`.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How a column of a table stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Align {
+    /// Names and text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// Stdout cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to stdout")]
+pub(crate) struct OutputError(#[source] pub(crate) io::Error);
+
+#[derive(Serialize)]
+struct Versioned<T> {
+    schema_version: u32,
+    #[serde(flatten)]
+    object: T,
+}
+
+impl Output {
+    /// Printing as the global flags say.
+    pub(crate) fn new(global: &Global) -> Output {
+        let choice = match global.color {
+            // `auto` heeds NO_COLOR, CLICOLOR_FORCE, TERM=dumb and whether there is a terminal.
+            Color::Auto => ColorChoice::Auto,
+            Color::Always => ColorChoice::Always,
+            Color::Never => ColorChoice::Never,
+        };
+        let resolve = |auto: ColorChoice| if choice == ColorChoice::Auto { auto } else { choice };
+        let bars = match global.quiet || !io::stderr().is_terminal() {
+            true => ProgressDrawTarget::hidden(),
+            false => ProgressDrawTarget::stderr(),
+        };
+        Output {
+            format: if global.json { Format::Json } else { Format::Text },
+            quiet: global.quiet,
+            stdout_colour: resolve(AutoStream::choice(&io::stdout())),
+            talk: Talk {
+                bars: MultiProgress::with_draw_target(bars),
+                colour: resolve(AutoStream::choice(&io::stderr())),
+            },
+        }
+    }
+
+    /// What stdout speaks.
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Whether stderr takes colour.
+    pub(crate) fn is_coloured(&self) -> bool {
+        self.talk.colour != ColorChoice::Never
+    }
+
+    /// Stderr as a writer that does not tear a progress bar.
+    pub(crate) fn talk(&self) -> Talk {
+        self.talk.clone()
+    }
+
+    /// Data: one or more lines on stdout.
+    ///
+    /// # Errors
+    /// When stdout cannot be written; a reader that went away is told apart by [`Output::failure`].
+    pub(crate) fn data(&self, lines: impl Display) -> Result<(), OutputError> {
+        let mut stdout = AutoStream::new(io::stdout().lock(), self.stdout_colour);
+        let written = self.talk.bars.suspend(|| writeln!(stdout, "{lines}").and_then(|()| stdout.flush()));
+        written.map_err(OutputError)
+    }
+
+    /// Data as it is, without a line end.
+    ///
+    /// # Errors
+    /// As [`Output::data`].
+    pub(crate) fn raw(&self, bytes: &[u8]) -> Result<(), OutputError> {
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(OutputError)
+    }
+
+    /// Data: a JSON object on one line, with `"schema_version": 1` put first.
+    ///
+    /// # Errors
+    /// As [`Output::data`].
+    pub(crate) fn object(&self, object: impl Serialize) -> Result<(), OutputError> {
+        let line = serde_json::to_string(&Versioned { schema_version: 1, object });
+        self.data(line.expect("our objects have text for keys"))
+    }
+
+    /// What happens while a command works, as [`Output::object`]; nothing in text. That nobody reads it any more does
+    /// not stop the work.
+    pub(crate) fn event(&self, event: impl Serialize) {
+        if self.format == Format::Json {
+            self.object(event).ok();
+        }
+    }
+
+    /// Data as a table, without borders so that `awk` can read it. Nothing at all when it has no rows.
+    ///
+    /// # Errors
+    /// As [`Output::data`].
+    pub(crate) fn table<Row: IntoIterator<Item = String>>(
+        &self,
+        columns: &[(&str, Align)],
+        rows: impl IntoIterator<Item = Row>,
+    ) -> Result<(), OutputError> {
+        let mut table = plain_table();
+        table.set_header(columns.iter().map(|(name, _)| *name));
+        for row in rows {
+            table.add_row(row);
+        }
+        if table.is_empty() {
+            return Ok(());
+        }
+        for (index, (_, align)) in columns.iter().enumerate() {
+            if let (Align::Right, Some(column)) = (align, table.column_mut(index)) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        self.data(trimmed(&table))
+    }
+
+    /// Data as names and values, one pair a line.
+    ///
+    /// # Errors
+    /// As [`Output::data`].
+    pub(crate) fn pairs(&self, pairs: &[(&str, String)]) -> Result<(), OutputError> {
+        let mut table = plain_table();
+        for (name, value) in pairs {
+            table.add_row([*name, value]);
+        }
+        self.data(trimmed(&table))
+    }
+
+    /// Talk, unless `--quiet`.
+    pub(crate) fn note(&self, text: impl Display) {
+        if !self.quiet {
+            self.talk.line(text);
+        }
+    }
+
+    /// Advice after a blank line, unless `--quiet`.
+    pub(crate) fn hint(&self, text: impl Display) {
+        self.note(format_args!("\n{HINT}hint:{HINT:#} {text}"));
+    }
+
+    /// Something that is off but does not stop the command.
+    pub(crate) fn warning(&self, text: impl Display) {
+        self.talk.line(format_args!("{WARNING}warning:{WARNING:#} {text}"));
+    }
+
+    /// Something that went wrong and what to do about it, while the command goes on.
+    pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
+        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {text}"));
+        if !remedy.is_empty() {
+            self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {remedy}"));
+        }
+    }
+
+    /// A question, on stderr; the cursor stays behind it.
+    pub(crate) fn ask(&self, question: &str) {
+        self.talk.write(format_args!("{question} [y/N] "));
+    }
+
+    /// Says why a command stopped, with every cause, and gives its exit code. A reader of stdout that went away
+    /// (`pgshard … | head`) is no failure.
+    pub(crate) fn failure(&self, failure: &Failure) -> Exit {
+        if failure.is_broken_pipe() {
+            return Exit::Done;
+        }
+        for (index, chain) in failure.chains().enumerate() {
+            let [error, causes @ ..] = chain.as_slice() else { continue };
+            if index > 0 {
+                self.talk.line("");
+            }
+            self.talk.line(format_args!("{ERROR}error:{ERROR:#} {error}"));
+            for cause in causes {
+                self.talk.line(format_args!("  {ERROR}caused by:{ERROR:#} {cause}"));
+            }
+        }
+        if let Some(advice) = failure.advice() {
+            self.talk.line(format_args!("\n{HINT}hint:{HINT:#} {advice}"));
+        }
+        failure.exit()
+    }
+
+    /// Says that Ctrl-C was heard, and how to go on.
+    pub(crate) fn interrupted(&self, how_to_go_on: Option<&str>) -> Exit {
+        self.talk.line(format_args!("{ERROR}interrupted{ERROR:#}"));
+        if let Some(advice) = how_to_go_on {
+            self.talk.line(format_args!("\n{HINT}hint:{HINT:#} {advice}"));
+        }
+        Exit::Interrupted
+    }
+
+    /// A bar with rate and time left, drawn only on a terminal. `unit` is what is counted, in the plural.
+    pub(crate) fn progress(&self, what: String, unit: &str, total: u64) -> ProgressBar {
+        let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} · {{per_sec}} · {{eta}} left {{msg}}");
+        let style = ProgressStyle::with_template(&template).expect("the template names indicatif's own keys");
+        let bar = ProgressBar::new(total).with_style(style.progress_chars("━╸─")).with_prefix(what);
+        let bar = self.talk.bars.add(bar);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        bar
+    }
+}
+
+/// Stderr, beside the progress bars on it.
+#[derive(Clone)]
+pub(crate) struct Talk {
+    bars: MultiProgress,
+    colour: ColorChoice,
+}
+
+impl Talk {
+    fn line(&self, text: impl Display) {
+        self.write(format_args!("{text}\n"));
+    }
+
+    fn write(&self, text: impl Display) {
+        let mut stderr = AutoStream::new(io::stderr().lock(), self.colour);
+        // There is nobody left to tell that stderr cannot be written.
+        self.bars.suspend(|| write!(stderr, "{text}").and_then(|()| stderr.flush())).ok();
+    }
+}
+
+impl Write for Talk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bars.suspend(|| io::stderr().lock().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().lock().flush()
+    }
+}
+
+/// A duration for people: `0.84 s`, `3 min 20 s`.
+pub(crate) fn seconds(duration: Duration) -> String {
+    let whole = duration.as_secs();
+    match whole {
+        0..10 => format!("{:.2} s", duration.as_secs_f64()),
+        10..60 => format!("{:.1} s", duration.as_secs_f64()),
+        _ => format!("{} min {} s", whole / 60, whole % 60),
+    }
+}
+
+fn plain_table() -> Table {
+    let mut table = Table::new();
+    // The same lines on a terminal and in a pipe: never wrapped, no borders.
+    table.load_style(presets::NOTHING).force_no_tty();
+    table
+}
+
+/// The table without the spaces that pad its borders.
+fn trimmed(table: &Table) -> String {
+    let lines: Vec<String> =
+        table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned()).collect();
+    lines.join("\n")
+}

@@ -1,0 +1,57 @@
+//! Values of the command line that clap does not know: IDs, times, epochs.
+
+use jiff::{Timestamp, civil, tz::TimeZone};
+use pgshard::ShardCount;
+use pgshard::id::Epoch;
+
+/// An ID as a signed or an unsigned 64-bit number: IDs turn negative after 34.8 years, and some tools print them unsigned.
+pub(crate) fn id(text: &str) -> Result<i64, String> {
+    let unsigned = || text.parse::<u64>().map(u64::cast_signed);
+    text.parse::<i64>().or_else(|_| unsigned()).map_err(|_| "not a whole number of 64 bits".to_owned())
+}
+
+/// A time: `2026-11-01T08:00:00Z`, or a day, which begins at midnight UTC.
+pub(crate) fn time(text: &str) -> Result<Timestamp, String> {
+    let day = || text.parse::<civil::Date>().ok()?.to_zoned(TimeZone::UTC).ok().map(|zoned| zoned.timestamp());
+    text.parse::<Timestamp>()
+        .ok()
+        .or_else(day)
+        .ok_or_else(|| "not a time such as 2026-11-01T08:00:00Z or 2026-11-01 (midnight UTC)".to_owned())
+}
+
+/// An epoch: a time, or Unix milliseconds.
+pub(crate) fn epoch(text: &str) -> Result<Epoch, String> {
+    let unix_ms = match text.parse::<i64>() {
+        Ok(unix_ms) => unix_ms,
+        Err(_) => time(text).map_err(|error| format!("{error}, or Unix milliseconds"))?.as_millisecond(),
+    };
+    Epoch::from_unix_ms(unix_ms).map_err(|error| error.to_string())
+}
+
+/// N.
+pub(crate) fn shard_count(text: &str) -> Result<ShardCount, String> {
+    let count = text.parse().ok().and_then(ShardCount::new);
+    count.ok_or_else(|| format!("not a number of shards: 1 to {}", ShardCount::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_come_signed_and_unsigned() {
+        assert_eq!(id("-1"), Ok(-1));
+        assert_eq!(id("18446744073709551615"), Ok(-1));
+        assert_eq!(id("9243064899993605849"), Ok(-9203679173715945767));
+        assert!(id("1e3").is_err());
+        assert!(id("18446744073709551616").is_err());
+    }
+
+    #[test]
+    fn times_and_epochs() {
+        assert_eq!(time("2011-01-01").unwrap(), time("2011-01-01T01:00:00+01:00").unwrap());
+        assert!(time("last week").is_err());
+        assert_eq!(epoch("1293840000000"), epoch("2011-01-01"));
+        assert!(epoch("9999-01-01").is_err());
+    }
+}

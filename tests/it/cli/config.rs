@@ -1,0 +1,133 @@
+//! The commands that need a config, and no server: init, locate, map show, and every command's word on a bad config.
+
+use std::fs;
+
+use super::{alone, folder, pgshard};
+
+const CONFIG: &str = r#"
+[cluster]
+shards = 2000
+epoch = "2012-01-01T00:00:00Z"
+schema_prefix = "s"
+
+[hosts.db1]
+url = "postgres://app@10.0.0.1/app"
+[hosts.db2]
+url = "host=10.0.0.2 dbname=app user=app"
+[hosts.spare]
+url = "host=10.0.0.3 dbname=app user=app"
+
+[map]
+version = 7
+[map.placement]
+db1 = "0-1000"
+db2 = "1001-1340, 1341@3, 1342-1999"
+"#;
+
+/// Runs the command beside this config.
+fn beside(config: &str, args: &[&str]) -> super::Run {
+    let folder = folder();
+    fs::write(folder.path().join("pgshard.toml"), config).unwrap();
+    pgshard(folder.path(), args)
+}
+
+#[test]
+fn init_writes_a_config_that_works() {
+    let folder = folder();
+    let run = pgshard(folder.path(), &["init"]);
+    insta::assert_snapshot!("init", run.shown());
+    let written = fs::read_to_string(folder.path().join("pgshard.toml")).unwrap();
+    assert_eq!(written, pgshard::config::template(), "the template, comments and all");
+    assert_eq!(pgshard(folder.path(), &["map", "show"]).exit, 0);
+
+    insta::assert_snapshot!("init_again", pgshard(folder.path(), &["init", "--hosts", "3"]).shown());
+    let kept = fs::read_to_string(folder.path().join("pgshard.toml")).unwrap();
+    assert_eq!(kept, written, "nothing is overwritten unasked");
+}
+
+#[test]
+fn init_takes_hosts_and_shards() {
+    for (hosts, shards) in [(1, 1), (1, 4096), (3, 100), (64, 8192)] {
+        let folder = folder();
+        let (hosts_text, shards_text) = (hosts.to_string(), shards.to_string());
+        let args = ["init", "--force", "--hosts", &hosts_text, "--shards", &shards_text];
+        assert_eq!(pgshard(folder.path(), &args).exit, 0);
+        let shown = pgshard(folder.path(), &["map", "show", "--json"]).json().remove(0);
+        assert_eq!(shown["shards"], shards);
+        assert_eq!(shown["hosts"].as_object().unwrap().len(), hosts);
+        let written = fs::read_to_string(folder.path().join("pgshard.toml")).unwrap();
+        assert_eq!(
+            written.matches('#').count(),
+            pgshard::config::template().matches('#').count(),
+            "every comment stays:\n{written}"
+        );
+    }
+    let run = alone(&["init", "--hosts", "3", "--shards", "2"]);
+    assert_eq!(run.exit, 2, "{}", run.stderr);
+}
+
+#[test]
+fn locate_a_key() {
+    insta::assert_snapshot!("locate_key_text", beside(CONFIG, &["locate", "--key", "31341"]).shown());
+    insta::assert_snapshot!("locate_key_json", beside(CONFIG, &["locate", "--key", "31341", "--json"]).shown());
+    let negative = beside(CONFIG, &["locate", "--key", "-1", "--json"]).json().remove(0);
+    assert_eq!((&negative["key"], &negative["shard"]), (&"-1".into(), &1999.into()));
+}
+
+#[test]
+fn locate_an_id() {
+    let id = "11637205501278089";
+    insta::assert_snapshot!("locate_id_text", beside(CONFIG, &["locate", "--id", id]).shown());
+    insta::assert_snapshot!("locate_id_json", beside(CONFIG, &["locate", "--id", id, "--json"]).shown());
+    let negative = beside(CONFIG, &["locate", "--id", "-9203679173715945767", "--json"]).json().remove(0);
+    assert_eq!((&negative["shard"], &negative["time"]), (&5.into(), &"2046-12-01T00:00:00Z".into()));
+}
+
+#[test]
+fn an_id_of_a_shard_that_is_not_is_refused() {
+    insta::assert_snapshot!(beside(CONFIG, &["locate", "--id", "-1"]).shown());
+}
+
+#[test]
+fn locate_wants_one_thing() {
+    assert_eq!(beside(CONFIG, &["locate"]).exit, 2);
+    assert_eq!(beside(CONFIG, &["locate", "--key", "1", "--id", "1"]).exit, 2);
+}
+
+#[test]
+fn map_show() {
+    insta::assert_snapshot!("map_show_text", beside(CONFIG, &["map", "show"]).shown());
+    insta::assert_snapshot!("map_show_json", beside(CONFIG, &["map", "show", "--json"]).shown());
+}
+
+#[test]
+fn ids_take_the_epoch_of_the_config() {
+    let decoded = beside(CONFIG, &["id", "decode", "9221321628057605849", "--json"]).json().remove(0);
+    assert_eq!(decoded["time"], "2046-11-01T00:00:00Z");
+    let flag = beside(CONFIG, &["id", "decode", "9221321628057605849", "--json", "--epoch", "0"]).json().remove(0);
+    assert_eq!(flag["time"], "2004-11-01T00:00:00Z", "the flag goes first");
+    // A config that is wrong is never passed over.
+    assert_eq!(beside("[cluster]", &["id", "decode", "1"]).exit, 2);
+}
+
+#[test]
+fn all_mistakes_of_a_config_at_once() {
+    let mistakes = CONFIG
+        .replace("shards = 2000", "shards = 2000\nshard = 3")
+        .replace("db1 = \"0-1000\"", "dbl = \"0-999\"")
+        .replace("1342-1999", "1300-1999");
+    insta::assert_snapshot!("config_mistakes", beside(&mistakes, &["map", "show"]).shown());
+    let run = beside(&mistakes, &["locate", "--key", "1", "--json"]);
+    assert_eq!((run.exit, run.stdout.as_str()), (2, ""));
+}
+
+#[test]
+fn an_unknown_host_is_answered_with_the_one_meant() {
+    insta::assert_snapshot!(beside(&CONFIG.replace("db1 = \"0-", "db11 = \"0-"), &["map", "show"]).shown());
+}
+
+#[test]
+fn no_config() {
+    insta::assert_snapshot!("no_config", alone(&["map", "show"]).shown());
+    insta::assert_snapshot!("no_such_config", alone(&["--config", "elsewhere.toml", "map", "show"]).shown());
+}
