@@ -44,8 +44,13 @@ pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error>
     if entries.is_empty() {
         return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
     }
-    if let Some(early) = entries.iter().find(|entry| !matches!(entry.phase, Phase::Kept | Phase::Completed | Phase::Aborted)) {
-        let reason = format!("`pgshard moves {}` first", if early.phase < Phase::Decided { "resume` or `pgshard moves abort" } else { "resume" });
+    if let Some(early) =
+        entries.iter().find(|entry| !matches!(entry.phase, Phase::Kept | Phase::Completed | Phase::Aborted))
+    {
+        let reason = format!(
+            "`pgshard moves {}` first",
+            if early.phase < Phase::Decided { "resume` or `pgshard moves abort" } else { "resume" }
+        );
         return Err(Error::NotNow { shard: early.shard, phase: early.phase, reason });
     }
     let mut report = Report { id, done: Vec::new(), failed: Vec::new() };
@@ -67,7 +72,11 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
     let not_now = |reason: String| Error::NotNow { shard, phase: entry.phase, reason };
     let there = facts::row_of(&target, shard).await?;
     if there.is_none_or(|row| row.epoch <= entry.epoch) {
-        let reason = format!("host {} does not have it at epoch {} or later: run `pgshard check`", entry.target, entry.epoch.next());
+        let reason = format!(
+            "host {} does not have it at epoch {} or later: run `pgshard check`",
+            entry.target,
+            entry.epoch.next()
+        );
         return Err(not_now(reason));
     }
     let source = mover.hosts.open(&entry.source).await?.for_shard(shard);
@@ -76,7 +85,7 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
         return Err(not_now(format!("host {} still has it at epoch {}", entry.source, entry.epoch)));
     }
     let left = names.left(entry.epoch);
-    alone(&source, &left).await?;
+    alone(mover, &source, &left).await?;
     let what = "dropping the old copy";
     // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; a reader that is
     // still at work there makes it give up after two seconds.
@@ -85,7 +94,13 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
     let sql = "UPDATE pgshard.move SET phase = 'completed', updated_at = clock_timestamp()
          WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
     source.execute(what, sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
-    source.execute(what, "DELETE FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2", &[entry.id.uuid(), &shard.as_i32()]).await?;
+    source
+        .execute(
+            what,
+            "DELETE FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2",
+            &[entry.id.uuid(), &shard.as_i32()],
+        )
+        .await?;
     source.batch(what, "COMMIT").await?;
     for (name, of) in ledger(&target, "old signpost").await? {
         if of.shard == shard && of.id == entry.id {
@@ -96,13 +111,13 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
 }
 
 /// That nothing outside of a schema depends on what is in it: DROP … CASCADE would take that along.
-async fn alone(session: &Session, schema: &str) -> Result<(), Error> {
+async fn alone(mover: &Mover, session: &Session, schema: &str) -> Result<(), Error> {
     if facts::schema_oid(session, schema).await?.is_none() {
         return Ok(());
     }
-    let crossings = border::crossings(session.client.client(), &Namespace::from(schema)).await;
+    let crossings = border::crossings(session.client.client(), &Namespace::from(schema), &mover.prefix).await;
     let crossings = crossings.map_err(|source| Error::Border { host: session.host.clone(), source })?;
-    match (crossings.first(), session.shard) {
+    match (crossings.iter().find(|crossing| crossing.incoming), session.shard) {
         (Some(crossing), Some(shard)) => {
             Err(Error::NotNow { shard, phase: Phase::Kept, reason: format!("{schema} is still in use: {crossing}") })
         }

@@ -8,7 +8,7 @@ use futures_util::{SinkExt, StreamExt, TryStreamExt};
 
 use super::error::Error;
 use super::session::Session;
-use crate::pg::{quote_ident, quote_literal};
+use crate::pg::quote_ident;
 
 /// One table of a shard, as COPY and digests need it.
 #[derive(Clone, Debug)]
@@ -45,7 +45,12 @@ pub(crate) async fn tables(session: &Session, schema: u32) -> Result<Vec<Table>,
         FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         WHERE c.relnamespace = $1 AND c.relkind = 'r' GROUP BY c.oid, c.relname ORDER BY c.relname";
     let rows = session.rows("listing the tables", sql, &[&schema]).await?;
-    let table = |row: &tokio_postgres::Row| Table { name: row.get(0), written: row.get(1), all: row.get(2), binary: row.get(3) };
+    let table = |row: &tokio_postgres::Row| Table {
+        name: row.get(0),
+        written: row.get(1),
+        all: row.get(2),
+        binary: row.get(3),
+    };
     Ok(rows.iter().map(table).collect())
 }
 
@@ -98,25 +103,4 @@ pub(crate) async fn digest(session: &Session, schema: &str, table: &Table) -> Re
     );
     let row = session.row("digesting rows", &sql, &[]).await?;
     Ok(Digest { rows: row.get(0), sum: row.get(1) })
-}
-
-/// Sets the target's sequences to where the source's are. Nobody uses either: the source is fenced, the target not open.
-///
-/// Locks: ROW EXCLUSIVE on the target's sequences until the end of its transaction.
-pub(crate) async fn carry_sequences(
-    (source, from, schema): (&Session, u32, &str),
-    (target, to): (&Session, &str),
-) -> Result<(), Error> {
-    let what = "carrying the sequences";
-    let sql = "SELECT relname::text FROM pg_class WHERE relnamespace = $1 AND relkind = 'S' ORDER BY relname";
-    let names: Vec<String> = source.rows(what, sql, &[&from]).await?.iter().map(|row| row.get(0)).collect();
-    let mut sets = Vec::with_capacity(names.len());
-    for name in &names {
-        let sql = format!("SELECT last_value, is_called FROM {}.{}", quote_ident(schema), quote_ident(name));
-        let row = source.row(what, &sql, &[]).await?;
-        let (value, called): (i64, bool) = (row.get(0), row.get(1));
-        let there = quote_literal(&format!("{}.{}", quote_ident(to), quote_ident(name)));
-        sets.push(format!("SELECT pg_catalog.setval({there}::pg_catalog.regclass, {value}, {called})"));
-    }
-    if sets.is_empty() { Ok(()) } else { target.batch(what, &sets.join("; ")).await }
 }

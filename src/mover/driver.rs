@@ -96,6 +96,7 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
     let work = ShardMove {
         hold,
         names: Names { schema: mover.prefix.schema(part.shard) },
+        prefix: &mover.prefix,
         epoch: part.epoch,
         source,
         target,
@@ -130,7 +131,13 @@ fn signature(hold: Hold) -> String {
     format!("pgshard {}/{}/", hold.id, hold.shard)
 }
 
-async fn claim(work: &ShardMove<'_>, beating: &Session, part: &Part, mode: Mode, options: &Options) -> Result<(), Error> {
+async fn claim(
+    work: &ShardMove<'_>,
+    beating: &Session,
+    part: &Part,
+    mode: Mode,
+    options: &Options,
+) -> Result<(), Error> {
     work.at("before claim")?;
     heartbeat::lock(beating, work.hold).await?;
     let holder = options.holder.as_str();

@@ -175,7 +175,11 @@ impl Error {
     pub fn can_be_resumed(&self) -> bool {
         !matches!(
             self,
-            Error::Refused { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::TooLate { .. } | Error::Stuck { .. }
+            Error::Refused { .. }
+                | Error::UnknownHost { .. }
+                | Error::NoSuchMove { .. }
+                | Error::TooLate { .. }
+                | Error::Stuck { .. }
         )
     }
 }

@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::Namespace;
-use crate::shard::ShardId;
+use crate::shard::{SchemaPrefix, ShardId};
 
 use super::border;
 use super::ddl::{self, Creation, Target};
@@ -13,6 +13,7 @@ use super::names::{MoveId, Names};
 use super::refusal::Refusal;
 use super::session::Session;
 use super::step;
+use super::target::missing_at_target;
 
 /// What matters of a host, for any shard.
 #[derive(Clone, Debug)]
@@ -26,8 +27,6 @@ pub(crate) struct HostFacts {
     pub(crate) cluster: String,
     pub(crate) may_create: bool,
     pub(crate) in_recovery: bool,
-    /// `server_version_num`.
-    pub(crate) version: u32,
 }
 
 /// A row of `pgshard.shard`.
@@ -132,7 +131,6 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         collation: row.get(3),
         may_create: row.get(4),
         in_recovery: row.get(5),
-        version: version(session).await?,
         cluster,
     }))
 }
@@ -177,13 +175,20 @@ pub(crate) async fn schema_oid(session: &Session, schema: &str) -> Result<Option
 }
 
 /// Reads the facts of one shard.
-pub(crate) async fn of_shard(source: &Session, target: &Session, shard: ShardId, names: &Names) -> Result<ShardFacts, Error> {
+pub(crate) async fn of_shard(
+    source: &Session,
+    target: &Session,
+    shard: ShardId,
+    prefix: &SchemaPrefix,
+) -> Result<ShardFacts, Error> {
+    let names = Names { schema: prefix.schema(shard) };
     let what = "reading the shard's facts";
     let schema = names.schema.as_str();
     let mut facts = ShardFacts { shard, schema: schema.to_owned(), ..ShardFacts::default() };
     facts.source_row = row_of(source, shard).await?;
     facts.target_row = row_of(target, shard).await?;
-    let sql = "SELECT move_id, phase FROM pgshard.move WHERE shard_id = $1 AND phase NOT IN ('kept', 'completed', 'aborted')";
+    let sql =
+        "SELECT move_id, phase FROM pgshard.move WHERE shard_id = $1 AND phase NOT IN ('kept', 'completed', 'aborted')";
     let active = source.rows(what, sql, &[&shard.as_i32()]).await?;
     facts.active_move = active.first().map(|row| (MoveId::from(row.get::<_, Uuid>(0)).to_string(), row.get(1)));
     let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1";
@@ -219,10 +224,10 @@ pub(crate) async fn of_shard(source: &Session, target: &Session, shard: ShardId,
         Ok(creation) => facts.creation = Some(creation),
         Err(found) => facts.at_source.extend(found),
     }
-    let crossings = border::crossings(source.client.client(), &Namespace::Oid(oid)).await;
+    let crossings = border::crossings(source.client.client(), &Namespace::Oid(oid), prefix).await;
     let crossings = crossings.map_err(|error| Error::Border { host: source.host.clone(), source: error })?;
-    facts.at_source.extend(crossings.iter().map(border::Crossing::refusal));
-    let missing = ddl::missing_at_target(target.client.client(), &schema_facts).await;
-    facts.at_target = missing.map_err(|error| Error::Catalog { host: target.host.clone(), source: error })?;
+    facts.at_source.extend(crossings.iter().map(Refusal::of_crossing));
+    let missing = missing_at_target(target.client.client(), &schema_facts).await;
+    facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
     Ok(facts)
 }

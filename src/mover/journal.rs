@@ -127,7 +127,8 @@ impl Session {
     ///
     /// Locks: none but ACCESS SHARE on the table.
     pub(crate) async fn entries(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
-        let sql = format!("SELECT {COLUMNS} FROM pgshard.move WHERE coalesce(move_id = $1, true) ORDER BY move_id, shard_id");
+        let sql =
+            format!("SELECT {COLUMNS} FROM pgshard.move WHERE coalesce(move_id = $1, true) ORDER BY move_id, shard_id");
         let rows = self.rows("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await?;
         rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed("reading the journal", error))
     }
@@ -144,9 +145,11 @@ impl Session {
         let (shard, epoch, mode) = (hold.shard.as_i32(), claim.epoch.as_i32(), claim.mode.as_str());
         let (id, target) = (hold.id.uuid(), claim.target.as_str());
         let claimed = self
-            .execute("claiming the shard", sql, &[
-                id, &shard, &source, &target, &mode, &epoch, &hold.lease, &lease_ms, &claim.holder,
-            ])
+            .execute(
+                "claiming the shard",
+                sql,
+                &[id, &shard, &source, &target, &mode, &epoch, &hold.lease, &lease_ms, &claim.holder],
+            )
             .await;
         match claimed {
             Ok(1) => Ok(()),
@@ -155,7 +158,9 @@ impl Session {
                 shard: hold.shard,
                 reason: format!("shard {} is no longer served at epoch {}", hold.shard, claim.epoch),
             }),
-            Err(Error::Database { source, .. }) if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) => {
+            Err(Error::Database { source, .. })
+                if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) =>
+            {
                 Err(Error::Superseded {
                     host: self.host.clone(),
                     shard: hold.shard,
@@ -177,9 +182,11 @@ impl Session {
              UPDATE pgshard.shard s SET lease = $3 FROM taken
              WHERE s.shard_id = taken.shard_id AND s.state = 'fenced' AND s.move_id = taken.move_id";
         let lease_ms = lease_for.as_millis() as f64;
-        self.execute("taking the lease over", sql, &[
-            hold.id.uuid(), &hold.shard.as_i32(), &hold.lease, &lease_ms, &holder,
-        ])
+        self.execute(
+            "taking the lease over",
+            sql,
+            &[hold.id.uuid(), &hold.shard.as_i32(), &hold.lease, &lease_ms, &holder],
+        )
         .await
         .map(drop)
     }
@@ -204,9 +211,11 @@ impl Session {
              WHERE move_id = $1 AND shard_id = $2 AND lease = $3";
         let (id, shard, phase_name) = (hold.id.uuid(), hold.shard.as_i32(), phase.as_str());
         let updated = self
-            .execute("writing the journal", sql, &[
-                id, &shard, &hold.lease, &phase_name, &note.rows, &note.bytes, &note.timings, &note.fingerprint,
-            ])
+            .execute(
+                "writing the journal",
+                sql,
+                &[id, &shard, &hold.lease, &phase_name, &note.rows, &note.bytes, &note.timings, &note.fingerprint],
+            )
             .await?;
         if updated == 1 { Ok(()) } else { Err(Error::LeaseLost { shard: hold.shard }) }
     }

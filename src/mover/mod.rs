@@ -11,10 +11,10 @@
 //! 4. A step may run twice. An object is in a ledger before, or together with, its creation.
 //! 5. The map is never the fence.
 
-mod border;
+pub mod border;
 mod cleanup;
 mod copy;
-mod ddl;
+pub mod ddl;
 mod driver;
 mod error;
 mod facts;
@@ -27,10 +27,11 @@ mod options;
 mod plan;
 mod preflight;
 mod refusal;
-mod sequences;
+pub mod sequences;
 mod session;
 mod state;
 mod step;
+pub mod target;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +44,6 @@ use crate::shard::{SchemaPrefix, ShardId};
 use crate::store::MapStore;
 
 pub use cleanup::{Cleaned, CleanupReport};
-pub use ddl::Statement;
 pub use error::Error;
 pub use failpoint::{Action, FAILPOINTS, Failpoint};
 pub use heartbeat::Leases;

@@ -23,7 +23,8 @@ pub(crate) struct Observation {
 ///
 /// Locks: none but ACCESS SHARE on the control tables.
 pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> Result<Observation, Error> {
-    let entry_sql = format!("SELECT {} FROM pgshard.move WHERE move_id = $1 AND shard_id = $2", super::journal::COLUMNS);
+    let entry_sql =
+        format!("SELECT {} FROM pgshard.move WHERE move_id = $1 AND shard_id = $2", super::journal::COLUMNS);
     let (id, shard) = (*hold.id.uuid(), hold.shard.as_i32());
     let entry = source.rows("reading the journal", &entry_sql, &[&id, &shard]).await?;
     let entry = entry.first().ok_or(Error::NoSuchMove { id: hold.id })?;

@@ -55,7 +55,10 @@ impl ShardPlan {
         let (incoming, signpost, left) = (names.incoming(), names.signpost(), names.left(*epoch));
         vec![
             format!("claim shard {shard} on {source}, announce it on {target}"),
-            format!("prepare: {} statements build {incoming} on {target}; build {signpost} on {source}", self.before_data.len()),
+            format!(
+                "prepare: {} statements build {incoming} on {target}; build {signpost} on {source}",
+                self.before_data.len()
+            ),
             format!("fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers wait from here"),
             format!("barrier: wait until no transaction on {source} holds a lock on {left}; then the marker"),
             format!("copy {} tables, about {}; compare digests", self.tables, Bytes(self.bytes)),
@@ -101,11 +104,19 @@ pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) 
         Some(Row { state, epoch, .. }) if state == "serving" => Some(*epoch),
         Some(Row { state, peer, .. }) => {
             let peer = peer.as_deref().unwrap_or("nowhere");
-            refuse(&source.name, format!("is {state} (to {peer}) there"), "look with `pgshard moves list` and `pgshard check`");
+            refuse(
+                &source.name,
+                format!("is {state} (to {peer}) there"),
+                "look with `pgshard moves list` and `pgshard check`",
+            );
             None
         }
         None => {
-            refuse(&source.name, "was never there".to_owned(), "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`");
+            refuse(
+                &source.name,
+                "was never there".to_owned(),
+                "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`",
+            );
             None
         }
     };
@@ -114,7 +125,9 @@ pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) 
         refuse(&source.name, format!("has a move {id} that is {phase}"), &remedy);
     }
     if let Some(id) = &facts.incoming {
-        let remedy = format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first; `pgshard moves gc` if it is gone");
+        let remedy = format!(
+            "`pgshard moves resume {id}` or `pgshard moves abort {id}` first; `pgshard moves gc` if it is gone"
+        );
         refuse(&target.name, format!("is being brought there by the move {id}"), &remedy);
     }
     match &facts.target_row {
@@ -198,7 +211,6 @@ mod tests {
             cluster: "4 shards, epoch 0, prefix shard_".to_owned(),
             may_create: true,
             in_recovery: false,
-            version: 150000,
         }
     }
 
@@ -223,7 +235,9 @@ mod tests {
     #[test]
     fn every_reason_is_said_at_once() {
         let found = |object: &str| Refusal::new(object, "is odd", "drop it");
-        let row = |state: &str, epoch| Some(Row { state: state.to_owned(), epoch: ShardEpoch::new(epoch).unwrap(), peer: None });
+        let row = |state: &str, epoch| {
+            Some(Row { state: state.to_owned(), epoch: ShardEpoch::new(epoch).unwrap(), peer: None })
+        };
         let facts = ShardFacts {
             source_row: row("moved", 2),
             target_row: row("serving", 3),

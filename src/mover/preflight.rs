@@ -9,7 +9,6 @@ use crate::shard::ShardId;
 
 use super::error::Error;
 use super::facts::{self, HostFacts};
-use super::names::Names;
 use super::plan::{self, Plan, ShardPlan};
 use super::refusal::Refusal;
 use super::session::Session;
@@ -43,11 +42,12 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
             }
             refusals.extend(against);
         }
-        let judged: Vec<_> = stream::iter(moving.iter().filter_map(|(shard, host)| Some((*shard, *fitting.get(*host)?))))
-            .map(|(shard, source)| shard_plan(mover, shard, source, target))
-            .buffered(WIDTH)
-            .collect()
-            .await;
+        let judged: Vec<_> =
+            stream::iter(moving.iter().filter_map(|(shard, host)| Some((*shard, *fitting.get(*host)?))))
+                .map(|(shard, source)| shard_plan(mover, shard, source, target))
+                .buffered(WIDTH)
+                .collect()
+                .await;
         let mut shards = Vec::with_capacity(judged.len());
         for outcome in judged {
             match outcome? {
@@ -122,7 +122,6 @@ async fn shard_plan(
 ) -> Result<Result<ShardPlan, Vec<Refusal>>, Error> {
     let (from, to) = tokio::try_join!(mover.hosts.open(&source.name), mover.hosts.open(&target.name))?;
     let (from, to) = (from.for_shard(shard), to.for_shard(shard));
-    let names = Names { schema: mover.prefix.schema(shard) };
-    let facts = facts::of_shard(&from, &to, shard, &names).await?;
+    let facts = facts::of_shard(&from, &to, shard, &mover.prefix).await?;
     Ok(plan::judge(&facts, source, target))
 }

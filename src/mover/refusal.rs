@@ -5,6 +5,8 @@ use std::fmt;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
+use super::border::Crossing;
+
 /// One reason not to move a shard: where, which object, what is wrong with it, and what would help.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Refusal {
@@ -23,6 +25,15 @@ pub struct Refusal {
 impl Refusal {
     pub(super) fn new(object: impl Into<String>, reason: impl Into<String>, remedy: impl Into<String>) -> Refusal {
         Refusal { shard: None, host: None, object: object.into(), reason: reason.into(), remedy: remedy.into() }
+    }
+
+    /// A dependency over the shard's border, as a reason against a move.
+    pub(super) fn of_crossing(crossing: &Crossing) -> Refusal {
+        let (object, bound_to) = match crossing.incoming {
+            true => (&crossing.outside, &crossing.inside),
+            false => (&crossing.inside, &crossing.outside),
+        };
+        Refusal::new(object, format!("is bound to {bound_to} over the shard's border"), crossing.remedy)
     }
 
     /// The same refusal, of a shard on a host.

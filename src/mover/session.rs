@@ -61,7 +61,12 @@ impl Session {
         self
     }
 
-    pub(crate) async fn row(&self, what: &'static str, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Row, Error> {
+    pub(crate) async fn row(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error> {
         self.client.query_one(sql, params).await.map_err(|error| self.failed(what, error))
     }
 

@@ -189,9 +189,12 @@ pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready: None }) => Step::Copy { attempt },
 
         (Goal::Finish, Phase::Prepared, Source::Serving, Target::Incoming { ready: None }) => Step::Fence,
-        (Goal::Finish, Phase::Claimed | Phase::Prepared, Source::Serving, Target::Nothing | Target::Incoming { .. }) => {
-            Step::Prepare
-        }
+        (
+            Goal::Finish,
+            Phase::Claimed | Phase::Prepared,
+            Source::Serving,
+            Target::Nothing | Target::Incoming { .. },
+        ) => Step::Prepare,
 
         // Two hosts that both have the shard, a fence that is not ours, a target that another move uses.
         _ => Step::Stuck,
@@ -202,15 +205,8 @@ pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
 mod tests {
     use super::*;
 
-    const PHASES: [Phase; 7] = [
-        Phase::Claimed,
-        Phase::Prepared,
-        Phase::Fenced,
-        Phase::Copied,
-        Phase::Decided,
-        Phase::Opened,
-        Phase::Kept,
-    ];
+    const PHASES: [Phase; 7] =
+        [Phase::Claimed, Phase::Prepared, Phase::Fenced, Phase::Copied, Phase::Decided, Phase::Opened, Phase::Kept];
     const SOURCES: [Source; 5] =
         [Source::Serving, Source::Fenced { attempt: 1 }, Source::Fenced { attempt: 2 }, Source::Moved, Source::Other];
     const TARGETS: [Target; 6] = [
@@ -224,9 +220,9 @@ mod tests {
 
     fn all() -> impl Iterator<Item = Observed> {
         PHASES.into_iter().flat_map(|phase| {
-            SOURCES.into_iter().flat_map(move |source| {
-                TARGETS.into_iter().map(move |target| Observed { phase, source, target })
-            })
+            SOURCES
+                .into_iter()
+                .flat_map(move |source| TARGETS.into_iter().map(move |target| Observed { phase, source, target }))
         })
     }
 
@@ -305,19 +301,23 @@ mod tests {
             observed = run(step, observed);
             steps.push(step);
         }
-        assert_eq!(steps, [
-            Step::Prepare,
-            Step::Fence,
-            Step::Copy { attempt: 2 },
-            Step::DecideAndOpen { attempt: 2 },
-            Step::Publish,
-            Step::Done
-        ]);
+        assert_eq!(
+            steps,
+            [
+                Step::Prepare,
+                Step::Fence,
+                Step::Copy { attempt: 2 },
+                Step::DecideAndOpen { attempt: 2 },
+                Step::Publish,
+                Step::Done
+            ]
+        );
     }
 
     #[test]
     fn a_fence_that_was_lost_after_the_copy_builds_the_target_anew() {
-        let lost = |ready| Observed { phase: Phase::Prepared, source: Source::Serving, target: Target::Incoming { ready } };
+        let lost =
+            |ready| Observed { phase: Phase::Prepared, source: Source::Serving, target: Target::Incoming { ready } };
         assert_eq!(next(Goal::Finish, lost(Some(1))), Step::Prepare);
         assert_eq!(next(Goal::Finish, lost(None)), Step::Fence);
     }

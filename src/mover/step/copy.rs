@@ -14,6 +14,7 @@ use crate::mover::error::Error;
 use crate::mover::facts::{self, Lock};
 use crate::mover::journal::{Entry, Note};
 use crate::mover::options::Event;
+use crate::mover::sequences;
 use crate::mover::state::Phase;
 use crate::pg::quote_literal;
 use crate::schema::catalog::{Facts, Namespace, preamble};
@@ -50,7 +51,7 @@ impl ShardMove<'_> {
         }
         let copying = Instant::now();
         let (rows, bytes) = self.copy_rows(left, &left_name).await?;
-        self.finish_target(entry, &schema, left, &left_name, attempt).await?;
+        self.finish_target(entry, &schema, left, attempt).await?;
         let timings = json!({ "barrier_ms": millis(barrier), "copy_ms": millis(copying.elapsed()) });
         let note = Note { rows: Some(rows as i64), bytes: Some(bytes as i64), timings, ..Note::default() };
         self.source.advance(self.hold, Phase::Copied, &note).await?;
@@ -62,10 +63,11 @@ impl ShardMove<'_> {
     /// What was altered since the target was built, or what reaches into the shard past its fence.
     async fn altered(&self, entry: &Entry, schema: &Facts, left: u32) -> Result<Option<String>, Error> {
         if entry.fingerprint.as_deref() != Some(fingerprint(schema).as_str()) {
-            return Ok(Some("its tables, functions or grants are not what they were when the target was built".to_owned()));
+            return Ok(Some(
+                "its tables, functions or grants are not what they were when the target was built".to_owned(),
+            ));
         }
-        let crossings = super::super::border::crossings(self.source.client.client(), &Namespace::Oid(left)).await;
-        let crossings = crossings.map_err(|source| Error::Border { host: self.source.host.clone(), source })?;
+        let crossings = self.crossings(&self.source, &Namespace::Oid(left)).await?;
         Ok(crossings.first().map(ToString::to_string))
     }
 
@@ -94,8 +96,10 @@ impl ShardMove<'_> {
 
     async fn compare(&self, tables: &[Table], left_name: &str, incoming: &str) -> Result<(), Error> {
         for table in tables {
-            let (ours, theirs) =
-                tokio::try_join!(copy::digest(&self.source, left_name, table), copy::digest(&self.target, incoming, table))?;
+            let (ours, theirs) = tokio::try_join!(
+                copy::digest(&self.source, left_name, table),
+                copy::digest(&self.target, incoming, table)
+            )?;
             if ours != theirs {
                 return Err(Error::Differs {
                     shard: self.hold.shard,
@@ -111,14 +115,7 @@ impl ShardMove<'_> {
     /// All that comes after the rows, and the word that the target is ready. Commits.
     ///
     /// Locks: ACCESS EXCLUSIVE on tables that nobody else knows; rows of the control tables.
-    async fn finish_target(
-        &self,
-        entry: &Entry,
-        schema: &Facts,
-        left: u32,
-        left_name: &str,
-        attempt: i32,
-    ) -> Result<(), Error> {
+    async fn finish_target(&self, entry: &Entry, schema: &Facts, left: u32, attempt: i32) -> Result<(), Error> {
         let what = "building indexes and constraints";
         let incoming = self.names.incoming();
         // Computed from what stands behind the fence: the fingerprint says that it is what the plan was made from.
@@ -128,7 +125,7 @@ impl ShardMove<'_> {
             self.target.batch(what, &statement.sql).await?;
         }
         self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
-        copy::carry_sequences((&self.source, left, left_name), (&self.target, &incoming)).await?;
+        self.carry_sequences(left, &incoming).await?;
         self.carry_migrations().await?;
         self.source.batch("copying rows", "ROLLBACK").await?;
         self.at("after indexes")?;
@@ -143,12 +140,25 @@ impl ShardMove<'_> {
         self.at("after ready")
     }
 
+    /// Sets the target's sequences to where the source's are. Nobody uses either: the source is fenced, the target not
+    /// open.
+    ///
+    /// Locks: ROW EXCLUSIVE on the target's sequences until the end of its transaction.
+    async fn carry_sequences(&self, left: u32, incoming: &str) -> Result<(), Error> {
+        let what = "carrying the sequences";
+        let values = sequences::sequence_values(self.source.client.client(), &Namespace::Oid(left)).await;
+        let values = values.map_err(|error| self.source.failed(what, error))?;
+        let set = sequences::set_sequence_values(self.target.client.client(), incoming, &values).await;
+        set.map_err(|error| self.target.failed(what, error))
+    }
+
     /// The migrations that the shard has had, as the target's control schema will list them.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.shard_migration until the end of the target's transaction.
     async fn carry_migrations(&self) -> Result<(), Error> {
         let what = "carrying the list of migrations";
-        let sql = "SELECT coalesce(json_agg(json_build_object('name', name, 'checksum', checksum, 'applied_at', applied_at))
+        let sql =
+            "SELECT coalesce(json_agg(json_build_object('name', name, 'checksum', checksum, 'applied_at', applied_at))
             ::text, '[]') FROM pgshard.shard_migration WHERE shard_id = $1";
         let list: String = self.source.row(what, sql, &[&self.hold.shard.as_i32()]).await?.get(0);
         let shard = self.hold.shard;

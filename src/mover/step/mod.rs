@@ -10,7 +10,9 @@ mod undo;
 
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::{self, Facts, Namespace};
+use crate::shard::SchemaPrefix;
 
+use super::border::{self, Crossing};
 use super::ddl::{self, Creation};
 use super::error::Error;
 use super::journal::Hold;
@@ -26,6 +28,7 @@ pub(crate) use copy::Outcome;
 pub(crate) struct ShardMove<'a> {
     pub(crate) hold: Hold,
     pub(crate) names: Names,
+    pub(crate) prefix: &'a SchemaPrefix,
     pub(crate) epoch: ShardEpoch,
     pub(crate) source: Session,
     pub(crate) target: Session,
@@ -58,7 +61,8 @@ impl ShardMove<'_> {
     async fn begin_on_target(&self, what: &'static str) -> Result<(), Error> {
         self.target.batch(what, "BEGIN").await?;
         let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 FOR NO KEY UPDATE";
-        let rows = self.target.rows(what, sql, &[&self.hold.shard.as_i32(), self.hold.id.uuid(), &self.hold.lease]).await?;
+        let rows =
+            self.target.rows(what, sql, &[&self.hold.shard.as_i32(), self.hold.id.uuid(), &self.hold.lease]).await?;
         if rows.is_empty() { Err(Error::LeaseLost { shard: self.hold.shard }) } else { Ok(()) }
     }
 
@@ -69,6 +73,12 @@ impl ShardMove<'_> {
         let target = ddl::Target { schema: &incoming, final_schema: &self.names.schema, version };
         ddl::create(facts, &target)
             .map_err(|found| Error::Refused { refusals: found.into_iter().map(|one| self.refusal(one)).collect() })
+    }
+
+    /// What crosses a schema's border on one of the hosts.
+    async fn crossings(&self, session: &Session, schema: &Namespace) -> Result<Vec<Crossing>, Error> {
+        let crossings = border::crossings(session.client.client(), schema, self.prefix).await;
+        crossings.map_err(|source| Error::Border { host: session.host.clone(), source })
     }
 
     fn refusal(&self, found: Refusal) -> Refusal {

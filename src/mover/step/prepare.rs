@@ -5,10 +5,10 @@
 //! the next run builds anew.
 
 use super::ShardMove;
-use crate::mover::border;
 use crate::mover::ddl::Creation;
 use crate::mover::error::Error;
 use crate::mover::journal::Note;
+use crate::mover::refusal::Refusal;
 use crate::mover::state::Phase;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Namespace, preamble};
@@ -64,10 +64,9 @@ impl ShardMove<'_> {
             self.target.batch("building the target's schema", &statement.sql).await?;
         }
         // An old signpost stands under the shard's final name; nothing may have been bound to it, or to any other shard.
-        let closed = border::crossings(self.target.client.client(), &Namespace::from(self.names.incoming().as_str())).await;
-        let crossings = closed.map_err(|source| Error::Border { host: self.target.host.clone(), source })?;
+        let crossings = self.crossings(&self.target, &Namespace::from(self.names.incoming().as_str())).await?;
         if !crossings.is_empty() {
-            let refusals = crossings.iter().map(|crossing| self.refusal(crossing.refusal())).collect();
+            let refusals = crossings.iter().map(|crossing| self.refusal(Refusal::of_crossing(crossing))).collect();
             return Err(Error::Refused { refusals });
         }
         let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL WHERE shard_id = $1";

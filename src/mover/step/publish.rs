@@ -25,7 +25,8 @@ impl ShardMove<'_> {
         store::publish_merged(store, &changes).await.map_err(Error::Publish)?;
         self.at("after publish")?;
         self.analyze().await;
-        let timings = pause.map_or_else(|| json!({}), |pause| json!({ "pause_ms": (pause.as_secs_f64() * 1e5).round() / 100.0 }));
+        let timings =
+            pause.map_or_else(|| json!({}), |pause| json!({ "pause_ms": (pause.as_secs_f64() * 1e5).round() / 100.0 }));
         self.source.advance(self.hold, Phase::Kept, &Note { timings, ..Note::default() }).await?;
         self.reached(Phase::Kept);
         self.at("after kept")

@@ -29,15 +29,25 @@ impl ShardMove<'_> {
         if !self.target.rows(what, sql, &[&shard, id]).await?.is_empty() {
             let incoming = self.names.incoming();
             self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&incoming))).await?;
-            self.target.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'incoming' AND name = $1", &[&incoming]).await?;
+            self.target
+                .execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'incoming' AND name = $1", &[&incoming])
+                .await?;
             self.target.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
-            self.target.execute(what, "DELETE FROM pgshard.shard_migration m WHERE shard_id = $1
-                AND NOT EXISTS (SELECT FROM pgshard.shard s WHERE s.shard_id = m.shard_id)", &[&shard]).await?;
+            self.target
+                .execute(
+                    what,
+                    "DELETE FROM pgshard.shard_migration m WHERE shard_id = $1
+                AND NOT EXISTS (SELECT FROM pgshard.shard s WHERE s.shard_id = m.shard_id)",
+                    &[&shard],
+                )
+                .await?;
         }
         self.target.batch(what, "COMMIT").await?;
         let signpost = self.names.signpost();
         self.source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&signpost))).await?;
-        self.source.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'signpost' AND name = $1", &[&signpost]).await?;
+        self.source
+            .execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'signpost' AND name = $1", &[&signpost])
+            .await?;
         self.source.batch(what, "COMMIT").await?;
         self.at("after discard")?;
         self.source.advance(self.hold, Phase::Aborted, &Note::default()).await?;

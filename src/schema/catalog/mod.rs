@@ -12,8 +12,8 @@ mod session;
 
 pub use facts::{
     Address, Attribute, Column, Comment, Constraint, ConstraintKind, Facts, Function, Grant, Grantee, Index,
-    IndexStatistics, Name, Other, Outside, OwnedBy, Persistence, Range, Relation, RelationKind, Sequence, Trigger, Type,
-    TypeKind,
+    IndexStatistics, Name, Other, Outside, OwnedBy, Persistence, Range, Relation, RelationKind, Sequence, Trigger,
+    Type, TypeKind,
 };
 pub use read::{Error, Namespace, read};
 pub use session::{preamble, search_path};

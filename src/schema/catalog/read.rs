@@ -137,19 +137,22 @@ macro_rules! query {
 pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) -> Result<Facts, Error> {
     let reader = Reader { client, namespace };
     let names: Vec<&str> = std::iter::once("search_path").chain(PINNED.map(|(name, _)| name)).collect();
-    let before = "SELECT array_agg(current_setting(name) ORDER BY n) FROM unnest($1::text[]) WITH ORDINALITY AS s(name, n)";
+    let before =
+        "SELECT array_agg(current_setting(name) ORDER BY n) FROM unnest($1::text[]) WITH ORDINALITY AS s(name, n)";
     let (oid, name) = namespace.parameters();
     let which: &Parameters<'_> = &[(&oid, Type::OID), (&name, Type::NAME)];
-    let (head, before) = tokio::try_join!(
-        reader.rows::<Head>("name", include_str!("sql/namespace.sql"), which),
-        async {
+    let (head, before) =
+        tokio::try_join!(reader.rows::<Head>("name", include_str!("sql/namespace.sql"), which), async {
             let parameters: &Parameters<'_> = &[(&names, Type::TEXT_ARRAY)];
             client.query_typed(before, parameters).await.map_err(|source| reader.failed("settings", source))
-        },
-    )?;
+        },)?;
     let head = head.into_iter().next().ok_or_else(|| Error::NoSchema { namespace: namespace.clone() })?;
-    let before: Vec<String> =
-        before.first().map(|row| row.try_get(0)).transpose().map_err(|e| reader.failed("settings", e))?.unwrap_or_default();
+    let before: Vec<String> = before
+        .first()
+        .map(|row| row.try_get(0))
+        .transpose()
+        .map_err(|e| reader.failed("settings", e))?
+        .unwrap_or_default();
     let path = search_path(&head.name);
     let pinned: Vec<&str> = std::iter::once(path.as_str()).chain(PINNED.map(|(_, value)| value)).collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();

@@ -39,8 +39,20 @@ pub(super) fn canonical(query: &str) -> String {
 
 /// The tokens of the outermost FROM, if it names exactly one thing.
 fn single_source(tokens: &[String]) -> Option<std::ops::Range<usize>> {
-    const END: [&str; 12] =
-        ["WHERE", "GROUP", "HAVING", "WINDOW", "ORDER", "LIMIT", "OFFSET", "FETCH", "FOR", "UNION", "INTERSECT", "EXCEPT"];
+    const END: [&str; 12] = [
+        "WHERE",
+        "GROUP",
+        "HAVING",
+        "WINDOW",
+        "ORDER",
+        "LIMIT",
+        "OFFSET",
+        "FETCH",
+        "FOR",
+        "UNION",
+        "INTERSECT",
+        "EXCEPT",
+    ];
     let mut depth = 0;
     let mut start = None;
     let mut end = tokens.len();
@@ -111,7 +123,10 @@ mod tests {
     #[test]
     fn versions_agree() {
         for (fifteen, sixteen) in [
-            ("SELECT photos.id,\n    photos.\"T\"\n   FROM photos\n  WHERE (photos.id > 0);", "SELECT id,\n \"T\" FROM photos WHERE (id > 0);"),
+            (
+                "SELECT photos.id,\n    photos.\"T\"\n   FROM photos\n  WHERE (photos.id > 0);",
+                "SELECT id,\n \"T\" FROM photos WHERE (id > 0);",
+            ),
             ("SELECT p.id FROM public.photos p", "SELECT id FROM public.photos p"),
             ("SELECT lower(p.a) AS a FROM p ORDER BY p.a", "SELECT lower(a) AS a FROM p ORDER BY a"),
             ("SELECT (t.a IS DISTINCT FROM t.b) AS x FROM t", "SELECT (a IS DISTINCT FROM b) AS x FROM t"),
