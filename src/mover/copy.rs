@@ -4,11 +4,15 @@
 //! differs means a row that differs. Values go over as binary where every type is PostgreSQL's own, whose binary form is
 //! the same in all versions; types made by users carry OIDs in places and go as text.
 
-use futures_util::{SinkExt, StreamExt, TryStreamExt};
+use bytes::{Bytes, BytesMut};
+use futures_util::{SinkExt, TryStreamExt};
 
 use super::error::Error;
 use super::session::Session;
 use crate::pg::quote_ident;
+
+/// Rows come one a message; a message for each, on the way on, would cost more than the rows.
+const CHUNK_BYTES: usize = 64 * 1024;
 
 /// One table of a shard, as COPY and digests need it.
 #[derive(Clone, Debug)]
@@ -78,12 +82,21 @@ pub(crate) async fn pipe(
     let sink = target.client.copy_in(&into).await.map_err(|error| target.failed(what, error))?;
     let mut sink = std::pin::pin!(sink);
     let mut bytes = 0;
-    while let Some(chunk) = rows.next().await {
-        let chunk: bytes::Bytes = chunk?;
-        bytes += chunk.len() as u64;
-        copied(chunk.len() as u64);
-        // `feed` waits when the socket is full, so that at most a few chunks are held in memory.
-        sink.feed(chunk).await.map_err(|error| target.failed(what, error))?;
+    let mut chunk = BytesMut::with_capacity(CHUNK_BYTES);
+    loop {
+        let row: Option<Bytes> = rows.try_next().await?;
+        if let Some(row) = &row {
+            chunk.extend_from_slice(row);
+        }
+        if chunk.len() >= CHUNK_BYTES || row.is_none() {
+            bytes += chunk.len() as u64;
+            copied(chunk.len() as u64);
+            // Waits while the socket is full, so that no more than a few chunks are held in memory.
+            sink.send(chunk.split().freeze()).await.map_err(|error| target.failed(what, error))?;
+        }
+        if row.is_none() {
+            break;
+        }
     }
     let rows = sink.finish().await.map_err(|error| target.failed(what, error))?;
     Ok((rows, bytes))
