@@ -1,5 +1,5 @@
 //! PostgreSQL as the rest of the crate sees it: how to [connect](ConnectOptions), how to [quote](quote_ident), which
-//! SQLSTATE means what ([`state`]).
+//! SQLSTATE means what ([`state`]), and SQL whose schema is filled in later ([`Template`]).
 //!
 //! What may not break: no password leaves this module (not in `Debug`, errors or logs), and every name or text that
 //! goes into SQL goes through [`quote_ident`] or [`quote_literal`].
@@ -9,10 +9,12 @@ mod options;
 mod password;
 mod quote;
 pub mod state;
+mod template;
 mod tls;
 
 pub use connect::{ConnectError, Connection};
 pub use options::{ConnectOptions, OptionsError};
 pub use password::{Password, PasswordError};
 pub use quote::{quote_ident, quote_literal};
+pub use template::Template;
 pub use tls::{SslMode, TlsError, TlsOptions};
