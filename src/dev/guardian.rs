@@ -1,0 +1,183 @@
+//! The shell that stands between us and a server: it notices that we are gone, even by SIGKILL, because the pipe that
+//! we hold breaks, and then stops the server and removes its directory.
+//!
+//! It runs in a process group of its own, so that Ctrl-C in the terminal reaches us and not it.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Stdio};
+use std::time::{Duration, Instant};
+
+use super::error::Error;
+use super::layout;
+use super::privileges::Account;
+
+const SCRIPT: &str = include_str!("guardian.sh");
+
+/// How often a file that the guardian or the server writes is looked at.
+pub(super) const POLL: Duration = Duration::from_millis(5);
+
+/// Removes the directory named on its command line once its stdin ends and no server runs there any more, unless it is
+/// told to keep it. More than once: a copy of the template may still be on its way. Half a minute at most for each.
+const JANITOR: &str = r#"
+read -r keep && exit 0
+tries=0
+while [ $tries -lt 600 ] && ls "$1"/*/data/postmaster.pid >/dev/null 2>&1; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
+cd /
+while rm -rf "$1"; [ $tries -lt 1200 ] && [ -e "$1" ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
+"#;
+
+/// A guardian and the pipe to it.
+pub(super) struct Guardian {
+    child: Child,
+    /// `None` once it was told to end.
+    orders: Option<ChildStdin>,
+    server: PathBuf,
+}
+
+/// How a server is asked to stop.
+#[derive(Clone, Copy)]
+pub(super) enum Signal {
+    /// Fast: clients are cut off, transactions rolled back, all is written.
+    Int,
+    /// Immediate, as in a crash: the next start recovers.
+    Quit,
+}
+
+/// What became of a launch.
+pub(super) enum Launched {
+    /// The server takes connections.
+    Ready,
+    /// It ended; this is what it logged.
+    Ended(String),
+    /// Neither, in the time given; this is what it logged.
+    Silent(String),
+}
+
+impl Guardian {
+    /// Starts a guardian for the server in `server`, a directory of `account` with a data directory in it.
+    pub(super) fn start(account: &Account, postgres: &Path, server: &Path) -> Result<Guardian, Error> {
+        let (child, orders) = shell(account, SCRIPT, "pgshard-guardian", &[postgres, server])?;
+        Ok(Guardian { child, orders, server: server.to_owned() })
+    }
+
+    /// Starts one for the directory around the servers, that removes it when they are gone. It runs as ourselves,
+    /// because we may have put files there that the servers' user cannot remove.
+    pub(super) fn of_directory(directory: &Path) -> Result<Guardian, Error> {
+        let (child, orders) = shell(&Account::ourselves(), JANITOR, "pgshard-janitor", &[directory])?;
+        Ok(Guardian { child, orders, server: directory.to_owned() })
+    }
+
+    /// Launches the server and waits until it takes connections, ends, or the time is up.
+    pub(super) fn launch(&mut self, timeout: Duration) -> Result<Launched, Error> {
+        let log_before = fs::metadata(layout::log(&self.server)).map_or(0, |facts| facts.len() as usize);
+        // The last run's, so that it is not taken for this one's. The guardian removes them too, but later.
+        for name in ["exited", "pid"] {
+            let _ = fs::remove_file(self.server.join(name));
+        }
+        self.order("launch")?;
+        let logged = || {
+            let log = fs::read(layout::log(&self.server)).unwrap_or_default();
+            String::from_utf8_lossy(log.get(log_before..).unwrap_or_default()).into_owned()
+        };
+        let started = Instant::now();
+        while started.elapsed() < timeout {
+            if self.has_exited() {
+                return Ok(Launched::Ended(logged()));
+            }
+            if self.is_ready() {
+                return Ok(Launched::Ready);
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(Launched::Silent(logged()))
+    }
+
+    /// Sends the server a signal.
+    pub(super) fn signal(&mut self, signal: Signal) -> Result<(), Error> {
+        self.order(match signal {
+            Signal::Int => "signal INT",
+            Signal::Quit => "signal QUIT",
+        })
+    }
+
+    /// Leaves the directory where it is, at the end too.
+    pub(super) fn keep(&mut self) -> Result<(), Error> {
+        self.order("keep")
+    }
+
+    /// Whether the last launched server has ended.
+    pub(super) fn has_exited(&self) -> bool {
+        self.server.join("exited").is_file()
+    }
+
+    /// The server's process, while it runs.
+    pub(super) fn pid(&self) -> Option<u32> {
+        let text = (!self.has_exited()).then(|| fs::read_to_string(self.server.join("pid")))?;
+        text.ok()?.trim().parse().ok()
+    }
+
+    /// Tells the guardian to stop the server and end, without waiting for it.
+    pub(super) fn release(&mut self) {
+        self.orders = None;
+    }
+
+    /// Waits for a released guardian to end, which says that the server is stopped and its directory gone.
+    fn wait(&mut self) {
+        // PostgreSQL itself kills what does not stop at once after five seconds.
+        const WAIT: Duration = Duration::from_secs(70);
+        let started = Instant::now();
+        while started.elapsed() < WAIT {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(POLL),
+                Ok(Some(_)) | Err(_) => return,
+            }
+        }
+        tracing::warn!(directory = %self.server.display(), "what stops the servers here does not end");
+    }
+
+    fn order(&mut self, order: &str) -> Result<(), Error> {
+        let gone = || std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        let sent = self.orders.as_mut().ok_or_else(gone).and_then(|pipe| writeln!(pipe, "{order}"));
+        sent.map_err(Error::io("reach the guardian of", &self.server))
+    }
+
+    /// Whether the process that was launched last says that it takes connections, in the last line of its pid file.
+    fn is_ready(&self) -> bool {
+        let Some(pid) = self.pid() else { return false };
+        is_ready(&layout::data(&self.server), pid)
+    }
+}
+
+fn shell(account: &Account, script: &str, name: &str, paths: &[&Path]) -> Result<(Child, Option<ChildStdin>), Error> {
+    let shell = Path::new("/bin/sh");
+    let mut command = account.command(shell);
+    command.arg("-c").arg(script).arg(name).args(paths);
+    command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(|source| Error::Spawn { program: shell.to_owned(), source })?;
+    let orders = child.stdin.take();
+    Ok((child, orders))
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        self.release();
+        self.wait();
+    }
+}
+
+/// Whether `postmaster.pid` says that the server with this process takes connections.
+pub(super) fn is_ready(data: &Path, pid: u32) -> bool {
+    let text = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
+    let mut lines = text.lines();
+    lines.next().is_some_and(|first| first.trim() == pid.to_string())
+        && lines.nth(6).is_some_and(|status| status.trim() == "ready")
+}

@@ -1,0 +1,118 @@
+//! [`TestCluster`].
+
+use std::path::{Path, PathBuf};
+
+use pgshard::ShardCount;
+use pgshard::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions};
+use pgshard::map::HostName;
+use tokio_postgres::{Client, NoTls};
+
+/// Throwaway servers `db1`, `db2`, … for one test. Hosts are counted from 0: host 0 is `db1`.
+///
+/// They stop and vanish at the end of the test; if the test fails, their data stays and its place is printed.
+pub(crate) struct TestCluster {
+    cluster: Cluster,
+    files: PathBuf,
+}
+
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+impl TestCluster {
+    /// Starts servers of this major version.
+    pub(crate) fn start(version: u32, hosts: usize) -> TestCluster {
+        TestCluster::start_with(version, hosts, ServerOptions::default())
+    }
+
+    /// Starts servers of this major version that are set up in a special way.
+    pub(crate) fn start_with(version: u32, hosts: usize, server: ServerOptions) -> TestCluster {
+        let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
+        let options = ClusterOptions { hosts, binaries, server };
+        // Starting blocks; on a runtime with several threads the others go on.
+        let cluster = Cluster::start(&options).unwrap_or_else(|error| panic!("{error}"));
+        let files = cluster.directory().join("files");
+        std::fs::create_dir(&files).expect("the cluster's directory is ours to write to");
+        TestCluster { cluster, files }
+    }
+
+    /// The server of one host.
+    pub(crate) fn server(&self, host: usize) -> &Server {
+        &self.cluster.servers()[host]
+    }
+
+    /// All servers.
+    pub(crate) fn servers(&self) -> &[Server] {
+        self.cluster.servers()
+    }
+
+    /// The name of one host: `db1` for 0.
+    pub(crate) fn name(&self, host: usize) -> HostName {
+        self.server(host).name().clone()
+    }
+
+    /// An empty directory for this test's files, that goes with the servers.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.files
+    }
+
+    /// The text of a config with so many shards, spread evenly, and no migrations.
+    pub(crate) fn config_text(&self, shards: u16) -> String {
+        self.cluster.config_text(count(shards), None)
+    }
+
+    /// Writes that config to `pgshard.toml` in [`TestCluster::directory`], and gives its path.
+    pub(crate) fn write_config(&self, shards: u16) -> PathBuf {
+        self.write("pgshard.toml", &self.config_text(shards))
+    }
+
+    /// The same with `migrations = "migrations"`, and these files (name, SQL) in that folder.
+    pub(crate) fn write_config_with_migrations(&self, shards: u16, migrations: &[(&str, &str)]) -> PathBuf {
+        for (name, sql) in migrations {
+            self.write(&format!("migrations/{name}"), sql);
+        }
+        self.write("pgshard.toml", &self.cluster.config_text(count(shards), Some("migrations")))
+    }
+
+    /// Writes a file below [`TestCluster::directory`], and gives its path.
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.files.join(name);
+        let folder = path.parent().expect("a file is in a folder");
+        std::fs::create_dir_all(folder)
+            .and_then(|()| std::fs::write(&path, text))
+            .expect("the directory can be written");
+        path
+    }
+
+    /// A connection to one host's database as the application's role `app`.
+    pub(crate) async fn app(&self, host: usize) -> Client {
+        connect(&self.server(host).url()).await
+    }
+
+    /// A connection to one host's database as the superuser.
+    pub(crate) async fn superuser(&self, host: usize) -> Client {
+        connect(&self.server(host).superuser_url()).await
+    }
+}
+
+impl Drop for TestCluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.cluster.keep();
+            eprintln!("the servers' data is kept in {}", self.cluster.directory().display());
+            for server in self.cluster.servers() {
+                eprintln!("  {}: log in {}", server.name(), server.log().display());
+            }
+        }
+    }
+}
+
+/// A connection whose socket is driven by a task of the runtime.
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a test's server takes connections");
+    // When the server goes away, whoever uses the client is told too.
+    tokio::spawn(connection);
+    client
+}
+
+fn count(shards: u16) -> ShardCount {
+    ShardCount::new(shards.into()).expect("a test has 1 to 8192 shards")
+}

@@ -1,0 +1,38 @@
+//! `on_each_version!`.
+
+/// Makes a test of every function in it for every major version of PostgreSQL that we test: `name::pg15` and
+/// `name::pg18`. Where one is not installed its tests fail and name the remedy; they are never passed over.
+///
+/// ```ignore
+/// on_each_version! {
+///     /// What it shows.
+///     async fn it_answers(version) {
+///         let cluster = TestCluster::start(version, 1);
+///         cluster.app(0).await.simple_query("SELECT 1").await.unwrap();
+///     }
+/// }
+/// ```
+///
+/// The runtime has two threads, so that background tasks (a writer, say) go on while a test blocks in
+/// `Server::restart`.
+macro_rules! on_each_version {
+    ($($(#[$attribute:meta])* async fn $name:ident($version:ident) $body:block)+) => {$(
+        $(#[$attribute])*
+        mod $name {
+            #[allow(unused_imports, reason = "which of them a test needs is its own affair")]
+            use super::*;
+
+            async fn body($version: u32) $body
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn pg15() {
+                body(15).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn pg18() {
+                body(18).await;
+            }
+        }
+    )+};
+}
