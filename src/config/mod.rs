@@ -1,1 +1,154 @@
-//! (to be written)
+//! The config file: its text becomes the values that the other modules take ([`Config`]), or a list of everything that
+//! is wrong with it ([`Diagnostic`]).
+//!
+//! What may not break: a config that loads can be used (every shard placed once, every name known), and no message
+//! shows a password.
+
+mod cluster;
+mod hosts;
+mod render;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+
+pub use crate::store::Diagnostic;
+pub use cluster::Cluster;
+pub use hosts::HostConfig;
+pub use render::{HostSettings, Settings, render, template};
+
+use crate::map::{HostName, ShardMap};
+use crate::store::map_text::{MAP_REMEDY, parse_toml, read_map};
+use crate::store::section::Section;
+use crate::store::{FileStore, Findings};
+
+/// A config, read and checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The file it was read from.
+    pub path: PathBuf,
+    /// What is the same for all hosts and for ever.
+    pub cluster: Cluster,
+    /// The hosts by name, at least one. A host may have no shards.
+    pub hosts: BTreeMap<HostName, HostConfig>,
+    /// The map as it stood in the file; later ones come from [`Config::map_store`].
+    pub map: ShardMap,
+}
+
+/// Why there is no config.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the config {}{}", path.display(), if source.kind() == std::io::ErrorKind::NotFound { ": `pgshard init` writes one; --config or PGSHARD_CONFIG name another" } else { "" })]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The text has mistakes. `Display` shows them all, with their places.
+    #[error("{}", diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// All mistakes, at least one, in the order of the text.
+        diagnostics: Vec<Diagnostic>,
+    },
+}
+
+impl Config {
+    /// The file's name where nothing else is said.
+    pub const FILE_NAME: &str = "pgshard.toml";
+
+    /// The environment variable that names the file.
+    pub const ENVIRONMENT: &str = "PGSHARD_CONFIG";
+
+    /// Where the config is: the file given (`--config`), else the one that `PGSHARD_CONFIG` names, else
+    /// `./pgshard.toml`. Whether it is there, [`Config::load`] finds out.
+    pub fn find(explicit: Option<&Path>) -> PathBuf {
+        Self::find_in(explicit, std::env::var_os(Self::ENVIRONMENT).map(PathBuf::from))
+    }
+
+    fn find_in(explicit: Option<&Path>, environment: Option<PathBuf>) -> PathBuf {
+        let environment = environment.filter(|path| !path.as_os_str().is_empty());
+        explicit.map(Path::to_owned).or(environment).unwrap_or_else(|| PathBuf::from(Self::FILE_NAME))
+    }
+
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or has mistakes.
+    pub fn load(path: impl AsRef<Path>) -> Result<Config, ConfigError> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Config::parse(&text, path)
+    }
+
+    /// Checks the text of a config that stands, or will stand, in the file `path`: relative paths in it are taken from
+    /// that file's folder.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] with every mistake.
+    pub fn parse(text: &str, path: impl AsRef<Path>) -> Result<Config, ConfigError> {
+        Config::parse_at(text, path, Timestamp::now())
+    }
+
+    /// [`Config::parse`] at another time than now, which only an epoch in the future depends on.
+    ///
+    /// # Errors
+    /// As [`Config::parse`].
+    pub fn parse_at(text: &str, path: impl AsRef<Path>, now: Timestamp) -> Result<Config, ConfigError> {
+        let path = path.as_ref();
+        let mut findings = Findings::new(path, text);
+        let config = read(&mut findings, path, now);
+        let invalid = |findings: Findings<'_>| {
+            Err(ConfigError::Invalid { path: path.to_owned(), diagnostics: findings.into_sorted() })
+        };
+        match config {
+            Some(config) if findings.count() == 0 => Ok(config),
+            None if findings.count() == 0 => {
+                findings.add(&(0..0), "the config is not complete", None);
+                invalid(findings)
+            }
+            _ => invalid(findings),
+        }
+    }
+
+    /// The store that keeps this cluster's map.
+    pub fn map_store(&self) -> FileStore {
+        FileStore::new(&self.path, self.cluster.shards)
+    }
+}
+
+/// The folder that a path in the file starts at.
+fn folder_of(path: &Path) -> &Path {
+    // The parent of a bare name is empty, and joins to what it is joined with.
+    path.parent().unwrap_or(Path::new(""))
+}
+
+/// Reads all sections, whatever is wrong with those before.
+fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Config> {
+    let document = parse_toml(findings)?;
+    let root = Section::root(document.as_table());
+    root.only(&["cluster", "hosts", "map"], findings);
+
+    let remedy = "add [cluster] with shards and epoch; `pgshard init` writes a whole config to start from";
+    let cluster = root.need("cluster", remedy, findings).and_then(|cluster| cluster.section(findings));
+    let cluster = cluster.map(|cluster| cluster::read(&cluster, folder_of(path), now, findings));
+
+    let remedy = "add a section for each host: [hosts.db1] with url = \"postgres://user@address/database\"";
+    let section = root.need("hosts", remedy, findings).and_then(|hosts| hosts.section(findings));
+    let names: Option<Vec<&str>> = section.as_ref().map(|hosts| hosts.table().iter().map(|(name, _)| name).collect());
+    let hosts = section.map(|hosts| hosts::read(&hosts, folder_of(path), findings));
+
+    let map = root.need("map", MAP_REMEDY, findings).and_then(|map| map.section(findings));
+    let shards = cluster.as_ref().and_then(|cluster| cluster.shards);
+    let map = map.and_then(|map| read_map(&map, shards, names.as_deref(), findings));
+
+    Some(Config { path: path.to_owned(), cluster: cluster?.complete()?, hosts: hosts?, map: map? })
+}

@@ -1,0 +1,116 @@
+//! `[cluster]`: what is the same for all hosts and cannot change once a cluster is bootstrapped.
+
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+
+use crate::id::{Epoch, EpochError};
+use crate::shard::{SchemaPrefix, ShardCount};
+use crate::store::Findings;
+use crate::store::section::{Entry, Section};
+
+/// What is the same for all hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cluster {
+    /// N, `shards`.
+    pub shards: ShardCount,
+    /// The zero of the IDs' clock.
+    pub epoch: Epoch,
+    /// What stands before the number in a shard's schema; `shard_` where the config says nothing.
+    pub prefix: SchemaPrefix,
+    /// The folder of the application's shard migrations, if it has any: absolute, or from the working directory.
+    pub migrations: Option<PathBuf>,
+}
+
+/// What could be read of it.
+pub(super) struct PartialCluster {
+    pub(super) shards: Option<ShardCount>,
+    epoch: Option<Epoch>,
+    prefix: Option<SchemaPrefix>,
+    migrations: Option<PathBuf>,
+}
+
+impl PartialCluster {
+    pub(super) fn complete(self) -> Option<Cluster> {
+        Some(Cluster { shards: self.shards?, epoch: self.epoch?, prefix: self.prefix?, migrations: self.migrations })
+    }
+}
+
+pub(super) fn read(
+    section: &Section<'_>,
+    folder: &Path,
+    now: Timestamp,
+    findings: &mut Findings<'_>,
+) -> PartialCluster {
+    section.only(&["shards", "epoch", "schema_prefix", "migrations"], findings);
+    let remedy = "add shards = 4096: many more than you will ever have servers, as it cannot change later";
+    let shards = section.need("shards", remedy, findings).and_then(|entry| read_shards(&entry, findings));
+    let remedy = "add epoch = \"2026-01-01T00:00:00Z\": a recent date, as IDs last 69 years from there";
+    let epoch = section.need("epoch", remedy, findings).and_then(|entry| read_epoch(&entry, now, findings));
+    let prefix = match section.get("schema_prefix") {
+        None => Some(SchemaPrefix::default()),
+        Some(entry) => entry.string(findings).and_then(|text| match SchemaPrefix::new(text) {
+            Ok(prefix) => Some(prefix),
+            Err(error) => {
+                findings.add(&entry.at(), error.to_string(), Some("the default is \"shard_\"".to_owned()));
+                None
+            }
+        }),
+    };
+    let migrations = section.get("migrations").and_then(|entry| {
+        let path = folder.join(entry.string(findings)?);
+        if !path.is_dir() {
+            let what = if path.exists() { "is not a folder" } else { "does not exist" };
+            let hint =
+                "a path that is not absolute starts at the folder of this file; leave migrations out if you have none";
+            findings.add(&entry.at(), format!("the folder {} {what}", path.display()), Some(hint.to_owned()));
+        }
+        Some(path)
+    });
+    PartialCluster { shards, epoch, prefix, migrations }
+}
+
+fn read_shards(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ShardCount> {
+    let number = entry.integer(findings)?;
+    let shards = u32::try_from(number).ok().and_then(ShardCount::new);
+    if shards.is_none() {
+        let max = ShardCount::MAX;
+        let hint =
+            (number > i64::from(max.get())).then(|| format!("13 bits of an ID hold the shard: {max} is the most"));
+        findings.add(&entry.at(), format!("shards must be 1 to {max}, not {number}"), hint);
+    }
+    shards
+}
+
+fn read_epoch(entry: &Entry<'_>, now: Timestamp, findings: &mut Findings<'_>) -> Option<Epoch> {
+    // TOML has a notation for times, too: epoch = 2011-01-01T00:00:00Z.
+    let text = match entry.item().as_datetime() {
+        Some(time) => time.to_string(),
+        None => entry.string(findings)?.to_owned(),
+    };
+    let mut refuse = |message: String, hint: &str| {
+        findings.add(&entry.at(), message, Some(hint.to_owned()));
+        None
+    };
+    let Ok(time) = text.parse::<Timestamp>() else {
+        let message = format!("the epoch {text:?} is not a time with its zone, as RFC 3339 writes it");
+        return refuse(message, "write it like \"2026-01-01T00:00:00Z\"");
+    };
+    if time.as_nanosecond() % 1_000_000 != 0 {
+        return refuse(format!("the epoch {time} is finer than a millisecond"), "IDs count whole milliseconds");
+    }
+    if time < Timestamp::UNIX_EPOCH {
+        return refuse(format!("the epoch {time} is before 1970"), "take a recent date: IDs last 69 years from there");
+    }
+    if time > now {
+        return refuse(format!("the epoch {time} is in the future"), "IDs cannot tell of a time before their epoch");
+    }
+    let epoch = Epoch::from_unix_ms(time.as_millisecond());
+    match epoch.and_then(|epoch| epoch.ms(now).map(|_| epoch)) {
+        Ok(epoch) => Some(epoch),
+        Err(EpochError::PastEnd { last, .. }) => {
+            refuse(format!("the IDs of the epoch {time} ended on {last}"), "41 bits of milliseconds are 69 years")
+        }
+        Err(error) => refuse(error.to_string(), "take a recent date"),
+    }
+}

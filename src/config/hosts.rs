@@ -1,0 +1,209 @@
+//! `[hosts.NAME]`: how to reach each host.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, OptionsError, Password};
+use crate::store::Findings;
+use crate::store::section::{Entry, Section, similar};
+
+/// One host: a PostgreSQL database that holds shards.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Its name in the config.
+    pub name: HostName,
+    /// How to connect, with the source of the password and all files as absolute as the config's own path.
+    pub connect: ConnectOptions,
+    /// The largest number of connections a router opens to it, `1..=HostConfig::POOL_SIZE_MAX`.
+    pub pool_size: usize,
+}
+
+impl HostConfig {
+    /// `pool_size` where the config says nothing.
+    pub const POOL_SIZE_DEFAULT: usize = 16;
+
+    /// The largest `pool_size`. Past it a server spends its memory on processes; put PgBouncer between instead.
+    pub const POOL_SIZE_MAX: usize = 1000;
+}
+
+/// What could be read of a host.
+struct PartialHost<'t> {
+    name: &'t str,
+    /// How to connect, and where the text says it.
+    connect: Option<(ConnectOptions, Range<usize>)>,
+    pool_size: Option<usize>,
+}
+
+/// Reads all hosts. Gives those that are complete.
+pub(super) fn read(
+    section: &Section<'_>,
+    folder: &Path,
+    findings: &mut Findings<'_>,
+) -> BTreeMap<HostName, HostConfig> {
+    let mut hosts = Vec::new();
+    for entry in section.entries() {
+        if let Err(error) = HostName::new(entry.name()) {
+            findings.add(&entry.key_at(), error.to_string(), None);
+        }
+        let host = entry.section(findings).map(|host| read_host(entry.name(), &host, folder, findings));
+        hosts.extend(host);
+    }
+    if section.entries().next().is_none() {
+        let hint = "add [hosts.db1] with url = \"postgres://user@address/database\"".to_owned();
+        findings.add(section.at(), "there are no hosts", Some(hint));
+    }
+    report_same_databases(&hosts, findings);
+    let complete = hosts.into_iter().filter_map(|host| {
+        let name = HostName::new(host.name).ok()?;
+        let config = HostConfig { name: name.clone(), connect: host.connect?.0, pool_size: host.pool_size? };
+        Some((name, config))
+    });
+    complete.collect()
+}
+
+/// One finding for each host that is the same database as one before it.
+fn report_same_databases(hosts: &[PartialHost<'_>], findings: &mut Findings<'_>) {
+    for (index, host) in hosts.iter().enumerate() {
+        let Some((connect, at)) = &host.connect else { continue };
+        let same = hosts[..index].iter().find_map(|first| {
+            let (first_connect, first_at) = first.connect.as_ref()?;
+            Some((first.name, first_at, shared_address(first_connect, connect)?))
+        });
+        let Some((first, first_at, address)) = same else { continue };
+        let (name, database, place) = (host.name, connect.database(), findings.place_text(first_at.start));
+        let message = format!("{name:?} is the same database as {first:?} (at {place}): {database} at {address}");
+        let hint = "each host must be a database of its own: a shard would be on both".to_owned();
+        findings.add_unshown(at, message, Some(hint));
+    }
+}
+
+fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: &mut Findings<'_>) -> PartialHost<'t> {
+    section.only(&["url", "password_env", "password_file", "pool_size"], findings);
+    let remedy = "add url = \"postgres://user@address:5432/database\"";
+    let url = section.need("url", remedy, findings);
+    let connect = url.and_then(|url| Some((read_url(&url, findings)?, url.at())));
+    let password = read_password(section, findings);
+    let connect = connect.map(|(connect, at)| {
+        let connect = match password {
+            Some(password) => connect.with_password(password),
+            None => connect,
+        };
+        (connect.with_files_below(folder), at)
+    });
+    let pool_size = match section.get("pool_size") {
+        None => Some(HostConfig::POOL_SIZE_DEFAULT),
+        Some(entry) => entry.integer(findings).and_then(|number| {
+            let size = usize::try_from(number).ok().filter(|size| (1..=HostConfig::POOL_SIZE_MAX).contains(size));
+            if size.is_none() {
+                let hint = format!("the default is {}", HostConfig::POOL_SIZE_DEFAULT);
+                let max = HostConfig::POOL_SIZE_MAX;
+                findings.add(&entry.at(), format!("pool_size must be 1 to {max}, not {number}"), Some(hint));
+            }
+            size
+        }),
+    };
+    PartialHost { name, connect, pool_size }
+}
+
+fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Password> {
+    let given = |key: &str, findings: &mut Findings<'_>| {
+        let entry = section.get(key)?;
+        let text = entry.string(findings)?;
+        if text.is_empty() {
+            findings.add_unshown(&entry.at(), format!("{key} is empty"), Some("leave it out".to_owned()));
+        }
+        Some((entry, text))
+    };
+    let variable = given("password_env", findings);
+    let file = given("password_file", findings);
+    match (variable, file) {
+        (None, None) => None,
+        (Some((_, name)), None) => Some(Password::Env(name.to_owned())),
+        (None, Some((_, path))) => Some(Password::File(path.into())),
+        (Some((variable, _)), Some((file, _))) => {
+            let (first, second) =
+                if variable.at().start < file.at().start { (variable, file) } else { (file, variable) };
+            let place = findings.place_text(first.key_at().start);
+            let message = format!("{} beside {} (at {place})", second.name(), first.name());
+            let hint = "a password has one source: take out one of the two".to_owned();
+            findings.add_unshown(&second.key_at(), message, Some(hint));
+            None
+        }
+    }
+}
+
+/// The keys of a connection string that a slip may have missed.
+const URL_KEYS: [&str; 21] = [
+    "application_name",
+    "channel_binding",
+    "connect_timeout",
+    "dbname",
+    "host",
+    "hostaddr",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "load_balance_hosts",
+    "options",
+    "password",
+    "port",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslnegotiation",
+    "sslrootcert",
+    "target_session_attrs",
+    "user",
+];
+
+/// Reads the connection string. It may hold a password, whole or, mistyped, in a part that the parser takes for
+/// something else: so nothing of it is ever shown but names that we know anyway.
+fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ConnectOptions> {
+    let text = entry.string(findings)?;
+    let error = match ConnectOptions::parse(text) {
+        Ok(connect) => return Some(connect),
+        Err(error) => error,
+    };
+    let form =
+        || "write postgres://user@address:5432/database or \"host=address dbname=database user=user\"".to_owned();
+    let (message, hint) = match error {
+        OptionsError::Missing { key: "host" } => ("the url names no host".to_owned(), form()),
+        OptionsError::Missing { key: "user" } => ("the url names no user".to_owned(), form()),
+        OptionsError::Missing { .. } => ("the url names no database".to_owned(), form()),
+        OptionsError::SslMode { mode } => {
+            let modes = ["disable", "prefer", "require", "verify-ca", "verify-full"];
+            let hint = similar(&mode, modes).unwrap_or_else(|| format!("known are {}", modes.join(", ")));
+            ("the url has an unknown sslmode".to_owned(), hint)
+        }
+        OptionsError::Parse { reason } => match reason.split_once("unknown option `") {
+            Some((_, option)) => {
+                let hint = similar(option.trim_end_matches('`'), URL_KEYS);
+                ("the url has an option that is not known".to_owned(), hint.unwrap_or_else(form))
+            }
+            None => match reason.split_once("invalid value for option `") {
+                // These names are the parser's own, not the text's.
+                Some((_, option)) => {
+                    (format!("the url has a wrong value for {}", option.trim_end_matches('`')), form())
+                }
+                None => ("the url cannot be read".to_owned(), form()),
+            },
+        },
+    };
+    findings.add_unshown(&entry.at(), message, Some(hint));
+    None
+}
+
+/// An address at which both are the same database, if there is one.
+fn shared_address(a: &ConnectOptions, b: &ConnectOptions) -> Option<String> {
+    let same = |address: &String| {
+        let plain = |address: &str| match address.to_ascii_lowercase().rsplit_once(':') {
+            Some(("localhost", port)) => format!("127.0.0.1:{port}"),
+            _ => address.to_ascii_lowercase(),
+        };
+        b.addresses().iter().any(|other| plain(other) == plain(address))
+    };
+    if a.database() != b.database() { None } else { a.addresses().into_iter().find(same) }
+}

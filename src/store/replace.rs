@@ -1,0 +1,125 @@
+//! A file replaced whole: under a lock, and only if it is still the one that was read.
+//!
+//! What may not break: whenever the power fails or the process is killed, the file is the old one or the new one.
+
+use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::StoreError;
+
+/// How long to wait for another process that publishes.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// How long to wait before looking at a lock again.
+const LOCK_POLL: Duration = Duration::from_millis(5);
+
+pub(super) fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> StoreError + 'a {
+    move |source| StoreError::Io { action, path: path.to_owned(), source }
+}
+
+/// What changes whenever a file is written or another takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    file: (u64, u64),
+    length: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    pub(super) fn of(metadata: &Metadata) -> Stamp {
+        Stamp {
+            file: (metadata.dev(), metadata.ino()),
+            length: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// The file, open and locked. Publishing replaces the file, and with it the lock: whoever waited holds the lock of a
+/// file that is no longer there, and starts over with the one that is.
+pub(super) fn lock(target: &Path) -> Result<File, StoreError> {
+    let failed_to_lock = failed("lock", target);
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        // Open for writing, though we only read: NFS locks for writing need it, and a file that was made read-only is
+        // not ours to replace.
+        let file = OpenOptions::new().read(true).write(true).open(target).map_err(failed("open", target))?;
+        let held = match file.try_lock() {
+            Ok(()) => true,
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Error(error)) => return Err(failed_to_lock(error)),
+        };
+        if held {
+            let (ours, there) = (file.metadata(), fs::metadata(target));
+            let (ours, there) = (ours.map_err(&failed_to_lock)?, there.map_err(&failed_to_lock)?);
+            if Stamp::of(&ours).file == Stamp::of(&there).file {
+                return Ok(file);
+            }
+        }
+        if Instant::now() >= deadline {
+            return Err(StoreError::Locked { path: target.to_owned(), waited: LOCK_WAIT });
+        }
+        if !held {
+            std::thread::sleep(LOCK_POLL);
+        }
+    }
+}
+
+/// Replaces the file by one with this text; `false`, and nothing done, when it is not the one seen any more.
+pub(super) fn write_over(target: &Path, old: &File, seen: Stamp, text: &str) -> Result<bool, StoreError> {
+    let folder = target.parent().unwrap_or(Path::new("/"));
+    let failed_to_write = failed("write the new file beside", target);
+    // Removed again when dropped, whatever fails on the way.
+    let new = tempfile::Builder::new().prefix(".pgshard-").suffix(".tmp").tempfile_in(folder);
+    let mut new = new.map_err(&failed_to_write)?;
+    new.write_all(text.as_bytes()).map_err(&failed_to_write)?;
+    let metadata = old.metadata().map_err(failed("read", target))?;
+    keep_owner_and_mode(new.as_file(), &metadata).map_err(&failed_to_write)?;
+    new.as_file().sync_all().map_err(&failed_to_write)?;
+    if fs::metadata(target).map(|now| Stamp::of(&now)).ok() != Some(seen) {
+        return Ok(false);
+    }
+    new.persist(target).map_err(|error| failed("replace", target)(error.error))?;
+    // Without this a power failure could bring the old file back, after we said that the new one is there.
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("flush", folder))?;
+    Ok(true)
+}
+
+fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
+    let ours = new.metadata()?;
+    let mut mode = old.mode() & 0o7777;
+    if (ours.uid(), ours.gid()) != (old.uid(), old.gid()) {
+        // Only root may give a file away; anybody may give it to a group of their own.
+        let both = fchown(new, Some(old.uid()), Some(old.gid()));
+        if both.is_err() && ours.gid() != old.gid() && fchown(new, None, Some(old.gid())).is_err() {
+            // What the old group could read another may not.
+            mode &= !0o070;
+            tracing::warn!("the config's group {} could not be kept: the group's rights are taken away", old.gid());
+        }
+    }
+    new.set_permissions(fs::Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_edit_under_the_publication_is_not_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pgshard.toml");
+        fs::write(&path, "before").unwrap();
+        let file = lock(&path).unwrap();
+        let seen = Stamp::of(&file.metadata().unwrap());
+        fs::write(folder.path().join("saved"), "saved meanwhile").unwrap();
+        fs::rename(folder.path().join("saved"), &path).unwrap();
+        assert!(!write_over(&path, &file, seen, "ours").unwrap());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "saved meanwhile");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "the temporary file is gone");
+    }
+}

@@ -1,0 +1,191 @@
+//! A TOML table read key by key: what is missing, unknown or of the wrong type becomes a finding with its place.
+
+use std::ops::Range;
+
+use toml_edit::{Item, Key, TableLike};
+
+use super::diagnostic::Findings;
+
+/// A table of the text, with its name for messages: `[map.placement]`.
+pub(crate) struct Section<'t> {
+    /// `map.placement`; empty for the whole text.
+    name: String,
+    table: &'t dyn TableLike,
+    /// Its header or key in the text.
+    at: Range<usize>,
+}
+
+/// A key of a section and what stands there.
+pub(crate) struct Entry<'t> {
+    /// The name as messages say it: `map.version`.
+    path: String,
+    key: &'t Key,
+    item: &'t Item,
+}
+
+impl<'t> Section<'t> {
+    /// The text as a whole.
+    pub(crate) fn root(table: &'t dyn TableLike) -> Section<'t> {
+        Section { name: String::new(), table, at: 0..0 }
+    }
+
+    /// Where the section stands.
+    pub(crate) fn at(&self) -> &Range<usize> {
+        &self.at
+    }
+
+    pub(crate) fn table(&self) -> &'t dyn TableLike {
+        self.table
+    }
+
+    pub(crate) fn entries(&self) -> impl Iterator<Item = Entry<'t>> {
+        self.table.iter().filter_map(|(name, _)| self.get(name))
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<Entry<'t>> {
+        let (key, item) = self.table.get_key_value(name)?;
+        let path = if self.name.is_empty() { name.to_owned() } else { format!("{}.{name}", self.name) };
+        Some(Entry { path, key, item })
+    }
+
+    /// The entry; a finding where it is missing.
+    pub(crate) fn need(&self, name: &str, remedy: &str, findings: &mut Findings<'_>) -> Option<Entry<'t>> {
+        let entry = self.get(name);
+        if entry.is_none() {
+            let message = match self.name.as_str() {
+                "" => format!("the section [{name}] is missing"),
+                section => format!("[{section}] has no {name}"),
+            };
+            findings.add(&self.at, message, Some(remedy.to_owned()));
+        }
+        entry
+    }
+
+    /// A finding for each key that is not one of these.
+    pub(crate) fn only(&self, known: &[&str], findings: &mut Findings<'_>) {
+        for entry in self.entries().filter(|entry| !known.contains(&entry.name())) {
+            let what = if entry.item.is_value() { "key" } else { "section" };
+            let place = if self.name.is_empty() { String::new() } else { format!(" in [{}]", self.name) };
+            let hint = similar(entry.name(), known).unwrap_or_else(|| format!("known are {}", known.join(", ")));
+            findings.add(&entry.key_at(), format!("unknown {what} {:?}{place}", entry.name()), Some(hint));
+        }
+    }
+}
+
+impl<'t> Entry<'t> {
+    pub(crate) fn name(&self) -> &'t str {
+        self.key.get()
+    }
+
+    pub(crate) fn key_at(&self) -> Range<usize> {
+        self.key.span().unwrap_or_default()
+    }
+
+    /// Where the value stands.
+    pub(crate) fn at(&self) -> Range<usize> {
+        let value = self.item.as_value().and_then(toml_edit::Value::span);
+        value.or_else(|| self.item.span()).unwrap_or_else(|| self.key_at())
+    }
+
+    /// The entry as a section of its own; a finding where it is none.
+    pub(crate) fn section(&self, findings: &mut Findings<'_>) -> Option<Section<'t>> {
+        let table = self.item.as_table_like();
+        if table.is_none() {
+            self.wrong_type("a table", findings);
+        }
+        // A table made of dotted keys has no header.
+        let at = self.item.span().filter(|at| !at.is_empty()).unwrap_or_else(|| self.key_at());
+        Some(Section { name: self.path.clone(), table: table?, at })
+    }
+
+    /// The value as text; a finding where it is none.
+    pub(crate) fn string(&self, findings: &mut Findings<'_>) -> Option<&'t str> {
+        let text = self.item.as_str();
+        if text.is_none() {
+            self.wrong_type("a string", findings);
+        }
+        text
+    }
+
+    /// The value as a number; a finding where it is none.
+    pub(crate) fn integer(&self, findings: &mut Findings<'_>) -> Option<i64> {
+        let number = self.item.as_integer();
+        if number.is_none() {
+            self.wrong_type("a whole number", findings);
+        }
+        number
+    }
+
+    pub(crate) fn item(&self) -> &'t Item {
+        self.item
+    }
+
+    pub(crate) fn wrong_type(&self, wanted: &str, findings: &mut Findings<'_>) {
+        let found = self.item.type_name();
+        let article = if found.starts_with(['a', 'i']) { "an" } else { "a" };
+        findings.add(&self.at(), format!("{} must be {wanted}, not {article} {found}", self.path), None);
+    }
+
+    /// Where the value's text stands, so that parts of it can be found.
+    pub(crate) fn text_place(&self, findings: &Findings<'_>) -> TextPlace {
+        let whole = self.at();
+        let start = self.item.as_str().zip(findings.text().get(whole.clone())).and_then(|(text, raw)| {
+            // The quotes, and the line end that TOML drops after the three of a multi-line string.
+            let body = raw.trim_start_matches(['"', '\'']);
+            let body = if raw.starts_with(r#"""""#) || raw.starts_with("'''") {
+                body.strip_prefix("\r\n").or_else(|| body.strip_prefix('\n')).unwrap_or(body)
+            } else {
+                body
+            };
+            body.starts_with(text).then(|| whole.start + raw.len() - body.len())
+        });
+        TextPlace { start, whole }
+    }
+}
+
+/// Where the text of a string value stands.
+pub(crate) struct TextPlace {
+    /// The first byte behind the quotes; `None` where escapes make the text another than the file's.
+    start: Option<usize>,
+    /// With the quotes.
+    whole: Range<usize>,
+}
+
+impl TextPlace {
+    /// The bytes of a part of the text; the whole value where that cannot be said.
+    pub(crate) fn part(&self, part: &Range<usize>) -> Range<usize> {
+        match self.start {
+            Some(start) => start + part.start..(start + part.end).min(self.whole.end),
+            None => self.whole.clone(),
+        }
+    }
+}
+
+/// "did you mean" for a name, or nothing if none of the known ones is near.
+pub(crate) fn similar<'k>(name: &str, known: impl IntoIterator<Item = impl AsRef<str> + 'k>) -> Option<String> {
+    let near = |known: &str| strsim::damerau_levenshtein(&name.to_lowercase(), &known.to_lowercase());
+    // One slip in short names, two from six letters on: beyond that a guess confuses more than it helps.
+    let allowed = if name.chars().count() < 6 { 1 } else { 2 };
+    let best = known.into_iter().map(|known| (near(known.as_ref()), known.as_ref().to_owned())).min();
+    let (distance, best) = best?;
+    // A name that merely was cut short or carried on is near, too.
+    let cut = name.len() >= 3 && (best.starts_with(name) || (best.len() >= 3 && name.starts_with(&best)));
+    (distance <= allowed || cut).then(|| format!("did you mean {best:?}?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::similar;
+
+    #[test]
+    fn slips_are_recognised() {
+        let hosts = ["db1", "db2", "archive"];
+        let hint = |name| similar(name, hosts);
+        assert_eq!(hint("bd1").as_deref(), Some("did you mean \"db1\"?"));
+        assert_eq!(hint("archvie").as_deref(), Some("did you mean \"archive\"?"));
+        assert_eq!(hint("DB2").as_deref(), Some("did you mean \"db2\"?"));
+        assert_eq!(hint("arch").as_deref(), Some("did you mean \"archive\"?"));
+        assert_eq!(hint("web"), None);
+        assert_eq!(similar("a", [""; 0]), None);
+    }
+}
