@@ -8,3 +8,4 @@ mod support;
 mod cli;
 mod dev;
 mod moves;
+mod router;
