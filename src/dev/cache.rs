@@ -58,7 +58,14 @@ impl Cache {
         if is_whole(&place, &count) {
             return Ok(place);
         }
-        let building = tempfile::Builder::new().prefix("building-").tempdir_in(&self.directory);
+        // What a builder left that was killed. With the lock ours, there is no other.
+        let prefix = format!("building-{name}-{hash}-");
+        for entry in fs::read_dir(&self.directory).map_err(Error::io("read", &self.directory))?.flatten() {
+            if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
+                fs::remove_dir_all(entry.path()).map_err(Error::io("remove", &entry.path()))?;
+            }
+        }
+        let building = tempfile::Builder::new().prefix(&prefix).tempdir_in(&self.directory);
         let building = building.map_err(Error::io("create a directory in", &self.directory))?;
         build(building.path())?;
         let files = files_in(building.path()).map_err(Error::io("read", building.path()))?;
@@ -135,6 +142,19 @@ mod tests {
         assert!(place.join("inner/file").is_file());
         assert_eq!(builds.load(Ordering::SeqCst), 2);
         assert_ne!(cache.entry("thing", &["12"], |_| Ok(())).unwrap(), place);
+    }
+
+    #[test]
+    fn what_a_killed_builder_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache { directory: folder.path().to_owned() };
+        let place = cache.entry("thing", &[], |_| Ok(())).unwrap();
+        let name = place.file_name().unwrap().to_str().unwrap();
+        let left = folder.path().join(format!("building-{name}-x"));
+        fs::create_dir(&left).unwrap();
+        fs::remove_dir(&place).unwrap();
+        cache.entry("thing", &[], |_| Ok(())).unwrap();
+        assert!(!left.exists() && place.is_dir());
     }
 
     #[test]

@@ -19,16 +19,20 @@ const SCRIPT: &str = include_str!("guardian.sh");
 /// How often a file that the guardian or the server writes is looked at.
 pub(super) const POLL: Duration = Duration::from_millis(5);
 
-/// Removes the directory named on its command line once its stdin ends and no server has data there any more, for at
-/// most half a minute; unless it is told to keep it.
+/// Removes the directory named on its command line once its stdin ends and no server runs there any more, unless it is
+/// told to keep it. More than once: a copy of the template may still be on its way. Half a minute at most for each.
 const JANITOR: &str = r#"
 read -r keep && exit 0
 tries=0
-while [ $tries -lt 300 ] && ls "$1"/*/data >/dev/null 2>&1; do
-    sleep 0.1
+while [ $tries -lt 600 ] && ls "$1"/*/data/postmaster.pid >/dev/null 2>&1; do
+    sleep 0.05
     tries=$((tries + 1))
 done
-cd / && rm -rf "$1"
+cd /
+while rm -rf "$1"; [ $tries -lt 1200 ] && [ -e "$1" ]; do
+    sleep 0.05
+    tries=$((tries + 1))
+done
 "#;
 
 /// A guardian and the pipe to it.
@@ -129,7 +133,7 @@ impl Guardian {
     /// Waits for a released guardian to end, which says that the server is stopped and its directory gone.
     fn wait(&mut self) {
         // PostgreSQL itself kills what does not stop at once after five seconds.
-        const WAIT: Duration = Duration::from_secs(40);
+        const WAIT: Duration = Duration::from_secs(70);
         let started = Instant::now();
         while started.elapsed() < WAIT {
             match self.child.try_wait() {

@@ -24,12 +24,19 @@ launch() {
 
 # A server that was paused with SIGSTOP acts on nothing before SIGCONT.
 pass_on() {
-    [ -n "$pid" ] && [ ! -f "$server/exited" ] && kill -s "$1" "$pid" && kill -s CONT "$pid"
+    [ ! -f "$server/exited" ] && kill -s "$1" "$pid" && kill -s CONT "$pid"
 }
 
 finish() {
     trap '' INT TERM HUP
-    pass_on QUIT 2>/dev/null
+    # More than once: until a starting server has set its handlers up, it ignores the signal (as every background
+    # command of a shell does).
+    tries=0
+    while [ -n "$pid" ] && pass_on QUIT 2>/dev/null; do
+        sleep 0.02
+        tries=$((tries + 1))
+        [ $tries -lt 1000 ] || kill -s KILL "$pid"
+    done
     [ -n "$watcher" ] && wait "$watcher"
     [ "$keep" = no ] && cd / && rm -rf "$server"
     exit 0

@@ -1,1 +1,180 @@
-//! (to be written)
+//! The router: from a key or an ID to a connection that reaches its shard, moves or no moves.
+//!
+//! - [`Router`] knows the map and the hosts; [`Shard`] runs SQL on one shard; [`Transaction`] is what a closure gets.
+//! - `{shard}` in SQL is the shard's schema ([`crate::pg::Template`]).
+//!
+//! # Moves
+//!
+//! A shard that is being moved is closed for some milliseconds, and afterwards it is elsewhere. Statements that run into
+//! that are held back and run again by the router, [`Options::retry_for`] long at most. The exceptions, which get a clear
+//! error instead: CALL, DO and whatever else can commit in its middle ([`Error::NotRepeated`]), everything on a
+//! [`RawClient`], and a connection that is lost while a writing statement or COMMIT is on its way.
+//!
+//! An error that a move can have made (a name is not there, say) costs one question to the shard's host before the
+//! application gets it.
+//!
+//! What may not break: the router never decides who serves a shard. It only believes a host about itself, and the
+//! signpost on a host that does not serve the shard any more refuses whatever a router sends there by mistake.
+
+mod error;
+mod handle;
+mod host;
+mod kind;
+mod look;
+mod options;
+mod raw;
+mod recover;
+mod routing;
+mod session;
+mod sql;
+mod stale;
+mod transaction;
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use tokio::sync::watch;
+
+use self::host::Host;
+use self::routing::{Counts, Inner, Snapshot};
+use self::sql::SqlCache;
+use crate::id::Id;
+use crate::map::{HostName, ShardMap};
+use crate::shard::{SchemaPrefix, ShardCount, ShardId};
+
+pub use error::{Error, Expected, LookUpError, PoolPhase};
+pub use handle::Shard;
+pub use options::{HostOptions, Options};
+pub use raw::RawClient;
+pub use sql::{Sql, SqlText};
+pub use transaction::{Transaction, TransactionBuilder};
+
+/// Knows where the shards are and holds the connections. Cheap to clone: all clones are one router.
+#[derive(Clone)]
+pub struct Router(Arc<Inner>);
+
+/// What a router has done about moves since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Callers that wanted to know from a host where a shard is; many can share one question.
+    pub look_ups: u64,
+    /// Statements and transactions that were run again.
+    pub retries: u64,
+}
+
+impl Router {
+    /// A router for these hosts. No connection is opened before it is needed.
+    pub fn new(options: Options) -> Router {
+        let hosts = options.hosts.iter().map(|host| (host.name.clone(), Arc::new(Host::new(host, &options)))).collect();
+        Router(Arc::new(Inner {
+            shards: options.map.shards(),
+            hosts,
+            snapshot: ArcSwap::from_pointee(Snapshot::new(options.map)),
+            prefix: options.prefix,
+            sql: SqlCache::new(),
+            retry_for: options.retry_for,
+            follower: Mutex::new(None),
+            counts: Counts::default(),
+        }))
+    }
+
+    /// The shard of a key. No I/O, no allocation.
+    pub fn by_key(&self, key: i64) -> Shard<'_> {
+        Shard::new(self, self.0.shards.shard_of_key(key))
+    }
+
+    /// The shard that an ID names. No I/O, no allocation.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchId`] when the cluster does not have that shard.
+    pub fn by_id(&self, id: i64) -> Result<Shard<'_>, Error> {
+        let (shard, shards) = (Id::decode(id).shard(), self.0.shards);
+        if shards.contains(shard) { Ok(Shard::new(self, shard)) } else { Err(Error::NoSuchId { id, shard, shards }) }
+    }
+
+    /// A shard by its number. No I/O, no allocation.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchShard`] when the cluster does not have it.
+    pub fn shard(&self, shard: ShardId) -> Result<Shard<'_>, Error> {
+        let shards = self.0.shards;
+        if shards.contains(shard) { Ok(Shard::new(self, shard)) } else { Err(Error::NoSuchShard { shard, shards }) }
+    }
+
+    /// N.
+    pub fn shards_total(&self) -> ShardCount {
+        self.0.shards
+    }
+
+    /// What the names of the shards' schemas begin with.
+    pub fn prefix(&self) -> &SchemaPrefix {
+        &self.0.prefix
+    }
+
+    /// The hosts, sorted by name.
+    pub fn hosts(&self) -> Vec<HostName> {
+        let mut hosts: Vec<HostName> = self.0.hosts.keys().cloned().collect();
+        hosts.sort_unstable();
+        hosts
+    }
+
+    /// The map, without what hosts have said since; [`Shard::host`] counts that in.
+    pub fn map(&self) -> Arc<ShardMap> {
+        self.0.snapshot.load().map.clone()
+    }
+
+    /// Takes another map. Placements that hosts have told the router are kept where they are newer.
+    ///
+    /// # Errors
+    /// [`Error::OtherCluster`] when it has another number of shards; then the old one stays.
+    pub fn set_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
+        self.0.set_map(map)
+    }
+
+    /// Takes every map that comes from `maps`, from now on until the sender or the last clone of the router is dropped.
+    /// A second call ends the first one's following.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn follow(&self, mut maps: watch::Receiver<Arc<ShardMap>>) {
+        let inner = Arc::downgrade(&self.0);
+        let task = tokio::spawn(async move {
+            loop {
+                let map = maps.borrow_and_update().clone();
+                let Some(inner) = inner.upgrade() else { return };
+                if let Err(error) = inner.set_map(map) {
+                    tracing::warn!(%error, "a map was not taken; the old one stays");
+                }
+                drop(inner);
+                if maps.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+        let mut follower = self.0.follower.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(former) = follower.replace(task.abort_handle()) {
+            former.abort();
+        }
+    }
+
+    /// What the router has done about moves so far.
+    pub fn stats(&self) -> Stats {
+        let counts = &self.0.counts;
+        Stats { look_ups: counts.look_ups.load(Ordering::Relaxed), retries: counts.retries.load(Ordering::Relaxed) }
+    }
+
+    fn inner(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router")
+            .field("hosts", &self.hosts())
+            .field("map", &self.map().version())
+            .finish_non_exhaustive()
+    }
+}

@@ -93,7 +93,7 @@ on_each_version! {
 
     /// `up` twice, `status`, `down`, and `up` again, which gives every server the port that the config knows.
     async fn up_status_down(version) {
-        let folder = tempfile::Builder::new().prefix("pgshard-up-").tempdir_in("/tmp").unwrap();
+        let folder = tempfile::Builder::new().prefix("pgshard-up-").tempdir_in("/var/tmp").unwrap();
         open_to_all(folder.path());
         let directory = folder.path().join("dev");
         let options = UpOptions {
@@ -235,6 +235,28 @@ fn servers_end_with_their_process() {
             wait_until("its directory goes", || !directory.exists());
         }
     }
+}
+
+/// Nor does anything stay when it is killed while it makes and starts them.
+#[test]
+fn nothing_stays_of_servers_whose_process_was_killed_early() {
+    let folder = tempfile::Builder::new().prefix("pgshard-early-").tempdir_in("/var/tmp").unwrap();
+    open_to_all(folder.path());
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["dev::helper", "--exact"]).env(HELPER, "hold").env("TMPDIR", folder.path());
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    // Once to its end, so that the template is there: its making is long, and stays in any case.
+    drop(command.spawn().unwrap().wait_with_output().unwrap());
+    for delay_ms in (0..16).map(|step| step * 25) {
+        let mut process = command.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(delay_ms));
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+    wait_until("nothing but the cache is left", || {
+        let names = std::fs::read_dir(folder.path()).unwrap().flatten().map(|entry| entry.file_name());
+        names.filter(|name| !name.to_string_lossy().starts_with("pgshard-cache-")).count() == 0
+    });
 }
 
 /// A failing test stops its servers, keeps their data and says where.

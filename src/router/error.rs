@@ -1,0 +1,289 @@
+//! What can go wrong between a call and its rows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::error::{DbError, SqlState};
+
+use crate::map::HostName;
+use crate::pg::{self, state};
+use crate::shard::{ShardCount, ShardId};
+
+/// Why a call did not give what was asked for. Display names the shard and the host; the cause is the source.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The number is no ID of this cluster: its shard bits name a shard that does not exist.
+    #[error("{id} is no ID of this cluster: it names shard {shard}, and there are {shards} shards, 0 to {}", shards.get() - 1)]
+    NoSuchId {
+        /// The number.
+        id: i64,
+        /// What its shard bits say.
+        shard: ShardId,
+        /// N.
+        shards: ShardCount,
+    },
+    /// The cluster does not have this shard.
+    #[error("shard {shard} does not exist: the cluster has {shards} shards, 0 to {}", shards.get() - 1)]
+    NoSuchShard {
+        /// The shard asked for.
+        shard: ShardId,
+        /// N.
+        shards: ShardCount,
+    },
+    /// A map for another number of shards: not a map of this cluster.
+    #[error("the map is for {given} shards and the cluster has {shards}")]
+    OtherCluster {
+        /// The map's N.
+        given: ShardCount,
+        /// The router's N.
+        shards: ShardCount,
+    },
+    /// The shard is on a host that the options do not name.
+    #[error("shard {shard} is on host {host}, which the config does not name: add [hosts.{host}]")]
+    UnknownHost {
+        /// The shard.
+        shard: ShardId,
+        /// What the map, or the shard's former host, says.
+        host: String,
+    },
+    /// The host has never had the shard, so the map is wrong.
+    #[error("host {host} has no shard {shard}, where the map places it: run `pgshard check`")]
+    NotHere {
+        /// The shard.
+        shard: ShardId,
+        /// The host that was asked.
+        host: HostName,
+    },
+    /// BEGIN, COMMIT, ROLLBACK and their like are the router's own.
+    #[error("shard {shard}: transactions are started and ended by `transaction`, not by a statement")]
+    TransactionControl {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The host cannot be connected to.
+    #[error("host {host} of shard {shard} is out of reach")]
+    Connect {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// Why.
+        source: Box<pg::ConnectError>,
+    },
+    /// No connection to the host could be had in time.
+    #[error("host {host} of shard {shard}: {phase} took longer than {limit_ms} ms")]
+    PoolTimeout {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// What was slow.
+        phase: PoolPhase,
+        /// The limit.
+        limit_ms: u128,
+    },
+    /// The connection ended while the statement was on its way.
+    #[error("the connection to host {host} of shard {shard} was lost{}", if *may_have_run { ", and the statement may have run" } else { "" })]
+    ConnectionLost {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// Whether the statement may have taken effect. Never within a transaction (it is rolled back), nor for one
+        /// that starts with SELECT, VALUES, TABLE or SHOW; should such a one call a function that writes, the caller must
+        /// know.
+        may_have_run: bool,
+        /// What the driver says.
+        source: tokio_postgres::Error,
+    },
+    /// The connection ended during COMMIT: the transaction has taken effect, or it has not.
+    #[error(
+        "the connection to host {host} of shard {shard} was lost during COMMIT: it is not known whether it took effect"
+    )]
+    InDoubt {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// What the driver says.
+        source: tokio_postgres::Error,
+    },
+    /// The server refuses the statement, or the driver its parameters.
+    #[error("shard {shard} on host {host} refuses the statement")]
+    Statement {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// What they say.
+        source: tokio_postgres::Error,
+    },
+    /// A statement that must not be run again by itself (CALL, DO, …) met a shard that is being moved. What it had
+    /// committed before stays.
+    #[error(
+        "shard {shard} is being moved from host {host}, and a statement that may have committed in part is not run again"
+    )]
+    NotRepeated {
+        /// The shard.
+        shard: ShardId,
+        /// The host where it ran.
+        host: HostName,
+        /// What the server said.
+        source: tokio_postgres::Error,
+    },
+    /// Not the number of rows that was asked for.
+    #[error("shard {shard} gave {got} rows where {expected} wanted")]
+    RowCount {
+        /// The shard.
+        shard: ShardId,
+        /// What was asked for.
+        expected: Expected,
+        /// How many came.
+        got: usize,
+    },
+    /// The shard stayed closed, or its hosts disagreed about it, for longer than the router waits.
+    #[error("shard {shard} was not to be had for {waited_ms} ms (last on host {host}: {reason})")]
+    ShardUnavailable {
+        /// The shard.
+        shard: ShardId,
+        /// The host asked last.
+        host: HostName,
+        /// How long it was waited for.
+        waited_ms: u128,
+        /// What stood in the way last.
+        reason: String,
+    },
+    /// The host could not be asked whether it still has the shard.
+    #[error("host {host} cannot be asked about shard {shard}: run `pgshard check`")]
+    LookUp {
+        /// The shard.
+        shard: ShardId,
+        /// The host.
+        host: HostName,
+        /// Why not. Shared by everybody who waited for the same answer.
+        source: Arc<LookUpError>,
+    },
+    /// A [`Transaction`](super::Transaction) was used after its closure had returned.
+    #[error("the transaction on shard {shard} has ended: its handle is of no use outside its closure")]
+    TransactionEnded {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The closure succeeded although one of its statements had failed (or was abandoned), so that there was nothing to
+    /// commit. It was rolled back.
+    #[error(
+        "the transaction on shard {shard} was rolled back: a statement in it failed, and the closure went on without a savepoint"
+    )]
+    TransactionFailed {
+        /// The shard.
+        shard: ShardId,
+    },
+}
+
+/// Why a host did not say where a shard is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LookUpError {
+    /// No connection.
+    #[error("out of reach")]
+    Connect(#[source] Box<pg::ConnectError>),
+    /// No connection in time, or no answer.
+    #[error("no answer within {} ms", .0.as_millis())]
+    TimedOut(Duration),
+    /// An error instead of an answer.
+    #[error("pgshard.look failed")]
+    Statement(#[source] tokio_postgres::Error),
+    /// An answer that no version of the control schema gives.
+    #[error("pgshard.look answered {0:?}")]
+    Answer(String),
+}
+
+/// What took too long on the way to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolPhase {
+    /// All connections of the pool were in use.
+    Wait,
+    /// A new connection was being opened.
+    Create,
+    /// A used connection was being cleaned.
+    Recycle,
+}
+
+impl std::fmt::Display for PoolPhase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            PoolPhase::Wait => "waiting for a free connection",
+            PoolPhase::Create => "opening a connection",
+            PoolPhase::Recycle => "cleaning a used connection",
+        })
+    }
+}
+
+/// How many rows were asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// `query_one`.
+    One,
+    /// `query_opt`.
+    AtMostOne,
+}
+
+impl std::fmt::Display for Expected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Expected::One => "exactly one was",
+            Expected::AtMostOne => "at most one was",
+        })
+    }
+}
+
+impl Error {
+    /// Whether the same call may well succeed later, and nothing of this one has taken effect, so that it is safe to
+    /// make it again. An application answers such an error with "try again" (HTTP 503).
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::Connect { .. } | Error::PoolTimeout { .. } | Error::ShardUnavailable { .. } => true,
+            Error::ConnectionLost { may_have_run, .. } => !may_have_run,
+            Error::Statement { source, .. } => {
+                state::is_signpost(source) || source.code().is_some_and(state::is_transient)
+            }
+            Error::LookUp { source, .. } => match &**source {
+                LookUpError::Connect(_) | LookUpError::TimedOut(_) => true,
+                LookUpError::Statement(source) => source.as_db_error().is_none(),
+                LookUpError::Answer(_) => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether the call may have taken effect, all or in part, although it failed.
+    pub fn may_have_run(&self) -> bool {
+        match self {
+            Error::InDoubt { .. } | Error::NotRepeated { .. } => true,
+            Error::ConnectionLost { may_have_run, .. } => *may_have_run,
+            _ => false,
+        }
+    }
+
+    /// What the driver said, if the statement got that far.
+    pub fn as_postgres_error(&self) -> Option<&tokio_postgres::Error> {
+        match self {
+            Error::ConnectionLost { source, .. }
+            | Error::InDoubt { source, .. }
+            | Error::Statement { source, .. }
+            | Error::NotRepeated { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+
+    /// What the server said, if it said something.
+    pub fn as_db_error(&self) -> Option<&DbError> {
+        self.as_postgres_error().and_then(tokio_postgres::Error::as_db_error)
+    }
+
+    /// The server's SQLSTATE, if it gave one.
+    pub fn code(&self) -> Option<&SqlState> {
+        self.as_postgres_error().and_then(tokio_postgres::Error::code)
+    }
+}

@@ -1,0 +1,246 @@
+//! A shard, as an application sees it: the methods that run SQL there.
+
+use std::time::Instant;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::Router;
+use super::error::{Error, Expected};
+use super::kind::Kind;
+use super::raw::RawClient;
+use super::recover::{Next, Recovery};
+use super::session::{Answer, Prepare};
+use super::sql::SqlText;
+use super::stale::Met;
+use super::transaction::{Transaction, TransactionBuilder};
+use crate::map::HostName;
+use crate::shard::ShardId;
+
+/// A shard to run SQL on. Made by [`Router::by_key`], [`Router::by_id`] and [`Router::shard`] without I/O; holds no
+/// connection.
+///
+/// Each method borrows a connection to the host that serves the shard now, and gives it back. A statement that meets a
+/// move waits for it (see [the module](super)); its future can be long, but not longer than
+/// [`Options::retry_for`](super::Options::retry_for) and the time the statement itself takes.
+#[derive(Clone, Copy, Debug)]
+pub struct Shard<'r> {
+    router: &'r Router,
+    id: ShardId,
+}
+
+impl<'r> Shard<'r> {
+    pub(super) fn new(router: &'r Router, id: ShardId) -> Shard<'r> {
+        Shard { router, id }
+    }
+
+    /// The shard's number.
+    pub fn id(&self) -> ShardId {
+        self.id
+    }
+
+    /// The name of the shard's schema, not quoted.
+    pub fn schema(&self) -> String {
+        self.router.prefix().schema(self.id)
+    }
+
+    /// The host that the router takes to serve the shard now.
+    pub fn host(&self) -> HostName {
+        self.router.inner().host_name(self.id).expect("a handle is only made for a shard that the cluster has")
+    }
+
+    /// Runs a statement and gives its rows. `{shard}` in it is the shard's schema.
+    ///
+    /// # Errors
+    /// See [`Error`]. An error of the server, or of the driver about a parameter, is [`Error::Statement`].
+    ///
+    /// # Cancel safety
+    /// The statement may have taken effect when its future is dropped; the connection is closed.
+    pub async fn query<'s>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        self.run(sql.into(), params).await
+    }
+
+    /// Runs a statement that gives exactly one row.
+    ///
+    /// # Errors
+    /// As [`Shard::query`], and [`Error::RowCount`] for another number of rows.
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`].
+    pub async fn query_one<'s>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error> {
+        one(self.id, self.run(sql.into(), params).await?)
+    }
+
+    /// Runs a statement that gives one row or none.
+    ///
+    /// # Errors
+    /// As [`Shard::query`], and [`Error::RowCount`] for more than one row.
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`].
+    pub async fn query_opt<'s>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, Error> {
+        at_most_one(self.id, self.run(sql.into(), params).await?)
+    }
+
+    /// Runs a statement and gives the number of rows that it changed (of a SELECT: found).
+    ///
+    /// # Errors
+    /// As [`Shard::query`].
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`].
+    pub async fn execute<'s>(&self, sql: impl Into<SqlText<'s>>, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
+        self.run(sql.into(), params).await
+    }
+
+    /// Runs a closure within a transaction: COMMIT when it gives `Ok`, ROLLBACK when it gives `Err` (or its future is
+    /// dropped, or panics).
+    ///
+    /// The closure is run again, whole, when one of its statements met a move, whatever it gave: so it may do nothing
+    /// that it cannot do twice. A statement that fails ends the transaction, as PostgreSQL has it; to go on after one, run
+    /// it within a [`Transaction::savepoint`].
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// let title = String::from("Prague");
+    /// router.by_key(user).transaction(async |tx| {
+    ///     tx.execute("INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2)", &[&user, &title]).await?;
+    ///     tx.execute("UPDATE {shard}.users SET photos = photos + 1 WHERE id = $1", &[&user]).await
+    /// }).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The closure's own; and as `E`, whatever the router has to say: [`Error::InDoubt`] when the connection was lost
+    /// during COMMIT, which is never tried again, and [`Error::TransactionFailed`] when the closure gave `Ok` although a
+    /// statement had failed.
+    ///
+    /// # Cancel safety
+    /// Rolled back when the future is dropped before COMMIT was sent.
+    pub async fn transaction<T, E, F, Fut>(&self, work: F) -> Result<T, E>
+    where
+        F: Fn(Transaction) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        self.build_transaction().run(work).await
+    }
+
+    /// A transaction with an isolation level, or read-only.
+    pub fn build_transaction(&self) -> TransactionBuilder<'r> {
+        TransactionBuilder::new(self.router, self.id)
+    }
+
+    /// A connection to the host that the router takes to serve the shard now, for what this library does not cover:
+    /// COPY, LISTEN, streams, pipelines. Whoever holds it handles moves himself: an `SH001` (and its relatives, see
+    /// [`crate::pg::state`]) means to give the client back and to ask for another.
+    ///
+    /// It comes from the same pool as every other connection; when it goes back, everything that a session can be left
+    /// with is undone (one round trip).
+    ///
+    /// # Errors
+    /// When no connection is to be had.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn client(&self) -> Result<RawClient, Error> {
+        let place = self.router.inner().place(self.id)?;
+        let lease = place.host.lease(self.id).await?;
+        Ok(RawClient::new(lease, self.id, place.host.name.clone(), self.schema()))
+    }
+
+    async fn run<A: Answer>(&self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+        let inner = self.router.inner();
+        let shard = self.id;
+        let sql = inner.sql.read(sql);
+        let kind = sql.kind();
+        if matches!(kind, Kind::Control | Kind::Savepoint | Kind::RollbackTo) {
+            return Err(Error::TransactionControl { shard });
+        }
+        let text = sql.render(&self.schema());
+        let mut recovery = Recovery::new(inner, shard);
+        let mut prepare = Prepare::Once;
+        let mut reconnected = false;
+        loop {
+            let place = inner.place(shard)?;
+            let mut lease = place.host.lease(shard).await?;
+            let began = Instant::now();
+            let failed = match lease.run(&text, kind, params, prepare).await {
+                Ok(answer) => return Ok(answer),
+                Err(failed) => failed,
+            };
+            let host = || place.host.name.clone();
+            if failed.lost(&lease.session().connection) {
+                lease.discard();
+                // The pool's connection was dead already, and nothing has run.
+                if !failed.sent && !reconnected {
+                    reconnected = true;
+                    continue;
+                }
+                let may_have_run = failed.sent && kind != Kind::Read;
+                return Err(Error::ConnectionLost { shard, host: host(), may_have_run, source: failed.error });
+            }
+            let statement = |source| Error::Statement { shard, host: host(), source };
+            let outdated = failed.may_be_outdated() && prepare == Prepare::Once && kind.repeatable();
+            let Some(met) = Met::of(&failed.error) else {
+                if outdated {
+                    prepare = Prepare::Anew;
+                    continue;
+                }
+                return Err(statement(failed.error));
+            };
+            let mut lease = Some(lease);
+            if met == Met::Signpost {
+                // There will be waiting, for which no connection is held.
+                let lease = lease.take();
+                if let Some(lease) = lease.filter(|_| failed.may_be_remembered()) {
+                    lease.discard();
+                }
+            }
+            if !kind.repeatable() {
+                let own = met == Met::Relative && recovery.is_own(met, &place, began).await?;
+                return Err(if own {
+                    statement(failed.error)
+                } else {
+                    if let Some(lease) = lease {
+                        lease.discard();
+                    }
+                    Error::NotRepeated { shard, host: host(), source: failed.error }
+                });
+            }
+            match recovery.after(met, &place, began, &mut lease).await? {
+                Next::Again => {}
+                Next::Own if outdated => prepare = Prepare::Anew,
+                Next::Own => return Err(statement(failed.error)),
+            }
+        }
+    }
+}
+
+pub(super) fn one(shard: ShardId, mut rows: Vec<Row>) -> Result<Row, Error> {
+    match rows.pop() {
+        Some(row) if rows.is_empty() => Ok(row),
+        row => Err(Error::RowCount { shard, expected: Expected::One, got: rows.len() + usize::from(row.is_some()) }),
+    }
+}
+
+pub(super) fn at_most_one(shard: ShardId, mut rows: Vec<Row>) -> Result<Option<Row>, Error> {
+    match rows.pop() {
+        Some(_) if !rows.is_empty() => {
+            Err(Error::RowCount { shard, expected: Expected::AtMostOne, got: rows.len() + 1 })
+        }
+        row => Ok(row),
+    }
+}

@@ -1,0 +1,65 @@
+//! What a router is made from.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::map::{HostName, ShardMap};
+use crate::pg::ConnectOptions;
+use crate::shard::SchemaPrefix;
+
+/// One host: its name in the map, how to reach it, and how many connections to keep.
+#[derive(Clone, Debug)]
+pub struct HostOptions {
+    /// The name.
+    pub name: HostName,
+    /// How to reach it.
+    pub connect: ConnectOptions,
+    /// The most connections at a time, at least 1; beside them, up to two for look-ups.
+    pub pool_size: usize,
+}
+
+/// What [`Router::new`](super::Router::new) takes. [`Options::new`] fills in the defaults.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The hosts. A host without shards may be there; one with shards must.
+    pub hosts: Vec<HostOptions>,
+    /// What the names of the shards' schemas begin with.
+    pub prefix: SchemaPrefix,
+    /// The map to start with.
+    pub map: Arc<ShardMap>,
+    /// How long a call may wait for a shard that is being moved, in all. Default 15 s: longer than a fence's deadline
+    /// (10 s), so that a call that waits for a mover that died is still there when the shard opens again.
+    pub retry_for: Duration,
+    /// How long a call may wait for a free connection. Default 5 s.
+    pub wait_max: Duration,
+    /// How long opening a connection may take. Default 10 s; the connection's own `connect_timeout` (5 s an address)
+    /// comes first as a rule.
+    pub create_max: Duration,
+    /// How long cleaning a used connection may take. Default 2 s.
+    pub recycle_max: Duration,
+    /// The most prepared statements that a connection keeps, client and server; 0 keeps none. Each shard's is one of its
+    /// own. Default 256.
+    pub statements_per_connection: usize,
+    /// What `pg_stat_activity` shows, unless a host's string says otherwise. Default `pgshard`.
+    pub application_name: String,
+}
+
+impl Options {
+    /// The number of connections a host gets where nothing is said: 16.
+    pub const POOL_SIZE: usize = 16;
+
+    /// These hosts and this map, and the defaults.
+    pub fn new(hosts: Vec<HostOptions>, map: Arc<ShardMap>) -> Options {
+        Options {
+            hosts,
+            prefix: SchemaPrefix::default(),
+            map,
+            retry_for: Duration::from_secs(15),
+            wait_max: Duration::from_secs(5),
+            create_max: Duration::from_secs(10),
+            recycle_max: Duration::from_secs(2),
+            statements_per_connection: 256,
+            application_name: "pgshard".to_owned(),
+        }
+    }
+}

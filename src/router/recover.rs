@@ -1,0 +1,194 @@
+//! What a call does between a statement that met a move and the next try: asks, waits, goes to the other host, and
+//! finishes what a dead mover left. The decisions are [`super::stale`]'s.
+
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::error::{Error, LookUpError};
+use super::host::Host;
+use super::look::{Answered, Mend};
+use super::routing::{Inner, Place};
+use super::session::Lease;
+use super::stale::{Met, PeerVerdict, Verdict, judge, judge_peer, pause};
+use crate::map::{Placement, ShardEpoch};
+use crate::shard::ShardId;
+
+/// A router opens a shard itself when its move has been decided, and not finished, for this long. The mover does it
+/// within a millisecond or so.
+const OPEN_GRACE: Duration = Duration::from_millis(100);
+
+/// The hosts that one answer may lead through. Each has a larger epoch than the one before, so that a circle ends too.
+const HOPS_MAX: usize = 8;
+
+/// One call's way through a move.
+pub(super) struct Recovery<'r> {
+    router: &'r Inner,
+    shard: ShardId,
+    /// When the first statement failed.
+    since: Option<Instant>,
+    /// Statements that were run again.
+    rounds: u32,
+    /// When a decided move was first found not opened.
+    unopened: Option<Instant>,
+}
+
+/// What the caller does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Takes a new snapshot and runs the statement again.
+    Again,
+    /// Gives the error to the application.
+    Own,
+}
+
+impl<'r> Recovery<'r> {
+    pub(super) fn new(router: &'r Inner, shard: ShardId) -> Recovery<'r> {
+        Recovery { router, shard, since: None, rounds: 0, unopened: None }
+    }
+
+    /// Only asks: whether the failed statement's error is the application's own.
+    pub(super) async fn is_own(&mut self, met: Met, place: &Place, began: Instant) -> Result<bool, Error> {
+        let answered = self.ask(&place.host, spacing(met)).await?;
+        Ok(judge(met, &answered.look, began.elapsed(), place.epoch) == Verdict::Own)
+    }
+
+    /// Comes back when the statement that was sent to `place` at `began` is worth another try, or at once when it is
+    /// not. The connection in `lease` is given back before any waiting: closed, because the session may remember a
+    /// signpost; it is left where it is when the answer is [`Next::Own`].
+    ///
+    /// # Errors
+    /// When the time for retries is over, or there is nobody to ask.
+    pub(super) async fn after(
+        &mut self,
+        met: Met,
+        place: &Place,
+        began: Instant,
+        lease: &mut Option<Lease>,
+    ) -> Result<Next, Error> {
+        self.since.get_or_insert_with(Instant::now);
+        loop {
+            let answered = self.ask(&place.host, spacing(met)).await?;
+            let verdict = judge(met, &answered.look, began.elapsed(), place.epoch);
+            tracing::debug!(shard = %self.shard, host = %place.host.name, ?met, ?verdict, "a statement met a move");
+            if verdict == Verdict::Own {
+                return Ok(Next::Own);
+            }
+            if let Some(lease) = lease.take() {
+                lease.discard();
+            }
+            match verdict {
+                Verdict::Own => return Ok(Next::Own),
+                Verdict::NotHere => {
+                    return Err(Error::NotHere { shard: self.shard, host: place.host.name.clone() });
+                }
+                Verdict::Again { epoch } => {
+                    self.learn(&place.host, epoch);
+                    return self.again(&place.host).await;
+                }
+                Verdict::Wait => self.wait(&place.host, "it is being moved from there").await?,
+                Verdict::Expire => {
+                    if !self.mend(&place.host, &answered, Mend::Expire).await? {
+                        self.wait(&place.host, "it was to be moved from there, and the mover has stopped").await?;
+                    }
+                }
+                Verdict::Ask { peer, epoch, token } => {
+                    if self.chase(peer, epoch, token).await? {
+                        return self.again(&place.host).await;
+                    }
+                    self.wait(&place.host, "it has left there and is not open elsewhere yet").await?;
+                }
+            }
+        }
+    }
+
+    /// Goes after a shard that has moved. True when its new host has been found and learned.
+    async fn chase(&mut self, peer: String, epoch: ShardEpoch, token: Option<Uuid>) -> Result<bool, Error> {
+        let (mut peer, mut epoch, mut token) = (peer, epoch, token);
+        for _ in 0..HOPS_MAX {
+            let Some(host) = self.router.host(&peer) else {
+                return Err(Error::UnknownHost { shard: self.shard, host: peer });
+            };
+            let answered = self.ask(host, Duration::ZERO).await?;
+            match judge_peer(epoch, &answered.look) {
+                PeerVerdict::Here { epoch } => {
+                    self.learn(host, epoch);
+                    return Ok(true);
+                }
+                PeerVerdict::Onward { peer: next, epoch: at, token: key } => (peer, epoch, token) = (next, at, key),
+                PeerVerdict::Unopened => {
+                    let since = *self.unopened.get_or_insert_with(Instant::now);
+                    if let Some(token) = token.filter(|_| since.elapsed() >= OPEN_GRACE) {
+                        self.mend(host, &answered, Mend::Open(token)).await?;
+                    }
+                    return Ok(false);
+                }
+                PeerVerdict::Wait => return Ok(false),
+            }
+        }
+        Ok(false)
+    }
+
+    async fn ask(&self, host: &Host, spacing: Duration) -> Result<Answered, Error> {
+        self.router.count_look_up();
+        let asked = host.question(self.shard).ask(host, spacing).await;
+        asked.map_err(|source| Error::LookUp { shard: self.shard, host: host.name.clone(), source })
+    }
+
+    /// Expires or opens; true if this call did it. A refusal means that somebody else is at it.
+    async fn mend(&self, host: &Host, seen: &Answered, mend: Mend) -> Result<bool, Error> {
+        match host.question(self.shard).mend(host, seen.asked, mend).await {
+            Ok(done) => {
+                if done {
+                    tracing::info!(shard = %self.shard, host = %host.name, ?mend, "finished what a mover left");
+                }
+                Ok(done)
+            }
+            Err(LookUpError::Statement(error)) if error.as_db_error().is_some() => {
+                tracing::debug!(shard = %self.shard, host = %host.name, ?mend, %error, "somebody else is at it");
+                Ok(false)
+            }
+            Err(error) => {
+                Err(Error::LookUp { shard: self.shard, host: host.name.clone(), source: std::sync::Arc::new(error) })
+            }
+        }
+    }
+
+    fn learn(&self, host: &Host, epoch: ShardEpoch) {
+        self.router.learn(self.shard, Placement { host: host.name.clone(), epoch });
+    }
+
+    /// The first try after a look is at once. One after another, hosts and signposts contradict each other: slower.
+    async fn again(&mut self, host: &Host) -> Result<Next, Error> {
+        self.rounds += 1;
+        self.router.count_retry();
+        if self.rounds > 1 {
+            self.wait(host, "it answers as if it had moved").await?;
+        }
+        Ok(Next::Again)
+    }
+
+    async fn wait(&mut self, host: &Host, reason: &str) -> Result<(), Error> {
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let pause = pause(waited, fastrand::f64());
+        if waited + pause > self.router.retry_for {
+            return Err(Error::ShardUnavailable {
+                shard: self.shard,
+                host: host.name.clone(),
+                waited_ms: waited.as_millis(),
+                reason: reason.to_owned(),
+            });
+        }
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+}
+
+/// A signpost is asked behind at once. What may be the application's own mistake is asked about at most so often, or a
+/// statement that is always wrong would double as a storm of questions.
+fn spacing(met: Met) -> Duration {
+    match met {
+        Met::Signpost => Duration::from_millis(1),
+        Met::Relative => Duration::from_millis(10),
+    }
+}

@@ -1,0 +1,259 @@
+//! One connection of a pool, with the statements prepared on it.
+//!
+//! What may not break: a session comes out of the pool as if it were new. One that may hold something of its last user
+//! is cleaned first; one that may be in the middle of something, or may remember a signpost, never goes back.
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
+
+use deadpool::managed::{self, Metrics, Object, RecycleError, RecycleResult};
+use lru::LruCache;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row, Statement};
+
+use super::kind::Kind;
+use super::stale::Met;
+use crate::pg::{ConnectError, ConnectOptions, Connection};
+
+/// Everything that a session can have been left with, as far as it can be undone without forgetting the prepared
+/// statements of the driver itself (so not DISCARD ALL).
+const CLEAN: &str = "ROLLBACK; CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
+    SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES";
+
+/// Opens sessions and checks those that come back.
+pub(super) struct Manager {
+    pub(super) connect: ConnectOptions,
+    pub(super) application_name: String,
+    pub(super) statements_max: usize,
+}
+
+impl managed::Manager for Manager {
+    type Type = Session;
+    type Error = ConnectError;
+
+    async fn create(&self) -> Result<Session, ConnectError> {
+        let connection = self.connect.connect(&self.application_name).await?;
+        let statements = NonZeroUsize::new(self.statements_max).map(|max| Mutex::new(LruCache::new(max)));
+        Ok(Session { connection, statements, dirty: false })
+    }
+
+    async fn recycle(&self, session: &mut Session, _: &Metrics) -> RecycleResult<ConnectError> {
+        if session.connection.is_closed() {
+            return Err(RecycleError::message("the connection is closed"));
+        }
+        if session.dirty {
+            let cleaned = session.connection.batch_execute(CLEAN).await;
+            cleaned.map_err(|error| RecycleError::message(error.to_string()))?;
+            session.dirty = false;
+        }
+        Ok(())
+    }
+}
+
+/// A connection and its prepared statements.
+pub(super) struct Session {
+    pub(super) connection: Connection,
+    /// By their SQL as it was sent. `None`: none are kept. Never locked across a wait.
+    statements: Option<Mutex<LruCache<Box<str>, Statement>>>,
+    /// Whether something of its user may be left in the session.
+    pub(super) dirty: bool,
+}
+
+/// Whether a statement that was prepared earlier will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prepare {
+    Once,
+    Anew,
+}
+
+/// A statement that did not come through.
+pub(super) struct Failed {
+    pub(super) error: tokio_postgres::Error,
+    /// It had been prepared earlier, so that what it was prepared for may have changed since.
+    pub(super) prepared_before: bool,
+    /// It was sent for execution, not only prepared.
+    pub(super) sent: bool,
+}
+
+impl Failed {
+    /// Whether the connection is gone, with the statement or before it.
+    pub(super) fn lost(&self, connection: &Client) -> bool {
+        is_lost(&self.error) || connection.is_closed()
+    }
+
+    /// Whether the same statement, prepared anew, may succeed: it was prepared before a migration of the application, or
+    /// before its shard went away and came back.
+    pub(super) fn may_be_outdated(&self) -> bool {
+        let code = self.error.code().map(|code| code.code());
+        self.prepared_before && (code == Some("26000") || Met::of(&self.error) == Some(Met::Relative))
+    }
+
+    /// Whether the session may remember what it saw of a signpost: a function from outside the shard ran into it, and
+    /// has been compiled for the signpost's columns. The three lines of CONTEXT are those of the signpost itself.
+    pub(super) fn may_be_remembered(&self) -> bool {
+        match Met::of(&self.error) {
+            None => false,
+            Some(Met::Relative) => true,
+            Some(Met::Signpost) => {
+                let context = self.error.as_db_error().and_then(|error| error.where_());
+                context.is_none_or(|context| context.lines().count() > 3)
+            }
+        }
+    }
+}
+
+/// Whether the error ended the connection: none of the server's, or one of those with which it closes it.
+pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
+    use tokio_postgres::error::Severity;
+    match error.as_db_error() {
+        Some(error) => matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic)),
+        None => {
+            let cause = std::error::Error::source(error);
+            error.is_closed() || cause.is_some_and(|cause| cause.is::<std::io::Error>())
+        }
+    }
+}
+
+/// What a statement gives back: rows, or the number of them.
+pub(super) trait Answer: Sized + Send {
+    fn ask(
+        client: &Client,
+        statement: &Statement,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> impl Future<Output = Result<Self, tokio_postgres::Error>> + Send;
+}
+
+impl Answer for Vec<Row> {
+    async fn ask(
+        client: &Client,
+        statement: &Statement,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        client.query(statement, params).await
+    }
+}
+
+impl Answer for u64 {
+    async fn ask(
+        client: &Client,
+        statement: &Statement,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, tokio_postgres::Error> {
+        client.execute(statement, params).await
+    }
+}
+
+impl Session {
+    async fn run<A: Answer>(&self, sql: &str, params: &[&(dyn ToSql + Sync)], prepare: Prepare) -> Result<A, Failed> {
+        let known = match prepare {
+            Prepare::Once => self.with_statements(|statements| statements.get(sql).cloned()).flatten(),
+            Prepare::Anew => None,
+        };
+        let prepared_before = known.is_some();
+        let statement = match known {
+            Some(statement) => statement,
+            None => {
+                let prepared = self.connection.prepare(sql).await;
+                let prepared = prepared.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
+                // What falls out of the cache is closed on the server when it is dropped.
+                self.with_statements(|statements| statements.put(sql.into(), prepared.clone()));
+                prepared
+            }
+        };
+        A::ask(&self.connection, &statement, params).await.map_err(|error| {
+            let failed = Failed { error, prepared_before, sent: true };
+            if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
+                self.with_statements(|statements| statements.pop(sql));
+            }
+            failed
+        })
+    }
+
+    fn with_statements<T>(&self, work: impl FnOnce(&mut LruCache<Box<str>, Statement>) -> T) -> Option<T> {
+        let statements = self.statements.as_ref()?;
+        Some(work(&mut statements.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+/// What a borrowed session is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Doing {
+    Nothing,
+    Transaction,
+    /// A statement was sent and its answer not waited for (yet).
+    Statement,
+}
+
+/// A session borrowed from a pool. Dropped, it goes back; in the middle of something it is closed instead.
+pub(super) struct Lease {
+    /// `None` only while it is being dropped.
+    session: Option<Object<Manager>>,
+    doing: Doing,
+}
+
+impl Lease {
+    pub(super) fn new(session: Object<Manager>) -> Lease {
+        Lease { session: Some(session), doing: Doing::Nothing }
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        self.session.as_ref().expect("a lease holds its session until it is dropped")
+    }
+
+    pub(super) fn session_mut(&mut self) -> &mut Session {
+        self.session.as_mut().expect("a lease holds its session until it is dropped")
+    }
+
+    /// Runs one statement. When the future is dropped, the connection is closed with the lease.
+    pub(super) async fn run<A: Answer>(
+        &mut self,
+        sql: &str,
+        kind: Kind,
+        params: &[&(dyn ToSql + Sync)],
+        prepare: Prepare,
+    ) -> Result<A, Failed> {
+        self.session_mut().dirty |= kind == Kind::Session;
+        let before = std::mem::replace(&mut self.doing, Doing::Statement);
+        let answer = self.session().run(sql, params, prepare).await;
+        self.doing = before;
+        answer
+    }
+
+    /// BEGIN in the form given.
+    pub(super) async fn begin(&mut self, begin: &str) -> Result<(), tokio_postgres::Error> {
+        self.doing = Doing::Statement;
+        self.session().connection.batch_execute(begin).await?;
+        self.doing = Doing::Transaction;
+        Ok(())
+    }
+
+    /// COMMIT or ROLLBACK.
+    pub(super) async fn end(&mut self, end: &'static str) -> Result<(), tokio_postgres::Error> {
+        self.doing = Doing::Statement;
+        let ended = self.session().connection.batch_execute(end).await;
+        if !ended.as_ref().is_err_and(is_lost) {
+            self.doing = Doing::Nothing;
+        }
+        ended
+    }
+
+    /// Whether the answer to a statement was not waited for.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.doing == Doing::Statement
+    }
+
+    /// Closes the connection instead of giving it back.
+    pub(super) fn discard(mut self) {
+        self.doing = Doing::Statement;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            if self.doing != Doing::Nothing {
+                drop(Object::take(session));
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Statements as the router takes them: a text, read once and remembered, or an [`Sql`] that was read beforehand.
+
+use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lru::LruCache;
+
+use super::kind::Kind;
+use crate::pg::Template;
+
+/// A statement read beforehand: [`Template`] and what the router may do with it. Cheap to clone.
+///
+/// Every method that takes SQL takes a text as well; this type is for those who want to spare the look into the cache
+/// of texts.
+#[derive(Clone, Debug)]
+pub struct Sql(Arc<Parsed>);
+
+#[derive(Debug)]
+struct Parsed {
+    template: Template,
+    kind: Kind,
+}
+
+impl Sql {
+    /// Reads a statement; `{shard}` in it is the shard's schema (see [`Template`]).
+    pub fn new(sql: &str) -> Sql {
+        Sql(Arc::new(Parsed { template: Template::new(sql), kind: Kind::of(sql) }))
+    }
+
+    pub(super) fn render(&self, schema: &str) -> String {
+        self.0.template.render(schema)
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.0.kind
+    }
+}
+
+/// What the methods that run SQL take: `&str`, `&String` or `&Sql`.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum SqlText<'a> {
+    /// A text, looked up in the cache.
+    Text(&'a str),
+    /// A statement read beforehand.
+    Read(&'a Sql),
+}
+
+impl SqlText<'_> {
+    /// The statement, read if it was not. For statements that run many times.
+    pub fn to_sql(self) -> Sql {
+        match self {
+            SqlText::Text(text) => Sql::new(text),
+            SqlText::Read(sql) => sql.clone(),
+        }
+    }
+}
+
+impl<'a> From<&'a str> for SqlText<'a> {
+    fn from(sql: &'a str) -> Self {
+        SqlText::Text(sql)
+    }
+}
+
+impl<'a> From<&'a String> for SqlText<'a> {
+    fn from(sql: &'a String) -> Self {
+        SqlText::Text(sql)
+    }
+}
+
+impl<'a> From<&'a Sql> for SqlText<'a> {
+    fn from(sql: &'a Sql) -> Self {
+        SqlText::Read(sql)
+    }
+}
+
+/// The texts read last, in a few parts so that callers on many cores do not wait for one lock.
+pub(super) struct SqlCache {
+    hasher: RandomState,
+    parts: [Mutex<LruCache<Box<str>, Sql>>; SqlCache::PARTS],
+}
+
+impl SqlCache {
+    const PARTS: usize = 8;
+    /// Texts that are remembered, in all. An application has a few hundred.
+    const TEXTS_MAX: usize = 2048;
+    /// A longer text is read anew each time: it was put together by a program and does not come again.
+    const LENGTH_MAX: usize = 16 * 1024;
+
+    pub(super) fn new() -> SqlCache {
+        let size = NonZeroUsize::new(Self::TEXTS_MAX / Self::PARTS).expect("more texts than parts");
+        SqlCache { hasher: RandomState::new(), parts: std::array::from_fn(|_| Mutex::new(LruCache::new(size))) }
+    }
+
+    pub(super) fn read(&self, sql: SqlText<'_>) -> Sql {
+        let text = match sql {
+            SqlText::Read(sql) => return sql.clone(),
+            SqlText::Text(text) => text,
+        };
+        if text.len() > Self::LENGTH_MAX {
+            return Sql::new(text);
+        }
+        let part = self.hasher.hash_one(text) as usize % Self::PARTS;
+        let mut part = self.parts[part].lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sql) = part.get(text) {
+            return sql.clone();
+        }
+        let sql = Sql::new(text);
+        part.put(text.into(), sql.clone());
+        sql
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_read_once_and_the_cache_has_an_end() {
+        let cache = SqlCache::new();
+        let first = cache.read("SELECT 1".into());
+        assert!(Arc::ptr_eq(&first.0, &cache.read("SELECT 1".into()).0));
+        for number in 0..2 * SqlCache::TEXTS_MAX {
+            cache.read((&format!("SELECT {number} FROM {{shard}}.t")).into());
+        }
+        let held: usize = cache.parts.iter().map(|part| part.lock().unwrap().len()).sum();
+        assert!(held <= SqlCache::TEXTS_MAX, "{held}");
+    }
+}

@@ -1,0 +1,233 @@
+//! What a failed statement means for where its shard is: the decisions, without I/O.
+//!
+//! What may not break: an error is only believed to be the application's own when the shard's host, asked after the
+//! statement failed, says that it serves the shard and that no fence stood since the statement began. And nothing said
+//! about another host is believed before that host's own row confirms it.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::map::ShardEpoch;
+use crate::pg::state;
+
+/// How a statement's error can have to do with a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Met {
+    /// A signpost answered: the shard is closed or elsewhere. Always worth another try.
+    Signpost,
+    /// A name was not there, or not what it was: the application's mistake, or a signpost in a place where it could not
+    /// say so.
+    Relative,
+}
+
+impl Met {
+    /// `None` for errors that no move can cause.
+    pub(super) fn of(error: &tokio_postgres::Error) -> Option<Met> {
+        // A statement prepared on a signpost sees text where the shard has a type of its own, and then it is the
+        // driver that refuses the parameter.
+        let wrong_type = || {
+            let cause = std::error::Error::source(error);
+            cause.is_some_and(|cause| cause.is::<tokio_postgres::types::WrongType>())
+        };
+        if state::is_signpost(error) {
+            Some(Met::Signpost)
+        } else if state::may_be_moved(error) || wrong_type() {
+            Some(Met::Relative)
+        } else {
+            None
+        }
+    }
+}
+
+/// What a host says of a shard: the answer of `pgshard.look`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Look {
+    /// Its row in `pgshard.shard`.
+    pub(super) row: Option<Row>,
+    /// The epoch at which a move is bringing the shard there.
+    pub(super) incoming: Option<ShardEpoch>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Row {
+    pub(super) state: State,
+    pub(super) epoch: ShardEpoch,
+    /// Since the last swap, there or back, decision or open. `None`: never.
+    pub(super) last_fence_ago: Option<Duration>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum State {
+    Serving,
+    Fenced { overdue: bool },
+    Moved { peer: String, token: Option<Uuid> },
+}
+
+/// What to do after a statement failed on a host that was asked since.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Verdict {
+    /// The host serves the shard: run it there again, at this epoch.
+    Again { epoch: ShardEpoch },
+    /// The error is the application's.
+    Own,
+    /// The shard is closed for a moment.
+    Wait,
+    /// The shard is closed and whoever closed it is late: open it again.
+    Expire,
+    /// The shard went to another host: ask there.
+    Ask { peer: String, epoch: ShardEpoch, token: Option<Uuid> },
+    /// The host has never heard of the shard.
+    NotHere,
+}
+
+/// Clocks run on while an answer is on its way and statements start before the server sees them; a fence that is older
+/// than the statement by less than this counts as younger. The price of a wrong guess is one more try.
+const MARGIN: Duration = Duration::from_millis(50);
+
+/// `ran`: from before the statement (its transaction) was sent until the look was back. `expected`: the epoch at which the
+/// statement was sent.
+pub(super) fn judge(met: Met, look: &Look, ran: Duration, expected: ShardEpoch) -> Verdict {
+    let Some(row) = &look.row else {
+        return if look.incoming.is_some() { Verdict::Wait } else { Verdict::NotHere };
+    };
+    match &row.state {
+        State::Serving => {
+            let disturbed = row.last_fence_ago.is_some_and(|ago| ago <= ran + MARGIN);
+            if met == Met::Signpost || disturbed || row.epoch > expected {
+                Verdict::Again { epoch: row.epoch }
+            } else {
+                Verdict::Own
+            }
+        }
+        State::Fenced { overdue: false } => Verdict::Wait,
+        State::Fenced { overdue: true } => Verdict::Expire,
+        State::Moved { peer, token } => Verdict::Ask { peer: peer.clone(), epoch: row.epoch, token: *token },
+    }
+}
+
+/// What the host that a shard is said to have moved to answers.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum PeerVerdict {
+    /// It is there (or was, and is being moved on from there), at this epoch.
+    Here { epoch: ShardEpoch },
+    /// It was there and has gone on.
+    Onward { peer: String, epoch: ShardEpoch, token: Option<Uuid> },
+    /// Decided, but not opened there yet.
+    Unopened,
+    /// The two hosts do not agree (yet).
+    Wait,
+}
+
+/// `epoch`: the one at which the shard is said to be there.
+pub(super) fn judge_peer(epoch: ShardEpoch, look: &Look) -> PeerVerdict {
+    match &look.row {
+        Some(row) if row.epoch >= epoch => match &row.state {
+            State::Serving | State::Fenced { .. } => PeerVerdict::Here { epoch: row.epoch },
+            // A row says `moved` at the epoch of the next owner, so it must be past the one asked for.
+            State::Moved { peer, token } if row.epoch > epoch => {
+                PeerVerdict::Onward { peer: peer.clone(), epoch: row.epoch, token: *token }
+            }
+            State::Moved { .. } => PeerVerdict::Wait,
+        },
+        _ if look.incoming.is_some_and(|incoming| incoming >= epoch) => PeerVerdict::Unopened,
+        _ => PeerVerdict::Wait,
+    }
+}
+
+/// How long to wait before asking again, when `waited` has passed already: a quarter of it, 2 to 50 ms, less up to half
+/// of that by chance. So the wait adds little to a short pause, and long ones are not asked about often.
+pub(super) fn pause(waited: Duration, chance: f64) -> Duration {
+    let pause = (waited / 4).clamp(Duration::from_millis(2), Duration::from_millis(50));
+    pause.mul_f64(1.0 - chance.clamp(0.0, 1.0) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn epoch(number: u32) -> ShardEpoch {
+        ShardEpoch::new(number).unwrap()
+    }
+
+    fn row(state: State, at: u32, ago: Option<u64>) -> Option<Row> {
+        Some(Row { state, epoch: epoch(at), last_fence_ago: ago.map(Duration::from_millis) })
+    }
+
+    fn moved(peer: &str) -> State {
+        State::Moved { peer: peer.to_owned(), token: None }
+    }
+
+    #[test]
+    fn after_a_failed_statement() {
+        use Met::{Relative, Signpost};
+        let again = |at| Verdict::Again { epoch: epoch(at) };
+        let ask = |at| Verdict::Ask { peer: "b".to_owned(), epoch: epoch(at), token: None };
+        let fenced = |overdue| State::Fenced { overdue };
+        // The statement ran for 10 ms and was sent at epoch 3.
+        for (met, row, incoming, verdict) in [
+            (Relative, row(State::Serving, 3, None), None, Verdict::Own),
+            (Relative, row(State::Serving, 3, Some(60_000)), None, Verdict::Own),
+            (Relative, row(State::Serving, 3, Some(5)), None, again(3)),
+            (Relative, row(State::Serving, 3, Some(40)), None, again(3)),
+            (Relative, row(State::Serving, 5, Some(60_000)), None, again(5)),
+            (Relative, row(State::Serving, 2, Some(60_000)), None, Verdict::Own),
+            (Relative, row(fenced(false), 3, Some(5)), None, Verdict::Wait),
+            (Relative, row(fenced(true), 3, Some(5)), None, Verdict::Expire),
+            (Relative, row(moved("b"), 4, Some(60_000)), None, ask(4)),
+            (Relative, None, None, Verdict::NotHere),
+            (Relative, None, Some(4), Verdict::Wait),
+            (Signpost, row(State::Serving, 3, None), None, again(3)),
+            (Signpost, row(State::Serving, 3, Some(60_000)), None, again(3)),
+            (Signpost, row(fenced(false), 3, Some(5)), None, Verdict::Wait),
+            (Signpost, row(fenced(true), 3, Some(5)), None, Verdict::Expire),
+            (Signpost, row(moved("b"), 4, Some(5)), None, ask(4)),
+            (Signpost, row(moved("b"), 4, Some(5)), Some(5), ask(4)),
+            (Signpost, None, None, Verdict::NotHere),
+        ] {
+            let look = Look { row, incoming: incoming.map(epoch) };
+            assert_eq!(judge(met, &look, Duration::from_millis(10), epoch(3)), verdict, "{met:?} {look:?}");
+        }
+    }
+
+    #[test]
+    fn at_the_peer() {
+        let here = |at| PeerVerdict::Here { epoch: epoch(at) };
+        let onward = |at| PeerVerdict::Onward { peer: "c".to_owned(), epoch: epoch(at), token: None };
+        // Another host said: at epoch 4 it is there.
+        for (row, incoming, verdict) in [
+            (row(State::Serving, 4, None), None, here(4)),
+            (row(State::Serving, 6, None), None, here(6)),
+            (row(State::Serving, 3, None), None, PeerVerdict::Wait),
+            (row(State::Fenced { overdue: false }, 4, None), None, here(4)),
+            (row(moved("c"), 5, None), None, onward(5)),
+            (row(moved("c"), 5, None), Some(6), onward(5)),
+            (row(moved("c"), 4, None), None, PeerVerdict::Wait),
+            (row(moved("a"), 3, None), Some(4), PeerVerdict::Unopened),
+            (row(moved("a"), 3, None), None, PeerVerdict::Wait),
+            (None, Some(4), PeerVerdict::Unopened),
+            (None, Some(3), PeerVerdict::Wait),
+            (None, None, PeerVerdict::Wait),
+        ] {
+            let look = Look { row, incoming: incoming.map(epoch) };
+            assert_eq!(judge_peer(epoch(4), &look), verdict, "{look:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pauses_are_bounded(waited_ms in 0u64..100_000, chance in 0.0..1.0) {
+            let pause = pause(Duration::from_millis(waited_ms), chance);
+            prop_assert!(pause >= Duration::from_millis(1) && pause <= Duration::from_millis(50));
+        }
+
+        #[test]
+        fn onward_goes_up_so_it_ends(at in 1u32..9, asked in 1u32..9) {
+            let look = Look { row: row(moved("c"), at, None), incoming: None };
+            if let PeerVerdict::Onward { epoch: next, .. } = judge_peer(epoch(asked), &look) {
+                prop_assert!(next > epoch(asked));
+            }
+        }
+    }
+}
