@@ -83,6 +83,11 @@ pub(crate) enum Color {
 pub(crate) enum Command {
     Init(Init),
     Bootstrap(Bootstrap),
+    /// Run the application's shard migrations, or see which shards have them
+    Migrate {
+        #[command(subcommand)]
+        command: MigrateCommand,
+    },
     Locate(Locate),
     /// Take IDs apart, put them together, find those of a span of time
     Id {
@@ -94,6 +99,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: MapCommand,
     },
+    Sql(Sql),
     /// Throwaway local PostgreSQL servers and a config for them
     Dev {
         #[command(subcommand)]
@@ -125,8 +131,9 @@ pub(crate) struct Init {
 /// Create what the hosts lack: control schema, shards, ID functions, migrations
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Doing it again does only what is left. All hosts are read, whichever are written to, so that no shard is
-ever made a second time. A shard that fails is named and the others go on; the exit code is then 8.
+Doing it again does only what is left. All hosts are read, whichever are written to, so that no
+shard is ever made a second time. A shard that fails is named and the others go on; the exit code
+is then 8.
 
 Examples:
   pgshard bootstrap
@@ -143,6 +150,23 @@ pub(crate) struct Bootstrap {
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
 }
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MigrateCommand {
+    /// Run the migrations that shards lack; the same as bootstrap
+    Up(Bootstrap),
+    Status(MigrateStatus),
+}
+
+/// Which migrations which shards have, as the hosts say
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Pending are the shards that lack a migration, changed those that ran it when its text was another.
+
+Examples:
+  pgshard migrate status
+  pgshard migrate status --json | jq '.migrations[] | select(.pending != \"\")'")]
+pub(crate) struct MigrateStatus {}
 
 /// Where is a key or an ID: shard, schema, host, and for an ID its time and sequence
 #[derive(Debug, ArgGroup)]
@@ -247,6 +271,26 @@ Examples:
   pgshard map show
   pgshard map show --json | jq '.hosts | map_values(.count)'")]
 pub(crate) struct MapShow {}
+
+/// Run a query on all shards, or on some
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+{shard} stands for the shard's schema. The query runs in a READ ONLY transaction on each shard,
+eight shards of a host at a time. With --json each shard is one line, written as soon as it is
+there; every bigint in it is a string, since it may be an ID. Shards that fail are named, and the
+exit code is 8, or 1 if none answered.
+
+Examples:
+  pgshard sql 'SELECT count(*) FROM {shard}.users'
+  pgshard sql 'SELECT id, title FROM {shard}.photos ORDER BY id DESC LIMIT 3' --shards 0-15,300
+  pgshard sql 'SELECT max(id) FROM {shard}.users' --json | jq -r '[.shard, .rows[0].max] | @tsv'")]
+pub(crate) struct Sql {
+    /// SELECT, WITH, VALUES or TABLE
+    pub(crate) query: String,
+    /// The shards, such as 17 or 0-255,300 [default: all]
+    #[arg(long, value_name = "SHARDS")]
+    pub(crate) shards: Option<String>,
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DevCommand {

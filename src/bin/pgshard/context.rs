@@ -1,12 +1,15 @@
 //! What commands take from the config.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
-use pgshard::config::{Config, ConfigError};
+use pgshard::ShardId;
+use pgshard::config::{Config, ConfigError, HostConfig};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, ShardMap};
-use pgshard::schema::{Cluster, Migrations};
+use pgshard::router::{HostOptions, Options, Router};
+use pgshard::schema::{self, Cluster, Migrations, Survey};
 use pgshard::store::{MapStore, StoreError};
 
 use crate::exit::Exit;
@@ -36,6 +39,36 @@ pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
     })
 }
 
+/// What every host of the config says, all asked at the same time; each has its connection's timeout to answer.
+pub(crate) async fn survey(config: &Config) -> Survey {
+    schema::survey(config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()))).await
+}
+
+/// A router over all hosts. No connection is opened yet.
+pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> Router {
+    let host = |host: &HostConfig| HostOptions {
+        name: host.name.clone(),
+        connect: host.connect.clone(),
+        pool_size: host.pool_size,
+    };
+    Router::new(Options {
+        prefix: config.cluster.prefix.clone(),
+        application_name: application_name.to_owned(),
+        ..Options::new(config.hosts.values().map(host).collect(), Arc::new(map))
+    })
+}
+
+/// These shards by the host that the map has for them.
+pub(crate) fn by_host(map: &ShardMap, shards: &[ShardId]) -> BTreeMap<HostName, Vec<ShardId>> {
+    let mut by_host: BTreeMap<HostName, Vec<ShardId>> = BTreeMap::new();
+    for shard in shards {
+        if let Some(host) = map.host(*shard) {
+            by_host.entry(host.clone()).or_default().push(*shard);
+        }
+    }
+    by_host
+}
+
 /// What may never differ between the hosts.
 pub(crate) fn cluster(config: &Config) -> Cluster {
     let cluster = &config.cluster;
@@ -49,7 +82,10 @@ pub(crate) fn cluster(config: &Config) -> Cluster {
 pub(crate) fn migrations(config: &Config) -> Result<Migrations, Failure> {
     match &config.cluster.migrations {
         None => Ok(Migrations::none()),
-        Some(folder) => Migrations::read(folder).map_err(Failure::usage),
+        Some(folder) => Migrations::read(folder).map_err(|error| {
+            let mistakes = error.mistakes.iter().map(|mistake| format!("{}: {mistake}", error.folder.display()));
+            Failure::several(Exit::Usage, mistakes)
+        }),
     }
 }
 

@@ -50,10 +50,7 @@ impl Failure {
 
     /// What went wrong, each with its chain of causes: `cannot read x`, `no such file`.
     pub(crate) fn chains(&self) -> impl Iterator<Item = Vec<String>> {
-        self.errors.iter().map(|error| {
-            let first: &(dyn Error + 'static) = &**error;
-            std::iter::successors(Some(first), |error| cause(*error)).map(words).collect()
-        })
+        self.errors.iter().map(|error| chain(&**error))
     }
 
     /// What the operator can do.
@@ -72,6 +69,11 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     fn from(error: E) -> Failure {
         Failure::new(Exit::Failed, error)
     }
+}
+
+/// What an error says and what its causes say, each once.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> Vec<String> {
+    std::iter::successors(Some(error), |error| cause(*error)).map(words).collect()
 }
 
 /// The server's own answer, where `tokio_postgres` says only "db error".

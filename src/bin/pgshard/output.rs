@@ -22,7 +22,6 @@ const HINT: Style = AnsiColor::Cyan.on_default().bold();
 pub(crate) struct Output {
     format: Format,
     quiet: bool,
-    stdout_colour: ColorChoice,
     talk: Talk,
 }
 
@@ -59,13 +58,12 @@ struct Versioned<T> {
 impl Output {
     /// Printing as the global flags say.
     pub(crate) fn new(global: &Global) -> Output {
-        let choice = match global.color {
+        let colour = match global.color {
             // `auto` heeds NO_COLOR, CLICOLOR_FORCE, TERM=dumb and whether there is a terminal.
-            Color::Auto => ColorChoice::Auto,
+            Color::Auto => AutoStream::choice(&io::stderr()),
             Color::Always => ColorChoice::Always,
             Color::Never => ColorChoice::Never,
         };
-        let resolve = |auto: ColorChoice| if choice == ColorChoice::Auto { auto } else { choice };
         let bars = match global.quiet || !io::stderr().is_terminal() {
             true => ProgressDrawTarget::hidden(),
             false => ProgressDrawTarget::stderr(),
@@ -73,11 +71,7 @@ impl Output {
         Output {
             format: if global.json { Format::Json } else { Format::Text },
             quiet: global.quiet,
-            stdout_colour: resolve(AutoStream::choice(&io::stdout())),
-            talk: Talk {
-                bars: MultiProgress::with_draw_target(bars),
-                colour: resolve(AutoStream::choice(&io::stderr())),
-            },
+            talk: Talk { bars: MultiProgress::with_draw_target(bars), colour },
         }
     }
 
@@ -101,7 +95,8 @@ impl Output {
     /// # Errors
     /// When stdout cannot be written; a reader that went away is told apart by [`Output::failure`].
     pub(crate) fn data(&self, lines: impl Display) -> Result<(), OutputError> {
-        let mut stdout = AutoStream::new(io::stdout().lock(), self.stdout_colour);
+        // As it is: what looks like colour in data is the data's own.
+        let mut stdout = io::stdout().lock();
         let written = self.talk.bars.suspend(|| writeln!(stdout, "{lines}").and_then(|()| stdout.flush()));
         written.map_err(OutputError)
     }
@@ -144,7 +139,7 @@ impl Output {
         let mut table = plain_table();
         table.set_header(columns.iter().map(|(name, _)| *name));
         for row in rows {
-            table.add_row(row);
+            table.add_row(row.into_iter().map(|cell| printable(&cell)));
         }
         if table.is_empty() {
             return Ok(());
@@ -186,12 +181,19 @@ impl Output {
         self.talk.line(format_args!("{WARNING}warning:{WARNING:#} {text}"));
     }
 
+    /// What went wrong, the causes below it.
+    pub(crate) fn error(&self, chain: &[String]) {
+        let [error, causes @ ..] = chain else { return };
+        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {error}"));
+        for cause in causes {
+            self.talk.line(format_args!("  {ERROR}caused by:{ERROR:#} {cause}"));
+        }
+    }
+
     /// Something that went wrong and what to do about it, while the command goes on.
     pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
         self.talk.line(format_args!("{ERROR}error:{ERROR:#} {text}"));
-        if !remedy.is_empty() {
-            self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {remedy}"));
-        }
+        self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {remedy}"));
     }
 
     /// A question, on stderr; the cursor stays behind it.
@@ -206,14 +208,10 @@ impl Output {
             return Exit::Done;
         }
         for (index, chain) in failure.chains().enumerate() {
-            let [error, causes @ ..] = chain.as_slice() else { continue };
             if index > 0 {
                 self.talk.line("");
             }
-            self.talk.line(format_args!("{ERROR}error:{ERROR:#} {error}"));
-            for cause in causes {
-                self.talk.line(format_args!("  {ERROR}caused by:{ERROR:#} {cause}"));
-            }
+            self.error(&chain);
         }
         if let Some(advice) = failure.advice() {
             self.talk.line(format_args!("\n{HINT}hint:{HINT:#} {advice}"));
@@ -278,6 +276,15 @@ pub(crate) fn seconds(duration: Duration) -> String {
         10..60 => format!("{:.1} s", duration.as_secs_f64()),
         _ => format!("{} min {} s", whole / 60, whole % 60),
     }
+}
+
+/// The text with control characters written out, which a terminal would obey.
+fn printable(text: &str) -> String {
+    let plain = |c: char| !c.is_control() || c == '\n';
+    if text.chars().all(plain) {
+        return text.to_owned();
+    }
+    text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_default().to_string() }).collect()
 }
 
 fn plain_table() -> Table {

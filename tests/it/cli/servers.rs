@@ -1,6 +1,44 @@
 //! The commands that talk to servers, on real ones.
 
-use super::{folder, pgshard};
+use std::path::Path;
+
+use pgshard::dev::StopMode;
+
+use super::{Run, folder, pgshard};
+use crate::support::TestCluster;
+
+/// What the command prints does not depend on the server's version; what the library does is tested on each.
+const VERSION: u32 = 15;
+
+const USERS: &str = "CREATE TABLE {shard}.users (
+    id   bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    name text NOT NULL
+);";
+
+/// Servers, and a config for them with 8 shards and one migration.
+fn cluster(hosts: usize) -> TestCluster {
+    let cluster = TestCluster::start(VERSION, hosts);
+    cluster.write_config_with_migrations(8, &[("0001_users.sql", USERS)]);
+    cluster
+}
+
+/// A run in the cluster's folder.
+fn run(cluster: &TestCluster, args: &[&str]) -> Run {
+    pgshard(cluster.directory(), args)
+}
+
+/// Compares a run with its snapshot, but for what is different each time: ports, folders and times.
+fn assert_shown(name: &str, run: &Run, folder: &Path) {
+    let folder = format!("{}(/|\\b)", folder.display());
+    let filters = [
+        (folder.as_str(), "[FOLDER]/"),
+        (r"127\.0\.0\.1:\d+", "127.0.0.1:[PORT]"),
+        (r" +\d+(\.\d+)? s\n", " [TIME]\n"),
+        (r" +time\n", " time\n"),
+        (r#""elapsed_ms":\d+"#, r#""elapsed_ms":[TIME]"#),
+    ];
+    insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(name, run.shown()) });
+}
 
 /// `dev up`, again, `status`, `down`: a cluster for development from one command.
 #[test]
@@ -29,4 +67,124 @@ fn dev_up_status_down() {
     assert_eq!(down.json()[0]["removed"], serde_json::json!(["db1", "db2"]), "{}", down.stderr);
     let nothing = pgshard(folder.path(), &["dev", "down", "--dir", &path]);
     assert_eq!(nothing.exit, 0, "{}", nothing.stderr);
+}
+
+#[test]
+fn bootstrap_and_again() {
+    let cluster = cluster(2);
+    assert_shown("bootstrap", &run(&cluster, &["bootstrap"]), cluster.directory());
+    assert_shown("bootstrap_again", &run(&cluster, &["bootstrap"]), cluster.directory());
+    let json = run(&cluster, &["bootstrap", "--json"]);
+    let last = json.json().pop().unwrap();
+    assert_eq!((&last["event"], &last["hosts"]["db2"]["unchanged"]), (&"done".into(), &4.into()), "{}", json.stdout);
+}
+
+#[test]
+fn bootstrap_of_one_host() {
+    let cluster = cluster(2);
+    let last = run(&cluster, &["bootstrap", "--host", "db2", "--jobs", "1", "--json"]).json().pop().unwrap();
+    assert_eq!(last["hosts"]["db2"]["created"], 4);
+    assert!(last["hosts"].get("db1").is_none());
+    assert_shown("bootstrap_unknown_host", &run(&cluster, &["bootstrap", "--host", "dbl"]), cluster.directory());
+}
+
+/// One shard cannot be made: it is named with the remedy, the others are there, and the exit code says so.
+#[tokio::test(flavor = "multi_thread")]
+async fn bootstrap_done_in_part() {
+    let cluster = cluster(2);
+    cluster.app(1).await.batch_execute("CREATE SCHEMA shard_0005").await.unwrap();
+    assert_shown("bootstrap_in_part_text", &run(&cluster, &["bootstrap"]), cluster.directory());
+    let json = run(&cluster, &["bootstrap", "--json"]);
+    assert_eq!(json.exit, 1, "now nothing was changed any more");
+    let failed = &json.json().pop().unwrap()["hosts"]["db2"]["failed"];
+    assert_eq!(failed[0]["shard"], 5, "{failed}");
+}
+
+#[test]
+fn bootstrap_is_refused_when_the_cluster_is_another() {
+    let cluster = cluster(1);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    cluster.write("pgshard.toml", &cluster.config_text(9));
+    assert_shown("bootstrap_refused", &run(&cluster, &["bootstrap"]), cluster.directory());
+}
+
+#[test]
+fn bootstrap_with_wrong_migrations() {
+    let cluster = cluster(1);
+    cluster.write("migrations/0001_again.sql", "SELECT 1");
+    cluster.write("migrations/photos.sql", "SELECT 1");
+    assert_shown("bootstrap_migration_mistakes", &run(&cluster, &["bootstrap"]), cluster.directory());
+    cluster.write("migrations/0002_photos.sql", "CREATE TABLE {shard}.photos (\n  id bigint,\n  title tetx\n)");
+    std::fs::remove_file(cluster.directory().join("migrations/photos.sql")).unwrap();
+    std::fs::remove_file(cluster.directory().join("migrations/0001_again.sql")).unwrap();
+    assert_shown("bootstrap_migration_fails", &run(&cluster, &["bootstrap"]), cluster.directory());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sql_over_shards() {
+    let cluster = cluster(2);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    for shard in [1, 6] {
+        let insert = format!("INSERT INTO shard_000{shard}.users VALUES (9007199254740993, 'Zoë\nof {shard}')");
+        cluster.app(shard / 4).await.batch_execute(&insert).await.unwrap();
+    }
+    let users = "SELECT id, name, ARRAY[id], 3 AS n, 0.1 AS n, NULL AS nothing, '{\"a\": [1,\n2]}'::json, '{shard}' AS \
+        shard FROM {shard}.users; ";
+    assert_shown("sql_text", &run(&cluster, &["sql", users]), cluster.directory());
+    let one = run(&cluster, &["sql", users, "--json", "--shards", "6"]);
+    assert_shown("sql_json", &one, cluster.directory());
+    let all = run(&cluster, &["sql", "VALUES (1), (2)", "--json"]).json();
+    let mut shards: Vec<u64> = all.iter().map(|line| line["shard"].as_u64().unwrap()).collect();
+    shards.sort_unstable();
+    assert_eq!(shards, (0..8).collect::<Vec<u64>>(), "each once");
+    assert!(all.iter().all(|line| line["rows"].as_array().unwrap().len() == 2));
+}
+
+#[test]
+fn sql_writes_nothing() {
+    let cluster = cluster(1);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    let refused = [
+        "DELETE FROM {shard}.users",
+        "SELECT {shard}.next_id()",
+        "WITH gone AS (DELETE FROM {shard}.users RETURNING *) SELECT * FROM gone",
+        "SELECT 1) AS q; COMMIT; DELETE FROM {shard}.users; SELECT * FROM (SELECT 1",
+        "SELECT * FROM {shard}.user",
+    ];
+    let shown = refused.map(|query| {
+        let run = run(&cluster, &["sql", query, "--shards", "1-2"]);
+        format!("{query}\n{}", run.shown())
+    });
+    insta::assert_snapshot!("sql_refused", shown.join("\n"));
+    insta::assert_snapshot!("sql_wrong_shards", run(&cluster, &["sql", "SELECT 1", "--shards", "8,x"]).shown());
+}
+
+/// A host that is down costs its own shards only, and is not asked for each of them again.
+#[test]
+fn sql_beside_a_dead_host() {
+    let cluster = cluster(2);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    cluster.server(0).stop(StopMode::Immediate).unwrap();
+    let run = run(&cluster, &["sql", "SELECT count(*) FROM {shard}.users", "--json"]);
+    assert_eq!(run.exit, 8, "{}", run.stderr);
+    let (failed, answered): (Vec<_>, Vec<_>) = run.json().into_iter().partition(|line| line.get("error").is_some());
+    assert!(failed.iter().all(|line| line["host"] == "db1") && answered.iter().all(|line| line["host"] == "db2"));
+    assert_eq!((failed.len(), answered.len()), (4, 4));
+}
+
+#[test]
+fn migrate_up_and_status() {
+    let cluster = cluster(2);
+    assert_shown("migrate_status_before", &run(&cluster, &["migrate", "status"]), cluster.directory());
+    assert_eq!(run(&cluster, &["migrate", "up"]).exit, 0);
+    cluster.write("migrations/0002_photos.sql", "CREATE TABLE {shard}.photos (id bigint)");
+    cluster.write("migrations/0001_users.sql", &format!("{USERS} -- changed"));
+    assert_shown("migrate_status_text", &run(&cluster, &["migrate", "status"]), cluster.directory());
+    cluster.write("migrations/0001_users.sql", USERS);
+    assert_shown("migrate_status_json", &run(&cluster, &["migrate", "status", "--json"]), cluster.directory());
+    let up = run(&cluster, &["migrate", "up", "--json"]).json().pop().unwrap();
+    assert_eq!((&up["hosts"]["db1"]["migrated"], &up["hosts"]["db1"]["created"]), (&4.into(), &0.into()));
+    let status = run(&cluster, &["migrate", "status", "--json"]).json().remove(0);
+    assert_eq!(status["migrations"][1]["applied"], 8);
+    assert_eq!(status["migrations"][1]["pending"], "");
 }
