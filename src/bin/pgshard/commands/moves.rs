@@ -211,7 +211,10 @@ async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool)
 
 fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
     for (host, error) in silent {
-        output.error_with_remedy(format_args!("host {host}: {}", chain(error)), "start it or correct the config, then look again");
+        output.error_with_remedy(
+            format_args!("host {host}: {}", chain(error)),
+            "start it or correct the config, then look again",
+        );
     }
     if silent.is_empty() { Exit::Done } else { Exit::Failed }
 }
@@ -484,13 +487,17 @@ fn remedy(shard: ShardId, error: &Error, id: MoveId) -> String {
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
         }
         Error::GaveUp { .. } => {
-            format!("the source serves; end what blocks it, then `pgshard moves resume {id}`, or `pgshard moves abort {id}`")
+            format!(
+                "the source serves; end what blocks it, then `pgshard moves resume {id}`, or `pgshard moves abort {id}`"
+            )
         }
         Error::Differs { .. } => {
             format!("the source serves; `pgshard moves abort {id}`, and find out which host's disk or memory is bad")
         }
         Error::TooLate { .. } => format!("pgshard moves resume {id}"),
-        Error::Stuck { .. } => format!("`pgshard check` and `pgshard moves show {id}`; touch nothing before it is clear who has shard {shard}"),
+        Error::Stuck { .. } => format!(
+            "`pgshard check` and `pgshard moves show {id}`; touch nothing before it is clear who has shard {shard}"
+        ),
         error if error.can_be_resumed() => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
         _ => String::new(),
     }
@@ -517,7 +524,9 @@ fn code(error: &Error) -> Exit {
         Error::GaveUp { .. } => Exit::GaveUp,
         Error::Differs { .. } => Exit::Differs,
         Error::Interrupted { .. } => Exit::Interrupted,
-        Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => Exit::Failed,
+        Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {
+            Exit::Failed
+        }
         _ => Exit::Waits,
     }
 }

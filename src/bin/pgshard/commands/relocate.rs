@@ -21,6 +21,7 @@ use crate::output::{Align, Format, Output, seconds};
 pub(crate) struct Asked {
     pub(crate) shards: String,
     pub(crate) target: String,
+    pub(crate) mode: Mode,
     pub(crate) only_plan: bool,
     pub(crate) consent: Consent,
     pub(crate) options: Options,
@@ -32,7 +33,7 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
     let request = Request {
         shards: shards(&asked.shards, config.cluster.shards)?,
         target: context::host(&config, &asked.target)?,
-        mode: Mode::Blocking,
+        mode: asked.mode,
     };
     let watcher = moves::Watcher::new(output.clone());
     let mover = mover(&config, asked.options, watcher.observer());
