@@ -42,6 +42,9 @@ WITH member AS MATERIALIZED (
     SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, reltoastrelid, 'pg_catalog.pg_class'::pg_catalog.regclass, oid
     FROM relation WHERE reltoastrelid <> 0
     UNION ALL
+    SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 'pg_catalog.pg_class'::pg_catalog.regclass, r.oid
+    FROM relation r, LATERAL (SELECT indexrelid FROM pg_catalog.pg_index WHERE indrelid = r.reltoastrelid OFFSET 0) i
+    UNION ALL
     -- An index of a constraint is a part of the constraint.
     SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid,
         coalesce(d.refclassid, 'pg_catalog.pg_class'::pg_catalog.regclass), coalesce(d.refobjid, i.indexrelid)
