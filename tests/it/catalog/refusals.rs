@@ -66,7 +66,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
 /// What only a superuser can make.
 const REFUSED_OF_SUPERUSER: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (id int)", "table t", "belongs to postgres, but pgshard connects as app"),
-    ("CREATE FUNCTION f() RETURNS int LANGUAGE internal AS 'pi'; ALTER FUNCTION f() OWNER TO app", "function f()", "written in internal"),
+    ("CREATE FUNCTION f() RETURNS float8 LANGUAGE internal AS 'dpi'; ALTER FUNCTION f() OWNER TO app", "function f()", "written in internal"),
     ("CREATE FUNCTION f() RETURNS int LANGUAGE sql LEAKPROOF AS 'SELECT 1'; ALTER FUNCTION f() OWNER TO app", "function f()", "LEAKPROOF"),
     ("CREATE TYPE a; ALTER TYPE a OWNER TO app", "type a", "base type"),
     (
