@@ -195,7 +195,7 @@ fn classify(row: Row, prefix: &SchemaPrefix) -> Option<Crossing> {
 }
 
 fn incoming(row: &Row) -> (CrossingKind, &'static str) {
-    let on_type = row.inside_class.ends_with("pg_type");
+    let on_type = row.inside_class == "pg_type";
     match row.outside_kind.as_str() {
         "table constraint" if row.foreign_key => (CrossingKind::ForeignKey, "drop the foreign key"),
         "view" | "materialized view" | "rule" => (
@@ -222,8 +222,9 @@ fn incoming(row: &Row) -> (CrossingKind, &'static str) {
 }
 
 fn outgoing(row: &Row, prefix: &SchemaPrefix) -> Option<(CrossingKind, &'static str)> {
-    if row.foreign_key && row.inside_class.ends_with("pg_constraint") {
-        return Some((CrossingKind::ForeignKey, "drop the foreign key"));
+    if row.foreign_key && row.inside_class == "pg_constraint" {
+        // It depends on the index of the key it refers to as well.
+        return (row.outside_kind != "index").then_some((CrossingKind::ForeignKey, "drop the foreign key"));
     }
     if row.outside_kind == "sequence" {
         return Some((
@@ -232,7 +233,7 @@ fn outgoing(row: &Row, prefix: &SchemaPrefix) -> Option<(CrossingKind, &'static 
         ));
     }
     let tables = |kind: &str| matches!(kind, "table" | "foreign table");
-    if row.inside_class.ends_with("pg_class") && tables(&row.inside_kind) && tables(&row.outside_kind) {
+    if row.inside_class == "pg_class" && tables(&row.inside_kind) && tables(&row.outside_kind) {
         return Some((CrossingKind::Inheritance, "end it with DETACH PARTITION or ALTER TABLE … NO INHERIT"));
     }
     if row.inside_kind == "sequence" && row.dependency == "a" {

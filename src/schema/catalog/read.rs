@@ -137,8 +137,8 @@ macro_rules! query {
 pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) -> Result<Facts, Error> {
     let reader = Reader { client, namespace };
     let names: Vec<&str> = std::iter::once("search_path").chain(PINNED.map(|(name, _)| name)).collect();
-    let before =
-        "SELECT array_agg(current_setting(name) ORDER BY n) FROM unnest($1::text[]) WITH ORDINALITY AS s(name, n)";
+    let before = "SELECT pg_catalog.array_agg(pg_catalog.current_setting(name) ORDER BY n)
+        FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS s(name, n)";
     let (oid, name) = namespace.parameters();
     let which: &Parameters<'_> = &[(&oid, Type::OID), (&name, Type::NAME)];
     let (head, before) =
@@ -287,7 +287,8 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
     }
 
     async fn set(&self, names: &[&str], values: &[&str]) -> Result<(), Error> {
-        let sql = "SELECT set_config(name, value, true) FROM unnest($1::text[], $2::text[]) AS s(name, value)";
+        let sql = "SELECT pg_catalog.set_config(name, value, true)
+            FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS s(name, value)";
         let parameters: &Parameters<'_> = &[(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
         self.client.query_typed(sql, parameters).await.map_err(|source| self.failed("settings", source))?;
         Ok(())
@@ -295,7 +296,7 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
 
     /// Settings made outside a transaction are gone with their statement; nothing read then would mean the same elsewhere.
     async fn check(&self, path: &str) -> Result<(), Error> {
-        let sql = "SELECT current_setting('search_path')";
+        let sql = "SELECT pg_catalog.current_setting('search_path')";
         let rows = self.client.query_typed(sql, &[]).await.map_err(|source| self.failed("settings", source))?;
         match rows.first().map(|row| row.try_get::<_, &str>(0)) {
             Some(Ok(now)) if now == path => Ok(()),

@@ -4,7 +4,7 @@ use crate::pg::quote_ident;
 
 /// Settings that change what a deparsed text looks like or means, as pg_dump pins them. The time zone is pinned so that
 /// constants of type `timestamptz` look the same on every host.
-pub(super) const PINNED: [(&str, &str); 7] = [
+pub(super) const PINNED: [(&str, &str); 8] = [
     ("DateStyle", "ISO, YMD"),
     ("IntervalStyle", "postgres"),
     ("TimeZone", "UTC"),
@@ -12,6 +12,8 @@ pub(super) const PINNED: [(&str, &str); 7] = [
     ("bytea_output", "hex"),
     ("standard_conforming_strings", "on"),
     ("quote_all_identifiers", "off"),
+    // Compiling a plan takes ten times as long as any of the queries.
+    ("jit", "off"),
 ];
 
 /// The `search_path` under which only this schema's objects go without a schema.

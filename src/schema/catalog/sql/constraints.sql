@@ -1,6 +1,6 @@
-SELECT json_build_object(
+SELECT pg_catalog.json_build_object(
     'oid', k.oid::bigint, 'name', k.conname, 'kind', k.contype,
-    'relation', k.conrelid::bigint, 'type', k.contypid::bigint, 'definition', pg_get_constraintdef(k.oid),
+    'relation', k.conrelid::bigint, 'type', k.contypid::bigint, 'definition', pg_catalog.pg_get_constraintdef(k.oid),
     'validated', k.convalidated, 'index', k.conindid::bigint, 'refers_to', k.confrelid::bigint,
     'refers_inside', k.confrelid = 0 OR EXISTS (SELECT FROM relation WHERE oid = k.confrelid))
 FROM constrained c, LATERAL (SELECT * FROM pg_catalog.pg_constraint WHERE oid = c.oid OFFSET 0) k

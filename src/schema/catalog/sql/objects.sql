@@ -21,7 +21,7 @@ WITH member AS MATERIALIZED (
     FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_constraint WHERE conrelid = r.oid OFFSET 0) k
     UNION ALL
     SELECT k.oid, k.contype, k.conrelid, k.contypid
-    FROM named_type t, LATERAL (SELECT * FROM pg_catalog.pg_constraint WHERE contypid = t.oid OFFSET 0) k
+    FROM named_type t, LATERAL (SELECT * FROM pg_catalog.pg_constraint WHERE conrelid = 0 AND contypid = t.oid OFFSET 0) k
 ), part (class, oid, home_class, home) AS MATERIALIZED (
     -- Members; what is made by another object (identity sequences, constructors of ranges) is a part of that.
     SELECT m.class, m.oid, coalesce(d.refclassid, m.class), coalesce(d.refobjid, m.oid)
@@ -41,6 +41,9 @@ WITH member AS MATERIALIZED (
     UNION ALL
     SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, reltoastrelid, 'pg_catalog.pg_class'::pg_catalog.regclass, oid
     FROM relation WHERE reltoastrelid <> 0
+    UNION ALL
+    SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid, 'pg_catalog.pg_class'::pg_catalog.regclass, r.oid
+    FROM relation r, LATERAL (SELECT indexrelid FROM pg_catalog.pg_index WHERE indrelid = r.reltoastrelid OFFSET 0) i
     UNION ALL
     -- An index of a constraint is a part of the constraint.
     SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, i.indexrelid,
