@@ -472,7 +472,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF i.open_hash IS DISTINCT FROM encode(sha256(convert_to(p_token::text, 'UTF8')), 'hex') THEN
+    -- Whatever is null here is no token: neither the caller's nor that of a move that is not ready.
+    IF (i.ready_attempt IS NOT NULL AND i.open_hash = encode(sha256(convert_to(p_token::text, 'UTF8')), 'hex')) IS NOT TRUE THEN
         RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s: this is not the token of its move', p_shard);
     END IF;
     PERFORM pgshard.open_incoming(i);
