@@ -293,7 +293,10 @@ END $$;
 
 -- Who still holds, or waits for, a lock on the old copy with which it could write. No row: nobody can any more, and whoever
 -- comes later meets the signpost (the swap's invalidations were sent before its COMMIT returned). The schema's relations
--- are read again at every call, by its OID. An autovacuum's or ANALYZE's SHARE UPDATE EXCLUSIVE is passed over.
+-- are read again at every call, by its OID. An autovacuum's or ANALYZE's SHARE UPDATE EXCLUSIVE is passed over, and so are
+-- the SIREAD marks of SERIALIZABLE readers, which stay for long after their end.
+--
+-- Call it under READ COMMITTED: an older snapshot does not show the relations that were made meanwhile.
 --
 -- Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
 CREATE FUNCTION pgshard.barrier(p_left oid,
@@ -306,10 +309,12 @@ RETURNS SETOF record LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.pid IS DISTINCT FROM pg_backend_pid()
-      AND (c.oid IS NOT NULL AND l.mode <> 'AccessShareLock'
+      AND (c.oid IS NOT NULL AND l.mode NOT IN ('AccessShareLock', 'SIReadLock')
            OR l.locktype = 'object' AND l.classid = 'pg_namespace'::regclass AND l.objid = p_left)
-      AND NOT (l.mode = 'ShareUpdateExclusiveLock' AND l.pid IN (
-               SELECT v.pid FROM pg_stat_progress_vacuum v UNION ALL SELECT z.pid FROM pg_stat_progress_analyze z))
+      -- A prepared transaction has no pid, hence not IN, which would be null and pass it over.
+      AND NOT (l.mode = 'ShareUpdateExclusiveLock' AND EXISTS (
+               SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = l.pid
+               UNION ALL SELECT FROM pg_stat_progress_analyze z WHERE z.pid = l.pid))
 $$;
 
 -- Marker. Proves that the fence still stands for this attempt, and makes every commit before it durable: this one is
