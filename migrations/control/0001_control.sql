@@ -258,7 +258,7 @@ END $$;
 -- Swap. From its COMMIT on no new statement reaches the shard's tables by name: the pause starts.
 -- Returns the attempt's number and the OID of the old copy's schema.
 --
--- Locks: ROW EXCLUSIVE on pgshard.shard and pgshard.move and their two rows, and the two tuples of pg_namespace, all for
+-- Locks: ROW EXCLUSIVE on pgshard.shard and pgshard.move and their two rows, in this order, and the two tuples of pg_namespace, all for
 -- this one transaction. None on any table of the shard, so it queues behind nobody and nobody behind it.
 CREATE FUNCTION pgshard.fence(p_shard integer, p_move uuid, p_lease uuid, p_token uuid, p_deadline_ms integer,
     OUT attempt integer, OUT left_oid oid)
@@ -268,6 +268,8 @@ DECLARE
     s pgshard.shard%ROWTYPE;
     old_name text;
 BEGIN
+    -- The shard's row first, then the move's, here and everywhere: whoever ends a fence knows the shard only.
+    PERFORM FROM pgshard.shard WHERE shard_id = p_shard FOR NO KEY UPDATE;
     UPDATE pgshard.move AS j
     SET attempt = j.attempt + 1, phase = 'fenced', open_token = p_token, updated_at = clock_timestamp()
     WHERE j.move_id = p_move AND j.shard_id = p_shard AND j.lease = p_lease AND j.phase = 'prepared'
@@ -343,10 +345,12 @@ END $$;
 
 -- Keeps a fence and its move's lease alive. False: the lease is somebody else's now, stop.
 --
--- Locks: the move's row and the shard's, for this one transaction.
+-- Locks: the shard's row and the move's, for this one transaction.
 CREATE FUNCTION pgshard.heartbeat(p_shard integer, p_move uuid, p_lease uuid, p_lease_ms integer, p_deadline_ms integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    -- The lock order of pgshard.fence: the other way round, a heartbeat and a decide of one mover wait for each other.
+    PERFORM FROM pgshard.shard WHERE shard_id = p_shard FOR NO KEY UPDATE;
     UPDATE pgshard.move SET lease_until = clock_timestamp() + p_lease_ms * interval '1 ms'
     WHERE move_id = p_move AND shard_id = p_shard AND lease = p_lease;
     IF NOT FOUND THEN
