@@ -386,12 +386,18 @@ END $$;
 
 -- For anybody: a fence whose mover let its deadline pass is swapped back. True if this call did it.
 --
--- Locks: the shard's row, until the end of the transaction; then as pgshard.unfence.
+-- Locks: once the deadline has passed, the shard's row, until the end of the transaction; then as pgshard.unfence.
 CREATE FUNCTION pgshard.expire_fence(p_shard integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s pgshard.shard%ROWTYPE;
 BEGIN
+    -- Looked at without the lock first: thousands of waiting routers must not queue up before the mover's decide, nor a
+    -- transaction that asked too early keep the row to its end.
+    PERFORM FROM pgshard.shard WHERE shard_id = p_shard AND state = 'fenced' AND fence_deadline <= clock_timestamp();
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
     SELECT * INTO s FROM pgshard.shard WHERE shard_id = p_shard FOR UPDATE;
     -- The clock is read after the lock was got: a heartbeat that we waited for counts.
     IF s.state IS DISTINCT FROM 'fenced' OR s.fence_deadline > clock_timestamp() THEN
