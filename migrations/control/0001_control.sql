@@ -361,10 +361,11 @@ BEGIN
     RETURN true;
 END $$;
 
--- The inverse of the swap, for this move and attempt only: the source serves again.
+-- The inverse of the swap, for this move and attempt only: the source serves again. A mover names its lease too, so that
+-- one that was taken over does not end the fence of the one that took over; pgshard.expire_fence has none.
 --
 -- Locks: as pgshard.fence.
-CREATE FUNCTION pgshard.unfence(p_shard integer, p_move uuid, p_attempt integer) RETURNS void
+CREATE FUNCTION pgshard.unfence(p_shard integer, p_move uuid, p_attempt integer, p_lease uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s pgshard.shard%ROWTYPE;
@@ -373,6 +374,7 @@ BEGIN
     SET state = 'serving', peer = NULL, move_id = NULL, attempt = NULL, lease = NULL, fence_deadline = NULL,
         last_fence_at = clock_timestamp()
     WHERE shard_id = p_shard AND state = 'fenced' AND move_id = p_move AND attempt = p_attempt
+      AND (p_lease IS NULL OR lease = p_lease)
     RETURNING * INTO s;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s: the fence of attempt %s is gone', p_shard, p_attempt);
@@ -497,6 +499,6 @@ END $$;
 
 REVOKE ALL ON FUNCTION pgshard.build_signpost(integer, uuid),
     pgshard.fence(integer, uuid, uuid, uuid, integer), pgshard.barrier(oid), pgshard.mark(integer, uuid, integer, uuid),
-    pgshard.heartbeat(integer, uuid, uuid, integer, integer), pgshard.unfence(integer, uuid, integer),
+    pgshard.heartbeat(integer, uuid, uuid, integer, integer), pgshard.unfence(integer, uuid, integer, uuid),
     pgshard.decide(integer, uuid, integer, uuid), pgshard.open_incoming(pgshard.incoming),
     pgshard.open(integer, uuid, integer, uuid) FROM PUBLIC;
