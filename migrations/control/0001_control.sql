@@ -148,7 +148,10 @@ BEGIN
         ERRCODE = 'SH001',
         MESSAGE = format('shard %s is %s', p_shard,
                          CASE s.state WHEN 'moved' THEN 'on ' || s.peer ELSE 'being moved to ' || coalesce(s.peer, '?') END),
-        DETAIL = json_build_object('shard', p_shard, 'state', s.state, 'host', s.peer, 'epoch', s.epoch)::text,
+        -- A REPEATABLE READ transaction that is older than the fence reads "serving" here, and so does a statement that met
+        -- the signpost just before it went away. For both the truth is to wait a little and ask again: fenced.
+        DETAIL = json_build_object('shard', p_shard, 'state', CASE s.state WHEN 'moved' THEN 'moved' ELSE 'fenced' END,
+                                   'host', s.peer, 'epoch', s.epoch)::text,
         HINT = 'Retry; pgshard''s router does so by itself.';
 END $$;
 
