@@ -208,21 +208,33 @@ BEGIN
         made := made + 1;
     END LOOP;
 
-    -- Functions that take a type of the shard have no stand-in: a call of one fails with 42883, which routers look into.
+    -- Every function, with the names, modes and defaults of its arguments, for one without a stand-in would let a call by
+    -- search_path through to a function of that name elsewhere. Two that differ in the shard's types only have one. Without
+    -- are those that nobody calls by name (triggers) and those with arguments that only C knows.
     FOR r IN
-        SELECT p.proname, p.prokind, p.proretset,
-               CASE WHEN ret.typnamespace = inside THEN 'text' ELSE format_type(p.prorettype, NULL) END AS returns,
-               (SELECT string_agg(
-                           CASE WHEN p.provariadic <> 0 AND arg.n = p.pronargs THEN 'VARIADIC ' ELSE '' END
-                           || format_type(arg.type, NULL)
-                           || CASE WHEN arg.n > p.pronargs - p.pronargdefaults AND p.provariadic = 0
-                                   THEN ' DEFAULT NULL' ELSE '' END,
-                           ', ' ORDER BY arg.n)
-                FROM unnest(p.proargtypes) WITH ORDINALITY AS arg(type, n)) AS arguments
-        FROM pg_proc p JOIN pg_type ret ON ret.oid = p.prorettype
-        WHERE p.pronamespace = inside AND ret.typname NOT IN ('trigger', 'event_trigger', 'internal')
-          AND NOT EXISTS (SELECT FROM unnest(p.proargtypes) AS arg(type) JOIN pg_type t ON t.oid = arg.type
-                          WHERE t.typnamespace = inside)
+        SELECT DISTINCT ON (p.proname, takes.types)
+               p.proname, p.prokind, p.proretset, takes.arguments,
+               CASE WHEN ret.typnamespace = inside THEN 'text' ELSE format_type(p.prorettype, NULL) END AS returns
+        FROM pg_proc p JOIN pg_type ret ON ret.oid = p.prorettype, LATERAL (
+            SELECT coalesce(string_agg(
+                       CASE a.mode WHEN 'v' THEN 'VARIADIC ' WHEN 'o' THEN 'OUT ' WHEN 't' THEN 'OUT ' WHEN 'b' THEN 'INOUT '
+                            ELSE '' END
+                       || CASE WHEN a.name <> '' THEN quote_ident(a.name) || ' ' ELSE '' END || a.type
+                       || CASE WHEN a.takes AND a.n > p.pronargs - p.pronargdefaults THEN ' DEFAULT NULL' ELSE '' END,
+                       ', ' ORDER BY a.place), '') AS arguments,
+                   coalesce(string_agg(a.type, ', ' ORDER BY a.place) FILTER (WHERE a.takes), '') AS types,
+                   bool_or(a.foreign_to_plpgsql) AS foreign_to_plpgsql
+            FROM (
+                SELECT u.mode, u.name, u.place, coalesce(u.mode, 'i') NOT IN ('o', 't') AS takes,
+                       count(*) FILTER (WHERE coalesce(u.mode, 'i') NOT IN ('o', 't')) OVER (ORDER BY u.place) AS n,
+                       CASE WHEN t.typnamespace = inside THEN 'text' ELSE format_type(u.type, NULL) END AS type,
+                       t.typtype = 'p' AND t.typname !~ '^any.' AND t.typname <> 'record' AS foreign_to_plpgsql
+                FROM unnest(coalesce(p.proallargtypes, p.proargtypes::oid[]), p.proargmodes, p.proargnames)
+                     WITH ORDINALITY AS u(type, mode, name, place)
+                JOIN pg_type t ON t.oid = u.type) AS a) AS takes
+        WHERE p.pronamespace = inside AND ret.typname NOT IN ('trigger', 'event_trigger', 'internal', 'cstring')
+          AND takes.foreign_to_plpgsql IS NOT TRUE
+        ORDER BY p.proname, takes.types, p.pronargdefaults DESC
     LOOP
         EXECUTE format('CREATE %s %I.%I(%s) %s LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
                        CASE r.prokind WHEN 'p' THEN 'PROCEDURE' ELSE 'FUNCTION' END, post, r.proname, r.arguments,
