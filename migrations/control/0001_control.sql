@@ -172,7 +172,7 @@ END $$;
 
 -- Builds <schema>__signpost for a shard that is served here: a view for every relation, a function for every function, with
 -- the shard's grants. Nothing in it uses a type of the shard's schema (text stands for it): dropping the old copy must not
--- take the signpost along. Returns how many objects it made.
+-- take the signpost along. It belongs to the owner of the control schema. Returns how many objects it made.
 --
 -- Locks: creates only, in a schema of its own that nobody knows; ACCESS SHARE on catalogs. Run before the pause.
 CREATE FUNCTION pgshard.build_signpost(p_shard integer, p_move uuid) RETURNS integer
@@ -181,14 +181,25 @@ DECLARE
     s      pgshard.shard%ROWTYPE;
     inside oid;
     post   text;
+    keeper oid := (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard');
     r      record;
     made   integer := 0;
 BEGIN
-    SELECT * INTO STRICT s FROM pgshard.shard WHERE shard_id = p_shard;
+    SELECT * INTO s FROM pgshard.shard WHERE shard_id = p_shard AND state = 'serving';
     inside := to_regnamespace(quote_ident(s.schema_name))::oid;
+    IF inside IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s is not served here, or its schema is gone', p_shard);
+    END IF;
+    -- Whoever may rename a schema is its owner or a member of the owner. pgshard.expire_fence does it as the owner of the
+    -- control schema: without the right, the fence of a dead mover would stand for ever.
+    IF NOT pg_has_role(keeper, (SELECT nspowner FROM pg_namespace WHERE oid = inside), 'USAGE') THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002',
+            MESSAGE = format('the owner of the schema pgshard, %s, may not rename schema %s', keeper::regrole, s.schema_name),
+            HINT = format('GRANT %s TO %s', (SELECT nspowner::regrole FROM pg_namespace WHERE oid = inside), keeper::regrole);
+    END IF;
     post := s.schema_name || '__signpost';
     INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('signpost', post, p_move, p_shard);
-    EXECUTE format('CREATE SCHEMA %I', post);
+    EXECUTE format('CREATE SCHEMA %I AUTHORIZATION %s', post, keeper::regrole);
 
     FOR r IN
         SELECT c.relname,
@@ -248,7 +259,7 @@ BEGIN
     FOR r IN
         SELECT format('GRANT USAGE ON SCHEMA %I TO %s', post,
                       CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE acl.grantee::regrole::text END) AS statement
-        FROM pg_namespace n, aclexplode(n.nspacl) AS acl
+        FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS acl
         WHERE n.oid = inside AND acl.privilege_type = 'USAGE'
         UNION
         SELECT format('GRANT %s ON %I.%I TO %s',
@@ -256,15 +267,22 @@ BEGIN
                       CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE acl.grantee::regrole::text END)
         FROM pg_class c
         LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attacl IS NOT NULL AND NOT a.attisdropped,
-        LATERAL (SELECT * FROM aclexplode(c.relacl) UNION SELECT * FROM aclexplode(a.attacl)) AS acl
+        LATERAL (SELECT * FROM aclexplode(coalesce(c.relacl, acldefault('r', c.relowner)))
+                 UNION SELECT * FROM aclexplode(a.attacl)) AS acl
         WHERE c.relnamespace = inside AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
           AND acl.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE')
     LOOP
         EXECUTE r.statement;
     END LOOP;
-    -- A table made on a signpost would be lost with it.
-    EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC, %I', post,
-                   (SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = post));
+    EXECUTE format('GRANT EXECUTE ON ALL ROUTINES IN SCHEMA %I TO PUBLIC', post);
+    -- A table made on a signpost would be lost with it. Default privileges may have let others in than its owner.
+    FOR r IN
+        SELECT DISTINCT CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE acl.grantee::regrole::text END AS grantee
+        FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS acl
+        WHERE n.nspname = post AND acl.privilege_type = 'CREATE'
+    LOOP
+        EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM %s CASCADE', post, r.grantee);
+    END LOOP;
     RETURN made;
 END $$;
 
@@ -517,3 +535,7 @@ REVOKE ALL ON FUNCTION pgshard.build_signpost(integer, uuid),
     pgshard.heartbeat(integer, uuid, uuid, integer, integer), pgshard.unfence(integer, uuid, integer, uuid),
     pgshard.decide(integer, uuid, integer, uuid), pgshard.open_incoming(pgshard.incoming),
     pgshard.open(integer, uuid, integer, uuid) FROM PUBLIC;
+
+-- Said, because default privileges may have taken it from PUBLIC: a router's role has no other rights here.
+GRANT EXECUTE ON FUNCTION pgshard.look(integer), pgshard.signpost_raise(integer), pgshard.signpost_rows(integer),
+    pgshard.signpost_write(), pgshard.expire_fence(integer), pgshard.finish_open(integer, uuid) TO PUBLIC;
