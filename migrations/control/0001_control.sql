@@ -212,7 +212,10 @@ BEGIN
         WHERE c.relnamespace = inside AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
         GROUP BY c.oid, c.relname
     LOOP
-        EXECUTE format('CREATE VIEW %I.%I AS SELECT * FROM pgshard.signpost_rows(%s) AS t(%s)',
+        -- The subquery is never run. It is there for LOCK TABLE, which locks what a view reads too, if the view's owner may:
+        -- on a catalog he may not. A LOCK that succeeds on a signpost would be forgotten when the fence is swapped back.
+        EXECUTE format('CREATE VIEW %I.%I AS SELECT * FROM pgshard.signpost_rows('
+                       'coalesce((SELECT %3$s FROM pg_catalog.pg_ts_template WHERE false), %3$s)) AS t(%4$s)',
                        post, r.relname, p_shard, r.columns);
         EXECUTE format('CREATE TRIGGER signpost INSTEAD OF INSERT OR UPDATE OR DELETE ON %I.%I '
                        'FOR EACH ROW EXECUTE FUNCTION pgshard.signpost_write(%L)', post, r.relname, p_shard);
