@@ -303,6 +303,7 @@ DECLARE
     m pgshard.move%ROWTYPE;
     s pgshard.shard%ROWTYPE;
     old_name text;
+    uncovered text;
 BEGIN
     -- The shard's row first, then the move's, here and everywhere: whoever ends a fence knows the shard only.
     PERFORM FROM pgshard.shard WHERE shard_id = p_shard FOR NO KEY UPDATE;
@@ -310,7 +311,7 @@ BEGIN
     SET attempt = j.attempt + 1, phase = 'fenced', open_token = p_token, updated_at = clock_timestamp()
     WHERE j.move_id = p_move AND j.shard_id = p_shard AND j.lease = p_lease AND j.phase = 'prepared'
     RETURNING * INTO m;
-    IF NOT FOUND THEN
+    IF NOT FOUND OR p_token IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s: the move %s is not ours to fence', p_shard, p_move);
     END IF;
     UPDATE pgshard.shard AS t
@@ -323,6 +324,21 @@ BEGIN
     END IF;
     old_name := s.schema_name || '__left_e' || s.epoch;
     left_oid := to_regnamespace(quote_ident(s.schema_name))::oid;
+    -- A relation that came after its signpost would fall through to one of its name elsewhere in a search_path. (By
+    -- pg_depend, which has an index by schema; pg_class has none.)
+    SELECT c.relname INTO uncovered
+    FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
+    WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = left_oid
+      AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+      AND NOT EXISTS (SELECT FROM pg_class v
+                      WHERE v.relname = c.relname
+                        AND v.relnamespace = to_regnamespace(quote_ident(s.schema_name || '__signpost'))::oid)
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002',
+            MESSAGE = format('shard %s: %I.%I came after the signpost was built', p_shard, s.schema_name, uncovered),
+            HINT = 'Its tables were changed during the move: abort it and start again.';
+    END IF;
     INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('left', old_name, p_move, p_shard);
     EXECUTE format('ALTER SCHEMA %I RENAME TO %I', s.schema_name, old_name);
     EXECUTE format('ALTER SCHEMA %I RENAME TO %I', s.schema_name || '__signpost', s.schema_name);
