@@ -43,6 +43,7 @@ pub(crate) async fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
         },
         Command::Map { command } => match command {
             MapCommand::Show(_) => map::show(config, output).await,
+            MapCommand::Diff(args) => map::diff(&args.other, config, output).await,
         },
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
         Command::Dev { command } => match command {
