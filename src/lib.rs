@@ -11,4 +11,6 @@ pub mod schema;
 mod shard;
 pub mod store;
 
+pub use config::connect;
+pub use router::Router;
 pub use shard::{PrefixError, SchemaPrefix, ShardCount, ShardId};

@@ -402,7 +402,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM pgshard.commit_durably();
     UPDATE pgshard.shard AS t
-    SET state = 'moved', epoch = t.epoch + 1, fence_deadline = NULL, last_fence_at = clock_timestamp(),
+    SET state = 'moved', epoch = t.epoch + 1, fence_deadline = NULL,
         open_token = (SELECT m.open_token FROM pgshard.move m WHERE m.move_id = p_move AND m.shard_id = p_shard)
     WHERE t.shard_id = p_shard AND t.state = 'fenced' AND t.move_id = p_move AND t.attempt = p_attempt AND t.lease = p_lease
       AND EXISTS (SELECT FROM pgshard.marker k
@@ -411,6 +411,8 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s: the fence of attempt %s is gone', p_shard, p_attempt);
     END IF;
     UPDATE pgshard.move SET phase = 'decided', updated_at = clock_timestamp() WHERE move_id = p_move AND shard_id = p_shard;
+    -- From here on the signpost is no move's but the shard's: it stands for as long as the shard is elsewhere.
+    DELETE FROM pgshard.ledger WHERE kind = 'signpost' AND shard_id = p_shard;
 END $$;
 
 -- Open, on the target: the incoming shard becomes the one that is served. Not for callers: pgshard.open and

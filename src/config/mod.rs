@@ -5,6 +5,7 @@
 //! shows a password.
 
 mod cluster;
+mod connect;
 mod hosts;
 mod render;
 #[cfg(test)]
@@ -17,6 +18,7 @@ use jiff::Timestamp;
 
 pub use crate::store::Diagnostic;
 pub use cluster::Cluster;
+pub use connect::{ConnectError, connect};
 pub use hosts::HostConfig;
 pub use render::{HostSettings, Settings, render, template};
 

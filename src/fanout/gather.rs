@@ -5,7 +5,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use futures_util::stream::{self, Stream, StreamExt};
+use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -98,11 +98,13 @@ where
     Gather { results: stream::select_all(lanes).boxed() }
 }
 
+type Item = (ShardId, Result<Vec<Row>, Error>);
+
 /// The results of a statement on many shards, in the order in which they come: a [`Stream`] of each shard's rows or
 /// error.
 #[must_use = "nothing is sent before the first result is asked for"]
 pub struct Gather<'a> {
-    results: Pin<Box<dyn Stream<Item = (ShardId, Result<Vec<Row>, Error>)> + Send + 'a>>,
+    results: BoxStream<'a, Item>,
 }
 
 impl Gather<'_> {

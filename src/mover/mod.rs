@@ -1,1 +1,290 @@
-//! (to be written)
+//! Moves: taking shards from host to host while the application writes (DESIGN.md §6, `docs/` for operators).
+//!
+//! [`Mover::plan`] reads and judges, [`Mover::run`] does it, [`Mover::resume`] and [`Mover::abort`] go on after a stop,
+//! from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`] what dead moves
+//! left.
+//!
+//! # What may not break
+//! 1. At most one host serves a shard; between fence and open, none.
+//! 2. Before decide a move can only be undone, after it only finished.
+//! 3. Every change of who serves is one compare-and-swap, in a function of the control schema.
+//! 4. A step may run twice. An object is in a ledger before, or together with, its creation.
+//! 5. The map is never the fence.
+
+pub mod border;
+mod cleanup;
+mod copy;
+pub mod ddl;
+mod driver;
+mod error;
+mod facts;
+mod failpoint;
+mod heartbeat;
+mod journal;
+mod names;
+mod observe;
+mod options;
+mod plan;
+mod preflight;
+mod refusal;
+pub mod sequences;
+mod session;
+mod state;
+mod step;
+pub mod target;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::map::HostName;
+use crate::shard::{SchemaPrefix, ShardId};
+use crate::store::MapStore;
+
+pub use cleanup::{Cleaned, CleanupReport};
+pub use error::Error;
+pub use failpoint::{Action, FAILPOINTS, Failpoint};
+pub use heartbeat::Leases;
+pub use journal::{Entry, Mode};
+pub use names::MoveId;
+pub use options::{Event, Observer, Options};
+pub use plan::{Plan, ShardPlan};
+pub use refusal::Refusal;
+pub use session::Hosts;
+pub use state::Phase;
+
+use driver::{Part, Start};
+use state::Goal;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The shards, from whatever hosts.
+    pub shards: Vec<ShardId>,
+    /// Where they shall go.
+    pub target: HostName,
+    /// How.
+    pub mode: Mode,
+}
+
+/// One shard that was moved (or whose move was aborted).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardReport {
+    /// The shard.
+    pub shard: ShardId,
+    /// Where it was.
+    pub source: HostName,
+    /// Where it was to go.
+    pub target: HostName,
+    /// How far its move is.
+    pub phase: Phase,
+    /// Rows copied.
+    pub rows: u64,
+    /// Bytes that went over the wire.
+    pub bytes: u64,
+    /// How long the copy took.
+    pub copy: Duration,
+    /// How long nobody could use the shard; `None` if that is not known.
+    pub pause: Option<Duration>,
+}
+
+impl ShardReport {
+    fn of(entry: &Entry) -> ShardReport {
+        let timing = |name: &str| entry.timings.get(name).and_then(|ms| ms.as_f64());
+        let duration = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default();
+        ShardReport {
+            shard: entry.shard,
+            source: entry.source.clone(),
+            target: entry.target.clone(),
+            phase: entry.phase,
+            rows: entry.rows.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(0),
+            bytes: entry.bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0),
+            copy: timing("copy_ms").map(duration).unwrap_or_default(),
+            pause: timing("pause_ms").map(duration),
+        }
+    }
+}
+
+/// How a move, a resume or an abort ended, shard by shard.
+#[derive(Debug)]
+pub struct Report {
+    /// The move.
+    pub id: MoveId,
+    /// The shards that got where they should.
+    pub done: Vec<ShardReport>,
+    /// The others, each with why. What one of them left behind, [`Error`] says.
+    pub failed: Vec<(ShardId, Error)>,
+}
+
+/// Moves shards between the hosts of a cluster.
+///
+/// Cheap to clone; clones share [`Mover::stop`].
+#[derive(Clone)]
+pub struct Mover {
+    hosts: Hosts,
+    prefix: SchemaPrefix,
+    store: Arc<dyn MapStore>,
+    options: Arc<Options>,
+    observer: Observer,
+    stop: watch::Sender<bool>,
+}
+
+impl Mover {
+    /// A mover for these hosts that publishes to this store.
+    pub fn new(
+        hosts: Hosts,
+        prefix: SchemaPrefix,
+        store: Arc<dyn MapStore>,
+        options: Options,
+        observer: Observer,
+    ) -> Mover {
+        Mover { hosts, prefix, store, options: Arc::new(options), observer, stop: watch::Sender::new(false) }
+    }
+
+    /// Reads everything that matters and judges it. No writes.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with every reason; the others when a host cannot be asked.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    pub async fn plan(&self, request: &Request) -> Result<Plan, Error> {
+        preflight::plan(self, request).await
+    }
+
+    /// Moves what the plan says. Returns when every shard has got to its end, good or bad; one shard's failure does not
+    /// stop the others.
+    ///
+    /// # Cancel safety
+    /// Dropped, it leaves the move as a crash would: resume or abort it. Use [`Mover::stop`] for a tidy end.
+    pub async fn run(&self, plan: &Plan) -> Report {
+        let id = MoveId::new();
+        self.observer.tell(Event::Started { id, shards: plan.shards.len() });
+        let part = |shard: &ShardPlan| Part {
+            id,
+            shard: shard.shard,
+            source: shard.source.clone(),
+            target: plan.target.clone(),
+            epoch: shard.epoch,
+            start: Start::Claim(plan.mode),
+        };
+        report(id, driver::work(self, plan.shards.iter().map(part).collect(), Goal::Finish).await)
+    }
+
+    /// Goes on with a move that was interrupted: every shard of it that is not at its end.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
+    ///
+    /// # Cancel safety
+    /// As [`Mover::run`].
+    pub async fn resume(&self, id: MoveId) -> Result<Report, Error> {
+        self.go_on(id, Goal::Finish).await
+    }
+
+    /// Undoes a move: every shard of it that is not decided stays where it was, and nothing of the move is left. Shards
+    /// that are decided are [`Error::TooLate`].
+    ///
+    /// # Errors
+    /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
+    ///
+    /// # Cancel safety
+    /// As [`Mover::run`].
+    pub async fn abort(&self, id: MoveId) -> Result<Report, Error> {
+        self.go_on(id, Goal::Abort).await
+    }
+
+    /// Asks every run of this mover, and of its clones, to stop: shards that are fenced but not decided are swapped back,
+    /// decided ones are opened, no new one is begun.
+    pub fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// The moves that the hosts know: all that are neither completed nor aborted, or one of them in whatever phase. By
+    /// move, then shard. Hosts that cannot be asked are named.
+    pub async fn list(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
+        let asked = self.hosts.names().map(async |host| {
+            let entries = async { self.hosts.open(host).await?.entries_if_any(id).await };
+            (host.clone(), entries.await)
+        });
+        let mut entries = Vec::new();
+        let mut unknown = Vec::new();
+        for (host, answer) in futures_util::future::join_all(asked).await {
+            match answer {
+                Ok(found) => entries.extend(found),
+                Err(error) => unknown.push((host, error)),
+            }
+        }
+        if id.is_none() {
+            entries.retain(|entry: &Entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted));
+        }
+        entries.sort_by_key(|entry| (entry.id, entry.shard));
+        (entries, unknown)
+    }
+
+    /// Drops the old copies of a move whose shards are all kept. Cannot be undone.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of it is not there yet. Per shard, in the report, when its
+    /// target does not serve it, or something outside still depends on the old copy.
+    ///
+    /// # Cancel safety
+    /// Each shard's copy is dropped in one transaction; call it again for the rest.
+    pub async fn complete(&self, id: MoveId) -> Result<Report, Error> {
+        cleanup::complete(self, id).await
+    }
+
+    /// Looks on all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back, decided
+    /// shards opened, schemas dropped whose move has ended. Never touches a move that can be resumed, nor an old copy that
+    /// is kept.
+    ///
+    /// # Cancel safety
+    /// Each object is handled by itself; call it again for the rest.
+    pub async fn gc(&self) -> CleanupReport {
+        cleanup::gc(self).await
+    }
+
+    fn is_stopped(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    async fn go_on(&self, id: MoveId, goal: Goal) -> Result<Report, Error> {
+        let (entries, unknown) = self.list(Some(id)).await;
+        if entries.is_empty() {
+            return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+        }
+        let (ended, open): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.phase.is_ended());
+        let mut report = report(id, driver::work(self, open.into_iter().map(Part::of).collect(), goal).await);
+        for entry in ended {
+            match (goal, entry.phase) {
+                (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => {
+                    report.done.push(ShardReport::of(entry));
+                }
+                (Goal::Abort, _) => report.failed.push((entry.shard, Error::TooLate { shard: entry.shard })),
+                (Goal::Finish, phase) => {
+                    let reason = "an aborted move cannot be resumed: start a new one".to_owned();
+                    report.failed.push((entry.shard, Error::NotNow { shard: entry.shard, phase, reason }));
+                }
+            }
+        }
+        report.done.sort_by_key(|done| done.shard);
+        report.failed.sort_by_key(|(shard, _)| *shard);
+        Ok(report)
+    }
+}
+
+fn report(id: MoveId, ends: Vec<(ShardId, Result<ShardReport, Error>)>) -> Report {
+    let mut report = Report { id, done: Vec::new(), failed: Vec::new() };
+    for (shard, end) in ends {
+        match end {
+            Ok(done) => report.done.push(done),
+            Err(error) => report.failed.push((shard, error)),
+        }
+    }
+    report
+}
+
+/// Where each shard is, for whoever judges many at once.
+type ByHost<T> = BTreeMap<HostName, T>;

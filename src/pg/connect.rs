@@ -109,6 +109,13 @@ where
     })
 }
 
+impl Connection {
+    /// The driver's client.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+}
+
 impl Deref for Connection {
     type Target = Client;
 

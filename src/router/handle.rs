@@ -35,17 +35,17 @@ impl<'r> Shard<'r> {
     }
 
     /// The shard's number.
-    pub fn id(&self) -> ShardId {
+    pub fn id(self) -> ShardId {
         self.id
     }
 
     /// The name of the shard's schema, not quoted.
-    pub fn schema(&self) -> String {
+    pub fn schema(self) -> String {
         self.router.prefix().schema(self.id)
     }
 
     /// The host that the router takes to serve the shard now.
-    pub fn host(&self) -> HostName {
+    pub fn host(self) -> HostName {
         self.router.inner().host_name(self.id).expect("a handle is only made for a shard that the cluster has")
     }
 
@@ -57,7 +57,7 @@ impl<'r> Shard<'r> {
     /// # Cancel safety
     /// The statement may have taken effect when its future is dropped; the connection is closed.
     pub async fn query<'s>(
-        &self,
+        self,
         sql: impl Into<SqlText<'s>>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Error> {
@@ -72,7 +72,7 @@ impl<'r> Shard<'r> {
     /// # Cancel safety
     /// As [`Shard::query`].
     pub async fn query_one<'s>(
-        &self,
+        self,
         sql: impl Into<SqlText<'s>>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Row, Error> {
@@ -87,7 +87,7 @@ impl<'r> Shard<'r> {
     /// # Cancel safety
     /// As [`Shard::query`].
     pub async fn query_opt<'s>(
-        &self,
+        self,
         sql: impl Into<SqlText<'s>>,
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Row>, Error> {
@@ -101,7 +101,7 @@ impl<'r> Shard<'r> {
     ///
     /// # Cancel safety
     /// As [`Shard::query`].
-    pub async fn execute<'s>(&self, sql: impl Into<SqlText<'s>>, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
+    pub async fn execute<'s>(self, sql: impl Into<SqlText<'s>>, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
         self.run(sql.into(), params).await
     }
 
@@ -129,7 +129,7 @@ impl<'r> Shard<'r> {
     ///
     /// # Cancel safety
     /// Rolled back when the future is dropped before COMMIT was sent.
-    pub async fn transaction<T, E, F, Fut>(&self, work: F) -> Result<T, E>
+    pub async fn transaction<T, E, F, Fut>(self, work: F) -> Result<T, E>
     where
         F: Fn(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
@@ -139,7 +139,7 @@ impl<'r> Shard<'r> {
     }
 
     /// A transaction with an isolation level, or read-only.
-    pub fn build_transaction(&self) -> TransactionBuilder<'r> {
+    pub fn build_transaction(self) -> TransactionBuilder<'r> {
         TransactionBuilder::new(self.router, self.id)
     }
 
@@ -155,13 +155,13 @@ impl<'r> Shard<'r> {
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
-    pub async fn client(&self) -> Result<RawClient, Error> {
+    pub async fn client(self) -> Result<RawClient, Error> {
         let place = self.router.inner().place(self.id)?;
         let lease = place.host.lease(self.id).await?;
         Ok(RawClient::new(lease, self.id, place.host.name.clone(), self.schema()))
     }
 
-    async fn run<A: Answer>(&self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+    async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         let inner = self.router.inner();
         let shard = self.id;
         let sql = inner.sql.read(sql);

@@ -1,6 +1,7 @@
 //! A host: its pools, and the questions where a shard is.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ pub(super) struct Host {
     control: Pool<Manager>,
     /// By shard that was ever asked about; at most N.
     questions: Mutex<HashMap<ShardId, Arc<Question>>>,
+    look_ups: AtomicU64,
     wait_max: Duration,
     create_max: Duration,
     recycle_max: Duration,
@@ -52,6 +54,7 @@ impl Host {
             pool: pool(host.pool_size, options.statements_per_connection),
             control: pool(Self::CONTROL_SIZE, 8),
             questions: Mutex::default(),
+            look_ups: AtomicU64::new(0),
             wait_max: options.wait_max,
             create_max: options.create_max,
             recycle_max: options.recycle_max,
@@ -86,6 +89,15 @@ impl Host {
     pub(super) fn question(&self, shard: ShardId) -> Arc<Question> {
         let mut questions = self.questions.lock().unwrap_or_else(PoisonError::into_inner);
         questions.entry(shard).or_insert_with(|| Arc::new(Question::new(shard, Instant::now()))).clone()
+    }
+
+    /// Questions asked so far.
+    pub(super) fn look_ups(&self) -> u64 {
+        self.look_ups.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_look_up(&self) {
+        self.look_ups.fetch_add(1, Ordering::Relaxed);
     }
 
     fn pool_fault(&self, error: PoolError<ConnectError>) -> PoolFault {

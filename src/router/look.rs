@@ -71,6 +71,7 @@ impl Question {
                 tokio::time::sleep(early).await;
             }
             let asked = Instant::now();
+            host.count_look_up();
             let answer = match tokio::time::timeout(ANSWER_MAX, self.look(host)).await {
                 Ok(answer) => answer,
                 Err(_) => Err(LookUpError::TimedOut(ANSWER_MAX)),

@@ -31,18 +31,18 @@ mod stale;
 mod transaction;
 
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use tokio::sync::watch;
 
 use self::host::Host;
-use self::routing::{Counts, Inner, Snapshot};
+use self::routing::{Inner, Snapshot};
 use self::sql::SqlCache;
 use crate::id::Id;
 use crate::map::{HostName, ShardMap};
 use crate::shard::{SchemaPrefix, ShardCount, ShardId};
+use crate::store::MapWatch;
 
 pub use error::{Error, Expected, LookUpError, PoolPhase};
 pub use handle::Shard;
@@ -58,7 +58,7 @@ pub struct Router(Arc<Inner>);
 /// What a router has done about moves since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Callers that wanted to know from a host where a shard is; many can share one question.
+    /// Questions to hosts where a shard is. Callers who want to know at the same time share one.
     pub look_ups: u64,
     /// Statements and transactions that were run again.
     pub retries: u64,
@@ -76,7 +76,7 @@ impl Router {
             sql: SqlCache::new(),
             retry_for: options.retry_for,
             follower: Mutex::new(None),
-            counts: Counts::default(),
+            retries: AtomicU64::new(0),
         }))
     }
 
@@ -133,23 +133,24 @@ impl Router {
         self.0.set_map(map)
     }
 
-    /// Takes every map that comes from `maps`, from now on until the sender or the last clone of the router is dropped.
-    /// A second call ends the first one's following.
+    /// Takes the current map of a store and every one that replaces it, until the store is gone or the last clone of
+    /// the router is dropped. A second call ends the first one's following.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn follow(&self, mut maps: watch::Receiver<Arc<ShardMap>>) {
+    pub fn follow(&self, mut maps: MapWatch) {
         let inner = Arc::downgrade(&self.0);
         let task = tokio::spawn(async move {
+            let mut map = maps.current();
             loop {
-                let map = maps.borrow_and_update().clone();
                 let Some(inner) = inner.upgrade() else { return };
                 if let Err(error) = inner.set_map(map) {
                     tracing::warn!(%error, "a map was not taken; the old one stays");
                 }
                 drop(inner);
-                if maps.changed().await.is_err() {
-                    return;
+                match maps.changed().await {
+                    Some(newer) => map = newer,
+                    None => return,
                 }
             }
         });
@@ -161,8 +162,10 @@ impl Router {
 
     /// What the router has done about moves so far.
     pub fn stats(&self) -> Stats {
-        let counts = &self.0.counts;
-        Stats { look_ups: counts.look_ups.load(Ordering::Relaxed), retries: counts.retries.load(Ordering::Relaxed) }
+        Stats {
+            look_ups: self.0.hosts.values().map(|host| host.look_ups()).sum(),
+            retries: self.0.retries.load(Ordering::Relaxed),
+        }
     }
 
     fn inner(&self) -> &Inner {

@@ -45,9 +45,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// The number of connections a host gets where nothing is said: 16.
-    pub const POOL_SIZE: usize = 16;
-
     /// These hosts and this map, and the defaults.
     pub fn new(hosts: Vec<HostOptions>, map: Arc<ShardMap>) -> Options {
         Options {

@@ -1,6 +1,8 @@
 //! What a call does between a statement that met a move and the next try: asks, waits, goes to the other host, and
 //! finishes what a dead mover left. The decisions are [`super::stale`]'s.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -130,7 +132,6 @@ impl<'r> Recovery<'r> {
     }
 
     async fn ask(&self, host: &Host, spacing: Duration) -> Result<Answered, Error> {
-        self.router.count_look_up();
         let asked = host.question(self.shard).ask(host, spacing).await;
         asked.map_err(|source| Error::LookUp { shard: self.shard, host: host.name.clone(), source })
     }
@@ -148,9 +149,7 @@ impl<'r> Recovery<'r> {
                 tracing::debug!(shard = %self.shard, host = %host.name, ?mend, %error, "somebody else is at it");
                 Ok(false)
             }
-            Err(error) => {
-                Err(Error::LookUp { shard: self.shard, host: host.name.clone(), source: std::sync::Arc::new(error) })
-            }
+            Err(error) => Err(Error::LookUp { shard: self.shard, host: host.name.clone(), source: Arc::new(error) }),
         }
     }
 
@@ -161,7 +160,7 @@ impl<'r> Recovery<'r> {
     /// The first try after a look is at once. One after another, hosts and signposts contradict each other: slower.
     async fn again(&mut self, host: &Host) -> Result<Next, Error> {
         self.rounds += 1;
-        self.router.count_retry();
+        self.router.retries.fetch_add(1, Ordering::Relaxed);
         if self.rounds > 1 {
             self.wait(host, "it answers as if it had moved").await?;
         }

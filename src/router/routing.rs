@@ -1,7 +1,7 @@
 //! Which host a shard is on, as far as this router knows: the map, and what hosts have said since.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,13 +24,7 @@ pub(super) struct Inner {
     pub(super) retry_for: Duration,
     /// The task that follows a store's maps.
     pub(super) follower: Mutex<Option<AbortHandle>>,
-    pub(super) counts: Counts,
-}
-
-/// How much came of moves so far.
-#[derive(Default)]
-pub(super) struct Counts {
-    pub(super) look_ups: AtomicU64,
+    /// Statements and transactions that were run again.
     pub(super) retries: AtomicU64,
 }
 
@@ -112,14 +106,6 @@ impl Inner {
             Some(newer) => Arc::new(newer),
             None => snapshot.clone(),
         });
-    }
-
-    pub(super) fn count_look_up(&self) {
-        self.counts.look_ups.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn count_retry(&self) {
-        self.counts.retries.fetch_add(1, Ordering::Relaxed);
     }
 }
 

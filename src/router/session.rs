@@ -250,10 +250,10 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(session) = self.session.take() {
-            if self.doing != Doing::Nothing {
-                drop(Object::take(session));
-            }
+        if let Some(session) = self.session.take()
+            && self.doing != Doing::Nothing
+        {
+            drop(Object::take(session));
         }
     }
 }

@@ -202,10 +202,10 @@ impl Transaction {
     async fn end(&self) -> Ended {
         let mut state = self.0.state.lock().await;
         let mut lease = state.lease.take();
-        if state.remembered && state.met == Some(Met::Signpost) {
-            if let Some(lease) = lease.take() {
-                lease.discard();
-            }
+        if state.remembered
+            && let Some(lease) = lease.take()
+        {
+            lease.discard();
         }
         let failed = state.failed || lease.as_ref().is_none_or(Lease::is_unsettled);
         Ended { lease, met: state.met, outdated: state.outdated, failed }

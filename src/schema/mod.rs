@@ -6,10 +6,12 @@
 
 mod batch;
 pub mod bootstrap;
+pub mod catalog;
 //mod check;
 pub mod control;
 mod facts;
 mod fault;
+pub mod fingerprint;
 //mod finding;
 mod migrations;
 mod own;

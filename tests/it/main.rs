@@ -5,5 +5,8 @@
 #[macro_use]
 mod support;
 
+mod catalog;
 mod cli;
 mod dev;
+mod moves;
+mod router;

@@ -2,12 +2,14 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use jiff::Timestamp;
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
+use pgshard::mover::{Failpoint, Mode, Options};
 use pgshard::schema::bootstrap::Request;
 
 use crate::exit::Exit;
@@ -100,6 +102,13 @@ pub(crate) enum Command {
         command: MapCommand,
     },
     Sql(Sql),
+    Move(Move),
+    /// What became of moves: list them, resume, abort, complete, clean up
+    Moves {
+        #[command(subcommand)]
+        command: Option<MovesCommand>,
+    },
+    Demo(Demo),
     /// Throwaway local PostgreSQL servers and a config for them
     Dev {
         #[command(subcommand)]
@@ -303,6 +312,161 @@ pub(crate) struct Sql {
     /// The shards, such as 17 or 0-255,300 [default: all]
     #[arg(long, value_name = "SHARDS")]
     pub(crate) shards: Option<String>,
+}
+
+/// Move shards to another host, while the application works
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Each shard is closed while it is copied: its callers wait, and go on at the target. Before the source has
+decided, whatever goes wrong leaves the shard where it was; afterwards it is at the target. Any machine
+with the config can go on with a move that was interrupted: `pgshard moves resume`.
+
+Examples:
+  pgshard move 17 --to db2 --plan
+  pgshard move 0-255,300 --to db3 --yes
+  pgshard move 17 --to db2 --yes --json | tail -n 1 | jq .pause_ms")]
+pub(crate) struct Move {
+    /// The shards, like 17 or 0-255,300, from whatever hosts
+    pub(crate) shards: String,
+    /// The host to move them to
+    #[arg(long, value_name = "HOST")]
+    pub(crate) to: String,
+    /// Print exactly what would run, and stop
+    #[arg(long)]
+    pub(crate) plan: bool,
+    /// How the rows get across
+    #[arg(long, value_name = "MODE", default_value = "blocking")]
+    pub(crate) mode: MoveMode,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) pace: Pace,
+}
+
+/// How the rows of a move get across.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MoveMode {
+    /// The shard is closed while it is copied
+    Blocking,
+}
+
+impl From<MoveMode> for Mode {
+    fn from(mode: MoveMode) -> Mode {
+        match mode {
+            MoveMode::Blocking => Mode::Blocking,
+        }
+    }
+}
+
+/// How hard a mover works.
+#[derive(Debug, ArgGroup)]
+pub(crate) struct Pace {
+    /// Shards moved at the same time
+    #[arg(long, value_name = "COUNT", default_value = "2")]
+    pub(crate) jobs: NonZeroUsize,
+    /// How long a fence may wait for transactions that hold locks on the shard; all its callers wait with it
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) fence_budget_ms: u64,
+    /// How often to try the fence before giving up
+    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) fence_attempts: u32,
+    /// For pgshard's own tests
+    #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
+    pub(crate) failpoint: Option<Failpoint>,
+}
+
+impl Pace {
+    /// The mover's options.
+    pub(crate) fn options(self) -> Options {
+        Options {
+            jobs: self.jobs.get(),
+            barrier_budget: Duration::from_millis(self.fence_budget_ms),
+            fence_attempts: self.fence_attempts,
+            failpoint: self.failpoint,
+            ..Options::default()
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MovesCommand {
+    List(MovesList),
+    Show(MovesShow),
+    Resume(MovesGoOn),
+    Abort(MovesAbort),
+    Complete(MovesComplete),
+    Gc(MovesGc),
+}
+
+/// Every move that is open, or whose old copies are kept
+#[derive(Debug, ArgGroup)]
+pub(crate) struct MovesList {}
+
+/// One move, shard by shard
+#[derive(Debug, ArgGroup)]
+pub(crate) struct MovesShow {
+    /// The move [default: the only one there is]
+    pub(crate) id: Option<String>,
+}
+
+/// Go on with a move that was interrupted, from any machine
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+A mover that died is replaced at once; one that is paused, or out of reach, once its lease has ended, which
+takes ten seconds. A mover that still works on the shard is left alone.")]
+pub(crate) struct MovesGoOn {
+    /// The move [default: the only one that is open]
+    pub(crate) id: Option<String>,
+    #[command(flatten)]
+    pub(crate) pace: Pace,
+}
+
+/// Undo a move: what is not decided stays where it was
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+A shard that was decided cannot be aborted, only resumed: its target may serve it already.")]
+pub(crate) struct MovesAbort {
+    /// The move [default: the only one that is open]
+    pub(crate) id: Option<String>,
+    #[command(flatten)]
+    pub(crate) pace: Pace,
+}
+
+/// Drop the old copies that a move has kept; cannot be undone
+#[derive(Debug, ArgGroup)]
+pub(crate) struct MovesComplete {
+    /// The move [default: the only one whose old copies are kept]
+    pub(crate) id: Option<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+/// Put right what dead moves left: fences past their deadline, shards decided but not opened, schemas of moves that ended
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+A move that can be resumed is never touched, nor an old copy that is kept.")]
+pub(crate) struct MovesGc {}
+
+/// The whole story on throwaway servers, in under a minute: bootstrap, writers, moves, a kill, an audit
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Needs PostgreSQL's programs (see `pgshard dev up --help`), and no config. Exit code 1 if a single row is
+lost, doubled or misplaced, or a writer has seen a single error.")]
+pub(crate) struct Demo {
+    /// How many servers
+    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u16).range(2..=16))]
+    pub(crate) hosts: u16,
+    /// N, the number of shards
+    #[arg(long, value_name = "N", default_value = "256", value_parser = values::shard_count)]
+    pub(crate) shards: ShardCount,
+    /// How many shards are moved under the writers
+    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) moves: u16,
+    /// How many writers work without pause
+    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) writers: u16,
 }
 
 #[derive(Debug, Subcommand)]

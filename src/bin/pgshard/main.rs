@@ -16,17 +16,19 @@ mod output;
 mod values;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
 
 use args::Args;
+use commands::Interrupt;
 use exit::Exit;
 use output::Output;
 
 fn main() -> ExitCode {
     // Prints help and mistakes itself, and leaves with 0 or 2.
     let args = Args::parse();
-    let output = Output::new(&args.global);
+    let output = Arc::new(Output::new(&args.global));
     logging::start(&args.global, &output);
     let runtime = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime,
@@ -38,11 +40,13 @@ fn main() -> ExitCode {
     exit.into()
 }
 
-async fn run(args: Args, output: &Output) -> Exit {
-    let on_interrupt = commands::on_interrupt(&args.command);
-    let result = tokio::select! {
-        result = commands::run(args, output) => result,
-        Ok(()) = tokio::signal::ctrl_c() => return output.interrupted(on_interrupt),
+async fn run(args: Args, output: &Arc<Output>) -> Exit {
+    let result = match commands::on_interrupt(&args.command) {
+        Interrupt::Handled => commands::run(args, output).await,
+        Interrupt::Ends { how_to_go_on } => tokio::select! {
+            result = commands::run(args, output) => result,
+            Ok(()) = tokio::signal::ctrl_c() => return output.interrupted(how_to_go_on),
+        },
     };
     result.unwrap_or_else(|failure| output.failure(&failure))
 }

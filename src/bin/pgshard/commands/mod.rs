@@ -2,6 +2,7 @@
 
 mod bootstrap;
 mod completions;
+mod demo;
 mod dev;
 mod id;
 mod init;
@@ -9,18 +10,25 @@ mod locate;
 mod man;
 mod map;
 mod migrate;
+mod moves;
+mod relocate;
 mod sql;
+
+use std::sync::Arc;
 
 use self::init::Overwrite;
 use self::locate::Target;
-use crate::args::{Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand};
+use self::moves::Verb;
+use pgshard::mover::Options;
+
+use crate::args::{Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand};
 use crate::confirm::Consent;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::Output;
 
 /// Runs the command.
-pub(crate) async fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failure> {
     let config = args.global.config.as_deref();
     match args.command {
         Command::Init(args) => {
@@ -45,6 +53,35 @@ pub(crate) async fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
             MapCommand::Show(_) => map::show(config, output).await,
             MapCommand::Diff(args) => map::diff(&args.other, config, output).await,
         },
+        Command::Move(args) => {
+            let asked = relocate::Asked {
+                shards: args.shards,
+                target: args.to,
+                mode: args.mode.into(),
+                only_plan: args.plan,
+                consent: Consent::from_flag(args.yes),
+                options: args.pace.options(),
+            };
+            relocate::run(asked, config, output).await
+        }
+        Command::Moves { command } => match command {
+            None | Some(MovesCommand::List(_)) => moves::list(config, output).await,
+            Some(MovesCommand::Show(args)) => moves::show(args.id.as_deref(), config, output).await,
+            Some(MovesCommand::Resume(args)) => {
+                let options = args.pace.options();
+                moves::act(Verb::Resume, args.id.as_deref(), Consent::Given, options, config, output).await
+            }
+            Some(MovesCommand::Abort(args)) => {
+                let options = args.pace.options();
+                moves::act(Verb::Abort, args.id.as_deref(), Consent::Given, options, config, output).await
+            }
+            Some(MovesCommand::Complete(args)) => {
+                let consent = Consent::from_flag(args.yes);
+                moves::act(Verb::Complete, args.id.as_deref(), consent, Options::default(), config, output).await
+            }
+            Some(MovesCommand::Gc(_)) => moves::gc(config, output).await,
+        },
+        Command::Demo(args) => demo::run(args, output).await,
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
         Command::Dev { command } => match command {
             DevCommand::Up(args) => dev::up(args.folder.dir, args.hosts.into(), args.shards, output).await,
@@ -56,9 +93,21 @@ pub(crate) async fn run(args: Args, output: &Output) -> Result<Exit, Failure> {
     }
 }
 
-/// How to go on after Ctrl-C, for the commands that change something.
-pub(crate) fn on_interrupt(command: &Command) -> Option<&'static str> {
-    match command {
+/// What Ctrl-C does to a command.
+pub(crate) enum Interrupt {
+    /// The command hears it itself and ends in order.
+    Handled,
+    /// The command ends at once.
+    Ends {
+        /// For the commands that change something.
+        how_to_go_on: Option<&'static str>,
+    },
+}
+
+/// What Ctrl-C does to this command.
+pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
+    let how_to_go_on = match command {
+        Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
         Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) } => {
             Some("run the same command again: it does what is left")
         }
@@ -71,7 +120,9 @@ pub(crate) fn on_interrupt(command: &Command) -> Option<&'static str> {
         | Command::Id { .. }
         | Command::Map { .. }
         | Command::Sql(_)
+        | Command::Demo(_)
         | Command::Completions(_)
         | Command::Man(_) => None,
-    }
+    };
+    Interrupt::Ends { how_to_go_on }
 }

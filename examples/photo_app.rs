@@ -1,0 +1,237 @@
+//! A small photo service on a sharded database: users, photos, likes.
+//!
+//! ```text
+//! pgshard dev up --hosts 2 --shards 256 --dir photo_dev
+//! cp examples/photo_app/migrations/* photo_dev/migrations/        # in place of the sample that stands there
+//! pgshard --config photo_dev/pgshard.toml bootstrap
+//! PGSHARD_CONFIG=photo_dev/pgshard.toml cargo run --example photo_app
+//!
+//! curl -X PUT  localhost:3000/users/31341 -H content-type:application/json -d '{"name": "Ada"}'
+//! curl -X POST localhost:3000/users/31341/photos -H content-type:application/json -d '{"title": "Prague"}'
+//! curl -X PUT  localhost:3000/photos/ID/likes/5001
+//! curl         localhost:3000/photos/ID
+//! curl        'localhost:3000/users/31341/photos?since=7d'
+//! curl        'localhost:3000/photos?ids=ID,ID'
+//! ```
+//!
+//! Nothing in it knows of hosts, and `pgshard move` may run meanwhile. `PHOTO_APP_LISTEN` is the address to listen on.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, put};
+use axum::{Json, Router as Routes};
+use jiff::{Span, Timestamp, tz::TimeZone};
+use pgshard::Router;
+use pgshard::config::Config;
+use pgshard::id::{Epoch, Id, IdRange};
+use pgshard::router::Error;
+use serde::{Deserialize, Serialize};
+use tokio_postgres::Row;
+
+/// What every request needs. Made once.
+struct App {
+    router: Router,
+    /// The zero of the IDs' clock.
+    epoch: Epoch,
+}
+
+type Shared = State<Arc<App>>;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // PGSHARD_CONFIG, or ./pgshard.toml. A host that is down keeps nobody from starting.
+    let path = Config::find(None);
+    let epoch = Config::load(&path)?.cluster.epoch;
+    let app = App { router: pgshard::connect(&path).await?, epoch };
+
+    let routes = Routes::new()
+        .route("/users/{user}", put(put_user))
+        .route("/users/{user}/photos", get(photos_of_user).post(post_photo))
+        .route("/photos", get(photos))
+        .route("/photos/{id}", get(photo))
+        .route("/photos/{id}/likes/{user}", put(like))
+        .with_state(Arc::new(app));
+    let address = std::env::var("PHOTO_APP_LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".to_owned());
+    let listener = tokio::net::TcpListener::bind(&address).await?;
+    println!("listening on http://{}", listener.local_addr()?);
+    axum::serve(listener, routes).await?;
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct NewUser {
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct NewPhoto {
+    title: String,
+}
+
+/// A photo as clients see it. Numbers of 64 bits are strings: JavaScript's have 53.
+#[derive(Serialize)]
+struct Photo {
+    id: String,
+    user: String,
+    title: String,
+    likes: i32,
+    taken_at: String,
+}
+
+const COLUMNS: &str = "id, user_id, title, likes";
+
+impl App {
+    fn photo(&self, row: &Row) -> Photo {
+        let (id, user): (i64, i64) = (row.get("id"), row.get("user_id"));
+        // The time is in the ID; there is no column for it.
+        let taken_at = self.epoch.time(Id::decode(id).ms());
+        Photo {
+            id: id.to_string(),
+            user: user.to_string(),
+            title: row.get("title"),
+            likes: row.get("likes"),
+            taken_at: taken_at.to_string(),
+        }
+    }
+}
+
+/// The key picks the shard.
+async fn put_user(State(app): Shared, Path(user): Path<i64>, Json(new): Json<NewUser>) -> Result<StatusCode, Failure> {
+    let sql =
+        "INSERT INTO {shard}.users (id, name) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET name = excluded.name";
+    app.router.by_key(user).execute(sql, &[&user, &new.name]).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The database makes the ID, on the user's shard.
+async fn post_photo(
+    State(app): Shared,
+    Path(user): Path<i64>,
+    Json(new): Json<NewPhoto>,
+) -> Result<(StatusCode, Json<Photo>), Failure> {
+    let sql = format!("INSERT INTO {{shard}}.photos (user_id, title) VALUES ($1, $2) RETURNING {COLUMNS}");
+    let row = app.router.by_key(user).query_one(&sql, &[&user, &new.title]).await?;
+    Ok((StatusCode::CREATED, Json(app.photo(&row))))
+}
+
+/// The ID knows its shard.
+async fn photo(State(app): Shared, Path(id): Path<i64>) -> Result<Json<Photo>, Failure> {
+    let sql = format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = $1");
+    let row = app.router.by_id(id)?.query_opt(&sql, &[&id]).await?;
+    let row = row.ok_or_else(|| Failure::not_found(format!("there is no photo {id}")))?;
+    Ok(Json(app.photo(&row)))
+}
+
+/// Two changes on one shard: a transaction. It may be run twice, so it does nothing but SQL.
+async fn like(State(app): Shared, Path((id, user)): Path<(i64, i64)>) -> Result<StatusCode, Failure> {
+    let liked = async |tx: pgshard::router::Transaction| {
+        let sql = "INSERT INTO {shard}.likes (photo_id, user_id) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+        let new = tx.execute(sql, &[&id, &user]).await?;
+        if new == 1 {
+            tx.execute("UPDATE {shard}.photos SET likes = likes + 1 WHERE id = $1", &[&id]).await?;
+        }
+        Ok::<_, Error>(())
+    };
+    app.router.by_id(id)?.transaction(liked).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize)]
+struct Since {
+    /// `7d`, `90m`, …; everything where it is not given.
+    since: Option<String>,
+}
+
+/// The newest hundred, by a range of the index: IDs order by time.
+async fn photos_of_user(
+    State(app): Shared,
+    Path(user): Path<i64>,
+    Query(Since { since }): Query<Since>,
+) -> Result<Json<Vec<Photo>>, Failure> {
+    let oldest = match since {
+        None => IdRange::min_at(0),
+        Some(since) => {
+            let span: Span = since.parse().map_err(|error| Failure::bad_request(format!("since: {error}")))?;
+            let from = Timestamp::now().to_zoned(TimeZone::UTC).checked_sub(span);
+            let from = from.map_err(|error| Failure::bad_request(format!("since: {error}")))?.timestamp();
+            IdRange::min_at(app.epoch.ms(from).unwrap_or(0))
+        }
+    };
+    let sql =
+        format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = $1 AND id >= $2 ORDER BY id DESC LIMIT 100");
+    let rows = app.router.by_key(user).query(&sql, &[&user, &oldest]).await?;
+    Ok(Json(rows.iter().map(|row| app.photo(row)).collect()))
+}
+
+#[derive(Deserialize)]
+struct Wanted {
+    /// `id,id,…`
+    ids: String,
+}
+
+/// Photos from anywhere, at once; the newest first.
+async fn photos(State(app): Shared, Query(Wanted { ids }): Query<Wanted>) -> Result<Json<Vec<Photo>>, Failure> {
+    let ids: Result<Vec<i64>, _> = ids.split(',').map(|id| id.trim().parse()).collect();
+    let ids = ids.map_err(|error| Failure::bad_request(format!("ids: {error}")))?;
+    if ids.len() > 1000 {
+        return Err(Failure::bad_request("ids: at most 1000".to_owned()));
+    }
+    let sql = format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = ANY($1)");
+    let mut rows = app.router.by_ids(&ids).query(&sql).await?;
+    rows.sort_unstable_by_key(|(_, row)| std::cmp::Reverse(row.get::<_, i64>("id")));
+    Ok(Json(rows.iter().map(|(_, row)| app.photo(row)).collect()))
+}
+
+/// What a client is told when it does not get what it asked for.
+struct Failure {
+    status: StatusCode,
+    message: String,
+}
+
+impl Failure {
+    fn not_found(message: String) -> Failure {
+        Failure { status: StatusCode::NOT_FOUND, message }
+    }
+
+    fn bad_request(message: String) -> Failure {
+        Failure { status: StatusCode::BAD_REQUEST, message }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let (status, message) = match &error {
+            Error::NoSuchId { .. } => (StatusCode::NOT_FOUND, error.to_string()),
+            // A photo of a user, or a like of a photo, that is not there.
+            _ if error.code().is_some_and(|code| code.code() == "23503") => {
+                (StatusCode::NOT_FOUND, "there is no such user or photo".to_owned())
+            }
+            // Nothing has happened, and soon it can: clients and proxies know what to do with that.
+            _ if error.is_retryable() => (StatusCode::SERVICE_UNAVAILABLE, "try again".to_owned()),
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, "that did not work".to_owned()),
+        };
+        if status.is_server_error() {
+            // The error's own words are for us, not for the client.
+            eprintln!("{}", with_causes(&error));
+        }
+        Failure { status, message }
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let body = Json(serde_json::json!({ "error": self.message }));
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            return (self.status, [(header::RETRY_AFTER, "1")], body).into_response();
+        }
+        (self.status, body).into_response()
+    }
+}

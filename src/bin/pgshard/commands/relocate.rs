@@ -1,0 +1,198 @@
+//! `pgshard move`: shards to another host.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pgshard::config::Config;
+use pgshard::map::{RangesError, parse_shards, print_shards};
+use pgshard::mover::{Mode, Mover, Observer, Options, Plan, Request};
+use pgshard::{ShardCount, ShardId};
+use serde::Serialize;
+
+use super::moves;
+use crate::confirm::{Consent, confirm};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output, seconds};
+
+/// What `pgshard move` was asked for.
+pub(crate) struct Asked {
+    pub(crate) shards: String,
+    pub(crate) target: String,
+    pub(crate) mode: Mode,
+    pub(crate) only_plan: bool,
+    pub(crate) consent: Consent,
+    pub(crate) options: Options,
+}
+
+/// Moves shards, after showing what will be done.
+pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let request = Request {
+        shards: shards(&asked.shards, config.cluster.shards)?,
+        target: context::host(&config, &asked.target)?,
+        mode: asked.mode,
+    };
+    let watcher = moves::Watcher::new(output.clone());
+    let mover = mover(&config, asked.options, watcher.observer());
+    let plan = mover.plan(&request).await.map_err(moves::failure)?;
+    if asked.only_plan {
+        show_in_full(&plan, output)?;
+        return Ok(Exit::Done);
+    }
+    if !plan.already_there.is_empty() {
+        let there = print_shards(plan.already_there.iter().copied());
+        output.note(format_args!("on {} already: {there}", plan.target));
+    }
+    if plan.shards.is_empty() {
+        output.note("nothing to do");
+        return moves::nothing_moved(&plan, output);
+    }
+    show(&plan, output);
+    let question = format!("move {} to {}?", of(plan.shards.len(), "shard"), plan.target);
+    if !confirm(&question, asked.consent, output).await? {
+        return Err(Failure::new(Exit::Failed, "nothing was moved"));
+    }
+    let started = std::time::Instant::now();
+    let report = moves::until_done(&mover, mover.run(&plan)).await;
+    watcher.finish();
+    moves::tell(&report, started.elapsed(), output)
+}
+
+/// A mover for the config's hosts and map.
+pub(crate) fn mover(config: &Config, options: Options, observer: Observer) -> Mover {
+    let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()));
+    let hosts = pgshard::mover::Hosts::new(hosts);
+    Mover::new(hosts, config.cluster.prefix.clone(), Arc::new(config.map_store()), options, observer)
+}
+
+/// Shards such as `17` or `0-255,300`.
+///
+/// # Errors
+/// With [`Exit::Usage`] and every mistake.
+pub(crate) fn shards(text: &str, count: ShardCount) -> Result<Vec<ShardId>, Failure> {
+    let wrong = |error: &RangesError| format!("in {text:?} at character {}: {error}", error.at.start + 1);
+    let list = parse_shards(text, count).map_err(|errors| Failure::several(Exit::Usage, errors.iter().map(wrong)))?;
+    if list.is_empty() {
+        return Err(Failure::usage("no shards were named").hint("name them like 17 or 0-255,300"));
+    }
+    Ok(list)
+}
+
+/// The plan in a few lines, before it is run.
+fn show(plan: &Plan, output: &Output) {
+    let bytes: i64 = plan.shards.iter().map(|shard| shard.bytes).sum();
+    let closed = plan.shards.iter().map(|shard| shard.closed_for()).max().unwrap_or_default();
+    let shards = print_shards(plan.shards.iter().map(|shard| shard.shard));
+    output.note(format_args!(
+        "{} ({shards}) to {}, about {} MiB; each is closed while it is copied, {} at most by its size",
+        of(plan.shards.len(), "shard"),
+        plan.target,
+        bytes >> 20,
+        guess(closed),
+    ));
+    for shard in &plan.shards {
+        for warning in &shard.warnings {
+            output.note(format_args!("  shard {}: {warning}", shard.shard));
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct PlanReport<'a> {
+    target: &'a str,
+    mode: &'static str,
+    shards: Vec<PlannedShard<'a>>,
+    already_there: &'a [ShardId],
+}
+
+#[derive(Serialize)]
+struct PlannedShard<'a> {
+    shard: ShardId,
+    source: &'a str,
+    epoch: u32,
+    tables: usize,
+    bytes: i64,
+    closed_for_ms: u128,
+    steps: Vec<String>,
+    statements_before_data: Vec<&'a str>,
+    statements_after_data: Vec<&'a str>,
+    warnings: &'a [String],
+}
+
+/// Everything that would run.
+fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
+    let sql = |list: &'_ [pgshard::mover::ddl::Statement]| list.iter().map(|s| s.sql.clone()).collect::<Vec<_>>();
+    if output.format() == Format::Json {
+        let shards = plan.shards.iter().map(|shard| PlannedShard {
+            shard: shard.shard,
+            source: shard.source.as_str(),
+            epoch: shard.epoch.get(),
+            tables: shard.tables,
+            bytes: shard.bytes,
+            closed_for_ms: shard.closed_for().as_millis(),
+            steps: shard.steps(&plan.target),
+            statements_before_data: shard.before_data.iter().map(|s| s.sql.as_str()).collect(),
+            statements_after_data: shard.after_data.iter().map(|s| s.sql.as_str()).collect(),
+            warnings: &shard.warnings,
+        });
+        let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
+        output.object(PlanReport { target, mode, shards: shards.collect(), already_there: &plan.already_there })?;
+        return Ok(());
+    }
+    let columns = [
+        ("shard", Align::Right),
+        ("from", Align::Left),
+        ("to", Align::Left),
+        ("tables", Align::Right),
+        ("bytes", Align::Right),
+        ("closed for about", Align::Right),
+    ];
+    let rows = plan.shards.iter().map(|shard| {
+        let (bytes, closed) = (shard.bytes.to_string(), guess(shard.closed_for()));
+        let (source, target) = (shard.source.to_string(), plan.target.to_string());
+        [shard.shard.to_string(), source, target, shard.tables.to_string(), bytes, closed]
+    });
+    output.table(&columns, rows)?;
+    for shard in &plan.shards {
+        output.data(format_args!("\nshard {}:", shard.shard))?;
+        for (at, step) in shard.steps(&plan.target).iter().enumerate() {
+            output.data(format_args!("  {}. {step}", at + 1))?;
+        }
+        output.data("  statements before the rows come:")?;
+        for statement in sql(&shard.before_data) {
+            output.data(indented(&statement))?;
+        }
+        output.data("  statements once they are there:")?;
+        for statement in sql(&shard.after_data) {
+            output.data(indented(&statement))?;
+        }
+        for warning in &shard.warnings {
+            output.data(format_args!("  warning: {warning}"))?;
+        }
+    }
+    if plan.shards.is_empty() {
+        output.note("nothing to do");
+    }
+    Ok(())
+}
+
+fn indented(statement: &str) -> String {
+    let lines: Vec<String> = statement.lines().map(|line| format!("    {line}")).collect();
+    format!("{};", lines.join("\n"))
+}
+
+/// A guess: no more digits than it deserves.
+fn guess(duration: Duration) -> String {
+    match duration.as_millis() {
+        0..1000 => "under a second".to_owned(),
+        _ => seconds(duration),
+    }
+}
+
+/// `1 shard`, `3 shards`.
+fn of(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}

@@ -1,0 +1,62 @@
+//! From a config file to a [`Router`].
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Config, ConfigError};
+use crate::router::{HostOptions, Options, Router};
+use crate::store::{MapStore, StoreError};
+
+/// Why there is no router.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The config cannot be read, or has mistakes.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The map cannot be read where the config keeps it.
+    #[error("cannot follow the map")]
+    Map(#[source] StoreError),
+}
+
+/// A router for the cluster of this config file. It follows the map: what a move publishes, it takes.
+///
+/// No host is connected to before it is needed, so that one that is down keeps nobody from starting. The background task
+/// that follows the map ends when the last clone of the router is dropped.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let router = pgshard::connect("pgshard.toml").await?;
+/// let user = 31341_i64;
+/// let row = router.by_key(user)
+///     .query_one("INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id", &[&user, &"Prague"]).await?;
+/// let id: i64 = row.get(0);
+/// let photo = router.by_id(id)?.query_one("SELECT * FROM {shard}.photos WHERE id = $1", &[&id]).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// When the config or the map cannot be read.
+///
+/// # Cancel safety
+/// Nothing is left behind when the future is dropped.
+pub async fn connect(path: impl AsRef<Path>) -> Result<Router, ConnectError> {
+    let config = Config::load(path)?;
+    let router = Router::new(config.router_options());
+    router.follow(config.map_store().watch().await.map_err(ConnectError::Map)?);
+    Ok(router)
+}
+
+impl Config {
+    /// What a router of this cluster takes; to be changed as need be before [`Router::new`].
+    pub fn router_options(&self) -> Options {
+        let hosts = self.hosts.iter().map(|(name, host)| HostOptions {
+            name: name.clone(),
+            connect: host.connect.clone(),
+            pool_size: host.pool_size,
+        });
+        let mut options = Options::new(hosts.collect(), Arc::new(self.map.clone()));
+        options.prefix = self.cluster.prefix.clone();
+        options
+    }
+}

@@ -1,0 +1,252 @@
+//! The end of a move's objects: old copies on request, what dead moves left by `gc`.
+//!
+//! What may not break: nothing is dropped but schemas that a ledger names, and an old copy only once its shard is known to
+//! be served elsewhere at a later epoch.
+
+use uuid::Uuid;
+
+use crate::map::HostName;
+use crate::pg::quote_ident;
+use crate::schema::catalog::Namespace;
+use crate::shard::ShardId;
+
+use super::error::Error;
+use super::facts;
+use super::journal::Entry;
+use super::names::{MoveId, Names};
+use super::session::Session;
+use super::state::Phase;
+use super::{Mover, Report, ShardReport, border};
+
+/// Something that [`Mover::gc`] put right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cleaned {
+    /// Where.
+    pub host: HostName,
+    /// The shard.
+    pub shard: ShardId,
+    /// What was done.
+    pub what: String,
+}
+
+/// What [`Mover::gc`] did and could not do.
+#[derive(Debug, Default)]
+pub struct CleanupReport {
+    /// What was put right.
+    pub cleaned: Vec<Cleaned>,
+    /// What could not be, and why. Call again later.
+    pub failed: Vec<(HostName, Error)>,
+}
+
+/// Drops the old copies of a move.
+pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error> {
+    let (entries, unknown) = mover.list(Some(id)).await;
+    if entries.is_empty() {
+        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+    }
+    if let Some(early) =
+        entries.iter().find(|entry| !matches!(entry.phase, Phase::Kept | Phase::Completed | Phase::Aborted))
+    {
+        let reason = format!(
+            "`pgshard moves {}` first",
+            if early.phase < Phase::Decided { "resume` or `pgshard moves abort" } else { "resume" }
+        );
+        return Err(Error::NotNow { shard: early.shard, phase: early.phase, reason });
+    }
+    let mut report = Report { id, done: Vec::new(), failed: Vec::new() };
+    for entry in entries.iter().filter(|entry| entry.phase != Phase::Aborted) {
+        match complete_shard(mover, entry).await {
+            Ok(()) => report.done.push(ShardReport { phase: Phase::Completed, ..ShardReport::of(entry) }),
+            Err(error) => report.failed.push((entry.shard, error)),
+        }
+    }
+    Ok(report)
+}
+
+async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
+    if entry.phase == Phase::Completed {
+        return Ok(());
+    }
+    let (shard, names) = (entry.shard, Names { schema: mover.prefix.schema(entry.shard) });
+    let target = mover.hosts.open(&entry.target).await?.for_shard(shard);
+    let not_now = |reason: String| Error::NotNow { shard, phase: entry.phase, reason };
+    let there = facts::row_of(&target, shard).await?;
+    if there.is_none_or(|row| row.epoch <= entry.epoch) {
+        let reason = format!(
+            "host {} does not have it at epoch {} or later: run `pgshard check`",
+            entry.target,
+            entry.epoch.next()
+        );
+        return Err(not_now(reason));
+    }
+    let source = mover.hosts.open(&entry.source).await?.for_shard(shard);
+    let here = facts::row_of(&source, shard).await?;
+    if here.is_none_or(|row| row.epoch <= entry.epoch) {
+        return Err(not_now(format!("host {} still has it at epoch {}", entry.source, entry.epoch)));
+    }
+    let left = names.left(entry.epoch);
+    alone(mover, &source, &left).await?;
+    let what = "dropping the old copy";
+    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; a reader that is
+    // still at work there makes it give up after two seconds.
+    source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&left))).await?;
+    source.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'left' AND name = $1", &[&left]).await?;
+    let sql = "UPDATE pgshard.move SET phase = 'completed', updated_at = clock_timestamp()
+         WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
+    source.execute(what, sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
+    source
+        .execute(
+            what,
+            "DELETE FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2",
+            &[entry.id.uuid(), &shard.as_i32()],
+        )
+        .await?;
+    source.batch(what, "COMMIT").await?;
+    for (name, of) in ledger(&target, "old signpost").await? {
+        if of.shard == shard && of.id == entry.id {
+            drop_schema(&target, "old signpost", &name).await?;
+        }
+    }
+    Ok(())
+}
+
+/// That nothing outside of a schema depends on what is in it: DROP … CASCADE would take that along.
+async fn alone(mover: &Mover, session: &Session, schema: &str) -> Result<(), Error> {
+    if facts::schema_oid(session, schema).await?.is_none() {
+        return Ok(());
+    }
+    let crossings = border::crossings(session.client.client(), &Namespace::from(schema), &mover.prefix).await;
+    let crossings = crossings.map_err(|source| Error::Border { host: session.host.clone(), source })?;
+    match (crossings.iter().find(|crossing| crossing.incoming), session.shard) {
+        (Some(crossing), Some(shard)) => {
+            Err(Error::NotNow { shard, phase: Phase::Kept, reason: format!("{schema} is still in use: {crossing}") })
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Of {
+    id: MoveId,
+    shard: ShardId,
+}
+
+async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Of)>, Error> {
+    let sql = "SELECT name, move_id, shard_id FROM pgshard.ledger WHERE kind = $1 ORDER BY name";
+    let rows = session.rows("reading the ledger", sql, &[&kind]).await?;
+    let of = |row: &tokio_postgres::Row| {
+        let shard = u16::try_from(row.get::<_, i32>("shard_id")).ok().and_then(ShardId::new)?;
+        Some((row.get("name"), Of { id: MoveId::from(row.get::<_, Uuid>("move_id")), shard }))
+    };
+    Ok(rows.iter().filter_map(of).collect())
+}
+
+/// Drops a schema together with its row in the ledger.
+///
+/// Locks: ACCESS EXCLUSIVE on the schema's relations, for one transaction; gives up after two seconds.
+async fn drop_schema(session: &Session, kind: &str, name: &str) -> Result<(), Error> {
+    let what = "dropping what a move left";
+    session.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(name))).await?;
+    session.execute(what, "DELETE FROM pgshard.ledger WHERE kind = $1 AND name = $2", &[&kind, &name]).await?;
+    if kind == "incoming" {
+        let sql = "DELETE FROM pgshard.incoming WHERE schema_name || '__incoming' = $1";
+        session.execute(what, sql, &[&name]).await?;
+    }
+    session.batch(what, "COMMIT").await
+}
+
+/// Looks on every host for what dead moves left.
+pub(super) async fn gc(mover: &Mover) -> CleanupReport {
+    let mut report = CleanupReport::default();
+    let hosts: Vec<HostName> = mover.hosts.names().cloned().collect();
+    for host in &hosts {
+        // Fences and opens of all hosts first: they decide which schemas are somebody's.
+        if let Err(error) = settle(mover, host, &mut report).await {
+            report.failed.push((host.clone(), error));
+        }
+    }
+    for host in &hosts {
+        if report.failed.iter().any(|(failed, _)| failed == host) {
+            continue;
+        }
+        if let Err(error) = sweep(mover, host, &mut report).await {
+            report.failed.push((host.clone(), error));
+        }
+    }
+    report
+}
+
+/// Swaps back fences past their deadline, opens shards that are decided.
+async fn settle(mover: &Mover, host: &HostName, report: &mut CleanupReport) -> Result<(), Error> {
+    let session = mover.hosts.open(host).await?;
+    if !session.is_bootstrapped().await? {
+        return Ok(());
+    }
+    let shard_of = |row: &tokio_postgres::Row| u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new);
+    let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'fenced' AND fence_deadline < clock_timestamp()";
+    for shard in session.rows("looking for fences", sql, &[]).await?.iter().filter_map(shard_of) {
+        // Locks: as pgshard.expire_fence says.
+        let row = session.row("swapping back", "SELECT pgshard.expire_fence($1)", &[&shard.as_i32()]).await?;
+        if row.get(0) {
+            let what = "its fence was past its deadline: swapped back, it is served here".to_owned();
+            report.cleaned.push(Cleaned { host: host.clone(), shard, what });
+        }
+    }
+    let sql = "SELECT s.shard_id, s.peer, s.open_token FROM pgshard.shard s JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE s.state = 'moved' AND m.phase = 'decided' AND s.open_token IS NOT NULL AND m.lease_until < clock_timestamp()";
+    for row in session.rows("looking for decided shards", sql, &[]).await? {
+        let (Some(shard), Ok(peer)) = (shard_of(&row), HostName::new(row.get(1))) else { continue };
+        let token: Uuid = row.get(2);
+        let target = mover.hosts.open(&peer).await?.for_shard(shard);
+        // Locks: as pgshard.finish_open says.
+        let sql = "SELECT pgshard.finish_open($1, $2)";
+        if target.row("opening the target", sql, &[&shard.as_i32(), &token]).await?.get(0) {
+            let what = "it was decided but not opened: opened".to_owned();
+            report.cleaned.push(Cleaned { host: peer, shard, what });
+        }
+    }
+    Ok(())
+}
+
+/// Drops the schemas of moves that have ended.
+async fn sweep(mover: &Mover, host: &HostName, report: &mut CleanupReport) -> Result<(), Error> {
+    let session = mover.hosts.open(host).await?;
+    if !session.is_bootstrapped().await? {
+        return Ok(());
+    }
+    for kind in ["incoming", "signpost", "left", "old signpost"] {
+        for (name, of) in ledger(&session, kind).await? {
+            let ended = match kind {
+                "incoming" => incoming_ended(mover, &session, &of).await?,
+                "signpost" => phase_of(&session, &of).await?.is_none_or(Phase::is_ended),
+                "left" => phase_of(&session, &of).await? == Some(Phase::Completed),
+                _ => true,
+            };
+            if ended {
+                drop_schema(&session, kind, &name).await?;
+                let what = format!("dropped {name}, left by the move {}", of.id);
+                report.cleaned.push(Cleaned { host: host.clone(), shard: of.shard, what });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the move that announced a shard here is over, by the journal of the host it comes from.
+async fn incoming_ended(mover: &Mover, session: &Session, of: &Of) -> Result<bool, Error> {
+    let sql = "SELECT source FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2";
+    let rows = session.rows("reading who comes", sql, &[&of.shard.as_i32(), of.id.uuid()]).await?;
+    match rows.first().map(|row| HostName::new(row.get(0))) {
+        Some(Ok(source)) => {
+            let source = mover.hosts.open(&source).await?;
+            Ok(phase_of(&source, of).await?.is_none_or(|phase| phase == Phase::Aborted))
+        }
+        // The ledger's row was written together with this one: without it the schema is nobody's.
+        _ => Ok(true),
+    }
+}
+
+async fn phase_of(session: &Session, of: &Of) -> Result<Option<Phase>, Error> {
+    let sql = "SELECT phase FROM pgshard.move WHERE move_id = $1 AND shard_id = $2";
+    let rows = session.rows("reading the journal", sql, &[of.id.uuid(), &of.shard.as_i32()]).await?;
+    Ok(rows.first().and_then(|row| Phase::parse(row.get(0))))
+}

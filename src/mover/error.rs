@@ -1,0 +1,202 @@
+//! What can go wrong with a move.
+
+use crate::map::HostName;
+use crate::pg::ConnectError;
+use crate::shard::ShardId;
+use crate::store::{PublishError, StoreError};
+
+use super::names::MoveId;
+use super::refusal::Refusal;
+use super::state::Phase;
+
+/// Why a move, or a command about moves, did not get to its end.
+///
+/// What it leaves behind is the same for all: before decide the source serves (at the latest when the fence's deadline
+/// has passed), after it the target does (at the latest when somebody resumes).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Preflight says no. Nothing was changed.
+    #[error("the move is refused: {}", count(refusals))]
+    Refused {
+        /// Every reason.
+        refusals: Vec<Refusal>,
+    },
+    /// A host that the config does not name.
+    #[error("the config names no host {host}")]
+    UnknownHost {
+        /// The name.
+        host: HostName,
+    },
+    /// A host cannot be reached.
+    #[error("host {host} cannot be reached")]
+    Connect {
+        /// The host.
+        host: HostName,
+        /// Why not.
+        source: ConnectError,
+    },
+    /// A statement failed.
+    #[error("{what} failed on host {host}{}: {}", of_shard(shard), words(source))]
+    Database {
+        /// The host.
+        host: HostName,
+        /// The shard it was for, if it was for one.
+        shard: Option<ShardId>,
+        /// What was being done.
+        what: &'static str,
+        /// The driver's error.
+        source: tokio_postgres::Error,
+    },
+    /// The control schema found the row otherwise than this mover thought: somebody else went on with the move.
+    #[error("shard {shard}: host {host} refused: {reason}")]
+    Superseded {
+        /// The host.
+        host: HostName,
+        /// The shard.
+        shard: ShardId,
+        /// The host's words.
+        reason: String,
+    },
+    /// Another mover works on this move.
+    #[error("shard {shard} is in the hands of {holder}, whose lease ends in {ends_in_ms} ms")]
+    Held {
+        /// The shard.
+        shard: ShardId,
+        /// Who holds the lease.
+        holder: String,
+        /// Until the lease ends.
+        ends_in_ms: u64,
+    },
+    /// This mover's lease was taken over.
+    #[error("shard {shard}: this mover's lease was taken over; whoever did goes on with the move")]
+    LeaseLost {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The fence could not be completed in any of its attempts. The source serves.
+    #[error("shard {shard}: gave up after {attempts} attempts to fence it, the source serves: {blockers}")]
+    GaveUp {
+        /// The shard.
+        shard: ShardId,
+        /// How many.
+        attempts: u32,
+        /// Who held locks on it.
+        blockers: String,
+    },
+    /// The copy is not what the source has. The source serves.
+    #[error("shard {shard}: {table} differs: {source_side} at the source, {target_side} at the target")]
+    Differs {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// Rows and digest.
+        source_side: String,
+        /// Rows and digest.
+        target_side: String,
+    },
+    /// The shard's tables changed, again and again, while the move was prepared. The source serves.
+    #[error("shard {shard}: its tables were altered during the move: {what}")]
+    Altered {
+        /// The shard.
+        shard: ShardId,
+        /// What is different.
+        what: String,
+    },
+    /// No host knows the move.
+    #[error("no host knows the move {id}")]
+    NoSuchMove {
+        /// The move.
+        id: MoveId,
+    },
+    /// The source has given the shard away: the move can only be finished.
+    #[error("shard {shard} has been decided: the move can only be finished, with resume")]
+    TooLate {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// What was asked does not fit how far the move is.
+    #[error("shard {shard} is {phase}: {reason}")]
+    NotNow {
+        /// The shard.
+        shard: ShardId,
+        /// How far it is.
+        phase: Phase,
+        /// What stands against it.
+        reason: String,
+    },
+    /// The two hosts contradict each other. Nothing was touched.
+    #[error("shard {shard}: the hosts contradict each other, a human must look: {observed}")]
+    Stuck {
+        /// The shard.
+        shard: ShardId,
+        /// What they say.
+        observed: String,
+    },
+    /// The map could not be published. The shard is served by its target; routers find it by the signpost.
+    #[error("the map cannot be published")]
+    Publish(#[source] PublishError),
+    /// The map cannot be read.
+    #[error("the map cannot be read")]
+    Map(#[source] StoreError),
+    /// A stop was asked for. The source serves; the move can be resumed.
+    #[error("shard {shard}: interrupted")]
+    Interrupted {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The catalogs of a host cannot be read.
+    #[error("the catalogs of host {host} cannot be read")]
+    Catalog {
+        /// The host.
+        host: HostName,
+        /// Why not.
+        source: crate::schema::catalog::Error,
+    },
+    /// The dependencies over a shard's border cannot be read.
+    #[error("the dependencies on host {host} cannot be read")]
+    Border {
+        /// The host.
+        host: HostName,
+        /// Why not.
+        source: super::border::Error,
+    },
+    /// A failpoint that a test set.
+    #[error("failpoint {name:?}")]
+    Failpoint {
+        /// The failpoint.
+        name: &'static str,
+    },
+}
+
+impl Error {
+    /// Whether `resume` may get further: everything but a refusal, a contradiction, and a wrong question.
+    pub fn can_be_resumed(&self) -> bool {
+        !matches!(
+            self,
+            Error::Refused { .. }
+                | Error::UnknownHost { .. }
+                | Error::NoSuchMove { .. }
+                | Error::TooLate { .. }
+                | Error::Stuck { .. }
+        )
+    }
+}
+
+fn count(refusals: &[Refusal]) -> String {
+    match refusals {
+        [only] => only.to_string(),
+        [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
+        [] => "without a reason".to_owned(),
+    }
+}
+
+fn of_shard(shard: &Option<ShardId>) -> String {
+    shard.map(|shard| format!(" for shard {shard}")).unwrap_or_default()
+}
+
+/// The server's words, which are worth more to an operator than the driver's "db error".
+fn words(source: &tokio_postgres::Error) -> String {
+    source.as_db_error().map_or_else(|| source.to_string(), crate::pg::state::words)
+}

@@ -1,0 +1,233 @@
+//! What preflight reads. No writes, no choices: [`plan`](super::plan) judges.
+
+use uuid::Uuid;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::schema::catalog::Namespace;
+use crate::shard::{SchemaPrefix, ShardId};
+
+use super::border;
+use super::ddl::{self, Creation, Target};
+use super::error::Error;
+use super::names::{MoveId, Names};
+use super::refusal::Refusal;
+use super::session::Session;
+use super::step;
+use super::target::missing_at_target;
+
+/// What matters of a host, for any shard.
+#[derive(Clone, Debug)]
+pub(crate) struct HostFacts {
+    pub(crate) name: HostName,
+    pub(crate) database: String,
+    pub(crate) role: String,
+    pub(crate) encoding: String,
+    pub(crate) collation: String,
+    /// What may not differ within a cluster, as a text.
+    pub(crate) cluster: String,
+    pub(crate) may_create: bool,
+    pub(crate) in_recovery: bool,
+}
+
+/// A row of `pgshard.shard`.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) state: String,
+    pub(crate) epoch: ShardEpoch,
+    pub(crate) peer: Option<String>,
+}
+
+/// A lock on the shard that the fence's barrier would wait for.
+#[derive(Clone, Debug)]
+pub(crate) struct Lock {
+    /// `None`: a prepared transaction.
+    pub(crate) pid: Option<i32>,
+    pub(crate) mode: String,
+    pub(crate) relation: String,
+    pub(crate) seconds: f64,
+    pub(crate) query: Option<String>,
+}
+
+impl std::fmt::Display for Lock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "backend {pid}")?,
+            None => f.write_str("a prepared transaction")?,
+        }
+        write!(f, " holds {} on {}", self.mode, self.relation)?;
+        if self.seconds > 0.0 {
+            write!(f, ", its transaction is {:.1} s old", self.seconds)?;
+        }
+        self.query.as_ref().map_or(Ok(()), |query| write!(f, ": {}", query.replace('\n', " ")))
+    }
+}
+
+/// What matters of one shard, on both hosts.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardFacts {
+    pub(crate) shard: ShardId,
+    pub(crate) schema: String,
+    pub(crate) source_row: Option<Row>,
+    pub(crate) target_row: Option<Row>,
+    /// A move of the shard in the source's journal that is not over: its ID and phase.
+    pub(crate) active_move: Option<(String, String)>,
+    /// A move that is bringing the shard to the target.
+    pub(crate) incoming: Option<String>,
+    /// Schemas at the target whose names the move needs.
+    pub(crate) in_the_way: Vec<String>,
+    /// What the source's catalogs have against it.
+    pub(crate) at_source: Vec<Refusal>,
+    /// What is missing at the target.
+    pub(crate) at_target: Vec<Refusal>,
+    pub(crate) creation: Option<Creation>,
+    pub(crate) tables: usize,
+    pub(crate) bytes: i64,
+    pub(crate) locks: Vec<Lock>,
+}
+
+impl Default for ShardFacts {
+    fn default() -> ShardFacts {
+        ShardFacts {
+            shard: ShardId::new(0).expect("shard 0 exists in every cluster"),
+            schema: String::new(),
+            source_row: None,
+            target_row: None,
+            active_move: None,
+            incoming: None,
+            in_the_way: Vec::new(),
+            at_source: Vec::new(),
+            at_target: Vec::new(),
+            creation: None,
+            tables: 0,
+            bytes: 0,
+            locks: Vec::new(),
+        }
+    }
+}
+
+/// Reads a host's facts; a refusal where there is no control schema.
+pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refusal>, Error> {
+    let what = "reading the host's facts";
+    let name = session.host.clone();
+    let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
+    let not_bootstrapped = || {
+        let remedy = format!("pgshard bootstrap --host {name}");
+        Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
+    };
+    if !present.get::<_, bool>(0) {
+        return Ok(Err(not_bootstrapped()));
+    }
+    let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
+            d.datcollate::text || '/' || d.datctype::text, has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
+            (SELECT format('%s shards, epoch %s ms, prefix %s', shards, epoch_ms, schema_prefix) FROM pgshard.cluster)
+        FROM pg_database d WHERE d.datname = current_database()";
+    let row = session.row(what, sql, &[]).await?;
+    let Some(cluster) = row.get::<_, Option<String>>(6) else { return Ok(Err(not_bootstrapped())) };
+    Ok(Ok(HostFacts {
+        name,
+        database: row.get(0),
+        role: row.get(1),
+        encoding: row.get(2),
+        collation: row.get(3),
+        may_create: row.get(4),
+        in_recovery: row.get(5),
+        cluster,
+    }))
+}
+
+/// The host's row of a shard.
+pub(crate) async fn row_of(session: &Session, shard: ShardId) -> Result<Option<Row>, Error> {
+    let sql = "SELECT state, epoch, peer FROM pgshard.shard WHERE shard_id = $1";
+    let rows = session.rows("reading the shard's row", sql, &[&shard.as_i32()]).await?;
+    Ok(rows.first().map(|row| Row {
+        state: row.get(0),
+        epoch: ShardEpoch::from_i32(row.get(1)).unwrap_or(ShardEpoch::FIRST),
+        peer: row.get(2),
+    }))
+}
+
+/// Who would make the barrier wait, on a schema given by its OID.
+///
+/// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
+pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, Error> {
+    let sql = "SELECT pid, mode, relation, coalesce(seconds, 0), query FROM pgshard.barrier($1)";
+    let rows = session.rows("looking for locks", sql, &[&schema]).await?;
+    let lock = |row: &tokio_postgres::Row| Lock {
+        pid: row.get(0),
+        mode: row.get(1),
+        relation: row.get(2),
+        seconds: row.get(3),
+        query: row.get(4),
+    };
+    Ok(rows.iter().map(lock).collect())
+}
+
+/// `server_version_num`: 150004, 180000.
+pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
+    let row = session.row("reading the version", "SELECT current_setting('server_version_num')::integer", &[]).await?;
+    Ok(u32::try_from(row.get::<_, i32>(0)).unwrap_or(0))
+}
+
+/// The OID of a schema.
+pub(crate) async fn schema_oid(session: &Session, schema: &str) -> Result<Option<u32>, Error> {
+    let sql = "SELECT oid FROM pg_namespace WHERE nspname = $1";
+    Ok(session.rows("looking a schema up", sql, &[&schema]).await?.first().map(|row| row.get(0)))
+}
+
+/// Reads the facts of one shard.
+pub(crate) async fn of_shard(
+    source: &Session,
+    target: &Session,
+    shard: ShardId,
+    prefix: &SchemaPrefix,
+) -> Result<ShardFacts, Error> {
+    let names = Names { schema: prefix.schema(shard) };
+    let what = "reading the shard's facts";
+    let schema = names.schema.as_str();
+    let mut facts = ShardFacts { shard, schema: schema.to_owned(), ..ShardFacts::default() };
+    facts.source_row = row_of(source, shard).await?;
+    facts.target_row = row_of(target, shard).await?;
+    let sql =
+        "SELECT move_id, phase FROM pgshard.move WHERE shard_id = $1 AND phase NOT IN ('kept', 'completed', 'aborted')";
+    let active = source.rows(what, sql, &[&shard.as_i32()]).await?;
+    facts.active_move = active.first().map(|row| (MoveId::from(row.get::<_, Uuid>(0)).to_string(), row.get(1)));
+    let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1";
+    let incoming = target.rows(what, sql, &[&shard.as_i32()]).await?;
+    facts.incoming = incoming.first().map(|row| MoveId::from(row.get::<_, Uuid>(0)).to_string());
+    if facts.incoming.is_none() {
+        // A signpost that stands in the shard's place is renamed away at open; a schema of anybody else is not ours.
+        let mut wanted = vec![names.incoming()];
+        if facts.target_row.is_none() {
+            wanted.push(schema.to_owned());
+        }
+        let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY($1) ORDER BY 1";
+        facts.in_the_way = target.rows(what, sql, &[&wanted]).await?.iter().map(|row| row.get(0)).collect();
+    }
+    let Some(oid) = schema_oid(source, schema).await? else {
+        if facts.source_row.as_ref().is_some_and(|row| row.state == "serving") {
+            let remedy = "run `pgshard check`: somebody dropped or renamed it";
+            facts.at_source.push(Refusal::new(format!("schema {schema}"), "is not there", remedy));
+        }
+        return Ok(facts);
+    };
+    if facts.source_row.as_ref().is_none_or(|row| row.state != "serving") {
+        return Ok(facts);
+    }
+    let sql = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint, count(*) FROM pg_class
+        WHERE relnamespace = $1 AND relkind = 'r'";
+    let size = source.row(what, sql, &[&oid]).await?;
+    (facts.bytes, facts.tables) = (size.get(0), size.get::<_, i64>(1) as usize);
+    facts.locks = locks(source, oid).await?;
+    let schema_facts = step::facts(source, &Namespace::Oid(oid)).await?;
+    let wanted = Target { schema: &names.incoming(), final_schema: schema, version: version(target).await? };
+    match ddl::create(&schema_facts, &wanted) {
+        Ok(creation) => facts.creation = Some(creation),
+        Err(found) => facts.at_source.extend(found),
+    }
+    let crossings = border::crossings(source.client.client(), &Namespace::Oid(oid), prefix).await;
+    let crossings = crossings.map_err(|error| Error::Border { host: source.host.clone(), source: error })?;
+    facts.at_source.extend(crossings.iter().map(Refusal::of_crossing));
+    let missing = missing_at_target(target.client.client(), &schema_facts).await;
+    facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
+    Ok(facts)
+}

@@ -1,0 +1,81 @@
+//! Places in a move where a test can make the mover die, stop or fail.
+
+/// What happens at a [`Failpoint`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The process is killed by SIGKILL.
+    Kill,
+    /// The process stops itself by SIGSTOP, and goes on after SIGCONT.
+    Stop,
+    /// The step fails.
+    Fail,
+}
+
+/// A named place and what happens when a move comes by, every time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failpoint {
+    name: &'static str,
+    action: Action,
+}
+
+/// Every failpoint, in the order of a move: before and after each statement that changes anything.
+pub const FAILPOINTS: [&str; 24] = [
+    "before claim",
+    "after claim",
+    "after incoming",
+    "after target schema",
+    "after signpost",
+    "after prepare",
+    "before swap",
+    "after swap",
+    "after barrier",
+    "after marker",
+    "after rows",
+    "after indexes",
+    "before ready",
+    "after ready",
+    "after copied",
+    "after open prepared",
+    "after decide",
+    "after open",
+    "before publish",
+    "after publish",
+    "after kept",
+    "before unfence",
+    "after unfence",
+    "after discard",
+];
+
+impl Failpoint {
+    /// Reads `after swap=kill`; the actions are `kill`, `stop` and `fail`.
+    ///
+    /// # Errors
+    /// A sentence that names what is not known.
+    pub fn parse(text: &str) -> Result<Failpoint, String> {
+        let (name, action) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ACTION"))?;
+        let known = FAILPOINTS.into_iter().find(|known| *known == name);
+        let name = known.ok_or_else(|| format!("there is no failpoint {name:?}"))?;
+        let action = match action {
+            "kill" => Action::Kill,
+            "stop" => Action::Stop,
+            "fail" => Action::Fail,
+            _ => return Err(format!("{action:?} is none of kill, stop, fail")),
+        };
+        Ok(Failpoint { name, action })
+    }
+
+    /// Acts if the move is at this failpoint. True: the step must fail.
+    pub(crate) fn is_hit(&self, at: &str) -> bool {
+        debug_assert!(FAILPOINTS.contains(&at), "{at} is in the list");
+        if at != self.name {
+            return false;
+        }
+        let signal = match self.action {
+            Action::Fail => return true,
+            Action::Kill => rustix::process::Signal::KILL,
+            Action::Stop => rustix::process::Signal::STOP,
+        };
+        // A signal to oneself is delivered before the call returns; should it not be, the step fails.
+        rustix::process::kill_process(rustix::process::getpid(), signal).is_err() || self.action == Action::Kill
+    }
+}

@@ -1,0 +1,245 @@
+//! The journal of moves, on their source hosts, and the leases in it.
+//!
+//! What may not break: a move's row is written before anything else of the move, and every statement that changes a row
+//! names the lease it was taken under, so that a mover that was paused and taken over changes nothing.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::shard::ShardId;
+
+use super::error::Error;
+use super::names::MoveId;
+use super::session::Session;
+use super::state::Phase;
+
+/// How a move gets the rows across.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Fence first, copy behind the fence: the shard is closed while it is copied.
+    Blocking,
+}
+
+impl Mode {
+    /// The mode as the journal writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Blocking => "blocking",
+        }
+    }
+}
+
+/// One shard of one move, as its source's journal has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The move.
+    pub id: MoveId,
+    /// The shard.
+    pub shard: ShardId,
+    /// Where it was.
+    pub source: HostName,
+    /// Where it goes.
+    pub target: HostName,
+    /// How far the journal says it is.
+    pub phase: Phase,
+    /// The shard's epoch at the source; one more at the target.
+    pub epoch: ShardEpoch,
+    /// How often the source was fenced.
+    pub attempt: i32,
+    /// Who holds, or held, the lease.
+    pub holder: String,
+    /// How long the lease still lasts; zero once it is over.
+    pub lease_left: Duration,
+    /// Rows copied, once they are.
+    pub rows: Option<i64>,
+    /// Bytes that went over the wire, once they did.
+    pub bytes: Option<i64>,
+    /// Milliseconds by step: `copy`, `pause`, and what the pause was made of.
+    pub timings: Value,
+    /// What went wrong last.
+    pub last_error: Option<String>,
+    /// When the shard was claimed.
+    pub created_at: Timestamp,
+    /// When the row last changed.
+    pub updated_at: Timestamp,
+    pub(crate) fingerprint: Option<String>,
+    pub(crate) open_token: Option<Uuid>,
+}
+
+pub(crate) const COLUMNS: &str = "move_id, shard_id, source, target, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
+     > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
+     rows, bytes, timings, last_error, created_at, updated_at, fingerprint, open_token";
+
+impl Entry {
+    pub(crate) fn of(row: &Row) -> Result<Entry, tokio_postgres::Error> {
+        let text = |column: &str| row.try_get::<_, String>(column);
+        // The table's checks and our own writes keep these in range.
+        let host = |name: String| HostName::new(&name).expect("a journal's hosts are host names");
+        let shard: i32 = row.try_get("shard_id")?;
+        Ok(Entry {
+            id: MoveId::from(row.try_get::<_, Uuid>("move_id")?),
+            shard: ShardId::new(shard as u16).expect("a journal's shards exist"),
+            source: host(text("source")?),
+            target: host(text("target")?),
+            phase: Phase::parse(&text("phase")?).expect("the table's check knows the same phases"),
+            epoch: ShardEpoch::from_i32(row.try_get("epoch")?).expect("an epoch is at least 1"),
+            attempt: row.try_get("attempt")?,
+            holder: text("holder")?,
+            lease_left: Duration::from_secs_f64(row.try_get("lease_left")?),
+            rows: row.try_get("rows")?,
+            bytes: row.try_get("bytes")?,
+            timings: row.try_get("timings")?,
+            last_error: row.try_get("last_error")?,
+            created_at: row.try_get("created_at")?,
+            updated_at: row.try_get("updated_at")?,
+            fingerprint: row.try_get("fingerprint")?,
+            open_token: row.try_get("open_token")?,
+        })
+    }
+}
+
+/// What a mover shows when it changes a row: which move of which shard, and that it still holds the lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) id: MoveId,
+    pub(crate) shard: ShardId,
+    pub(crate) lease: Uuid,
+}
+
+impl Session {
+    /// Whether the host has a control schema.
+    pub(crate) async fn is_bootstrapped(&self) -> Result<bool, Error> {
+        let sql = "SELECT to_regclass('pgshard.move') IS NOT NULL";
+        Ok(self.row("looking for the control schema", sql, &[]).await?.get(0))
+    }
+
+    /// [`Session::entries`]; none where there is no control schema.
+    pub(crate) async fn entries_if_any(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
+        if self.is_bootstrapped().await? { self.entries(id).await } else { Ok(Vec::new()) }
+    }
+
+    /// Every entry of the journal on this host, or those of one move.
+    ///
+    /// Locks: none but ACCESS SHARE on the table.
+    pub(crate) async fn entries(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
+        let sql =
+            format!("SELECT {COLUMNS} FROM pgshard.move WHERE coalesce(move_id = $1, true) ORDER BY move_id, shard_id");
+        let rows = self.rows("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await?;
+        rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed("reading the journal", error))
+    }
+
+    /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index.
+    ///
+    /// Locks: ROW EXCLUSIVE on pgshard.move for this one statement.
+    pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
+        let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder)
+             SELECT $1, $2, $3, $4, $5, 'claimed', $6, $7, clock_timestamp() + $8 * interval '1 ms', $9
+             FROM pgshard.shard WHERE shard_id = $2 AND state = 'serving' AND epoch = $6";
+        let lease_ms = claim.lease_for.as_millis() as f64;
+        let source = self.host.as_str();
+        let (shard, epoch, mode) = (hold.shard.as_i32(), claim.epoch.as_i32(), claim.mode.as_str());
+        let (id, target) = (hold.id.uuid(), claim.target.as_str());
+        let claimed = self
+            .execute(
+                "claiming the shard",
+                sql,
+                &[id, &shard, &source, &target, &mode, &epoch, &hold.lease, &lease_ms, &claim.holder],
+            )
+            .await;
+        match claimed {
+            Ok(1) => Ok(()),
+            Ok(_) => Err(Error::Superseded {
+                host: self.host.clone(),
+                shard: hold.shard,
+                reason: format!("shard {} is no longer served at epoch {}", hold.shard, claim.epoch),
+            }),
+            Err(Error::Database { source, .. })
+                if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) =>
+            {
+                Err(Error::Superseded {
+                    host: self.host.clone(),
+                    shard: hold.shard,
+                    reason: format!("another move of shard {} was claimed first", hold.shard),
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes a lease over, on the journal and, if this move has fenced the shard, on its row: from now on the former
+    /// holder changes nothing.
+    ///
+    /// Locks: the move's row and the shard's, for this one transaction.
+    pub(crate) async fn take_over(&self, hold: Hold, lease_for: Duration, holder: &str) -> Result<(), Error> {
+        let sql = "WITH taken AS (
+                 UPDATE pgshard.move SET lease = $3, lease_until = clock_timestamp() + $4 * interval '1 ms', holder = $5
+                 WHERE move_id = $1 AND shard_id = $2 RETURNING move_id, shard_id)
+             UPDATE pgshard.shard s SET lease = $3 FROM taken
+             WHERE s.shard_id = taken.shard_id AND s.state = 'fenced' AND s.move_id = taken.move_id";
+        let lease_ms = lease_for.as_millis() as f64;
+        self.execute(
+            "taking the lease over",
+            sql,
+            &[hold.id.uuid(), &hold.shard.as_i32(), &hold.lease, &lease_ms, &holder],
+        )
+        .await
+        .map(drop)
+    }
+
+    /// Gives the lease back, so that a resume need not wait for its end. Keeps what went wrong, for people.
+    ///
+    /// Locks: the move's row, for this one statement.
+    pub(crate) async fn release(&self, hold: Hold, error: Option<&str>) -> Result<(), Error> {
+        let sql = "UPDATE pgshard.move SET lease_until = clock_timestamp(), last_error = $4
+             WHERE move_id = $1 AND shard_id = $2 AND lease = $3";
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [hold.id.uuid(), &hold.shard.as_i32(), &hold.lease, &error];
+        self.execute("giving the lease back", sql, &params).await.map(drop)
+    }
+
+    /// Writes how far the move is.
+    ///
+    /// Locks: the move's row, for this one statement.
+    pub(crate) async fn advance(&self, hold: Hold, phase: Phase, note: &Note) -> Result<(), Error> {
+        let sql = "UPDATE pgshard.move SET phase = $4, updated_at = clock_timestamp(), rows = coalesce($5, rows),
+                 bytes = coalesce($6, bytes), timings = timings || $7, fingerprint = coalesce($8, fingerprint)
+             WHERE move_id = $1 AND shard_id = $2 AND lease = $3";
+        let (id, shard, phase_name) = (hold.id.uuid(), hold.shard.as_i32(), phase.as_str());
+        let updated = self
+            .execute(
+                "writing the journal",
+                sql,
+                &[id, &shard, &hold.lease, &phase_name, &note.rows, &note.bytes, &note.timings, &note.fingerprint],
+            )
+            .await?;
+        if updated == 1 { Ok(()) } else { Err(Error::LeaseLost { shard: hold.shard }) }
+    }
+}
+
+/// The facts of a claim.
+pub(crate) struct Claim<'a> {
+    pub(crate) target: &'a HostName,
+    pub(crate) mode: Mode,
+    pub(crate) epoch: ShardEpoch,
+    pub(crate) lease_for: Duration,
+    pub(crate) holder: &'a str,
+}
+
+/// What a step adds to the journal besides the phase.
+pub(crate) struct Note {
+    pub(crate) rows: Option<i64>,
+    pub(crate) bytes: Option<i64>,
+    pub(crate) timings: Value,
+    pub(crate) fingerprint: Option<String>,
+}
+
+impl Default for Note {
+    fn default() -> Note {
+        Note { rows: None, bytes: None, timings: Value::Object(serde_json::Map::new()), fingerprint: None }
+    }
+}

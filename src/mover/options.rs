@@ -1,0 +1,142 @@
+//! What can be set about moving, and how a mover tells what it does.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::map::HostName;
+use crate::shard::ShardId;
+
+use super::failpoint::Failpoint;
+use super::heartbeat::Leases;
+use super::names::MoveId;
+use super::state::Phase;
+
+/// How to move. [`Options::default`] is what the command uses.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many shards are moved at the same time. Each fence resets the cached plans of all sessions of its host once,
+    /// so few at a time.
+    pub jobs: usize,
+    /// How long the fence may wait for transactions that hold locks on the shard before it is taken back. Everything
+    /// that uses the shard waits so long.
+    pub barrier_budget: Duration,
+    /// How often the fence is tried, with growing pauses, before the move gives up.
+    pub fence_attempts: u32,
+    /// How long lease and fence outlive the mover.
+    pub leases: Leases,
+    /// Who this is, for people who look at the journal: host and process.
+    pub holder: String,
+    /// For tests.
+    pub failpoint: Option<Failpoint>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Options {
+            jobs: 2,
+            barrier_budget: Duration::from_millis(100),
+            fence_attempts: 20,
+            leases: Leases::default(),
+            holder: format!("{node} pid {}", std::process::id()),
+            failpoint: None,
+        }
+    }
+}
+
+/// Something that happened in a move.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// The move has its name.
+    Started {
+        /// The move.
+        id: MoveId,
+        /// How many shards it is of.
+        shards: usize,
+    },
+    /// A shard has reached a phase.
+    Reached {
+        /// The shard.
+        shard: ShardId,
+        /// The phase.
+        phase: Phase,
+    },
+    /// A table was copied.
+    TableCopied {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// Its rows.
+        rows: u64,
+        /// Bytes that went over the wire for it.
+        bytes: u64,
+    },
+    /// Bytes of a table that is being copied.
+    Copying {
+        /// The shard.
+        shard: ShardId,
+        /// So many more bytes.
+        bytes: u64,
+    },
+    /// The fence was taken back; the shard is open; it will be tried again.
+    FenceRetried {
+        /// The shard.
+        shard: ShardId,
+        /// How often it was fenced so far.
+        attempt: u32,
+        /// Why.
+        reason: String,
+    },
+    /// Another mover held the shard; waiting for its lease to end.
+    TakenOver {
+        /// The shard.
+        shard: ShardId,
+        /// Its former holder.
+        from: String,
+    },
+    /// The shard is served by its target.
+    Opened {
+        /// The shard.
+        shard: ShardId,
+        /// Where it is served.
+        host: HostName,
+        /// How long nobody could use it.
+        pause: Duration,
+    },
+    /// A shard's part of the move ended without success.
+    Failed {
+        /// The shard.
+        shard: ShardId,
+        /// The error with its causes.
+        error: String,
+    },
+}
+
+/// Where a mover's [`Event`]s go. Called from its tasks: must not block.
+#[derive(Clone)]
+pub struct Observer(Arc<dyn Fn(Event) + Send + Sync>);
+
+impl Observer {
+    /// An observer that calls this function.
+    pub fn new(observe: impl Fn(Event) + Send + Sync + 'static) -> Observer {
+        Observer(Arc::new(observe))
+    }
+
+    /// An observer that ignores everything.
+    pub fn silent() -> Observer {
+        Observer::new(|_| ())
+    }
+
+    pub(crate) fn tell(&self, event: Event) {
+        (self.0)(event);
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}

@@ -1,0 +1,269 @@
+//! From facts to a plan, or to every reason against it: a pure function. Executing a [`Plan`] makes no choices.
+
+use std::fmt;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::shard::ShardId;
+
+use super::ddl::{Creation, Statement};
+use super::facts::{HostFacts, Lock, Row, ShardFacts};
+use super::journal::Mode;
+use super::names::Names;
+use super::refusal::Refusal;
+
+/// What a move will do, shard by shard.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where the shards go.
+    pub target: HostName,
+    /// How.
+    pub mode: Mode,
+    /// The shards that will be moved.
+    pub shards: Vec<ShardPlan>,
+    /// Shards that were asked for and are on the target already.
+    pub already_there: Vec<ShardId>,
+}
+
+/// What a move will do with one shard.
+#[derive(Clone, Debug)]
+pub struct ShardPlan {
+    /// The shard.
+    pub shard: ShardId,
+    /// Its schema.
+    pub schema: String,
+    /// The host that serves it.
+    pub source: HostName,
+    /// Its epoch there. At the target it is one more.
+    pub epoch: ShardEpoch,
+    /// How many tables it has.
+    pub tables: usize,
+    /// How many bytes its tables and indexes have.
+    pub bytes: i64,
+    /// What builds its schema at the target before the rows come, in order.
+    pub before_data: Vec<Statement>,
+    /// What is built once they are there.
+    pub after_data: Vec<Statement>,
+    /// What may make the move slow or hard, and who should know.
+    pub warnings: Vec<String>,
+}
+
+impl ShardPlan {
+    /// The steps in an operator's words, one a line; with them, `before_data` and `after_data` are all that will run.
+    pub fn steps(&self, target: &HostName) -> Vec<String> {
+        let ShardPlan { shard, schema, source, epoch, .. } = self;
+        let names = Names { schema: schema.clone() };
+        let (incoming, signpost, left) = (names.incoming(), names.signpost(), names.left(*epoch));
+        vec![
+            format!("claim shard {shard} on {source}, announce it on {target}"),
+            format!(
+                "prepare: {} statements build {incoming} on {target}; build {signpost} on {source}",
+                self.before_data.len()
+            ),
+            format!("fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers wait from here"),
+            format!("barrier: wait until no transaction on {source} holds a lock on {left}; then the marker"),
+            format!("copy {} tables, about {}; compare digests", self.tables, Bytes(self.bytes)),
+            format!("{} statements build indexes, constraints and triggers; set the sequences", self.after_data.len()),
+            format!("decide on {source}: moved to {target}, epoch {}", epoch.next()),
+            format!("open: rename {incoming} to {schema} on {target}; writers go on from here"),
+            format!("publish the map; keep {left} on {source} until `pgshard moves complete`"),
+        ]
+    }
+
+    /// A guess of how long the shard is closed, from its size: a floor of 50 ms and 20 MiB a second, a slow disk's rate
+    /// for copy, two digests and indexes together. The command says that it is a guess.
+    pub fn closed_for(&self) -> std::time::Duration {
+        const BYTES_PER_SECOND: f64 = 20.0 * 1024.0 * 1024.0;
+        std::time::Duration::from_secs_f64(0.05 + self.bytes.max(0) as f64 / BYTES_PER_SECOND)
+    }
+}
+
+/// Bytes as people read them.
+pub(crate) struct Bytes(pub(crate) i64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            bytes if bytes < 10 * 1024 => write!(f, "{bytes} B"),
+            bytes if bytes < 10 * 1024 * 1024 => write!(f, "{} KiB", bytes >> 10),
+            bytes => write!(f, "{} MiB", bytes >> 20),
+        }
+    }
+}
+
+/// The plan of one shard.
+///
+/// # Errors
+/// Every reason against it.
+pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) -> Result<ShardPlan, Vec<Refusal>> {
+    let mut refusals = Vec::new();
+    let shard = facts.shard;
+    let mut refuse = |host: &HostName, reason: String, remedy: &str| {
+        refusals.push(Refusal::new("the shard", reason, remedy).at(shard, host));
+    };
+    let epoch = match &facts.source_row {
+        Some(Row { state, epoch, .. }) if state == "serving" => Some(*epoch),
+        Some(Row { state, peer, .. }) => {
+            let peer = peer.as_deref().unwrap_or("nowhere");
+            refuse(
+                &source.name,
+                format!("is {state} (to {peer}) there"),
+                "look with `pgshard moves list` and `pgshard check`",
+            );
+            None
+        }
+        None => {
+            refuse(
+                &source.name,
+                "was never there".to_owned(),
+                "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`",
+            );
+            None
+        }
+    };
+    if let Some((id, phase)) = &facts.active_move {
+        let remedy = format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first");
+        refuse(&source.name, format!("has a move {id} that is {phase}"), &remedy);
+    }
+    if let Some(id) = &facts.incoming {
+        let remedy = format!(
+            "`pgshard moves resume {id}` or `pgshard moves abort {id}` first; `pgshard moves gc` if it is gone"
+        );
+        refuse(&target.name, format!("is being brought there by the move {id}"), &remedy);
+    }
+    match &facts.target_row {
+        Some(row) if row.state != "moved" => {
+            let reason = format!("is {} there too, at epoch {}", row.state, row.epoch);
+            refuse(&target.name, reason, "two hosts own this shard: run `pgshard check`; the higher epoch is right");
+        }
+        Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
+            let reason = format!("was there at epoch {}, later than the source's", row.epoch);
+            refuse(&target.name, reason, "the source has lost data, perhaps by a fail-over: run `pgshard check`");
+        }
+        _ => {}
+    }
+    for schema in &facts.in_the_way {
+        let remedy = "`pgshard moves gc` drops what dead moves left; anything else must be renamed by hand";
+        refuse(&target.name, format!("meets a schema {schema} in its way"), remedy);
+    }
+    refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
+    refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
+    let creation = facts.creation.clone();
+    let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
+    let Creation { before_data, after_data, notes } = creation;
+    let busy = |lock: &Lock| {
+        let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
+        format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
+    };
+    Ok(ShardPlan {
+        shard,
+        schema: facts.schema.clone(),
+        source: source.name.clone(),
+        epoch,
+        tables: facts.tables,
+        bytes: facts.bytes,
+        before_data,
+        after_data,
+        warnings: facts.locks.iter().filter(|lock| lock.seconds > 1.0).map(busy).chain(notes).collect(),
+    })
+}
+
+/// Reasons against any move between these hosts.
+pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut refuse = |host: &HostFacts, reason: String, remedy: &str| {
+        refusals.push(Refusal::new("the database", reason, remedy).at(None, &host.name));
+    };
+    for host in [source, target] {
+        if !host.may_create {
+            let remedy = format!("GRANT CREATE ON DATABASE {} TO {}", host.database, host.role);
+            refuse(host, "does not let the role create or rename schemas".to_owned(), &remedy);
+        }
+        if host.in_recovery {
+            refuse(host, "is a standby: it takes no writes".to_owned(), "name the primary in the config");
+        }
+    }
+    if source.cluster != target.cluster {
+        let reason = format!("was bootstrapped as {}, {} as {}", target.cluster, source.name, source.cluster);
+        refuse(target, reason, "the two hosts belong to different clusters: correct the config");
+    }
+    if source.encoding != target.encoding {
+        let reason = format!("has encoding {}, {} has {}", target.encoding, source.name, source.encoding);
+        refuse(target, reason, "create the target's database with the source's encoding");
+    }
+    if source.collation != target.collation {
+        let reason = format!("has collation {}, {} has {}", target.collation, source.name, source.collation);
+        refuse(target, reason, "create the target's database with the source's LC_COLLATE and LC_CTYPE");
+    }
+    refusals
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str) -> HostFacts {
+        HostFacts {
+            name: HostName::new(name).unwrap(),
+            database: "app".to_owned(),
+            role: "app".to_owned(),
+            encoding: "UTF8".to_owned(),
+            collation: "C.UTF-8".to_owned(),
+            cluster: "4 shards, epoch 0, prefix shard_".to_owned(),
+            may_create: true,
+            in_recovery: false,
+        }
+    }
+
+    fn facts() -> ShardFacts {
+        ShardFacts {
+            shard: ShardId::new(2).unwrap(),
+            schema: "shard_0002".to_owned(),
+            source_row: Some(Row { state: "serving".to_owned(), epoch: ShardEpoch::FIRST, peer: None }),
+            creation: Some(Creation::default()),
+            ..ShardFacts::default()
+        }
+    }
+
+    #[test]
+    fn a_plan() {
+        let plan = judge(&facts(), &host("db1"), &host("db2")).unwrap();
+        assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
+        assert_eq!(plan.steps(&HostName::new("db2").unwrap()).len(), 9);
+        assert!(judge_hosts(&host("db1"), &host("db2")).is_empty());
+    }
+
+    #[test]
+    fn every_reason_is_said_at_once() {
+        let found = |object: &str| Refusal::new(object, "is odd", "drop it");
+        let row = |state: &str, epoch| {
+            Some(Row { state: state.to_owned(), epoch: ShardEpoch::new(epoch).unwrap(), peer: None })
+        };
+        let facts = ShardFacts {
+            source_row: row("moved", 2),
+            target_row: row("serving", 3),
+            active_move: Some(("m1".to_owned(), "fenced".to_owned())),
+            incoming: Some("m2".to_owned()),
+            in_the_way: vec!["shard_0002".to_owned()],
+            at_source: vec![found("policy p"), found("view public.v")],
+            at_target: vec![found("type citext")],
+            ..facts()
+        };
+        let refusals = judge(&facts, &host("db1"), &host("db2")).unwrap_err();
+        assert_eq!(refusals.len(), 8);
+        assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
+        assert_eq!(refusals[0].to_string(), "shard 2 on host db1: the shard is moved (to nowhere) there");
+    }
+
+    #[test]
+    fn hosts_that_do_not_fit() {
+        let other = HostFacts {
+            encoding: "LATIN1".to_owned(),
+            collation: "en_US".to_owned(),
+            cluster: "8 shards".to_owned(),
+            may_create: false,
+            in_recovery: true,
+            ..host("db2")
+        };
+        assert_eq!(judge_hosts(&host("db1"), &other).len(), 5);
+    }
+}

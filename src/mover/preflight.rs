@@ -1,0 +1,127 @@
+//! Reading the facts of a request, and putting the judgements of its shards together.
+
+use std::collections::BTreeMap;
+
+use futures_util::{StreamExt, stream};
+
+use crate::map::{HostName, ShardMap};
+use crate::shard::ShardId;
+
+use super::error::Error;
+use super::facts::{self, HostFacts};
+use super::plan::{self, Plan, ShardPlan};
+use super::refusal::Refusal;
+use super::session::Session;
+use super::{ByHost, Mover, Request};
+
+/// How many shards are read at the same time.
+const WIDTH: usize = 4;
+
+pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error> {
+    let map = mover.store.load().await.map_err(Error::Map)?;
+    if !mover.hosts.names().any(|host| *host == request.target) {
+        return Err(Error::UnknownHost { host: request.target.clone() });
+    }
+    let (placed, mut refusals) = locate(mover, &map, request).await?;
+    let already_there: Vec<ShardId> =
+        placed.iter().filter(|(_, host)| **host == request.target).map(|(shard, _)| *shard).collect();
+    let moving: Vec<(ShardId, &HostName)> =
+        placed.iter().filter(|(_, host)| **host != request.target).map(|(shard, host)| (*shard, host)).collect();
+    let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
+    hosts.push(&request.target);
+    hosts.sort_unstable();
+    hosts.dedup();
+    let (facts, wrong) = host_facts(mover, &hosts).await?;
+    refusals.extend(wrong);
+    let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
+    if let Some(target) = facts.get(&request.target) {
+        for source in hosts.iter().filter(|host| ***host != request.target).filter_map(|host| facts.get(*host)) {
+            let against = plan::judge_hosts(source, target);
+            if against.is_empty() {
+                fitting.insert(source.name.clone(), source);
+            }
+            refusals.extend(against);
+        }
+        let judged: Vec<_> =
+            stream::iter(moving.iter().filter_map(|(shard, host)| Some((*shard, *fitting.get(*host)?))))
+                .map(|(shard, source)| shard_plan(mover, shard, source, target))
+                .buffered(WIDTH)
+                .collect()
+                .await;
+        let mut shards = Vec::with_capacity(judged.len());
+        for outcome in judged {
+            match outcome? {
+                Ok(shard) => shards.push(shard),
+                Err(against) => refusals.extend(against),
+            }
+        }
+        if refusals.is_empty() {
+            return Ok(Plan { target: request.target.clone(), mode: request.mode, shards, already_there });
+        }
+    }
+    refusals.sort();
+    refusals.dedup();
+    Err(Error::Refused { refusals })
+}
+
+/// Where the shards are by their hosts' own word; the map is where to ask first.
+async fn locate(
+    mover: &Mover,
+    map: &ShardMap,
+    request: &Request,
+) -> Result<(BTreeMap<ShardId, HostName>, Vec<Refusal>), Error> {
+    let mut placed = BTreeMap::new();
+    let mut refusals = Vec::new();
+    let mut sessions: ByHost<Session> = BTreeMap::new();
+    for &shard in &request.shards {
+        let Some(mut host) = map.host(shard).cloned() else { continue };
+        // A map can be behind by any number of moves, but no chain of signposts is longer than the hosts are many.
+        for _ in 0..mover.hosts.names().count() {
+            if !sessions.contains_key(&host) {
+                sessions.insert(host.clone(), mover.hosts.open(&host).await?);
+            }
+            let Some(session) = sessions.get(&host) else { break };
+            if facts::of_host(session).await?.is_err() {
+                break;
+            }
+            let row = facts::row_of(session, shard).await?;
+            let peer = row.filter(|row| row.state == "moved").and_then(|row| row.peer);
+            match peer.and_then(|peer| HostName::new(&peer).ok()) {
+                Some(peer) if mover.hosts.names().any(|known| *known == peer) => host = peer,
+                Some(peer) => {
+                    let reason = format!("has moved to {peer}, which the config does not name");
+                    let remedy = format!("add [hosts.{peer}] to the config");
+                    refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &host));
+                    break;
+                }
+                None => break,
+            }
+        }
+        placed.insert(shard, host);
+    }
+    Ok((placed, refusals))
+}
+
+async fn host_facts(mover: &Mover, hosts: &[&HostName]) -> Result<(ByHost<HostFacts>, Vec<Refusal>), Error> {
+    let mut facts = BTreeMap::new();
+    let mut refusals = Vec::new();
+    for host in hosts {
+        match facts::of_host(&mover.hosts.open(host).await?).await? {
+            Ok(found) => drop(facts.insert((*host).clone(), found)),
+            Err(refusal) => refusals.push(refusal),
+        }
+    }
+    Ok((facts, refusals))
+}
+
+async fn shard_plan(
+    mover: &Mover,
+    shard: ShardId,
+    source: &HostFacts,
+    target: &HostFacts,
+) -> Result<Result<ShardPlan, Vec<Refusal>>, Error> {
+    let (from, to) = tokio::try_join!(mover.hosts.open(&source.name), mover.hosts.open(&target.name))?;
+    let (from, to) = (from.for_shard(shard), to.for_shard(shard));
+    let facts = facts::of_shard(&from, &to, shard, &mover.prefix).await?;
+    Ok(plan::judge(&facts, source, target))
+}

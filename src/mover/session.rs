@@ -1,0 +1,105 @@
+//! A connection to one host, with a mover's settings and errors that name host and shard.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, Connection, state};
+use crate::shard::ShardId;
+
+use super::error::Error;
+
+/// The hosts of the cluster, by name.
+#[derive(Clone, Debug)]
+pub struct Hosts(Arc<BTreeMap<HostName, ConnectOptions>>);
+
+impl Hosts {
+    /// The hosts of a config.
+    pub fn new(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Hosts {
+        Hosts(Arc::new(hosts.into_iter().collect()))
+    }
+
+    /// Their names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &HostName> {
+        self.0.keys()
+    }
+
+    pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
+        let options = self.0.get(host).ok_or_else(|| Error::UnknownHost { host: host.clone() })?;
+        let connected = options.connect("pgshard mover").await;
+        let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
+        let session = Session { host: host.clone(), shard: None, client };
+        session.batch("the mover's settings", SETTINGS).await?;
+        Ok(session)
+    }
+}
+
+/// Lock waits end before anybody queues behind them for long. A mover whose machine is gone holds its transactions for
+/// half a minute at most. Texts of values are the same on every host, whatever its settings.
+const SETTINGS: &str = "
+    SET lock_timeout = '2s'; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '15min';
+    SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
+    SET search_path = pg_catalog; SET row_security = off; SET client_min_messages = warning;
+    SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;
+    SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on; SET lc_monetary = 'C'";
+
+/// One connection of a mover.
+pub(crate) struct Session {
+    pub(crate) host: HostName,
+    /// The shard that errors name.
+    pub(crate) shard: Option<ShardId>,
+    pub(crate) client: Connection,
+}
+
+impl Session {
+    /// The same session, working on one shard.
+    pub(crate) fn for_shard(mut self, shard: ShardId) -> Session {
+        self.shard = Some(shard);
+        self
+    }
+
+    pub(crate) async fn row(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error> {
+        self.client.query_one(sql, params).await.map_err(|error| self.failed(what, error))
+    }
+
+    pub(crate) async fn rows(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        self.client.query(sql, params).await.map_err(|error| self.failed(what, error))
+    }
+
+    pub(crate) async fn execute(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, Error> {
+        self.client.execute(sql, params).await.map_err(|error| self.failed(what, error))
+    }
+
+    /// Statements without parameters, in one message.
+    pub(crate) async fn batch(&self, what: &'static str, sql: &str) -> Result<(), Error> {
+        self.client.batch_execute(sql).await.map_err(|error| self.failed(what, error))
+    }
+
+    /// The error with host, shard and what was being done. A refusal of the control schema is its own kind.
+    pub(crate) fn failed(&self, what: &'static str, source: tokio_postgres::Error) -> Error {
+        match (source.as_db_error(), self.shard) {
+            (Some(refused), Some(shard)) if refused.code().code() == state::REFUSED => {
+                Error::Superseded { host: self.host.clone(), shard, reason: refused.message().to_owned() }
+            }
+            _ => Error::Database { host: self.host.clone(), shard: self.shard, what, source },
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! What to do next with a shard that is being moved: a pure function of what the two hosts say.
+//!
+//! The databases hold the state; the mover holds none. So `resume` on another machine is the same loop as the first run,
+//! and a step that was done, but whose journal entry was lost, is seen in its effect. What may not break: [`next`] never
+//! says [`Step::Unfence`] or [`Step::Discard`] once the source has decided, and never [`Step::DecideAndOpen`] unless the
+//! target is ready for the very attempt that the source is fenced for.
+
+use std::fmt;
+
+/// How far the journal says a move of a shard has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// The shard is ours to move; nothing is built.
+    Claimed,
+    /// Empty tables at the target, a signpost at the source.
+    Prepared,
+    /// The source refuses the shard.
+    Fenced,
+    /// The target holds everything, compared.
+    Copied,
+    /// The source has given the shard away: the commit point.
+    Decided,
+    /// The target serves.
+    Opened,
+    /// The map says so; the old copy is kept.
+    Kept,
+    /// The old copy is dropped.
+    Completed,
+    /// The move was undone.
+    Aborted,
+}
+
+impl Phase {
+    const ALL: [(Phase, &'static str); 9] = [
+        (Phase::Claimed, "claimed"),
+        (Phase::Prepared, "prepared"),
+        (Phase::Fenced, "fenced"),
+        (Phase::Copied, "copied"),
+        (Phase::Decided, "decided"),
+        (Phase::Opened, "opened"),
+        (Phase::Kept, "kept"),
+        (Phase::Completed, "completed"),
+        (Phase::Aborted, "aborted"),
+    ];
+
+    /// The phase as the journal writes it.
+    pub fn as_str(self) -> &'static str {
+        Self::ALL.into_iter().find(|(phase, _)| *phase == self).map_or("", |(_, name)| name)
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Phase> {
+        Self::ALL.into_iter().find(|(_, of)| *of == name).map(|(phase, _)| phase)
+    }
+
+    /// Whether there is nothing left to run: kept, completed or aborted.
+    pub fn is_ended(self) -> bool {
+        matches!(self, Phase::Kept | Phase::Completed | Phase::Aborted)
+    }
+
+    /// What an operator can do with a move in this phase.
+    pub fn next(self) -> &'static str {
+        match self {
+            Phase::Claimed | Phase::Prepared | Phase::Fenced | Phase::Copied => "resume or abort",
+            Phase::Decided | Phase::Opened => "resume",
+            Phase::Kept => "complete",
+            Phase::Completed | Phase::Aborted => "nothing",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What the source's `pgshard.shard` row says, seen from one move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// It serves the shard at the epoch that the move started from.
+    Serving,
+    /// It is fenced by this move.
+    Fenced {
+        /// The attempt that fenced it.
+        attempt: i32,
+    },
+    /// It has given the shard away to this move's target, or the shard has been somewhere since.
+    Moved,
+    /// Anything else: no row, another epoch, another move's fence.
+    Other,
+}
+
+/// What the target says, seen from one move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Nothing of this move is there.
+    Nothing,
+    /// The shard is being brought by this move.
+    Incoming {
+        /// The attempt for which all is in place.
+        ready: Option<i32>,
+    },
+    /// The shard was opened here by this move (and may have moved on since).
+    Opened,
+    /// The shard is being brought by another move.
+    Taken,
+}
+
+/// All that [`next`] looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Observed {
+    pub(crate) phase: Phase,
+    pub(crate) source: Source,
+    pub(crate) target: Target,
+}
+
+/// Where the caller wants to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// The shard on the target.
+    Finish,
+    /// The shard where it was.
+    Abort,
+}
+
+/// One thing to do. Each may be done twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Write the target's `incoming` row, build the target's empty schema and the source's signpost.
+    Prepare,
+    /// Swap: the source refuses the shard from now on.
+    Fence,
+    /// Barrier, marker, copy, compare, indexes, sequences.
+    Copy {
+        /// The attempt it is done for.
+        attempt: i32,
+    },
+    /// Open prepared, decide, open committed.
+    DecideAndOpen {
+        /// The attempt it is done for.
+        attempt: i32,
+    },
+    /// The source has decided: only the open is missing.
+    Open,
+    /// Tell the map.
+    Publish,
+    /// Swap back.
+    Unfence {
+        /// The attempt that fenced.
+        attempt: i32,
+    },
+    /// Drop what was built, end the journal as aborted.
+    Discard,
+    /// Nothing is left to do.
+    Done,
+    /// The goal is to abort, but the source has decided: the move can only be finished.
+    TooLate,
+    /// The hosts contradict each other. A human must look; nothing is touched.
+    Stuck,
+}
+
+/// The next step towards the goal.
+pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
+    let Observed { phase, source, target } = observed;
+    match (goal, phase, source, target) {
+        (_, Phase::Kept | Phase::Completed, _, _) if goal == Goal::Finish => Step::Done,
+        (_, Phase::Kept | Phase::Completed, _, _) => Step::TooLate,
+        (Goal::Abort, Phase::Aborted, _, _) => Step::Done,
+        (Goal::Finish, Phase::Aborted, _, _) => Step::Stuck,
+
+        // The source decides what can be done at all, the journal's phase only how much of it is left.
+        (Goal::Abort, _, Source::Moved, _) => Step::TooLate,
+        (Goal::Finish, _, Source::Moved, Target::Incoming { ready: Some(_) }) => Step::Open,
+        (Goal::Finish, _, Source::Moved, Target::Opened) => Step::Publish,
+        (Goal::Finish, _, Source::Moved, _) => Step::Stuck,
+
+        (Goal::Abort, _, Source::Fenced { attempt }, Target::Nothing | Target::Incoming { .. } | Target::Taken) => {
+            Step::Unfence { attempt }
+        }
+        (Goal::Abort, _, Source::Serving, Target::Nothing | Target::Incoming { .. } | Target::Taken) => Step::Discard,
+
+        (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready }) if ready == Some(attempt) => {
+            Step::DecideAndOpen { attempt }
+        }
+        // Built for an attempt whose fence was lost: indexes and rows are in the way of another copy.
+        (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready: Some(_) } | Target::Nothing) => {
+            Step::Unfence { attempt }
+        }
+        (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready: None }) => Step::Copy { attempt },
+
+        (Goal::Finish, Phase::Prepared, Source::Serving, Target::Incoming { ready: None }) => Step::Fence,
+        (
+            Goal::Finish,
+            Phase::Claimed | Phase::Prepared,
+            Source::Serving,
+            Target::Nothing | Target::Incoming { .. },
+        ) => Step::Prepare,
+
+        // Two hosts that both have the shard, a fence that is not ours, a target that another move uses.
+        _ => Step::Stuck,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PHASES: [Phase; 7] =
+        [Phase::Claimed, Phase::Prepared, Phase::Fenced, Phase::Copied, Phase::Decided, Phase::Opened, Phase::Kept];
+    const SOURCES: [Source; 5] =
+        [Source::Serving, Source::Fenced { attempt: 1 }, Source::Fenced { attempt: 2 }, Source::Moved, Source::Other];
+    const TARGETS: [Target; 6] = [
+        Target::Nothing,
+        Target::Incoming { ready: None },
+        Target::Incoming { ready: Some(1) },
+        Target::Incoming { ready: Some(2) },
+        Target::Opened,
+        Target::Taken,
+    ];
+
+    fn all() -> impl Iterator<Item = Observed> {
+        PHASES.into_iter().flat_map(|phase| {
+            SOURCES
+                .into_iter()
+                .flat_map(move |source| TARGETS.into_iter().map(move |target| Observed { phase, source, target }))
+        })
+    }
+
+    #[test]
+    fn after_decide_a_move_is_only_finished() {
+        for observed in all().filter(|o| o.source == Source::Moved) {
+            for goal in [Goal::Finish, Goal::Abort] {
+                let step = next(goal, observed);
+                let forward = matches!(step, Step::Open | Step::Publish | Step::Done | Step::TooLate | Step::Stuck);
+                assert!(forward, "{observed:?} {goal:?}: {step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn decide_needs_a_target_that_is_ready_for_this_attempt() {
+        let mut decided = 0;
+        for observed in all() {
+            if let Step::DecideAndOpen { attempt } = next(Goal::Finish, observed) {
+                assert_eq!(observed.source, Source::Fenced { attempt });
+                assert_eq!(observed.target, Target::Incoming { ready: Some(attempt) });
+                decided += 1;
+            }
+            assert!(!matches!(next(Goal::Abort, observed), Step::DecideAndOpen { .. }));
+        }
+        assert!(decided > 0);
+    }
+
+    #[test]
+    fn nothing_is_touched_when_both_hosts_have_the_shard() {
+        for observed in all().filter(|o| o.target == Target::Opened && o.source != Source::Moved) {
+            for goal in [Goal::Finish, Goal::Abort] {
+                let step = next(goal, observed);
+                assert!(matches!(step, Step::Stuck | Step::Done | Step::TooLate), "{observed:?} {goal:?}: {step:?}");
+            }
+        }
+    }
+
+    /// What a step does to a world in which nothing goes wrong.
+    fn run(step: Step, o: Observed) -> Observed {
+        let (phase, source, target) = match step {
+            Step::Prepare => (Phase::Prepared, o.source, Target::Incoming { ready: None }),
+            Step::Fence => (Phase::Fenced, Source::Fenced { attempt: 2 }, o.target),
+            Step::Copy { attempt } => (Phase::Copied, o.source, Target::Incoming { ready: Some(attempt) }),
+            Step::DecideAndOpen { .. } => (Phase::Opened, Source::Moved, Target::Opened),
+            Step::Open => (Phase::Opened, o.source, Target::Opened),
+            Step::Publish => (Phase::Kept, o.source, o.target),
+            Step::Unfence { .. } => (Phase::Prepared, Source::Serving, o.target),
+            Step::Discard => (Phase::Aborted, o.source, Target::Nothing),
+            Step::Done | Step::TooLate | Step::Stuck => (o.phase, o.source, o.target),
+        };
+        Observed { phase, source, target }
+    }
+
+    #[test]
+    fn from_everywhere_both_goals_end() {
+        for start in all() {
+            for goal in [Goal::Finish, Goal::Abort] {
+                let mut observed = start;
+                let ended = (0..10).any(|_| {
+                    let step = next(goal, observed);
+                    observed = run(step, observed);
+                    matches!(step, Step::Done | Step::TooLate | Step::Stuck)
+                });
+                assert!(ended, "{start:?} {goal:?}: still at {observed:?} after ten steps");
+            }
+        }
+    }
+
+    #[test]
+    fn a_move_in_one_go() {
+        let mut observed = Observed { phase: Phase::Claimed, source: Source::Serving, target: Target::Nothing };
+        let mut steps = Vec::new();
+        while steps.last() != Some(&Step::Done) && steps.len() < 10 {
+            let step = next(Goal::Finish, observed);
+            observed = run(step, observed);
+            steps.push(step);
+        }
+        assert_eq!(
+            steps,
+            [
+                Step::Prepare,
+                Step::Fence,
+                Step::Copy { attempt: 2 },
+                Step::DecideAndOpen { attempt: 2 },
+                Step::Publish,
+                Step::Done
+            ]
+        );
+    }
+
+    #[test]
+    fn a_fence_that_was_lost_after_the_copy_builds_the_target_anew() {
+        let lost =
+            |ready| Observed { phase: Phase::Prepared, source: Source::Serving, target: Target::Incoming { ready } };
+        assert_eq!(next(Goal::Finish, lost(Some(1))), Step::Prepare);
+        assert_eq!(next(Goal::Finish, lost(None)), Step::Fence);
+    }
+
+    #[test]
+    fn phases_are_written_and_read() {
+        for (phase, name) in Phase::ALL {
+            assert_eq!((Phase::parse(name), phase.as_str()), (Some(phase), name));
+        }
+        assert_eq!(Phase::parse("half"), None);
+    }
+}

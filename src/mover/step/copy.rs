@@ -1,0 +1,178 @@
+//! Copy, behind the fence: every row over, compared, then indexes, constraints, triggers and sequences.
+//!
+//! Before: fenced for this attempt. After: the target has all that the source has, in one transaction together with the
+//! word that it is ready for this attempt. Dies halfway: that transaction is rolled back, the target is as prepared.
+
+use std::time::Instant;
+
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use super::ShardMove;
+use crate::mover::copy::{self, Table};
+use crate::mover::error::Error;
+use crate::mover::facts::{self, Lock};
+use crate::mover::journal::{Entry, Note};
+use crate::mover::options::Event;
+use crate::mover::sequences;
+use crate::mover::state::Phase;
+use crate::pg::quote_literal;
+use crate::schema::catalog::{Facts, Namespace, preamble};
+use crate::schema::fingerprint::fingerprint;
+
+/// How a copy ended.
+pub(crate) enum Outcome {
+    /// Everything is there.
+    Copied,
+    /// Transactions held locks until the budget ran out. Nothing was copied.
+    Blocked(Vec<Lock>),
+    /// The shard's DDL is not what the target was built from. Nothing was copied.
+    Altered(String),
+}
+
+impl ShardMove<'_> {
+    pub(crate) async fn copy(&self, entry: &Entry, attempt: i32) -> Result<Outcome, Error> {
+        let started = Instant::now();
+        let left_name = self.names.left(self.epoch);
+        let left = facts::schema_oid(&self.source, &left_name).await?.ok_or_else(|| Error::Stuck {
+            shard: self.hold.shard,
+            observed: format!("host {} has no schema {left_name} although the shard is fenced", self.source.host),
+        })?;
+        let locks = self.barrier(left).await?;
+        if !locks.is_empty() {
+            return Ok(Outcome::Blocked(locks));
+        }
+        self.at("after barrier")?;
+        let barrier = started.elapsed();
+        self.mark(attempt).await?;
+        let schema = self.facts_at_source(&Namespace::Oid(left)).await?;
+        if let Some(what) = self.altered(entry, &schema, left).await? {
+            return Ok(Outcome::Altered(what));
+        }
+        let copying = Instant::now();
+        let (rows, bytes) = self.copy_rows(left, &left_name).await?;
+        self.finish_target(entry, &schema, left, attempt).await?;
+        let timings = json!({ "barrier_ms": millis(barrier), "copy_ms": millis(copying.elapsed()) });
+        let note = Note { rows: Some(rows as i64), bytes: Some(bytes as i64), timings, ..Note::default() };
+        self.source.advance(self.hold, Phase::Copied, &note).await?;
+        self.reached(Phase::Copied);
+        self.at("after copied")?;
+        Ok(Outcome::Copied)
+    }
+
+    /// What was altered since the target was built, or what reaches into the shard past its fence.
+    async fn altered(&self, entry: &Entry, schema: &Facts, left: u32) -> Result<Option<String>, Error> {
+        if entry.fingerprint.as_deref() != Some(fingerprint(schema).as_str()) {
+            return Ok(Some(
+                "its tables, functions or grants are not what they were when the target was built".to_owned(),
+            ));
+        }
+        let crossings = self.crossings(&self.source, &Namespace::Oid(left)).await?;
+        Ok(crossings.first().map(ToString::to_string))
+    }
+
+    /// Rows and digests. The target's transaction stays open.
+    ///
+    /// Locks: ACCESS SHARE on the old copy's tables, which nobody else uses, until the end; on the target ROW EXCLUSIVE
+    /// on tables that nobody else knows.
+    async fn copy_rows(&self, left: u32, left_name: &str) -> Result<(u64, u64), Error> {
+        let what = "copying rows";
+        let shard = self.hold.shard;
+        self.source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+        self.begin_on_target(what).await?;
+        let incoming = self.names.incoming();
+        let tables = copy::tables(&self.source, left).await?;
+        let (mut rows, mut bytes) = (0, 0);
+        for table in &tables {
+            let tell = |bytes| self.observer.tell(Event::Copying { shard, bytes });
+            let (n, size) = copy::pipe((&self.source, left_name), (&self.target, &incoming), table, tell).await?;
+            self.observer.tell(Event::TableCopied { shard, table: table.name.clone(), rows: n, bytes: size });
+            (rows, bytes) = (rows + n, bytes + size);
+        }
+        self.compare(&tables, left_name, &incoming).await?;
+        self.at("after rows")?;
+        Ok((rows, bytes))
+    }
+
+    async fn compare(&self, tables: &[Table], left_name: &str, incoming: &str) -> Result<(), Error> {
+        for table in tables {
+            let (ours, theirs) = tokio::try_join!(
+                copy::digest(&self.source, left_name, table),
+                copy::digest(&self.target, incoming, table)
+            )?;
+            if ours != theirs {
+                return Err(Error::Differs {
+                    shard: self.hold.shard,
+                    table: table.name.clone(),
+                    source_side: ours.to_string(),
+                    target_side: theirs.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// All that comes after the rows, and the word that the target is ready. Commits.
+    ///
+    /// Locks: ACCESS EXCLUSIVE on tables that nobody else knows; rows of the control tables.
+    async fn finish_target(&self, entry: &Entry, schema: &Facts, left: u32, attempt: i32) -> Result<(), Error> {
+        let what = "building indexes and constraints";
+        let incoming = self.names.incoming();
+        // Computed from what stands behind the fence: the fingerprint says that it is what the plan was made from.
+        let creation = self.creation(schema).await?;
+        self.target.batch(what, &preamble(&incoming)).await?;
+        for statement in &creation.after_data {
+            self.target.batch(what, &statement.sql).await?;
+        }
+        self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
+        self.carry_sequences(left, &incoming).await?;
+        self.carry_migrations().await?;
+        self.source.batch("copying rows", "ROLLBACK").await?;
+        self.at("after indexes")?;
+        let token = entry.open_token.map(|token| token.to_string()).unwrap_or_default();
+        let hash: String = Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let sql = "UPDATE pgshard.incoming SET ready_attempt = $2, open_hash = $3 WHERE shard_id = $1";
+        let what = "declaring the target ready";
+        self.target.execute(what, sql, &[&self.hold.shard.as_i32(), &attempt, &hash]).await?;
+        self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
+        self.at("before ready")?;
+        self.target.batch(what, "COMMIT").await?;
+        self.at("after ready")
+    }
+
+    /// Sets the target's sequences to where the source's are. Nobody uses either: the source is fenced, the target not
+    /// open.
+    ///
+    /// Locks: ROW EXCLUSIVE on the target's sequences until the end of its transaction.
+    async fn carry_sequences(&self, left: u32, incoming: &str) -> Result<(), Error> {
+        let what = "carrying the sequences";
+        let values = sequences::sequence_values(self.source.client.client(), &Namespace::Oid(left)).await;
+        let values = values.map_err(|error| self.source.failed(what, error))?;
+        let set = sequences::set_sequence_values(self.target.client.client(), incoming, &values).await;
+        set.map_err(|error| self.target.failed(what, error))
+    }
+
+    /// The migrations that the shard has had, as the target's control schema will list them.
+    ///
+    /// Locks: ROW EXCLUSIVE on pgshard.shard_migration until the end of the target's transaction.
+    async fn carry_migrations(&self) -> Result<(), Error> {
+        let what = "carrying the list of migrations";
+        let sql =
+            "SELECT coalesce(json_agg(json_build_object('name', name, 'checksum', checksum, 'applied_at', applied_at))
+            ::text, '[]') FROM pgshard.shard_migration WHERE shard_id = $1";
+        let list: String = self.source.row(what, sql, &[&self.hold.shard.as_i32()]).await?.get(0);
+        let shard = self.hold.shard;
+        let sql = format!(
+            "DELETE FROM pgshard.shard_migration WHERE shard_id = {shard};
+             INSERT INTO pgshard.shard_migration (shard_id, name, checksum, applied_at)
+             SELECT {shard}, name, checksum, applied_at
+             FROM json_to_recordset({}::json) AS m(name text, checksum text, applied_at timestamptz)",
+            quote_literal(&list)
+        );
+        self.target.batch(what, &sql).await
+    }
+}
+
+fn millis(duration: std::time::Duration) -> f64 {
+    (duration.as_secs_f64() * 100_000.0).round() / 100.0
+}

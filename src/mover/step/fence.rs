@@ -1,0 +1,58 @@
+//! Fence: the swap, the barrier and the marker (DESIGN: "The fence and the signpost").
+//!
+//! Before: prepared, the source serves. After the swap: no new statement reaches the shard's tables by name. After the
+//! barrier: no old one either. After the marker: all of it is durable. Dies halfway: whoever comes first after the
+//! deadline swaps back, or a resume goes on before it.
+
+use std::time::Instant;
+
+use tokio::time::{Duration, sleep};
+use uuid::Uuid;
+
+use super::ShardMove;
+use crate::mover::error::Error;
+use crate::mover::facts::{self, Lock};
+use crate::mover::state::Phase;
+
+impl ShardMove<'_> {
+    /// The swap. Gives the attempt's number. The pause starts while this waits for its answer.
+    ///
+    /// Locks: as pgshard.fence says: none on any table of the shard.
+    pub(crate) async fn swap(&self) -> Result<i32, Error> {
+        self.at("before swap")?;
+        let sql = "SELECT attempt FROM pgshard.fence($1, $2, $3, $4, $5)";
+        let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
+        let token = Uuid::new_v4();
+        let row = self
+            .source
+            .row("fencing the shard", sql, &[&shard, self.hold.id.uuid(), &self.hold.lease, &token, &deadline])
+            .await?;
+        self.reached(Phase::Fenced);
+        self.at("after swap")?;
+        Ok(row.get(0))
+    }
+
+    /// The barrier. Gives who was in the way when the budget ran out; nobody is, in most cases, at the first look.
+    ///
+    /// Locks: as pgshard.barrier says: none.
+    pub(super) async fn barrier(&self, left: u32) -> Result<Vec<Lock>, Error> {
+        let until = Instant::now() + self.options.barrier_budget;
+        loop {
+            let locks = facts::locks(&self.source, left).await?;
+            if locks.is_empty() || Instant::now() >= until {
+                return Ok(locks);
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// The marker.
+    ///
+    /// Locks: as pgshard.mark says: the shard's row, for one transaction.
+    pub(super) async fn mark(&self, attempt: i32) -> Result<(), Error> {
+        let sql = "SELECT pgshard.mark($1, $2, $3, $4)";
+        let shard = self.hold.shard.as_i32();
+        self.source.row("writing the marker", sql, &[&shard, self.hold.id.uuid(), &attempt, &self.hold.lease]).await?;
+        self.at("after marker")
+    }
+}

@@ -1,0 +1,104 @@
+//! The steps of a move, a file each: what is true before, what after, and what the next start sees if it dies halfway.
+//! Each may run twice. None decides what comes next: that is [`state::next`](super::state::next).
+
+mod copy;
+mod fence;
+mod open;
+mod prepare;
+mod publish;
+mod undo;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::schema::catalog::{self, Facts, Namespace};
+use crate::shard::SchemaPrefix;
+
+use super::border::{self, Crossing};
+use super::ddl::{self, Creation};
+use super::error::Error;
+use super::journal::Hold;
+use super::names::Names;
+use super::options::{Event, Observer, Options};
+use super::refusal::Refusal;
+use super::session::Session;
+use super::state::Phase;
+
+pub(crate) use copy::Outcome;
+
+/// One shard in the hands of one mover: what every step works on.
+pub(crate) struct ShardMove<'a> {
+    pub(crate) hold: Hold,
+    pub(crate) names: Names,
+    pub(crate) prefix: &'a SchemaPrefix,
+    pub(crate) epoch: ShardEpoch,
+    pub(crate) source: Session,
+    pub(crate) target: Session,
+    pub(crate) options: &'a Options,
+    pub(crate) observer: &'a Observer,
+}
+
+impl ShardMove<'_> {
+    /// A place where a test may stop the mover.
+    pub(crate) fn at(&self, failpoint: &'static str) -> Result<(), Error> {
+        match &self.options.failpoint {
+            Some(set) if set.is_hit(failpoint) => Err(Error::Failpoint { name: failpoint }),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn reached(&self, phase: Phase) {
+        tracing::info!(shard = %self.hold.shard, id = %self.hold.id, %phase, "a move has reached");
+        self.observer.tell(Event::Reached { shard: self.hold.shard, phase });
+    }
+
+    pub(crate) fn target_name(&self) -> &HostName {
+        &self.target.host
+    }
+
+    /// Begins the target's transaction of a step and proves, until its end, that this mover holds the lease: a takeover
+    /// waits for the row, and after it this statement finds none.
+    ///
+    /// Locks: the row of pgshard.incoming, until the end of the transaction.
+    async fn begin_on_target(&self, what: &'static str) -> Result<(), Error> {
+        self.target.batch(what, "BEGIN").await?;
+        let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 FOR NO KEY UPDATE";
+        let rows =
+            self.target.rows(what, sql, &[&self.hold.shard.as_i32(), self.hold.id.uuid(), &self.hold.lease]).await?;
+        if rows.is_empty() { Err(Error::LeaseLost { shard: self.hold.shard }) } else { Ok(()) }
+    }
+
+    /// The statements that build the target, for its version of PostgreSQL.
+    async fn creation(&self, facts: &Facts) -> Result<Creation, Error> {
+        let incoming = self.names.incoming();
+        let version = super::facts::version(&self.target).await?;
+        let target = ddl::Target { schema: &incoming, final_schema: &self.names.schema, version };
+        ddl::create(facts, &target)
+            .map_err(|found| Error::Refused { refusals: found.into_iter().map(|one| self.refusal(one)).collect() })
+    }
+
+    /// What crosses a schema's border on one of the hosts.
+    async fn crossings(&self, session: &Session, schema: &Namespace) -> Result<Vec<Crossing>, Error> {
+        let crossings = border::crossings(session.client.client(), schema, self.prefix).await;
+        crossings.map_err(|source| Error::Border { host: session.host.clone(), source })
+    }
+
+    fn refusal(&self, found: Refusal) -> Refusal {
+        found.at(self.hold.shard, &self.source.host)
+    }
+
+    /// The facts of a schema on the source, as one state.
+    ///
+    /// Locks: ACCESS SHARE on catalogs, for one read-only transaction; and what pg_get_expr and its kin take on the
+    /// schema's tables, ACCESS SHARE as well.
+    async fn facts_at_source(&self, namespace: &Namespace) -> Result<Facts, Error> {
+        facts(&self.source, namespace).await
+    }
+}
+
+/// The facts of a schema, in a transaction of their own.
+pub(crate) async fn facts(session: &Session, namespace: &Namespace) -> Result<Facts, Error> {
+    let what = "reading the catalogs";
+    session.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+    let read = catalog::read(session.client.client(), namespace).await;
+    session.batch(what, "ROLLBACK").await?;
+    read.map_err(|source| Error::Catalog { host: session.host.clone(), source })
+}

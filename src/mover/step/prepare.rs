@@ -1,0 +1,88 @@
+//! Prepare: an empty copy of the shard's schema at the target, a signpost at the source.
+//!
+//! Before: the shard is claimed and served by the source. After: the target has `__incoming` with tables, functions, views
+//! but no rows, indexes or triggers; the source has `__signpost`. Dies halfway: inert objects that are in the ledgers, and
+//! the next run builds anew.
+
+use super::ShardMove;
+use crate::mover::ddl::Creation;
+use crate::mover::error::Error;
+use crate::mover::journal::Note;
+use crate::mover::refusal::Refusal;
+use crate::mover::state::Phase;
+use crate::pg::quote_ident;
+use crate::schema::catalog::{Namespace, preamble};
+use crate::schema::fingerprint::fingerprint;
+
+impl ShardMove<'_> {
+    pub(crate) async fn prepare(&self) -> Result<(), Error> {
+        self.announce().await?;
+        self.at("after incoming")?;
+        let facts = self.facts_at_source(&Namespace::from(self.names.schema.as_str())).await?;
+        let creation = self.creation(&facts).await?;
+        self.build_target(&creation).await?;
+        self.at("after target schema")?;
+        self.build_signpost().await?;
+        self.at("after signpost")?;
+        let note = Note { fingerprint: Some(fingerprint(&facts).to_string()), ..Note::default() };
+        self.source.advance(self.hold, Phase::Prepared, &note).await?;
+        self.reached(Phase::Prepared);
+        self.at("after prepare")
+    }
+
+    /// Tells the target that the shard is coming, and its ledger what will be built.
+    ///
+    /// Locks: ROW EXCLUSIVE on pgshard.incoming and pgshard.ledger, for one transaction.
+    async fn announce(&self) -> Result<(), Error> {
+        let sql = "WITH known AS (
+                INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('incoming', $6 || '__incoming', $2, $1)
+                ON CONFLICT (kind, name) DO UPDATE SET move_id = excluded.move_id)
+            INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch) VALUES ($1, $6, $2, $3, $4, $5)
+            ON CONFLICT (shard_id) DO UPDATE SET lease = excluded.lease WHERE pgshard.incoming.move_id = excluded.move_id";
+        let (shard, epoch) = (self.hold.shard.as_i32(), self.epoch.next().as_i32());
+        let (source, schema) = (self.source.host.as_str(), self.names.schema.as_str());
+        let what = "announcing the shard";
+        let rows = self
+            .target
+            .execute(what, sql, &[&shard, self.hold.id.uuid(), &self.hold.lease, &source, &epoch, &schema])
+            .await?;
+        if rows == 1 {
+            return Ok(());
+        }
+        let reason = "another move is bringing the shard there".to_owned();
+        Err(Error::Superseded { host: self.target.host.clone(), shard: self.hold.shard, reason })
+    }
+
+    /// Locks: creates only, in a schema that nobody knows; what was left of an earlier attempt is dropped.
+    async fn build_target(&self, creation: &Creation) -> Result<(), Error> {
+        let what = "building the target's schema";
+        let incoming = quote_ident(&self.names.incoming());
+        self.begin_on_target(what).await?;
+        self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {incoming} CASCADE")).await?;
+        self.target.batch(what, &preamble(&self.names.incoming())).await?;
+        for statement in &creation.before_data {
+            self.target.batch("building the target's schema", &statement.sql).await?;
+        }
+        // An old signpost stands under the shard's final name; nothing may have been bound to it, or to any other shard.
+        let crossings = self.crossings(&self.target, &Namespace::from(self.names.incoming().as_str())).await?;
+        if !crossings.is_empty() {
+            let refusals = crossings.iter().map(|crossing| self.refusal(Refusal::of_crossing(crossing))).collect();
+            return Err(Error::Refused { refusals });
+        }
+        let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL WHERE shard_id = $1";
+        self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
+        self.target.batch(what, "COMMIT").await
+    }
+
+    /// Locks: as pgshard.build_signpost says; ACCESS EXCLUSIVE on the views of an earlier signpost, which nobody knows.
+    async fn build_signpost(&self) -> Result<(), Error> {
+        let what = "building the signpost";
+        let signpost = quote_ident(&self.names.signpost());
+        self.source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {signpost} CASCADE")).await?;
+        let sql = "DELETE FROM pgshard.ledger WHERE kind = 'signpost' AND name = $1";
+        self.source.execute(what, sql, &[&self.names.signpost()]).await?;
+        let sql = "SELECT pgshard.build_signpost($1, $2)";
+        self.source.row(what, sql, &[&self.hold.shard.as_i32(), self.hold.id.uuid()]).await?;
+        self.source.batch(what, "COMMIT").await
+    }
+}

@@ -1,0 +1,28 @@
+//! Reading what a schema is made of, from the catalogs of its host. No pg_dump: that one refuses newer servers, takes
+//! seconds on a host with thousands of schemas, and knows no schema by its OID.
+//!
+//! What may not break: every expression and definition is deparsed under the settings of [`preamble`], so that it can be
+//! executed for a schema of another name; and every query finds its rows through indexes, because a fence waits for
+//! some of them on hosts with hundreds of thousands of relations.
+
+mod facts;
+mod names;
+mod read;
+mod session;
+
+pub use facts::{
+    Address, Attribute, Column, Comment, Constraint, ConstraintKind, Facts, Function, Grant, Grantee, Index,
+    IndexStatistics, Name, Other, Outside, OwnedBy, Persistence, Range, Relation, RelationKind, Sequence, Trigger,
+    Type, TypeKind,
+};
+pub use read::{Error, Namespace, read};
+pub use session::{preamble, search_path};
+
+/// The common table expressions that find everything in the schema `$1` (an OID): `member`, `relation`, `named_type`,
+/// `constrained` and `part` (class, oid, home_class, home).
+macro_rules! objects_sql {
+    () => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/src/schema/catalog/sql/objects.sql"))
+    };
+}
+pub(crate) use objects_sql;

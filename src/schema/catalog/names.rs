@@ -1,0 +1,80 @@
+//! What the objects of a schema are called, in SQL and for people.
+
+use std::collections::BTreeMap;
+
+use super::facts::{Address, Facts, Name};
+use crate::pg::quote_ident;
+
+pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
+    let mut names = BTreeMap::new();
+    let mut put = |class: &str, oid: u32, name: Name| {
+        names.insert(Address::new(class, oid), name);
+    };
+    let mut schema = plain("schema", "SCHEMA", &facts.schema);
+    // Not its name: the same schema has several in the course of a move.
+    schema.plain = "schema".to_owned();
+    put("pg_namespace", facts.oid, schema);
+    for relation in &facts.relations {
+        put("pg_class", relation.oid, plain(relation.kind.plain(), relation.kind.keyword(), &relation.name));
+        for column in &relation.columns {
+            if let Some(oid) = column.default_oid {
+                let mut name = plain("default of", "", &column.name);
+                name.plain = format!("default of {}.{}", relation.name, column.name);
+                put("pg_attrdef", oid, name);
+            }
+        }
+    }
+    for sequence in &facts.sequences {
+        put("pg_class", sequence.oid, plain("sequence", "SEQUENCE", &sequence.name));
+    }
+    for index in &facts.indexes {
+        put("pg_class", index.oid, plain("index", "INDEX", &index.name));
+    }
+    for type_ in &facts.types {
+        let keyword = if type_.kind == super::TypeKind::Domain { "DOMAIN" } else { "TYPE" };
+        put("pg_type", type_.oid, plain("type", keyword, &type_.name));
+    }
+    for function in &facts.functions {
+        let (word, keyword) = match function.kind.as_str() {
+            "p" => ("procedure", "PROCEDURE"),
+            "a" => ("aggregate", "AGGREGATE"),
+            _ => ("function", "FUNCTION"),
+        };
+        put(
+            "pg_proc",
+            function.oid,
+            Name {
+                plain: format!("{word} {}({})", function.name, function.arguments),
+                keyword,
+                quoted: format!("{}({})", quote_ident(&function.name), function.arguments),
+                on: None,
+            },
+        );
+    }
+    for constraint in &facts.constraints {
+        let domain = facts.types.iter().find(|t| constraint.type_ != 0 && t.oid == constraint.type_);
+        let (word, on) = match domain {
+            Some(domain) => ("DOMAIN ", domain.name.as_str()),
+            None => ("", facts.relation_name(constraint.relation)),
+        };
+        put("pg_constraint", constraint.oid, attached("constraint", "CONSTRAINT", &constraint.name, word, on));
+    }
+    for trigger in &facts.triggers {
+        let on = facts.relation_name(trigger.relation);
+        put("pg_trigger", trigger.oid, attached("trigger", "TRIGGER", &trigger.name, "", on));
+    }
+    names
+}
+
+fn plain(word: &str, keyword: &'static str, name: &str) -> Name {
+    Name { plain: format!("{word} {name}"), keyword, quoted: quote_ident(name), on: None }
+}
+
+fn attached(word: &str, keyword: &'static str, name: &str, on_keyword: &'static str, on: &str) -> Name {
+    Name {
+        plain: format!("{word} {name} on {on}"),
+        keyword,
+        quoted: quote_ident(name),
+        on: Some((on_keyword, quote_ident(on))),
+    }
+}

@@ -1,0 +1,307 @@
+//! The queries and their order on the wire: two round trips for a whole schema.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio_postgres::GenericClient;
+use tokio_postgres::types::{Json, Type};
+
+use super::facts::{Address, Facts};
+use super::session::{PINNED, search_path};
+
+/// Which schema: by OID, which a rename does not change, or by name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Namespace {
+    /// The schema's OID.
+    Oid(u32),
+    /// The schema's name, not quoted.
+    Name(String),
+}
+
+impl From<u32> for Namespace {
+    fn from(oid: u32) -> Namespace {
+        Namespace::Oid(oid)
+    }
+}
+
+impl From<&str> for Namespace {
+    fn from(name: &str) -> Namespace {
+        Namespace::Name(name.to_owned())
+    }
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Namespace::Oid(oid) => write!(f, "schema with OID {oid}"),
+            Namespace::Name(name) => write!(f, "schema {name}"),
+        }
+    }
+}
+
+impl Namespace {
+    /// The parameters `$1` (OID) and `$2` (name), one of them null.
+    pub(crate) fn parameters(&self) -> (Option<u32>, Option<&str>) {
+        match self {
+            Namespace::Oid(oid) => (Some(*oid), None),
+            Namespace::Name(name) => (None, Some(name)),
+        }
+    }
+}
+
+/// Why a schema cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is none.
+    #[error("{namespace} does not exist on this host")]
+    NoSchema {
+        /// The schema that was asked for.
+        namespace: Namespace,
+    },
+    /// The connection is not in a transaction, so that settings do not hold.
+    #[error("the catalogs must be read in a transaction: begin one before reading {namespace}")]
+    NoTransaction {
+        /// The schema that was asked for.
+        namespace: Namespace,
+    },
+    /// The server refused or the connection broke.
+    #[error("cannot read the {what} of {namespace}")]
+    Postgres {
+        /// What was being read.
+        what: &'static str,
+        /// The schema.
+        namespace: Namespace,
+        /// What the driver says.
+        source: tokio_postgres::Error,
+    },
+    /// The catalogs say something that this version of pgshard does not know.
+    #[error("the {what} of {namespace} are not what pgshard expects: {row}")]
+    Unexpected {
+        /// What was being read.
+        what: &'static str,
+        /// The schema.
+        namespace: Namespace,
+        /// The row.
+        row: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+}
+
+#[derive(Deserialize)]
+struct Head {
+    oid: u32,
+    name: String,
+    owner: String,
+    reader: String,
+    version: u32,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    #[serde(flatten)]
+    address: Address,
+    home_class: String,
+    home: u32,
+}
+
+#[derive(Deserialize)]
+struct Edge {
+    #[serde(flatten)]
+    address: Address,
+    of_class: String,
+    of: u32,
+    of_column: i32,
+}
+
+macro_rules! query {
+    ($file:literal) => {
+        concat!(super::objects_sql!(), include_str!(concat!("sql/", $file)))
+    };
+}
+
+/// Reads the facts of a schema, in the transaction that the connection is in.
+///
+/// A `REPEATABLE READ` transaction gives one state; under `READ COMMITTED` DDL that commits in the midst may be seen in
+/// part, which a later fingerprint tells. The session's settings are put back before it returns.
+///
+/// # Errors
+/// When the schema does not exist, the connection is in no transaction, or the server refuses; after the last the
+/// transaction is aborted.
+///
+/// # Cancel safety
+/// Only reads. After a drop the transaction may still have the settings of the reading: end it.
+pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) -> Result<Facts, Error> {
+    let reader = Reader { client, namespace };
+    let names: Vec<&str> = std::iter::once("search_path").chain(PINNED.map(|(name, _)| name)).collect();
+    let before = "SELECT pg_catalog.array_agg(pg_catalog.current_setting(name) ORDER BY n)
+        FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS s(name, n)";
+    let (oid, name) = namespace.parameters();
+    let which: &Parameters<'_> = &[(&oid, Type::OID), (&name, Type::NAME)];
+    let (head, before) =
+        tokio::try_join!(reader.rows::<Head>("name", include_str!("sql/namespace.sql"), which), async {
+            let parameters: &Parameters<'_> = &[(&names, Type::TEXT_ARRAY)];
+            client.query_typed(before, parameters).await.map_err(|source| reader.failed("settings", source))
+        },)?;
+    let head = head.into_iter().next().ok_or_else(|| Error::NoSchema { namespace: namespace.clone() })?;
+    let before: Vec<String> = before
+        .first()
+        .map(|row| row.try_get(0))
+        .transpose()
+        .map_err(|e| reader.failed("settings", e))?
+        .unwrap_or_default();
+    let path = search_path(&head.name);
+    let pinned: Vec<&str> = std::iter::once(path.as_str()).chain(PINNED.map(|(_, value)| value)).collect();
+    let before: Vec<&str> = before.iter().map(String::as_str).collect();
+    let oid = head.oid;
+    let p: &Parameters<'_> = &[(&oid, Type::OID)];
+    // All of these are on the wire before the first answer; the server runs them in this order.
+    let (
+        (),
+        relations,
+        sequences,
+        indexes,
+        constraints,
+        functions,
+        types,
+        triggers,
+        comments,
+        grants,
+        others,
+        outside,
+        parts,
+        edges,
+        (),
+        (),
+    ) = tokio::try_join!(
+        biased;
+        reader.set(&names, &pinned),
+        reader.rows("tables and views", query!("relations.sql"), p),
+        reader.rows("sequences", query!("sequences.sql"), p),
+        reader.rows("indexes", query!("indexes.sql"), p),
+        reader.rows("constraints", query!("constraints.sql"), p),
+        reader.rows("functions", query!("functions.sql"), p),
+        reader.rows("types", query!("types.sql"), p),
+        reader.rows("triggers", query!("triggers.sql"), p),
+        reader.rows("comments", query!("comments.sql"), p),
+        reader.rows("grants", query!("grants.sql"), p),
+        reader.rows("other objects", query!("others.sql"), p),
+        reader.rows("references to the outside", query!("outside.sql"), p),
+        reader.rows::<Part>("parts", query!("parts.sql"), p),
+        reader.rows::<Edge>("dependencies", query!("edges.sql"), p),
+        reader.check(&path),
+        reader.set(&names, &before),
+    )?;
+    let (edges, reads) = whole_objects(parts, edges);
+    let Head { oid, name, owner, reader, version } = head;
+    Ok(Facts {
+        schema: name,
+        oid,
+        owner,
+        reader,
+        version,
+        relations,
+        sequences,
+        indexes,
+        constraints,
+        functions,
+        types,
+        triggers,
+        comments,
+        grants,
+        others,
+        outside,
+        edges,
+        reads,
+    })
+}
+
+type Parameters<'a> = [(&'a (dyn tokio_postgres::types::ToSql + Sync), Type)];
+
+/// From dependencies between rows of the catalogs to dependencies between whole objects: a view's rule stands for the
+/// view, a row type for its table.
+#[expect(clippy::type_complexity, reason = "two lists, named where they are kept")]
+fn whole_objects(parts: Vec<Part>, edges: Vec<Edge>) -> (Vec<(Address, Address)>, Vec<(Address, Address, i32)>) {
+    let homes: BTreeMap<Address, Address> =
+        parts.into_iter().map(|part| (part.address, Address { class: part.home_class, oid: part.home })).collect();
+    let home = |address: &Address| -> Option<Address> {
+        let mut at = homes.get(address)?;
+        // Array of a multirange, multirange, range: no chain is longer than that.
+        for _ in 0..4 {
+            match homes.get(at) {
+                Some(next) if next != at => at = next,
+                _ => break,
+            }
+        }
+        Some(at.clone())
+    };
+    let mut whole = BTreeSet::new();
+    let mut reads = BTreeSet::new();
+    for edge in edges {
+        let of = Address { class: edge.of_class, oid: edge.of };
+        let (Some(from), Some(to)) = (home(&edge.address), home(&of)) else { continue };
+        if from == to {
+            continue;
+        }
+        if matches!(edge.address.class.as_str(), "pg_rewrite" | "pg_proc") {
+            reads.insert((from.clone(), to.clone(), edge.of_column));
+        }
+        whole.insert((from, to));
+    }
+    (whole.into_iter().collect(), reads.into_iter().collect())
+}
+
+struct Reader<'a, C> {
+    client: &'a C,
+    namespace: &'a Namespace,
+}
+
+impl<C: GenericClient + Sync> Reader<'_, C> {
+    fn failed(&self, what: &'static str, source: tokio_postgres::Error) -> Error {
+        Error::Postgres { what, namespace: self.namespace.clone(), source }
+    }
+
+    /// Runs a query whose rows are one JSON object each.
+    async fn rows<T: DeserializeOwned>(
+        &self,
+        what: &'static str,
+        sql: &'static str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<T>, Error> {
+        let rows = self.client.query_typed(sql, parameters).await.map_err(|source| self.failed(what, source))?;
+        let mut read = Vec::with_capacity(rows.len());
+        for row in rows {
+            let Json(value): Json<serde_json::Value> = row.try_get(0).map_err(|source| self.failed(what, source))?;
+            let text = value.to_string();
+            read.push(serde_json::from_value(value).map_err(|source| Error::Unexpected {
+                what,
+                namespace: self.namespace.clone(),
+                row: text,
+                source,
+            })?);
+        }
+        Ok(read)
+    }
+
+    async fn set(&self, names: &[&str], values: &[&str]) -> Result<(), Error> {
+        let sql = "SELECT pg_catalog.set_config(name, value, true)
+            FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS s(name, value)";
+        let parameters: &Parameters<'_> = &[(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
+        self.client.query_typed(sql, parameters).await.map_err(|source| self.failed("settings", source))?;
+        Ok(())
+    }
+
+    /// Settings made outside a transaction are gone with their statement; nothing read then would mean the same elsewhere.
+    async fn check(&self, path: &str) -> Result<(), Error> {
+        let sql = "SELECT pg_catalog.current_setting('search_path')";
+        let rows = self.client.query_typed(sql, &[]).await.map_err(|source| self.failed("settings", source))?;
+        match rows.first().map(|row| row.try_get::<_, &str>(0)) {
+            Some(Ok(now)) if now == path => Ok(()),
+            Some(Err(source)) => Err(self.failed("settings", source)),
+            _ => Err(Error::NoTransaction { namespace: self.namespace.clone() }),
+        }
+    }
+}

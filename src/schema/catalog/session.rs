@@ -1,0 +1,37 @@
+//! The settings under which SQL is deparsed here and executed at the other host, so that it means the same.
+
+use crate::pg::quote_ident;
+
+/// Settings that change what a deparsed text looks like or means, as pg_dump pins them. The time zone is pinned so that
+/// constants of type `timestamptz` look the same on every host.
+pub(super) const PINNED: [(&str, &str); 8] = [
+    ("DateStyle", "ISO, YMD"),
+    ("IntervalStyle", "postgres"),
+    ("TimeZone", "UTC"),
+    ("extra_float_digits", "3"),
+    ("bytea_output", "hex"),
+    ("standard_conforming_strings", "on"),
+    ("quote_all_identifiers", "off"),
+    // Compiling a plan takes ten times as long as any of the queries.
+    ("jit", "off"),
+];
+
+/// The `search_path` under which only this schema's objects go without a schema.
+///
+/// `pg_catalog` is named after the schema, so that a shard's own `lower(text)` or table `pg_class` is found before the
+/// built-in one, as is every other; `pg_temp` is named last, or temporary tables would hide the schema's.
+pub fn search_path(schema: &str) -> String {
+    format!("{}, pg_catalog, pg_temp", quote_ident(schema))
+}
+
+/// The statements that make a transaction ready to execute what was deparsed with [`read`](super::read): the pinned
+/// settings, the `search_path`, and function bodies taken as they are. All of them end with the transaction.
+pub fn preamble(schema: &str) -> String {
+    let mut sql = format!("SET LOCAL search_path = {}; SET LOCAL check_function_bodies = off", search_path(schema));
+    for (name, value) in PINNED {
+        sql.push_str(&format!("; SET LOCAL {name} = '{value}'"));
+    }
+    // A host's own defaults must not turn a plain table into something else.
+    sql.push_str("; SET LOCAL default_tablespace = ''; SET LOCAL default_table_access_method = heap");
+    sql
+}

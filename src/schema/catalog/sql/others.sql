@@ -1,0 +1,33 @@
+-- What is there but has no statement of ours: (what, object). The mover refuses these by name.
+, inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part)
+SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
+    SELECT (pg_catalog.pg_identify_object(m.class, m.oid, 0)).type AS kind, pg_catalog.pg_describe_object(m.class, m.oid, 0) AS object
+    FROM member m WHERE m.class NOT IN ('pg_catalog.pg_class'::pg_catalog.regclass, 'pg_catalog.pg_type'::pg_catalog.regclass, 'pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_extension'::pg_catalog.regclass)
+    UNION ALL
+    SELECT 'extension', pg_catalog.pg_describe_object(m.class, m.oid, 0) FROM member m WHERE m.class = 'pg_catalog.pg_extension'::pg_catalog.regclass
+    UNION ALL
+    SELECT 'rule', pg_catalog.pg_describe_object('pg_catalog.pg_rewrite'::pg_catalog.regclass, w.oid, 0)
+    FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_rewrite WHERE ev_class = r.oid AND rulename <> '_RETURN' OFFSET 0) w
+    UNION ALL
+    SELECT 'policy', pg_catalog.pg_describe_object('pg_catalog.pg_policy'::pg_catalog.regclass, p.oid, 0)
+    FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_policy WHERE polrelid = r.oid OFFSET 0) p
+    UNION ALL
+    SELECT 'statistics object', pg_catalog.pg_describe_object('pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, 0)
+    FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_statistic_ext WHERE stxrelid = r.oid AND stxnamespace <> $1 OFFSET 0) s
+    UNION ALL
+    SELECT 'publication relation', pg_catalog.pg_describe_object('pg_catalog.pg_publication_rel'::pg_catalog.regclass, p.oid, 0)
+    FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_publication_rel WHERE prrelid = r.oid OFFSET 0) p
+    UNION ALL
+    SELECT 'cast', pg_catalog.pg_describe_object(d.classid, d.objid, 0)
+    FROM inside i, LATERAL (SELECT DISTINCT classid, objid FROM pg_catalog.pg_depend
+        WHERE refclassid = i.class AND refobjid = i.oid AND classid = 'pg_catalog.pg_cast'::pg_catalog.regclass AND deptype <> 'i' OFFSET 0) d
+    UNION ALL
+    SELECT 'security label', pg_catalog.pg_describe_object(i.class, i.oid, 0)
+    FROM inside i WHERE EXISTS (SELECT FROM pg_catalog.pg_seclabel s WHERE s.objoid = i.oid AND s.classoid = i.class)
+    UNION ALL
+    SELECT CASE d.deptype WHEN 'e' THEN 'extension member' ELSE 'extension dependent' END, pg_catalog.pg_describe_object(i.class, i.oid, 0)
+    FROM inside i, LATERAL (SELECT deptype FROM pg_catalog.pg_depend WHERE classid = i.class AND objid = i.oid
+        AND refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass AND deptype IN ('e', 'x') OFFSET 0) d
+) o
+GROUP BY o.kind, o.object
+ORDER BY o.kind, o.object

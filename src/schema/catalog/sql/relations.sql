@@ -1,0 +1,37 @@
+SELECT pg_catalog.json_build_object(
+    'oid', c.oid::bigint, 'name', c.relname, 'kind', c.relkind, 'persistence', c.relpersistence,
+    'owner', pg_catalog.pg_get_userbyid(c.relowner),
+    'access_method', (SELECT amname FROM pg_catalog.pg_am WHERE oid = c.relam),
+    'tablespace', (SELECT spcname FROM pg_catalog.pg_tablespace WHERE oid = c.reltablespace),
+    'options', coalesce(c.reloptions, '{}'),
+    'toast_options', coalesce((SELECT reloptions FROM pg_catalog.pg_class WHERE oid = c.reltoastrelid), '{}'),
+    'replica_identity', c.relreplident,
+    'row_security', c.relrowsecurity OR c.relforcerowsecurity,
+    'typed', c.reloftype <> 0,
+    'inherits', EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhrelid = c.oid) OR EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhparent = c.oid),
+    'definition', CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END,
+    'columns', (
+        SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
+            'number', a.attnum, 'name', a.attname, 'type', pg_catalog.format_type(a.atttypid, a.atttypmod),
+            'type_name', pg_catalog.format_type(a.atttypid, NULL),
+            'collation', CASE WHEN a.attcollation <> t.typcollation AND a.attcollation <> 0
+                THEN (SELECT CASE WHEN pg_catalog.pg_collation_is_visible(l.oid) THEN pg_catalog.quote_ident(l.collname)
+                                  ELSE pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END
+                      FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END,
+            'not_null', a.attnotnull,
+            'not_null_name', k.conname, 'not_null_validated', coalesce(k.convalidated, true),
+            'not_null_comment', pg_catalog.obj_description(k.oid, 'pg_constraint'),
+            'identity', a.attidentity, 'generated', a.attgenerated,
+            'default', pg_catalog.pg_get_expr(d.adbin, d.adrelid), 'default_oid', d.oid::bigint,
+            'statistics', nullif(coalesce(a.attstattarget::int, -1), -1),
+            'storage', CASE WHEN a.attstorage <> t.typstorage THEN a.attstorage END,
+            'compression', nullif(pg_catalog.to_jsonb(a) ->> 'attcompression', ''),
+            'options', coalesce(a.attoptions, '{}')) ORDER BY a.attnum), '[]')
+        FROM pg_catalog.pg_attribute a
+        JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        LEFT JOIN pg_catalog.pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'n' AND k.conkey = ARRAY[a.attnum]
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped))
+FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_class WHERE oid = r.oid OFFSET 0) c
+WHERE c.relkind IN ('r', 'v', 'm', 'p', 'f')
+ORDER BY c.relname

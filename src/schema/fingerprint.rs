@@ -1,0 +1,336 @@
+//! Whether two schemas are made alike: a fingerprint to keep, and a difference to read.
+//!
+//! Both look at the same list of properties, so they cannot disagree. What may not break: nothing that belongs to the
+//! host goes in (OIDs, column numbers, owners, tablespaces, the schema's name), and nothing that a statement can
+//! change in a schema stays out. Publications are no part of a schema; a move makes one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::catalog::{Address, Column, Facts, Grantee, Persistence, Relation, Sequence, Type};
+
+mod view_text;
+
+/// The SHA-256 of a schema's definition, as 64 hexadecimal digits.
+///
+/// It is the same for the same definition under another name, on another host and, as far as the versions deparse
+/// alike, on another major version of PostgreSQL. Two schemas that differ have different ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fingerprint(String);
+
+impl Fingerprint {
+    /// A fingerprint that was kept as text.
+    pub fn from_hex(hex: &str) -> Fingerprint {
+        Fingerprint(hex.to_owned())
+    }
+
+    /// The 64 hexadecimal digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One property in which two schemas differ: `table photos: column title: text vs character varying(10)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The object: `table photos`.
+    pub object: String,
+    /// What of it: `column title`; empty for the object itself.
+    pub property: String,
+    /// In the first schema; `None` where it is not there.
+    pub left: Option<String>,
+    /// In the second.
+    pub right: Option<String>,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = |side: &Option<String>| match side.as_deref() {
+            None => "nothing".to_owned(),
+            Some("") => "is there".to_owned(),
+            Some(text) => text.to_owned(),
+        };
+        f.write_str(&self.object)?;
+        if !self.property.is_empty() {
+            write!(f, ": {}", self.property)?;
+        }
+        write!(f, ": {} vs {}", side(&self.left), side(&self.right))
+    }
+}
+
+/// The fingerprint of a schema.
+pub fn fingerprint(facts: &Facts) -> Fingerprint {
+    let mut hash = Sha256::new();
+    for ((object, property), value) in properties(facts) {
+        for part in [object, property, value] {
+            // The length before each part, or two lists could run together into the same bytes.
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+    }
+    Fingerprint(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Where two schemas differ, in order of the objects' names; empty if and only if the fingerprints are equal.
+pub fn differences(left: &Facts, right: &Facts) -> Vec<Difference> {
+    let (left, right) = (properties(left), properties(right));
+    let keys: BTreeSet<_> = left.keys().chain(right.keys()).collect();
+    keys.into_iter()
+        .filter(|key| left.get(*key) != right.get(*key))
+        .map(|key| Difference {
+            object: key.0.clone(),
+            property: key.1.clone(),
+            left: left.get(key).cloned(),
+            right: right.get(key).cloned(),
+        })
+        .collect()
+}
+
+type Properties = BTreeMap<(String, String), String>;
+
+/// Everything that makes the schema what it is, as (object, property) and value.
+fn properties(facts: &Facts) -> Properties {
+    let mut list = List(BTreeMap::new());
+    let names = facts.names();
+    let name = |class: &str, oid: u32| names.get(&Address::new(class, oid)).map_or("?", |name| name.plain.as_str());
+    for relation in &facts.relations {
+        list.relation(name("pg_class", relation.oid), relation);
+    }
+    for sequence in &facts.sequences {
+        let owner = sequence.owned_by.as_ref().map(|by| {
+            let how = if by.identity { "identity of" } else { "owned by" };
+            format!(", {how} {}.{}", facts.relation_name(by.relation), by.column)
+        });
+        list.put(name("pg_class", sequence.oid), "", sequence_text(sequence) + owner.as_deref().unwrap_or(""));
+    }
+    for index in &facts.indexes {
+        let object = name("pg_class", index.oid);
+        let unique = if index.unique { "unique " } else { "" };
+        list.put(object, "", format!("{unique}on {} {}", facts.relation_name(index.relation), index.definition));
+        list.put_some(object, "storage parameters", sorted(&index.options));
+        list.flag(object, "not valid", !index.valid);
+        list.flag(object, "cluster mark", index.clustered);
+        list.flag(object, "replica identity", index.replica_identity);
+        for statistics in &index.statistics {
+            list.put(object, &format!("statistics of column {}", statistics.column), statistics.target.to_string());
+        }
+    }
+    for constraint in &facts.constraints {
+        list.put(name("pg_constraint", constraint.oid), "", constraint.definition.clone());
+    }
+    for function in &facts.functions {
+        list.put(name("pg_proc", function.oid), "", function.definition.clone());
+    }
+    for type_ in &facts.types {
+        list.put(name("pg_type", type_.oid), "", type_text(type_));
+    }
+    for trigger in &facts.triggers {
+        let object = name("pg_trigger", trigger.oid);
+        list.put(object, "", trigger.definition.clone());
+        list.put(object, "enabled", trigger.enabled.clone());
+    }
+    for other in facts.others.iter().filter(|other| !other.kind.starts_with("publication")) {
+        list.put(&format!("{} {}", other.kind, other.object), "", String::new());
+    }
+    list.reads(facts, &names);
+    for comment in &facts.comments {
+        let property = column_of(facts, &comment.on, comment.column, "comment");
+        list.put(name(&comment.on.class, comment.on.oid), &property, comment.text.clone());
+    }
+    list.grants(facts, &names);
+    list.0
+}
+
+struct List(Properties);
+
+impl List {
+    fn put(&mut self, object: &str, property: &str, value: String) {
+        self.0.insert((object.to_owned(), property.to_owned()), value);
+    }
+
+    fn put_some(&mut self, object: &str, property: &str, value: String) {
+        if !value.is_empty() {
+            self.put(object, property, value);
+        }
+    }
+
+    fn flag(&mut self, object: &str, property: &str, set: bool) {
+        if set {
+            self.put(object, property, String::new());
+        }
+    }
+
+    fn relation(&mut self, object: &str, relation: &Relation) {
+        let columns: Vec<&str> = relation.columns.iter().map(|column| column.name.as_str()).collect();
+        self.put(object, "columns", columns.join(", "));
+        if let Some(definition) = &relation.definition {
+            self.put(object, "query", view_text::canonical(definition));
+        }
+        self.put_some(object, "access method", relation.access_method.clone().unwrap_or_default());
+        self.put_some(object, "storage parameters", sorted(&relation.options));
+        self.put_some(object, "storage parameters of TOAST", sorted(&relation.toast_options));
+        self.flag(object, "unlogged", relation.persistence == Persistence::Unlogged);
+        self.flag(object, "row security", relation.row_security);
+        self.flag(object, "inheritance", relation.inherits);
+        self.flag(object, "typed", relation.typed);
+        // Views have none; PostgreSQL says `n` of them.
+        let identity = match relation.replica_identity.as_str() {
+            "f" => "full",
+            "i" => "index",
+            "n" if relation.definition.is_none() => "nothing",
+            _ => "",
+        };
+        self.put_some(object, "replica identity", identity.to_owned());
+        for column in &relation.columns {
+            let property = format!("column {}", column.name);
+            self.put(object, &property, column_text(column));
+            let mut detail = |what: &str, value: Option<String>| {
+                self.put_some(object, &format!("{property}: {what}"), value.unwrap_or_default());
+            };
+            detail("storage", column.storage.clone());
+            detail("compression", column.compression.clone());
+            detail("statistics", column.statistics.map(|target| target.to_string()));
+            detail("options", Some(sorted(&column.options)));
+            detail("comment on NOT NULL", column.not_null_comment.clone());
+            detail("name of NOT NULL", column.chosen_not_null_name(&relation.name).map(str::to_owned));
+        }
+    }
+
+    /// What views and bound functions read, by column: their texts are compared without some qualifiers.
+    fn reads(&mut self, facts: &Facts, names: &BTreeMap<Address, super::catalog::Name>) {
+        let mut read: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        for (reader, of, column) in &facts.reads {
+            let (Some(reader), Some(name)) = (names.get(reader), names.get(of)) else { continue };
+            let column = column_of(facts, of, *column, "");
+            read.entry(&reader.plain).or_default().insert(format!("{} {column}", name.plain).trim_end().to_owned());
+        }
+        for (object, of) in read {
+            self.put(object, "reads", of.into_iter().collect::<Vec<_>>().join(", "));
+        }
+    }
+
+    fn grants(&mut self, facts: &Facts, names: &BTreeMap<Address, super::catalog::Name>) {
+        for grant in &facts.grants {
+            let object = names.get(&grant.on).map_or("?", |name| name.plain.as_str());
+            let grantee = match &grant.grantee {
+                Grantee::Owner => "its owner".to_owned(),
+                Grantee::Public => "PUBLIC".to_owned(),
+                Grantee::Role { name } => name.clone(),
+            };
+            let what = if grant.revoked { "revoked" } else { "granted" };
+            let property = format!("{} {what} {grantee}", grant.privilege);
+            let value = if grant.grantable { "with grant option" } else { "" };
+            self.put(object, &column_of(facts, &grant.on, grant.column, &property), value.to_owned());
+        }
+    }
+}
+
+impl Column {
+    /// The NOT NULL's name, if somebody chose it: PostgreSQL's own choice says nothing, and before 18 there is none.
+    pub(crate) fn chosen_not_null_name(&self, relation: &str) -> Option<&str> {
+        let name = self.not_null_name.as_deref()?;
+        // Long names are cut on both sides of the first underscore; what is left is still recognised by its end.
+        let default = format!("{relation}_{}_not_null", self.name);
+        let cut = default.len() > 63 && name.ends_with("_not_null");
+        (name != default && !cut).then_some(name)
+    }
+}
+
+fn column_of(facts: &Facts, on: &Address, column: i32, property: &str) -> String {
+    if column == 0 {
+        return property.to_owned();
+    }
+    let relation = (on.class == "pg_class").then(|| facts.relation(on.oid)).flatten();
+    let name = match relation.and_then(|relation| relation.column(column)) {
+        Some(column) => column.name.clone(),
+        None => facts
+            .types
+            .iter()
+            .filter(|type_| on.class == "pg_type" && type_.oid == on.oid)
+            .find_map(|type_| type_.attributes.iter().find(|attribute| attribute.number == column))
+            .map_or(column.to_string(), |attribute| attribute.name.clone()),
+    };
+    if property.is_empty() { format!("column {name}") } else { format!("column {name}: {property}") }
+}
+
+fn sorted(options: &[String]) -> String {
+    let mut options = options.to_vec();
+    options.sort();
+    options.join(", ")
+}
+
+fn column_text(column: &Column) -> String {
+    let mut text = column.type_.clone();
+    let mut add = |part: String| {
+        text.push(' ');
+        text.push_str(&part);
+    };
+    if let Some(collation) = &column.collation {
+        add(format!("COLLATE {collation}"));
+    }
+    if column.not_null {
+        add(if column.not_null_validated { "NOT NULL" } else { "NOT NULL NOT VALID" }.to_owned());
+    }
+    match (column.identity.as_str(), column.generated.as_str(), &column.default) {
+        ("a", ..) => add("GENERATED ALWAYS AS IDENTITY".to_owned()),
+        ("d", ..) => add("GENERATED BY DEFAULT AS IDENTITY".to_owned()),
+        (_, "s", Some(expression)) => add(format!("GENERATED ALWAYS AS ({expression}) STORED")),
+        (_, "v", Some(expression)) => add(format!("GENERATED ALWAYS AS ({expression}) VIRTUAL")),
+        (_, _, Some(default)) => add(format!("DEFAULT {default}")),
+        _ => {}
+    }
+    text
+}
+
+fn sequence_text(sequence: &Sequence) -> String {
+    let Sequence { type_, start, increment, minimum, maximum, cache, cycle, persistence, .. } = sequence;
+    let cycle = if *cycle { ", cycle" } else { "" };
+    let unlogged = if *persistence == Persistence::Unlogged { ", unlogged" } else { "" };
+    format!("{type_} {minimum}..{maximum} by {increment} from {start}, cache {cache}{cycle}{unlogged}")
+}
+
+fn type_text(type_: &Type) -> String {
+    let attributes: Vec<String> = type_
+        .attributes
+        .iter()
+        .map(|a| format!("{} {} {}", a.name, a.type_, a.collation.as_deref().unwrap_or("")).trim_end().to_owned())
+        .collect();
+    let Type { kind, labels, base, collation, not_null, default, .. } = type_;
+    let mut text = format!("{kind:?}");
+    if !labels.is_empty() {
+        text += &format!(" {labels:?}");
+    }
+    for (what, value) in [("", base), ("COLLATE ", collation), ("DEFAULT ", default)] {
+        if let Some(value) = value {
+            text += &format!(" {what}{value}");
+        }
+    }
+    if *not_null {
+        text += " NOT NULL";
+    }
+    if !attributes.is_empty() {
+        text += &format!(" ({})", attributes.join(", "));
+    }
+    if let Some(range) = &type_.range {
+        let or = |value: &Option<String>| value.clone().unwrap_or_default();
+        text += &format!(
+            " of {} {} {} {} {}",
+            range.subtype,
+            or(&range.operator_class),
+            or(&range.collation),
+            or(&range.difference),
+            range.canonical
+        );
+    }
+    text
+}

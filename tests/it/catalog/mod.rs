@@ -1,0 +1,241 @@
+//! A schema's definition: read from the catalogs of one server, made again on another, and compared.
+
+use pgshard::SchemaPrefix;
+use pgshard::mover::border::assert_closed;
+use pgshard::mover::ddl::{Creation, Target, create};
+use pgshard::mover::sequences::{SequenceValue, sequence_values, set_sequence_statements, set_sequence_values};
+use pgshard::schema::catalog::{Error, Facts, Namespace, preamble, read};
+use pgshard::schema::fingerprint::{differences, fingerprint};
+use tokio_postgres::Client;
+
+use crate::support::TestCluster;
+
+mod border;
+mod refusals;
+
+const RICH: &str = include_str!("rich.sql");
+
+/// The facts of a schema, read in a transaction of their own.
+async fn facts(client: &mut Client, schema: impl Into<Namespace>) -> Facts {
+    let transaction = client.transaction().await.unwrap();
+    let facts = read(&transaction, &schema.into()).await.unwrap_or_else(|error| panic!("{error}: {error:?}"));
+    transaction.commit().await.unwrap();
+    facts
+}
+
+async fn version(client: &Client) -> u32 {
+    let row = client.query_one("SELECT current_setting('server_version_num')::int", &[]).await.unwrap();
+    row.get::<_, i32>(0) as u32
+}
+
+/// Runs SQL and says what failed.
+async fn run(client: &Client, sql: &str) {
+    if let Err(error) = client.batch_execute(sql).await {
+        let detail = error.as_db_error().map(|error| format!("{error:?}"));
+        panic!("{error}: {sql}\n{detail:?}");
+    }
+}
+
+/// Roles that the rich schema grants to.
+async fn roles(cluster: &TestCluster) {
+    run(&cluster.superuser(0).await, "CREATE ROLE reader; CREATE ROLE writer").await;
+}
+
+/// Makes the schema as a move does: under another name, in a transaction with the preamble.
+async fn make(client: &mut Client, creation: &Creation, schema: &str) {
+    for statements in [&creation.before_data, &creation.after_data] {
+        let transaction = client.transaction().await.unwrap();
+        transaction.batch_execute(&preamble(schema)).await.unwrap();
+        for statement in statements {
+            if let Err(error) = transaction.batch_execute(&statement.sql).await {
+                panic!("{}: {}\n{:?}", statement.what, statement.sql, error.as_db_error());
+            }
+        }
+        transaction.commit().await.unwrap();
+    }
+}
+
+/// Carries the rich schema from one server to the other, past an old signpost of the same name, and compares.
+async fn carry(source: &TestCluster, target: &TestCluster) {
+    roles(source).await;
+    if !std::ptr::eq(source, target) {
+        roles(target).await;
+    }
+    let (mut from, mut to) = (source.app(0).await, target.app(target.servers().len() - 1).await);
+    if std::ptr::eq(source, target) {
+        run(&target.superuser(1).await, "CREATE ROLE reader; CREATE ROLE writer").await;
+    }
+    run(&from, RICH).await;
+    let before = facts(&mut from, "shard_0007").await;
+
+    // Everything in it has a name that the shard has too: what is looked up by name would find it.
+    run(
+        &to,
+        "CREATE SCHEMA shard_0007;
+         CREATE TYPE shard_0007.mood AS ENUM ('wrong');
+         CREATE SEQUENCE shard_0007.id_sequence;
+         CREATE FUNCTION shard_0007.next_id() RETURNS bigint LANGUAGE sql AS 'SELECT -1::bigint';
+         CREATE FUNCTION shard_0007.lower(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT NULL::text';
+         CREATE FUNCTION shard_0007.shout(text) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT NULL::text';
+         CREATE VIEW shard_0007.users AS SELECT 1 AS id",
+    )
+    .await;
+    let goal = Target { schema: "shard_0007__incoming", final_schema: "shard_0007", version: version(&to).await };
+    let creation = create(&before, &goal).unwrap_or_else(|refusals| panic!("{refusals:#?}"));
+    assert_eq!(creation.notes, Vec::<String>::new());
+    make(&mut to, &creation, "shard_0007__incoming").await;
+    let incoming = Namespace::from("shard_0007__incoming");
+    assert_closed(&to, &incoming, &SchemaPrefix::default()).await.unwrap_or_else(|error| panic!("{error}"));
+
+    let made = facts(&mut to, "shard_0007__incoming").await;
+    assert_eq!(report(&before, &made), "");
+    run(&to, "ALTER SCHEMA shard_0007 RENAME TO shard_0007__signpost_e2").await;
+    run(&to, "ALTER SCHEMA shard_0007__incoming RENAME TO shard_0007").await;
+    let after = facts(&mut to, made.oid).await;
+    assert_eq!(report(&before, &after), "");
+    assert_eq!(fingerprint(&before), fingerprint(&after));
+    assert!(differences(&before, &after).is_empty());
+
+    // Carried once more it is still the same, so nothing was only deparsed alike.
+    let again = create(&after, &goal).unwrap_or_else(|refusals| panic!("{refusals:#?}"));
+    if version(&from).await == version(&to).await {
+        assert_eq!(creation, again);
+    }
+
+    // It works: defaults by function, identity, serial and sequence; generated columns; checks; keys.
+    run(&to, "ALTER SCHEMA shard_0007__signpost_e2 RENAME TO elsewhere; DROP SCHEMA elsewhere CASCADE").await;
+    let insert = "INSERT INTO shard_0007.users (name) VALUES ('Ann')
+        RETURNING id, number, other, serial, name_upper, name_lower, added, state::text";
+    let row = to.query_one(insert, &[]).await.unwrap();
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, i32>(1), row.get::<_, i16>(2)), (1000, 10, 1));
+    assert_eq!((row.get::<_, i64>(3), row.get::<_, &str>(4), row.get::<_, &str>(5)), (1, "ANN!", "ann"));
+    assert_eq!((row.get::<_, i32>(6), row.get::<_, &str>(7)), (100, "sad"));
+    let row = to.query_one("SELECT l, pl, shard_0007.bound_count('sad') FROM shard_0007.grown", &[]).await.unwrap();
+    assert_eq!((row.get::<_, &str>(0), row.get::<_, &str>(1), row.get::<_, i64>(2)), ("mine: ann", "ann", 1));
+    let rows = to.query_one("SELECT count(*) FROM shard_0007.rows_of()", &[]).await.unwrap();
+    assert_eq!(rows.get::<_, i64>(0), 1);
+    let refused = to.execute("INSERT INTO shard_0007.users (name, price) VALUES ('Bob', -1)", &[]).await.unwrap_err();
+    assert_eq!(refused.code().map(|code| code.code().to_owned()).as_deref(), Some("23514"));
+    run(
+        &to,
+        "BEGIN; INSERT INTO shard_0007.\"Order's (1)\" (\"User Id\", id) VALUES (5000, gen_random_uuid());
+              UPDATE shard_0007.users SET id = 5000; COMMIT",
+    )
+    .await;
+}
+
+fn report(left: &Facts, right: &Facts) -> String {
+    differences(left, right).iter().map(|difference| format!("{difference}\n")).collect()
+}
+
+on_each_version! {
+    /// Everything in the rich schema comes over, in its full.
+    async fn a_schema_is_carried(version) {
+        let cluster = TestCluster::start(version, 2);
+        carry(&cluster, &cluster).await;
+    }
+
+    /// The name is not in the fingerprint; everything that a statement changes is, and the difference names it.
+    async fn the_fingerprint_sees_changes(version) {
+        let cluster = TestCluster::start(version, 1);
+        roles(&cluster).await;
+        let mut client = cluster.app(0).await;
+        run(&client, RICH).await;
+        let before = facts(&mut client, "shard_0007").await;
+        run(&client, "ALTER SCHEMA shard_0007 RENAME TO shard_0007__left_e3").await;
+        let renamed = facts(&mut client, before.oid).await;
+        assert_eq!(report(&before, &renamed), "");
+        assert_eq!(fingerprint(&before), fingerprint(&renamed));
+        run(&client, "ALTER SCHEMA shard_0007__left_e3 RENAME TO shard_0007").await;
+        run(&client, "INSERT INTO shard_0007.users (name) VALUES ('Ann')").await;
+        run(&client, "SET search_path = shard_0007, public").await;
+        for (change, expected) in [
+            // Nothing else may change a table whose row type is in use.
+            ("ALTER TABLE \"Order's (1)\" DROP COLUMN whole", "table Order's (1): column whole: users vs nothing"),
+            ("ALTER TABLE users ALTER COLUMN price TYPE numeric(12, 2)", "table users: column price: numeric(10,2) vs numeric(12,2)"),
+            ("ALTER TABLE users RENAME COLUMN added TO more", "table users: columns: "),
+            ("ALTER TABLE users ALTER COLUMN nick SET NOT NULL", "table users: column nick: character varying(10)"),
+            ("ALTER TABLE users ALTER COLUMN nick SET STORAGE MAIN", "table users: column nick: storage: nothing vs m"),
+            ("ALTER TABLE users SET (fillfactor = 81)", "table users: storage parameters: "),
+            ("ALTER TABLE users ADD late int", "table users: column late: nothing vs integer"),
+            ("ALTER TABLE users REPLICA IDENTITY FULL", "table users: replica identity: nothing vs full"),
+            ("ALTER TABLE users DISABLE TRIGGER always", "trigger always on users: enabled: A vs D"),
+            ("ALTER TABLE users ENABLE ROW LEVEL SECURITY", "table users: row security: nothing vs is there"),
+            ("ALTER TYPE mood ADD VALUE 'new'", "type mood: "),
+            ("ALTER SEQUENCE id_sequence CACHE 7", "sequence id_sequence: "),
+            ("ALTER TABLE users VALIDATE CONSTRAINT unchecked", "constraint unchecked on users: "),
+            ("CREATE OR REPLACE VIEW united AS SELECT id FROM marked UNION ALL SELECT id FROM users", "view united: query: "),
+            ("CREATE OR REPLACE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'", "function touch(): "),
+            ("COMMENT ON TABLE users IS 'others'", "table users: comment: people vs others"),
+            ("REVOKE SELECT ON users FROM reader", "table users: SELECT granted reader: is there vs nothing"),
+            ("GRANT SELECT (nick) ON users TO reader", "table users: column nick: SELECT granted reader: nothing vs is there"),
+            ("REVOKE USAGE ON SCHEMA shard_0007 FROM reader", "schema: USAGE granted reader: is there vs nothing"),
+            ("DROP INDEX users_gin", "index users_gin: on users USING gin (tags) vs nothing"),
+            ("CREATE STATISTICS s ON id, name FROM users", "statistics object statistics object s"),
+            ("CREATE RULE r AS ON INSERT TO marked DO NOTHING", "rule rule r on table marked"),
+            ("CREATE POLICY p ON users", "policy policy p on table users"),
+        ] {
+            let before = facts(&mut client, "shard_0007").await;
+            run(&client, change).await;
+            let after = facts(&mut client, "shard_0007").await;
+            let seen = report(&before, &after);
+            assert!(seen.contains(expected), "{change}: {seen}");
+            assert_ne!(fingerprint(&before), fingerprint(&after), "{change}");
+        }
+        // A publication is no part of it: the move makes one itself.
+        let before = facts(&mut client, "shard_0007").await;
+        run(&client, "CREATE PUBLICATION p FOR TABLE users").await;
+        let after = facts(&mut client, "shard_0007").await;
+        assert_eq!(report(&before, &after), "");
+    }
+
+    /// Values come over whatever they are, under the name that the schema has at the time.
+    async fn sequence_values_are_carried(version) {
+        let cluster = TestCluster::start(version, 1);
+        let client = cluster.app(0).await;
+        run(&client, "CREATE SCHEMA s; CREATE SEQUENCE s.unused START 5; CREATE SEQUENCE s.\"it's\" CACHE 10;
+            CREATE TABLE s.t (id int GENERATED ALWAYS AS IDENTITY, n serial); INSERT INTO s.t VALUES (DEFAULT), (DEFAULT);
+            SELECT nextval('s.\"it''s\"'); CREATE SCHEMA r; CREATE SCHEMA empty; SELECT setval('s.t_n_seq', 9, false)").await;
+        let oid: u32 = client.query_one("SELECT 's'::regnamespace::oid", &[]).await.unwrap().get(0);
+        run(&client, "ALTER SCHEMA s RENAME TO s__left_e1").await;
+        let values = sequence_values(&client, &oid.into()).await.unwrap();
+        let value = |name: &str, last_value, is_called| SequenceValue { name: name.to_owned(), last_value, is_called };
+        assert_eq!(values, [value("it's", 10, true), value("t_id_seq", 2, true), value("t_n_seq", 9, false), value("unused", 5, false)]);
+        run(&client, "CREATE SEQUENCE r.unused; CREATE SEQUENCE r.\"it's\"; CREATE SEQUENCE r.t_id_seq; CREATE SEQUENCE r.t_n_seq").await;
+        set_sequence_values(&client, "r", &values).await.unwrap();
+        assert_eq!(sequence_values(&client, &"r".into()).await.unwrap(), values);
+        run(&client, "DROP SCHEMA r CASCADE; CREATE SCHEMA r; CREATE SEQUENCE r.unused; CREATE SEQUENCE r.\"it's\";
+            CREATE SEQUENCE r.t_id_seq; CREATE SEQUENCE r.t_n_seq").await;
+        for statement in set_sequence_statements("r", &values) {
+            run(&client, &statement.sql).await;
+        }
+        assert_eq!(sequence_values(&client, &"r".into()).await.unwrap(), values);
+        assert_eq!(sequence_values(&client, &"empty".into()).await.unwrap(), []);
+        set_sequence_values(&client, "empty", &[]).await.unwrap();
+    }
+
+    /// Outside a transaction settings do not hold, and what is read would mean something else at the target.
+    async fn reading_wants_a_transaction_and_leaves_no_trace(version) {
+        let cluster = TestCluster::start(version, 1);
+        let mut client = cluster.app(0).await;
+        run(&client, "CREATE SCHEMA s; CREATE TABLE s.t (id int)").await;
+        assert!(matches!(read(&client, &"s".into()).await, Err(Error::NoTransaction { .. })));
+        assert!(matches!(read(&client, &"nowhere".into()).await, Err(Error::NoSchema { .. })));
+        assert!(matches!(read(&client, &1u32.into()).await, Err(Error::NoSchema { .. })));
+        run(&client, "SET search_path = public, s; SET DateStyle = 'German'").await;
+        let transaction = client.transaction().await.unwrap();
+        read(&transaction, &"s".into()).await.unwrap();
+        let row = transaction.query_one("SELECT current_setting('search_path'), current_setting('DateStyle')", &[]).await.unwrap();
+        assert_eq!((row.get::<_, &str>(0), row.get::<_, &str>(1)), ("public, s", "German, DMY"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn to_a_newer_version() {
+    carry(&TestCluster::start(15, 1), &TestCluster::start(18, 1)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn to_an_older_version() {
+    carry(&TestCluster::start(18, 1), &TestCluster::start(15, 1)).await;
+}

@@ -1,0 +1,192 @@
+//! Connections: what a session keeps, and what it must not; transactions.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pgshard::Router;
+use pgshard::router::{Error, Sql, Transaction};
+use tokio_postgres::IsolationLevel;
+
+use super::by_hand::{Shards, shard};
+use super::{COUNT, INSERT};
+
+fn narrow(shards: &Shards, statements: usize) -> Router {
+    let mut options = shards.options();
+    options.hosts[0].pool_size = 1;
+    options.statements_per_connection = statements;
+    Router::new(options)
+}
+
+on_each_version! {
+    /// A connection never has more statements prepared than it may, client and server; 0 keeps none.
+    async fn prepared_statements_are_bounded(version) {
+        let shards = Shards::start(version, 4).await;
+        let prepared = "SELECT count(*) FROM pg_prepared_statements";
+        for (limit, left) in [(3, 3), (0, 1)] {
+            let router = narrow(&shards, limit);
+            for number in 0..20 {
+                let sql = format!("SELECT {number} FROM {{shard}}.photos");
+                router.shard(shard(number % 2)).unwrap().query(&sql, &[]).await.unwrap();
+            }
+            let row = router.by_key(0).query_one(&Sql::new(prepared), &[]).await.unwrap();
+            assert_eq!(row.get::<_, i64>(0), left);
+        }
+    }
+
+    /// Statements prepared before a migration of the application are prepared again, in and out of transactions.
+    async fn a_migration_does_not_show(version) {
+        let shards = Shards::start(version, 4).await;
+        let router = narrow(&shards, 256);
+        let all = "SELECT * FROM {shard}.photos";
+        router.by_key(0).execute(INSERT, &[&1_i64, &"a"]).await.unwrap();
+        assert_eq!(router.by_key(0).query_one(all, &[]).await.unwrap().len(), 3);
+        shards.db[0].batch_execute("ALTER TABLE shard_0000.photos ADD COLUMN more int").await.unwrap();
+        assert_eq!(router.by_key(0).query_one(all, &[]).await.unwrap().len(), 4);
+        shards.db[0].batch_execute("ALTER TABLE shard_0000.photos ADD COLUMN still_more int").await.unwrap();
+        let columns = router.by_key(0).transaction(async |tx| {
+            tx.execute("UPDATE {shard}.photos SET title = title || '!'", &[]).await?;
+            Ok::<_, Error>(tx.query_one(all, &[]).await?.len())
+        });
+        assert_eq!(columns.await.unwrap(), 5);
+        assert_eq!(shards.titles(0, 0).await, ["a!"]);
+        // Somebody has dropped everything that was prepared.
+        router.by_key(0).execute("DEALLOCATE ALL", &[]).await.unwrap();
+        router.by_key(0).query_one(all, &[]).await.unwrap();
+    }
+
+    /// What a raw client or a SET leaves behind is gone for the next user of the connection.
+    async fn sessions_come_back_clean(version) {
+        let shards = Shards::start(version, 4).await;
+        let router = narrow(&shards, 256);
+        let state = "SELECT current_setting('search_path') || ' ' || current_setting('work_mem') || ' '
+            || (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory') || ' ' || (SELECT count(*) FROM pg_listening_channels())
+            || ' ' || coalesce(to_regclass('pg_temp.mine')::text, '-') || ' ' || pg_backend_pid()";
+        let asked = async || router.by_key(0).query_one(state, &[]).await.unwrap().get::<_, String>(0);
+        let before = asked().await;
+        {
+            let mut client = router.by_key(0).client().await.unwrap();
+            assert_eq!((client.schema().as_str(), client.host()), ("\"shard_0000\"", &shards.name(0)));
+            client.batch_execute("SET search_path = nowhere; SELECT pg_advisory_lock(7); LISTEN x").await.unwrap();
+            let transaction = client.transaction().await.unwrap();
+            transaction.batch_execute("CREATE TEMP TABLE mine (n int); DECLARE c CURSOR WITH HOLD FOR SELECT 1").await.unwrap();
+            transaction.commit().await.unwrap();
+            client.batch_execute("BEGIN; INSERT INTO shard_0000.photos VALUES (1, 'never committed')").await.unwrap();
+        }
+        assert_eq!(asked().await, before, "the same connection");
+        router.by_key(0).execute("SET work_mem = '123kB'", &[]).await.unwrap();
+        assert_eq!(asked().await, before);
+        assert!(shards.titles(0, 0).await.is_empty());
+    }
+
+    /// COMMIT and ROLLBACK, savepoints, errors, isolation; and the future of a transaction can be spawned.
+    async fn transactions(version) {
+        let shards = Shards::start(version, 4).await;
+        let router = narrow(&shards, 256);
+        let title = String::from("kept");
+        let spawned = {
+            let (router, title) = (router.clone(), title.clone());
+            tokio::spawn(async move {
+                let (title, times) = (&title, AtomicU32::new(0));
+                let times = &times;
+                let closure = async |tx: Transaction| {
+                    times.fetch_add(1, Ordering::Relaxed);
+                    tx.execute(INSERT, &[&1_i64, title]).await?;
+                    tx.query_one(COUNT, &[]).await.map(|row| row.get::<_, i64>(0))
+                };
+                let count = router.by_key(0).transaction(closure).await;
+                // The other way to write it.
+                let second = router.by_key(0).transaction(|tx| async move {
+                    tx.execute(INSERT, &[&2_i64, title]).await
+                });
+                second.await?;
+                count
+            })
+        };
+        assert_eq!(spawned.await.unwrap().unwrap(), 1);
+        assert_eq!(shards.titles(0, 0).await, ["kept", "kept"]);
+
+        /// An error of the application's own.
+        #[derive(Debug)]
+        enum Mine {
+            No,
+            #[allow(dead_code, reason = "shown when the test fails")]
+            Router(Error),
+        }
+        impl From<Error> for Mine {
+            fn from(error: Error) -> Mine {
+                Mine::Router(error)
+            }
+        }
+        let refused: Result<(), Mine> = router.by_key(0).transaction(async |tx| {
+            tx.execute(INSERT, &[&3_i64, &"undone"]).await?;
+            Err(Mine::No)
+        }).await;
+        assert!(matches!(refused, Err(Mine::No)));
+
+        let caught = router.by_key(0).transaction(async |tx| {
+            tx.execute(INSERT, &[&4_i64, &"outer"]).await?;
+            let twice: Result<u64, Error> = tx.savepoint(async { tx.execute(INSERT, &[&4_i64, &"inner"]).await }).await;
+            assert_eq!(twice.unwrap_err().code().unwrap().code(), "23505");
+            // A mistake in a name, caught the same way: the host is asked, and then it is committed.
+            tx.execute("SAVEPOINT mine", &[]).await?;
+            assert!(tx.execute("SELECT * FROM {shard}.nothing", &[]).await.is_err());
+            tx.execute("ROLLBACK TO SAVEPOINT mine", &[]).await?;
+            assert!(matches!(tx.execute("COMMIT", &[]).await, Err(Error::TransactionControl { .. })));
+            Ok::<_, Error>(())
+        });
+        caught.await.unwrap();
+        assert_eq!(shards.titles(0, 0).await, ["kept", "kept", "outer"]);
+
+        let swallowed = router.by_key(0).transaction(async |tx| {
+            tx.execute(INSERT, &[&5_i64, &"lost"]).await?;
+            let _ = tx.execute("SELECT 1/0", &[]).await;
+            Ok::<_, Error>(())
+        });
+        assert!(matches!(swallowed.await, Err(Error::TransactionFailed { .. })));
+
+        let leaked = router.by_key(0).transaction(async |tx| Ok::<_, Error>(tx)).await.unwrap();
+        assert!(matches!(leaked.query(COUNT, &[]).await, Err(Error::TransactionEnded { .. })));
+
+        let level = router.by_key(0).build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true);
+        let said = level.run(async |tx| {
+            let sql = "SELECT current_setting('transaction_isolation') || ' ' || current_setting('transaction_read_only')";
+            Ok::<String, Error>(tx.query_one(sql, &[]).await?.get(0))
+        });
+        assert_eq!(said.await.unwrap(), "repeatable read on");
+
+        // Dropped in the middle: rolled back, and its connection is not given to anybody.
+        let hangs = router.by_key(0).transaction(async |tx| {
+            tx.execute(INSERT, &[&6_i64, &"dropped"]).await?;
+            tx.execute("SELECT pg_sleep(60)", &[]).await
+        });
+        assert!(tokio::time::timeout(std::time::Duration::from_millis(100), hangs).await.is_err());
+        assert_eq!(router.by_key(0).query_one(COUNT, &[]).await.unwrap().get::<_, i64>(0), 3);
+    }
+
+    /// A connection that is lost is told apart: during COMMIT it is in doubt, before that nothing has happened.
+    async fn lost_connections(version) {
+        let shards = Shards::start(version, 4).await;
+        let router = narrow(&shards, 256);
+        shards.db[0].batch_execute("
+            CREATE FUNCTION public.die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+            CREATE CONSTRAINT TRIGGER die AFTER INSERT ON shard_0000.photos DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW WHEN (NEW.title = 'die') EXECUTE FUNCTION public.die()").await.unwrap();
+        let runs = Arc::new(AtomicU32::new(0));
+        let in_doubt = router.by_key(0).transaction(async |tx| {
+            runs.fetch_add(1, Ordering::Relaxed);
+            tx.execute(INSERT, &[&1_i64, &"die"]).await
+        });
+        let error = in_doubt.await.unwrap_err();
+        assert!(matches!(error, Error::InDoubt { .. }) && error.may_have_run() && !error.is_retryable(), "{error:?}");
+        assert_eq!(runs.load(Ordering::Relaxed), 1);
+
+        let die = "SELECT pg_terminate_backend(pg_backend_pid())";
+        let error = router.by_key(0).transaction(async |tx| tx.query(die, &[]).await).await.unwrap_err();
+        assert!(matches!(error, Error::ConnectionLost { may_have_run: false, .. }) && error.is_retryable(), "{error:?}");
+        let error = router.by_key(0).query(die, &[]).await.unwrap_err();
+        assert!(matches!(error, Error::ConnectionLost { may_have_run: false, .. }), "{error:?}");
+        let writes = "WITH x AS (SELECT pg_terminate_backend(pg_backend_pid())) SELECT * FROM x";
+        let error = router.by_key(0).query(writes, &[]).await.unwrap_err();
+        assert!(matches!(error, Error::ConnectionLost { may_have_run: true, .. }) && !error.is_retryable(), "{error:?}");
+    }
+}
