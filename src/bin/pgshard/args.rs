@@ -17,7 +17,7 @@ use crate::values;
 
 /// Shard PostgreSQL: thousands of logical shards on a few servers.
 ///
-/// A shard is a PostgreSQL schema; a user's shard is his key mod N; an ID carries its shard. pgshard.toml names the
+/// A shard is a PostgreSQL schema; the shard of a key is key mod N; an ID carries its shard. pgshard.toml names the
 /// servers (hosts) and which shards each serves.
 #[derive(Debug, Parser)]
 #[command(
@@ -271,6 +271,7 @@ pub(crate) struct EpochArg {
 #[derive(Debug, Subcommand)]
 pub(crate) enum MapCommand {
     Show(MapShow),
+    Diff(MapDiff),
 }
 
 /// Which host serves which shards, as the map says
@@ -280,6 +281,18 @@ Examples:
   pgshard map show
   pgshard map show --json | jq '.hosts | map_values(.count)'")]
 pub(crate) struct MapShow {}
+
+/// What is different between the map and that of another config
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard map diff /backup/pgshard.toml
+  pgshard map diff /backup/pgshard.toml --json | jq '.changes | length'")]
+pub(crate) struct MapDiff {
+    /// The other config, whose map is taken as the newer
+    #[arg(value_name = "OTHER")]
+    pub(crate) other: PathBuf,
+}
 
 /// Run a query on all shards, or on some
 #[derive(Debug, ArgGroup)]

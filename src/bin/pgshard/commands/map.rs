@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pgshard::map::HostName;
+use pgshard::ShardId;
+use pgshard::map::{Change, HostName, Placement, ShardMap, print_shards};
 use serde::Serialize;
 
 use crate::context;
@@ -43,4 +44,74 @@ pub(crate) async fn show(config: Option<&Path>, output: &Output) -> Result<Exit,
         }
     }
     Ok(Exit::Done)
+}
+
+/// What is different between the map and that of another config, which is taken as the newer.
+pub(crate) async fn diff(other: &Path, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let map = context::map(&context::config(config)?).await?;
+    let newer = context::map(&context::config(Some(other))?).await?;
+    if map.shards() != newer.shards() {
+        let error = format!("the map has {} shards, that of {} {}", map.shards(), other.display(), newer.shards());
+        return Err(Failure::usage(error).hint("they are not maps of one cluster"));
+    }
+    print_changes(&map, &newer, output)?;
+    Ok(Exit::Done)
+}
+
+#[derive(Serialize)]
+struct Changes {
+    from_version: u64,
+    to_version: u64,
+    changes: Vec<OneChange>,
+}
+
+#[derive(Serialize)]
+struct OneChange {
+    shard: ShardId,
+    from: Place,
+    to: Place,
+}
+
+#[derive(Serialize)]
+struct Place {
+    host: String,
+    epoch: u32,
+}
+
+impl Place {
+    fn of(placement: &Placement) -> Place {
+        Place { host: placement.host.to_string(), epoch: placement.epoch.get() }
+    }
+}
+
+fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -> Result<(), Failure> {
+    let changes = map.diff(newer);
+    if changes.is_empty() {
+        output.note("there is no difference");
+    }
+    match output.format() {
+        Format::Json => {
+            let one = |change: &Change| OneChange {
+                shard: change.shard,
+                from: Place::of(&change.from),
+                to: Place::of(&change.to),
+            };
+            let (from_version, to_version) = (map.version().get(), newer.version().get());
+            output.object(Changes { from_version, to_version, changes: changes.iter().map(one).collect() })?;
+        }
+        Format::Text => {
+            // Shards that go the same way are one line.
+            let mut groups: Vec<(&Change, Vec<ShardId>)> = Vec::new();
+            for change in &changes {
+                match groups.iter_mut().find(|(of, _)| (&of.from, &of.to) == (&change.from, &change.to)) {
+                    Some((_, shards)) => shards.push(change.shard),
+                    None => groups.push((change, vec![change.shard])),
+                }
+            }
+            let place = |placement: &Placement| format!("{} @{}", placement.host, placement.epoch);
+            let rows = groups.into_iter().map(|(of, shards)| [print_shards(shards), place(&of.from), place(&of.to)]);
+            output.table(&[("shards", Align::Left), ("from", Align::Left), ("to", Align::Left)], rows)?;
+        }
+    }
+    Ok(())
 }

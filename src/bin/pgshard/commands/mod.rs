@@ -51,6 +51,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         },
         Command::Map { command } => match command {
             MapCommand::Show(_) => map::show(config, output).await,
+            MapCommand::Diff(args) => map::diff(&args.other, config, output).await,
         },
         Command::Move(args) => {
             let asked = relocate::Asked {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use pgshard::ShardId;
-use pgshard::map::{HostName, parse_shards};
+use pgshard::map::HostName;
 use pgshard::pg::quote_ident;
 use pgshard::router::{Error, Router};
 use serde::Serialize;
@@ -44,8 +44,7 @@ pub(crate) async fn run(
     let map = context::map(&config).await?;
     let shards: Vec<ShardId> = match shards {
         None => map.shards().iter().collect(),
-        Some(list) => parse_shards(list, map.shards())
-            .map_err(|errors| Failure::several(Exit::Usage, errors.iter().map(|error| format!("--shards: {error}"))))?,
+        Some(list) => super::relocate::shards(list, map.shards())?,
     };
     let placed = |shard: &ShardId| map.host(*shard).cloned();
     let by_host = context::by_host(&map, &shards);
