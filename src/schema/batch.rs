@@ -118,10 +118,20 @@ pub(super) async fn run_many(
     recipe: &Recipe<'_>,
     shards: &[Placed],
 ) -> Result<bool, tokio_postgres::Error> {
+    // Step by step, not shard by shard: looking a function up by name reads all functions of that name, in whatever
+    // schema, and making one throws what was read away. So the thousands of next_id() are read once a batch, not once
+    // a shard.
     let mut sql = String::new();
     for (shard, _) in shards {
         sql.push_str(&recipe.create_schema(*shard));
-        for (_, text) in recipe.migrations(*shard) {
+    }
+    let mut rest: Vec<_> = shards.iter().map(|(shard, _)| recipe.migrations(*shard)).collect();
+    loop {
+        let step: Vec<String> = rest.iter_mut().filter_map(|migrations| Some(migrations.next()?.1)).collect();
+        if step.is_empty() {
+            break;
+        }
+        for text in step {
             // A text may end in a comment, or without its semicolon.
             let _ = write!(sql, "{CLEAN}\n{text}\n;\n");
         }

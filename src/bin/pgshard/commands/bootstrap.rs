@@ -42,7 +42,7 @@ pub(crate) async fn run(
 }
 
 /// Every host of the config with what the map places there.
-fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
+pub(crate) fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
     let host = |host: &pgshard::config::HostConfig| {
         let shards = map.iter().filter(|(_, on, _)| **on == host.name).map(|(shard, _, epoch)| (shard, epoch));
         Host { name: host.name.clone(), connect: host.connect.clone(), shards: shards.collect() }
