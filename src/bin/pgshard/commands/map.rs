@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use pgshard::ShardId;
+use pgshard::config::Config;
 use pgshard::map::{Change, HostName, Placement, ShardMap, print_shards};
+use pgshard::schema;
+use pgshard::store::{MapStore, PublishError};
 use serde::Serialize;
 
+use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -46,9 +50,16 @@ pub(crate) async fn show(config: Option<&Path>, output: &Output) -> Result<Exit,
     Ok(Exit::Done)
 }
 
-/// What is different between the map and that of another config, which is taken as the newer.
-pub(crate) async fn diff(other: &Path, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
-    let map = context::map(&context::config(config)?).await?;
+/// What is different between the map and that of another config, which is taken as the newer; or, where there is no
+/// other, between the map and what the hosts say.
+pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let map = context::map(&config).await?;
+    let Some(other) = other else {
+        let rebuilt = rebuilt(&config, &map, output).await;
+        print_changes(&map, &rebuilt, output)?;
+        return Ok(Exit::Done);
+    };
     let newer = context::map(&context::config(Some(other))?).await?;
     if map.shards() != newer.shards() {
         let error = format!("the map has {} shards, that of {} {}", map.shards(), other.display(), newer.shards());
@@ -56,6 +67,39 @@ pub(crate) async fn diff(other: &Path, config: Option<&Path>, output: &Output) -
     }
     print_changes(&map, &newer, output)?;
     Ok(Exit::Done)
+}
+
+/// Publishes the map as the hosts have it, after showing what changes and asking.
+pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let map = context::map(&config).await?;
+    let rebuilt = rebuilt(&config, &map, output).await;
+    print_changes(&map, &rebuilt, output)?;
+    if rebuilt.version() == map.version() {
+        return Ok(Exit::Done);
+    }
+    let question = format!("publish this as map version {}?", rebuilt.version());
+    if !confirm(&question, consent, output).await? {
+        return Err(Failure::new(Exit::Failed, "the map stays as it is"));
+    }
+    config.map_store().publish(map.version(), &rebuilt).await.map_err(|error| match error {
+        PublishError::Conflict { .. } => {
+            Failure::from(error).hint("run it again: somebody else has published meanwhile")
+        }
+        error => error.into(),
+    })?;
+    output.note(format_args!("published map version {}", rebuilt.version()));
+    Ok(Exit::Done)
+}
+
+/// The map as the hosts have it. What cannot be learned from them is said.
+async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> ShardMap {
+    let rebuilt = schema::rebuild_map(map, &context::survey(config).await);
+    for note in &rebuilt.notes {
+        let host = note.host.as_ref().map(|host| format!("{host}: ")).unwrap_or_default();
+        output.warning(format_args!("{host}{}", note.message));
+    }
+    rebuilt.map
 }
 
 #[derive(Serialize)]
