@@ -16,6 +16,8 @@ mod own;
 mod plan;
 mod rebuild;
 mod script;
+#[cfg(test)]
+mod tables;
 
 pub use bootstrap::bootstrap;
 pub use check::check;
