@@ -11,13 +11,15 @@ mod check;
 pub mod control;
 mod facts;
 mod fault;
-pub mod fingerprint;
 mod finding;
+pub mod fingerprint;
 mod migrations;
 mod own;
 mod plan;
 mod rebuild;
 mod script;
+#[cfg(test)]
+mod tables;
 
 pub use bootstrap::bootstrap;
 pub use check::check;

@@ -99,3 +99,57 @@ fn judge(shard: ShardId, was: Placement, claims: &[Claim<'_>], survey: &Survey, 
     }
     Placement { host: best.host.clone(), epoch: best.epoch }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tables::{map_of, survey_of};
+    use super::*;
+
+    #[test]
+    fn the_hosts_are_the_truth() {
+        // The map's word, the hosts', the rebuilt map's, and the notes.
+        for (was, hosts, now, notes) in [
+            ("db1", vec![("db1", "0 serving 1")], "db1", vec![]),
+            ("db1", vec![("db1", "0 fenced 1 db2"), ("db2", "0 incoming 2 db1")], "db1", vec![]),
+            ("db1", vec![("db1", "0 moved 2 db2"), ("db2", "0 serving 2")], "db2@2", vec![]),
+            ("db1", vec![("db1", "0 moved 2 db2"), ("db2", "0 incoming 2 db1")], "db2@2", vec![]),
+            ("db1", vec![("db1", "0 moved 2 db2"), ("db2", "down")], "db2@2", vec![]),
+            ("db1", vec![("db1", "0 moved 2 db2"), ("db2", "0 moved 3 db1")], "db1@3", vec![]),
+            // A map from the future, or a host from the past: the hosts are right.
+            ("db1@9", vec![("db1", "0 serving 2"), ("db2", "")], "db1@2", vec![]),
+            ("db2@9", vec![("db1", "0 serving 2"), ("db2", "")], "db1@2", vec![]),
+            // A host that was not asked keeps its shards, unless another shows a later epoch.
+            ("db2@2", vec![("db1", ""), ("db2", "down")], "db2@2", vec!["kept"]),
+            ("db2@2", vec![("db1", "0 serving 1"), ("db2", "down")], "db2@2", vec!["kept"]),
+            ("db2@2", vec![("db1", "0 moved 2 db2"), ("db2", "down")], "db2@2", vec![]),
+            ("db2@2", vec![("db1", "0 serving 3"), ("db2", "down")], "db1@3", vec![]),
+            // Nobody, two, and one that the config does not have.
+            ("db1", vec![("db1", ""), ("db2", "")], "db1", vec!["served_nowhere"]),
+            ("db1", vec![("db1", "0 serving 2"), ("db2", "0 serving 3")], "db2@3", vec![]),
+            ("db2", vec![("db1", "0 serving 2"), ("db2", "0 serving 2")], "db2@2", vec!["served_twice"]),
+            ("db1", vec![("db1", "0 moved 2 db7")], "db1", vec!["unknown_host", "served_nowhere"]),
+        ] {
+            let map = map_of(&[was]);
+            let rebuilt = rebuild_map(&map, &survey_of(&hosts));
+            assert_eq!(rebuilt.changes, map.diff(&map_of(&[now])), "{was} {hosts:?}");
+            assert_eq!(map.diff(&rebuilt.map), rebuilt.changes);
+            assert_eq!(rebuilt.map.version() == map.version(), rebuilt.changes.is_empty());
+            let mut codes: Vec<_> = rebuilt.notes.iter().map(|note| note.code).collect();
+            codes.sort_unstable();
+            let mut expected = notes.clone();
+            expected.sort_unstable();
+            assert_eq!(codes, expected, "{was} {hosts:?}");
+        }
+    }
+
+    #[test]
+    fn a_rebuilt_map_is_not_rebuilt_again() {
+        let hosts =
+            [("db1", "0 serving 1, 1 moved 4 db2, 2 fenced 2 db2"), ("db2", "1 incoming 4 db1"), ("db3", "down")];
+        let survey = survey_of(&hosts);
+        let once = rebuild_map(&map_of(&["db2", "db1", "db1", "db3"]), &survey);
+        assert_eq!(once.changes.len(), 3);
+        let again = rebuild_map(&once.map, &survey);
+        assert_eq!((again.changes.len(), again.map), (0, once.map));
+    }
+}

