@@ -109,7 +109,7 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
     }
     let heartbeat = Heartbeat::start(beating, hold, mover.options.leases);
     let mut driver = Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, fenced_at: None };
-    let outcome = driver.to_end().await;
+    let outcome = driver.run().await;
     let error = outcome.as_ref().err().map(|error| chain(error));
     if let Err(Error::LeaseLost { .. }) = outcome {
         return outcome;
@@ -186,7 +186,7 @@ const OPEN_FOR: Duration = Duration::from_secs(10);
 
 impl Driver<'_> {
     /// A mover's whole life with one shard, on one page.
-    async fn to_end(&mut self) -> Result<ShardReport, Error> {
+    async fn run(&mut self) -> Result<ShardReport, Error> {
         loop {
             if self.heartbeat.is_lost() {
                 return Err(Error::LeaseLost { shard: self.work.hold.shard });
