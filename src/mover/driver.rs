@@ -20,7 +20,7 @@ use super::observe::{Observation, observe};
 use super::options::{Event, Options};
 use super::session::Session;
 use super::state::{self, Goal, Step};
-use super::step::{Outcome, ShardMove};
+use super::step::{Blueprint, Outcome, ShardMove, Timings};
 use super::{Mover, ShardReport};
 
 /// One shard's part of a move, before anybody works on it.
@@ -102,13 +102,15 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
         target,
         options: &mover.options,
         observer: &mover.observer,
+        timings: Timings::default(),
     };
     match part.start {
         Start::Claim(mode) => claim(&work, &beating, part, mode, &mover.options).await?,
         Start::TakeOver => take_over(&work, &beating, &mover.options).await?,
     }
     let heartbeat = Heartbeat::start(beating, hold, mover.options.leases);
-    let mut driver = Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, fenced_at: None };
+    let mut driver =
+        Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, built: None, fenced_at: None, pause: None };
     let outcome = driver.run().await;
     let error = outcome.as_ref().err().map(|error| chain(error));
     if let Err(Error::LeaseLost { .. }) = outcome {
@@ -174,8 +176,12 @@ struct Driver<'a> {
     fences: u32,
     /// How often this mover has built the target anew because somebody altered the shard.
     rebuilds: u32,
+    /// What this mover has built the target from, if it has.
+    built: Option<Blueprint>,
     /// When the pause began.
     fenced_at: Option<Instant>,
+    /// How long it lasted, once it is over.
+    pause: Option<Duration>,
 }
 
 /// A shard whose tables are altered more often than this while it is moved is left alone.
@@ -200,7 +206,7 @@ impl Driver<'_> {
                 return self.interrupted(now.observed).await;
             }
             match step {
-                Step::Prepare => self.work.prepare().await?,
+                Step::Prepare => self.built = Some(self.work.prepare().await?),
                 Step::Fence => self.fence().await?,
                 Step::Copy { attempt } => self.copy(&now, attempt).await?,
                 Step::DecideAndOpen { attempt } => self.decide_and_open(attempt).await?,
@@ -231,7 +237,7 @@ impl Driver<'_> {
         let shard = self.work.hold.shard;
         let mut stop = self.mover.stop.subscribe();
         let outcome = tokio::select! {
-            outcome = self.work.copy(&now.entry, attempt) => outcome,
+            outcome = self.work.copy(&now.entry, attempt, self.built.as_ref()) => outcome,
             () = self.heartbeat.lost() => return Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
         };
@@ -254,7 +260,8 @@ impl Driver<'_> {
                     return Err(Error::Altered { shard, what });
                 }
                 self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
-                self.work.prepare().await
+                self.built = Some(self.work.prepare().await?);
+                Ok(())
             }
             Err(error) => {
                 self.swap_back_after(&error, attempt).await;
@@ -348,8 +355,9 @@ impl Driver<'_> {
         }
     }
 
-    fn opened(&self) {
+    fn opened(&mut self) {
         let pause = self.fenced_at.map(|at| at.elapsed()).unwrap_or_default();
+        self.pause = Some(pause);
         self.work.reached(state::Phase::Opened);
         let (shard, host) = (self.work.hold.shard, self.work.target.host.clone());
         self.mover.observer.tell(Event::Opened { shard, host, pause });
@@ -357,7 +365,8 @@ impl Driver<'_> {
 
     async fn publish(&mut self) -> Result<(), Error> {
         let store: &dyn MapStore = &*self.mover.store;
-        let pause = self.fenced_at.map(|at| at.elapsed());
+        // Where somebody else has opened it, the pause was over before we looked.
+        let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
         self.work.publish(store, pause).await
     }
 
