@@ -148,7 +148,10 @@ BEGIN
         ERRCODE = 'SH001',
         MESSAGE = format('shard %s is %s', p_shard,
                          CASE s.state WHEN 'moved' THEN 'on ' || s.peer ELSE 'being moved to ' || coalesce(s.peer, '?') END),
-        DETAIL = json_build_object('shard', p_shard, 'state', s.state, 'host', s.peer, 'epoch', s.epoch)::text,
+        -- A REPEATABLE READ transaction that is older than the fence reads "serving" here, and so does a statement that met
+        -- the signpost just before it went away. For both the truth is to wait a little and ask again: fenced.
+        DETAIL = json_build_object('shard', p_shard, 'state', CASE s.state WHEN 'moved' THEN 'moved' ELSE 'fenced' END,
+                                   'host', s.peer, 'epoch', s.epoch)::text,
         HINT = 'Retry; pgshard''s router does so by itself.';
 END $$;
 
@@ -169,7 +172,7 @@ END $$;
 
 -- Builds <schema>__signpost for a shard that is served here: a view for every relation, a function for every function, with
 -- the shard's grants. Nothing in it uses a type of the shard's schema (text stands for it): dropping the old copy must not
--- take the signpost along. Returns how many objects it made.
+-- take the signpost along. It belongs to the owner of the control schema. Returns how many objects it made.
 --
 -- Locks: creates only, in a schema of its own that nobody knows; ACCESS SHARE on catalogs. Run before the pause.
 CREATE FUNCTION pgshard.build_signpost(p_shard integer, p_move uuid) RETURNS integer
@@ -178,14 +181,25 @@ DECLARE
     s      pgshard.shard%ROWTYPE;
     inside oid;
     post   text;
+    keeper oid := (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard');
     r      record;
     made   integer := 0;
 BEGIN
-    SELECT * INTO STRICT s FROM pgshard.shard WHERE shard_id = p_shard;
+    SELECT * INTO s FROM pgshard.shard WHERE shard_id = p_shard AND state = 'serving';
     inside := to_regnamespace(quote_ident(s.schema_name))::oid;
+    IF inside IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s is not served here, or its schema is gone', p_shard);
+    END IF;
+    -- Whoever may rename a schema is its owner or a member of the owner. pgshard.expire_fence does it as the owner of the
+    -- control schema: without the right, the fence of a dead mover would stand for ever.
+    IF NOT pg_has_role(keeper, (SELECT nspowner FROM pg_namespace WHERE oid = inside), 'USAGE') THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002',
+            MESSAGE = format('the owner of the schema pgshard, %s, may not rename schema %s', keeper::regrole, s.schema_name),
+            HINT = format('GRANT %s TO %s', (SELECT nspowner::regrole FROM pg_namespace WHERE oid = inside), keeper::regrole);
+    END IF;
     post := s.schema_name || '__signpost';
     INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('signpost', post, p_move, p_shard);
-    EXECUTE format('CREATE SCHEMA %I', post);
+    EXECUTE format('CREATE SCHEMA %I AUTHORIZATION %s', post, keeper::regrole);
 
     FOR r IN
         SELECT c.relname,
@@ -198,28 +212,43 @@ BEGIN
         WHERE c.relnamespace = inside AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
         GROUP BY c.oid, c.relname
     LOOP
-        EXECUTE format('CREATE VIEW %I.%I AS SELECT * FROM pgshard.signpost_rows(%s) AS t(%s)',
+        -- The subquery is never run. It is there for LOCK TABLE, which locks what a view reads too, if the view's owner may:
+        -- on a catalog he may not. A LOCK that succeeds on a signpost would be forgotten when the fence is swapped back.
+        EXECUTE format('CREATE VIEW %I.%I AS SELECT * FROM pgshard.signpost_rows('
+                       'coalesce((SELECT %3$s FROM pg_catalog.pg_ts_template WHERE false), %3$s)) AS t(%4$s)',
                        post, r.relname, p_shard, r.columns);
         EXECUTE format('CREATE TRIGGER signpost INSTEAD OF INSERT OR UPDATE OR DELETE ON %I.%I '
                        'FOR EACH ROW EXECUTE FUNCTION pgshard.signpost_write(%L)', post, r.relname, p_shard);
         made := made + 1;
     END LOOP;
 
-    -- Functions that take a type of the shard have no stand-in: a call of one fails with 42883, which routers look into.
+    -- Every function, with the names, modes and defaults of its arguments, for one without a stand-in would let a call by
+    -- search_path through to a function of that name elsewhere. Two that differ in the shard's types only have one. Without
+    -- are those that nobody calls by name (triggers) and those with arguments that only C knows.
     FOR r IN
-        SELECT p.proname, p.prokind, p.proretset,
-               CASE WHEN ret.typnamespace = inside THEN 'text' ELSE format_type(p.prorettype, NULL) END AS returns,
-               (SELECT string_agg(
-                           CASE WHEN p.provariadic <> 0 AND arg.n = p.pronargs THEN 'VARIADIC ' ELSE '' END
-                           || format_type(arg.type, NULL)
-                           || CASE WHEN arg.n > p.pronargs - p.pronargdefaults AND p.provariadic = 0
-                                   THEN ' DEFAULT NULL' ELSE '' END,
-                           ', ' ORDER BY arg.n)
-                FROM unnest(p.proargtypes) WITH ORDINALITY AS arg(type, n)) AS arguments
-        FROM pg_proc p JOIN pg_type ret ON ret.oid = p.prorettype
-        WHERE p.pronamespace = inside AND ret.typname NOT IN ('trigger', 'event_trigger', 'internal')
-          AND NOT EXISTS (SELECT FROM unnest(p.proargtypes) AS arg(type) JOIN pg_type t ON t.oid = arg.type
-                          WHERE t.typnamespace = inside)
+        SELECT DISTINCT ON (p.proname, takes.types)
+               p.proname, p.prokind, p.proretset, takes.arguments,
+               CASE WHEN ret.typnamespace = inside THEN 'text' ELSE format_type(p.prorettype, NULL) END AS returns
+        FROM pg_proc p JOIN pg_type ret ON ret.oid = p.prorettype, LATERAL (
+            SELECT coalesce(string_agg(
+                       CASE a.mode WHEN 'v' THEN 'VARIADIC ' WHEN 'o' THEN 'OUT ' WHEN 't' THEN 'OUT ' WHEN 'b' THEN 'INOUT '
+                            ELSE '' END
+                       || CASE WHEN a.name <> '' THEN quote_ident(a.name) || ' ' ELSE '' END || a.type
+                       || CASE WHEN a.takes AND a.n > p.pronargs - p.pronargdefaults THEN ' DEFAULT NULL' ELSE '' END,
+                       ', ' ORDER BY a.place), '') AS arguments,
+                   coalesce(string_agg(a.type, ', ' ORDER BY a.place) FILTER (WHERE a.takes), '') AS types,
+                   bool_or(a.foreign_to_plpgsql) AS foreign_to_plpgsql
+            FROM (
+                SELECT u.mode, u.name, u.place, coalesce(u.mode, 'i') NOT IN ('o', 't') AS takes,
+                       count(*) FILTER (WHERE coalesce(u.mode, 'i') NOT IN ('o', 't')) OVER (ORDER BY u.place) AS n,
+                       CASE WHEN t.typnamespace = inside THEN 'text' ELSE format_type(u.type, NULL) END AS type,
+                       t.typtype = 'p' AND t.typname !~ '^any.' AND t.typname <> 'record' AS foreign_to_plpgsql
+                FROM unnest(coalesce(p.proallargtypes, p.proargtypes::oid[]), p.proargmodes, p.proargnames)
+                     WITH ORDINALITY AS u(type, mode, name, place)
+                JOIN pg_type t ON t.oid = u.type) AS a) AS takes
+        WHERE p.pronamespace = inside AND ret.typname NOT IN ('trigger', 'event_trigger', 'internal', 'cstring')
+          AND takes.foreign_to_plpgsql IS NOT TRUE
+        ORDER BY p.proname, takes.types, p.pronargdefaults DESC
     LOOP
         EXECUTE format('CREATE %s %I.%I(%s) %s LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L',
                        CASE r.prokind WHEN 'p' THEN 'PROCEDURE' ELSE 'FUNCTION' END, post, r.proname, r.arguments,
@@ -233,7 +262,7 @@ BEGIN
     FOR r IN
         SELECT format('GRANT USAGE ON SCHEMA %I TO %s', post,
                       CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE acl.grantee::regrole::text END) AS statement
-        FROM pg_namespace n, aclexplode(n.nspacl) AS acl
+        FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS acl
         WHERE n.oid = inside AND acl.privilege_type = 'USAGE'
         UNION
         SELECT format('GRANT %s ON %I.%I TO %s',
@@ -241,15 +270,22 @@ BEGIN
                       CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE acl.grantee::regrole::text END)
         FROM pg_class c
         LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attacl IS NOT NULL AND NOT a.attisdropped,
-        LATERAL (SELECT * FROM aclexplode(c.relacl) UNION SELECT * FROM aclexplode(a.attacl)) AS acl
+        LATERAL (SELECT * FROM aclexplode(coalesce(c.relacl, acldefault('r', c.relowner)))
+                 UNION SELECT * FROM aclexplode(a.attacl)) AS acl
         WHERE c.relnamespace = inside AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
           AND acl.privilege_type IN ('SELECT', 'INSERT', 'UPDATE', 'DELETE', 'USAGE')
     LOOP
         EXECUTE r.statement;
     END LOOP;
-    -- A table made on a signpost would be lost with it.
-    EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC, %I', post,
-                   (SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = post));
+    EXECUTE format('GRANT EXECUTE ON ALL ROUTINES IN SCHEMA %I TO PUBLIC', post);
+    -- A table made on a signpost would be lost with it. Default privileges may have let others in than its owner.
+    FOR r IN
+        SELECT DISTINCT CASE acl.grantee WHEN 0 THEN 'PUBLIC' ELSE acl.grantee::regrole::text END AS grantee
+        FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS acl
+        WHERE n.nspname = post AND acl.privilege_type = 'CREATE'
+    LOOP
+        EXECUTE format('REVOKE CREATE ON SCHEMA %I FROM %s CASCADE', post, r.grantee);
+    END LOOP;
     RETURN made;
 END $$;
 
@@ -258,7 +294,7 @@ END $$;
 -- Swap. From its COMMIT on no new statement reaches the shard's tables by name: the pause starts.
 -- Returns the attempt's number and the OID of the old copy's schema.
 --
--- Locks: ROW EXCLUSIVE on pgshard.shard and pgshard.move and their two rows, and the two tuples of pg_namespace, all for
+-- Locks: ROW EXCLUSIVE on pgshard.shard and pgshard.move and their two rows, in this order, and the two tuples of pg_namespace, all for
 -- this one transaction. None on any table of the shard, so it queues behind nobody and nobody behind it.
 CREATE FUNCTION pgshard.fence(p_shard integer, p_move uuid, p_lease uuid, p_token uuid, p_deadline_ms integer,
     OUT attempt integer, OUT left_oid oid)
@@ -267,12 +303,15 @@ DECLARE
     m pgshard.move%ROWTYPE;
     s pgshard.shard%ROWTYPE;
     old_name text;
+    uncovered text;
 BEGIN
+    -- The shard's row first, then the move's, here and everywhere: whoever ends a fence knows the shard only.
+    PERFORM FROM pgshard.shard WHERE shard_id = p_shard FOR NO KEY UPDATE;
     UPDATE pgshard.move AS j
     SET attempt = j.attempt + 1, phase = 'fenced', open_token = p_token, updated_at = clock_timestamp()
     WHERE j.move_id = p_move AND j.shard_id = p_shard AND j.lease = p_lease AND j.phase = 'prepared'
     RETURNING * INTO m;
-    IF NOT FOUND THEN
+    IF NOT FOUND OR p_token IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s: the move %s is not ours to fence', p_shard, p_move);
     END IF;
     UPDATE pgshard.shard AS t
@@ -285,6 +324,21 @@ BEGIN
     END IF;
     old_name := s.schema_name || '__left_e' || s.epoch;
     left_oid := to_regnamespace(quote_ident(s.schema_name))::oid;
+    -- A relation that came after its signpost would fall through to one of its name elsewhere in a search_path. (By
+    -- pg_depend, which has an index by schema; pg_class has none.)
+    SELECT c.relname INTO uncovered
+    FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
+    WHERE d.classid = 'pg_class'::regclass AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = left_oid
+      AND c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S')
+      AND NOT EXISTS (SELECT FROM pg_class v
+                      WHERE v.relname = c.relname
+                        AND v.relnamespace = to_regnamespace(quote_ident(s.schema_name || '__signpost'))::oid)
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002',
+            MESSAGE = format('shard %s: %I.%I came after the signpost was built', p_shard, s.schema_name, uncovered),
+            HINT = 'Its tables were changed during the move: abort it and start again.';
+    END IF;
     INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('left', old_name, p_move, p_shard);
     EXECUTE format('ALTER SCHEMA %I RENAME TO %I', s.schema_name, old_name);
     EXECUTE format('ALTER SCHEMA %I RENAME TO %I', s.schema_name || '__signpost', s.schema_name);
@@ -293,7 +347,10 @@ END $$;
 
 -- Who still holds, or waits for, a lock on the old copy with which it could write. No row: nobody can any more, and whoever
 -- comes later meets the signpost (the swap's invalidations were sent before its COMMIT returned). The schema's relations
--- are read again at every call, by its OID. An autovacuum's or ANALYZE's SHARE UPDATE EXCLUSIVE is passed over.
+-- are read again at every call, by its OID. An autovacuum's or ANALYZE's SHARE UPDATE EXCLUSIVE is passed over, and so are
+-- the SIREAD marks of SERIALIZABLE readers, which stay for long after their end.
+--
+-- Call it under READ COMMITTED: an older snapshot does not show the relations that were made meanwhile.
 --
 -- Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
 CREATE FUNCTION pgshard.barrier(p_left oid,
@@ -306,10 +363,12 @@ RETURNS SETOF record LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.pid IS DISTINCT FROM pg_backend_pid()
-      AND (c.oid IS NOT NULL AND l.mode <> 'AccessShareLock'
+      AND (c.oid IS NOT NULL AND l.mode NOT IN ('AccessShareLock', 'SIReadLock')
            OR l.locktype = 'object' AND l.classid = 'pg_namespace'::regclass AND l.objid = p_left)
-      AND NOT (l.mode = 'ShareUpdateExclusiveLock' AND l.pid IN (
-               SELECT v.pid FROM pg_stat_progress_vacuum v UNION ALL SELECT z.pid FROM pg_stat_progress_analyze z))
+      -- A prepared transaction has no pid, hence not IN, which would be null and pass it over.
+      AND NOT (l.mode = 'ShareUpdateExclusiveLock' AND EXISTS (
+               SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = l.pid
+               UNION ALL SELECT FROM pg_stat_progress_analyze z WHERE z.pid = l.pid))
 $$;
 
 -- Marker. Proves that the fence still stands for this attempt, and makes every commit before it durable: this one is
@@ -338,10 +397,12 @@ END $$;
 
 -- Keeps a fence and its move's lease alive. False: the lease is somebody else's now, stop.
 --
--- Locks: the move's row and the shard's, for this one transaction.
+-- Locks: the shard's row and the move's, for this one transaction.
 CREATE FUNCTION pgshard.heartbeat(p_shard integer, p_move uuid, p_lease uuid, p_lease_ms integer, p_deadline_ms integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    -- The lock order of pgshard.fence: the other way round, a heartbeat and a decide of one mover wait for each other.
+    PERFORM FROM pgshard.shard WHERE shard_id = p_shard FOR NO KEY UPDATE;
     UPDATE pgshard.move SET lease_until = clock_timestamp() + p_lease_ms * interval '1 ms'
     WHERE move_id = p_move AND shard_id = p_shard AND lease = p_lease;
     IF NOT FOUND THEN
@@ -352,10 +413,11 @@ BEGIN
     RETURN true;
 END $$;
 
--- The inverse of the swap, for this move and attempt only: the source serves again.
+-- The inverse of the swap, for this move and attempt only: the source serves again. A mover names its lease too, so that
+-- one that was taken over does not end the fence of the one that took over; pgshard.expire_fence has none.
 --
 -- Locks: as pgshard.fence.
-CREATE FUNCTION pgshard.unfence(p_shard integer, p_move uuid, p_attempt integer) RETURNS void
+CREATE FUNCTION pgshard.unfence(p_shard integer, p_move uuid, p_attempt integer, p_lease uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s pgshard.shard%ROWTYPE;
@@ -364,6 +426,7 @@ BEGIN
     SET state = 'serving', peer = NULL, move_id = NULL, attempt = NULL, lease = NULL, fence_deadline = NULL,
         last_fence_at = clock_timestamp()
     WHERE shard_id = p_shard AND state = 'fenced' AND move_id = p_move AND attempt = p_attempt
+      AND (p_lease IS NULL OR lease = p_lease)
     RETURNING * INTO s;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s: the fence of attempt %s is gone', p_shard, p_attempt);
@@ -377,12 +440,18 @@ END $$;
 
 -- For anybody: a fence whose mover let its deadline pass is swapped back. True if this call did it.
 --
--- Locks: the shard's row, until the end of the transaction; then as pgshard.unfence.
+-- Locks: once the deadline has passed, the shard's row, until the end of the transaction; then as pgshard.unfence.
 CREATE FUNCTION pgshard.expire_fence(p_shard integer) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s pgshard.shard%ROWTYPE;
 BEGIN
+    -- Looked at without the lock first: thousands of waiting routers must not queue up before the mover's decide, nor a
+    -- transaction that asked too early keep the row to its end.
+    PERFORM FROM pgshard.shard WHERE shard_id = p_shard AND state = 'fenced' AND fence_deadline <= clock_timestamp();
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
     SELECT * INTO s FROM pgshard.shard WHERE shard_id = p_shard FOR UPDATE;
     -- The clock is read after the lock was got: a heartbeat that we waited for counts.
     IF s.state IS DISTINCT FROM 'fenced' OR s.fence_deadline > clock_timestamp() THEN
@@ -472,7 +541,8 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF i.open_hash IS DISTINCT FROM encode(sha256(convert_to(p_token::text, 'UTF8')), 'hex') THEN
+    -- Whatever is null here is no token: neither the caller's nor that of a move that is not ready.
+    IF (i.ready_attempt IS NOT NULL AND i.open_hash = encode(sha256(convert_to(p_token::text, 'UTF8')), 'hex')) IS NOT TRUE THEN
         RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s: this is not the token of its move', p_shard);
     END IF;
     PERFORM pgshard.open_incoming(i);
@@ -481,6 +551,10 @@ END $$;
 
 REVOKE ALL ON FUNCTION pgshard.build_signpost(integer, uuid),
     pgshard.fence(integer, uuid, uuid, uuid, integer), pgshard.barrier(oid), pgshard.mark(integer, uuid, integer, uuid),
-    pgshard.heartbeat(integer, uuid, uuid, integer, integer), pgshard.unfence(integer, uuid, integer),
+    pgshard.heartbeat(integer, uuid, uuid, integer, integer), pgshard.unfence(integer, uuid, integer, uuid),
     pgshard.decide(integer, uuid, integer, uuid), pgshard.open_incoming(pgshard.incoming),
     pgshard.open(integer, uuid, integer, uuid) FROM PUBLIC;
+
+-- Said, because default privileges may have taken it from PUBLIC: a router's role has no other rights here.
+GRANT EXECUTE ON FUNCTION pgshard.look(integer), pgshard.signpost_raise(integer), pgshard.signpost_rows(integer),
+    pgshard.signpost_write(), pgshard.expire_fence(integer), pgshard.finish_open(integer, uuid) TO PUBLIC;

@@ -23,5 +23,6 @@ BEGIN
             HINT = CASE WHEN ms < 0 THEN 'Set the server''s clock right.' ELSE 'IDs of another epoch are another cluster.' END;
     END IF;
     -- From 2^40 ms on the shift reaches the sign bit and the bigint is negative; its fields still decode.
-    RETURN (ms << 23) | {shard_id} << 10 | (pg_catalog.nextval('{shard}.id_seq') & 1023);
+    -- The parentheses are needed: | and << bind alike.
+    RETURN (ms << 23) | ({shard_id} << 10) | (pg_catalog.nextval('{shard}.id_seq') & 1023);
 END $next_id$;

@@ -108,8 +108,8 @@ impl<'r> Shard<'r> {
     /// Runs a closure within a transaction: COMMIT when it gives `Ok`, ROLLBACK when it gives `Err` (or its future is
     /// dropped, or panics).
     ///
-    /// The closure is run again, whole, when one of its statements met a move, whatever it gave: so it may do nothing
-    /// that it cannot do twice. A statement that fails ends the transaction, as PostgreSQL has it; to go on after one, run
+    /// The closure is run again, whole, when one of its statements met a move, whatever it gave (and once when one had been
+    /// prepared before a migration of the application): so it may do nothing that it cannot do twice. A statement that fails ends the transaction, as PostgreSQL has it; to go on after one, run
     /// it within a [`Transaction::savepoint`].
     ///
     /// ```no_run

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use tokio_postgres::error::ErrorPosition;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
-use super::control::Cluster;
+use super::control::{Cluster, LOCK_SPACE};
 use super::fault::ShardFault;
 use super::migrations::Migrations;
 use super::own::OWN;
@@ -20,6 +20,10 @@ use crate::shard::ShardId;
 
 /// How often a shard is tried when it fails for a reason that passes, such as a deadlock over what shards share.
 const TRIES: usize = 3;
+
+/// The key of the lock that every transaction here shares. Whoever gets it alone knows that none is under way, not even
+/// one whose client has gone away in the middle of a message.
+pub(super) const LOCK_WORK: i32 = 3;
 
 /// What the SQL is made of.
 #[derive(Clone, Copy)]
@@ -40,7 +44,10 @@ impl Recipe<'_> {
     ///
     /// Commits do not wait for the disk; the last one of the host does, and it takes the log before it along.
     fn begin(&self, shards: &[Placed]) -> String {
-        let mut sql = format!("BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s'; {CLEAN}\n");
+        let mut sql = format!(
+            "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s'; {CLEAN} \
+             SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK});\n"
+        );
         match self.steps.what {
             What::Create => {
                 sql.push_str("INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES ");
@@ -118,10 +125,20 @@ pub(super) async fn run_many(
     recipe: &Recipe<'_>,
     shards: &[Placed],
 ) -> Result<bool, tokio_postgres::Error> {
+    // Step by step, not shard by shard: looking a function up by name reads all functions of that name, in whatever
+    // schema, and making one throws what was read away. So the thousands of next_id() are read once a batch, not once
+    // a shard.
     let mut sql = String::new();
     for (shard, _) in shards {
         sql.push_str(&recipe.create_schema(*shard));
-        for (_, text) in recipe.migrations(*shard) {
+    }
+    let mut rest: Vec<_> = shards.iter().map(|(shard, _)| recipe.migrations(*shard)).collect();
+    loop {
+        let step: Vec<String> = rest.iter_mut().filter_map(|migrations| Some(migrations.next()?.1)).collect();
+        if step.is_empty() {
+            break;
+        }
+        for text in step {
             // A text may end in a comment, or without its semicolon.
             let _ = write!(sql, "{CLEAN}\n{text}\n;\n");
         }
@@ -146,10 +163,12 @@ pub(super) async fn run_many(
     }
 }
 
-/// How many rows the last statement of `begin` locked.
+/// How many shards' rows `begin` locked.
 async fn locked(client: &Client, begin: &str) -> Result<usize, tokio_postgres::Error> {
     let messages = client.simple_query(begin).await?;
-    Ok(messages.iter().filter(|message| matches!(message, SimpleQueryMessage::Row(_))).count())
+    let rows = messages.iter().filter(|message| matches!(message, SimpleQueryMessage::Row(_))).count();
+    // One row is the advisory lock's.
+    Ok(rows.saturating_sub(1))
 }
 
 /// What one shard alone came to.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use tokio_postgres::error::SqlState;
 
-use super::batch::{Alone, Placed, Recipe, run_alone, run_many};
+use super::batch::{Alone, LOCK_WORK, Placed, Recipe, run_alone, run_many};
 use super::control::{Cluster, ControlError, LOCK_SPACE, install};
 use super::facts::{HostFacts, chain, host_facts};
 use super::fault::{HostFault, ShardFault};
@@ -236,10 +236,14 @@ async fn open(host: &Host) -> Result<Connection, HostFault> {
 
 /// Opens the transaction that holds the host's lock until bootstrap ends. A transaction's lock, not a session's: that
 /// would outlive us behind a pooler.
+///
+/// A bootstrap that was killed has lost this lock, but the server may still be at its last message. The second lock
+/// waits for that; rolling back to the savepoint gives it back.
 async fn lock(session: Connection) -> Result<Connection, HostFault> {
     let sql = format!(
         "BEGIN; SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = 0; \
-         SELECT pg_catalog.pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_BOOTSTRAP})"
+         SELECT pg_catalog.pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_BOOTSTRAP}); SAVEPOINT work; \
+         SELECT pg_catalog.pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_WORK}); ROLLBACK TO SAVEPOINT work"
     );
     match session.batch_execute(&sql).await {
         Ok(()) => Ok(session),

@@ -140,7 +140,9 @@ fn properties(facts: &Facts) -> Properties {
         list.put(object, "enabled", trigger.enabled.clone());
     }
     for other in facts.others.iter().filter(|other| !other.kind.starts_with("publication")) {
-        list.put(&format!("{} {}", other.kind, other.object), "", String::new());
+        // `extension member` says something of an object that is there already.
+        let property = if other.object.starts_with(&other.kind) { "" } else { &other.kind };
+        list.put(&other.object, property, String::new());
     }
     list.reads(facts, &names);
     for comment in &facts.comments {

@@ -7,26 +7,28 @@
 mod batch;
 pub mod bootstrap;
 pub mod catalog;
-//mod check;
+mod check;
 pub mod control;
 mod facts;
 mod fault;
+mod finding;
 pub mod fingerprint;
-//mod finding;
 mod migrations;
 mod own;
 mod plan;
-//mod rebuild;
+mod rebuild;
 mod script;
+#[cfg(test)]
+mod tables;
 
 pub use bootstrap::bootstrap;
-//pub use check::check;
+pub use check::check;
 pub use control::Cluster;
 pub use facts::{
     AppliedSet, ControlFacts, FactsError, HostFacts, IncomingRow, LedgerRow, RecordedCluster, RecordedControl,
     RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
 };
 pub use fault::{HostFault, ShardFault};
-//pub use finding::{Finding, Severity};
+pub use finding::{Finding, Severity};
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
-//pub use rebuild::{Rebuilt, rebuild_map};
+pub use rebuild::{Rebuilt, rebuild_map};

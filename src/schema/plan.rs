@@ -187,3 +187,78 @@ pub(super) fn plan(
     }
     Ok(plan)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::control::tests::cluster;
+    use super::super::migrations::tests::migrations;
+    use super::super::tables::{epoch, host, shard, survey_of};
+    use super::*;
+    use crate::pg::ConnectOptions;
+
+    /// What is to be done about shard 0, which the map puts on db1 at this epoch.
+    fn planned(at: u32, hosts: &[(&str, &str)], vouched: &[&str]) -> String {
+        let survey = survey_of(hosts);
+        let vouched = vouched.iter().map(|name| host(name)).collect();
+        let knowledge = Knowledge::of(survey.iter().map(|(host, facts)| (host, facts.as_ref().ok())), &vouched);
+        let connect = ConnectOptions::parse("host=x user=x dbname=x").unwrap();
+        let here = Host { name: host("db1"), connect, shards: vec![(shard(0), epoch(at))] };
+        let facts = survey["db1"].as_ref().unwrap();
+        let folder = migrations(&[("0001_a.sql", "select {shard}.a()")]).unwrap();
+        let plan = plan(&here, facts, &knowledge, &cluster(), &folder).unwrap();
+        match (plan.groups.first_key_value(), plan.refused.get(&shard(0))) {
+            (Some((steps, shards)), None) => format!("{:?} at {}", steps.what, shards[0].1),
+            (None, Some(fault)) => fault.to_string(),
+            (None, None) => "nothing".to_owned(),
+            (Some(_), Some(_)) => panic!("both done and refused"),
+        }
+    }
+
+    #[test]
+    fn a_shard_is_created_only_when_nobody_can_know_it() {
+        for (at, hosts, vouched, expected) in [
+            (1, vec![("db1", "empty"), ("db2", "empty")], vec![], "Create at 1"),
+            (1, vec![("db1", ""), ("db2", "1 serving 1")], vec![], "Create at 1"),
+            (1, vec![("db1", ""), ("db2", "down")], vec![], "db2 could not be asked whether it serves it"),
+            (1, vec![("db1", ""), ("db2", "down")], vec!["db2"], "Create at 1"),
+            (
+                2,
+                vec![("db1", ""), ("db2", "")],
+                vec![],
+                "the map says that it has moved before (epoch 2), but no host knows it",
+            ),
+            (1, vec![("db1", ""), ("db2", "0 serving 1")], vec!["db2"], "db2 serves it (epoch 1)"),
+            (1, vec![("db1", ""), ("db2", "0 fenced 4 db3")], vec![], "db2 serves it (epoch 4)"),
+            (
+                1,
+                vec![("db1", ""), ("db2", "0 moved 2 db3"), ("db3", "")],
+                vec![],
+                "db2 says that it has moved to db3 (epoch 2)",
+            ),
+            (
+                1,
+                vec![("db1", "0 incoming 2 db2"), ("db2", "0 moved 2 db1")],
+                vec![],
+                "a move is bringing it from db2 to db1",
+            ),
+            (1, vec![("db1", "0 moved 2 db2"), ("db2", "down")], vec![], "db1 says that it has moved to db2 (epoch 2)"),
+            (1, vec![("db1", "0 serving 1"), ("db2", "down")], vec![], "Migrate at 1"),
+            (1, vec![("db1", "0 serving 3"), ("db2", "0 moved 3 db1")], vec![], "Migrate at 3"),
+            (1, vec![("db1", "0 serving 1"), ("db2", "0 serving 2")], vec![], "db2 serves it (epoch 2)"),
+            (
+                1,
+                vec![("db1", "0 fenced 1 db2")],
+                vec![],
+                "a move away from here is at work, and migrations wait for it",
+            ),
+            (
+                1,
+                vec![("db1", "0 serving 1, 0 moving")],
+                vec![],
+                "a move away from here is at work, and migrations wait for it",
+            ),
+        ] {
+            assert_eq!(planned(at, &hosts, &vouched), expected, "{at} {hosts:?}");
+        }
+    }
+}

@@ -5,6 +5,7 @@
 #[macro_use]
 mod support;
 
+mod bootstrap;
 mod catalog;
 mod cli;
 mod dev;

@@ -17,7 +17,7 @@ use crate::values;
 
 /// Shard PostgreSQL: thousands of logical shards on a few servers.
 ///
-/// A shard is a PostgreSQL schema; a user's shard is his key mod N; an ID carries its shard. pgshard.toml names the
+/// A shard is a PostgreSQL schema; the shard of a key is key mod N; an ID carries its shard. pgshard.toml names the
 /// servers (hosts) and which shards each serves.
 #[derive(Debug, Parser)]
 #[command(
@@ -84,6 +84,7 @@ pub(crate) enum Color {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Init(Init),
+    Check(Check),
     Bootstrap(Bootstrap),
     /// Run the application's shard migrations, or see which shards have them
     Migrate {
@@ -136,6 +137,17 @@ pub(crate) struct Init {
     #[arg(long)]
     pub(crate) force: bool,
 }
+
+/// Are config, map and hosts as they should be, and do they agree?
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Reads only. All hosts are asked at the same time, each has its connect_timeout to answer (5 s where its
+url says nothing). Every finding has a remedy. The exit code is 1 if anything is off; notices are not.
+
+Examples:
+  pgshard check
+  pgshard check --json | jq -r '.findings[] | [.severity, .host, .shard, .message] | @tsv'")]
+pub(crate) struct Check {}
 
 /// Create what the hosts lack: control schema, shards, ID functions, migrations
 #[derive(Debug, ArgGroup)]
@@ -271,6 +283,8 @@ pub(crate) struct EpochArg {
 #[derive(Debug, Subcommand)]
 pub(crate) enum MapCommand {
     Show(MapShow),
+    Diff(MapDiff),
+    Rebuild(MapRebuild),
 }
 
 /// Which host serves which shards, as the map says
@@ -280,6 +294,35 @@ Examples:
   pgshard map show
   pgshard map show --json | jq '.hosts | map_values(.count)'")]
 pub(crate) struct MapShow {}
+
+/// What is different between the map and what the hosts say, or another config
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Without OTHER the hosts are asked which shards they serve; `pgshard map rebuild` publishes that.
+
+Examples:
+  pgshard map diff
+  pgshard map diff /backup/pgshard.toml --json | jq '.changes | length'")]
+pub(crate) struct MapDiff {
+    /// Another config, whose map is taken as the newer [default: what the hosts say]
+    #[arg(value_name = "OTHER")]
+    pub(crate) other: Option<PathBuf>,
+}
+
+/// Make the map anew from what the hosts say, and publish it
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The hosts are the truth, the map is a hint. Shows what changes and asks. A host that does not answer
+keeps the shards that it has in the map. Nothing is published when somebody else published meanwhile.
+
+Examples:
+  pgshard map rebuild
+  pgshard map rebuild --yes --json")]
+pub(crate) struct MapRebuild {
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
 
 /// Run a query on all shards, or on some
 #[derive(Debug, ArgGroup)]

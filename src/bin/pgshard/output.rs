@@ -1,13 +1,13 @@
 //! The one place that prints: stdout is data, stderr is talk, colour is decoration.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
 use comfy_table::{CellAlignment, Table, presets};
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use crate::args::{Color, Global};
@@ -207,6 +207,7 @@ impl Output {
         if failure.is_broken_pipe() {
             return Exit::Done;
         }
+        self.talk.bars.clear().ok();
         for (index, chain) in failure.chains().enumerate() {
             if index > 0 {
                 self.talk.line("");
@@ -221,6 +222,7 @@ impl Output {
 
     /// Says that Ctrl-C was heard, and how to go on.
     pub(crate) fn interrupted(&self, how_to_go_on: Option<&str>) -> Exit {
+        self.talk.bars.clear().ok();
         self.talk.line(format_args!("{ERROR}interrupted{ERROR:#}"));
         if let Some(advice) = how_to_go_on {
             self.talk.line(format_args!("\n{HINT}hint:{HINT:#} {advice}"));
@@ -230,8 +232,11 @@ impl Output {
 
     /// A bar with rate and time left, drawn only on a terminal. `unit` is what is counted, in the plural.
     pub(crate) fn progress(&self, what: String, unit: &str, total: u64) -> ProgressBar {
-        let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} · {{per_sec}} · {{eta}} left {{msg}}");
+        let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} · {{rate}} · {{eta}} left");
         let style = ProgressStyle::with_template(&template).expect("the template names indicatif's own keys");
+        let style = style.with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
+            write!(out, "{:.0}/s", state.per_sec()).ok();
+        });
         let bar = ProgressBar::new(total).with_style(style.progress_chars("━╸─")).with_prefix(what);
         let bar = self.talk.bars.add(bar);
         bar.enable_steady_tick(Duration::from_millis(200));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Target;
 use crate::mover::Refusal;
-use crate::schema::catalog::{Address, ConstraintKind, Facts, Function, Persistence, RelationKind, TypeKind};
+use crate::schema::catalog::{Address, ConstraintKind, Facts, Function, Grantee, Persistence, RelationKind, TypeKind};
 
 /// All reasons to refuse, and the notes.
 pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<String>) {
@@ -284,6 +284,12 @@ impl Examined<'_> {
             if let Some(grantor) = &grant.grantor {
                 let reason = format!("{} was granted by {grantor}, not by the owner", grant.privilege);
                 self.refuse(&object, reason, "grant it as the owner");
+            }
+            // Copying, and making what comes after, is done as the owner.
+            let dispensable = ["UPDATE", "DELETE", "TRUNCATE", "MAINTAIN"].contains(&grant.privilege.as_str());
+            if grant.revoked && grant.grantee == Grantee::Owner && !dispensable {
+                let remedy = "grant it to the owner again";
+                self.refuse(&object, format!("its owner has no {}, which a move needs", grant.privilege), remedy);
             }
             if grant.privilege == "MAINTAIN" {
                 self.since(17, &object, "MAINTAIN granted");

@@ -1,17 +1,19 @@
 //! One object, its statements.
 
+use std::collections::BTreeMap;
+
 use super::order::Node;
 use super::{Stage, Statement, Target};
 use crate::mover::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
-    Address, Column, Constraint, ConstraintKind, Facts, Function, Grantee, Index, Relation, RelationKind, Sequence,
-    Type, TypeKind,
+    Address, Attribute, Column, Constraint, ConstraintKind, Facts, Function, Grantee, Index, IndexStatistics, Name,
+    Relation, RelationKind, Sequence, Type, TypeKind,
 };
 
 /// `CREATE SCHEMA` and what is said about it.
 pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
-    let writer = Writer { facts, target };
+    let writer = Writer { facts, target, names: facts.names() };
     let mut sql = vec![format!("CREATE SCHEMA {}", quote_ident(target.schema))];
     sql.extend(writer.said(&Address::new("pg_namespace", facts.oid)));
     sql.into_iter().map(|sql| Statement { stage: Stage::Definition, what: "schema".to_owned(), sql }).collect()
@@ -19,7 +21,7 @@ pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
 
 /// Every object of the schema, in no particular order.
 pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refusal>) -> Vec<Node> {
-    let writer = Writer { facts, target };
+    let writer = Writer { facts, target, names: facts.names() };
     let mut nodes = Vec::new();
     for type_ in &facts.types {
         nodes.push(writer.node("pg_type", type_.oid, Stage::Definition, 0, writer.type_(type_)));
@@ -88,6 +90,7 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
 struct Writer<'a> {
     facts: &'a Facts,
     target: &'a Target<'a>,
+    names: BTreeMap<Address, Name>,
 }
 
 impl Writer<'_> {
@@ -102,14 +105,13 @@ impl Writer<'_> {
     fn node(&self, class: &str, oid: u32, stage: Stage, rank: u8, mut sql: Vec<String>) -> Node {
         let address = Address::new(class, oid);
         sql.extend(self.said(&address));
-        let what = self.facts.names().get(&address).map_or_else(|| class.to_owned(), |name| name.plain.clone());
+        let what = self.names.get(&address).map_or_else(|| class.to_owned(), |name| name.plain.clone());
         Node { address, stage, rank, what, sql, may_wait: false }
     }
 
     /// Comments and grants on an object and on its columns.
     fn said(&self, address: &Address) -> Vec<String> {
-        let names = self.facts.names();
-        let Some(name) = names.get(address) else { return Vec::new() };
+        let Some(name) = self.names.get(address) else { return Vec::new() };
         let of_schema = address.class == "pg_namespace";
         let qualified = match of_schema {
             true => self.schema(),
@@ -170,9 +172,8 @@ impl Writer<'_> {
                 format!("CREATE TYPE {name} AS ENUM ({})", labels.join(", "))
             }
             TypeKind::Composite => {
-                let attribute = |a: &crate::schema::catalog::Attribute| {
-                    format!("{} {}{}", quote_ident(&a.name), a.type_, collate(&a.collation))
-                };
+                let attribute =
+                    |a: &Attribute| format!("{} {}{}", quote_ident(&a.name), a.type_, collate(&a.collation));
                 let attributes: Vec<String> = type_.attributes.iter().map(attribute).collect();
                 format!("CREATE TYPE {name} AS ({})", attributes.join(", "))
             }
@@ -347,9 +348,8 @@ impl Writer<'_> {
 
     fn index_statistics(&self, index: &Index) -> Vec<String> {
         let name = self.qualified(&index.name);
-        let set = |s: &crate::schema::catalog::IndexStatistics| {
-            format!("ALTER INDEX {name} ALTER COLUMN {} SET STATISTICS {}", s.column, s.target)
-        };
+        let set =
+            |s: &IndexStatistics| format!("ALTER INDEX {name} ALTER COLUMN {} SET STATISTICS {}", s.column, s.target);
         index.statistics.iter().map(set).collect()
     }
 

@@ -9,6 +9,7 @@ mod facts;
 mod names;
 mod read;
 mod session;
+mod stamp;
 
 pub use facts::{
     Address, Attribute, Column, Comment, Constraint, ConstraintKind, Facts, Function, Grant, Grantee, Index,
@@ -17,6 +18,7 @@ pub use facts::{
 };
 pub use read::{Error, Namespace, read};
 pub use session::{preamble, search_path};
+pub use stamp::{Stamp, stamp};
 
 /// The common table expressions that find everything in the schema `$1` (an OID): `member`, `relation`, `named_type`,
 /// `constrained` and `part` (class, oid, home_class, home).

@@ -4,7 +4,7 @@ use pgshard::SchemaPrefix;
 use pgshard::mover::border::assert_closed;
 use pgshard::mover::ddl::{Creation, Target, create};
 use pgshard::mover::sequences::{SequenceValue, sequence_values, set_sequence_statements, set_sequence_values};
-use pgshard::schema::catalog::{Error, Facts, Namespace, preamble, read};
+use pgshard::schema::catalog::{Error, Facts, Namespace, preamble, read, stamp};
 use pgshard::schema::fingerprint::{differences, fingerprint};
 use tokio_postgres::Client;
 
@@ -171,12 +171,14 @@ on_each_version! {
             ("GRANT SELECT (nick) ON users TO reader", "table users: column nick: SELECT granted reader: nothing vs is there"),
             ("REVOKE USAGE ON SCHEMA shard_0007 FROM reader", "schema: USAGE granted reader: is there vs nothing"),
             ("DROP INDEX users_gin", "index users_gin: on users USING gin (tags) vs nothing"),
-            ("CREATE STATISTICS s ON id, name FROM users", "statistics object statistics object s"),
-            ("CREATE RULE r AS ON INSERT TO marked DO NOTHING", "rule rule r on table marked"),
-            ("CREATE POLICY p ON users", "policy policy p on table users"),
+            ("CREATE STATISTICS s ON id, name FROM users", "statistics object s: nothing vs is there"),
+            ("CREATE RULE r AS ON INSERT TO marked DO NOTHING", "rule r on table marked"),
+            ("CREATE POLICY p ON users", "policy p on table users"),
         ] {
-            let before = facts(&mut client, "shard_0007").await;
+            let (stamped, before) = (stamp(&client, renamed.oid).await.unwrap(), facts(&mut client, "shard_0007").await);
+            assert_eq!(stamped, stamp(&client, renamed.oid).await.unwrap());
             run(&client, change).await;
+            assert_ne!(stamped, stamp(&client, renamed.oid).await.unwrap(), "{change}");
             let after = facts(&mut client, "shard_0007").await;
             let seen = report(&before, &after);
             assert!(seen.contains(expected), "{change}: {seen}");
@@ -184,7 +186,12 @@ on_each_version! {
         }
         // A publication is no part of it: the move makes one itself.
         let before = facts(&mut client, "shard_0007").await;
+        let stamped = stamp(&client, renamed.oid).await.unwrap();
         run(&client, "CREATE PUBLICATION p FOR TABLE users").await;
+        for harmless in ["VACUUM shard_0007.users", "ANALYZE", "ALTER SCHEMA shard_0007 RENAME TO r", "ALTER SCHEMA r RENAME TO shard_0007"] {
+            run(&client, harmless).await;
+        }
+        assert_eq!(stamped, stamp(&client, renamed.oid).await.unwrap());
         let after = facts(&mut client, "shard_0007").await;
         assert_eq!(report(&before, &after), "");
     }

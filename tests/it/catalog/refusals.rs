@@ -30,6 +30,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (id int) PARTITION BY RANGE (id)", "partitioned table t", "partitioned tables"),
     ("CREATE TABLE t (id int); CREATE TABLE u () INHERITS (t)", "table u", "inherit"),
     ("CREATE TABLE t (id int); CREATE TABLE public.u () INHERITS (t)", "table t", "inherit"),
+    ("CREATE TABLE t (id int); REVOKE INSERT ON t FROM app", "table t", "its owner has no INSERT"),
+    ("REVOKE CREATE ON SCHEMA shard_0007 FROM app", "schema", "its owner has no CREATE"),
     ("CREATE UNLOGGED TABLE t (id int)", "table t", "unlogged"),
     ("CREATE MATERIALIZED VIEW t AS SELECT 1 AS id", "materialized view t", "materialized views"),
     ("CREATE TYPE a AS (x int); CREATE TABLE t OF a", "table t", "of a type"),

@@ -73,6 +73,8 @@ ALTER TABLE users ADD CONSTRAINT "two columns" UNIQUE (name, nick) INCLUDE (born
 COMMENT ON TABLE users IS 'people';
 COMMENT ON COLUMN users."Größe ""ß""" IS E'in\nmetres';
 COMMENT ON CONSTRAINT "two columns" ON users IS 'both';
+COMMENT ON SEQUENCE chosen_name IS 'of an identity';
+GRANT USAGE ON SEQUENCE chosen_name, users_serial_seq TO writer;
 GRANT SELECT ON users TO reader;
 GRANT SELECT, UPDATE (nick, name) ON users TO writer WITH GRANT OPTION;
 GRANT INSERT ON users TO PUBLIC;

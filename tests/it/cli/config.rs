@@ -131,3 +131,20 @@ fn no_config() {
     insta::assert_snapshot!("no_config", alone(&["map", "show"]).shown());
     insta::assert_snapshot!("no_such_config", alone(&["--config", "elsewhere.toml", "map", "show"]).shown());
 }
+
+#[test]
+fn map_diff() {
+    let folder = folder();
+    fs::write(folder.path().join("pgshard.toml"), CONFIG).unwrap();
+    let moved = CONFIG
+        .replace("version = 7", "version = 9")
+        .replace("1001-1340, 1341@3, 1342-1999", "1003-1340, 1341@3, 1342-1999\"\nspare = \"1001-1002@2");
+    fs::write(folder.path().join("other.toml"), moved).unwrap();
+    fs::write(folder.path().join("less.toml"), CONFIG.replace("2000", "1999").replace("-1999", "-1998")).unwrap();
+    let diff = |other: &str| pgshard(folder.path(), &["map", "diff", other]);
+    insta::assert_snapshot!("map_diff_text", diff("other.toml").shown());
+    insta::assert_snapshot!("map_diff_none", diff("pgshard.toml").shown());
+    insta::assert_snapshot!("map_diff_other_cluster", diff("less.toml").shown());
+    let json = pgshard(folder.path(), &["map", "diff", "other.toml", "--json"]);
+    insta::assert_snapshot!("map_diff_json", json.shown());
+}

@@ -35,6 +35,7 @@ fn assert_shown(name: &str, run: &Run, folder: &Path) {
         (r"127\.0\.0\.1:\d+", "127.0.0.1:[PORT]"),
         (r" +\d+(\.\d+)? s\n", " [TIME]\n"),
         (r" +time\n", " time\n"),
+        (r"PostgreSQL \d+\.\d+", "PostgreSQL [VERSION]"),
         (r#""elapsed_ms":\d+"#, r#""elapsed_ms":[TIME]"#),
     ];
     insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(name, run.shown()) });
@@ -187,4 +188,50 @@ fn migrate_up_and_status() {
     let status = run(&cluster, &["migrate", "status", "--json"]).json().remove(0);
     assert_eq!(status["migrations"][1]["applied"], 8);
     assert_eq!(status["migrations"][1]["pending"], "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn check_from_the_first_day_on() {
+    let cluster = cluster(2);
+    assert_shown("check_before_bootstrap", &run(&cluster, &["check"]), cluster.directory());
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    assert_shown("check_ok_text", &run(&cluster, &["check"]), cluster.directory());
+    assert_shown("check_ok_json", &run(&cluster, &["check", "--json"]), cluster.directory());
+
+    let gone = "DROP SCHEMA shard_0005 CASCADE; DROP SCHEMA shard_0006 CASCADE";
+    cluster.app(1).await.batch_execute(gone).await.unwrap();
+    assert_shown("check_findings_text", &run(&cluster, &["check"]), cluster.directory());
+    let json = run(&cluster, &["check", "--json"]);
+    assert_eq!(json.exit, 1);
+    assert_shown("check_findings_json", &json, cluster.directory());
+}
+
+#[test]
+fn check_with_a_dead_host() {
+    let cluster = cluster(2);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    cluster.server(0).stop(StopMode::Immediate).unwrap();
+    assert_shown("check_dead_host", &run(&cluster, &["check"]), cluster.directory());
+    let report = run(&cluster, &["check", "--json"]).json().remove(0);
+    assert_eq!((&report["ok"], &report["findings"][0]["host"]), (&false.into(), &"db1".into()));
+}
+
+/// Somebody changed the map by hand: the hosts know better, and the map is made anew from them.
+#[test]
+fn map_rebuild() {
+    let cluster = cluster(2);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    let right = std::fs::read_to_string(cluster.directory().join("pgshard.toml")).unwrap();
+    let wrong = right.replace("db1 = \"0-3\"", "db1 = \"0-5\"").replace("db2 = \"4-7\"", "db2 = \"6-7\"");
+    assert_ne!(right, wrong);
+    cluster.write("pgshard.toml", &wrong);
+    assert_shown("check_wrong_map", &run(&cluster, &["check"]), cluster.directory());
+    assert_shown("map_diff_hosts", &run(&cluster, &["map", "diff"]), cluster.directory());
+    assert_shown("map_rebuild_unasked", &run(&cluster, &["map", "rebuild"]), cluster.directory());
+    assert_eq!(std::fs::read_to_string(cluster.directory().join("pgshard.toml")).unwrap(), wrong);
+    assert_shown("map_rebuild", &run(&cluster, &["map", "rebuild", "--yes"]), cluster.directory());
+    let published = std::fs::read_to_string(cluster.directory().join("pgshard.toml")).unwrap();
+    assert_eq!(published, right.replace("version = 1", "version = 2"), "comments and all");
+    assert_eq!(run(&cluster, &["check"]).exit, 0);
+    assert_shown("map_rebuild_again", &run(&cluster, &["map", "rebuild"]), cluster.directory());
 }

@@ -250,9 +250,9 @@ on_each_version! {
             };
             let (run, ()) = tokio::join!(whole, unfence);
             assert_eq!(run.unwrap(), 1);
-            let state = if number == 1 { "fenced" } else { "serving" };
+            // Under REPEATABLE READ too, where the row is seen as it was before the fence.
             let details = details.into_inner().unwrap();
-            assert!(details.len() == 1 && details[0].contains(&format!("\"state\" : \"{state}\"")), "{details:?}");
+            assert!(details.len() == 1 && details[0].contains("\"state\" : \"fenced\""), "{details:?}");
             assert_eq!(shards.titles(0, number).await, ["x"]);
             let notes = shards.db[0].query("SELECT run FROM public.notes", &[]).await.unwrap();
             assert_eq!(notes.iter().map(|row| row.get::<_, i32>(0)).collect::<Vec<_>>(), [1]);
@@ -294,23 +294,23 @@ on_each_version! {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
         options.hosts[0].pool_size = 1;
+        options.retry_for = Duration::from_millis(50);
         let router = Router::new(options);
         shards.db[0].batch_execute("
             INSERT INTO shard_0001.photos VALUES (1, 'x');
-            CREATE FUNCTION public.title() RETURNS text LANGUAGE plpgsql AS $$
+            CREATE FUNCTION public.is_photo() RETURNS boolean LANGUAGE plpgsql AS $$
             DECLARE photo shard_0001.photos%ROWTYPE;
-            BEGIN SELECT * INTO STRICT photo FROM shard_0001.photos; RETURN photo.title || photo.kind; END $$").await.unwrap();
+            BEGIN SELECT * INTO STRICT photo FROM shard_0001.photos; RETURN photo.kind = 'photo'::shard_0001.kind; END $$").await.unwrap();
         let moving = shards.prepare(1, 0).await;
         moving.fence(LONG).await;
-        let call = {
-            let router = router.clone();
-            tokio::spawn(async move { router.by_key(1).query_one("SELECT public.title()", &[]).await })
-        };
-        pass(50).await;
+        let error = router.by_key(1).query_one("SELECT public.is_photo()", &[]).await.unwrap_err();
+        assert!(matches!(error, Error::ShardUnavailable { .. }), "{error:?}");
+        let error = router.by_key(1).transaction(async |tx| tx.query_one("SELECT public.is_photo()", &[]).await);
+        assert!(matches!(error.await, Err(Error::ShardUnavailable { .. })));
         moving.unfence().await;
-        assert_eq!(call.await.unwrap().unwrap().get::<_, &str>(0), "xphoto");
-        pass(100).await;
-        router.by_key(1).query_one("SELECT public.title()", &[]).await.unwrap();
+        // Long enough that nobody takes the fence for the reason of an error any more.
+        pass(200).await;
+        router.by_key(1).query_one("SELECT public.is_photo()", &[]).await.unwrap();
     }
 
     /// A row that names a host which knows nothing of it is not believed, and not for ever.
@@ -324,7 +324,7 @@ on_each_version! {
         let bogus = "UPDATE pgshard.shard SET state = 'moved', peer = 'db2', epoch = 99 WHERE shard_id = 1";
         shards.db[0].batch_execute(bogus).await.unwrap();
         let error = router.by_key(1).query(COUNT, &[]).await.unwrap_err();
-        assert!(matches!(&error, Error::ShardUnavailable { waited_ms, .. } if *waited_ms <= 300), "{error:?}");
+        assert!(matches!(&error, Error::ShardUnavailable { .. }), "{error:?}");
         assert!(error.is_retryable());
         assert_eq!(router.by_key(1).host(), shards.name(0));
 
@@ -343,17 +343,26 @@ on_each_version! {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
         options.retry_for = Duration::from_millis(200);
+        options.hosts[0].pool_size = 1;
         let router = Router::new(options);
+        let session = async || {
+            let row = router.by_key(2).query_one("SELECT pg_backend_pid()", &[]).await.unwrap();
+            row.get::<_, i32>(0)
+        };
+        let before = session().await;
         let moving = shards.prepare(1, 0).await;
         moving.fence(LONG).await;
         let statement = router.by_key(1).query(COUNT, &[]).await.unwrap_err();
+        let function = router.by_key(1).query("SELECT {shard}.answer()", &[]).await.unwrap_err();
+        let write = router.by_key(1).execute(INSERT, &[&1_i64, &"x"]).await.unwrap_err();
         let transaction = router.by_key(1).transaction(async |tx| tx.query(COUNT, &[]).await).await.unwrap_err();
-        for error in [statement, transaction] {
+        for error in [statement, function, write, transaction] {
             assert!(error.is_retryable() && !error.may_have_run());
             let words = error.to_string();
             assert!(words.starts_with("shard 1 was not to be had for ") && words.contains("last on host db1"), "{words}");
         }
-        // The host's other shards know nothing of it.
+        // The host's other shards know nothing of it, nor does the session, which was kept.
         router.by_key(2).query(COUNT, &[]).await.unwrap();
+        assert_eq!(session().await, before);
     }
 }

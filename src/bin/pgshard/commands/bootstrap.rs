@@ -42,7 +42,7 @@ pub(crate) async fn run(
 }
 
 /// Every host of the config with what the map places there.
-fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
+pub(crate) fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
     let host = |host: &pgshard::config::HostConfig| {
         let shards = map.iter().filter(|(_, on, _)| **on == host.name).map(|(shard, _, epoch)| (shard, epoch));
         Host { name: host.name.clone(), connect: host.connect.clone(), shards: shards.collect() }
@@ -154,7 +154,8 @@ fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
     match output.format() {
         Format::Json => {
             let hosts = report.hosts.iter().map(|(name, host)| (name.to_string(), done(host))).collect();
-            output.object(Told::Done { hosts })?;
+            // Whoever does not read to the end learns the exit code all the same.
+            output.event(Told::Done { hosts });
         }
         Format::Text => {
             let columns = [

@@ -3,9 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use pgshard::map::HostName;
+use pgshard::ShardId;
+use pgshard::config::Config;
+use pgshard::map::{Change, HostName, Placement, ShardMap, print_shards};
+use pgshard::schema;
+use pgshard::store::{MapStore, PublishError};
 use serde::Serialize;
 
+use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -43,4 +48,114 @@ pub(crate) async fn show(config: Option<&Path>, output: &Output) -> Result<Exit,
         }
     }
     Ok(Exit::Done)
+}
+
+/// What is different between the map and that of another config, which is taken as the newer; or, where there is no
+/// other, between the map and what the hosts say.
+pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let map = context::map(&config).await?;
+    let Some(other) = other else {
+        let rebuilt = rebuilt(&config, &map, output).await;
+        print_changes(&map, &rebuilt, output)?;
+        return Ok(Exit::Done);
+    };
+    let newer = context::map(&context::config(Some(other))?).await?;
+    if map.shards() != newer.shards() {
+        let error = format!("the map has {} shards, that of {} {}", map.shards(), other.display(), newer.shards());
+        return Err(Failure::usage(error).hint("they are not maps of one cluster"));
+    }
+    print_changes(&map, &newer, output)?;
+    Ok(Exit::Done)
+}
+
+/// Publishes the map as the hosts have it, after showing what changes and asking.
+pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let map = context::map(&config).await?;
+    let rebuilt = rebuilt(&config, &map, output).await;
+    print_changes(&map, &rebuilt, output)?;
+    if rebuilt.version() == map.version() {
+        return Ok(Exit::Done);
+    }
+    let question = format!("publish this as map version {}?", rebuilt.version());
+    if !confirm(&question, consent, output).await? {
+        return Err(Failure::new(Exit::Failed, "the map stays as it is"));
+    }
+    config.map_store().publish(map.version(), &rebuilt).await.map_err(|error| match error {
+        PublishError::Conflict { .. } => {
+            Failure::from(error).hint("run it again: somebody else has published meanwhile")
+        }
+        error => error.into(),
+    })?;
+    output.note(format_args!("published map version {}", rebuilt.version()));
+    Ok(Exit::Done)
+}
+
+/// The map as the hosts have it. What cannot be learned from them is said.
+async fn rebuilt(config: &Config, map: &ShardMap, output: &Output) -> ShardMap {
+    let rebuilt = schema::rebuild_map(map, &context::survey(config).await);
+    for note in &rebuilt.notes {
+        let host = note.host.as_ref().map(|host| format!("{host}: ")).unwrap_or_default();
+        output.warning(format_args!("{host}{}", note.message));
+    }
+    rebuilt.map
+}
+
+#[derive(Serialize)]
+struct Changes {
+    from_version: u64,
+    to_version: u64,
+    changes: Vec<OneChange>,
+}
+
+#[derive(Serialize)]
+struct OneChange {
+    shard: ShardId,
+    from: Place,
+    to: Place,
+}
+
+#[derive(Serialize)]
+struct Place {
+    host: String,
+    epoch: u32,
+}
+
+impl Place {
+    fn of(placement: &Placement) -> Place {
+        Place { host: placement.host.to_string(), epoch: placement.epoch.get() }
+    }
+}
+
+fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -> Result<(), Failure> {
+    let changes = map.diff(newer);
+    if changes.is_empty() {
+        output.note("there is no difference");
+    }
+    match output.format() {
+        Format::Json => {
+            let one = |change: &Change| OneChange {
+                shard: change.shard,
+                from: Place::of(&change.from),
+                to: Place::of(&change.to),
+            };
+            let (from_version, to_version) = (map.version().get(), newer.version().get());
+            output.object(Changes { from_version, to_version, changes: changes.iter().map(one).collect() })?;
+        }
+        Format::Text => {
+            // Shards that go the same way are one line.
+            let mut groups: Vec<(&Change, Vec<ShardId>)> = Vec::new();
+            for change in &changes {
+                match groups.iter_mut().find(|(of, _)| (&of.from, &of.to) == (&change.from, &change.to)) {
+                    Some((_, shards)) => shards.push(change.shard),
+                    None => groups.push((change, vec![change.shard])),
+                }
+            }
+            let place = |placement: &Placement| format!("{} @{}", placement.host, placement.epoch);
+            let rows = groups.into_iter().map(|(of, shards)| [print_shards(shards), place(&of.from), place(&of.to)]);
+            output.table(&[("shards", Align::Left), ("from", Align::Left), ("to", Align::Left)], rows)?;
+        }
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! One file a verb, each an async function of plain arguments and the output.
 
 mod bootstrap;
+mod check;
 mod completions;
 mod demo;
 mod dev;
@@ -35,6 +36,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
             init::run(args.hosts, args.shards, overwrite, config, output)
         }
+        Command::Check(_) => check::run(config, output).await,
         Command::Bootstrap(args) | Command::Migrate { command: MigrateCommand::Up(args) } => {
             bootstrap::run(&args.hosts, &args.assume_empty, args.jobs, config, output).await
         }
@@ -51,6 +53,8 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         },
         Command::Map { command } => match command {
             MapCommand::Show(_) => map::show(config, output).await,
+            MapCommand::Diff(args) => map::diff(args.other.as_deref(), config, output).await,
+            MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
         },
         Command::Move(args) => {
             let asked = relocate::Asked {
@@ -114,6 +118,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Dev { command: DevCommand::Down(_) } => Some("run the same command again"),
         Command::Dev { command: DevCommand::Status(_) }
         | Command::Init(_)
+        | Command::Check(_)
         | Command::Migrate { command: MigrateCommand::Status(_) }
         | Command::Locate(_)
         | Command::Id { .. }

@@ -3,6 +3,8 @@
 //! The query is wrapped on the server, so that values of any type come as JSON or text. It runs in a READ ONLY
 //! transaction: whatever it calls, nothing is written.
 
+mod shape;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,18 +12,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use pgshard::ShardId;
-use pgshard::map::{HostName, parse_shards};
-use pgshard::pg::quote_ident;
+use pgshard::map::HostName;
 use pgshard::router::{Error, Router};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio_postgres::Row;
-use tokio_postgres::types::{Kind, Type};
 
+use self::shape::{Shape, json};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::{Failure, chain};
-use crate::output::{Align, Format, Output};
+use crate::output::{Format, Output};
 
 /// How many shards of one host are asked at a time.
 const WIDTH: usize = 8;
@@ -44,8 +45,7 @@ pub(crate) async fn run(
     let map = context::map(&config).await?;
     let shards: Vec<ShardId> = match shards {
         None => map.shards().iter().collect(),
-        Some(list) => parse_shards(list, map.shards())
-            .map_err(|errors| Failure::several(Exit::Usage, errors.iter().map(|error| format!("--shards: {error}"))))?,
+        Some(list) => super::relocate::shards(list, map.shards())?,
     };
     let placed = |shard: &ShardId| map.host(*shard).cloned();
     let by_host = context::by_host(&map, &shards);
@@ -124,100 +124,21 @@ fn without_comments(mut text: &str) -> &str {
     }
 }
 
-/// The columns that the query gives.
-struct Shape {
-    columns: Vec<(String, Type)>,
-}
-
 /// Asks one shard for the columns; of another host when the first cannot be reached.
 ///
 /// # Errors
 /// When the query is wrong: once, not once a shard.
 async fn shape(router: &Router, by_host: &BTreeMap<HostName, Vec<ShardId>>, query: &str) -> Result<Shape, Failure> {
-    // No row of the query is read, and one comes back all the same: it carries the names and types.
-    let sql = format!("SELECT q.* FROM (SELECT 1) AS one LEFT JOIN ({query}\n) AS q ON false");
+    let question = Shape::question(query);
     let mut last = None;
     for shard in by_host.values().filter_map(|shards| shards.first()) {
-        match read_only(router, *shard, &sql).await {
-            Ok(rows) => {
-                let columns = rows.first().map(Row::columns).unwrap_or_default();
-                let columns = columns.iter().map(|column| (column.name().to_owned(), column.type_().clone()));
-                return Ok(Shape { columns: columns.collect() });
-            }
+        match read_only(router, *shard, &question).await {
+            Ok(rows) => return Ok(Shape::of(&rows)),
             Err(error) if is_host_down(&error) => last = Some(error),
             Err(error) => return Err(error.into()),
         }
     }
     Err(last.map_or_else(|| Failure::usage("there are no shards in the list"), Failure::from))
-}
-
-impl Shape {
-    /// The query, wrapped: one row a shard with a JSON array in it, or rows of text.
-    fn sql(&self, query: &str, format: Format) -> String {
-        // By position, since names can be there twice.
-        let positions: Vec<String> = (1..=self.columns.len()).map(|n| quote_ident(&n.to_string())).collect();
-        let value = |(position, (name, of)): (&String, &(String, Type))| {
-            let cast = match (format, is_int8(of)) {
-                (Format::Text, _) | (Format::Json, Some(Int8::One)) => "::pg_catalog.text",
-                (Format::Json, Some(Int8::Array)) => "::pg_catalog.text[]",
-                (Format::Json, None) => "",
-            };
-            format!("q.{position}{cast} AS {}", quote_ident(name))
-        };
-        let values: Vec<String> = positions.iter().zip(&self.columns).map(value).collect();
-        let alias = if positions.is_empty() { String::new() } else { format!("({})", positions.join(", ")) };
-        let plain = format!("SELECT {} FROM ({query}\n) AS q{alias}", values.join(", "));
-        match format {
-            Format::Text => plain,
-            Format::Json => {
-                format!("SELECT coalesce(pg_catalog.json_agg(t), '[]')::pg_catalog.text FROM ({plain}) AS t")
-            }
-        }
-    }
-
-    fn print(&self, table: &[(ShardId, Vec<Row>)], output: &Output) -> Result<(), Failure> {
-        let numeric =
-            |of: &Type| [Type::INT2, Type::INT4, Type::INT8, Type::FLOAT4, Type::FLOAT8, Type::NUMERIC].contains(of);
-        let align = |of: &Type| if numeric(of) { Align::Right } else { Align::Left };
-        let mut columns = vec![("shard", Align::Right)];
-        columns.extend(self.columns.iter().map(|(name, of)| (name.as_str(), align(of))));
-        let mut lines: Vec<Vec<String>> = Vec::new();
-        for (shard, rows) in table {
-            for row in rows {
-                let mut line = vec![shard.to_string()];
-                for index in 0..row.len() {
-                    line.push(row.try_get::<_, Option<String>>(index)?.unwrap_or_default());
-                }
-                lines.push(line);
-            }
-        }
-        Ok(output.table(&columns, lines)?)
-    }
-}
-
-/// A bigint, which may be an ID.
-#[derive(Clone, Copy)]
-enum Int8 {
-    One,
-    Array,
-}
-
-/// IDs are strings in our JSON, and which bigint is one we cannot know: all of them are.
-fn is_int8(of: &Type) -> Option<Int8> {
-    match of.kind() {
-        _ if *of == Type::INT8 => Some(Int8::One),
-        Kind::Array(member) if is_int8(member).is_some() => Some(Int8::Array),
-        Kind::Domain(base) => is_int8(base),
-        _ => None,
-    }
-}
-
-/// The array that the server made, on one line.
-fn json(rows: &[Row]) -> Result<Box<RawValue>, Failure> {
-    let text = rows.first().map(|row| row.try_get::<_, String>(0)).transpose()?;
-    // A line end inside a string is written as \n: those that are there stand between values.
-    let line = text.unwrap_or_else(|| "[]".to_owned()).replace(['\n', '\r'], "");
-    Ok(RawValue::from_string(line)?)
 }
 
 #[derive(Serialize)]
@@ -325,18 +246,5 @@ mod tests {
             assert!(readable(bad).is_err(), "{bad}");
         }
         assert_eq!(readable("SELECT ';' ;;").unwrap(), "SELECT ';'");
-    }
-
-    #[test]
-    fn every_bigint_is_a_string() {
-        let column = |name: &str, of: Type| (name.to_owned(), of);
-        let columns = vec![column("id", Type::INT8), column("ids", Type::INT8_ARRAY), column("n\"", Type::INT4)];
-        let shape = Shape { columns };
-        assert_eq!(
-            shape.sql("TABLE x", Format::Json),
-            "SELECT coalesce(pg_catalog.json_agg(t), '[]')::pg_catalog.text FROM (SELECT \
-             q.\"1\"::pg_catalog.text AS \"id\", q.\"2\"::pg_catalog.text[] AS \"ids\", q.\"3\" AS \"n\"\"\" \
-             FROM (TABLE x\n) AS q(\"1\", \"2\", \"3\")) AS t"
-        );
     }
 }

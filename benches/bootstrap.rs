@@ -1,0 +1,260 @@
+//! Bootstrap beside psql: the same schemas, ID functions and tables on the same servers, psql with one transaction a
+//! shard, one psql a host at the same time. Prints the times of each run, the medians and their ratio.
+//!
+//! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--major N] [--throwaway]`
+//!
+//! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Psql writes
+//! none of pgshard's own rows, so it has a little less to do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::num::NonZeroUsize;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, Server, ServerOptions};
+use pgshard::id::Epoch;
+use pgshard::map::ShardEpoch;
+use pgshard::pg::ConnectOptions;
+use pgshard::schema::bootstrap::{Host, Request};
+use pgshard::schema::{self, Migrations};
+use pgshard::{SchemaPrefix, ShardCount, ShardId};
+
+const EPOCH_MS: i64 = 1_293_840_000_000;
+
+/// Users, their photos, and likes: three tables with keys, an index and a foreign key.
+const TABLES: &str = "
+CREATE TABLE {shard}.users (
+    id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    name text NOT NULL
+);
+CREATE TABLE {shard}.photos (
+    id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    user_id bigint NOT NULL REFERENCES {shard}.users,
+    title text NOT NULL,
+    taken_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX photos_user ON {shard}.photos (user_id);
+CREATE TABLE {shard}.likes (
+    photo_id bigint NOT NULL REFERENCES {shard}.photos,
+    user_id bigint NOT NULL,
+    PRIMARY KEY (photo_id, user_id)
+);";
+
+struct Arguments {
+    shards: u32,
+    runs: usize,
+    hosts: usize,
+    width: usize,
+    major: Option<u32>,
+    durability: Durability,
+}
+
+impl Arguments {
+    fn read() -> Arguments {
+        let mut read = Arguments {
+            shards: 4096,
+            runs: 3,
+            hosts: 2,
+            width: Request::WIDTH.get(),
+            major: None,
+            durability: Durability::Durable,
+        };
+        let mut list = std::env::args().skip(1);
+        while let Some(name) = list.next() {
+            let mut number = || -> u32 {
+                let value = list.next().unwrap_or_default();
+                value.parse().unwrap_or_else(|_| panic!("{name} takes a number, not {value:?}"))
+            };
+            match name.as_str() {
+                "--shards" => read.shards = number(),
+                "--runs" => read.runs = number() as usize,
+                "--hosts" => read.hosts = number() as usize,
+                "--width" => read.width = number() as usize,
+                "--major" => read.major = Some(number()),
+                "--throwaway" => read.durability = Durability::Throwaway,
+                // What `cargo bench` says to every bench.
+                "--bench" => {}
+                other => panic!("unknown argument {other}"),
+            }
+        }
+        read
+    }
+}
+
+fn main() {
+    let arguments = Arguments::read();
+    let binaries = match arguments.major {
+        Some(major) => Binaries::of_major(major),
+        None => Binaries::first(),
+    };
+    let binaries = binaries.expect("there is a PostgreSQL on this machine");
+    let server = ServerOptions {
+        durability: arguments.durability,
+        shared_buffers_mib: 128,
+        // The stock number of locks, so that batches are as large as they would be anywhere.
+        settings: vec![("max_locks_per_transaction".to_owned(), "64".to_owned())],
+        ..ServerOptions::default()
+    };
+    let options = ClusterOptions { hosts: arguments.hosts, binaries: binaries.clone(), server };
+    let cluster = Cluster::start(&options).expect("the servers start");
+    let shards = ShardCount::new(arguments.shards).expect("1 to 8192 shards");
+    println!(
+        "PostgreSQL {}, {shards} shards x 3 tables on {} hosts, {:?}",
+        binaries.version(),
+        arguments.hosts,
+        arguments.durability
+    );
+
+    let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+    for run in 1..=arguments.runs {
+        let bench = Bench { cluster: &cluster, binaries: &binaries, shards, width: arguments.width };
+        for (name, time) in bench.run(run) {
+            println!("run {run}: {name:<16} {:>9.3} s", time.as_secs_f64());
+            times.entry(name).or_default().push(time);
+        }
+    }
+    let medians: BTreeMap<&str, f64> = times.into_iter().map(|(name, times)| (name, median(times))).collect();
+    for (name, seconds) in &medians {
+        println!("median: {name:<16} {seconds:>9.3} s  {:>8.0} shards/s", f64::from(arguments.shards) / seconds);
+    }
+    println!("psql / pgshard: {:.2}", medians["psql"] / medians["pgshard"]);
+}
+
+fn median(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times[times.len() / 2].as_secs_f64()
+}
+
+struct Bench<'a> {
+    cluster: &'a Cluster,
+    binaries: &'a Binaries,
+    shards: ShardCount,
+    width: usize,
+}
+
+impl Bench<'_> {
+    /// Each in databases of its own; which of the two goes first changes from run to run.
+    fn run(&self, run: usize) -> Vec<(&'static str, Duration)> {
+        let mut times = Vec::new();
+        let mut psql = || times.push(("psql", self.psql(&format!("psql_{run}"))));
+        if run % 2 == 1 {
+            psql();
+            times.extend(self.pgshard(&format!("pgshard_{run}")));
+        } else {
+            let ours = self.pgshard(&format!("pgshard_{run}"));
+            psql();
+            times.extend(ours);
+        }
+        times
+    }
+
+    fn psql(&self, database: &str) -> Duration {
+        self.create_database(database);
+        let files: Vec<_> = (0..self.cluster.servers().len())
+            .map(|host| {
+                let mut sql = String::new();
+                for shard in self.shards_on(host) {
+                    let schema = SchemaPrefix::default().schema(shard);
+                    let next_id = include_str!("../migrations/shard/0001_next_id.sql")
+                        .replace("{shard_id}", &shard.to_string())
+                        .replace("{epoch_ms}", &EPOCH_MS.to_string());
+                    let ddl = format!("{next_id}\n{TABLES}").replace("{shard}", &schema);
+                    writeln!(sql, "BEGIN;\nCREATE SCHEMA {schema};\n{ddl}\nCOMMIT;").expect("a string takes all");
+                }
+                let file = tempfile::NamedTempFile::new().expect("a temporary file");
+                std::fs::write(file.path(), sql).expect("the temporary file can be written");
+                file
+            })
+            .collect();
+        let started = Instant::now();
+        let running: Vec<_> = self
+            .cluster
+            .servers()
+            .iter()
+            .zip(&files)
+            .map(|(server, file)| {
+                let mut psql = self.psql_on(server, database, "app");
+                psql.arg("-f").arg(file.path()).spawn().expect("psql starts")
+            })
+            .collect();
+        for mut psql in running {
+            assert!(psql.wait().expect("psql ends").success());
+        }
+        let time = started.elapsed();
+        self.drop_database(database);
+        time
+    }
+
+    fn pgshard(&self, database: &str) -> Vec<(&'static str, Duration)> {
+        self.create_database(database);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let request = self.request(database);
+        let timed = || {
+            let started = Instant::now();
+            let report = runtime.block_on(schema::bootstrap(&request, &|_| {}));
+            let time = started.elapsed();
+            assert!(report.is_complete(), "{report:?}");
+            (report, time)
+        };
+        let (_, first) = timed();
+        let (report, second) = timed();
+        assert!(report.nothing_to_do());
+        self.drop_database(database);
+        vec![("pgshard", first), ("pgshard, again", second)]
+    }
+
+    fn request(&self, database: &str) -> Request {
+        let files = BTreeMap::from([("0001_tables.sql".to_owned(), TABLES.to_owned())]);
+        let hosts = self.cluster.servers().iter().enumerate().map(|(at, server)| Host {
+            name: server.name().clone(),
+            connect: ConnectOptions::parse(&format!("postgres://app@127.0.0.1:{}/{database}", server.port()))
+                .expect("a good URL"),
+            shards: self.shards_on(at).map(|shard| (shard, ShardEpoch::FIRST)).collect(),
+        });
+        Request {
+            cluster: schema::Cluster {
+                shards: self.shards,
+                epoch: Epoch::from_unix_ms(EPOCH_MS).expect("a good epoch"),
+                schema_prefix: SchemaPrefix::default(),
+            },
+            hosts: hosts.collect(),
+            only: BTreeSet::new(),
+            vouched: BTreeSet::new(),
+            migrations: Migrations::from_texts(&files).expect("good migrations"),
+            width: NonZeroUsize::new(self.width).expect("at least one connection"),
+        }
+    }
+
+    fn shards_on(&self, host: usize) -> impl Iterator<Item = ShardId> {
+        let hosts = self.cluster.servers().len();
+        let count = usize::from(self.shards.get());
+        let bound = move |at: usize| at * count / hosts;
+        self.shards.iter().skip(bound(host)).take(bound(host + 1) - bound(host))
+    }
+
+    fn psql_on(&self, server: &Server, database: &str, user: &str) -> Command {
+        let mut psql = Command::new(self.binaries.program("psql"));
+        psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-U", user, "-d", database]);
+        psql.arg("-p").arg(server.port().to_string()).stdout(Stdio::null());
+        psql
+    }
+
+    fn create_database(&self, database: &str) {
+        self.on_all(&[format!("CREATE DATABASE {database} OWNER app"), "CHECKPOINT".to_owned()]);
+    }
+
+    fn drop_database(&self, database: &str) {
+        self.on_all(&[format!("DROP DATABASE {database}")]);
+    }
+
+    fn on_all(&self, statements: &[String]) {
+        for server in self.cluster.servers() {
+            for sql in statements {
+                let done = self.psql_on(server, "postgres", "postgres").args(["-c", sql]).status();
+                assert!(done.expect("psql runs").success(), "{sql}");
+            }
+        }
+    }
+}

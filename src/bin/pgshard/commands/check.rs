@@ -1,0 +1,107 @@
+//! `pgshard check`: are config, map and hosts as they should be, and do they agree?
+
+use std::path::Path;
+
+use pgshard::ShardId;
+use pgshard::config::Config;
+use pgshard::map::{HostName, ShardMap};
+use pgshard::schema::{self, Finding, Migrations, Severity, Survey};
+use serde::Serialize;
+
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Format, Output};
+
+#[derive(Serialize)]
+struct Report<'a> {
+    ok: bool,
+    findings: Vec<Found<'a>>,
+}
+
+/// One finding about one shard, or about a host or the cluster.
+#[derive(Serialize)]
+struct Found<'a> {
+    severity: &'static str,
+    code: &'a str,
+    host: Option<&'a str>,
+    shard: Option<ShardId>,
+    message: &'a str,
+    remedy: &'a str,
+}
+
+/// Compares the config, the map and the hosts, and names every difference.
+pub(crate) async fn run(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let map = context::map(&config).await?;
+    let migrations = context::migrations(&config)?;
+    let survey = context::survey(&config).await;
+    let folder = config.cluster.migrations.as_ref().map(|_| &migrations);
+    let findings = schema::check(&map, &survey, &context::cluster(&config), folder);
+    // A notice is as it should be.
+    let ok = findings.iter().all(|finding| finding.severity == Severity::Notice);
+    match output.format() {
+        Format::Json => output.object(Report { ok, findings: findings.iter().flat_map(found).collect() })?,
+        Format::Text => {
+            for finding in &findings {
+                output.data(text(finding))?;
+            }
+            if ok {
+                output.data("ok")?;
+                output.pairs(&checked(&config, &map, &migrations, &survey))?;
+            } else {
+                output.note(summary(&findings));
+            }
+        }
+    }
+    Ok(if ok { Exit::Done } else { Exit::Failed })
+}
+
+/// A finding as programs want it: one a shard.
+fn found(finding: &Finding) -> Vec<Found<'_>> {
+    let one = |shard: Option<ShardId>| Found {
+        severity: finding.severity.as_str(),
+        code: finding.code,
+        host: finding.host.as_ref().map(HostName::as_str),
+        shard,
+        message: &finding.message,
+        remedy: &finding.remedy,
+    };
+    match finding.shards.as_slice() {
+        [] => vec![one(None)],
+        shards => shards.iter().map(|shard| one(Some(*shard))).collect(),
+    }
+}
+
+/// A finding as people want it: the shards with the same trouble together.
+fn text(finding: &Finding) -> String {
+    let host = finding.host.as_ref().map(|host| format!(" {host}")).unwrap_or_default();
+    let (severity, code) = (finding.severity.as_str(), finding.code);
+    format!("{severity}{host}: {}\n  code: {code}\n  remedy: {}", finding.message, finding.remedy)
+}
+
+/// How many findings of each severity, the worst first.
+fn summary(findings: &[Finding]) -> String {
+    let severities = [Severity::Alarm, Severity::Error, Severity::Warning, Severity::Notice];
+    let counted = severities.iter().filter_map(|severity| {
+        let count = findings.iter().filter(|finding| finding.severity == *severity).count();
+        let plural = if count == 1 { "" } else { "s" };
+        (count > 0).then(|| format!("{count} {}{plural}", severity.as_str()))
+    });
+    counted.collect::<Vec<_>>().join(", ")
+}
+
+/// What was looked at.
+fn checked(config: &Config, map: &ShardMap, migrations: &Migrations, survey: &Survey) -> Vec<(&'static str, String)> {
+    let version = |version: i32| format!("{}.{}", version / 10_000, version % 10_000);
+    let hosts = survey.iter().map(|(name, facts)| match facts {
+        Ok(facts) => format!("{name} (PostgreSQL {})", version(facts.server.version)),
+        Err(_) => name.to_string(),
+    });
+    vec![
+        ("config", config.path.display().to_string()),
+        ("map", format!("version {}, {} shards", map.version(), map.shards())),
+        ("hosts", hosts.collect::<Vec<_>>().join(", ")),
+        ("migrations", migrations.iter().len().to_string()),
+    ]
+}

@@ -1,0 +1,114 @@
+//! A query whose columns are known, wrapped so that the server gives JSON or text whatever their types are.
+
+use pgshard::ShardId;
+use pgshard::pg::quote_ident;
+use serde_json::value::RawValue;
+use tokio_postgres::Row;
+use tokio_postgres::types::{Kind, Type};
+
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output};
+
+/// The columns that the query gives, by name and type.
+pub(super) struct Shape {
+    columns: Vec<(String, Type)>,
+}
+
+impl Shape {
+    /// A statement that reads no row of the query and gives one all the same, which [`Shape::of`] takes.
+    pub(super) fn question(query: &str) -> String {
+        format!("SELECT q.* FROM (SELECT 1) AS one LEFT JOIN ({query}\n) AS q ON false")
+    }
+
+    /// The shape that the answer to the question has.
+    pub(super) fn of(rows: &[Row]) -> Shape {
+        let columns = rows.first().map(Row::columns).unwrap_or_default();
+        let columns = columns.iter().map(|column| (column.name().to_owned(), column.type_().clone()));
+        Shape { columns: columns.collect() }
+    }
+
+    /// The query, wrapped: one row a shard with a JSON array in it, or rows of text.
+    pub(super) fn sql(&self, query: &str, format: Format) -> String {
+        // By position, since names can be there twice.
+        let positions: Vec<String> = (1..=self.columns.len()).map(|n| quote_ident(&n.to_string())).collect();
+        let value = |(position, (name, of)): (&String, &(String, Type))| {
+            let cast = match (format, is_int8(of)) {
+                (Format::Text, _) | (Format::Json, Some(Int8::One)) => "::pg_catalog.text",
+                (Format::Json, Some(Int8::Array)) => "::pg_catalog.text[]",
+                (Format::Json, None) => "",
+            };
+            format!("q.{position}{cast} AS {}", quote_ident(name))
+        };
+        let values: Vec<String> = positions.iter().zip(&self.columns).map(value).collect();
+        let alias = if positions.is_empty() { String::new() } else { format!("({})", positions.join(", ")) };
+        let plain = format!("SELECT {} FROM ({query}\n) AS q{alias}", values.join(", "));
+        match format {
+            Format::Text => plain,
+            Format::Json => {
+                format!("SELECT coalesce(pg_catalog.json_agg(t), '[]')::pg_catalog.text FROM ({plain}) AS t")
+            }
+        }
+    }
+
+    pub(super) fn print(&self, table: &[(ShardId, Vec<Row>)], output: &Output) -> Result<(), Failure> {
+        let numeric =
+            |of: &Type| [Type::INT2, Type::INT4, Type::INT8, Type::FLOAT4, Type::FLOAT8, Type::NUMERIC].contains(of);
+        let align = |of: &Type| if numeric(of) { Align::Right } else { Align::Left };
+        let mut columns = vec![("shard", Align::Right)];
+        columns.extend(self.columns.iter().map(|(name, of)| (name.as_str(), align(of))));
+        let mut lines: Vec<Vec<String>> = Vec::new();
+        for (shard, rows) in table {
+            for row in rows {
+                let mut line = vec![shard.to_string()];
+                for index in 0..row.len() {
+                    line.push(row.try_get::<_, Option<String>>(index)?.unwrap_or_default());
+                }
+                lines.push(line);
+            }
+        }
+        Ok(output.table(&columns, lines)?)
+    }
+}
+
+/// A bigint, which may be an ID.
+#[derive(Clone, Copy)]
+enum Int8 {
+    One,
+    Array,
+}
+
+/// IDs are strings in our JSON, and which bigint is one we cannot know: all of them are.
+fn is_int8(of: &Type) -> Option<Int8> {
+    match of.kind() {
+        _ if *of == Type::INT8 => Some(Int8::One),
+        Kind::Array(member) if is_int8(member).is_some() => Some(Int8::Array),
+        Kind::Domain(base) => is_int8(base),
+        _ => None,
+    }
+}
+
+/// The array that the server made, on one line.
+pub(super) fn json(rows: &[Row]) -> Result<Box<RawValue>, Failure> {
+    let text = rows.first().map(|row| row.try_get::<_, String>(0)).transpose()?;
+    // A line end inside a string is written as \n: those that are there stand between values.
+    let line = text.unwrap_or_else(|| "[]".to_owned()).replace(['\n', '\r'], "");
+    Ok(RawValue::from_string(line)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bigint_is_a_string() {
+        let column = |name: &str, of: Type| (name.to_owned(), of);
+        let columns = vec![column("id", Type::INT8), column("ids", Type::INT8_ARRAY), column("n\"", Type::INT4)];
+        let shape = Shape { columns };
+        assert_eq!(
+            shape.sql("TABLE x", Format::Json),
+            "SELECT coalesce(pg_catalog.json_agg(t), '[]')::pg_catalog.text FROM (SELECT \
+             q.\"1\"::pg_catalog.text AS \"id\", q.\"2\"::pg_catalog.text[] AS \"ids\", q.\"3\" AS \"n\"\"\" \
+             FROM (TABLE x\n) AS q(\"1\", \"2\", \"3\")) AS t"
+        );
+    }
+}

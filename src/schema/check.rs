@@ -1,0 +1,468 @@
+//! The map and the config compared with what the hosts say. Pure.
+//!
+//! What may not break: every difference has a finding, and two hosts that serve one shard are an alarm.
+
+use std::collections::BTreeMap;
+
+use super::control::{Cluster, pending};
+use super::facts::{ControlFacts, FactsError, HostFacts, RecordedMigration, ShardRow, ShardState, Survey, chain};
+use super::finding::{Finding, Findings, Severity};
+use super::migrations::{Drift, Migrations, Pending};
+use super::own::OWN;
+use crate::map::{HostName, ShardEpoch, ShardMap};
+use crate::shard::ShardId;
+
+/// Everything in which the hosts differ from the map and the config, the worst first. `migrations` is the folder's, if
+/// there is one; without it the shards are compared with each other.
+pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Option<&Migrations>) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    let mut controls = BTreeMap::new();
+    for (host, facts) in survey {
+        match facts {
+            Err(error) => unread(&mut findings, host, error),
+            Ok(facts) => {
+                check_host(&mut findings, host, facts, cluster);
+                if let Some(control) = &facts.control {
+                    controls.insert(host, (facts, control));
+                }
+            }
+        }
+    }
+    let hosts = Hosts { survey, controls };
+    for (shard, host, epoch) in map.iter() {
+        check_shard(&mut findings, &hosts, cluster, shard, host, epoch);
+    }
+    for (host, (_, control)) in &hosts.controls {
+        check_leftovers(&mut findings, host, control);
+    }
+    check_migrations(&mut findings, &hosts, migrations);
+    findings.sorted()
+}
+
+struct Hosts<'a> {
+    survey: &'a Survey,
+    /// Of those that have been bootstrapped.
+    controls: BTreeMap<&'a HostName, (&'a HostFacts, &'a ControlFacts)>,
+}
+
+impl<'a> Hosts<'a> {
+    fn rows(&self, shard: ShardId) -> impl Iterator<Item = (&'a HostName, &'a ShardRow)> {
+        self.controls.iter().filter_map(move |(host, (_, control))| Some((*host, control.shards.get(&shard)?)))
+    }
+
+    fn is_read(&self, host: &HostName) -> bool {
+        matches!(self.survey.get(host), Some(Ok(_)))
+    }
+}
+
+fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
+    let (code, remedy) = match error {
+        FactsError::Unreachable { .. } => {
+            ("host_unreachable", "start it, or correct its url; its shards are not served".to_owned())
+        }
+        FactsError::NotOwner { owner, .. } => ("not_owner", format!("connect as {owner}, or as a member of it")),
+        _ => ("host_unreadable", "see what the server's log says".to_owned()),
+    };
+    findings.add(Severity::Error, code, Some(host), chain(error), remedy);
+}
+
+fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, cluster: &Cluster) {
+    match pending(facts, cluster, host) {
+        Err(refusals) => {
+            for refusal in refusals {
+                findings.add(Severity::Error, refusal.code(), Some(host), refusal.to_string(), refusal.remedy());
+            }
+        }
+        Ok(versions) if facts.control.is_some() && !versions.is_empty() => {
+            let message = "its control schema is of an older version".to_owned();
+            findings.add(Severity::Warning, "control_old", Some(host), message, BOOTSTRAP.to_owned());
+        }
+        Ok(_) => {}
+    }
+    if facts.control.is_none() {
+        let message = "it has not been bootstrapped".to_owned();
+        findings.add(Severity::Error, "not_bootstrapped", Some(host), message, BOOTSTRAP.to_owned());
+    }
+}
+
+const BOOTSTRAP: &str = "run `pgshard bootstrap`";
+const REBUILD: &str = "run `pgshard map rebuild`";
+const MOVES: &str = "see `pgshard moves list`";
+
+fn check_shard(
+    findings: &mut Findings,
+    hosts: &Hosts<'_>,
+    cluster: &Cluster,
+    shard: ShardId,
+    host: &HostName,
+    epoch: ShardEpoch,
+) {
+    let mut owners: Vec<(ShardEpoch, &HostName, &ShardRow)> =
+        hosts.rows(shard).filter(|(_, row)| row.state.is_owner()).map(|(host, row)| (row.epoch, host, row)).collect();
+    owners.sort_by_key(|(epoch, host, _)| (std::cmp::Reverse(*epoch), *host));
+    match owners[..] {
+        [] => check_unserved(findings, hosts, shard, host, epoch),
+        [(served, owner, row)] => {
+            check_owner(findings, hosts, cluster, shard, owner, row);
+            if owner != host {
+                let what = format!("the map puts it on {host}, but {owner} serves it (epoch {served})");
+                findings.add_shard(Severity::Warning, "shard_elsewhere", Some(owner), shard, what, REBUILD);
+            } else if served != epoch {
+                let what = format!("the map has it at epoch {epoch}, the host at {served}");
+                findings.add_shard(Severity::Warning, "shard_epoch_differs", Some(owner), shard, what, REBUILD);
+            }
+        }
+        [(served, right, _), (other_epoch, other, _), ..] => {
+            let what = format!("{right} (epoch {served}) and {other} (epoch {other_epoch}) both serve it");
+            let remedy = if served > other_epoch {
+                format!(
+                    "stop its writers; {right} is right, {other} has lost a change: save the rows that {other} took \
+                     since, then drop the shard there"
+                )
+            } else {
+                "stop its writers, and find out by its rows which is right".to_owned()
+            };
+            findings.add_shard(Severity::Alarm, "served_twice", None, shard, what, remedy);
+        }
+    }
+}
+
+fn check_owner(
+    findings: &mut Findings,
+    hosts: &Hosts<'_>,
+    cluster: &Cluster,
+    shard: ShardId,
+    owner: &HostName,
+    row: &ShardRow,
+) {
+    let Some((facts, control)) = hosts.controls.get(owner) else { return };
+    if !facts.schemas.contains(&cluster.schema_prefix.schema(shard)) {
+        let what = "the host serves it, but its schema is not there";
+        let remedy = "restore the schema from a backup";
+        findings.add_shard(Severity::Error, "schema_missing", Some(owner), shard, what, remedy);
+    }
+    if row.state == ShardState::Fenced {
+        let peer = row.peer.as_ref().map_or("?", HostName::as_str);
+        if row.fence_left_ms.is_some_and(|left| left < 0.0) {
+            let what = format!("a move to {peer} has closed it, and its mover is late");
+            let remedy = "run `pgshard moves resume`; the next statement on the shard opens it too";
+            findings.add_shard(Severity::Error, "fence_overdue", Some(owner), shard, what, remedy);
+        } else {
+            let what = format!("a move to {peer} has closed it for a moment");
+            findings.add_shard(Severity::Notice, "fenced", Some(owner), shard, what, MOVES);
+        }
+    } else if control.moving.contains(&shard) {
+        let what = "a move away is at work, or waits for `pgshard moves resume`";
+        findings.add_shard(Severity::Notice, "moving", Some(owner), shard, what, MOVES);
+    }
+    for (target, (_, there)) in &hosts.controls {
+        if let Some(incoming) = there.incoming.get(&shard)
+            && !control.moving.contains(&shard)
+        {
+            let what = format!("a move from {} that has ended left it half made", incoming.source);
+            findings.add_shard(Severity::Warning, "leftover", Some(target), shard, what, "run `pgshard moves gc`");
+        }
+    }
+}
+
+/// A shard that no host says it serves.
+fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, host: &HostName, epoch: ShardEpoch) {
+    let gone = hosts.rows(shard).filter_map(|(from, row)| Some((row.epoch, from, row.peer.as_ref()?))).max();
+    if let Some((since, from, peer)) = gone {
+        if !hosts.is_read(peer) {
+            if peer != host {
+                let what =
+                    format!("the map puts it on {host}, but {from} says that it has moved to {peer} (epoch {since})");
+                findings.add_shard(Severity::Warning, "shard_elsewhere", Some(peer), shard, what, REBUILD);
+            }
+        } else if hosts.controls.get(peer).is_some_and(|(_, control)| control.incoming.contains_key(&shard)) {
+            let what = format!("it has moved from {from} to {peer} (epoch {since}), which has not opened it yet");
+            let remedy = "run `pgshard moves resume`; the next statement on the shard opens it too";
+            findings.add_shard(Severity::Error, "not_opened", Some(peer), shard, what, remedy);
+        } else {
+            let what = format!("{from} says that it has moved to {peer} (epoch {since}), which does not serve it");
+            let remedy = format!("{peer} has lost it: restore its database; {from} may still have the old copy");
+            findings.add_shard(Severity::Alarm, "served_nowhere", Some(peer), shard, what, remedy);
+        }
+        return;
+    }
+    // A host that was not read, or not bootstrapped, has a finding of its own.
+    if hosts.controls.contains_key(host) {
+        if epoch > ShardEpoch::FIRST {
+            let what = format!("the map says that it has moved before (epoch {epoch}), but no host knows it");
+            let remedy = "the host that had it may have been replaced: restore its database";
+            findings.add_shard(Severity::Alarm, "served_nowhere", Some(host), shard, what, remedy);
+        } else {
+            findings.add_shard(Severity::Error, "shard_missing", Some(host), shard, "it is not there", BOOTSTRAP);
+        }
+    }
+}
+
+fn check_leftovers(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
+    for object in &control.ledger {
+        let (severity, code, what, remedy) = match (object.kind.as_str(), object.phase.as_deref()) {
+            ("left", Some("kept")) => {
+                (Severity::Notice, "old_copy", "its old copy is kept", "run `pgshard moves complete` when all is well")
+            }
+            (_, Some("completed" | "aborted")) => {
+                (Severity::Warning, "leftover", "a move that has ended left something behind", "run `pgshard moves gc`")
+            }
+            ("incoming", None) if !control.incoming.contains_key(&object.shard) => {
+                (Severity::Warning, "leftover", "a move that has ended left something behind", "run `pgshard moves gc`")
+            }
+            ("old signpost", _) => {
+                (Severity::Notice, "old_signpost", "an old signpost is kept", "run `pgshard moves gc` to drop it")
+            }
+            _ => continue,
+        };
+        findings.add_shard(severity, code, Some(host), object.shard, what, remedy);
+    }
+}
+
+fn check_migrations(findings: &mut Findings, hosts: &Hosts<'_>, migrations: Option<&Migrations>) {
+    const NONE: &[RecordedMigration] = &[];
+    let mut of_shards: Vec<(&HostName, ShardId, &[RecordedMigration])> = Vec::new();
+    for (host, (_, control)) in &hosts.controls {
+        let applied: BTreeMap<ShardId, &[RecordedMigration]> = control
+            .applied
+            .iter()
+            .flat_map(|set| set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())))
+            .collect();
+        // What a moved shard had is no matter any more.
+        let owned = control.shards.iter().filter(|(_, row)| row.state.is_owner());
+        of_shards.extend(owned.map(|(shard, _)| (*host, *shard, *applied.get(shard).unwrap_or(&NONE))));
+    }
+    let mut counts: BTreeMap<&[RecordedMigration], usize> = BTreeMap::new();
+    for (.., applied) in &of_shards {
+        *counts.entry(applied).or_default() += 1;
+    }
+    let Some((usual, _)) = counts.iter().max_by_key(|(_, count)| **count) else { return };
+    // Judged once for each set of migrations, not once for each of thousands of shards.
+    let verdicts: BTreeMap<_, _> =
+        counts.keys().map(|applied| (*applied, verdict(applied, usual, migrations))).collect();
+    for (host, shard, applied) in of_shards {
+        if let Some((severity, code, what, remedy)) = &verdicts[applied] {
+            findings.add_shard(*severity, code, Some(host), shard, what.as_str(), remedy.as_str());
+        }
+    }
+}
+
+type Verdict = Option<(Severity, &'static str, String, String)>;
+
+fn verdict(applied: &[RecordedMigration], usual: &[RecordedMigration], migrations: Option<&Migrations>) -> Verdict {
+    let Some(migrations) = migrations else {
+        return (applied != usual).then(|| {
+            let names = |list: &[RecordedMigration], other: &[RecordedMigration]| {
+                let more = list.iter().filter(|one| !other.contains(one)).map(|one| one.name.as_str());
+                more.collect::<Vec<_>>().join(", ")
+            };
+            let what = match (names(usual, applied), names(applied, usual)) {
+                (lacks, more) if more.is_empty() => format!("it lacks migrations that most shards have: {lacks}"),
+                (lacks, more) if lacks.is_empty() => format!("it has migrations that most shards have not: {more}"),
+                (lacks, more) => format!("most shards have {lacks}, where it has {more}"),
+            };
+            (Severity::Warning, "migrations_differ", what, BOOTSTRAP.to_owned())
+        });
+    };
+    let everything = Pending { own_from: OWN.len(), from: migrations.iter().len() };
+    match migrations.pending(applied) {
+        Ok(pending) if pending == everything => None,
+        Ok(pending) => {
+            let own = OWN[pending.own_from..].iter().map(|own| own.name);
+            let lacks: Vec<&str> = own.chain(migrations.iter().skip(pending.from).map(|m| m.name())).collect();
+            let what = format!("it lacks {}", lacks.join(", "));
+            Some((Severity::Warning, "migrations_pending", what, BOOTSTRAP.to_owned()))
+        }
+        Err(drifts) => {
+            let said: Vec<String> = drifts.iter().map(ToString::to_string).collect();
+            let mut remedies: Vec<String> = drifts.iter().map(Drift::remedy).collect();
+            remedies.dedup();
+            Some((Severity::Error, "migrations_drift", said.join("; "), remedies.join("; ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::control::tests::cluster;
+    use super::super::facts::{AppliedSet, LedgerRow};
+    use super::super::migrations::tests::migrations;
+    use super::super::tables::{host, map_of, shard, survey_of};
+    use super::*;
+
+    /// What is found for one shard on one to three hosts, without the remedies; migrations are another test's.
+    fn found(placement: &str, hosts: &[(&str, &str)]) -> Vec<String> {
+        let findings = check(&map_of(&[placement]), &survey_of(hosts), &cluster(), None);
+        let said = findings.iter().map(|f| {
+            assert!(!f.remedy.is_empty() && !f.message.ends_with('.'));
+            let host = f.host.as_ref().map_or("-", HostName::as_str);
+            format!("{} {} {host} {}", f.severity.as_str(), f.code, f.message)
+        });
+        said.collect()
+    }
+
+    #[test]
+    fn every_difference_is_found() {
+        let quiet = ("db2", "");
+        let down = "error host_unreachable db2 it cannot be reached: app@there/app did not answer within 5 ms";
+        for (placement, hosts, expected) in [
+            ("db1", vec![("db1", "0 serving 1"), quiet], vec![]),
+            ("db1@2", vec![("db1", "0 serving 2"), ("db2", "0 moved 2 db1")], vec![]),
+            ("db1", vec![("db1", "0 serving 1"), ("db2", "down")], vec![down]),
+            ("db2", vec![("db1", ""), ("db2", "down")], vec![down]),
+            ("db1", vec![("db1", "empty")], vec!["error not_bootstrapped db1 it has not been bootstrapped"]),
+            ("db1", vec![("db1", ""), quiet], vec!["error shard_missing db1 shard 0: it is not there"]),
+            (
+                "db1@4",
+                vec![("db1", ""), quiet],
+                vec![
+                    "alarm served_nowhere db1 shard 0: the map says that it has moved before (epoch 4), but no host knows it",
+                ],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 moved 2 db2"), ("db2", "0 serving 2")],
+                vec!["warning shard_elsewhere db2 shard 0: the map puts it on db1, but db2 serves it (epoch 2)"],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 serving 3")],
+                vec!["warning shard_epoch_differs db1 shard 0: the map has it at epoch 1, the host at 3"],
+            ),
+            (
+                "db2@3",
+                vec![("db1", "0 serving 2"), ("db2", "0 serving 3")],
+                vec!["alarm served_twice - shard 0: db2 (epoch 3) and db1 (epoch 2) both serve it"],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 moved 2 db2, 0 moving"), ("db2", "0 incoming 2 db1")],
+                vec![
+                    "error not_opened db2 shard 0: it has moved from db1 to db2 (epoch 2), which has not opened it yet",
+                ],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 moved 2 db2"), quiet],
+                vec![
+                    "alarm served_nowhere db2 shard 0: db1 says that it has moved to db2 (epoch 2), which does not serve it",
+                ],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 moved 2 db2"), ("db2", "down")],
+                vec![
+                    down,
+                    "warning shard_elsewhere db2 shard 0: the map puts it on db1, but db1 says that it has moved to db2 (epoch 2)",
+                ],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 fenced 1 db2, 0 moving"), ("db2", "0 incoming 2 db1")],
+                vec!["notice fenced db1 shard 0: a move to db2 has closed it for a moment"],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 fenced 1 db2 late, 0 moving"), ("db2", "0 incoming 2 db1")],
+                vec!["error fence_overdue db1 shard 0: a move to db2 has closed it, and its mover is late"],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 serving 1, 0 moving"), ("db2", "0 incoming 2 db1")],
+                vec!["notice moving db1 shard 0: a move away is at work, or waits for `pgshard moves resume`"],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 serving 1"), ("db2", "0 incoming 2 db1")],
+                vec!["warning leftover db2 shard 0: a move from db1 that has ended left it half made"],
+            ),
+        ] {
+            assert_eq!(found(placement, &hosts), expected, "{placement} {hosts:?}");
+        }
+    }
+
+    #[test]
+    fn shards_with_the_same_trouble_are_one_finding() {
+        let map = map_of(&["db1", "db1", "db2", "db1"]);
+        let survey = survey_of(&[("db1", "1 serving 1"), ("db2", "2 serving 1")]);
+        let findings = check(&map, &survey, &cluster(), None);
+        assert_eq!(findings.len(), 1);
+        assert_eq!(findings[0].message, "2 shards (0, 3): it is not there");
+        assert_eq!((findings[0].shards.clone(), findings[0].shard()), (vec![shard(0), shard(3)], None));
+    }
+
+    #[test]
+    fn hosts_of_another_cluster_and_lost_schemas() {
+        let mut survey = survey_of(&[("db1", "0 serving 1")]);
+        let facts = survey.get_mut("db1").unwrap().as_mut().unwrap();
+        facts.schemas.clear();
+        facts.control.as_mut().unwrap().cluster.as_mut().unwrap().shards = 5;
+        let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
+        let codes: Vec<_> = findings.iter().map(|finding| finding.code).collect();
+        assert_eq!(codes, ["schema_missing", "shards_differ"]);
+    }
+
+    #[test]
+    fn migrations_are_compared_with_the_folder_or_with_each_other() {
+        let folder = migrations(&[("0001_a.sql", "select {shard}.a()"), ("0002_b.sql", "select {shard}.b()")]).unwrap();
+        let own = OWN.iter().map(super::super::own::Own::recorded);
+        let all: Vec<RecordedMigration> = own.chain(folder.iter().map(|one| one.recorded())).collect();
+        let mut survey =
+            survey_of(&[("db1", "0 serving 1, 1 serving 1, 2 serving 1, 3 moved 2 db2"), ("db2", "3 serving 2")]);
+        let set = |migrations: &[RecordedMigration], shards: &[u16]| AppliedSet {
+            migrations: migrations.to_vec(),
+            shards: shards.iter().map(|number| shard(*number)).collect(),
+        };
+        let mut control =
+            |name: &str, sets| survey.get_mut(name).unwrap().as_mut().unwrap().control.as_mut().unwrap().applied = sets;
+        control("db1", vec![set(&all, &[0, 1]), set(&all[..2], &[2, 3])]);
+        let mut other = all.clone();
+        other[1].checksum = "other".to_owned();
+        control("db2", vec![set(&other, &[3])]);
+        let map = map_of(&["db1", "db1", "db1", "db2@2"]);
+        let said = |folder| -> Vec<String> {
+            check(&map, &survey, &cluster(), folder).iter().map(|f| format!("{} {}", f.code, f.message)).collect()
+        };
+        assert_eq!(
+            said(Some(&folder)),
+            [
+                "migrations_drift shard 3: 0001_a was changed after it was run",
+                "migrations_pending shard 2: it lacks 0002_b"
+            ]
+        );
+        assert_eq!(
+            said(None),
+            [
+                "migrations_differ shard 2: it lacks migrations that most shards have: 0002_b",
+                "migrations_differ shard 3: most shards have 0001_a, where it has 0001_a",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_moves_have_left() {
+        let mut survey = survey_of(&[("db1", "0 serving 1")]);
+        let control = survey.get_mut("db1").unwrap().as_mut().unwrap().control.as_mut().unwrap();
+        let row = |kind: &str, phase: Option<&str>| LedgerRow {
+            kind: kind.to_owned(),
+            name: kind.to_owned(),
+            move_id: uuid::Uuid::nil(),
+            shard: shard(0),
+            phase: phase.map(str::to_owned),
+        };
+        control.ledger = vec![
+            row("left", Some("kept")),
+            row("signpost", Some("aborted")),
+            row("signpost", Some("prepared")),
+            row("incoming", None),
+            row("old signpost", None),
+        ];
+        let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
+        let codes: Vec<_> = findings.iter().map(|finding| (finding.severity, finding.code)).collect();
+        assert_eq!(
+            codes,
+            [(Severity::Warning, "leftover"), (Severity::Notice, "old_copy"), (Severity::Notice, "old_signpost"),]
+        );
+        assert_eq!(findings[0].host, Some(host("db1")));
+    }
+}

@@ -1,0 +1,117 @@
+//! What is not as it should be: [`Finding`].
+
+use crate::map::{HostName, print_shards};
+use crate::shard::ShardId;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// As it should be, but worth knowing: an old copy that waits for `moves complete`.
+    Notice,
+    /// Works, but will not for ever, or costs time: the map is behind.
+    Warning,
+    /// Something does not work: a host is down, a shard is missing.
+    Error,
+    /// Rows may be lost or written twice unless somebody acts.
+    Alarm,
+}
+
+impl Severity {
+    /// `notice`, `warning`, `error` or `alarm`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Severity::Notice => "notice",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+            Severity::Alarm => "alarm",
+        }
+    }
+}
+
+/// One thing that is not as it should be. Shards of one host with the same trouble are one finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How much it matters.
+    pub severity: Severity,
+    /// A name for programs, stable: `shard_missing`.
+    pub code: &'static str,
+    /// The host, if it is one host's.
+    pub host: Option<HostName>,
+    /// The shards, in order; none if it is not about shards.
+    pub shards: Vec<ShardId>,
+    /// What is wrong, in one sentence.
+    pub message: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Finding {
+    /// The shard, if it is about exactly one.
+    pub fn shard(&self) -> Option<ShardId> {
+        match self.shards[..] {
+            [shard] => Some(shard),
+            _ => None,
+        }
+    }
+}
+
+/// Collects findings; those that differ in nothing but the shard become one.
+#[derive(Default)]
+pub(super) struct Findings(Vec<(Finding, String)>);
+
+impl Findings {
+    /// Adds what is wrong with a host, or the cluster.
+    pub(super) fn add(
+        &mut self,
+        severity: Severity,
+        code: &'static str,
+        host: Option<&HostName>,
+        message: String,
+        remedy: String,
+    ) {
+        let finding = Finding { severity, code, host: host.cloned(), shards: Vec::new(), message, remedy };
+        self.0.push((finding, String::new()));
+    }
+
+    /// Adds what is wrong with a shard; `what` goes on after "shard 7: ".
+    pub(super) fn add_shard(
+        &mut self,
+        severity: Severity,
+        code: &'static str,
+        host: Option<&HostName>,
+        shard: ShardId,
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        let (what, remedy) = (what.into(), remedy.into());
+        let same = |(finding, said): &&mut (Finding, String)| {
+            finding.code == code && finding.host.as_ref() == host && *said == what && finding.remedy == remedy
+        };
+        match self.0.iter_mut().rev().find(same) {
+            Some((finding, _)) => finding.shards.push(shard),
+            None => {
+                let (host, message) = (host.cloned(), String::new());
+                self.0.push((Finding { severity, code, host, shards: vec![shard], message, remedy }, what));
+            }
+        }
+    }
+
+    /// The findings, the worst first.
+    pub(super) fn sorted(self) -> Vec<Finding> {
+        let written = |(mut finding, what): (Finding, String)| {
+            finding.shards.sort_unstable();
+            match finding.shards.len() {
+                0 => {}
+                1 => finding.message = format!("shard {}: {what}", finding.shards[0]),
+                n => {
+                    finding.message = format!("{n} shards ({}): {what}", print_shards(finding.shards.iter().copied()));
+                }
+            }
+            finding
+        };
+        let mut findings: Vec<Finding> = self.0.into_iter().map(written).collect();
+        findings
+            .sort_by(|a, b| (b.severity, &a.host, a.code, &a.shards).cmp(&(a.severity, &b.host, b.code, &b.shards)));
+        findings
+    }
+}

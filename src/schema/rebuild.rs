@@ -1,0 +1,155 @@
+//! The shard map as the hosts have it. Pure.
+//!
+//! What may not break: of two statements about a shard the one with the larger epoch counts, and where the hosts are
+//! silent the map keeps what it said. A host that cannot be asked keeps its shards, unless another shows a later epoch.
+
+use std::collections::BTreeMap;
+
+use super::facts::{ShardState, Survey};
+use super::finding::{Finding, Findings, Severity};
+use crate::map::{Change, HostName, Placement, ShardEpoch, ShardMap};
+use crate::shard::ShardId;
+
+/// A map rebuilt from what the hosts say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rebuilt {
+    /// The map: of the next version, or as it was when nothing differs.
+    pub map: ShardMap,
+    /// What differs, in the order of the shards.
+    pub changes: Vec<Change>,
+    /// What could not be learned from the hosts, or is no good.
+    pub notes: Vec<Finding>,
+}
+
+/// What a host says about who owns a shard.
+struct Claim<'a> {
+    epoch: ShardEpoch,
+    /// True: the owner says so itself. False: the host that gave the shard away does.
+    first_hand: bool,
+    host: &'a HostName,
+}
+
+/// Corrects a map by what the hosts say. `moved` to a host that has not opened the shard yet means that host: the move
+/// is decided, and whoever comes next opens it.
+pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
+    let mut notes = Findings::default();
+    let mut claims: BTreeMap<ShardId, Vec<Claim<'_>>> = BTreeMap::new();
+    for (host, facts) in survey {
+        let Ok(facts) = facts else { continue };
+        for (shard, row) in facts.control.iter().flat_map(|control| &control.shards) {
+            let (host, first_hand) = match (row.state, &row.peer) {
+                (ShardState::Moved, Some(peer)) => (peer, false),
+                (ShardState::Moved, None) => continue,
+                (ShardState::Serving | ShardState::Fenced, _) => (host, true),
+            };
+            if survey.contains_key(host) {
+                claims.entry(*shard).or_default().push(Claim { epoch: row.epoch, first_hand, host });
+            } else {
+                let what = format!("it has moved to {host} (epoch {}), which the config does not name", row.epoch);
+                let remedy = format!("add {host} to the config");
+                notes.add_shard(Severity::Error, "unknown_host", None, *shard, what, remedy);
+            }
+        }
+    }
+    let placements = map.iter().map(|(shard, host, epoch)| {
+        let was = Placement { host: host.clone(), epoch };
+        let claims = claims.remove(&shard).unwrap_or_default();
+        (shard, judge(shard, was, &claims, survey, &mut notes))
+    });
+    let placements: Vec<_> = placements.collect();
+    let rebuilt = ShardMap::new(map.version().next(), map.shards(), placements)
+        .expect("every shard of a map was given one placement");
+    let changes = map.diff(&rebuilt);
+    let map = if changes.is_empty() { map.clone() } else { rebuilt };
+    Rebuilt { map, changes, notes: notes.sorted() }
+}
+
+fn judge(shard: ShardId, was: Placement, claims: &[Claim<'_>], survey: &Survey, notes: &mut Findings) -> Placement {
+    let silent = !matches!(survey.get(&was.host), Some(Ok(_)));
+    let Some(best) = claims.iter().max_by_key(|claim| (claim.epoch, claim.first_hand)) else {
+        if silent {
+            let what = "the host was not asked, the map keeps what it said";
+            let remedy = "run `pgshard map rebuild` again when it answers";
+            notes.add_shard(Severity::Notice, "kept", Some(&was.host), shard, what, remedy);
+        } else {
+            let (what, remedy) = ("no host serves it, the map keeps what it said", "run `pgshard check`");
+            notes.add_shard(Severity::Error, "served_nowhere", Some(&was.host), shard, what, remedy);
+        }
+        return was;
+    };
+    if silent && best.epoch <= was.epoch && *best.host != was.host {
+        let what = "the host was not asked and no other shows a later epoch, the map keeps what it said";
+        let remedy = "run `pgshard map rebuild` again when it answers";
+        notes.add_shard(Severity::Notice, "kept", Some(&was.host), shard, what, remedy);
+        return was;
+    }
+    let mut rivals: Vec<&HostName> = claims
+        .iter()
+        .filter(|claim| (claim.epoch, claim.first_hand) == (best.epoch, best.first_hand))
+        .map(|claim| claim.host)
+        .collect();
+    rivals.dedup();
+    if let [first, second, ..] = rivals[..] {
+        let what = format!("{first} and {second} both serve it at epoch {}", best.epoch);
+        let remedy = "stop its writers, and find out by its rows which is right";
+        notes.add_shard(Severity::Alarm, "served_twice", None, shard, what, remedy);
+        if rivals.contains(&&was.host) {
+            return Placement { epoch: best.epoch, ..was };
+        }
+    }
+    Placement { host: best.host.clone(), epoch: best.epoch }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tables::{map_of, survey_of};
+    use super::*;
+
+    #[test]
+    fn the_hosts_are_the_truth() {
+        // The map's word, the hosts', the rebuilt map's, and the notes.
+        for (was, hosts, now, notes) in [
+            ("db1", vec![("db1", "0 serving 1")], "db1", vec![]),
+            ("db1", vec![("db1", "0 fenced 1 db2"), ("db2", "0 incoming 2 db1")], "db1", vec![]),
+            ("db1", vec![("db1", "0 moved 2 db2"), ("db2", "0 serving 2")], "db2@2", vec![]),
+            ("db1", vec![("db1", "0 moved 2 db2"), ("db2", "0 incoming 2 db1")], "db2@2", vec![]),
+            ("db1", vec![("db1", "0 moved 2 db2"), ("db2", "down")], "db2@2", vec![]),
+            ("db1", vec![("db1", "0 moved 2 db2"), ("db2", "0 moved 3 db1")], "db1@3", vec![]),
+            // A map from the future, or a host from the past: the hosts are right.
+            ("db1@9", vec![("db1", "0 serving 2"), ("db2", "")], "db1@2", vec![]),
+            ("db2@9", vec![("db1", "0 serving 2"), ("db2", "")], "db1@2", vec![]),
+            // A host that was not asked keeps its shards, unless another shows a later epoch.
+            ("db2@2", vec![("db1", ""), ("db2", "down")], "db2@2", vec!["kept"]),
+            ("db2@2", vec![("db1", "0 serving 1"), ("db2", "down")], "db2@2", vec!["kept"]),
+            ("db2@2", vec![("db1", "0 moved 2 db2"), ("db2", "down")], "db2@2", vec![]),
+            ("db2@2", vec![("db1", "0 serving 3"), ("db2", "down")], "db1@3", vec![]),
+            // Nobody, two, and one that the config does not have.
+            ("db1", vec![("db1", ""), ("db2", "")], "db1", vec!["served_nowhere"]),
+            ("db1", vec![("db1", "0 serving 2"), ("db2", "0 serving 3")], "db2@3", vec![]),
+            ("db2", vec![("db1", "0 serving 2"), ("db2", "0 serving 2")], "db2@2", vec!["served_twice"]),
+            ("db1", vec![("db1", "0 moved 2 db7")], "db1", vec!["unknown_host", "served_nowhere"]),
+        ] {
+            let map = map_of(&[was]);
+            let rebuilt = rebuild_map(&map, &survey_of(&hosts));
+            assert_eq!(rebuilt.changes, map.diff(&map_of(&[now])), "{was} {hosts:?}");
+            assert_eq!(map.diff(&rebuilt.map), rebuilt.changes);
+            assert_eq!(rebuilt.map.version() == map.version(), rebuilt.changes.is_empty());
+            let mut codes: Vec<_> = rebuilt.notes.iter().map(|note| note.code).collect();
+            codes.sort_unstable();
+            let mut expected = notes.clone();
+            expected.sort_unstable();
+            assert_eq!(codes, expected, "{was} {hosts:?}");
+        }
+    }
+
+    #[test]
+    fn a_rebuilt_map_is_not_rebuilt_again() {
+        let hosts =
+            [("db1", "0 serving 1, 1 moved 4 db2, 2 fenced 2 db2"), ("db2", "1 incoming 4 db1"), ("db3", "down")];
+        let survey = survey_of(&hosts);
+        let once = rebuild_map(&map_of(&["db2", "db1", "db1", "db3"]), &survey);
+        assert_eq!(once.changes.len(), 3);
+        let again = rebuild_map(&once.map, &survey);
+        assert_eq!((again.changes.len(), again.map), (0, once.map));
+    }
+}
