@@ -111,8 +111,10 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
     let mut driver = Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, fenced_at: None };
     let outcome = driver.to_end().await;
     let error = outcome.as_ref().err().map(|error| chain(error));
-    if let Err(Error::LeaseLost { .. }) = outcome {
-        return outcome;
+    match &outcome {
+        Err(Error::LeaseLost { .. }) => return outcome,
+        Err(_) => driver.leave_serving().await,
+        Ok(_) => {}
     }
     // The lease is a courtesy by now: the shard is out of this mover's hands either way.
     if let Err(unreleased) = driver.work.source.release(hold, error.as_deref()).await {
@@ -226,7 +228,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// The copy, or until the lease is lost or a stop is asked for. Whatever ends it early, the source serves again.
+    /// The copy, or until the lease is lost or a stop is asked for.
     async fn copy(&mut self, now: &Observation, attempt: i32) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let mut stop = self.mover.stop.subscribe();
@@ -256,27 +258,26 @@ impl Driver<'_> {
                 self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
                 self.work.prepare().await
             }
-            Err(error) => {
-                self.swap_back_after(&error, attempt).await;
-                Err(error)
-            }
+            Err(error) => Err(error),
         }
     }
 
-    /// Serves the shard again after a failed copy, on new connections: the old ones are in the midst of something.
-    async fn swap_back_after(&mut self, error: &Error, attempt: i32) {
-        if matches!(error, Error::LeaseLost { .. } | Error::Failpoint { .. }) {
-            return;
-        }
+    /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a new
+    /// connection: the old one may be in the midst of something. The target is not asked, it may be what failed.
+    async fn leave_serving(&mut self) {
+        let (shard, hold) = (self.work.hold.shard, self.work.hold);
         let again = async {
-            let shard = self.work.hold.shard;
-            let source = self.mover.hosts.open(&self.work.source.host).await?.for_shard(shard);
-            let target = self.mover.hosts.open(&self.work.target.host).await?.for_shard(shard);
-            (self.work.source, self.work.target) = (source, target);
-            self.unfence(attempt).await
+            self.work.source = self.mover.hosts.open(&self.work.source.host).await?.for_shard(shard);
+            let sql = "SELECT attempt FROM pgshard.shard
+                WHERE shard_id = $1 AND state = 'fenced' AND move_id = $2 AND lease = $3";
+            let what = "reading the shard's row";
+            let fenced = self.work.source.rows(what, sql, &[&shard.as_i32(), hold.id.uuid(), &hold.lease]).await?;
+            match fenced.first() {
+                Some(row) => self.unfence(row.get(0)).await,
+                None => Ok(()),
+            }
         };
         if let Err(error) = again.await {
-            let shard = self.work.hold.shard;
             tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it ends with its deadline");
         }
     }
