@@ -141,10 +141,11 @@ async fn claim(
     options: &Options,
 ) -> Result<(), Error> {
     work.at("before claim")?;
-    heartbeat::lock(beating, work.hold).await?;
     let holder = options.holder.as_str();
     let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for: options.leases.lease, holder };
     work.source.claim(work.hold, &claim).await?;
+    // After the claim: before it, one that comes too late would keep the lock from the one that was first.
+    heartbeat::lock_soon(beating, work.hold).await?;
     work.reached(state::Phase::Claimed);
     work.at("after claim")
 }
@@ -161,6 +162,8 @@ async fn take_over(work: &ShardMove<'_>, beating: &Session, options: &Options) -
         let lease = work.hold.lease.simple().to_string();
         session.rows("ending the former mover's sessions", sql, &[&signature(work.hold), &&lease[..8]]).await?;
     }
+    // A mover that was paused had it until just now. Without it, the next one to come would think that nobody lives.
+    heartbeat::lock_soon(beating, work.hold).await?;
     // Locks: the row of pgshard.incoming, for this one statement; waits for a transaction of the former mover to end.
     let sql = "UPDATE pgshard.incoming SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
     let (shard, id) = (work.hold.shard.as_i32(), work.hold.id.uuid());
@@ -194,6 +197,10 @@ impl Driver<'_> {
                 return Err(Error::LeaseLost { shard: self.work.hold.shard });
             }
             let now = observe(&self.work.source, &self.work.target, self.work.hold).await?;
+            // Not even "done" is this mover's to say when another has done it.
+            if now.entry.lease != self.work.hold.lease {
+                return Err(Error::LeaseLost { shard: self.work.hold.shard });
+            }
             if let (None, Some(ago)) = (self.fenced_at, now.fenced_for) {
                 self.fenced_at = Instant::now().checked_sub(ago);
             }
