@@ -155,19 +155,12 @@ impl Session {
             .await;
         match claimed {
             Ok(1) => Ok(()),
-            Ok(_) => Err(Error::Superseded {
-                host: self.host.clone(),
-                shard: hold.shard,
-                reason: format!("shard {} is no longer served at epoch {}", hold.shard, claim.epoch),
-            }),
+            // Neither: the shard was moved meanwhile.
+            Ok(_) => Err(Error::Claimed { shard: hold.shard }),
             Err(Error::Database { source, .. })
                 if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) =>
             {
-                Err(Error::Superseded {
-                    host: self.host.clone(),
-                    shard: hold.shard,
-                    reason: format!("another move of shard {} was claimed first", hold.shard),
-                })
+                Err(Error::Claimed { shard: hold.shard })
             }
             Err(error) => Err(error),
         }
