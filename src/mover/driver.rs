@@ -230,9 +230,26 @@ impl Driver<'_> {
     async fn fence(&mut self) -> Result<(), Error> {
         let before = Instant::now();
         self.fences += 1;
-        self.work.swap().await?;
-        self.fenced_at = Some(before);
-        Ok(())
+        match self.work.swap().await {
+            Ok(_) => {
+                self.fenced_at = Some(before);
+                Ok(())
+            }
+            // A table that came after the signpost was built; if it is anything else, the next look tells.
+            Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Builds the target and the signpost anew: somebody altered the shard since.
+    async fn rebuild(&mut self, what: String) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        self.rebuilds += 1;
+        if self.rebuilds >= REBUILDS_MAX {
+            return Err(Error::Altered { shard, what });
+        }
+        self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
+        self.work.prepare().await
     }
 
     /// The copy, or until the lease is lost or a stop is asked for.
@@ -258,12 +275,7 @@ impl Driver<'_> {
             }
             Ok(Outcome::Altered(what)) => {
                 self.unfence(attempt).await?;
-                self.rebuilds += 1;
-                if self.rebuilds >= REBUILDS_MAX {
-                    return Err(Error::Altered { shard, what });
-                }
-                self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
-                self.work.prepare().await
+                self.rebuild(what).await
             }
             Err(error) => Err(error),
         }
