@@ -113,8 +113,10 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
         Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, built: None, fenced_at: None, pause: None };
     let outcome = driver.run().await;
     let error = outcome.as_ref().err().map(|error| chain(error));
-    if let Err(Error::LeaseLost { .. }) = outcome {
-        return outcome;
+    match &outcome {
+        Err(Error::LeaseLost { .. }) => return outcome,
+        Err(_) => driver.leave_serving().await,
+        Ok(_) => {}
     }
     // The lease is a courtesy by now: the shard is out of this mover's hands either way.
     if let Err(unreleased) = driver.work.source.release(hold, error.as_deref()).await {
@@ -141,10 +143,11 @@ async fn claim(
     options: &Options,
 ) -> Result<(), Error> {
     work.at("before claim")?;
-    heartbeat::lock(beating, work.hold).await?;
     let holder = options.holder.as_str();
     let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for: options.leases.lease, holder };
     work.source.claim(work.hold, &claim).await?;
+    // After the claim: before it, one that comes too late would keep the lock from the one that was first.
+    heartbeat::lock_soon(beating, work.hold).await?;
     work.reached(state::Phase::Claimed);
     work.at("after claim")
 }
@@ -161,6 +164,8 @@ async fn take_over(work: &ShardMove<'_>, beating: &Session, options: &Options) -
         let lease = work.hold.lease.simple().to_string();
         session.rows("ending the former mover's sessions", sql, &[&signature(work.hold), &&lease[..8]]).await?;
     }
+    // A mover that was paused had it until just now. Without it, the next one to come would think that nobody lives.
+    heartbeat::lock_soon(beating, work.hold).await?;
     // Locks: the row of pgshard.incoming, for this one statement; waits for a transaction of the former mover to end.
     let sql = "UPDATE pgshard.incoming SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
     let (shard, id) = (work.hold.shard.as_i32(), work.hold.id.uuid());
@@ -198,6 +203,10 @@ impl Driver<'_> {
                 return Err(Error::LeaseLost { shard: self.work.hold.shard });
             }
             let now = observe(&self.work.source, &self.work.target, self.work.hold).await?;
+            // Not even "done" is this mover's to say when another has done it.
+            if now.entry.lease != self.work.hold.lease {
+                return Err(Error::LeaseLost { shard: self.work.hold.shard });
+            }
             if let (None, Some(ago)) = (self.fenced_at, now.fenced_for) {
                 self.fenced_at = Instant::now().checked_sub(ago);
             }
@@ -227,12 +236,30 @@ impl Driver<'_> {
     async fn fence(&mut self) -> Result<(), Error> {
         let before = Instant::now();
         self.fences += 1;
-        self.work.swap().await?;
-        self.fenced_at = Some(before);
+        match self.work.swap().await {
+            Ok(_) => {
+                self.fenced_at = Some(before);
+                Ok(())
+            }
+            // A table that came after the signpost was built; if it is anything else, the next look tells.
+            Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Builds the target and the signpost anew: somebody altered the shard since.
+    async fn rebuild(&mut self, what: String) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        self.rebuilds += 1;
+        if self.rebuilds >= REBUILDS_MAX {
+            return Err(Error::Altered { shard, what });
+        }
+        self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
+        self.built = Some(self.work.prepare().await?);
         Ok(())
     }
 
-    /// The copy, or until the lease is lost or a stop is asked for. Whatever ends it early, the source serves again.
+    /// The copy, or until the lease is lost or a stop is asked for.
     async fn copy(&mut self, now: &Observation, attempt: i32) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let mut stop = self.mover.stop.subscribe();
@@ -255,35 +282,28 @@ impl Driver<'_> {
             }
             Ok(Outcome::Altered(what)) => {
                 self.unfence(attempt).await?;
-                self.rebuilds += 1;
-                if self.rebuilds >= REBUILDS_MAX {
-                    return Err(Error::Altered { shard, what });
-                }
-                self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
-                self.built = Some(self.work.prepare().await?);
-                Ok(())
+                self.rebuild(what).await
             }
-            Err(error) => {
-                self.swap_back_after(&error, attempt).await;
-                Err(error)
-            }
+            Err(error) => Err(error),
         }
     }
 
-    /// Serves the shard again after a failed copy, on new connections: the old ones are in the midst of something.
-    async fn swap_back_after(&mut self, error: &Error, attempt: i32) {
-        if matches!(error, Error::LeaseLost { .. } | Error::Failpoint { .. }) {
-            return;
-        }
+    /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a new
+    /// connection: the old one may be in the midst of something. The target is not asked, it may be what failed.
+    async fn leave_serving(&mut self) {
+        let (shard, hold) = (self.work.hold.shard, self.work.hold);
         let again = async {
-            let shard = self.work.hold.shard;
-            let source = self.mover.hosts.open(&self.work.source.host).await?.for_shard(shard);
-            let target = self.mover.hosts.open(&self.work.target.host).await?.for_shard(shard);
-            (self.work.source, self.work.target) = (source, target);
-            self.unfence(attempt).await
+            self.work.source = self.mover.hosts.open(&self.work.source.host).await?.for_shard(shard);
+            let sql = "SELECT attempt FROM pgshard.shard
+                WHERE shard_id = $1 AND state = 'fenced' AND move_id = $2 AND lease = $3";
+            let what = "reading the shard's row";
+            let fenced = self.work.source.rows(what, sql, &[&shard.as_i32(), hold.id.uuid(), &hold.lease]).await?;
+            match fenced.first() {
+                Some(row) => self.unfence(row.get(0)).await,
+                None => Ok(()),
+            }
         };
         if let Err(error) = again.await {
-            let shard = self.work.hold.shard;
             tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it ends with its deadline");
         }
     }

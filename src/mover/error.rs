@@ -58,6 +58,12 @@ pub enum Error {
         /// The host's words.
         reason: String,
     },
+    /// Another move of the shard was claimed while this one was planned. Nothing was changed.
+    #[error("shard {shard}: another move of it was claimed first, see `pgshard moves list`")]
+    Claimed {
+        /// The shard.
+        shard: ShardId,
+    },
     /// Another mover works on this move.
     #[error("shard {shard} is in the hands of {holder}, whose lease ends in {ends_in_ms} ms")]
     Held {
@@ -176,6 +182,7 @@ impl Error {
         !matches!(
             self,
             Error::Refused { .. }
+                | Error::Claimed { .. }
                 | Error::UnknownHost { .. }
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }

@@ -28,11 +28,16 @@ pub struct Leases {
 impl Default for Leases {
     /// Ten seconds each, renewed every two.
     fn default() -> Leases {
-        Leases { lease: Duration::from_secs(10), fence: Duration::from_secs(10), beat: Duration::from_secs(2) }
+        Leases::of(Duration::from_secs(10))
     }
 }
 
 impl Leases {
+    /// So long each, renewed five times in it.
+    pub fn of(duration: Duration) -> Leases {
+        Leases { lease: duration, fence: duration, beat: duration / 5 }
+    }
+
     pub(crate) fn fence_ms(&self) -> i32 {
         i32::try_from(self.fence.as_millis()).unwrap_or(i32::MAX)
     }
@@ -108,9 +113,21 @@ async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<bool, Er
 /// Takes the session lock of a shard's mover. False: a mover that has it lives, or is paused.
 ///
 /// Locks: one advisory lock, for as long as the session lives. Nobody waits for it.
-pub(crate) async fn lock(session: &Session, hold: Hold) -> Result<bool, Error> {
+async fn lock(session: &Session, hold: Hold) -> Result<bool, Error> {
     let sql = "SELECT pg_try_advisory_lock($1, $2)";
     Ok(session.row("taking the mover's lock", sql, &[&LOCK_CLASS, &hold.shard.as_i32()]).await?.get(0))
+}
+
+/// Takes the session lock from a mover that has lost the shard and whose connection is about to end. Whoever does not get
+/// it in two seconds does without: a resume of somebody else could then take the move over too early, which is safe.
+///
+/// Locks: as [`lock`].
+pub(crate) async fn lock_soon(session: &Session, hold: Hold) -> Result<(), Error> {
+    let until = Instant::now() + Duration::from_secs(2);
+    while !lock(session, hold).await? && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
 }
 
 /// Makes the move ours: at once when its mover is gone, after its lease when it is paused.
@@ -123,8 +140,9 @@ pub(crate) async fn take_over(session: &Session, hold: Hold, leases: Leases, hol
     loop {
         let entries = session.entries(Some(hold.id)).await?;
         let entry = entries.iter().find(|entry| entry.shard == hold.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
-        if lock(session, hold).await? || entry.lease_left.is_zero() {
-            return session.take_over(hold, leases.lease, holder).await;
+        let free = lock(session, hold).await? || entry.lease_left.is_zero();
+        if free && session.take_over(hold, entry.lease, leases.lease, holder).await? {
+            return Ok(());
         }
         if Instant::now() >= until {
             return Err(held(entry));

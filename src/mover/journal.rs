@@ -69,9 +69,10 @@ pub struct Entry {
     pub updated_at: Timestamp,
     pub(crate) fingerprint: Option<String>,
     pub(crate) open_token: Option<Uuid>,
+    pub(crate) lease: Uuid,
 }
 
-pub(crate) const COLUMNS: &str = "move_id, shard_id, source, target, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
+pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
      > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
      rows, bytes, timings, last_error, created_at, updated_at, fingerprint, open_token";
 
@@ -99,6 +100,7 @@ impl Entry {
             updated_at: row.try_get("updated_at")?,
             fingerprint: row.try_get("fingerprint")?,
             open_token: row.try_get("open_token")?,
+            lease: row.try_get("lease")?,
         })
     }
 }
@@ -153,42 +155,43 @@ impl Session {
             .await;
         match claimed {
             Ok(1) => Ok(()),
-            Ok(_) => Err(Error::Superseded {
-                host: self.host.clone(),
-                shard: hold.shard,
-                reason: format!("shard {} is no longer served at epoch {}", hold.shard, claim.epoch),
-            }),
+            // Neither: the shard was moved meanwhile.
+            Ok(_) => Err(Error::Claimed { shard: hold.shard }),
             Err(Error::Database { source, .. })
                 if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) =>
             {
-                Err(Error::Superseded {
-                    host: self.host.clone(),
-                    shard: hold.shard,
-                    reason: format!("another move of shard {} was claimed first", hold.shard),
-                })
+                Err(Error::Claimed { shard: hold.shard })
             }
             Err(error) => Err(error),
         }
     }
 
     /// Takes a lease over, on the journal and, if this move has fenced the shard, on its row: from now on the former
-    /// holder changes nothing.
+    /// holder changes nothing. False if the lease is no longer `former`: somebody else was faster.
     ///
-    /// Locks: the move's row and the shard's, for this one transaction.
-    pub(crate) async fn take_over(&self, hold: Hold, lease_for: Duration, holder: &str) -> Result<(), Error> {
-        let sql = "WITH taken AS (
-                 UPDATE pgshard.move SET lease = $3, lease_until = clock_timestamp() + $4 * interval '1 ms', holder = $5
-                 WHERE move_id = $1 AND shard_id = $2 RETURNING move_id, shard_id)
-             UPDATE pgshard.shard s SET lease = $3 FROM taken
-             WHERE s.shard_id = taken.shard_id AND s.state = 'fenced' AND s.move_id = taken.move_id";
-        let lease_ms = lease_for.as_millis() as f64;
-        self.execute(
-            "taking the lease over",
-            sql,
-            &[hold.id.uuid(), &hold.shard.as_i32(), &hold.lease, &lease_ms, &holder],
-        )
-        .await
-        .map(drop)
+    /// Locks: the shard's row and the move's, in this order as everywhere, for this one transaction.
+    pub(crate) async fn take_over(
+        &self,
+        hold: Hold,
+        former: Uuid,
+        lease_for: Duration,
+        holder: &str,
+    ) -> Result<bool, Error> {
+        let what = "taking the lease over";
+        let (id, shard, lease_ms) = (hold.id.uuid(), hold.shard.as_i32(), lease_for.as_millis() as f64);
+        self.batch(what, "BEGIN").await?;
+        let sql = "SELECT FROM pgshard.shard WHERE shard_id = $1 FOR NO KEY UPDATE";
+        self.rows(what, sql, &[&shard]).await?;
+        let sql =
+            "UPDATE pgshard.move SET lease = $3, lease_until = clock_timestamp() + $4 * interval '1 ms', holder = $5
+             WHERE move_id = $1 AND shard_id = $2 AND lease = $6";
+        let taken = self.execute(what, sql, &[id, &shard, &hold.lease, &lease_ms, &holder, &former]).await? == 1;
+        if taken {
+            let sql = "UPDATE pgshard.shard SET lease = $3 WHERE shard_id = $2 AND state = 'fenced' AND move_id = $1";
+            self.execute(what, sql, &[id, &shard, &hold.lease]).await?;
+        }
+        self.batch(what, "COMMIT").await?;
+        Ok(taken)
     }
 
     /// Gives the lease back, so that a resume need not wait for its end. Keeps what went wrong, for people.

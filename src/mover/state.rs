@@ -189,9 +189,10 @@ pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready: None }) => Step::Copy { attempt },
 
         (Goal::Finish, Phase::Prepared, Source::Serving, Target::Incoming { ready: None }) => Step::Fence,
+        // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
         (
             Goal::Finish,
-            Phase::Claimed | Phase::Prepared,
+            Phase::Claimed | Phase::Prepared | Phase::Fenced | Phase::Copied,
             Source::Serving,
             Target::Nothing | Target::Incoming { .. },
         ) => Step::Prepare,
@@ -233,6 +234,17 @@ mod tests {
                 let step = next(goal, observed);
                 let forward = matches!(step, Step::Open | Step::Publish | Step::Done | Step::TooLate | Step::Stuck);
                 assert!(forward, "{observed:?} {goal:?}: {step:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_fence_that_ran_out_is_begun_again() {
+        for phase in [Phase::Prepared, Phase::Fenced, Phase::Copied] {
+            for ready in [None, Some(1)] {
+                let observed = Observed { phase, source: Source::Serving, target: Target::Incoming { ready } };
+                let step = next(Goal::Finish, observed);
+                assert!(matches!(step, Step::Prepare | Step::Fence), "{observed:?}: {step:?}");
             }
         }
     }

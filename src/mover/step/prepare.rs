@@ -48,11 +48,15 @@ impl ShardMove<'_> {
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.incoming and pgshard.ledger, for one transaction.
     async fn announce(&self) -> Result<(), Error> {
-        let sql = "WITH known AS (
-                INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('incoming', $6 || '__incoming', $2, $1)
-                ON CONFLICT (kind, name) DO UPDATE SET move_id = excluded.move_id)
-            INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch) VALUES ($1, $6, $2, $3, $4, $5)
-            ON CONFLICT (shard_id) DO UPDATE SET lease = excluded.lease WHERE pgshard.incoming.move_id = excluded.move_id";
+        // The ledger's row only with the other: alone it would make gc take another move's schema for nobody's.
+        let sql = "WITH announced AS (
+                INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
+                VALUES ($1, $6, $2, $3, $4, $5)
+                ON CONFLICT (shard_id) DO UPDATE SET lease = excluded.lease WHERE pgshard.incoming.move_id = excluded.move_id
+                RETURNING schema_name)
+            INSERT INTO pgshard.ledger (kind, name, move_id, shard_id)
+            SELECT 'incoming', schema_name || '__incoming', $2, $1 FROM announced
+            ON CONFLICT (kind, name) DO UPDATE SET move_id = excluded.move_id";
         let (shard, epoch) = (self.hold.shard.as_i32(), self.epoch.next().as_i32());
         let (source, schema) = (self.source.host.as_str(), self.names.schema.as_str());
         let what = "announcing the shard";

@@ -13,8 +13,9 @@ impl ShardMove<'_> {
     /// Locks: as pgshard.unfence says: rows of shard and move, no table.
     pub(crate) async fn unfence(&self, attempt: i32) -> Result<(), Error> {
         self.at("before unfence")?;
-        let sql = "SELECT pgshard.unfence($1, $2, $3)";
-        self.source.row("swapping back", sql, &[&self.hold.shard.as_i32(), self.hold.id.uuid(), &attempt]).await?;
+        let sql = "SELECT pgshard.unfence($1, $2, $3, $4)";
+        let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
+        self.source.row("swapping back", sql, &[&shard, id, &attempt, &self.hold.lease]).await?;
         self.at("after unfence")
     }
 

@@ -64,7 +64,7 @@ impl Shards {
     }
 
     pub(crate) fn options(&self) -> Options {
-        let hosts = self.cluster.servers().iter().map(|server| HostOptions {
+        let hosts = self.cluster.servers().into_iter().map(|server| HostOptions {
             name: server.name().clone(),
             connect: ConnectOptions::parse(&server.url()).unwrap(),
             pool_size: 4,

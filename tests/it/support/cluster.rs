@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pgshard::ShardCount;
-use pgshard::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions};
+use pgshard::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions, config_text};
 use pgshard::map::HostName;
 use tokio_postgres::{Client, NoTls};
 
@@ -11,7 +11,8 @@ use tokio_postgres::{Client, NoTls};
 ///
 /// They stop and vanish at the end of the test; if the test fails, their data stays and its place is printed.
 pub(crate) struct TestCluster {
-    cluster: Cluster,
+    /// One for all hosts, or one for each host where their versions differ.
+    clusters: Vec<Cluster>,
     files: PathBuf,
 }
 
@@ -24,28 +25,37 @@ impl TestCluster {
 
     /// Starts servers of this major version that are set up in a special way.
     pub(crate) fn start_with(version: u32, hosts: usize, server: ServerOptions) -> TestCluster {
-        let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
-        let options = ClusterOptions { hosts, binaries, server };
-        // Starting blocks; on a runtime with several threads the others go on.
-        let cluster = Cluster::start(&options).unwrap_or_else(|error| panic!("{error}"));
-        let files = cluster.directory().join("files");
+        TestCluster::of(vec![start(version, hosts, server)])
+    }
+
+    /// Starts one server for each of these major versions.
+    pub(crate) fn start_mixed(versions: &[u32]) -> TestCluster {
+        if versions.iter().all(|version| *version == versions[0]) {
+            return TestCluster::start(versions[0], versions.len());
+        }
+        TestCluster::of(versions.iter().map(|version| start(*version, 1, ServerOptions::default())).collect())
+    }
+
+    fn of(clusters: Vec<Cluster>) -> TestCluster {
+        let files = clusters[0].directory().join("files");
         std::fs::create_dir(&files).expect("the cluster's directory is ours to write to");
-        TestCluster { cluster, files }
+        TestCluster { clusters, files }
     }
 
     /// The server of one host.
     pub(crate) fn server(&self, host: usize) -> &Server {
-        &self.cluster.servers()[host]
+        self.servers()[host]
     }
 
     /// All servers.
-    pub(crate) fn servers(&self) -> &[Server] {
-        self.cluster.servers()
+    pub(crate) fn servers(&self) -> Vec<&Server> {
+        self.clusters.iter().flat_map(Cluster::servers).collect()
     }
 
     /// The name of one host: `db1` for 0.
     pub(crate) fn name(&self, host: usize) -> HostName {
-        self.server(host).name().clone()
+        assert!(host < self.servers().len(), "there is such a host");
+        HostName::new(&format!("db{}", host + 1)).expect("db and a number is a host name")
     }
 
     /// An empty directory for this test's files, that goes with the servers.
@@ -55,7 +65,13 @@ impl TestCluster {
 
     /// The text of a config with so many shards, spread evenly, and no migrations.
     pub(crate) fn config_text(&self, shards: u16) -> String {
-        self.cluster.config_text(count(shards), None)
+        self.text(shards, None)
+    }
+
+    fn text(&self, shards: u16, migrations: Option<&str>) -> String {
+        let hosts: Vec<_> =
+            self.servers().iter().enumerate().map(|(at, server)| (self.name(at), server.url())).collect();
+        config_text(count(shards), &hosts, migrations)
     }
 
     /// Writes that config to `pgshard.toml` in [`TestCluster::directory`], and gives its path.
@@ -68,7 +84,7 @@ impl TestCluster {
         for (name, sql) in migrations {
             self.write(&format!("migrations/{name}"), sql);
         }
-        self.write("pgshard.toml", &self.cluster.config_text(count(shards), Some("migrations")))
+        self.write("pgshard.toml", &self.text(shards, Some("migrations")))
     }
 
     /// Writes a file below [`TestCluster::directory`], and gives its path.
@@ -95,13 +111,21 @@ impl TestCluster {
 impl Drop for TestCluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.cluster.keep();
-            eprintln!("the servers' data is kept in {}", self.cluster.directory().display());
-            for server in self.cluster.servers() {
-                eprintln!("  {}: log in {}", server.name(), server.log().display());
+            for cluster in &mut self.clusters {
+                cluster.keep();
+                eprintln!("the servers' data is kept in {}", cluster.directory().display());
+            }
+            for (host, server) in self.servers().into_iter().enumerate() {
+                eprintln!("  db{}: log in {}", host + 1, server.log().display());
             }
         }
     }
+}
+
+/// Starting blocks; on a runtime with several threads the others go on.
+fn start(version: u32, hosts: usize, server: ServerOptions) -> Cluster {
+    let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
+    Cluster::start(&ClusterOptions { hosts, binaries, server }).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A connection whose socket is driven by a task of the runtime.

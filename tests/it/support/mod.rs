@@ -1,8 +1,15 @@
 //! What every test with servers needs.
 
+mod audit;
 mod cluster;
 #[macro_use]
 mod versions;
+mod world;
+mod writers;
 
 #[allow(unused_imports, reason = "support for all modules, whichever of them are there")]
 pub(crate) use cluster::{TestCluster, connect};
+#[allow(unused_imports, reason = "support for all modules, whichever of them are there")]
+pub(crate) use world::{Ran, World, go_on, other, stopped};
+#[allow(unused_imports, reason = "support for all modules, whichever of them are there")]
+pub(crate) use writers::{Notes, Writers};

@@ -519,7 +519,7 @@ pub(crate) fn failure(error: Error) -> Failure {
 
 fn code(error: &Error) -> Exit {
     match error {
-        Error::Refused { .. } | Error::TooLate { .. } | Error::NotNow { .. } => Exit::Refused,
+        Error::Refused { .. } | Error::Claimed { .. } | Error::TooLate { .. } | Error::NotNow { .. } => Exit::Refused,
         Error::GaveUp { .. } => Exit::GaveUp,
         Error::Differs { .. } => Exit::Differs,
         Error::Interrupted { .. } => Exit::Interrupted,

@@ -1,0 +1,100 @@
+//! The mover killed, and a step failing, at every place there is; then resumed, and separately aborted, under writers.
+
+use pgshard::mover::FAILPOINTS;
+
+use crate::support::{World, Writers, other};
+
+/// The failpoints that only the way back passes.
+const ON_THE_WAY_BACK: [&str; 3] = ["before unfence", "after unfence", "after discard"];
+
+/// From here on the shard is the target's.
+fn decided(name: &str) -> bool {
+    let at = |name: &str| FAILPOINTS.iter().position(|known| *known == name).unwrap();
+    !ON_THE_WAY_BACK.contains(&name) && at(name) >= at("after decide")
+}
+
+/// What is done about a move that stands still.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Verb {
+    Resume,
+    Abort,
+}
+
+/// Moves a shard to the other host with a failpoint on the way. Gives the move's ID; none if it never began.
+async fn interrupt(world: &World, shard: u16, name: &str, action: &str) -> Option<String> {
+    let to = format!("db{}", 2 - world.host_of(shard));
+    let shard = shard.to_string();
+    let args = ["move", shard.as_str(), "--to", to.as_str(), "--yes"];
+    let code = if action == "kill" { -9 } else { 7 };
+    if !ON_THE_WAY_BACK.contains(&name) {
+        let ran = world.run_until(&args, &format!("{name}={action}")).await;
+        ran.ended(code);
+        return (name != "before claim").then(|| ran.id());
+    }
+    let id = world.run_until(&args, "after swap=kill").await.ended(-9).id();
+    world.run_until(&["moves", "abort", &id], &format!("{name}={action}")).await.ended(code);
+    Some(id)
+}
+
+/// Ends the move, and checks where the shard is now.
+async fn end(world: &World, shard: u16, name: &str, id: &str, verb: Verb) {
+    let from = world.servers.servers().len() - 1 - usize::from(shard < world.config.cluster.shards.get() / 2);
+    let mut moved = true;
+    if verb == Verb::Abort {
+        let ran = world.run(&["moves", "abort", id]).await;
+        if decided(name) {
+            ran.ended(4);
+            world.run(&["moves", "resume", id]).await.ended(0);
+        } else {
+            ran.ended(0);
+            moved = false;
+        }
+    } else {
+        let last = world.run(&["moves", "resume", id]).await.ended(0).last();
+        assert_eq!((&last["event"], &last["shards"]), (&"done".into(), &shard.to_string().into()), "{name}");
+    }
+    let now = if moved { 1 - from } else { from };
+    assert_eq!(world.host_of(shard), now, "{name}");
+    assert_eq!(world.state(now, shard).await, "serving", "{name}");
+}
+
+/// One world, a shard for each failpoint.
+async fn at_every_step(version: u32, action: &str, verb: Verb) {
+    let world = World::new(&[version, other(version)], FAILPOINTS.len() as u16).await;
+    let writers = Writers::start(&world, 3).await;
+    for (shard, name) in FAILPOINTS.into_iter().enumerate() {
+        let shard = shard as u16;
+        let begun = std::time::Instant::now();
+        let id = interrupt(&world, shard, name, action).await;
+        if action == "fail" && !decided(name) && name != "before unfence" {
+            let host = world.host_of(shard);
+            assert_eq!(world.state(host, shard).await, "serving", "{name}: the source serves again at once");
+        }
+        if let Some(id) = id {
+            end(&world, shard, name, &id, verb).await;
+        }
+        eprintln!("{name}={action}, {verb:?}: {} ms", begun.elapsed().as_millis());
+        world.audit_places().await;
+    }
+    let notes = writers.stop().await;
+    eprintln!("{} rows", notes.acknowledged.len());
+    world.audit(notes.flawless()).await;
+}
+
+on_each_version! {
+    async fn killed_and_resumed(version) {
+        at_every_step(version, "kill", Verb::Resume).await;
+    }
+
+    async fn killed_and_aborted(version) {
+        at_every_step(version, "kill", Verb::Abort).await;
+    }
+
+    async fn failed_and_resumed(version) {
+        at_every_step(version, "fail", Verb::Resume).await;
+    }
+
+    async fn failed_and_aborted(version) {
+        at_every_step(version, "fail", Verb::Abort).await;
+    }
+}

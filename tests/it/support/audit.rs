@@ -1,0 +1,110 @@
+//! The audit: what the hosts have, against what they say, what the map says, and what writers were told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pgshard::id::Id;
+
+use super::world::World;
+use super::writers::Notes;
+
+impl World {
+    /// After moves that have all ended: every acknowledged row is there exactly once, where the map says; every shard has
+    /// one host; nothing of a move is left but what a ledger names.
+    pub(crate) async fn audit(&self, notes: &Notes) {
+        self.audit_places().await;
+        self.audit_rows(notes).await;
+    }
+
+    /// Who serves what, and what is left of moves. Takes no notice of rows: writers may go on.
+    pub(crate) async fn audit_places(&self) {
+        let clients = self.all().await;
+        let map = self.published();
+        let mut serving: BTreeMap<u16, Vec<(usize, i32)>> = BTreeMap::new();
+        for (host, client) in clients.iter().enumerate() {
+            let rows =
+                client.query("SELECT shard_id, schema_name, state, epoch, peer FROM pgshard.shard", &[]).await.unwrap();
+            let mut schemas: BTreeSet<String> = BTreeSet::new();
+            for row in rows {
+                let (shard, schema, state): (i32, String, String) = (row.get(0), row.get(1), row.get(2));
+                // What is called by the shard's name: its tables where it is served, a signpost where it is not.
+                let sql = "SELECT count(*) FILTER (WHERE relkind = 'r'), count(*) FILTER (WHERE relkind = 'v')
+                    FROM pg_class WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = $1)";
+                let kinds = client.query_one(sql, &[&schema]).await.unwrap();
+                let (tables, views): (i64, i64) = (kinds.get(0), kinds.get(1));
+                match state.as_str() {
+                    "serving" => {
+                        assert!(tables > 0, "db{} serves {schema}, which has no tables", host + 1);
+                        serving.entry(shard as u16).or_default().push((host, row.get("epoch")));
+                    }
+                    "moved" => assert!(tables == 0 && views > 0, "db{}: {schema} is no signpost", host + 1),
+                    other => panic!("db{}: shard {shard} is {other}, and no move is open", host + 1),
+                }
+                schemas.insert(schema);
+            }
+            let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 'shard\\_%'";
+            let there: BTreeSet<String> = client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+            let sql = "SELECT name FROM pgshard.ledger";
+            let ledger: BTreeSet<String> = client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+            let known: BTreeSet<String> = schemas.union(&ledger).cloned().collect();
+            assert_eq!(there, known, "db{}: schemas, and what rows and ledger say", host + 1);
+            assert!(schemas.is_disjoint(&ledger), "db{}: a shard's own name is in the ledger", host + 1);
+            let left = |name: &String| name.contains("__left_e") || name.contains("__signpost_e");
+            assert!(ledger.iter().all(left), "db{}: only old copies are kept: {ledger:?}", host + 1);
+            let incoming: i64 = client.query_one("SELECT count(*) FROM pgshard.incoming", &[]).await.unwrap().get(0);
+            assert_eq!(incoming, 0, "db{}: nothing is on its way", host + 1);
+            let sql = "SELECT shard_id, phase FROM pgshard.move WHERE phase NOT IN ('kept', 'completed', 'aborted')";
+            let open = client.query(sql, &[]).await.unwrap();
+            assert!(open.is_empty(), "db{}: open moves {open:?}", host + 1);
+        }
+        let names: Vec<_> = self.config.hosts.keys().collect();
+        for (shard, host, epoch) in map.iter() {
+            let by = serving.get(&shard.get()).cloned().unwrap_or_default();
+            let [(on, at)] = by.as_slice() else { panic!("shard {shard} is served by {by:?}") };
+            assert_eq!((names[*on], *at), (host, epoch.as_i32()), "shard {shard}: the host, and the map");
+        }
+        assert_eq!(serving.len(), usize::from(map.shards().get()));
+    }
+
+    /// That every row is there once, and where it belongs. The writers have ended.
+    pub(crate) async fn audit_rows(&self, notes: &Notes) {
+        let mut found: BTreeMap<String, Vec<(usize, i64)>> = BTreeMap::new();
+        let mut ids = BTreeSet::new();
+        for (host, client) in self.all().await.iter().enumerate() {
+            let sql = "SELECT shard_id, schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY 1";
+            for row in client.query(sql, &[]).await.unwrap() {
+                let (shard, schema): (i32, String) = (row.get(0), row.get(1));
+                let sql =
+                    format!("SELECT id, name FROM {schema}.users UNION ALL SELECT id, title FROM {schema}.photos");
+                for row in client.query(&sql, &[]).await.unwrap() {
+                    let (id, payload): (i64, String) = (row.get(0), row.get(1));
+                    assert_eq!(i32::from(Id::decode(id).shard().get()), shard, "{payload} has an ID of another shard");
+                    assert!(ids.insert(id), "the ID {id} is there twice");
+                    found.entry(payload).or_default().push((host, id));
+                }
+            }
+        }
+        let map = self.published();
+        let names: Vec<_> = self.config.hosts.keys().collect();
+        let (mut lost, mut doubled, mut misplaced) = (Vec::new(), Vec::new(), Vec::new());
+        for row in &notes.acknowledged {
+            match found.remove(&row.payload).unwrap_or_default().as_slice() {
+                [] => lost.push(row),
+                [(host, id)] => {
+                    let right = map.host(Id::decode(row.id).shard()) == Some(names[*host]);
+                    if !right || *id != row.id {
+                        misplaced.push(row);
+                    }
+                }
+                _ => doubled.push(row),
+            }
+        }
+        let total = notes.acknowledged.len();
+        assert!(lost.is_empty(), "{} of {total} rows are lost: {lost:?}", lost.len());
+        assert!(doubled.is_empty(), "{} of {total} rows are doubled: {doubled:?}", doubled.len());
+        assert!(misplaced.is_empty(), "{} of {total} rows are misplaced: {misplaced:?}", misplaced.len());
+        for (payload, places) in found.iter().filter(|(payload, _)| payload.starts_with('w')) {
+            assert!(notes.in_doubt.contains(payload), "nobody was told of {payload} at {places:?}");
+            assert_eq!(places.len(), 1, "{payload} is doubled");
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! [`World`]: a bootstrapped cluster, with a mover, a router and the command on its config.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pgshard::config::{Config, HostConfig};
+use pgshard::map::{HostName, parse_shards};
+use pgshard::mover::{Hosts, Mode, Mover, Observer, Options, Request};
+use pgshard::schema::bootstrap;
+use pgshard::schema::{Cluster, Migrations};
+use pgshard::{Router, ShardId};
+use serde_json::Value;
+use tokio::process::{Child, Command};
+use tokio_postgres::Client;
+
+use super::TestCluster;
+
+const TABLES: &str = "
+    CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL);
+    CREATE TABLE {shard}.photos (
+        id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+        user_id bigint NOT NULL REFERENCES {shard}.users,
+        title text NOT NULL CHECK (title <> ''),
+        made_at timestamptz NOT NULL DEFAULT now());
+    CREATE INDEX ON {shard}.photos (user_id, id);
+";
+
+/// The version that we test beside this one.
+pub(crate) fn other(version: u32) -> u32 {
+    if version == 15 { 18 } else { 15 }
+}
+
+/// A bootstrapped cluster of servers: users and photos in every shard, the shards spread evenly over the hosts.
+pub(crate) struct World {
+    pub(crate) servers: TestCluster,
+    pub(crate) config: Config,
+}
+
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+impl World {
+    /// A host for each of these major versions.
+    pub(crate) async fn new(versions: &[u32], shards: u16) -> World {
+        World::with_tables(versions, shards, &[("0001_tables.sql", TABLES)]).await
+    }
+
+    /// The same with other migrations: names and SQL.
+    pub(crate) async fn with_tables(versions: &[u32], shards: u16, migrations: &[(&str, &str)]) -> World {
+        let servers = TestCluster::start_mixed(versions);
+        let path = servers.write_config_with_migrations(shards, migrations);
+        let config = Config::load(path).unwrap();
+        let world = World { servers, config };
+        world.bootstrap().await;
+        world
+    }
+
+    async fn bootstrap(&self) {
+        let config = &self.config;
+        let host = |host: &HostConfig| bootstrap::Host {
+            name: host.name.clone(),
+            connect: host.connect.clone(),
+            shards: config.map.iter().filter(|(_, on, _)| **on == host.name).map(|(s, _, e)| (s, e)).collect(),
+        };
+        let cluster = &config.cluster;
+        let request = bootstrap::Request {
+            cluster: Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone() },
+            hosts: config.hosts.values().map(host).collect(),
+            only: Default::default(),
+            vouched: Default::default(),
+            migrations: Migrations::read(cluster.migrations.as_ref().unwrap()).unwrap(),
+            width: bootstrap::Request::WIDTH,
+        };
+        let report = bootstrap::bootstrap(&request, &|_| ()).await;
+        assert!(report.is_complete(), "{report:?}");
+    }
+
+    pub(crate) fn mover(&self) -> Mover {
+        self.mover_with(Options::default())
+    }
+
+    pub(crate) fn mover_with(&self, options: Options) -> Mover {
+        let hosts = Hosts::new(self.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
+        let observer = Observer::new(|event| eprintln!("{event:?}"));
+        let store = Arc::new(self.config.map_store());
+        Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, observer)
+    }
+
+    pub(crate) fn request(&self, shards: &str, target: &str) -> Request {
+        Request {
+            shards: parse_shards(shards, self.config.cluster.shards).unwrap(),
+            target: HostName::new(target).unwrap(),
+            mode: Mode::Blocking,
+        }
+    }
+
+    /// A router that follows the config's map.
+    pub(crate) async fn router(&self) -> Router {
+        pgshard::connect(&self.config.path).await.unwrap()
+    }
+
+    /// The map as the file has it now.
+    pub(crate) fn published(&self) -> pgshard::map::ShardMap {
+        Config::load(&self.config.path).unwrap().map
+    }
+
+    /// Where the file says that a shard is: 0 for `db1`.
+    pub(crate) fn host_of(&self, shard: u16) -> usize {
+        let map = self.published();
+        let host = map.host(ShardId::new(shard).unwrap()).unwrap();
+        self.config.hosts.keys().position(|name| name == host).unwrap()
+    }
+
+    /// Connections to all hosts.
+    pub(crate) async fn all(&self) -> Vec<Client> {
+        let mut clients = Vec::new();
+        for host in 0..self.servers.servers().len() {
+            clients.push(self.servers.app(host).await);
+        }
+        clients
+    }
+
+    /// What a host's own row says of a shard: `serving`, `fenced`, `moved`, or `none`.
+    pub(crate) async fn state(&self, host: usize, shard: u16) -> String {
+        let sql = "SELECT coalesce((SELECT state FROM pgshard.shard WHERE shard_id = $1), 'none')";
+        self.servers.app(host).await.query_one(sql, &[&i32::from(shard)]).await.unwrap().get(0)
+    }
+
+    /// The command on the world's config, as JSON.
+    pub(crate) fn command(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
+        for name in ["PGSHARD_FAILPOINT", "PGSHARD_LOG", "RUST_LOG", "PGSHARD_LEASE_MS"] {
+            command.env_remove(name);
+        }
+        command.args(args).arg("--json").env("PGSHARD_CONFIG", &self.config.path).envs(environment.iter().copied());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        command
+    }
+
+    /// Runs the command to its end.
+    pub(crate) async fn run(&self, args: &[&str]) -> Ran {
+        self.run_with(args, &[]).await
+    }
+
+    /// Runs the command to its end, or to a failpoint such as `after swap=kill`.
+    pub(crate) async fn run_until(&self, args: &[&str], failpoint: &str) -> Ran {
+        self.run_with(args, &[("PGSHARD_FAILPOINT", failpoint)]).await
+    }
+
+    pub(crate) async fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Ran {
+        let child = self.command(args, environment).spawn().expect("the command was built");
+        Ran::of(child).await
+    }
+
+    /// The file of a config that differs from this world's, beside it.
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
+        self.servers.write(name, text)
+    }
+}
+
+/// What one run of the command gave.
+pub(crate) struct Ran {
+    status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+impl Ran {
+    /// Waits for a command; two minutes are more than any may take.
+    pub(crate) async fn of(child: Child) -> Ran {
+        let ended = tokio::time::timeout(Duration::from_secs(120), child.wait_with_output()).await;
+        let output = ended.expect("a command ends").unwrap();
+        let text = |bytes| String::from_utf8(bytes).expect("the command writes UTF-8");
+        Ran { status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// The exit code; a signal's is negative.
+    pub(crate) fn code(&self) -> i32 {
+        self.status.code().unwrap_or_else(|| -self.status.signal().expect("a command ends by a code or a signal"))
+    }
+
+    /// That the code is this one.
+    #[track_caller]
+    pub(crate) fn ended(&self, code: i32) -> &Ran {
+        assert_eq!(self.code(), code, "\n{}\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// What `--json` printed.
+    pub(crate) fn json(&self) -> Vec<Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
+    }
+
+    /// The last line.
+    #[track_caller]
+    pub(crate) fn last(&self) -> Value {
+        self.json().pop().unwrap_or_else(|| panic!("a line of JSON\n{}", self.stderr))
+    }
+
+    /// The move that it began.
+    #[track_caller]
+    pub(crate) fn id(&self) -> String {
+        let lines = self.json();
+        let started = lines.iter().find(|line| line["event"] == "started");
+        started.and_then(|line| line["move"].as_str()).unwrap_or_else(|| panic!("{}", self.stdout)).to_owned()
+    }
+}
+
+/// Waits until a process has stopped itself by SIGSTOP.
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) async fn stopped(child: &Child) -> rustix::process::Pid {
+    let pid = child.id().expect("the process was not waited for");
+    let begun = Instant::now();
+    loop {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
+        // After the name, which is in parentheses and may hold anything.
+        if stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
+            return rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive");
+        }
+        assert!(!stat.contains(") Z"), "the process has ended instead of stopping");
+        assert!(begun.elapsed() < Duration::from_secs(60), "the process stops itself");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Lets a stopped process go on.
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) fn go_on(pid: rustix::process::Pid) {
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("the process is ours");
+}

@@ -1,0 +1,223 @@
+//! [`Writers`]: an application at work. What it was told is done, the audit wants to find.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use pgshard::Router;
+use pgshard::router::Error;
+use tokio::task::JoinSet;
+use tokio_postgres::Client;
+
+use super::world::World;
+use crate::support::connect;
+
+/// One row that was acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Noted {
+    pub(crate) table: &'static str,
+    pub(crate) id: i64,
+    pub(crate) payload: String,
+}
+
+/// What writers saw.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    /// Rows that are certainly there.
+    pub(crate) acknowledged: Vec<Noted>,
+    /// Payloads of rows that may be there: the connection broke in the wrong moment.
+    pub(crate) in_doubt: Vec<String>,
+    /// Every error that reached the application.
+    pub(crate) errors: Vec<String>,
+    /// Errors after which the application may simply try again, and those that leave a row in doubt.
+    pub(crate) tolerable: usize,
+}
+
+impl Notes {
+    fn add(&mut self, other: Notes) {
+        self.acknowledged.extend(other.acknowledged);
+        self.in_doubt.extend(other.in_doubt);
+        self.errors.extend(other.errors);
+        self.tolerable += other.tolerable;
+    }
+
+    /// That the application saw no error at all.
+    #[track_caller]
+    pub(crate) fn flawless(&self) -> &Notes {
+        assert!(self.errors.is_empty(), "{} errors: {:#?}", self.errors.len(), self.errors);
+        assert!(!self.acknowledged.is_empty(), "somebody wrote something");
+        self
+    }
+
+    fn failed(&mut self, error: &Error, payload: &str) {
+        if error.may_have_run() {
+            self.in_doubt.push(payload.to_owned());
+            self.in_doubt.push(format!("{payload} photo"));
+        }
+        self.tolerable += usize::from(error.may_have_run() || error.is_retryable());
+        let mut text = format!("{payload}: {error}");
+        let mut cause = std::error::Error::source(error);
+        while let Some(inner) = cause {
+            text += &format!(": {inner}");
+            cause = inner.source();
+        }
+        self.errors.push(text);
+    }
+}
+
+/// Tasks that write and read back without pause.
+pub(crate) struct Writers {
+    stop: Arc<AtomicBool>,
+    running: JoinSet<Notes>,
+}
+
+/// Between two calls of a writer, so that two cores have something left for the move.
+const REST: Duration = Duration::from_millis(4);
+
+impl Writers {
+    /// So many writers through the router, and one that knows only SQL.
+    pub(crate) async fn start(world: &World, writers: usize) -> Writers {
+        let router = world.router().await;
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut running = JoinSet::new();
+        for writer in 0..writers {
+            running.spawn(through_router(router.clone(), writer, stop.clone()));
+        }
+        let urls = world.servers.servers().iter().map(|server| server.url()).collect();
+        running.spawn(by_hand(urls, i64::from(router.shards_total().get()), stop.clone()));
+        Writers { stop, running }
+    }
+
+    /// Ends them all.
+    pub(crate) async fn stop(mut self) -> Notes {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut notes = Notes::default();
+        while let Some(done) = self.running.join_next().await {
+            notes.add(done.expect("a writer does not panic"));
+        }
+        notes
+    }
+}
+
+async fn through_router(router: Router, writer: usize, stop: Arc<AtomicBool>) -> Notes {
+    let mut notes = Notes::default();
+    let mut number = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        number += 1;
+        let payload = format!("w{writer}-{number}");
+        let key = fastrand::i64(-100_000..100_000);
+        let wrote = if number.is_multiple_of(3) {
+            both(&router, key, &payload).await
+        } else {
+            one(&router, key, &payload).await
+        };
+        match wrote {
+            Ok(rows) => notes.acknowledged.extend(rows),
+            Err(error) => notes.failed(&error, &payload),
+        }
+        // A row of some time ago, wherever its shard is by now.
+        if let Some(row) = fastrand::choice(&notes.acknowledged).cloned() {
+            match read(&router, &row).await {
+                Ok(found) if found == [row.payload.clone()] => {}
+                Ok(found) => notes.errors.push(format!("{row:?} was read back as {found:?}")),
+                Err(error) => notes.failed(&error, "a read"),
+            }
+        }
+        tokio::time::sleep(REST).await;
+    }
+    notes
+}
+
+async fn one(router: &Router, key: i64, payload: &str) -> Result<Vec<Noted>, Error> {
+    let sql = "INSERT INTO {shard}.users (name) VALUES ($1) RETURNING id";
+    let row = router.by_key(key).query_one(sql, &[&payload]).await?;
+    Ok(vec![Noted { table: "users", id: row.get(0), payload: payload.to_owned() }])
+}
+
+async fn both(router: &Router, key: i64, payload: &str) -> Result<Vec<Noted>, Error> {
+    let title = format!("{payload} photo");
+    let (user, photo) = router
+        .by_key(key)
+        .transaction(async |tx| {
+            let sql = "INSERT INTO {shard}.users (name) VALUES ($1) RETURNING id";
+            let user: i64 = tx.query_one(sql, &[&payload]).await?.get(0);
+            let sql = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
+            let photo: i64 = tx.query_one(sql, &[&user, &title]).await?.get(0);
+            Ok::<_, Error>((user, photo))
+        })
+        .await?;
+    let noted = |table, id, payload: &str| Noted { table, id, payload: payload.to_owned() };
+    Ok(vec![noted("users", user, payload), noted("photos", photo, &title)])
+}
+
+async fn read(router: &Router, row: &Noted) -> Result<Vec<String>, Error> {
+    let column = if row.table == "users" { "name" } else { "title" };
+    let sql = format!("SELECT {column} FROM {{shard}}.{} WHERE id = $1", row.table);
+    let rows = router.by_id(row.id)?.query(&sql, &[&row.id]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// An application without our library: plain SQL at the host that has the shard, and after an error a look at who has it
+/// now. Half of its rows come by a prepared statement that it keeps over moves.
+async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes {
+    let mut notes = Notes::default();
+    let mut clients: Vec<Option<Client>> = urls.iter().map(|_| None).collect();
+    let mut places: Vec<usize> = vec![0; shards as usize];
+    let mut prepared = std::collections::HashMap::new();
+    let mut number = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        number += 1;
+        let payload = format!("wplain-{number}");
+        let shard = fastrand::i64(0..shards) as usize;
+        let begun = Instant::now();
+        loop {
+            let host = places[shard];
+            let client = match clients[host].take() {
+                Some(client) if !client.is_closed() => client,
+                _ => {
+                    prepared.retain(|(on, _), _| *on != host);
+                    connect(&urls[host]).await
+                }
+            };
+            let text = format!("INSERT INTO shard_{shard:04}.users (name) VALUES ($1) RETURNING id");
+            let statement = match prepared.get(&(host, shard)).filter(|_| number.is_multiple_of(2)) {
+                Some(statement) => Ok(Clone::clone(statement)),
+                None => client.prepare(&text).await,
+            };
+            let wrote = match statement {
+                Ok(statement) => {
+                    prepared.insert((host, shard), statement.clone());
+                    client.query_one(&statement, &[&payload]).await
+                }
+                Err(error) => Err(error),
+            };
+            let answer = match wrote {
+                Ok(row) => {
+                    notes.acknowledged.push(Noted { table: "users", id: row.get(0), payload });
+                    clients[host] = Some(client);
+                    break;
+                }
+                Err(error) => error,
+            };
+            // What the server refused has not run; without its answer nobody knows.
+            if answer.as_db_error().is_none() {
+                notes.in_doubt.push(payload);
+                break;
+            }
+            prepared.remove(&(host, shard));
+            let look = client.query_one("SELECT state FROM pgshard.look($1)", &[&(shard as i32)]).await;
+            let serves = look.is_ok_and(|row| row.get::<_, Option<&str>>(0) == Some("serving"));
+            clients[host] = Some(client);
+            if !serves {
+                places[shard] = (host + 1) % urls.len();
+            }
+            if begun.elapsed() > Duration::from_secs(60) {
+                notes.errors.push(format!("{payload}: nobody serves shard {shard} for a minute: {answer}"));
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+        tokio::time::sleep(REST).await;
+    }
+    notes
+}
