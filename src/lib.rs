@@ -3,6 +3,7 @@ pub mod config;
 pub mod dev;
 pub mod fanout;
 pub mod id;
+pub mod idgen;
 pub mod map;
 pub mod mover;
 pub mod pg;
