@@ -12,12 +12,14 @@ CREATE TABLE pgshard_tickets.version (
 );
 INSERT INTO pgshard_tickets.version (version) VALUES (1);
 
--- The names. `series` is one random number for all hosts of a name: two databases that began on their own have two, and
+-- The names. A host gives `run` tickets in a row, then leaves out those of the other residues: ticket / run modulo stride is
+-- the residue. `series` is one random number for all hosts of a name: two databases that began on their own have two, and
 -- their tickets may be the same.
 CREATE TABLE pgshard_tickets.series (
     name   text    PRIMARY KEY CHECK (name ~ '^[a-z][a-z0-9_]{0,39}$'),
     series uuid    NOT NULL,
-    stride integer NOT NULL CHECK (stride BETWEEN 1 AND 1024)
+    stride integer NOT NULL CHECK (stride BETWEEN 1 AND 1024),
+    run    integer NOT NULL CHECK (run BETWEEN 1 AND 1048576)
 );
 
 -- Whose each residue is: the same rows on every host.
@@ -30,7 +32,7 @@ CREATE TABLE pgshard_tickets.claim (
     UNIQUE (name, host_name)
 );
 
--- What this host gives: the sequence is pgshard_tickets.ticket_NAME.
+-- What this host gives: the sequence pgshard_tickets.ticket_NAME counts them.
 CREATE TABLE pgshard_tickets.ticket (
     name      text    PRIMARY KEY REFERENCES pgshard_tickets.series,
     residue   integer NOT NULL,
@@ -44,13 +46,13 @@ CREATE TABLE pgshard_tickets.ticket (
 -- may not be on disk yet: after a crash just then, the value would come again. Hence the message: with it the commit has
 -- something of its own to flush, and everything before it goes along.
 CREATE FUNCTION pgshard_tickets.take(ticket_name text, n integer, OUT series uuid, OUT stride integer,
-    OUT residue integer, OUT host_name text, OUT tickets bigint[])
+    OUT run integer, OUT residue integer, OUT host_name text, OUT tickets bigint[])
 LANGUAGE plpgsql AS $$
 BEGIN
     IF n IS NULL OR n NOT BETWEEN 1 AND 100000 THEN
         RAISE EXCEPTION 'tickets are taken 1 to 100000 at a time, not %', n USING ERRCODE = '22023';
     END IF;
-    SELECT s.series, s.stride, t.residue, t.host_name INTO series, stride, residue, host_name
+    SELECT s.series, s.stride, s.run, t.residue, t.host_name INTO series, stride, run, residue, host_name
         FROM pgshard_tickets.ticket t JOIN pgshard_tickets.series s ON s.name = t.name WHERE t.name = ticket_name;
     IF series IS NULL THEN
         RETURN;
@@ -59,7 +61,8 @@ BEGIN
         PERFORM pg_catalog.set_config('synchronous_commit', 'on', true);
     END IF;
     PERFORM pg_catalog.pg_logical_emit_message(true, 'pgshard_tickets', '');
-    tickets := ARRAY(SELECT pg_catalog.nextval(('pgshard_tickets.ticket_' || ticket_name)::regclass)
-        FROM pg_catalog.generate_series(1, n));
+    tickets := ARRAY(SELECT (count / run * stride + residue) * run + count % run
+        FROM (SELECT pg_catalog.nextval(('pgshard_tickets.ticket_' || ticket_name)::regclass) AS count
+            FROM pg_catalog.generate_series(1, n)) AS taken);
 END
 $$;

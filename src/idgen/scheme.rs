@@ -24,11 +24,8 @@ pub enum Scheme {
     Simpleflake,
     /// UUID version 7.
     Uuid7,
-    /// A ticket: a number and a host's residue.
-    Ticket {
-        /// How far apart the tickets of one host are, at least 1.
-        stride: u32,
-    },
+    /// A ticket: what a host counted, and its residue.
+    Ticket(tickets::Layout),
 }
 
 /// One field of an ID.
@@ -71,7 +68,7 @@ pub struct DecodeError {
     pub text: String,
     /// The kind.
     pub scheme: Scheme,
-    /// What it would be.
+    /// What it must be.
     pub reason: &'static str,
 }
 
@@ -84,7 +81,7 @@ impl Scheme {
             Scheme::Flake => "flake",
             Scheme::Simpleflake => "simpleflake",
             Scheme::Uuid7 => "uuid7",
-            Scheme::Ticket { .. } => "ticket",
+            Scheme::Ticket(_) => "ticket",
         }
     }
 
@@ -103,7 +100,7 @@ impl Scheme {
         let wrong = |reason| DecodeError { text: text.to_owned(), scheme: self, reason };
         let number = || {
             let unsigned = || text.parse::<u64>().map(u64::cast_signed);
-            text.parse::<i64>().or_else(|_| unsigned()).map_err(|_| wrong("it is a whole number of 64 bits"))
+            text.parse::<i64>().or_else(|_| unsigned()).map_err(|_| wrong("it must be a whole number of 64 bits"))
         };
         let decoded = |id: String, fields| Ok(Decoded { id, fields });
         match self {
@@ -122,7 +119,7 @@ impl Scheme {
             }
             Scheme::Snowflake => {
                 let id = number()?;
-                let fields = snowflake::Fields::decode(id).ok_or_else(|| wrong("its 64th bit is never set"))?;
+                let fields = snowflake::Fields::decode(id).ok_or_else(|| wrong("its 64th bit must not be set"))?;
                 let zero = epoch.map_or(snowflake::TWITTER_EPOCH_MS, Epoch::unix_ms);
                 decoded(
                     id.to_string(),
@@ -135,7 +132,7 @@ impl Scheme {
                 )
             }
             Scheme::Flake => {
-                let id = FlakeId::from_str(text).map_err(|_| wrong("it is 32 hexadecimal digits"))?;
+                let id = FlakeId::from_str(text).map_err(|_| wrong("it must be 32 hexadecimal digits"))?;
                 decoded(
                     id.to_string(),
                     vec![
@@ -148,7 +145,7 @@ impl Scheme {
             }
             Scheme::Simpleflake => {
                 let id = number()?;
-                let (ms, random) = simpleflake::decode(id).ok_or_else(|| wrong("its 64th bit is never set"))?;
+                let (ms, random) = simpleflake::decode(id).ok_or_else(|| wrong("its 64th bit must not be set"))?;
                 decoded(
                     id.to_string(),
                     vec![
@@ -159,8 +156,8 @@ impl Scheme {
                 )
             }
             Scheme::Uuid7 => {
-                let id = Uuid::parse_str(text).map_err(|_| wrong("it is a UUID"))?;
-                let ms = uuid7::Uuid7::unix_ms(id).ok_or_else(|| wrong("it is a UUID of another version"))?;
+                let id = Uuid::parse_str(text).map_err(|_| wrong("it must be a UUID"))?;
+                let ms = uuid7::Uuid7::unix_ms(id).ok_or_else(|| wrong("it must be a UUID of version 7"))?;
                 let bits = id.as_u128();
                 decoded(
                     id.to_string(),
@@ -179,16 +176,12 @@ impl Scheme {
                     ],
                 )
             }
-            Scheme::Ticket { stride } => {
+            Scheme::Ticket(layout) => {
                 let id = number()?;
-                let (number, residue) = tickets::decode(id, stride).ok_or_else(|| wrong("it is 1 or more"))?;
+                let (residue, count) = layout.decode(id).ok_or_else(|| wrong("it must be 1 or more"))?;
                 decoded(
                     id.to_string(),
-                    vec![
-                        ("number", Field::Number(number)),
-                        ("residue", Field::Number(residue.into())),
-                        ("stride", Field::Number(stride.into())),
-                    ],
+                    vec![("residue", Field::Number(residue.into())), ("count", Field::Number(count))],
                 )
             }
         }
@@ -237,7 +230,7 @@ mod tests {
                 "017F22E2-79B0-7CC3-98C4-DC0C0C07398F",
                 "017f22e2-79b0-7cc3-98c4-dc0c0c07398f: time=2022-02-22T19:22:22Z ms=1645557742000 random=cc318c4dc0c0c07398f",
             ),
-            (Scheme::Ticket { stride: 16 }, "35", "35: number=2 residue=3 stride=16"),
+            (Scheme::Ticket(Default::default()), "139264", "139264: residue=1 count=8192"),
         ];
         for (scheme, text, wanted) in rows {
             assert_eq!(shown(scheme, text), wanted);
@@ -254,8 +247,8 @@ mod tests {
             (Scheme::Simpleflake, "-5"),
             (Scheme::Uuid7, "12"),
             (Scheme::Uuid7, "f47ac10b-58cc-4372-a567-0e02b2c3d479"),
-            (Scheme::Ticket { stride: 16 }, "0"),
-            (Scheme::Ticket { stride: 0 }, "5"),
+            (Scheme::Ticket(Default::default()), "0"),
+            (Scheme::Ticket(tickets::Layout { stride: 0, run: 1 }), "5"),
         ];
         for (scheme, text) in rows {
             let error = scheme.decode(text, None).unwrap_err();
@@ -268,7 +261,7 @@ mod tests {
         #[test]
         fn total(text in "[0-9a-f-]{0,40}", number: i64) {
             for scheme in [Scheme::Shard, Scheme::Snowflake, Scheme::Flake, Scheme::Simpleflake, Scheme::Uuid7,
-                Scheme::Ticket { stride: 3 }] {
+                Scheme::Ticket(tickets::Layout { stride: 3, run: 1 })] {
                 scheme.decode(&text, None).ok();
                 scheme.decode(&number.to_string(), None).ok();
             }

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use super::{Error, TicketName};
+use super::{Error, Layout, TicketName};
 use crate::map::HostName;
 
 /// What a host says about one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// The series and its stride.
-    pub(super) series: Option<(Uuid, u32)>,
+    /// The series and its layout.
+    pub(super) series: Option<(Uuid, Layout)>,
     /// Whose each residue is.
     pub(super) claims: BTreeMap<u32, String>,
     /// What the host itself gives.
@@ -46,8 +46,9 @@ pub(super) async fn facts(client: &Client, host: &HostName, name: &TicketName) -
     let sql = Error::sql(host, "read what is recorded of tickets");
     // A column of numbers that the schema's checks keep small.
     let number = |value: i32| value.unsigned_abs();
-    let text = "SELECT series, stride FROM pgshard_tickets.series WHERE name = $1";
+    let text = "SELECT series, stride, run FROM pgshard_tickets.series WHERE name = $1";
     let series = client.query_opt(text, &[&name.as_str()]).await.map_err(&sql)?;
+    let series = series.map(|row| (row.get(0), Layout { stride: number(row.get(1)), run: number(row.get(2)) }));
     let text = "SELECT residue, host_name FROM pgshard_tickets.claim WHERE name = $1";
     let claims = client.query(text, &[&name.as_str()]).await.map_err(&sql)?;
     let text = "SELECT residue, host_name FROM pgshard_tickets.ticket WHERE name = $1";
@@ -55,13 +56,13 @@ pub(super) async fn facts(client: &Client, host: &HostName, name: &TicketName) -
         None => None,
         Some(row) => {
             let text = format!("SELECT CASE WHEN is_called THEN last_value END FROM {}", name.sequence());
-            let last = client.query_one(&text, &[]).await.map_err(&sql)?.get(0);
-            Some(Ticket { residue: number(row.get(0)), host_name: row.get(1), last })
+            let count: Option<i64> = client.query_one(&text, &[]).await.map_err(&sql)?.get(0);
+            let residue = number(row.get(0));
+            let last = series
+                .zip(count)
+                .and_then(|((_, layout), count): ((Uuid, Layout), i64)| layout.ticket(residue, count.cast_unsigned()));
+            Some(Ticket { residue, host_name: row.get(1), last })
         }
     };
-    Ok(Facts {
-        series: series.map(|row| (row.get(0), number(row.get(1)))),
-        claims: claims.iter().map(|row| (number(row.get(0)), row.get(1))).collect(),
-        ticket,
-    })
+    Ok(Facts { series, claims: claims.iter().map(|row| (number(row.get(0)), row.get(1))).collect(), ticket })
 }

@@ -1,9 +1,10 @@
 //! Tickets: plain growing numbers from sequences of PostgreSQL ("Ticket Servers: Distributed Unique Primary Keys on the
 //! Cheap", Flickr 2010), for rows that have no shard yet: a user's ID, which picks the shard.
 //!
-//! A name (`users`) has one series of tickets on two or more hosts. Each host gives the numbers with its own residue modulo
-//! the **stride**: with a stride of 16, host residue 1 gives 1, 17, 33 …, residue 2 gives 2, 18, 34 …. A stride of 2 is
-//! Flickr's odd and even; a larger one leaves room for hosts. A ticket is a positive `bigint`: `n * stride + residue`.
+//! A name (`users`) has one series of tickets on two or more hosts. Each host counts on its own and gives runs of numbers
+//! that are its own ([`Layout`]): with a stride of 16 and runs of 8,192, the host of residue 1 gives 8,192 to 16,383, then
+//! jumps over the runs of the other fifteen. A stride of 2 and runs of 1 are Flickr's odd and even. Runs are there because
+//! of `user_id % N`: with a stride of 16 and runs of 1, two hosts would give IDs for one shard in eight when N is 4,096.
 //! Hosts are used in turn, so tickets are only roughly in order. A block fetched ahead serves most calls from memory.
 //!
 //! What may not break: a residue belongs to one host. It is recorded on all hosts before that host gives its first ticket,
@@ -12,7 +13,7 @@
 //! it knows, and that a host's numbers grow.
 //!
 //! What fails: with all hosts of a name down there are no tickets. Numbers are lost with every block that is not used up;
-//! there are 2^63 / stride of them. A host restored from an old backup, or a standby promoted without its last
+//! a host has 2^63 / stride of them. A host restored from an old backup, or a standby promoted without its last
 //! transactions, would give numbers again: run [`create`] with a start above the last one before it serves.
 
 mod host;
@@ -34,6 +35,11 @@ pub use status::{HostStatus, NameStatus, status};
 pub const STRIDE_DEFAULT: u32 = 16;
 /// The largest stride.
 pub const STRIDE_MAX: u32 = 1024;
+
+/// How many numbers in a row are one host's, where nothing is said: the largest N.
+pub const RUN_DEFAULT: u32 = 8192;
+/// The longest run.
+pub const RUN_MAX: u32 = 1 << 20;
 
 /// The name of a series: `users`. Lower-case letters, digits and `_`, a letter first, at most 40.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -174,24 +180,55 @@ impl Error {
     }
 }
 
-/// The series of tickets taken apart: which number of which residue. `None` for what no host gives.
+/// Which numbers are whose: `ticket = (count / run * stride + residue) * run + count % run`, where `count` is what the
+/// residue's host counts. The same for all hosts of a name, for ever.
 ///
 /// ```
-/// use pgshard::idgen::tickets::decode;
-/// assert_eq!(decode(33, 16), Some((2, 1)));
+/// use pgshard::idgen::tickets::Layout;
+/// let layout = Layout::default();
+/// assert_eq!(layout.ticket(1, 5), Some(8197));
+/// assert_eq!(layout.decode(8197), Some((1, 5)));
 /// ```
-pub const fn decode(ticket: i64, stride: u32) -> Option<(u64, u32)> {
-    if ticket < 1 || stride == 0 {
-        return None;
-    }
-    Some((ticket as u64 / stride as u64, (ticket as u64 % stride as u64) as u32))
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// How many residues there are, and so how many hosts there can ever be: `1..=STRIDE_MAX`.
+    pub stride: u32,
+    /// How many numbers in a row are one host's: `1..=RUN_MAX`. At least N, so that each host's IDs reach all shards.
+    pub run: u32,
 }
 
-/// The smallest ticket of a residue that is not below `start` (at least 1); `None` past 2^63.
-fn first_ticket(start: i64, stride: u32, residue: u32) -> Option<i64> {
-    let start = start.max(1);
-    let step = (i64::from(residue) - start).rem_euclid(i64::from(stride));
-    start.checked_add(step)
+impl Default for Layout {
+    fn default() -> Layout {
+        Layout { stride: STRIDE_DEFAULT, run: RUN_DEFAULT }
+    }
+}
+
+impl Layout {
+    /// Residue and count of a ticket; `None` for what no host gives.
+    pub const fn decode(self, ticket: i64) -> Option<(u32, u64)> {
+        if ticket < 1 || self.stride == 0 || self.run == 0 {
+            return None;
+        }
+        let (stride, run, ticket) = (self.stride as u64, self.run as u64, ticket as u64);
+        Some(((ticket / run % stride) as u32, ticket / run / stride * run + ticket % run))
+    }
+
+    /// The ticket of a count; `None` past 2^63.
+    pub fn ticket(self, residue: u32, count: u64) -> Option<i64> {
+        let (stride, run) = (i128::from(self.stride), i128::from(self.run));
+        let count = i128::from(count);
+        i64::try_from((count / run * stride + i128::from(residue)) * run + count % run).ok()
+    }
+
+    /// The smallest count of a residue whose ticket is not below `start`, nor below 1; `None` past 2^63.
+    fn first_count(self, residue: u32, start: i64) -> Option<i64> {
+        let (run, start) = (u64::from(self.run), start.max(1).cast_unsigned());
+        let period = run * u64::from(self.stride);
+        let (before, within) = (start / period * run, start % period);
+        // Before the residue's run, inside it, or after.
+        let count = before + within.saturating_sub(u64::from(residue) * run).min(run);
+        self.ticket(residue, count).and_then(|_| i64::try_from(count).ok())
+    }
 }
 
 #[cfg(test)]
@@ -201,23 +238,48 @@ mod tests {
 
     proptest! {
         #[test]
-        fn first_of_a_residue(start in 1..1_i64 << 62, stride in 1..=STRIDE_MAX, residue in 0..STRIDE_MAX) {
+        fn there_and_back(ticket in 1..=i64::MAX, stride in 1..=STRIDE_MAX, run in 1..=RUN_MAX) {
+            let layout = Layout { stride, run };
+            let (residue, count) = layout.decode(ticket).unwrap();
+            prop_assert!(residue < stride);
+            prop_assert_eq!(layout.ticket(residue, count), Some(ticket));
+        }
+
+        #[test]
+        fn first_of_a_residue(start in 1..1_i64 << 62, stride in 1..=STRIDE_MAX, residue in 0..STRIDE_MAX, run in 1..=RUN_MAX) {
             prop_assume!(residue < stride);
-            let first = first_ticket(start, stride, residue).unwrap();
-            prop_assert!(first >= start && first - start < i64::from(stride));
-            let (n, of) = decode(first, stride).unwrap();
-            prop_assert_eq!((of, n * u64::from(stride) + u64::from(of)), (residue, first as u64));
+            let layout = Layout { stride, run };
+            let first = layout.first_count(residue, start).unwrap().cast_unsigned();
+            prop_assert!(layout.ticket(residue, first).unwrap() >= start);
+            prop_assert!(first == 0 || layout.ticket(residue, first - 1).unwrap() < start);
         }
     }
 
     #[test]
     fn odd_and_even() {
-        assert_eq!(
-            (first_ticket(1, 2, 1), first_ticket(1, 2, 0), first_ticket(0, 16, 0)),
-            (Some(1), Some(2), Some(16))
-        );
-        assert_eq!(first_ticket(i64::MAX, 16, 3), None);
-        assert_eq!((decode(0, 16), decode(-1, 16), decode(1, 0)), (None, None, None));
+        let layout = Layout { stride: 2, run: 1 };
+        let first = |residue: u32| {
+            let begin = layout.first_count(residue, 1).unwrap().cast_unsigned();
+            (begin..begin + 3).map(|count| layout.ticket(residue, count).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!((first(1), first(0)), (vec![1, 3, 5], vec![2, 4, 6]));
+        assert_eq!(Layout::default().first_count(3, i64::MAX), None);
+        assert_eq!((layout.decode(0), layout.decode(-1), Layout { stride: 0, run: 1 }.decode(1)), (None, None, None));
+    }
+
+    /// What runs are for: the users of a single host are on all shards, whatever N is.
+    #[test]
+    fn one_residue_reaches_every_shard() {
+        for shards in [1, 2000, 4096, 8191, 8192_i64] {
+            let of = |layout: Layout| {
+                let tickets = (0..8192).map(|count| layout.ticket(3, count).unwrap() % shards);
+                tickets.collect::<std::collections::BTreeSet<_>>().len() as i64
+            };
+            assert_eq!(of(Layout::default()), shards);
+            if shards == 4096 {
+                assert_eq!(of(Layout { stride: 16, run: 1 }), 4096 / 16);
+            }
+        }
     }
 
     #[test]

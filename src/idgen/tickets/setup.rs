@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 use super::host::{Facts, facts, is_installed};
-use super::{Error, STRIDE_DEFAULT, STRIDE_MAX, TicketHost, TicketName, first_ticket};
+use super::{Error, Layout, RUN_MAX, STRIDE_MAX, TicketHost, TicketName};
 use crate::map::HostName;
 use crate::pg::Connection;
 
@@ -24,8 +24,10 @@ pub struct Create {
     pub name: TicketName,
     /// The hosts that are to give tickets, of those given to [`create`].
     pub hosts: BTreeSet<HostName>,
-    /// How far apart the tickets of one host are, `1..=STRIDE_MAX`; `None`: as recorded, else 16. It cannot change.
+    /// How many hosts there can ever be, `1..=STRIDE_MAX`; `None`: as recorded, else 16. It cannot change.
     pub stride: Option<u32>,
+    /// How many tickets in a row are one host's, `1..=RUN_MAX`; `None`: as recorded, else 8,192. It cannot change.
+    pub run: Option<u32>,
     /// No ticket of these hosts is below: a host that gives tickets already goes on from there if it is not past it.
     pub start: Option<i64>,
     /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs `start`, above every ticket
@@ -51,8 +53,8 @@ pub struct Created {
     pub host: HostName,
     /// Its residue.
     pub residue: u32,
-    /// The stride.
-    pub stride: u32,
+    /// Which numbers are its.
+    pub layout: Layout,
     /// What became of it.
     pub role: Role,
 }
@@ -70,6 +72,15 @@ pub enum Refusal {
     /// Too small, or too large.
     #[error("the stride must be 1 to {STRIDE_MAX}, not {0}")]
     Stride(u32),
+    /// Too short, or too long.
+    #[error("a run must be 1 to {RUN_MAX} tickets, not {0}")]
+    Run(u32),
+    /// Another run than before.
+    #[error("a run is {recorded} tickets and cannot change: leave --run out")]
+    RunDiffers {
+        /// The run there.
+        recorded: u32,
+    },
     /// Another stride than before.
     #[error("the stride is {recorded} and cannot change: leave --stride out")]
     StrideDiffers {
@@ -147,7 +158,7 @@ pub enum Refusal {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Plan {
     series: Uuid,
-    stride: u32,
+    layout: Layout,
     claims: BTreeMap<u32, String>,
     /// Where new hosts begin.
     start: i64,
@@ -203,11 +214,12 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
         refusals.push(Refusal::NoHosts);
     }
     refusals.extend(request.stride.filter(|stride| !(1..=STRIDE_MAX).contains(stride)).map(Refusal::Stride));
+    refusals.extend(request.run.filter(|run| !(1..=RUN_MAX).contains(run)).map(Refusal::Run));
     // Room for every residue above it, at the least.
-    let start_max = i64::MAX - i64::from(STRIDE_MAX);
+    let start_max = i64::MAX - 2 * i64::from(STRIDE_MAX) * i64::from(RUN_MAX);
     refusals.extend(request.start.filter(|start| !(1..=start_max).contains(start)).map(Refusal::Start));
 
-    let mut series: Option<(&HostName, Uuid, u32)> = None;
+    let mut series: Option<(&HostName, Uuid, Layout)> = None;
     let mut claims: BTreeMap<u32, String> = BTreeMap::new();
     for (host, facts) in known {
         match (facts.series, series) {
@@ -215,7 +227,7 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
                 refusals.push(Refusal::SeriesDiffer { first: first.clone(), second: host.clone() });
                 continue;
             }
-            (Some((id, stride)), None) => series = Some((host, id, stride)),
+            (Some((id, layout)), None) => series = Some((host, id, layout)),
             _ => {}
         }
         if let Some(ticket) = facts.ticket.as_ref().filter(|ticket| ticket.host_name != host.as_str()) {
@@ -241,9 +253,15 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
             refusals.push(Refusal::TwoResidues { host: host.clone(), first: *first, second: *residue });
         }
     }
-    let stride = series.map_or(request.stride.unwrap_or(STRIDE_DEFAULT), |(_, _, recorded)| recorded);
+    let default = Layout::default();
+    let asked = Layout { stride: request.stride.unwrap_or(default.stride), run: request.run.unwrap_or(default.run) };
+    let layout = series.map_or(asked, |(_, _, recorded)| recorded);
+    let stride = layout.stride;
     if request.stride.is_some_and(|asked| asked != stride) {
         refusals.push(Refusal::StrideDiffers { recorded: stride });
+    }
+    if request.run.is_some_and(|asked| asked != layout.run) {
+        refusals.push(Refusal::RunDiffers { recorded: layout.run });
     }
     if !refusals.is_empty() {
         return Err(refusals);
@@ -267,7 +285,7 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
     // A host that comes later begins where the others are, so that tickets stay roughly in order.
     let last = known.values().filter_map(|facts| facts.ticket.as_ref()?.last).max();
     let start = request.start.or(last).unwrap_or(1);
-    Ok(Plan { series: series.map_or(new_series, |(_, id, _)| id), stride, claims, start })
+    Ok(Plan { series: series.map_or(new_series, |(_, id, _)| id), layout, claims, start })
 }
 
 fn take_over(
@@ -306,8 +324,10 @@ async fn claim(connection: &mut Connection, host: &HostName, request: &Create, p
         transaction.batch_execute(VERSION_1).await.map_err(Error::sql(host, "make the schema pgshard_tickets"))?;
     }
     let name = request.name.as_str();
-    let text = "INSERT INTO pgshard_tickets.series (name, series, stride) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
-    transaction.execute(text, &[&name, &plan.series, &plan.stride.cast_signed()]).await.map_err(&sql)?;
+    let text =
+        "INSERT INTO pgshard_tickets.series (name, series, stride, run) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+    let (stride, run) = (plan.layout.stride.cast_signed(), plan.layout.run.cast_signed());
+    transaction.execute(text, &[&name, &plan.series, &stride, &run]).await.map_err(&sql)?;
     let lost = request.replace.as_ref().map_or("", HostName::as_str);
     for (residue, owner) in &plan.claims {
         // A compare-and-swap: of a residue that is somebody else's by now no row comes back.
@@ -331,9 +351,9 @@ async fn serve(connection: &mut Connection, host: &HostName, request: &Create, p
     let sql = Error::sql(host, "make the sequence of the tickets");
     let residue = plan.claims.iter().find(|(_, name)| *name == host.as_str()).map(|(residue, _)| *residue);
     let residue = residue.expect("the plan gives every host a residue");
-    let (stride, sequence, name) = (plan.stride, request.name.sequence(), request.name.as_str());
+    let (layout, sequence, name) = (plan.layout, request.name.sequence(), request.name.as_str());
     let first = |start| {
-        let first = first_ticket(start, stride, residue);
+        let first = layout.first_count(residue, start);
         first.ok_or_else(|| Error::Refused(vec![Refusal::Start(start)]))
     };
     let transaction = connection.transaction().await.map_err(&sql)?;
@@ -343,8 +363,7 @@ async fn serve(connection: &mut Connection, host: &HostName, request: &Create, p
     let made = transaction.execute(text, &[&name, &residue.cast_signed(), &host.as_str()]).await.map_err(&sql)?;
     let role = if made == 1 {
         let first = first(plan.start)?;
-        let text =
-            format!("CREATE SEQUENCE {sequence} AS bigint INCREMENT BY {stride} MINVALUE 0 START {first} NO CYCLE");
+        let text = format!("CREATE SEQUENCE {sequence} AS bigint INCREMENT BY 1 MINVALUE 0 START {first} NO CYCLE");
         transaction.batch_execute(&text).await.map_err(&sql)?;
         Role::Created
     } else if let Some(start) = request.start {
@@ -352,7 +371,7 @@ async fn serve(connection: &mut Connection, host: &HostName, request: &Create, p
         transaction.batch_execute(&format!("ALTER SEQUENCE {sequence} OWNED BY NONE")).await.map_err(&sql)?;
         let text = format!("SELECT last_value, is_called FROM {sequence}");
         let row = transaction.query_one(&text, &[]).await.map_err(&sql)?;
-        let next = row.get::<_, i64>(0).saturating_add(if row.get(1) { i64::from(stride) } else { 0 });
+        let next = row.get::<_, i64>(0).saturating_add(i64::from(row.get::<_, bool>(1)));
         let first = first(start)?;
         if next < first {
             let text = format!("ALTER SEQUENCE {sequence} RESTART WITH {first}");
@@ -365,7 +384,7 @@ async fn serve(connection: &mut Connection, host: &HostName, request: &Create, p
         Role::Unchanged
     };
     transaction.commit().await.map_err(&sql)?;
-    Ok(Created { host: host.clone(), residue, stride, role })
+    Ok(Created { host: host.clone(), residue, layout, role })
 }
 
 #[cfg(test)]

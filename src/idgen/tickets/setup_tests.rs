@@ -11,7 +11,7 @@ fn host(name: &str) -> HostName {
 
 fn request(hosts: &[&str]) -> Create {
     let hosts = hosts.iter().map(|name| host(name)).collect();
-    Create { name: TicketName::new("users").unwrap(), hosts, stride: None, start: None, replace: None }
+    Create { name: TicketName::new("users").unwrap(), hosts, stride: None, run: None, start: None, replace: None }
 }
 
 /// Hosts that know all of these claims and give the tickets of their own.
@@ -19,7 +19,7 @@ fn hosts(names: &[&str], stride: u32, claims: &[(u32, &str)]) -> BTreeMap<HostNa
     let one = |name: &&str| {
         let own = claims.iter().find(|(_, owner)| owner == name);
         let facts = Facts {
-            series: (!claims.is_empty()).then_some((SERIES, stride)),
+            series: (!claims.is_empty()).then_some((SERIES, Layout { stride, run: 1 })),
             claims: claims.iter().map(|(residue, owner)| (*residue, (*owner).to_owned())).collect(),
             ticket: own.map(|(residue, owner)| Ticket {
                 residue: *residue,
@@ -48,7 +48,7 @@ fn claim(residue: u32, name: &str) -> (u32, String) {
 fn new_hosts_get_the_next_residues() {
     let fresh = hosts(&["db1", "db2", "db3"], 16, &[]);
     let plan_of_two = plan(&fresh, &request(&["db1", "db2"]), SERIES).unwrap();
-    assert_eq!((plan_of_two.stride, plan_of_two.start, plan_of_two.series), (16, 1, SERIES));
+    assert_eq!((plan_of_two.layout, plan_of_two.start, plan_of_two.series), (Layout::default(), 1, SERIES));
     assert_eq!(planned(&fresh, &request(&["db1", "db2"])), [claim(1, "db1"), claim(2, "db2")]);
     let odd_and_even = Create { stride: Some(2), ..request(&["db1", "db2"]) };
     assert_eq!(planned(&fresh, &odd_and_even), [claim(0, "db2"), claim(1, "db1")]);
@@ -94,7 +94,7 @@ fn what_cannot_be() {
     assert!(matches!(refused(&clash, &request(&["db2"]))[..], [Refusal::Clash { residue: 1, .. }]));
 
     let mut other = hosts(&["db1", "db2"], 16, &[(1, "db1"), (2, "db2")]);
-    other.get_mut("db2").unwrap().series = Some((Uuid::from_u128(7), 16));
+    other.get_mut("db2").unwrap().series = Some((Uuid::from_u128(7), Layout { stride: 16, run: 1 }));
     let wanted = Refusal::SeriesDiffer { first: host("db1"), second: host("db2") };
     assert_eq!(refused(&other, &request(&["db1"])), [wanted]);
 
@@ -109,9 +109,9 @@ fn what_cannot_be() {
     assert!(matches!(refused(&two, &request(&["db1"]))[..], [Refusal::TwoResidues { first: 1, second: 2, .. }]));
 
     let right = hosts(&["db1"], 16, &[(1, "db1")]);
-    let all_wrong = Create { stride: Some(5000), start: Some(0), ..request(&["db9"]) };
+    let all_wrong = Create { stride: Some(5000), run: Some(0), start: Some(0), ..request(&["db9"]) };
     let said: Vec<String> = refused(&right, &all_wrong).iter().map(ToString::to_string).collect();
-    assert_eq!(said.len(), 4, "no such host, stride, start, stride differs: {said:?}");
+    assert_eq!(said.len(), 6, "no such host, stride, run, start, and both differ: {said:?}");
     let changed = Create { stride: Some(2), ..request(&["db1"]) };
     assert_eq!(refused(&right, &changed), [Refusal::StrideDiffers { recorded: 16 }]);
     assert_eq!(refused(&right, &request(&[])), [Refusal::NoHosts]);

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_postgres::Statement;
 use uuid::Uuid;
 
-use super::{Error, TicketHost, TicketName};
+use super::{Error, Layout, TicketHost, TicketName};
 use crate::idgen::{BATCH_MAX, IdSource};
 use crate::map::HostName;
 use crate::pg::Connection;
@@ -66,8 +66,8 @@ struct Inner {
 /// What the hosts so far have in common.
 #[derive(Default)]
 struct Known {
-    series: Option<(Uuid, i32)>,
-    residues: BTreeMap<i32, HostName>,
+    series: Option<(Uuid, Layout)>,
+    residues: BTreeMap<u32, HostName>,
 }
 
 struct Host {
@@ -89,7 +89,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-const TAKE: &str = "SELECT series, stride, residue, host_name, tickets FROM pgshard_tickets.take($1, $2)";
+const TAKE: &str = "SELECT series, stride, run, residue, host_name, tickets FROM pgshard_tickets.take($1, $2)";
 
 impl Tickets {
     /// A source of tickets.
@@ -270,12 +270,14 @@ impl Inner {
             return Err(Error::NotThere { host: host.clone(), name: name.clone() });
         };
         let mismatch = |reason| Error::Mismatch { host: host.clone(), name: name.clone(), reason };
-        let (stride, residue, recorded): (i32, i32, &str) = (row.get(1), row.get(2), row.get(3));
+        let number = |column| row.get::<_, i32>(column).unsigned_abs();
+        let layout = Layout { stride: number(1), run: number(2) };
+        let (residue, recorded) = (number(3), row.get::<_, &str>(4));
         if recorded != host.as_str() {
             return Err(mismatch(format!("it gives the tickets of {recorded}; was it copied, or renamed?")));
         }
         let mut known = lock(&self.series);
-        if *known.series.get_or_insert((series, stride)) != (series, stride) {
+        if *known.series.get_or_insert((series, layout)) != (series, layout) {
             return Err(mismatch("its series is another than the other hosts'".to_owned()));
         }
         let owner = known.residues.entry(residue).or_insert_with(|| host.clone());
@@ -283,8 +285,8 @@ impl Inner {
             return Err(mismatch(format!("its residue {residue} is that of {owner}")));
         }
         drop(known);
-        let tickets: Vec<i64> = row.get(4);
-        let right = |ticket: &i64| ticket.rem_euclid(i64::from(stride)) == i64::from(residue);
+        let tickets: Vec<i64> = row.get(5);
+        let right = |ticket: &i64| layout.decode(*ticket).is_some_and(|(of, _)| of == residue);
         if let Some(wrong) = tickets.iter().find(|ticket| !right(ticket)) {
             return Err(mismatch(format!("its sequence gave {wrong}, which has not its residue {residue}")));
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::host::{facts, is_installed, names};
-use super::{Error, TicketHost, TicketName};
+use super::{Error, Layout, TicketHost, TicketName};
 use crate::map::HostName;
 
 /// One name on one host.
@@ -11,8 +11,8 @@ use crate::map::HostName;
 pub struct NameStatus {
     /// The name.
     pub name: TicketName,
-    /// How far apart this host's tickets are.
-    pub stride: u32,
+    /// Which numbers are whose.
+    pub layout: Layout,
     /// This host's residue; `None` where it only records those of the others.
     pub residue: Option<u32>,
     /// The last ticket that this host gave; `None` before the first.
@@ -49,8 +49,8 @@ async fn of(host: &TicketHost) -> Result<Vec<NameStatus>, Error> {
     for name in names(&connection, &host.name).await? {
         let facts = facts(&connection, &host.name, &name).await?;
         let (residue, last) = facts.ticket.map_or((None, None), |ticket| (Some(ticket.residue), ticket.last));
-        let stride = facts.series.map_or(0, |(_, stride)| stride);
-        known.push(NameStatus { name, stride, residue, last, claims: facts.claims });
+        let Some((_, layout)) = facts.series else { continue };
+        known.push(NameStatus { name, layout, residue, last, claims: facts.claims });
     }
     Ok(known)
 }
