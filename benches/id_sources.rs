@@ -26,7 +26,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Outcome<()> {
     let binaries = Binaries::first()?;
-    println!("PostgreSQL {}, {CLIENTS} clients, medians of {ROUNDS} rounds of {ROUND:?}", binaries.version());
+    println!("{}, {CLIENTS} clients, medians of {ROUNDS} rounds of {ROUND:?}", binaries.version());
     let server = ServerOptions { durability: pgshard::dev::Durability::Durable, ..ServerOptions::default() };
     let cluster = tokio::task::block_in_place(|| Cluster::start(&ClusterOptions { hosts: 2, binaries, server }))?;
     let mut hosts = Vec::new();
