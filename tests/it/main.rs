@@ -11,3 +11,4 @@ mod cli;
 mod dev;
 mod moves;
 mod router;
+mod tls;
