@@ -108,7 +108,8 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
         Start::TakeOver => take_over(&work, &beating, &mover.options).await?,
     }
     let heartbeat = Heartbeat::start(beating, hold, mover.options.leases);
-    let mut driver = Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, fenced_at: None };
+    let mut driver =
+        Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, fenced_at: None, failing_since: None };
     let outcome = driver.to_end().await;
     let error = outcome.as_ref().err().map(|error| chain(error));
     match &outcome {
@@ -186,7 +187,8 @@ struct Driver<'a> {
 /// A shard whose tables are altered more often than this while it is moved is left alone.
 const REBUILDS_MAX: u32 = 3;
 
-/// How long a decided shard is tried to be opened before it is left to `resume`; routers try as well.
+/// How long deciding and opening are tried. A shard that is not decided by then is served by its source again; one that
+/// is, is left to `resume`, and routers try as well.
 const OPEN_FOR: Duration = Duration::from_secs(10);
 
 impl Driver<'_> {
@@ -208,6 +210,8 @@ impl Driver<'_> {
             if self.mover.is_stopped() && !matches!(step, Step::Open | Step::Publish | Step::Done) {
                 return self.interrupted(now.observed).await;
             }
+    /// Since when deciding or opening has failed for a reason that may pass.
+    failing_since: Option<Instant>,
             match step {
                 Step::Prepare => self.work.prepare().await?,
                 Step::Fence => self.fence().await?,
@@ -257,6 +261,7 @@ impl Driver<'_> {
                 Ok(())
             }
             Ok(Outcome::Altered(what)) => {
+        self.failing_since = None;
                 self.unfence(attempt).await?;
                 self.rebuilds += 1;
                 if self.rebuilds >= REBUILDS_MAX {
@@ -335,7 +340,6 @@ impl Driver<'_> {
     async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         tracing::warn!(%shard, error = chain(&error), "looking again on new connections");
-        let until = Instant::now() + OPEN_FOR;
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let opened = async {
@@ -362,6 +366,10 @@ impl Driver<'_> {
         let (shard, host) = (self.work.hold.shard, self.work.target.host.clone());
         self.mover.observer.tell(Event::Opened { shard, host, pause });
     }
+        let until = *self.failing_since.get_or_insert_with(Instant::now) + OPEN_FOR;
+        if Instant::now() >= until {
+            return Err(error);
+        }
 
     async fn publish(&mut self) -> Result<(), Error> {
         let store: &dyn MapStore = &*self.mover.store;

@@ -10,4 +10,5 @@ mod catalog;
 mod cli;
 mod dev;
 mod moves;
+mod races;
 mod router;
