@@ -112,10 +112,10 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
         Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, fenced_at: None, failing_since: None };
     let outcome = driver.to_end().await;
     let error = outcome.as_ref().err().map(|error| chain(error));
-    match &outcome {
-        Err(Error::LeaseLost { .. }) => return outcome,
-        Err(_) => driver.leave_serving().await,
-        Ok(_) => {}
+    if outcome.is_err() {
+        // After a lost lease too: if only our connections are gone, nobody else serves the shard again before the
+        // deadline. If somebody has taken over, both this and the release name a lease that is no longer there.
+        driver.leave_serving().await;
     }
     // The lease is a courtesy by now: the shard is out of this mover's hands either way.
     if let Err(unreleased) = driver.work.source.release(hold, error.as_deref()).await {
