@@ -6,7 +6,7 @@ mod fence;
 mod open;
 mod prepare;
 mod publish;
-mod undo;
+pub(crate) mod undo;
 
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::{self, Facts, Namespace};
