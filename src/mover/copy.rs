@@ -38,7 +38,7 @@ impl std::fmt::Display for Digest {
     }
 }
 
-/// The tables of a schema, by its OID.
+/// The tables of a schema, by its OID. Found by pg_depend, whose index answers at once: pg_class has none by schema.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn tables(session: &Session, schema: u32) -> Result<Vec<Table>, Error> {
@@ -46,8 +46,10 @@ pub(crate) async fn tables(session: &Session, schema: u32) -> Result<Vec<Table>,
             coalesce(string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FILTER (WHERE a.attgenerated = ''), ''),
             coalesce(string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum), ''),
             coalesce(bool_and(a.atttypid < 16384), true)
-        FROM pg_class c LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-        WHERE c.relnamespace = $1 AND c.relkind = 'r' GROUP BY c.oid, c.relname ORDER BY c.relname";
+        FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
+        LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
+            AND c.relkind = 'r' GROUP BY c.oid, c.relname ORDER BY c.relname";
     let rows = session.rows("listing the tables", sql, &[&schema]).await?;
     let table = |row: &tokio_postgres::Row| Table {
         name: row.get(0),

@@ -20,7 +20,7 @@ use super::observe::{Observation, observe};
 use super::options::{Event, Options};
 use super::session::Session;
 use super::state::{self, Goal, Step};
-use super::step::{Outcome, ShardMove, undo};
+use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::{Mover, ShardReport};
 
 /// One shard's part of a move, before anybody works on it.
@@ -108,6 +108,7 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
         target,
         options: &mover.options,
         observer: &mover.observer,
+        timings: Timings::default(),
     };
     match part.start {
         Start::Claim(mode) => claim(&work, &beating, part, mode, &mover.options).await?,
@@ -121,9 +122,19 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
         }
     }
     let heartbeat = Heartbeat::start(beating, hold, mover.options.leases);
-    let mut driver =
-        Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, fenced_at: None, failing_since: None };
-    let outcome = driver.to_end().await;
+    let mut driver = Driver {
+        mover,
+        work,
+        heartbeat,
+        goal,
+        fences: 0,
+        rebuilds: 0,
+        built: None,
+        fenced_at: None,
+        pause: None,
+        failing_since: None,
+    };
+    let outcome = driver.run().await;
     let error = outcome.as_ref().err().map(|error| chain(error));
     if outcome.is_err() {
         // After a lost lease too: if only our connections are gone, nobody else serves the shard again before the
@@ -207,8 +218,12 @@ struct Driver<'a> {
     fences: u32,
     /// How often this mover has built the target anew because somebody altered the shard.
     rebuilds: u32,
+    /// What this mover has built the target from, if it has.
+    built: Option<Blueprint>,
     /// When the pause began.
     fenced_at: Option<Instant>,
+    /// How long it lasted, once it is over.
+    pause: Option<Duration>,
     /// Since when deciding or opening has failed for a reason that may pass.
     failing_since: Option<Instant>,
 }
@@ -222,7 +237,7 @@ const OPEN_FOR: Duration = Duration::from_secs(10);
 
 impl Driver<'_> {
     /// A mover's whole life with one shard, on one page.
-    async fn to_end(&mut self) -> Result<ShardReport, Error> {
+    async fn run(&mut self) -> Result<ShardReport, Error> {
         loop {
             if self.heartbeat.is_lost() {
                 return Err(Error::LeaseLost { shard: self.work.hold.shard });
@@ -240,7 +255,7 @@ impl Driver<'_> {
                 return self.interrupted(now.observed).await;
             }
             match step {
-                Step::Prepare => self.work.prepare().await?,
+                Step::Prepare => self.built = Some(self.work.prepare().await?),
                 Step::Fence => self.fence().await?,
                 Step::Copy { attempt } => self.copy(&now, attempt).await?,
                 Step::DecideAndOpen { attempt } => self.decide_and_open(attempt).await?,
@@ -262,8 +277,26 @@ impl Driver<'_> {
         let before = Instant::now();
         self.fences += 1;
         self.failing_since = None;
-        self.work.swap().await?;
-        self.fenced_at = Some(before);
+        match self.work.swap().await {
+            Ok(_) => {
+                self.fenced_at = Some(before);
+                Ok(())
+            }
+            // A table that came after the signpost was built; if it is anything else, the next look tells.
+            Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Builds the target and the signpost anew: somebody altered the shard since.
+    async fn rebuild(&mut self, what: String) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        self.rebuilds += 1;
+        if self.rebuilds >= REBUILDS_MAX {
+            return Err(Error::Altered { shard, what });
+        }
+        self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
+        self.built = Some(self.work.prepare().await?);
         Ok(())
     }
 
@@ -272,7 +305,7 @@ impl Driver<'_> {
         let shard = self.work.hold.shard;
         let mut stop = self.mover.stop.subscribe();
         let outcome = tokio::select! {
-            outcome = self.work.copy(&now.entry, attempt) => outcome,
+            outcome = self.work.copy(&now.entry, attempt, self.built.as_ref()) => outcome,
             () = self.heartbeat.lost() => return Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
         };
@@ -290,12 +323,7 @@ impl Driver<'_> {
             }
             Ok(Outcome::Altered(what)) => {
                 self.unfence(attempt).await?;
-                self.rebuilds += 1;
-                if self.rebuilds >= REBUILDS_MAX {
-                    return Err(Error::Altered { shard, what });
-                }
-                self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
-                self.work.prepare().await
+                self.rebuild(what).await
             }
             Err(error) => Err(error),
         }
@@ -392,8 +420,9 @@ impl Driver<'_> {
         }
     }
 
-    fn opened(&self) {
+    fn opened(&mut self) {
         let pause = self.fenced_at.map(|at| at.elapsed()).unwrap_or_default();
+        self.pause = Some(pause);
         self.work.reached(state::Phase::Opened);
         let (shard, host) = (self.work.hold.shard, self.work.target.host.clone());
         self.mover.observer.tell(Event::Opened { shard, host, pause });
@@ -401,7 +430,8 @@ impl Driver<'_> {
 
     async fn publish(&mut self) -> Result<(), Error> {
         let store: &dyn MapStore = &*self.mover.store;
-        let pause = self.fenced_at.map(|at| at.elapsed());
+        // Where somebody else has opened it, the pause was over before we looked.
+        let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
         self.work.publish(store, pause).await
     }
 

@@ -28,11 +28,16 @@ pub struct Leases {
 impl Default for Leases {
     /// Ten seconds each, renewed every two.
     fn default() -> Leases {
-        Leases { lease: Duration::from_secs(10), fence: Duration::from_secs(10), beat: Duration::from_secs(2) }
+        Leases::of(Duration::from_secs(10))
     }
 }
 
 impl Leases {
+    /// So long each, renewed five times in it.
+    pub fn of(duration: Duration) -> Leases {
+        Leases { lease: duration, fence: duration, beat: duration / 5 }
+    }
+
     pub(crate) fn fence_ms(&self) -> i32 {
         i32::try_from(self.fence.as_millis()).unwrap_or(i32::MAX)
     }

@@ -182,7 +182,8 @@ impl Session {
         self.batch(what, "BEGIN").await?;
         let sql = "SELECT FROM pgshard.shard WHERE shard_id = $1 FOR NO KEY UPDATE";
         self.rows(what, sql, &[&shard]).await?;
-        let sql = "UPDATE pgshard.move SET lease = $3, lease_until = clock_timestamp() + $4 * interval '1 ms', holder = $5
+        let sql =
+            "UPDATE pgshard.move SET lease = $3, lease_until = clock_timestamp() + $4 * interval '1 ms', holder = $5
              WHERE move_id = $1 AND shard_id = $2 AND lease = $6";
         let taken = self.execute(what, sql, &[id, &shard, &hold.lease, &lease_ms, &holder, &former]).await? == 1;
         if taken {

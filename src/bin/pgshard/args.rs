@@ -9,7 +9,7 @@ use clap_complete::Shell;
 use jiff::Timestamp;
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
-use pgshard::mover::{Failpoint, Mode, Options};
+use pgshard::mover::{Failpoint, Leases, Mode, Options};
 use pgshard::schema::bootstrap::Request;
 
 use crate::exit::Exit;
@@ -404,6 +404,9 @@ pub(crate) struct Pace {
     /// For pgshard's own tests
     #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
     pub(crate) failpoint: Option<Failpoint>,
+    /// For pgshard's own tests: how long lease and fence outlive the mover
+    #[arg(long, hide = true, env = "PGSHARD_LEASE_MS", value_name = "MS", default_value_t = 10_000)]
+    pub(crate) lease_ms: u64,
 }
 
 impl Pace {
@@ -414,6 +417,7 @@ impl Pace {
             barrier_budget: Duration::from_millis(self.fence_budget_ms),
             fence_attempts: self.fence_attempts,
             failpoint: self.failpoint,
+            leases: Leases::of(Duration::from_millis(self.lease_ms)),
             ..Options::default()
         }
     }

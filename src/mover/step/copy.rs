@@ -3,13 +3,14 @@
 //! Before: fenced for this attempt. After: the target has all that the source has, in one transaction together with the
 //! word that it is ready for this attempt. Dies halfway: that transaction is rolled back, the target is as prepared.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
-use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use super::ShardMove;
+use super::{Blueprint, ShardMove};
 use crate::mover::copy::{self, Table};
+use crate::mover::ddl::Creation;
 use crate::mover::error::Error;
 use crate::mover::facts::{self, Lock};
 use crate::mover::journal::{Entry, Note};
@@ -17,7 +18,7 @@ use crate::mover::options::Event;
 use crate::mover::sequences;
 use crate::mover::state::Phase;
 use crate::pg::quote_literal;
-use crate::schema::catalog::{Facts, Namespace, preamble};
+use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
 
 /// How a copy ended.
@@ -31,8 +32,8 @@ pub(crate) enum Outcome {
 }
 
 impl ShardMove<'_> {
-    pub(crate) async fn copy(&self, entry: &Entry, attempt: i32) -> Result<Outcome, Error> {
-        let started = Instant::now();
+    pub(crate) async fn copy(&self, entry: &Entry, attempt: i32, built: Option<&Blueprint>) -> Result<Outcome, Error> {
+        let began = Instant::now();
         let left_name = self.names.left(self.epoch);
         let left = facts::schema_oid(&self.source, &left_name).await?.ok_or_else(|| Error::Stuck {
             shard: self.hold.shard,
@@ -43,16 +44,18 @@ impl ShardMove<'_> {
             return Ok(Outcome::Blocked(locks));
         }
         self.at("after barrier")?;
-        let barrier = started.elapsed();
+        let began = self.timings.since("barrier", began);
         self.mark(attempt).await?;
-        let schema = self.facts_at_source(&Namespace::Oid(left)).await?;
-        if let Some(what) = self.altered(entry, &schema, left).await? {
-            return Ok(Outcome::Altered(what));
-        }
-        let copying = Instant::now();
+        let began = self.timings.since("marker", began);
+        let creation = match self.unaltered(entry, left, built).await? {
+            Ok(creation) => creation,
+            Err(what) => return Ok(Outcome::Altered(what)),
+        };
+        let copying = self.timings.since("check", began);
         let (rows, bytes) = self.copy_rows(left, &left_name).await?;
-        self.finish_target(entry, &schema, left, attempt).await?;
-        let timings = json!({ "barrier_ms": millis(barrier), "copy_ms": millis(copying.elapsed()) });
+        self.finish_target(entry, &creation, left, attempt).await?;
+        self.timings.since("copy", copying);
+        let timings = self.timings.to_json();
         let note = Note { rows: Some(rows as i64), bytes: Some(bytes as i64), timings, ..Note::default() };
         self.source.advance(self.hold, Phase::Copied, &note).await?;
         self.reached(Phase::Copied);
@@ -60,15 +63,32 @@ impl ShardMove<'_> {
         Ok(Outcome::Copied)
     }
 
-    /// What was altered since the target was built, or what reaches into the shard past its fence.
-    async fn altered(&self, entry: &Entry, schema: &Facts, left: u32) -> Result<Option<String>, Error> {
-        if entry.fingerprint.as_deref() != Some(fingerprint(schema).as_str()) {
-            return Ok(Some(
-                "its tables, functions or grants are not what they were when the target was built".to_owned(),
-            ));
-        }
+    /// What the target was built from, as long as it still is what stands behind the fence and nothing reaches past that;
+    /// else what was altered.
+    ///
+    /// The stamp of the mover that built it answers in a few milliseconds; only where that is not at hand, or differs, is
+    /// everything read again while the shard is closed.
+    async fn unaltered<'b>(
+        &self,
+        entry: &Entry,
+        left: u32,
+        built: Option<&'b Blueprint>,
+    ) -> Result<Result<Cow<'b, Creation>, String>, Error> {
         let crossings = self.crossings(&self.source, &Namespace::Oid(left)).await?;
-        Ok(crossings.first().map(ToString::to_string))
+        if let Some(crossing) = crossings.first() {
+            return Ok(Err(crossing.to_string()));
+        }
+        if let Some(built) = built
+            && built.stamp == self.stamp(left).await?
+        {
+            return Ok(Ok(Cow::Borrowed(&built.creation)));
+        }
+        let facts = self.facts_at_source(&Namespace::Oid(left)).await?;
+        if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
+            let what = "its tables, functions or grants are not what they were when the target was built";
+            return Ok(Err(what.to_owned()));
+        }
+        Ok(Ok(Cow::Owned(self.creation(&facts).await?)))
     }
 
     /// Rows and digests. The target's transaction stays open.
@@ -78,6 +98,7 @@ impl ShardMove<'_> {
     async fn copy_rows(&self, left: u32, left_name: &str) -> Result<(u64, u64), Error> {
         let what = "copying rows";
         let shard = self.hold.shard;
+        let began = Instant::now();
         self.source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
         self.begin_on_target(what).await?;
         let incoming = self.names.incoming();
@@ -89,7 +110,9 @@ impl ShardMove<'_> {
             self.observer.tell(Event::TableCopied { shard, table: table.name.clone(), rows: n, bytes: size });
             (rows, bytes) = (rows + n, bytes + size);
         }
+        let began = self.timings.since("rows", began);
         self.compare(&tables, left_name, &incoming).await?;
+        self.timings.since("compare", began);
         self.at("after rows")?;
         Ok((rows, bytes))
     }
@@ -115,11 +138,10 @@ impl ShardMove<'_> {
     /// All that comes after the rows, and the word that the target is ready. Commits.
     ///
     /// Locks: ACCESS EXCLUSIVE on tables that nobody else knows; rows of the control tables.
-    async fn finish_target(&self, entry: &Entry, schema: &Facts, left: u32, attempt: i32) -> Result<(), Error> {
+    async fn finish_target(&self, entry: &Entry, creation: &Creation, left: u32, attempt: i32) -> Result<(), Error> {
         let what = "building indexes and constraints";
         let incoming = self.names.incoming();
-        // Computed from what stands behind the fence: the fingerprint says that it is what the plan was made from.
-        let creation = self.creation(schema).await?;
+        let began = Instant::now();
         self.target.batch(what, &preamble(&incoming)).await?;
         for statement in &creation.after_data {
             self.target.batch(what, &statement.sql).await?;
@@ -137,6 +159,7 @@ impl ShardMove<'_> {
         self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
         self.at("before ready")?;
         self.target.batch(what, "COMMIT").await?;
+        self.timings.since("finish", began);
         self.at("after ready")
     }
 
@@ -171,8 +194,4 @@ impl ShardMove<'_> {
         );
         self.target.batch(what, &sql).await
     }
-}
-
-fn millis(duration: std::time::Duration) -> f64 {
-    (duration.as_secs_f64() * 100_000.0).round() / 100.0
 }

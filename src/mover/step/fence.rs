@@ -20,6 +20,7 @@ impl ShardMove<'_> {
     /// Locks: as pgshard.fence says: none on any table of the shard.
     pub(crate) async fn swap(&self) -> Result<i32, Error> {
         self.at("before swap")?;
+        let began = Instant::now();
         let sql = "SELECT attempt FROM pgshard.fence($1, $2, $3, $4, $5)";
         let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
         let token = Uuid::new_v4();
@@ -27,6 +28,7 @@ impl ShardMove<'_> {
             .source
             .row("fencing the shard", sql, &[&shard, self.hold.id.uuid(), &self.hold.lease, &token, &deadline])
             .await?;
+        self.timings.since("swap", began);
         self.reached(Phase::Fenced);
         self.at("after swap")?;
         Ok(row.get(0))

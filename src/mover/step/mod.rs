@@ -6,10 +6,11 @@ mod fence;
 mod open;
 mod prepare;
 mod publish;
+mod timings;
 pub(crate) mod undo;
 
 use crate::map::{HostName, ShardEpoch};
-use crate::schema::catalog::{self, Facts, Namespace};
+use crate::schema::catalog::{self, Facts, Namespace, Stamp};
 use crate::shard::SchemaPrefix;
 
 use super::border::{self, Crossing};
@@ -23,6 +24,8 @@ use super::session::Session;
 use super::state::Phase;
 
 pub(crate) use copy::Outcome;
+pub(crate) use prepare::Blueprint;
+pub(crate) use timings::Timings;
 
 /// One shard in the hands of one mover: what every step works on.
 pub(crate) struct ShardMove<'a> {
@@ -34,6 +37,8 @@ pub(crate) struct ShardMove<'a> {
     pub(crate) target: Session,
     pub(crate) options: &'a Options,
     pub(crate) observer: &'a Observer,
+    /// What each phase of this mover's work took.
+    pub(crate) timings: Timings,
 }
 
 impl ShardMove<'_> {
@@ -79,6 +84,12 @@ impl ShardMove<'_> {
     async fn crossings(&self, session: &Session, schema: &Namespace) -> Result<Vec<Crossing>, Error> {
         let crossings = border::crossings(session.client.client(), schema, self.prefix).await;
         crossings.map_err(|source| Error::Border { host: session.host.clone(), source })
+    }
+
+    /// A cheap sign of whether a schema of the source was altered.
+    async fn stamp(&self, schema: u32) -> Result<Stamp, Error> {
+        let stamp = catalog::stamp(self.source.client.client(), schema).await;
+        stamp.map_err(|source| Error::Catalog { host: self.source.host.clone(), source })
     }
 
     fn refusal(&self, found: Refusal) -> Refusal {

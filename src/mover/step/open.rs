@@ -4,6 +4,8 @@
 //! it. Dies before decide: the target's transaction is rolled back, the fence runs out. Dies after it: any resume, or any
 //! router that meets the signpost, opens the target with the token that decide gave away.
 
+use std::time::Instant;
+
 use uuid::Uuid;
 
 use super::ShardMove;
@@ -17,18 +19,22 @@ impl ShardMove<'_> {
         let shard = self.hold.shard.as_i32();
         let params: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
             [&shard, self.hold.id.uuid(), &attempt, &self.hold.lease];
+        let began = Instant::now();
         // A mover that is paused here would keep everybody from opening the target once the source has decided.
         self.target.batch(what, "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '2s'").await?;
         self.target.row(what, "SELECT pgshard.open($1, $2, $3, $4)", &params).await?;
         self.at("after open prepared")?;
+        let began = self.timings.since("open", began);
         let decided = self.source.row("deciding", "SELECT pgshard.decide($1, $2, $3, $4)", &params).await;
         if let Err(error) = decided {
             // Whether it was decided, the next look at the source tells. Nobody else opens without the token.
             self.target.batch(what, "ROLLBACK").await?;
             return Err(error);
         }
+        let began = self.timings.since("decide", began);
         self.at("after decide")?;
         self.target.batch(what, "COMMIT").await?;
+        self.timings.since("commit", began);
         self.at("after open")
     }
 

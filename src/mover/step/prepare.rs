@@ -7,18 +7,31 @@
 use super::ShardMove;
 use crate::mover::ddl::Creation;
 use crate::mover::error::Error;
+use crate::mover::facts;
 use crate::mover::journal::Note;
 use crate::mover::refusal::Refusal;
 use crate::mover::state::Phase;
 use crate::pg::quote_ident;
-use crate::schema::catalog::{Namespace, preamble};
+use crate::schema::catalog::{Namespace, Stamp, preamble};
 use crate::schema::fingerprint::fingerprint;
 
+/// What the target was built from, for as long as the mover lives.
+pub(crate) struct Blueprint {
+    pub(super) stamp: Stamp,
+    pub(super) creation: Creation,
+}
+
 impl ShardMove<'_> {
-    pub(crate) async fn prepare(&self) -> Result<(), Error> {
+    pub(crate) async fn prepare(&self) -> Result<Blueprint, Error> {
         self.announce().await?;
         self.at("after incoming")?;
-        let facts = self.facts_at_source(&Namespace::from(self.names.schema.as_str())).await?;
+        let schema = facts::schema_oid(&self.source, &self.names.schema).await?.ok_or_else(|| Error::Stuck {
+            shard: self.hold.shard,
+            observed: format!("host {} serves the shard but has no schema {}", self.source.host, self.names.schema),
+        })?;
+        // Before the facts: whatever is altered while they are read makes the stamps differ.
+        let stamp = self.stamp(schema).await?;
+        let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
         let creation = self.creation(&facts).await?;
         self.build_target(&creation).await?;
         self.at("after target schema")?;
@@ -27,7 +40,8 @@ impl ShardMove<'_> {
         let note = Note { fingerprint: Some(fingerprint(&facts).to_string()), ..Note::default() };
         self.source.advance(self.hold, Phase::Prepared, &note).await?;
         self.reached(Phase::Prepared);
-        self.at("after prepare")
+        self.at("after prepare")?;
+        Ok(Blueprint { stamp, creation })
     }
 
     /// Tells the target that the shard is coming, and its ledger what will be built.

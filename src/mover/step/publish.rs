@@ -5,8 +5,6 @@
 
 use std::time::Duration;
 
-use serde_json::json;
-
 use super::ShardMove;
 use crate::map::{Changes, Placement};
 use crate::mover::copy;
@@ -25,9 +23,11 @@ impl ShardMove<'_> {
         store::publish_merged(store, &changes).await.map_err(Error::Publish)?;
         self.at("after publish")?;
         self.analyze().await;
-        let timings =
-            pause.map_or_else(|| json!({}), |pause| json!({ "pause_ms": (pause.as_secs_f64() * 1e5).round() / 100.0 }));
-        self.source.advance(self.hold, Phase::Kept, &Note { timings, ..Note::default() }).await?;
+        if let Some(pause) = pause {
+            self.timings.took("pause", pause);
+        }
+        let note = Note { timings: self.timings.to_json(), ..Note::default() };
+        self.source.advance(self.hold, Phase::Kept, &note).await?;
         self.reached(Phase::Kept);
         self.at("after kept")
     }

@@ -248,7 +248,6 @@ struct Listed {
 }
 
 impl Listed {
-    #[expect(clippy::ptr_arg, reason = "it maps over what `grouped` gives")]
     fn of(entries: &Vec<&Entry>) -> Listed {
         // What comes next is decided by the shard that is least far.
         let least = entries.iter().map(|entry| entry.phase).min().unwrap_or(Phase::Aborted);

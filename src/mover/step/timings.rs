@@ -1,0 +1,32 @@
+//! What the phases of a move took, for the journal and for people.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value};
+
+/// Milliseconds by phase. A phase that is run again counts its last run.
+#[derive(Debug, Default)]
+pub(crate) struct Timings(Mutex<Map<String, Value>>);
+
+impl Timings {
+    /// The phase began then and has just ended. Gives the present, for the phase after it.
+    pub(crate) fn since(&self, phase: &str, began: Instant) -> Instant {
+        let now = Instant::now();
+        self.took(phase, now - began);
+        now
+    }
+
+    /// The phase took so long.
+    pub(crate) fn took(&self, phase: &str, duration: Duration) {
+        let millis = (duration.as_secs_f64() * 1e5).round() / 100.0;
+        // Nothing is half done when a panic lets go of the map.
+        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        map.insert(format!("{phase}_ms"), millis.into());
+    }
+
+    /// All of them, as the journal keeps them.
+    pub(crate) fn to_json(&self) -> Value {
+        Value::Object(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
