@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
+use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
 use super::error::Error;
@@ -16,7 +17,7 @@ use super::journal::Entry;
 use super::names::{MoveId, Names};
 use super::session::Session;
 use super::state::Phase;
-use super::{Mover, Report, ShardReport, border};
+use super::{Mover, Report, ShardReport, border, step};
 
 /// Something that [`Mover::gc`] put right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +87,18 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
     }
     let left = names.left(entry.epoch);
     alone(mover, &source, &left).await?;
+    if let Some(oid) = facts::schema_oid(&source, &left).await? {
+        // DDL that takes no lock we can see (a GRANT; before 18 a new function or type, too) may have been under way at the
+        // fence and committed after it. It is in the old copy only, and whoever made it was told that it is done.
+        let kept = fingerprint(&step::facts(&source, &Namespace::Oid(oid)).await?);
+        if entry.fingerprint.as_deref() != Some(kept.as_str()) {
+            return Err(not_now(format!(
+                "{left} on host {} is not as it was copied: somebody altered it since, or while it was fenced. Compare its \
+                 functions, types and grants with those of {} on host {}, drop {left} by hand, then complete the move",
+                entry.source, names.schema, entry.target
+            )));
+        }
+    }
     let what = "dropping the old copy";
     // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; a reader that is
     // still at work there makes it give up after two seconds.

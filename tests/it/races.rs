@@ -102,4 +102,18 @@ on_each_version!(
         let report = moved(&world, "1", "db2").await;
         assert_eq!(report.done[0].phase, Phase::Kept);
     }
+
+    /// A GRANT that was not committed yet when the shard was fenced is in the old copy only: that is not dropped unsaid.
+    async fn ddl_under_way_at_the_fence(version) {
+        let world = World::new(&[version, version], 4).await;
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("BEGIN; GRANT SELECT ON shard_0001.users TO PUBLIC").await.unwrap();
+        let id = moved(&world, "1", "db2").await.id;
+        db1.batch_execute("COMMIT").await.unwrap();
+        let report = world.mover().complete(id).await.unwrap();
+        assert!(matches!(report.failed[..], [(_, Error::NotNow { .. })]), "{report:?}");
+        db1.batch_execute("DROP SCHEMA shard_0001__left_e1 CASCADE").await.unwrap();
+        let report = world.mover().complete(id).await.unwrap();
+        assert_eq!((report.done.len(), report.failed.len()), (1, 0), "{report:?}");
+    }
 );
