@@ -36,6 +36,14 @@ pub enum Error {
         /// Why not.
         source: ConnectError,
     },
+    /// The config gives a host another name than bootstrap did.
+    #[error("host {host} of the config was bootstrapped as {name}")]
+    OtherHost {
+        /// Its name in the config.
+        host: HostName,
+        /// Its own.
+        name: String,
+    },
     /// A statement failed.
     #[error("{what} failed on host {host}{}: {}", of_shard(shard), words(source))]
     Database {
@@ -184,6 +192,7 @@ impl Error {
             Error::Refused { .. }
                 | Error::Claimed { .. }
                 | Error::UnknownHost { .. }
+                | Error::OtherHost { .. }
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }
                 | Error::Stuck { .. }

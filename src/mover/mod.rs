@@ -116,6 +116,8 @@ pub struct Report {
     pub done: Vec<ShardReport>,
     /// The others, each with why. What one of them left behind, [`Error`] says.
     pub failed: Vec<(ShardId, Error)>,
+    /// The hosts that could not be asked: more shards of the move may come from there.
+    pub unknown: Vec<(HostName, Error)>,
 }
 
 /// Moves shards between the hosts of a cluster.
@@ -257,6 +259,7 @@ impl Mover {
         }
         let (ended, open): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.phase.is_ended());
         let mut report = report(id, driver::work(self, open.into_iter().map(Part::of).collect(), goal).await);
+        report.unknown = unknown;
         for entry in ended {
             match (goal, entry.phase) {
                 (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => {
@@ -276,7 +279,7 @@ impl Mover {
 }
 
 fn report(id: MoveId, ends: Vec<(ShardId, Result<ShardReport, Error>)>) -> Report {
-    let mut report = Report { id, done: Vec::new(), failed: Vec::new() };
+    let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown: Vec::new() };
     for (shard, end) in ends {
         match end {
             Ok(done) => report.done.push(done),

@@ -10,5 +10,6 @@ mod catalog;
 mod cli;
 mod dev;
 mod moves;
+mod races;
 mod router;
 mod tls;

@@ -130,7 +130,7 @@ pub(crate) async fn act(
         }
     };
     watcher.finish();
-    tell(&report.map_err(failure)?, started.elapsed(), output)
+    tell(verb, &report.map_err(failure)?, started.elapsed(), output)
 }
 
 #[derive(Serialize)]
@@ -196,7 +196,11 @@ async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool)
             .parse()
             .map_err(|_| Failure::usage(format!("{id:?} is not the ID of a move")).hint("see `pgshard moves list`"));
     }
-    let (entries, _) = mover.list(None).await;
+    let (entries, silent) = mover.list(None).await;
+    if let Some((host, error)) = silent.into_iter().next() {
+        let error = format!("host {host} may have a move too: {}", chain(&error));
+        return Err(Failure::new(Exit::Failed, error).hint("name the move, see `pgshard moves list`"));
+    }
     let mut ids: Vec<MoveId> = entries.iter().filter(|entry| fits(entry.phase)).map(|entry| entry.id).collect();
     ids.dedup();
     match ids.as_slice() {
@@ -400,8 +404,8 @@ impl Watcher {
     }
 }
 
-/// Says how a move ended, and gives the exit code.
-pub(crate) fn tell(report: &Report, elapsed: Duration, output: &Output) -> Result<Exit, Failure> {
+/// Says how a move ended, or what `verb` has made of it, and gives the exit code.
+pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Result<Exit, Failure> {
     let hosts = |host: fn(&pgshard::mover::ShardReport) -> &HostName| {
         let mut names: Vec<&str> = report.done.iter().map(|done| host(done).as_str()).collect();
         names.sort_unstable();
@@ -446,12 +450,18 @@ pub(crate) fn tell(report: &Report, elapsed: Duration, output: &Output) -> Resul
         output.note(format_args!("{} in {}", print_count(report), seconds(elapsed)));
     }
     for (shard, error) in &report.failed {
-        output.error_with_remedy(chain(error), &remedy(*shard, error, report.id));
+        output.error_with_remedy(chain(error), &remedy(verb, *shard, error, report.id));
+    }
+    for (host, error) in &report.unknown {
+        output.error_with_remedy(
+            format_args!("host {host} may have more shards of this move: {}", chain(error)),
+            "look with `pgshard moves show` when it answers",
+        );
     }
     if report.failed.is_empty() && report.done.iter().any(|done| done.phase == Phase::Kept) {
         output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {}`", report.id));
     }
-    Ok(exit(report))
+    Ok(exit(verb, report))
 }
 
 /// A move of shards that are all there already.
@@ -479,8 +489,16 @@ fn print_count(report: &Report) -> String {
     }
 }
 
-fn remedy(shard: ShardId, error: &Error, id: MoveId) -> String {
+fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> String {
     match error {
+        // Such a shard is served by its target; there is nothing to resume or to abort.
+        Error::NotNow { .. } | Error::TooLate { .. } if verb == Verb::Complete => String::new(),
+        _ if verb == Verb::Complete => format!("the old copy is kept; `pgshard moves complete {id}` again later"),
+        Error::Publish(_) => format!(
+            "the shard is served by its target and routers find it there; when the config can be written, \
+             `pgshard moves resume {id}`"
+        ),
+        Error::NotNow { .. } => String::new(),
         Error::Refused { refusals } => {
             let each: Vec<String> = refusals.iter().map(|refusal| format!("{refusal}: {}", refusal.remedy)).collect();
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
@@ -523,6 +541,7 @@ fn code(error: &Error) -> Exit {
         Error::GaveUp { .. } => Exit::GaveUp,
         Error::Differs { .. } => Exit::Differs,
         Error::Interrupted { .. } => Exit::Interrupted,
+        Error::OtherHost { .. } => Exit::Usage,
         Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {
             Exit::Failed
         }
@@ -530,10 +549,16 @@ fn code(error: &Error) -> Exit {
     }
 }
 
-fn exit(report: &Report) -> Exit {
-    let codes: Vec<Exit> = report.failed.iter().map(|(_, error)| code(error)).collect();
+fn exit(verb: Verb, report: &Report) -> Exit {
+    let codes = report.failed.iter().map(|(_, error)| match code(error) {
+        // What waits is not a move: only its old copy is there.
+        Exit::Waits if verb == Verb::Complete => Exit::Failed,
+        code => code,
+    });
+    let codes: Vec<Exit> = codes.collect();
     match codes.as_slice() {
-        [] => Exit::Done,
+        [] if report.unknown.is_empty() => Exit::Done,
+        [] => Exit::Partly,
         codes if codes.contains(&Exit::Interrupted) => Exit::Interrupted,
         _ if !report.done.is_empty() => Exit::Partly,
         // A shard that waits for a resume is closed or half-built: that matters more than why another was refused.

@@ -58,7 +58,7 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
     let started = std::time::Instant::now();
     let report = moves::until_done(&mover, mover.run(&plan)).await;
     watcher.finish();
-    moves::tell(&report, started.elapsed(), output)
+    moves::tell(moves::Verb::Resume, &report, started.elapsed(), output)
 }
 
 /// A mover for the config's hosts and map.
