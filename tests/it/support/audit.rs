@@ -22,7 +22,8 @@ impl World {
         let mut serving: BTreeMap<u16, Vec<(usize, i32)>> = BTreeMap::new();
         for (host, client) in clients.iter().enumerate() {
             // What is called by the shard's name: its tables where it is served, a signpost where it is not.
-            let sql = "SELECT s.shard_id, s.schema_name, s.state, s.epoch, count(*) FILTER (WHERE c.relkind = 'r') AS tables,
+            let sql =
+                "SELECT s.shard_id, s.schema_name, s.state, s.epoch, count(*) FILTER (WHERE c.relkind = 'r') AS tables,
                     count(*) FILTER (WHERE c.relkind = 'v') AS views
                 FROM pgshard.shard s LEFT JOIN pg_namespace n ON n.nspname = s.schema_name
                 LEFT JOIN pg_class c ON c.relnamespace = n.oid
