@@ -205,7 +205,7 @@ BEGIN
         SELECT c.relname,
                coalesce(string_agg(format('%I %s', a.attname,
                             CASE WHEN t.typnamespace = inside THEN 'text' ELSE format_type(a.atttypid, -1) END),
-                        ', ' ORDER BY a.attnum), 'pgshard_signpost text') AS columns
+                        ', ' ORDER BY a.attnum) FILTER (WHERE a.attname IS NOT NULL), 'pgshard_signpost text') AS columns
         FROM pg_class c
         LEFT JOIN (pg_attribute a JOIN pg_type t ON t.oid = a.atttypid)
                ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -241,7 +241,8 @@ BEGIN
             FROM (
                 SELECT u.mode, u.name, u.place, coalesce(u.mode, 'i') NOT IN ('o', 't') AS takes,
                        count(*) FILTER (WHERE coalesce(u.mode, 'i') NOT IN ('o', 't')) OVER (ORDER BY u.place) AS n,
-                       CASE WHEN t.typnamespace = inside THEN 'text' ELSE format_type(u.type, NULL) END AS type,
+                       CASE WHEN t.typnamespace <> inside THEN format_type(u.type, NULL)
+                            WHEN u.mode = 'v' THEN 'text[]' ELSE 'text' END AS type,
                        t.typtype = 'p' AND t.typname !~ '^any.' AND t.typname <> 'record' AS foreign_to_plpgsql
                 FROM unnest(coalesce(p.proallargtypes, p.proargtypes::oid[]), p.proargmodes, p.proargnames)
                      WITH ORDINALITY AS u(type, mode, name, place)
