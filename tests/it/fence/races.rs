@@ -11,7 +11,7 @@ use tokio_postgres::{Client, Error};
 use super::setup::{Fence, LEFT, SCHEMA, SHARD, code, content, expire, leads_to_signpost, shop, state};
 
 /// More than enough to meet a writer in every place; bounded by the time that it takes.
-const SWAPS: u32 = 300;
+const SWAPS: u32 = 200;
 
 /// How a writer writes one entry and counts it, in one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

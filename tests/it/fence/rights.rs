@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_postgres::Client;
 
-use super::setup::{CONTROL, EPOCH, Fence, SCHEMA, SHARD, code, expire, host, leads_to_signpost, schema, shop, small_shard, state};
+use super::setup::{CONTROL, EPOCH, Fence, SCHEMA, SHARD, code, expire, host, leads_to_signpost, schema, serve, shop, small_shard, state};
 use crate::support::{TestCluster, connect};
 
 async fn as_role(cluster: &TestCluster, role: &str) -> Client {
@@ -121,7 +121,7 @@ on_each_version! {
         let s = schema(SHARD);
         owner.batch_execute(&format!("CREATE SCHEMA {s}; CREATE TABLE {s}.t (n integer)")).await.unwrap();
         let client = cluster.app(0).await;
-        super::setup::serve(&client, SHARD).await;
+        serve(&client, SHARD).await;
         let mut fence = Fence::claim(as_role(&cluster, "a \"Mover").await, SHARD).await;
         assert_eq!(code(&fence.build_signpost().await.unwrap_err()), "SH002");
         superuser.batch_execute("GRANT \"the Owner\" TO app").await.unwrap();

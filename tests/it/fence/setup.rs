@@ -61,6 +61,8 @@ fn shop_sql(schema: &str) -> String {
         CREATE FUNCTION {s}.add_user(email text) RETURNS bigint LANGUAGE plpgsql AS $$
             DECLARE made bigint;
             BEGIN INSERT INTO {s}.users (email) VALUES (email) RETURNING id INTO made; RETURN made; END $$;
+        CREATE FUNCTION {s}.add_photo(title text) RETURNS void LANGUAGE sql AS
+            $$ INSERT INTO {s}.photos (title) VALUES (title) $$;
         CREATE FUNCTION {s}.named(wanted text) RETURNS SETOF {s}.users LANGUAGE sql STABLE AS
             $$ SELECT * FROM {s}.users WHERE email = wanted $$;
         CREATE FUNCTION {s}.is_happy(m {s}.mood) RETURNS boolean LANGUAGE sql AS $$ SELECT m = 'happy' $$;
@@ -123,7 +125,7 @@ pub(super) async fn content(client: &Client, schema: &str) -> Vec<(String, Strin
     for row in client.query(relations, &[&schema]).await.unwrap() {
         let (name, sequence): (String, bool) = (row.get(0), row.get(1));
         let what = if sequence { "last_value || ' ' || is_called" } else { "t::text" };
-        let digest = format!("SELECT count(*) || ' ' || coalesce(md5(string_agg({what}, E'\\n' ORDER BY {what})), '') FROM {schema}.\"{name}\" t");
+        let digest = format!("SELECT count(*) || ' ' || coalesce(sum(hashtextextended({what}, 0)), 0) FROM {schema}.\"{name}\" t");
         all.push((name, client.query_one(&digest, &[]).await.unwrap().get(0)));
     }
     assert!(!all.is_empty(), "{schema} is there and has tables");

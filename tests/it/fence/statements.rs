@@ -88,6 +88,7 @@ const STATEMENTS: &[(Kind, Fails, &str)] = &[
     (CopyOut, Itself, "COPY (DELETE FROM {s}photos RETURNING id) TO STDOUT"),
     (Rows, Itself, "SELECT {s}add_user('by function')"),
     (Rows, Itself, "SELECT {s}add_user(email => 'by function')"),
+    (Rows, Itself, "SELECT {s}add_photo('by function')"),
     (Rows, OtherwiseIfPrepared, "SELECT * FROM {s}named('user 1')"),
     (Effect, Itself, "CALL {s}tidy(1)"),
     (Effect, Itself, "CALL {s}tidy(max_n => 1)"),
@@ -95,7 +96,6 @@ const STATEMENTS: &[(Kind, Fails, &str)] = &[
     (Effect, Otherwise, "CREATE TABLE {s}fresh AS SELECT 1 AS n"),
     (Effect, Otherwise, "CREATE SEQUENCE {s}fresh"),
     (Effect, Otherwise, "CREATE VIEW {s}fresh AS SELECT 1 AS n"),
-    (Effect, Otherwise, "CREATE OR REPLACE FUNCTION {s}next_id() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'"),
     (Effect, Otherwise, "CREATE INDEX ON {s}users (n)"),
     (Effect, Otherwise, "ALTER TABLE {s}users ADD COLUMN extra integer"),
     (Effect, Otherwise, "ALTER TABLE {s}users DROP COLUMN n"),
@@ -108,13 +108,14 @@ const STATEMENTS: &[(Kind, Fails, &str)] = &[
     (Effect, Otherwise, "LOCK TABLE {s}users IN ROW EXCLUSIVE MODE"),
 ];
 
-/// These name no table, by which they would learn of the swap: see [`stale_sequences`].
+/// These name no table, by which they would learn of the swap: see [`what_names_no_table_is_not_told`].
 #[rustfmt::skip]
 const WITHOUT_TABLES: &[(Kind, Fails, &str)] = &[
     (Rows, Otherwise, "SELECT setval('{s}tickets', 1000)"),
     (Rows, Otherwise, "SELECT nextval('{s}tickets')"),
     (Rows, Itself, "SELECT {s}next_id()"),
     (Rows, Itself, "SELECT {s}is_happy('happy')"),
+    (Effect, Otherwise, "CREATE OR REPLACE FUNCTION {s}next_id() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'"),
 ];
 
 /// With a `search_path`, the name of a type falls through to public's, by which no row is written.
@@ -418,10 +419,10 @@ on_each_version! {
         }
     }
 
-    /// What has no table in it takes no lock and is bound to its sequence by OID: prepared, and in a transaction that began
-    /// before the swap, it takes one more number of the old copy. The sequences of the target start well ahead of it, and
+    /// What has no table in it takes no lock and is bound to its sequence by OID: in a transaction that began before the swap
+    /// it takes one more number of the old copy, or replaces a function there, in vain. The sequences of the target start well ahead of it, and
     /// the number cannot be written to the old copy. The statement after it meets the signpost.
-    async fn stale_sequences(version) {
+    async fn what_names_no_table_is_not_told(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
         let sessions = sessions(&url, WITHOUT_TABLES, Named::BySchema, Way::RepeatableRead).await;
