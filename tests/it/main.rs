@@ -9,6 +9,7 @@ mod bootstrap;
 mod catalog;
 mod cli;
 mod dev;
+mod fence;
 mod moves;
 mod races;
 mod router;
