@@ -359,7 +359,9 @@ RETURNS SETOF record LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
     SELECT l.pid, l.mode, coalesce(c.relname, 'the schema')::text,
            extract(epoch FROM clock_timestamp() - a.xact_start)::double precision, left(a.query, 200)
     FROM pg_locks l
+    -- Not indexes: whoever writes to one has its table locked, except VACUUM.
     LEFT JOIN pg_class c ON l.locktype = 'relation' AND c.oid = l.relation AND c.relnamespace = p_left
+          AND c.relkind NOT IN ('i', 'I')
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.pid IS DISTINCT FROM pg_backend_pid()
