@@ -181,6 +181,7 @@ DECLARE
     s      pgshard.shard%ROWTYPE;
     inside oid;
     post   text;
+    bound  text;
     keeper oid := (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard');
     r      record;
     made   integer := 0;
@@ -196,6 +197,19 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'SH002',
             MESSAGE = format('the owner of the schema pgshard, %s, may not rename schema %s', keeper::regrole, s.schema_name),
             HINT = format('GRANT %s TO %s', (SELECT nspowner::regrole FROM pg_namespace WHERE oid = inside), keeper::regrole);
+    END IF;
+    -- A BEGIN ATOMIC body holds OIDs, and a call of it by a prepared statement or a cached plan looks at no table on the way: in
+    -- a transaction that is older than the swap it would write to the old copy, long after the barrier. Bodies that are text
+    -- resolve their names when they lock.
+    SELECT p.oid::regprocedure::text INTO bound
+    FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+    JOIN pg_class c ON d.refclassid = 'pg_class'::regclass AND c.oid = d.refobjid
+    WHERE p.pronamespace = inside AND p.provolatile = 'v' AND c.relnamespace = inside AND c.relkind <> 'S'
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002',
+            MESSAGE = format('shard %s: %s is bound to a table by BEGIN ATOMIC and would write past the fence', p_shard, bound),
+            HINT = 'Give it a body that is text (AS ''...''), or make it STABLE if it only reads.';
     END IF;
     post := s.schema_name || '__signpost';
     INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('signpost', post, p_move, p_shard);
