@@ -219,7 +219,7 @@ BEGIN
         SELECT c.relname,
                coalesce(string_agg(format('%I %s', a.attname,
                             CASE WHEN t.typnamespace = inside THEN 'text' ELSE format_type(a.atttypid, -1) END),
-                        ', ' ORDER BY a.attnum), 'pgshard_signpost text') AS columns
+                        ', ' ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), 'pgshard_signpost text') AS columns
         FROM pg_class c
         LEFT JOIN (pg_attribute a JOIN pg_type t ON t.oid = a.atttypid)
                ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
