@@ -21,7 +21,6 @@ on_each_version! {
     /// Whoever could write to the old copy, until his transaction ends.
     async fn it_sees(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let cases = [
             ("INSERT INTO {s}.users (email) VALUES ('new')", "users", "RowExclusiveLock"),
             ("UPDATE {s}.users SET n = 1 WHERE false", "users", "RowExclusiveLock"),
@@ -52,7 +51,6 @@ on_each_version! {
     /// The barrier names who is in the way, since when, and with what.
     async fn it_names_the_blocker(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let writer = cluster.app(0).await;
         writer.batch_execute(&format!("BEGIN; DELETE FROM {SCHEMA}.photos WHERE false")).await.unwrap();
         fence.swap().await.unwrap();
@@ -65,7 +63,6 @@ on_each_version! {
     /// A prepared transaction has no process, and any of its locks counts.
     async fn it_sees_prepared_transactions(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let client = cluster.app(0).await;
         let statements = [
             (format!("INSERT INTO {SCHEMA}.users (email) VALUES ('prepared')"), "RowExclusiveLock"),
@@ -87,7 +84,6 @@ on_each_version! {
     /// locked is at the second.
     async fn it_reads_the_relations_at_each_look(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let (maker, user) = (cluster.app(0).await, cluster.app(0).await);
         maker.batch_execute(&format!("BEGIN; CREATE TABLE {SCHEMA}.fresh (n integer)")).await.unwrap();
         fence.swap().await.unwrap();
@@ -102,7 +98,6 @@ on_each_version! {
     /// Whoever waits for a lock on the old copy is in the way too, until it has resolved the name again.
     async fn it_sees_who_waits(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let (first, second) = (cluster.app(0).await, cluster.app(0).await);
         let pid: i32 = second.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
         first.batch_execute(&format!("BEGIN; LOCK TABLE {SCHEMA}.users IN SHARE MODE")).await.unwrap();
@@ -124,7 +119,6 @@ on_each_version! {
     /// Readers stay where they are, also SERIALIZABLE ones, whose marks outlive them.
     async fn it_passes_over_readers(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let mut readers = Vec::new();
         for level in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
             let reader = cluster.app(0).await;
@@ -142,7 +136,6 @@ on_each_version! {
     /// VACUUM and ANALYZE hold SHARE UPDATE EXCLUSIVE for as long as they like, and write no rows.
     async fn it_passes_over_vacuum_and_analyze(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let client = cluster.app(0).await;
         // Slow enough to be met: a pause after every page.
         let fill = format!("INSERT INTO {SCHEMA}.users (email) SELECT 'filler ' || i FROM generate_series(1, 20000) AS i");

@@ -23,14 +23,13 @@ on_each_version! {
     /// before the fence and once more at the marker. If one of these fails some day, the border may be opened for it.
     async fn hole_01_bound_by_oid_from_outside(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let client = cluster.app(0).await;
         client.batch_execute(&in_shard("
-            CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO {s}.photos (title) VALUES ('atomic'); END;
+            CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO {s}.photos (id, title) VALUES (1001, 'atomic'); END;
             CREATE VIEW outside.view AS SELECT * FROM {s}.photos;
             CREATE TEMP VIEW temporary AS SELECT * FROM {s}.photos;
             CREATE TABLE outside.ruled (title text);
-            CREATE RULE r AS ON INSERT TO outside.ruled DO INSTEAD INSERT INTO {s}.photos (title) VALUES (NEW.title);
+            CREATE RULE r AS ON INSERT TO outside.ruled DO INSTEAD INSERT INTO {s}.photos (id, title) VALUES (1002, NEW.title);
             CREATE TABLE outside.parent (k integer) PARTITION BY LIST (k);
             CREATE TABLE {s}.part PARTITION OF outside.parent FOR VALUES IN (1);
             CREATE TABLE outside.owner (id integer PRIMARY KEY);
@@ -44,8 +43,8 @@ on_each_version! {
         fence.close().await;
         for sql in [
             "SELECT outside.atomic()",
-            "INSERT INTO outside.view (title) VALUES ('view')",
-            "INSERT INTO pg_temp.temporary (title) VALUES ('temporary')",
+            "INSERT INTO outside.view (id, title) VALUES (1003, 'view')",
+            "INSERT INTO pg_temp.temporary (id, title) VALUES (1004, 'temporary')",
             "INSERT INTO outside.ruled VALUES ('rule')",
             "INSERT INTO outside.parent VALUES (1)",
             "DELETE FROM outside.owner",
@@ -77,7 +76,6 @@ on_each_version! {
     /// A table that is made, filled and committed around the swap: the barrier waits for it.
     async fn hole_02_create_table_over_the_swap(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let maker = cluster.app(0).await;
         maker.batch_execute(&in_shard("BEGIN; CREATE TABLE {s}.fresh (n integer); INSERT INTO {s}.fresh VALUES (1)")).await.unwrap();
         fence.swap().await.unwrap();
@@ -93,7 +91,6 @@ on_each_version! {
     /// The same for a filled table that becomes a partition.
     async fn hole_02_attach_partition_over_the_swap(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let maker = cluster.app(0).await;
         maker.batch_execute(&in_shard("CREATE TABLE {s}.parts (k integer) PARTITION BY LIST (k);
             CREATE TABLE outside.filled AS SELECT 1 AS k")).await.unwrap();
@@ -111,7 +108,6 @@ on_each_version! {
     /// decision of the first is refused, and no write is lost.
     async fn hole_03_a_mover_that_slept(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let router = cluster.app(0).await;
         fence.swap_for(Duration::ZERO).await.unwrap();
         fence.mark().await.unwrap();
@@ -130,7 +126,6 @@ on_each_version! {
     /// the shard is served: what tells is that it was fenced after the statement began.
     async fn hole_08_an_upsert_that_met_a_short_fence(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let client = cluster.app(0).await;
         let look = "SELECT state, last_fence_ago_ms, (SELECT extract(epoch FROM clock_timestamp() - $2::timestamptz)::float8 * 1000)
             FROM pgshard.look($1)";
@@ -154,7 +149,6 @@ on_each_version! {
     /// Under REPEATABLE READ the row is read as it was: DETAIL says fenced then, which is true enough, and never serving.
     async fn hole_09_detail_under_repeatable_read(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let old = cluster.app(0).await;
         let read = in_shard("SELECT count(*) FROM {s}.users");
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM public.users";
@@ -174,7 +168,6 @@ on_each_version! {
     /// A procedure that commits half-way has done its first half when it meets the signpost: it must not be run again.
     async fn hole_10_a_procedure_that_commits(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let (client, gate) = (cluster.app(0).await, cluster.app(0).await);
         client.batch_execute(&in_shard("CREATE PROCEDURE outside.halves() LANGUAGE plpgsql AS $$ BEGIN
             INSERT INTO public.photos (title) VALUES ('first half'); COMMIT;
@@ -196,7 +189,6 @@ on_each_version! {
     /// An old signpost that somebody has used in a transaction cannot be dropped meanwhile, but renamed.
     async fn hole_11_a_used_signpost_can_be_renamed(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let (client, user) = (cluster.app(0).await, cluster.app(0).await);
         fence.close().await;
         user.batch_execute("BEGIN").await.unwrap();
@@ -213,7 +205,6 @@ on_each_version! {
     /// The old copy can be dropped, types and all, without a view of the signpost going along.
     async fn hole_13_dropping_the_old_copy(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let client = cluster.app(0).await;
         fence.close().await;
         fence.decide().await.unwrap();
@@ -226,7 +217,6 @@ on_each_version! {
     /// `SELECT … FOR UPDATE` is a claim on work: it holds the barrier up; and no table can be made on a signpost.
     async fn hole_14_claims_and_new_tables(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let worker = cluster.app(0).await;
         worker.batch_execute(&in_shard("BEGIN; SELECT id FROM {s}.users LIMIT 1 FOR UPDATE SKIP LOCKED")).await.unwrap();
         fence.swap().await.unwrap();
@@ -240,7 +230,6 @@ on_each_version! {
     /// session afterwards leads routers to look, and a new session has no trouble.
     async fn hole_16_rowtype_compiled_during_a_fence(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let client = cluster.app(0).await;
         client.batch_execute(&in_shard("CREATE FUNCTION outside.mood_of(wanted bigint) RETURNS boolean LANGUAGE plpgsql AS $$
             DECLARE u {s}.users%ROWTYPE;
@@ -258,7 +247,6 @@ on_each_version! {
     /// migrations go through pgshard, which looks who serves.
     async fn ddl_that_a_signpost_takes(version) {
         let (cluster, mut fence) = ready(version).await;
-        let _ = version;
         let client = cluster.app(0).await;
         fence.close().await;
         let before = content(&client, LEFT).await;

@@ -107,7 +107,7 @@ on_each_version! {
         let calls = [
             r#"SELECT {s}."Weird Fn"(1)"#,
             r#"SELECT {s}."Weird Fn"(1, 'b', 2, 3)"#,
-            r#"SELECT {s}."Weird Fn"("A b" => 1, "select" => 'x')"#,
+            r#"SELECT {s}."Weird Fn"("A b" => 1, "select" => 'x', VARIADIC more => '{1}')"#,
             "SELECT * FROM {s}.outs(1)",
             "SELECT b FROM {s}.outs(1, 2)",
             "SELECT {s}.poly(1, ARRAY[1])",

@@ -122,15 +122,14 @@ pub(super) fn leads_to_signpost(error: &Error) -> bool {
 
 /// The whole content of a schema's tables and sequences, as a value to compare.
 pub(super) async fn content(client: &Client, schema: &str) -> Vec<(String, String)> {
-    let relations = "SELECT c.relname::text, c.relkind = 'S' FROM pg_class c
+    let relations = "SELECT quote_ident(c.relname), c.relkind = 'S' FROM pg_class c
         WHERE c.relnamespace = to_regnamespace($1) AND c.relkind IN ('r', 'S') ORDER BY 1";
     let mut all = Vec::new();
     for row in client.query(relations, &[&schema]).await.unwrap() {
         let (name, sequence): (String, bool) = (row.get(0), row.get(1));
         let what = if sequence { "last_value || ' ' || is_called" } else { "t::text" };
-        let digest = format!(
-            "SELECT count(*) || ' ' || coalesce(sum(hashtextextended({what}, 0)), 0) FROM {schema}.\"{name}\" t"
-        );
+        let digest =
+            format!("SELECT count(*) || ' ' || coalesce(sum(hashtextextended({what}, 0)), 0) FROM {schema}.{name} t");
         all.push((name, client.query_one(&digest, &[]).await.unwrap().get(0)));
     }
     assert!(!all.is_empty(), "{schema} is there and has tables");
