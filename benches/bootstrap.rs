@@ -1,5 +1,7 @@
 //! Bootstrap beside psql: the same schemas, ID functions and tables on the same servers, psql with one transaction a
-//! shard, one psql a host at the same time. Prints the times of each run, the medians and their ratio.
+//! shard, one psql a host at the same time. Prints the times of each run, the medians and their ratio; and, on Linux, the
+//! processor time that the servers took, which is what counts where they have as many cores as they can use, and hardly
+//! depends on what else the machine does.
 //!
 //! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--major N] [--throwaway]`
 //!
@@ -106,24 +108,61 @@ fn main() {
         arguments.durability
     );
 
-    let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+    let mut times: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
     for run in 1..=arguments.runs {
         let bench = Bench { cluster: &cluster, binaries: &binaries, shards, width: arguments.width };
-        for (name, time) in bench.run(run) {
-            println!("run {run}: {name:<16} {:>9.3} s", time.as_secs_f64());
-            times.entry(name).or_default().push(time);
+        for (name, time, processor) in bench.run(run) {
+            println!("run {run}: {name:<16} {:>9.3} s  servers' processors {processor:>8.2} s", time.as_secs_f64());
+            times.entry(name).or_default().push((time.as_secs_f64(), processor));
         }
     }
-    let medians: BTreeMap<&str, f64> = times.into_iter().map(|(name, times)| (name, median(times))).collect();
-    for (name, seconds) in &medians {
-        println!("median: {name:<16} {seconds:>9.3} s  {:>8.0} shards/s", f64::from(arguments.shards) / seconds);
+    let medians = |name: &str| {
+        let (elapsed, processor): (Vec<f64>, Vec<f64>) = times[name].iter().copied().unzip();
+        (median(elapsed), median(processor))
+    };
+    for name in times.keys() {
+        let (elapsed, processor) = medians(name);
+        let rate = f64::from(arguments.shards) / elapsed;
+        println!("median: {name:<16} {elapsed:>9.3} s  servers' processors {processor:>8.2} s  {rate:>8.0} shards/s");
     }
-    println!("psql / pgshard: {:.2}", medians["psql"] / medians["pgshard"]);
+    let (psql, pgshard) = (medians("psql"), medians("pgshard"));
+    println!(
+        "psql / pgshard: {:.2} x the time, {:.2} x the servers' processor time",
+        psql.0 / pgshard.0,
+        psql.1 / pgshard.1
+    );
 }
 
-fn median(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64()
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// What was timed, how long it took, and the seconds of processor time that the servers took for it.
+type Timed = (&'static str, Duration, f64);
+
+/// Runs and times something. The processor time is that of the servers' processes that have ended, so the connections
+/// must be closed by then.
+fn timed(name: &'static str, cluster: &Cluster, run: impl FnOnce()) -> Timed {
+    let before = processor_seconds(cluster);
+    let started = Instant::now();
+    run();
+    let elapsed = started.elapsed();
+    // A backend takes a moment to end after its client has gone.
+    std::thread::sleep(Duration::from_millis(200));
+    (name, elapsed, processor_seconds(cluster) - before)
+}
+
+/// The processor time of the servers' children that have ended; 0 where there is no /proc.
+fn processor_seconds(cluster: &Cluster) -> f64 {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let ticks = |server: &Server| -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid()?)).ok()?;
+        // After the name, which may hold anything: state, and so on; cutime and cstime are fields 16 and 17 of all.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        Some(fields.get(13)?.parse::<u64>().ok()? + fields.get(14)?.parse::<u64>().ok()?)
+    };
+    cluster.servers().iter().filter_map(ticks).sum::<u64>() as f64 / TICKS_PER_SECOND
 }
 
 struct Bench<'a> {
@@ -135,21 +174,20 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Each in databases of its own; which of the two goes first changes from run to run.
-    fn run(&self, run: usize) -> Vec<(&'static str, Duration)> {
-        let mut times = Vec::new();
-        let mut psql = || times.push(("psql", self.psql(&format!("psql_{run}"))));
+    fn run(&self, run: usize) -> Vec<Timed> {
+        let (psql, pgshard) = (format!("psql_{run}"), format!("pgshard_{run}"));
         if run % 2 == 1 {
-            psql();
-            times.extend(self.pgshard(&format!("pgshard_{run}")));
+            let mut timed = vec![self.psql(&psql)];
+            timed.extend(self.pgshard(&pgshard));
+            timed
         } else {
-            let ours = self.pgshard(&format!("pgshard_{run}"));
-            psql();
-            times.extend(ours);
+            let mut timed = self.pgshard(&pgshard);
+            timed.push(self.psql(&psql));
+            timed
         }
-        times
     }
 
-    fn psql(&self, database: &str) -> Duration {
+    fn psql(&self, database: &str) -> Timed {
         self.create_database(database);
         let files: Vec<_> = (0..self.cluster.servers().len())
             .map(|host| {
@@ -167,42 +205,33 @@ impl Bench<'_> {
                 file
             })
             .collect();
-        let started = Instant::now();
-        let running: Vec<_> = self
-            .cluster
-            .servers()
-            .iter()
-            .zip(&files)
-            .map(|(server, file)| {
+        let timed = timed("psql", self.cluster, || {
+            let servers = self.cluster.servers().iter().zip(&files);
+            let running = servers.map(|(server, file)| {
                 let mut psql = self.psql_on(server, database, "app");
                 psql.arg("-f").arg(file.path()).spawn().expect("psql starts")
-            })
-            .collect();
-        for mut psql in running {
-            assert!(psql.wait().expect("psql ends").success());
-        }
-        let time = started.elapsed();
+            });
+            for mut psql in running.collect::<Vec<_>>() {
+                assert!(psql.wait().expect("psql ends").success());
+            }
+        });
         self.drop_database(database);
-        time
+        timed
     }
 
-    fn pgshard(&self, database: &str) -> Vec<(&'static str, Duration)> {
+    fn pgshard(&self, database: &str) -> Vec<Timed> {
         self.create_database(database);
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let request = self.request(database);
-        let timed = || {
-            let started = Instant::now();
-            let report = runtime.block_on(schema::bootstrap(&request, &|_| {}));
-            let time = started.elapsed();
+        let bootstrap = || runtime.block_on(schema::bootstrap(&request, &|_| {}));
+        let first = timed("pgshard", self.cluster, || {
+            let report = bootstrap();
             assert!(report.is_complete(), "{report:?}");
-            (report, time)
-        };
-        let (_, first) = timed();
-        let (report, second) = timed();
-        assert!(report.nothing_to_do());
+        });
+        let again = timed("pgshard, again", self.cluster, || assert!(bootstrap().nothing_to_do()));
         self.drop_database(database);
-        vec![("pgshard", first), ("pgshard, again", second)]
+        vec![first, again]
     }
 
     fn request(&self, database: &str) -> Request {

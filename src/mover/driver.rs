@@ -325,8 +325,20 @@ impl Driver<'_> {
                 self.unfence(attempt).await?;
                 self.rebuild(what).await
             }
+            Err(Error::Superseded { reason, .. }) => self.look_again(reason),
             Err(error) => Err(error),
         }
+    }
+
+    /// A host has refused: the fence ran out, or somebody with the token opened the target. The next look tells.
+    fn look_again(&mut self, reason: String) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        tracing::info!(%shard, reason, "looking again");
+        self.fences += 1;
+        if self.fences < self.mover.options.fence_attempts * 2 {
+            return Ok(());
+        }
+        Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason })
     }
 
     /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a new
@@ -364,16 +376,7 @@ impl Driver<'_> {
                 self.opened();
                 Ok(())
             }
-            // The fence ran out, or somebody with the token opened it: the next look tells.
-            Err(Error::Superseded { reason, .. }) => {
-                tracing::info!(shard = %self.work.hold.shard, reason, "looking again");
-                self.fences += 1;
-                if self.fences < self.mover.options.fence_attempts * 2 {
-                    return Ok(());
-                }
-                let shard = self.work.hold.shard;
-                Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason })
-            }
+            Err(Error::Superseded { reason, .. }) => self.look_again(reason),
             Err(error @ (Error::Failpoint { .. } | Error::LeaseLost { .. })) => Err(error),
             // The outcome is unknown: look again, on new connections.
             Err(error) => self.reconnect(error).await,

@@ -56,12 +56,12 @@ impl ShardPlan {
         vec![
             format!("claim shard {shard} on {source}, announce it on {target}"),
             format!(
-                "prepare: {} statements build {incoming} on {target}; build {signpost} on {source}",
-                self.before_data.len()
+                "prepare: {} to build {incoming} on {target}; build {signpost} on {source}",
+                counted(self.before_data.len(), "statement")
             ),
             format!("fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers wait from here"),
             format!("barrier: wait until no transaction on {source} holds a lock on {left}; then the marker"),
-            format!("copy {} tables, about {}; compare digests", self.tables, Bytes(self.bytes)),
+            format!("copy {}, about {}; compare digests", counted(self.tables, "table"), Bytes(self.bytes)),
             format!("{} statements build indexes, constraints and triggers; set the sequences", self.after_data.len()),
             format!("decide on {source}: moved to {target}, epoch {}", epoch.next()),
             format!("open: rename {incoming} to {schema} on {target}; writers go on from here"),
@@ -75,6 +75,11 @@ impl ShardPlan {
         const BYTES_PER_SECOND: f64 = 20.0 * 1024.0 * 1024.0;
         std::time::Duration::from_secs_f64(0.05 + self.bytes.max(0) as f64 / BYTES_PER_SECOND)
     }
+}
+
+/// `1 table`, `3 tables`.
+fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 /// Bytes as people read them.

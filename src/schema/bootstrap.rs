@@ -1,7 +1,7 @@
 //! Bootstrap: on every host the control schema and the shards that the map places there, with the ID function and the
 //! application's migrations.
 //!
-//! It reads all hosts, plans ([`plan`](super::plan), pure), then works on the hosts at the same time, on a few
+//! It reads all hosts, plans (`plan.rs`, pure), then works on the hosts at the same time, on a few
 //! connections each. A shard that fails is named and the others go on. Run again it does only what is left.
 //!
 //! What may not break: no shard is created unless every host of the config has been asked, under a lock that keeps a

@@ -9,6 +9,8 @@ mod bootstrap;
 mod catalog;
 mod cli;
 mod dev;
+mod fence;
 mod moves;
 mod races;
 mod router;
+mod tls;

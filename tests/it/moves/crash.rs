@@ -52,7 +52,10 @@ async fn end(world: &World, shard: u16, name: &str, id: &str, verb: Verb) {
     } else {
         // What can be resumed, gc leaves alone.
         let gc = world.mover().gc().await;
-        assert!(gc.failed.is_empty() && gc.cleaned.is_empty(), "{name}: {gc:?}");
+        assert!(gc.failed.is_empty(), "{name}: {gc:?}");
+        // But for a target that nobody is going to open: there, the failed mover has given its lease back.
+        let opened = |thing: &pgshard::mover::Cleaned| name == "after decide" && thing.what.ends_with("opened");
+        assert!(gc.cleaned.iter().all(opened), "{name}: {gc:?}");
         let last = world.run(&["moves", "resume", id]).await.ended(0).last();
         assert_eq!((&last["event"], &last["shards"]), (&"done".into(), &shard.to_string().into()), "{name}");
     }

@@ -53,7 +53,7 @@ on_each_version! {
     async fn a_target_that_is_not_bootstrapped(version) {
         let world = World::new(&[version, version], 4).await;
         world.servers.superuser(1).await.batch_execute("CREATE DATABASE empty OWNER app").await.unwrap();
-        let url = world.servers.server(1).url().replace("/app", "/empty");
+        let url = format!("postgres://app@127.0.0.1:{}/empty", world.servers.server(1).port());
         let text = std::fs::read_to_string(&world.config.path).unwrap();
         let text = text.replace("\n[hosts.db2]", &format!("\n[hosts.db3]\nurl = {url:?}\n\n[hosts.db2]"));
         let path = world.write("three.toml", &text);

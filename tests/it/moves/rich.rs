@@ -78,7 +78,7 @@ const DATA: &str = r#"
         (2, false, 0, 0, 0, '-0', '1e-307', 1.0, 0, repeat('long ', 20000), '', '', decode(repeat('ab', 5000), 'hex'), '0044-03-15 BC',
         '00:00', '00:00-12', '294276-12-31 23:59:59.999999', '4713-01-01 00:00+00 BC', '0', '00000000-0000-0000-0000-000000000000', 'null', 'null',
         '1.2.3.4', '::/0', 'ff:ff:ff:ff:ff:ff', '00000', '', 'empty', '(,)', '{}', '(NaN,-0)', '(1,1),(1,1)', '((0,0),(1,1))', '((0,0))', '<(1,1),0>', '', '',
-        '-$0.01', '0/0', '', '', '{}', '{}', '{}', 'empty', '$', '@', '{}', ROW('a,b', -1, NULL), '', '((0,0),(0,0))', '{}', '0:0:0:0:0:0:0:0', '(,)');
+        '-$0.01', '0/0', '', '', '{}', '{}', '{}', 'empty', '$', '@', '{}', ROW('a,b', -1, NULL), '', '((0,0),(0,0))', '{}', '00:00:00:00:00:00:00:00', '(,)');
     INSERT INTO values (n, g, h, e, f) SELECT 10 + n, pi()::numeric / n, n / 7.0, pi() / n, pi() / n FROM generate_series(1, 100) n;
     INSERT INTO bookings VALUES (1, '[2020-01-01, 2020-01-02)'), (2, '[2020-01-02, 2020-01-03)');
     INSERT INTO log SELECT '2020-01-01', 'the same line' FROM generate_series(1, 5);
@@ -98,7 +98,7 @@ async fn content(world: &World, host: usize) -> String {
     for relation in lines(&db, sql).await.lines() {
         text += &format!(
             "{relation}:\n{}",
-            lines(&db, &format!("SELECT t::text FROM shard_0000.{relation} t ORDER BY 1")).await
+            lines(&db, &format!("SELECT one_row::text FROM shard_0000.{relation} AS one_row ORDER BY 1")).await
         );
     }
     let sql = "SELECT quote_ident(relname) FROM pg_class
