@@ -1,4 +1,5 @@
-//! Moves: taking shards from host to host while the application writes (DESIGN.md §6, `docs/` for operators).
+//! Moves: taking shards from host to host while the application writes (`ARCHITECTURE.md` has the
+//! steps as a table, `docs/operating.md` is for operators).
 //!
 //! [`Mover::plan`] reads and judges, [`Mover::run`] does it, [`Mover::resume`] and [`Mover::abort`] go on after a stop,
 //! from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`] what dead moves
