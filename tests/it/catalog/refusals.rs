@@ -20,7 +20,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT SELECT ON TABLES TO PUBLIC", "default privileges on new relations", "default acl"),
     ("CREATE EXTENSION citext SCHEMA shard_0007", "extension citext", "an extension is not carried"),
     ("CREATE EXTENSION citext SCHEMA shard_0007", "type citext", "extension member"),
-    ("CREATE AGGREGATE agg (int) (sfunc = int4pl, stype = int)", "function agg(integer)", "aggregates"),
+    ("CREATE AGGREGATE agg (int) (sfunc = int4pl, stype = int)", "function agg(integer)", "is an aggregate"),
     ("CREATE OPERATOR ### (LEFTARG = int, RIGHTARG = int, FUNCTION = int4pl)", "operator ###(integer,integer)", "an operator is"),
     ("CREATE COLLATION mine FROM \"C\"", "collation mine", "a collation is not carried"),
     ("CREATE TEXT SEARCH CONFIGURATION mine (COPY = simple)", "text search configuration mine", "a text search configuration"),
