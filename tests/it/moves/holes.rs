@@ -1,6 +1,8 @@
 //! Holes that were found when the design was attacked, and that concern moves.
 
-use crate::support::{World, other};
+use std::time::Duration;
+
+use crate::support::{Ran, World, other};
 
 on_each_version! {
     /// There and back and there again: an old signpost under the shard's name captures no default and no function of the
@@ -94,6 +96,30 @@ on_each_version! {
         world.run(&["moves", "resume", &id]).await.ended(0);
         let rows = world.servers.app(1).await.query_one("SELECT name FROM shard_0000.users", &[]).await.unwrap();
         assert_eq!(rows.get::<_, &str>(0), "between");
+        world.audit_places().await;
+    }
+
+    /// A transaction that wrote before the fence and commits behind it: with a row, and with a table of its own.
+    async fn what_was_under_way_comes_along(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        for (shard, sql, check) in [
+            ("0", "INSERT INTO shard_0000.users (name) VALUES ('late')", "SELECT name FROM shard_0000.users"),
+            ("1", "CREATE TABLE shard_0001.fresh AS SELECT 'late'::text AS name", "SELECT name FROM shard_0001.fresh"),
+        ] {
+            let writer = world.servers.app(0).await;
+            writer.batch_execute(&format!("BEGIN; {sql}")).await.unwrap();
+            let args = ["move", shard, "--to", "db2", "--yes", "--fence-budget-ms", "10000"];
+            let child = world.command(&args, &[]).spawn().unwrap();
+            while world.state(0, shard.parse().unwrap()).await != "fenced" {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // A copy that does not wait for the writer would be over by then, without what he wrote.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            writer.batch_execute("COMMIT").await.unwrap();
+            Ran::of(child).await.ended(0);
+            let found: String = world.servers.app(1).await.query_one(check, &[]).await.unwrap().get(0);
+            assert_eq!(found, "late");
+        }
         world.audit_places().await;
     }
 }
