@@ -266,7 +266,7 @@ impl Driver<'_> {
                 Step::Done => return Ok(self.report(&now.entry)),
                 Step::TooLate => return Err(Error::TooLate { shard: self.work.hold.shard }),
                 Step::Stuck => {
-                    let observed = format!("{:?}", now.observed);
+                    let observed = now.observed.to_string();
                     return Err(Error::Stuck { shard: self.work.hold.shard, observed });
                 }
             }
@@ -304,10 +304,15 @@ impl Driver<'_> {
     async fn copy(&mut self, now: &Observation, attempt: i32) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let mut stop = self.mover.stop.subscribe();
+        let limit = self.mover.options.pause_max;
+        let until = self.fenced_at.unwrap_or_else(Instant::now) + limit;
+        let until = tokio::time::Instant::from_std(until);
         let outcome = tokio::select! {
             outcome = self.work.copy(&now.entry, attempt, self.built.as_ref()) => outcome,
             () = self.heartbeat.lost() => return Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
+            // A server that hangs answers no question and breaks no connection; the heartbeat would keep its shard closed.
+            () = tokio::time::sleep_until(until) => Err(Error::PauseTooLong { shard, limit }),
         };
         match outcome {
             Ok(Outcome::Copied) => Ok(()),

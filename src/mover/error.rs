@@ -1,5 +1,7 @@
 //! What can go wrong with a move.
 
+use std::time::Duration;
+
 use crate::map::HostName;
 use crate::pg::ConnectError;
 use crate::shard::ShardId;
@@ -97,6 +99,14 @@ pub enum Error {
         attempts: u32,
         /// Who held locks on it.
         blockers: String,
+    },
+    /// The copy took longer than the shard may be closed. The source serves.
+    #[error("shard {shard}: not copied within {} s, the source serves again", limit.as_secs())]
+    PauseTooLong {
+        /// The shard.
+        shard: ShardId,
+        /// How long it may be closed.
+        limit: Duration,
     },
     /// The copy is not what the source has. The source serves.
     #[error("shard {shard}: {table} differs: {source_side} at the source, {target_side} at the target")]

@@ -117,7 +117,7 @@ fn check_shard(
             let remedy = if served > other_epoch {
                 format!(
                     "stop its writers; {right} is right, {other} has lost a change: save the rows that {other} took \
-                     since, then drop the shard there"
+                     since; how, docs/operating.md says under \"Two hosts serve one shard\""
                 )
             } else {
                 "stop its writers, and find out by its rows which is right".to_owned()

@@ -205,10 +205,10 @@ async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool)
     ids.dedup();
     match ids.as_slice() {
         [only] => Ok(*only),
-        [] => Err(Failure::usage("there is no such move").hint("see `pgshard moves list`")),
+        [] => Err(Failure::usage("no move fits").hint("see `pgshard moves list`")),
         several => {
             let list: Vec<String> = several.iter().map(ToString::to_string).collect();
-            Err(Failure::usage(format!("there are {}: name one of {}", several.len(), list.join(", "))))
+            Err(Failure::usage(format!("there are {} moves: name one of {}", several.len(), list.join(", "))))
         }
     }
 }
@@ -511,7 +511,13 @@ fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> String {
         Error::Differs { .. } => {
             format!("the source serves; `pgshard moves abort {id}`, and find out which host's disk or memory is bad")
         }
-        Error::TooLate { .. } => format!("pgshard moves resume {id}"),
+        Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
+        Error::Connect { .. } => {
+            format!("when the host answers, `pgshard moves resume {id}`; how far it is, `pgshard moves show {id}`")
+        }
+        Error::PauseTooLong { .. } => {
+            format!("allow more with --max-pause-s: `pgshard moves resume {id}`, or `pgshard moves abort {id}`")
+        }
         Error::Stuck { .. } => format!(
             "`pgshard check` and `pgshard moves show {id}`; touch nothing before it is clear who has shard {shard}"
         ),
@@ -538,7 +544,7 @@ pub(crate) fn failure(error: Error) -> Failure {
 fn code(error: &Error) -> Exit {
     match error {
         Error::Refused { .. } | Error::Claimed { .. } | Error::TooLate { .. } | Error::NotNow { .. } => Exit::Refused,
-        Error::GaveUp { .. } => Exit::GaveUp,
+        Error::GaveUp { .. } | Error::PauseTooLong { .. } => Exit::GaveUp,
         Error::Differs { .. } => Exit::Differs,
         Error::Interrupted { .. } => Exit::Interrupted,
         Error::OtherHost { .. } => Exit::Usage,
@@ -553,6 +559,8 @@ fn exit(verb: Verb, report: &Report) -> Exit {
     let codes = report.failed.iter().map(|(_, error)| match code(error) {
         // What waits is not a move: only its old copy is there.
         Exit::Waits if verb == Verb::Complete => Exit::Failed,
+        // A move that is in the journal waits for the host that does not answer; a new one has not begun.
+        Exit::Failed if verb == Verb::Resume && matches!(error, Error::Connect { .. }) => Exit::Waits,
         code => code,
     });
     let codes: Vec<Exit> = codes.collect();
