@@ -27,13 +27,13 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE TEXT SEARCH DICTIONARY mine (TEMPLATE = simple)", "text search dictionary mine", "a text search dictionary"),
     ("CREATE CONVERSION mine FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8", "conversion mine", "a conversion"),
     ("CREATE TYPE a AS (x int); CREATE CAST (a AS text) WITH INOUT", "cast from a to text", "a cast is not carried"),
-    ("CREATE TABLE t (id int) PARTITION BY RANGE (id)", "partitioned table t", "partitioned tables"),
+    ("CREATE TABLE t (id int) PARTITION BY RANGE (id)", "partitioned table t", "is not carried"),
     ("CREATE TABLE t (id int); CREATE TABLE u () INHERITS (t)", "table u", "inherit"),
     ("CREATE TABLE t (id int); CREATE TABLE public.u () INHERITS (t)", "table t", "inherit"),
     ("CREATE TABLE t (id int); REVOKE INSERT ON t FROM app", "table t", "its owner has no INSERT"),
     ("REVOKE CREATE ON SCHEMA shard_0007 FROM app", "schema", "its owner has no CREATE"),
     ("CREATE UNLOGGED TABLE t (id int)", "table t", "unlogged"),
-    ("CREATE MATERIALIZED VIEW t AS SELECT 1 AS id", "materialized view t", "materialized views"),
+    ("CREATE MATERIALIZED VIEW t AS SELECT 1 AS id", "materialized view t", "is not carried"),
     ("CREATE TYPE a AS (x int); CREATE TABLE t OF a", "table t", "of a type"),
     ("CREATE TABLE t (c regclass[])", "column t.c", "OIDs of this host"),
     ("CREATE TABLE public.u (id int PRIMARY KEY); CREATE TABLE t (id int REFERENCES public.u)", "constraint t_id_fkey on t", "outside"),
@@ -75,7 +75,7 @@ const REFUSED_OF_SUPERUSER: &[(&str, &str, &str)] = &[
         "CREATE EXTENSION postgres_fdw; CREATE SERVER s FOREIGN DATA WRAPPER postgres_fdw; CREATE FOREIGN TABLE t (id int) SERVER s;
          ALTER FOREIGN TABLE t OWNER TO app",
         "foreign table t",
-        "foreign tables",
+        "is not carried",
     ),
     (
         "CREATE ROLE reader; CREATE ROLE lender; GRANT USAGE, CREATE ON SCHEMA shard_0007 TO lender; CREATE TABLE t (id int);
