@@ -35,7 +35,7 @@ pub(crate) async fn run(config: Option<&Path>, output: &Output) -> Result<Exit, 
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let migrations = context::migrations(&config)?;
-    let survey = context::survey(&config).await;
+    let survey = context::survey_with_clocks(&config).await;
     let folder = config.cluster.migrations.as_ref().map(|_| &migrations);
     let findings = schema::check(&map, &survey, &context::cluster(&config), folder);
     // A notice is as it should be.
