@@ -9,5 +9,6 @@ mod bootstrap;
 mod catalog;
 mod cli;
 mod dev;
+mod ids;
 mod moves;
 mod router;
