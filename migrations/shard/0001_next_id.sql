@@ -4,7 +4,7 @@
 --   {shard}.next_ids(n)          n IDs at once, ascending, 0 <= n <= 1000000: for bulk loads, or to know IDs before the rows
 --   {shard}.id_high_water()      the largest ID (as unsigned 64 bits) that there can be so far
 --   {shard}.resume_after(id)     from now on only IDs of later milliseconds than this one: after rows that were made
---                                elsewhere were loaded. For the owner only.
+--                                elsewhere were loaded, while nobody else makes IDs. For the owner only.
 --
 -- Run by the role that owns the shard. A role that only writes needs USAGE on the schema and on the two sequences.
 --
@@ -33,7 +33,10 @@
 --
 -- {shard} is the shard's schema, quoted; {shard_id} its number; {epoch_ms} the cluster's epoch as Unix milliseconds.
 -- 1885825380 is the class of the advisory locks ("pgid" in ASCII), its key the shard.
---
+
+-- Reading the bodies twice takes half of the time in which a shard is made.
+SET LOCAL check_function_bodies = off;
+
 -- Both sequences have been called from the start, because pg_sequence_last_value() knows no value before. CACHE must
 -- stay 1: tickets taken ahead would never be fresh.
 CREATE SEQUENCE {shard}.id_ticket AS bigint MINVALUE 0 START 0;
@@ -42,10 +45,12 @@ SELECT pg_catalog.setval('{shard}.id_ticket', 0), pg_catalog.setval('{shard}.id_
 
 -- Lets the offset grow until the last ticket is of the present millisecond. False if another session is at it.
 --
+-- The shard's number is in its name because looking a function up reads all of its name, in thousands of schemas.
+--
 -- It has the owner's rights, because setval() takes more than USAGE. The advisory lock is taken and given back within one
 -- expression, where no cancel and no timeout can come between. Nor can waiting for a sequence's lock: reading
 -- both before has taken those until the end of the transaction.
-CREATE FUNCTION {shard}.id_raise() RETURNS boolean LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION {shard}.id_raise_{shard_id}() RETURNS boolean LANGUAGE plpgsql VOLATILE
     SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $id_raise$
 DECLARE
     ms bigint := pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::bigint - ({epoch_ms});
@@ -119,7 +124,7 @@ BEGIN
             lead := (h >> 10) - ms;
             IF lead < 0 THEN
                 -- Whoever is here has a fresh ticket: a stale one would drag the clock ahead.
-                IF {shard}.id_raise() THEN
+                IF {shard}.id_raise_{shard_id}() THEN
                     h := ticket + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass);
                 ELSIF lead < -2 THEN
                     -- Another session is at it, which takes microseconds. Two milliseconds late would do meanwhile.
@@ -152,7 +157,7 @@ END $next_id$;
 -- Behind them come those of fresh tickets under the new offset, at least (tickets before) - 128 + (new offset); before
 -- them those of the old offset, at most (tickets after) + (old offset). In between are n if no more than `slack` tickets
 -- were taken while the offset was set; if more were, what was left out stays unused.
-CREATE FUNCTION {shard}.id_lease(n int) RETURNS bigint LANGUAGE plpgsql VOLATILE
+CREATE FUNCTION {shard}.id_lease_{shard_id}(n int) RETURNS bigint LANGUAGE plpgsql VOLATILE
     SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $id_lease$
 DECLARE
     ms bigint;
@@ -227,7 +232,7 @@ BEGIN
     END IF;
     WHILE todo > 0 LOOP
         size := LEAST(todo, 65536);
-        first := {shard}.id_lease(size);
+        first := {shard}.id_lease_{shard_id}(size);
         RETURN QUERY SELECT ((h & -1024) << 13) | ({shard_id} << 10) | (h & 1023)
             FROM pg_catalog.generate_series(first, first + size - 1) AS h;
         todo := todo - size;
@@ -242,8 +247,7 @@ BEGIN
 END $id_high_water$;
 
 -- Does nothing for NULL, the greatest ID of no rows.
-CREATE FUNCTION {shard}.resume_after(id bigint) RETURNS void LANGUAGE plpgsql VOLATILE STRICT
-    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $resume_after$
+CREATE FUNCTION {shard}.resume_after(id bigint) RETURNS void LANGUAGE plpgsql VOLATILE STRICT AS $resume_after$
 DECLARE
     -- h where the next millisecond begins. An ID is unsigned: its time is what is left of the sign's copies.
     goal bigint := (((id >> 23) & 2199023255551) + 1) << 10;
@@ -252,6 +256,14 @@ DECLARE
         + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass);
     tries int := 0;
 BEGIN
+    -- Asked before: an error of setval() would leave the lock behind. And no REVOKE, which would read all functions of
+    -- this name, in thousands of schemas.
+    IF NOT pg_catalog.has_sequence_privilege('{shard}.id_offset'::pg_catalog.regclass, 'UPDATE') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'insufficient_privilege',
+            MESSAGE = 'resume_after() is for the owner of {shard}',
+            HINT = 'Or grant UPDATE on {shard}.id_offset.';
+    END IF;
     WHILE h - 128 < goal LOOP
         -- 256: every fresh ticket is at the goal then, and the offset grows by more than 128.
         IF (CASE WHEN pg_catalog.pg_try_advisory_lock(1885825380, {shard_id}) THEN
@@ -274,4 +286,5 @@ BEGIN
         PERFORM pg_catalog.pg_sleep(0.001);
     END LOOP;
 END $resume_after$;
-REVOKE EXECUTE ON FUNCTION {shard}.resume_after(bigint) FROM PUBLIC;
+
+RESET check_function_bodies;
