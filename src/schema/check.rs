@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use super::clock;
 use super::control::{Cluster, pending};
 use super::facts::{ControlFacts, FactsError, HostFacts, RecordedMigration, ShardRow, ShardState, Survey, chain};
 use super::finding::{Finding, Findings, Severity};
@@ -36,6 +37,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
         check_leftovers(&mut findings, host, control);
     }
     check_migrations(&mut findings, &hosts, migrations);
+    clock::check(&mut findings, survey, cluster.epoch);
     findings.sorted()
 }
 

@@ -10,6 +10,7 @@ mod catalog;
 mod cli;
 mod dev;
 mod fence;
+mod ids;
 mod moves;
 mod races;
 mod router;

@@ -46,7 +46,7 @@ pub(crate) async fn run(config: Option<&Path>, output: &Output) -> Result<Exit, 
     let (map, survey, findings) = loop {
         looks += 1;
         let map = context::map(&config).await?;
-        let survey = context::survey(&config).await;
+        let survey = context::survey_with_clocks(&config).await;
         let findings = schema::check(&map, &survey, &context::cluster(&config), folder);
         // The hosts do not answer at the same instant: a shard that is opened in between is seen on two hosts, and the
         // remedy for that is not to be followed for nothing. What is really so is seen every time.
