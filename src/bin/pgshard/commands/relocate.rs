@@ -87,7 +87,7 @@ fn show(plan: &Plan, output: &Output) {
     let closed = plan.shards.iter().map(|shard| shard.closed_for()).max().unwrap_or_default();
     let shards = print_shards(plan.shards.iter().map(|shard| shard.shard));
     output.note(format_args!(
-        "{} ({shards}) to {}, {}; each is closed while it is copied, by its size for {}",
+        "{} ({shards}) to {}, {}; each is closed while it is copied: {} by its size",
         of(plan.shards.len(), "shard"),
         plan.target,
         mebibytes(bytes),
