@@ -70,7 +70,7 @@
 //! - It does not split shards, and cannot change N. Take many.
 //! - It does not replicate, back up or fail over. Hosts are whatever PostgreSQL you trust.
 //! - Not yet: moves that copy while the shard is open, rollback of a finished move, `rebalance` and `drain`, the map in
-//!   PostgreSQL, other sources of IDs.
+//!   PostgreSQL, IDs that do not come from a shard.
 //!
 //! # Modules
 //!
