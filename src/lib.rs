@@ -70,7 +70,7 @@
 //! - It does not split shards, and cannot change N. Take many.
 //! - It does not replicate, back up or fail over. Hosts are whatever PostgreSQL you trust.
 //! - Not yet: moves that copy while the shard is open, rollback of a finished move, `rebalance` and `drain`, the map in
-//!   PostgreSQL, IDs that do not come from a shard.
+//!   PostgreSQL.
 //!
 //! # Modules
 //!
@@ -84,6 +84,7 @@
 //! | [`map`] | the shard map: pure |
 //! | [`pg`] | connecting, TLS, passwords, quoting, SQLSTATEs, `{shard}` in SQL |
 //! | [`store`] | where the map is kept |
+//! | [`idgen`] | IDs that do not come from a shard: tickets, snowflakes and their kin |
 //! | [`router`] | from a key or an ID to rows, moves or no moves |
 //! | [`fanout`] | many shards at once |
 //! | [`schema`] | bootstrap, migrations, catalogs, what is there compared with what should be |
@@ -100,6 +101,8 @@ pub mod map;
 pub mod pg;
 
 pub mod store;
+
+pub mod idgen;
 
 pub mod router;
 

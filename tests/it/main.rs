@@ -14,4 +14,5 @@ mod ids;
 mod moves;
 mod races;
 mod router;
+mod tickets;
 mod tls;

@@ -9,6 +9,8 @@ use clap_complete::Shell;
 use jiff::Timestamp;
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
+use pgshard::idgen::Scheme;
+use pgshard::idgen::tickets::{Layout, TicketName};
 use pgshard::mover::{Failpoint, Leases, Mode, Options};
 use pgshard::schema::bootstrap::Request;
 
@@ -96,6 +98,11 @@ pub(crate) enum Command {
     Id {
         #[command(subcommand)]
         command: IdCommand,
+    },
+    /// Numbers for rows that have no shard yet, from sequences on several hosts
+    Tickets {
+        #[command(subcommand)]
+        command: TicketsCommand,
     },
     /// Show the shard map, compare it, make it anew from the hosts
     Map {
@@ -214,21 +221,67 @@ pub(crate) enum IdCommand {
     Range(IdRange),
 }
 
-/// What shard, time and sequence number an ID carries
+/// What shard, time and sequence number an ID carries, or what an ID of another kind does
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-No database and no config are needed. The time of an ID is known only with the epoch: from
---epoch, else from the config if there is one.
+No database and no config are needed. The time of a shard's ID is known only with the epoch: from
+--epoch, else from the config if there is one. A snowflake's epoch is --epoch, else Twitter's.
 
 Examples:
   pgshard id decode 11637205501278089 --epoch 2011-01-01
-  pgshard id decode -9203679173715945767 2217813737473025833 --json")]
+  pgshard id decode -9203679173715945767 2217813737473025833 --json
+  pgshard id decode --scheme snowflake 1541815603606036480
+  pgshard id decode --scheme uuid7 017f22e2-79b0-7cc3-98c4-dc0c0c07398f")]
 pub(crate) struct IdDecode {
-    /// The IDs, signed or unsigned
-    #[arg(required = true, value_name = "ID", allow_negative_numbers = true, value_parser = values::id)]
-    pub(crate) ids: Vec<i64>,
+    /// The IDs; numbers signed or unsigned
+    #[arg(required = true, value_name = "ID", allow_negative_numbers = true)]
+    pub(crate) ids: Vec<String>,
+    /// What kind of IDs they are
+    #[arg(long, value_name = "SCHEME", default_value = "shard")]
+    pub(crate) scheme: IdScheme,
+    /// Of tickets: how many residues there are [default: 16]
+    #[arg(long, value_name = "STRIDE", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) stride: Option<u32>,
+    /// Of tickets: how many in a row are one host's [default: 8192]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub(crate) run: Option<u32>,
     #[command(flatten)]
     pub(crate) epoch: EpochArg,
+}
+
+/// A kind of ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IdScheme {
+    /// Made by a shard's next_id(): 41 bits of time, 13 of shard, 10 of sequence
+    Shard,
+    /// 41 bits of time, 10 of worker, 12 of sequence
+    Snowflake,
+    /// 64 bits of time, 48 of worker, 16 of sequence
+    Flake,
+    /// 41 bits of time, 22 random
+    Simpleflake,
+    /// UUID version 7
+    Uuid7,
+    /// From `pgshard tickets`
+    Ticket,
+}
+
+impl IdDecode {
+    /// The scheme with its stride.
+    pub(crate) fn scheme(&self) -> Scheme {
+        match self.scheme {
+            IdScheme::Shard => Scheme::Shard,
+            IdScheme::Snowflake => Scheme::Snowflake,
+            IdScheme::Flake => Scheme::Flake,
+            IdScheme::Simpleflake => Scheme::Simpleflake,
+            IdScheme::Uuid7 => Scheme::Uuid7,
+            IdScheme::Ticket => {
+                let default = Layout::default();
+                let (stride, run) = (self.stride.unwrap_or(default.stride), self.run.unwrap_or(default.run));
+                Scheme::Ticket(Layout { stride, run })
+            }
+        }
+    }
 }
 
 /// The ID of a time, a shard and a sequence number
@@ -278,6 +331,77 @@ pub(crate) struct EpochArg {
     /// The zero of the IDs' clock, a time or Unix milliseconds [default: the config's, if there is one]
     #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = values::epoch)]
     pub(crate) epoch: Option<Epoch>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TicketsCommand {
+    Create(TicketsCreate),
+    Status(TicketsStatus),
+    Next(TicketsNext),
+}
+
+/// Make hosts give tickets of a name, each with a residue of its own
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Hosts take turns in the numbers, a run each: those of a host are ticket / run modulo stride = its residue,
+so that hosts need not know of each other when they give one. Runs are as long as the largest N, so that
+key mod N reaches every shard; --stride 2 --run 1 is odd and even. All hosts of the config record whose each residue is, so all must answer.
+Doing it again changes nothing. To add a host, name it; it begins where the others are.
+
+A host that is lost for ever is taken out of the config. Its residue stays taken, unless another
+takes it over: --replace, with a --start above every ticket that the lost one may have given.
+A host restored from a backup needs a --start, too, before it serves.
+
+Examples:
+  pgshard tickets create users
+  pgshard tickets create users --hosts db3
+  pgshard tickets create users --hosts db4 --replace db2 --start 5000000")]
+pub(crate) struct TicketsCreate {
+    /// What the tickets are called, such as users
+    #[arg(value_name = "NAME")]
+    pub(crate) name: TicketName,
+    /// The hosts that give them [default: all hosts]
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    pub(crate) hosts: Vec<String>,
+    /// How many hosts there can ever be [default: 16]
+    #[arg(long, value_name = "STRIDE", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) stride: Option<u32>,
+    /// How many tickets in a row are one host's, N or more [default: 8192]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub(crate) run: Option<u32>,
+    /// No ticket below; hosts that are past it stay where they are
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) start: Option<i64>,
+    /// The host whose residue is taken over, lost for ever
+    #[arg(long, value_name = "HOST", requires = "start")]
+    pub(crate) replace: Option<String>,
+}
+
+/// Which host gives which tickets, and the last of each
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Reads only. The exit code is 1 when a host does not answer.
+
+Examples:
+  pgshard tickets status
+  pgshard tickets status --json | jq '.hosts.db1.names.users.last'")]
+pub(crate) struct TicketsStatus {}
+
+/// Take tickets
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+A ticket that was taken is never given again, used or not. Hosts that are down are passed over.
+
+Examples:
+  pgshard tickets next users
+  pgshard tickets next users -n 1000 --json | jq -r '.tickets[]'")]
+pub(crate) struct TicketsNext {
+    /// What the tickets are called
+    #[arg(value_name = "NAME")]
+    pub(crate) name: TicketName,
+    /// How many
+    #[arg(short = 'n', long, value_name = "COUNT", default_value = "1")]
+    pub(crate) count: NonZeroUsize,
 }
 
 #[derive(Debug, Subcommand)]

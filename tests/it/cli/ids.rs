@@ -94,3 +94,20 @@ fn mistakes() {
     let shown = mistakes.map(|args| format!("$ pgshard {}\n{}", args.join(" "), alone(args).shown()));
     insta::assert_snapshot!(shown.join("\n"));
 }
+
+/// IDs that no shard made.
+#[test]
+fn decode_other_schemes() {
+    let runs: [&[&str]; 8] = [
+        &["id", "decode", "--scheme", "snowflake", "1541815603606036480"],
+        &["id", "decode", "--scheme", "snowflake", "1541815603606036480", "4194304", "--epoch", "2024-01-01"],
+        &["id", "decode", "--scheme", "snowflake", "1541815603606036480", "--json"],
+        &["id", "decode", "--scheme", "flake", "000001a3185c50000100000000070009", "--json"],
+        &["id", "decode", "--scheme", "simpleflake", "4194305"],
+        &["id", "decode", "--scheme", "uuid7", "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"],
+        &["id", "decode", "--scheme", "ticket", "8197", "139264", "--json"],
+        &["id", "decode", "--scheme", "uuid7", "12"],
+    ];
+    let shown = runs.map(|args| format!("$ pgshard {}\n{}", args.join(" "), alone(args).shown()));
+    insta::assert_snapshot!(shown.join("\n"));
+}

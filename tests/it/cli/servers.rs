@@ -235,3 +235,48 @@ fn map_rebuild() {
     assert_eq!(run(&cluster, &["check"]).exit, 0);
     assert_shown("map_rebuild_again", &run(&cluster, &["map", "rebuild"]), cluster.directory());
 }
+
+/// Tickets from their first to a host that is down.
+#[test]
+fn tickets() {
+    let cluster = cluster(3);
+    let mut shown = String::new();
+    let mut show = |args: &[&str]| {
+        let run = run(&cluster, args);
+        shown += &format!("$ pgshard {}\n{}\n", args.join(" "), run.shown());
+        run
+    };
+    show(&["tickets", "next", "users"]);
+    show(&["tickets", "create", "users", "--hosts", "db1,db2"]);
+    show(&["tickets", "create", "users", "--hosts", "db1,db2", "--json"]);
+    show(&["tickets", "create", "users", "--hosts", "db1", "--stride", "2"]);
+    show(&["tickets", "create", "Users"]);
+    show(&["tickets", "create", "users", "--hosts", "db3", "--replace", "db2"]);
+    show(&["tickets", "create", "users", "--hosts", "db3", "--replace", "db2", "--start", "50000"]);
+    show(&["tickets", "create", "users", "--hosts", "db1,db2", "--start", "1000000"]);
+    show(&["tickets", "status"]);
+    let both: Vec<i64> = ["1", "1", "5"]
+        .iter()
+        .flat_map(|count| {
+            run(&cluster, &["tickets", "next", "users", "-n", count])
+                .stdout
+                .lines()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        })
+        .map(|line| line.parse().unwrap())
+        .collect();
+    assert_eq!(both.iter().collect::<std::collections::HashSet<_>>().len(), 7);
+    assert!(both.iter().all(|ticket| *ticket >= 1_000_000));
+
+    cluster.server(1).stop(StopMode::Fast).unwrap();
+    let left = run(&cluster, &["tickets", "next", "users", "-n", "3", "--json"]).json().remove(0);
+    assert_eq!((&left["name"], left["tickets"].as_array().unwrap().len()), (&"users".into(), 3));
+    assert!(left["tickets"][0].is_string());
+    let status = run(&cluster, &["tickets", "status", "--json"]);
+    let json = status.json().remove(0);
+    assert_eq!(status.exit, 1);
+    assert_eq!(json["hosts"]["db1"]["names"]["users"]["claims"], serde_json::json!({ "1": "db1", "2": "db2" }));
+    assert!(json["hosts"]["db2"]["error"].as_str().unwrap().contains("out of reach"));
+    assert_shown("tickets", &Run { exit: 0, stdout: shown, stderr: String::new() }, cluster.directory());
+}

@@ -5,13 +5,15 @@ use std::path::Path;
 use jiff::Timestamp;
 use pgshard::ShardId;
 use pgshard::id::{Epoch, Id, IdRange, MS_MAX, RangeError};
+use pgshard::idgen::scheme::{self, Field, Scheme};
 use serde::Serialize;
 
-use crate::args::IdEncode;
+use crate::args::{IdDecode, IdEncode};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
+use crate::values;
 
 /// An ID and what it carries, as JSON has it.
 #[derive(Serialize)]
@@ -57,13 +59,70 @@ impl Decoded {
     }
 }
 
+/// An ID of another kind, as JSON has it: every field under its name.
+#[derive(Serialize)]
+struct OtherDecoded {
+    scheme: &'static str,
+    id: String,
+    #[serde(flatten)]
+    fields: serde_json::Map<String, serde_json::Value>,
+}
+
+impl OtherDecoded {
+    fn new(scheme: Scheme, decoded: &scheme::Decoded) -> OtherDecoded {
+        let value = |field: &Field| match field {
+            Field::Number(number) => (*number).into(),
+            Field::Time(None) => serde_json::Value::Null,
+            text => text.to_string().into(),
+        };
+        let fields = decoded.fields.iter().map(|(name, field)| ((*name).to_owned(), value(field)));
+        OtherDecoded { scheme: scheme.as_str(), id: decoded.id.clone(), fields: fields.collect() }
+    }
+}
+
 /// Takes IDs apart.
-pub(crate) fn decode(
-    ids: &[i64],
-    epoch: Option<Epoch>,
-    config: Option<&Path>,
-    output: &Output,
-) -> Result<Exit, Failure> {
+pub(crate) fn decode(args: &IdDecode, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    match args.scheme() {
+        Scheme::Shard => {
+            let id =
+                |text: &String| values::id(text).map_err(|error| Failure::usage(format!("{text:?} is no ID: {error}")));
+            let ids: Vec<i64> = args.ids.iter().map(id).collect::<Result<_, _>>()?;
+            decode_shard(&ids, args.epoch.epoch, config, output)
+        }
+        scheme => decode_other(scheme, args, output),
+    }
+}
+
+fn decode_other(scheme: Scheme, args: &IdDecode, output: &Output) -> Result<Exit, Failure> {
+    let decode = |text: &String| scheme.decode(text, args.epoch.epoch).map_err(Failure::usage);
+    let decoded: Vec<_> = args.ids.iter().map(decode).collect::<Result<_, _>>()?;
+    match (output.format(), decoded.as_slice()) {
+        (Format::Json, all) => all.iter().try_for_each(|id| output.object(OtherDecoded::new(scheme, id)))?,
+        (Format::Text, [one]) => {
+            let id = [("id", one.id.clone())].into_iter();
+            let pairs = id.chain(one.fields.iter().map(|(name, field)| (*name, field.to_string())));
+            output.pairs(&pairs.collect::<Vec<_>>())?;
+        }
+        (Format::Text, all) => {
+            // All of one kind have the same fields.
+            let names = all.first().map(|first| first.fields.as_slice()).unwrap_or_default();
+            let column = |(name, field): &(&'static str, Field)| match field {
+                Field::Number(_) => (*name, Align::Right),
+                _ => (*name, Align::Left),
+            };
+            let columns: Vec<_> = std::iter::once(("id", Align::Right)).chain(names.iter().map(column)).collect();
+            let row = |id: &scheme::Decoded| {
+                let fields = id.fields.iter().map(|(_, field)| field.to_string());
+                std::iter::once(id.id.clone()).chain(fields).collect::<Vec<_>>()
+            };
+            output.table(&columns, all.iter().map(row))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Takes shards' IDs apart.
+fn decode_shard(ids: &[i64], epoch: Option<Epoch>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let epoch = context::epoch_if_known(epoch, config)?;
     let decoded: Vec<Decoded> = ids.iter().map(|id| Decoded::new(*id, epoch)).collect();
     match (output.format(), decoded.as_slice()) {

@@ -14,6 +14,7 @@ mod migrate;
 mod moves;
 mod relocate;
 mod sql;
+mod tickets;
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use self::locate::Target;
 use self::moves::Verb;
 use pgshard::mover::Options;
 
-use crate::args::{Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand};
+use crate::args::{Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand};
 use crate::confirm::Consent;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -47,9 +48,14 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             locate::run(target, config, output).await
         }
         Command::Id { command } => match command {
-            IdCommand::Decode(args) => id::decode(&args.ids, args.epoch.epoch, config, output),
+            IdCommand::Decode(args) => id::decode(&args, config, output),
             IdCommand::Encode(args) => id::encode(args, config, output),
             IdCommand::Range(args) => id::range(args.from, args.to, args.epoch.epoch, config, output),
+        },
+        Command::Tickets { command } => match command {
+            TicketsCommand::Create(args) => tickets::create(args, config, output).await,
+            TicketsCommand::Status(_) => tickets::status(config, output).await,
+            TicketsCommand::Next(args) => tickets::next(args.name, args.count.get(), config, output).await,
         },
         Command::Map { command } => match command {
             MapCommand::Show(_) => map::show(config, output).await,
@@ -114,6 +120,9 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) } => {
             Some("run the same command again: it does what is left")
         }
+        Command::Tickets { command: TicketsCommand::Create(_) } => {
+            Some("run the same command again: residues that are claimed stay with their hosts")
+        }
         Command::Dev { command: DevCommand::Up(_) } => Some("run the same command again: servers that run go on"),
         Command::Dev { command: DevCommand::Down(_) } => Some("run the same command again"),
         Command::Dev { command: DevCommand::Status(_) }
@@ -122,6 +131,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Migrate { command: MigrateCommand::Status(_) }
         | Command::Locate(_)
         | Command::Id { .. }
+        | Command::Tickets { .. }
         | Command::Map { .. }
         | Command::Sql(_)
         | Command::Demo(_)

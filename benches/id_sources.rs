@@ -1,0 +1,180 @@
+//! What an ID costs that does not come from a shard: tickets against one row that is counted up, and sources in this
+//! process against the look at the clock that each of them takes. Medians of five rounds in turn, and ratios.
+//!
+//! `cargo bench --bench id_sources`. The servers are throwaway ones that fsync, as a real one does: a ticket that is not
+//! on disk may come again.
+
+use std::collections::BTreeMap;
+use std::hint::black_box;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use pgshard::dev::{Binaries, Cluster, ClusterOptions, ServerOptions};
+use pgshard::id::Epoch;
+use pgshard::idgen::tickets::{Create, Options, TicketHost, TicketName, create};
+use pgshard::idgen::{Flake, IdSource, Simpleflake, Snowflake, Tickets, Uuid7, WorkerLeases, flake, snowflake};
+use pgshard::map::HostName;
+use pgshard::pg::ConnectOptions;
+use uuid::Uuid;
+
+const CLIENTS: usize = 8;
+const ROUNDS: usize = 5;
+const ROUND: Duration = Duration::from_millis(1000);
+
+type Rates = BTreeMap<&'static str, Vec<f64>>;
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Outcome<()> {
+    let binaries = Binaries::first()?;
+    println!("PostgreSQL {}, {CLIENTS} clients, medians of {ROUNDS} rounds of {ROUND:?}", binaries.version());
+    let server = ServerOptions { durability: pgshard::dev::Durability::Durable, ..ServerOptions::default() };
+    let cluster = tokio::task::block_in_place(|| Cluster::start(&ClusterOptions { hosts: 2, binaries, server }))?;
+    let mut hosts = Vec::new();
+    for server in cluster.servers() {
+        hosts.push(TicketHost { name: server.name().clone(), connect: ConnectOptions::parse(&server.url())? });
+    }
+    from_servers(&hosts).await?;
+    in_process(&hosts).await
+}
+
+async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
+    let name = TicketName::new("users")?;
+    let names: std::collections::BTreeSet<HostName> = hosts.iter().map(|host| host.name.clone()).collect();
+    let request = Create { name: name.clone(), hosts: names, stride: None, run: None, start: None, replace: None };
+    create(hosts, &request, Uuid::new_v4()).await?;
+    let setup = hosts[0].connect.connect("bench").await?;
+    setup.batch_execute("CREATE TABLE counter (n bigint NOT NULL); INSERT INTO counter VALUES (0)").await?;
+
+    let mut rates = Rates::new();
+    for _ in 0..ROUNDS {
+        let row = clients(|| {
+            let host = hosts[0].clone();
+            async move {
+                let connection = host.connect.connect("bench").await?;
+                let statement = connection.prepare("UPDATE counter SET n = n + 1 RETURNING n").await?;
+                let (begun, mut done) = (Instant::now(), 0_u64);
+                while begun.elapsed() < ROUND {
+                    connection.query_one(&statement, &[]).await?;
+                    done += 1;
+                }
+                Ok(done as f64 / begun.elapsed().as_secs_f64())
+            }
+        });
+        rates.entry("baseline: UPDATE of one row").or_default().push(row.await?);
+        for (label, on, block) in [
+            ("tickets, one host, no blocks", 1, 1),
+            ("tickets, two hosts, no blocks", 2, 1),
+            ("tickets, two hosts, blocks of 100", 2, 100),
+            ("tickets, two hosts, blocks of 1000", 2, 1000),
+        ] {
+            let taken = clients(|| {
+                let source = Tickets::new(Options { block, ..Options::new(name.clone(), hosts[..on].to_vec()) });
+                async move {
+                    source.next().await?;
+                    let (begun, mut done) = (Instant::now(), 0_u64);
+                    while begun.elapsed() < ROUND {
+                        black_box(source.next().await?);
+                        done += 1;
+                    }
+                    Ok(done as f64 / begun.elapsed().as_secs_f64())
+                }
+            });
+            rates.entry(label).or_default().push(taken.await?);
+        }
+    }
+    print("tickets a second", "baseline: UPDATE of one row", &rates);
+    Ok(())
+}
+
+/// The rate of all clients together.
+async fn clients<F, W>(client: F) -> Outcome<f64>
+where
+    F: Fn() -> W,
+    W: Future<Output = Outcome<f64>> + Send + 'static,
+{
+    let mut running = tokio::task::JoinSet::new();
+    for _ in 0..CLIENTS {
+        running.spawn(client());
+    }
+    let mut rate = 0.0;
+    while let Some(done) = running.join_next().await {
+        rate += done??;
+    }
+    Ok(rate)
+}
+
+async fn until_late(mut work: impl AsyncFnMut() -> Outcome<u64>) -> Outcome<f64> {
+    let (begun, mut done) = (Instant::now(), 0);
+    while begun.elapsed() < ROUND {
+        done += work().await?;
+    }
+    Ok(done as f64 / begun.elapsed().as_secs_f64())
+}
+
+async fn in_process(hosts: &[TicketHost]) -> Outcome<()> {
+    let leases = WorkerLeases::new(hosts[0].connect.clone(), "bench");
+    leases.install().await?;
+    let options = snowflake::Options::new(Epoch::from_unix_ms(snowflake::TWITTER_EPOCH_MS)?);
+    let snowflake = Snowflake::start(leases, options).await?;
+    let flake = Flake::new(&flake::Options::default());
+    let simpleflake = Simpleflake::new();
+    let mut rates = Rates::new();
+    let mut note = |label, rate| rates.entry(label).or_default().push(rate);
+    for _ in 0..ROUNDS {
+        note("baseline: the clock", spin(|| Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis()))?);
+        note("snowflake, one by one", one_by_one(&snowflake).await?);
+        note("snowflake, 1000 at once", by_thousands(&snowflake).await?);
+        note("flake, one by one", one_by_one(&flake).await?);
+        note("flake, 1000 at once", by_thousands(&flake).await?);
+        note("simpleflake", spin(|| Ok(simpleflake.make()?))?);
+        note("uuid7", spin(|| Ok(pgshard::idgen::uuid7::next()))?);
+    }
+    // Keeps the trait's own way honest too.
+    black_box(Uuid7.next().await?);
+    print(
+        "in this process, one core, a second (a snowflake's layout ends at 4,096,000)",
+        "baseline: the clock",
+        &rates,
+    );
+    Ok(())
+}
+
+fn spin<T>(mut work: impl FnMut() -> Outcome<T>) -> Outcome<f64> {
+    let (begun, mut done) = (Instant::now(), 0_u64);
+    while begun.elapsed() < ROUND {
+        for _ in 0..1000 {
+            black_box(work()?);
+        }
+        done += 1000;
+    }
+    Ok(done as f64 / begun.elapsed().as_secs_f64())
+}
+
+async fn one_by_one<S: IdSource>(source: &S) -> Outcome<f64> {
+    until_late(async || {
+        for _ in 0..1000 {
+            black_box(source.next().await?);
+        }
+        Ok(1000)
+    })
+    .await
+}
+
+async fn by_thousands<S: IdSource>(source: &S) -> Outcome<f64> {
+    until_late(async || Ok(black_box(source.next_many(1000).await?).len() as u64)).await
+}
+
+fn median(rates: &[f64]) -> f64 {
+    let mut sorted = rates.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn print(title: &str, baseline: &str, rates: &Rates) {
+    println!("\n{title}");
+    let base = rates.get(baseline).map_or(f64::NAN, |rates| median(rates));
+    for (label, rates) in rates {
+        let rate = median(rates);
+        println!("  {label:<36} {rate:>14.0}   x {:.2}", rate / base);
+    }
+}

@@ -1,0 +1,203 @@
+//! `pgshard tickets`: numbers for rows that have no shard yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use pgshard::config::Config;
+use pgshard::idgen::tickets::{self, Create, Options, Role, TicketHost, TicketName};
+use pgshard::idgen::{BATCH_MAX, IdSource, Tickets};
+use pgshard::map::HostName;
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::args::TicketsCreate;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::{Failure, chain};
+use crate::output::{Align, Format, Output};
+
+#[derive(Serialize)]
+struct CreatedHost {
+    residue: u32,
+    stride: u32,
+    run: u32,
+    state: &'static str,
+}
+
+#[derive(Serialize)]
+struct CreatedSeries<'a> {
+    name: &'a str,
+    hosts: BTreeMap<String, CreatedHost>,
+}
+
+/// Makes hosts give tickets.
+pub(crate) async fn create(args: TicketsCreate, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let hosts = match args.hosts.is_empty() {
+        true => config.hosts.keys().cloned().collect(),
+        false => context::hosts(&config, &args.hosts)?,
+    };
+    let replace = args.replace.as_deref().map(HostName::new).transpose().map_err(Failure::usage)?;
+    let request = Create { name: args.name, hosts, stride: args.stride, run: args.run, start: args.start, replace };
+    let created = tickets::create(&all_hosts(&config), &request, Uuid::new_v4()).await.map_err(failure)?;
+    let hosts: BTreeMap<String, CreatedHost> = created
+        .iter()
+        .map(|host| {
+            let state = match host.role {
+                Role::Created => "created",
+                Role::Raised => "raised",
+                Role::Unchanged => "unchanged",
+            };
+            (
+                host.host.to_string(),
+                CreatedHost { residue: host.residue, stride: host.layout.stride, run: host.layout.run, state },
+            )
+        })
+        .collect();
+    match output.format() {
+        Format::Json => output.object(CreatedSeries { name: request.name.as_str(), hosts })?,
+        Format::Text => {
+            let columns =
+                [("host", Align::Left), ("residue", Align::Right), ("stride", Align::Right), ("state", Align::Left)];
+            let row = |(host, made): (&String, &CreatedHost)| {
+                [host.clone(), made.residue.to_string(), made.stride.to_string(), made.state.to_owned()]
+            };
+            output.table(&columns, hosts.iter().map(row))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+fn all_hosts(config: &Config) -> Vec<TicketHost> {
+    let host =
+        |host: &pgshard::config::HostConfig| TicketHost { name: host.name.clone(), connect: host.connect.clone() };
+    config.hosts.values().map(host).collect()
+}
+
+fn failure(error: tickets::Error) -> Failure {
+    match error {
+        tickets::Error::Refused(refusals) => Failure::several(Exit::Refused, refusals),
+        error @ tickets::Error::Connect { .. } => Failure::from(error)
+            .hint("all hosts must answer, so that no residue is given twice; take one that is lost out of the config"),
+        error => error.into(),
+    }
+}
+
+#[derive(Serialize)]
+struct Status {
+    hosts: BTreeMap<String, HostSays>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum HostSays {
+    Names { names: BTreeMap<String, Name> },
+    Error { error: String },
+}
+
+#[derive(Serialize)]
+struct Name {
+    stride: u32,
+    run: u32,
+    /// `null` where the host gives none of this name.
+    residue: Option<u32>,
+    last: Option<String>,
+    claims: BTreeMap<u32, String>,
+}
+
+/// What every host says of its tickets.
+pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let said = tickets::status(&all_hosts(&config)).await;
+    let mut exit = Exit::Done;
+    let (mut rows, mut hosts) = (Vec::new(), BTreeMap::new());
+    for host in said {
+        let names = match host.names {
+            Ok(names) => names,
+            Err(error) => {
+                exit = Exit::Failed;
+                let words = chain(&error);
+                output.error(&words);
+                hosts.insert(host.host.to_string(), HostSays::Error { error: words.join(": ") });
+                continue;
+            }
+        };
+        let mut says = BTreeMap::new();
+        for name in names {
+            let dash = |number: Option<String>| number.unwrap_or_else(|| "-".to_owned());
+            rows.push([
+                name.name.to_string(),
+                host.host.to_string(),
+                dash(name.residue.map(|residue| residue.to_string())),
+                name.layout.stride.to_string(),
+                dash(name.last.map(|last| last.to_string())),
+            ]);
+            let last = name.last.map(|last| last.to_string());
+            let value = Name {
+                stride: name.layout.stride,
+                run: name.layout.run,
+                residue: name.residue,
+                last,
+                claims: name.claims,
+            };
+            says.insert(name.name.to_string(), value);
+        }
+        hosts.insert(host.host.to_string(), HostSays::Names { names: says });
+    }
+    match output.format() {
+        Format::Json => output.object(Status { hosts })?,
+        Format::Text => {
+            rows.sort();
+            let columns = [
+                ("name", Align::Left),
+                ("host", Align::Left),
+                ("residue", Align::Right),
+                ("stride", Align::Right),
+                ("last", Align::Right),
+            ];
+            output.table(&columns, rows)?;
+        }
+    }
+    Ok(exit)
+}
+
+#[derive(Serialize)]
+struct Taken {
+    name: String,
+    tickets: Vec<String>,
+}
+
+/// Takes tickets: of the hosts that have this name.
+pub(crate) async fn next(
+    name: TicketName,
+    count: usize,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    if count > BATCH_MAX {
+        return Err(Failure::usage(format!("at most {BATCH_MAX} tickets are taken at once")));
+    }
+    let config = context::config(config)?;
+    // The rows say who gives them; a host that does not answer may.
+    let mut giving = BTreeSet::new();
+    for host in tickets::status(&all_hosts(&config)).await {
+        let gives = |names: Vec<tickets::NameStatus>| {
+            names.iter().any(|status| status.name == name && status.residue.is_some())
+        };
+        if host.names.map_or(true, gives) {
+            giving.insert(host.host);
+        }
+    }
+    if giving.is_empty() {
+        return Err(Failure::new(Exit::Failed, format!("no host has tickets {name}"))
+            .hint(format!("pgshard tickets create {name}")));
+    }
+    let hosts = all_hosts(&config).into_iter().filter(|host| giving.contains(&host.name)).collect();
+    let taken = Tickets::new(Options { block: 1, ..Options::new(name.clone(), hosts) }).next_many(count).await?;
+    let tickets: Vec<String> = taken.iter().map(ToString::to_string).collect();
+    match output.format() {
+        Format::Json => output.object(Taken { name: name.to_string(), tickets })?,
+        Format::Text => output.data(tickets.join("\n"))?,
+    }
+    Ok(Exit::Done)
+}

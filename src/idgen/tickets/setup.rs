@@ -1,0 +1,392 @@
+//! Creating tickets on hosts: which host gets which residue.
+//!
+//! What may not break: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no second host
+//! can write beside it. So any two creators that have one host in common cannot give it twice; two that have none make two
+//! series, which are never used together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+use super::host::{Facts, facts, is_installed};
+use super::{Error, Layout, RUN_MAX, STRIDE_MAX, TicketHost, TicketName};
+use crate::map::HostName;
+use crate::pg::Connection;
+
+const VERSION_1: &str = include_str!("../../../migrations/tickets/0001_tickets.sql");
+/// "pgsh", and which.
+const LOCK: &str = "SET lock_timeout = '10s'; SELECT pg_advisory_lock(1885827944, 1000)";
+
+/// What is to be created.
+#[derive(Clone, Debug)]
+pub struct Create {
+    /// The name of the series.
+    pub name: TicketName,
+    /// The hosts that are to give tickets, of those given to [`create`].
+    pub hosts: BTreeSet<HostName>,
+    /// How many hosts there can ever be, `1..=STRIDE_MAX`; `None`: as recorded, else 16. It cannot change.
+    pub stride: Option<u32>,
+    /// How many tickets in a row are one host's, `1..=RUN_MAX`; `None`: as recorded, else 8,192. It cannot change.
+    pub run: Option<u32>,
+    /// No ticket of these hosts is below: a host that gives tickets already goes on from there if it is not past it.
+    pub start: Option<i64>,
+    /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs `start`, above every ticket
+    /// that the lost one may have given.
+    pub replace: Option<HostName>,
+}
+
+/// What became of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It gives tickets from now on.
+    Created,
+    /// It gave tickets already, and goes on at a later one.
+    Raised,
+    /// It gave tickets already.
+    Unchanged,
+}
+
+/// A host that gives tickets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Created {
+    /// The host.
+    pub host: HostName,
+    /// Its residue.
+    pub residue: u32,
+    /// Which numbers are its.
+    pub layout: Layout,
+    /// What became of it.
+    pub role: Role,
+}
+
+/// Why a series is not created so. Nothing was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A host that was asked for is none.
+    #[error("there is no host {0}")]
+    NoSuchHost(HostName),
+    /// Nobody was asked for.
+    #[error("no host is to give tickets")]
+    NoHosts,
+    /// Too small, or too large.
+    #[error("the stride must be 1 to {STRIDE_MAX}, not {0}")]
+    Stride(u32),
+    /// Too short, or too long.
+    #[error("a run must be 1 to {RUN_MAX} tickets, not {0}")]
+    Run(u32),
+    /// Another run than before.
+    #[error("a run is {recorded} tickets and cannot change: leave --run out")]
+    RunDiffers {
+        /// The run there.
+        recorded: u32,
+    },
+    /// Another stride than before.
+    #[error("the stride is {recorded} and cannot change: leave --stride out")]
+    StrideDiffers {
+        /// The stride there.
+        recorded: u32,
+    },
+    /// Tickets begin at 1.
+    #[error("a start must be 1 or more, and leave tickets below 2^63: not {0}")]
+    Start(i64),
+    /// Two hosts began on their own.
+    #[error(
+        "{first} and {second} have two series of one name, whose tickets may be the same: take a new name, or drop one of the two by hand"
+    )]
+    SeriesDiffer {
+        /// A host.
+        first: HostName,
+        /// Another.
+        second: HostName,
+    },
+    /// Two hosts have one residue.
+    #[error("residue {residue} is {first}'s and {second}'s: they may have given the same tickets; take a new name")]
+    Clash {
+        /// The residue.
+        residue: u32,
+        /// A host.
+        first: String,
+        /// Another.
+        second: String,
+    },
+    /// One host has two residues: hosts were created beside each other and one of them stopped half-way.
+    #[error(
+        "host {host} has claimed the residues {first} and {second}: delete the one it does not use from pgshard_tickets.claim"
+    )]
+    TwoResidues {
+        /// The host.
+        host: String,
+        /// A residue.
+        first: u32,
+        /// Another.
+        second: u32,
+    },
+    /// The database is another host's, or a copy of it.
+    #[error(
+        "{host} gives the tickets of {recorded}: it was renamed, or is a copy of it; give it its old name in the config"
+    )]
+    HostName {
+        /// The host in the config.
+        host: HostName,
+        /// Who it says it is.
+        recorded: String,
+    },
+    /// Every residue is taken.
+    #[error("all {stride} residues are taken, by {}: a host that is lost for ever can be replaced, with --replace HOST --start N", hosts.join(", "))]
+    Full {
+        /// How many there are.
+        stride: u32,
+        /// Who has them.
+        hosts: Vec<String>,
+    },
+    /// A lost host's residue without a start.
+    #[error("the residue of {0} is used again only from a start that is above every ticket it gave: --start N")]
+    NoFloor(HostName),
+    /// The lost host is not lost.
+    #[error("{0} cannot be replaced while it is a host in the config: take it out")]
+    NotLost(HostName),
+    /// The lost host never was one.
+    #[error("{0} has no tickets of this name")]
+    NothingToReplace(HostName),
+    /// Only one host can take over.
+    #[error("one host takes a residue over, and it must not have one already")]
+    OneReplaces,
+}
+
+/// Who gets what: pure, so that every case can be tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Plan {
+    series: Uuid,
+    layout: Layout,
+    claims: BTreeMap<u32, String>,
+    /// Where new hosts begin.
+    start: i64,
+}
+
+/// Makes hosts give tickets. `all` are all hosts of the config: each must answer, so that every residue is known, and records
+/// them. Doing it again changes nothing.
+///
+/// A host that is lost is taken out of the config; its residue stays taken.
+///
+/// # Errors
+/// When a host is out of reach, with every reason at once when the request is refused, and when a statement fails. Then
+/// residues may have been claimed, and doing it again uses the same.
+///
+/// # Cancel safety
+/// As with an error.
+pub async fn create(all: &[TicketHost], request: &Create, new_series: Uuid) -> Result<Vec<Created>, Error> {
+    let mut hosts: BTreeMap<HostName, Connection> = BTreeMap::new();
+    for host in all {
+        let connection = host.connect.connect("pgshard tickets").await;
+        let connection = connection.map_err(|source| Error::Connect { host: host.name.clone(), source })?;
+        hosts.insert(host.name.clone(), connection);
+    }
+    let mut known = BTreeMap::new();
+    // In the order of their names, so that two creators wait for each other instead of for ever.
+    for (host, connection) in &mut hosts {
+        connection.batch_execute(LOCK).await.map_err(Error::sql(host, "get the lock on tickets"))?;
+        let installed = is_installed(connection, host).await?;
+        known.insert(
+            host.clone(),
+            match installed {
+                true => facts(connection, host, &request.name).await?,
+                false => Facts::default(),
+            },
+        );
+    }
+    let plan = plan(&known, request, new_series).map_err(Error::Refused)?;
+    for (host, connection) in &mut hosts {
+        claim(connection, host, request, &plan).await?;
+    }
+    let mut created = Vec::new();
+    for host in &request.hosts {
+        let connection = hosts.get_mut(host).expect("the plan has looked for it");
+        created.push(serve(connection, host, request, &plan).await?);
+    }
+    Ok(created)
+}
+
+fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -> Result<Plan, Vec<Refusal>> {
+    let mut refusals = Vec::new();
+    refusals.extend(request.hosts.iter().filter(|host| !known.contains_key(*host)).cloned().map(Refusal::NoSuchHost));
+    if request.hosts.is_empty() {
+        refusals.push(Refusal::NoHosts);
+    }
+    refusals.extend(request.stride.filter(|stride| !(1..=STRIDE_MAX).contains(stride)).map(Refusal::Stride));
+    refusals.extend(request.run.filter(|run| !(1..=RUN_MAX).contains(run)).map(Refusal::Run));
+    // Room for every residue above it, at the least.
+    let start_max = i64::MAX - 2 * i64::from(STRIDE_MAX) * i64::from(RUN_MAX);
+    refusals.extend(request.start.filter(|start| !(1..=start_max).contains(start)).map(Refusal::Start));
+
+    let mut series: Option<(&HostName, Uuid, Layout)> = None;
+    let mut claims: BTreeMap<u32, String> = BTreeMap::new();
+    for (host, facts) in known {
+        match (facts.series, series) {
+            (Some((id, _)), Some((first, other, _))) if id != other => {
+                refusals.push(Refusal::SeriesDiffer { first: first.clone(), second: host.clone() });
+                continue;
+            }
+            (Some((id, layout)), None) => series = Some((host, id, layout)),
+            _ => {}
+        }
+        if let Some(ticket) = facts.ticket.as_ref().filter(|ticket| ticket.host_name != host.as_str()) {
+            refusals.push(Refusal::HostName { host: host.clone(), recorded: ticket.host_name.clone() });
+        }
+        let own = facts.ticket.iter().map(|ticket| (ticket.residue, &ticket.host_name));
+        for (residue, name) in facts.claims.iter().map(|(residue, name)| (*residue, name)).chain(own) {
+            let replaced = |name: &str| request.replace.as_ref().is_some_and(|lost| lost.as_str() == name);
+            match claims.get(&residue) {
+                Some(other) if other == name || replaced(name) => {}
+                // Half of the hosts know of the replacement already: it is done again.
+                Some(other) if replaced(other) => _ = claims.insert(residue, name.clone()),
+                Some(other) => {
+                    let (first, second) = (other.clone(), name.clone());
+                    refusals.push(Refusal::Clash { residue, first, second });
+                }
+                None => _ = claims.insert(residue, name.clone()),
+            }
+        }
+    }
+    for (residue, host) in &claims {
+        if let Some((first, _)) = claims.iter().find(|(other, name)| *other < residue && *name == host) {
+            refusals.push(Refusal::TwoResidues { host: host.clone(), first: *first, second: *residue });
+        }
+    }
+    let default = Layout::default();
+    let asked = Layout { stride: request.stride.unwrap_or(default.stride), run: request.run.unwrap_or(default.run) };
+    let layout = series.map_or(asked, |(_, _, recorded)| recorded);
+    let stride = layout.stride;
+    if request.stride.is_some_and(|asked| asked != stride) {
+        refusals.push(Refusal::StrideDiffers { recorded: stride });
+    }
+    if request.run.is_some_and(|asked| asked != layout.run) {
+        refusals.push(Refusal::RunDiffers { recorded: layout.run });
+    }
+    if !refusals.is_empty() {
+        return Err(refusals);
+    }
+    match &request.replace {
+        Some(lost) => take_over(lost, known, request, &mut claims).map_err(|refusal| vec![refusal])?,
+        None => {
+            for host in &request.hosts {
+                if claims.values().any(|name| name == host.as_str()) {
+                    continue;
+                }
+                // 1 first, and 0 last: a stride of 2 is odd, then even.
+                let Some(free) = (1..stride).chain([0]).find(|residue| !claims.contains_key(residue)) else {
+                    let hosts = claims.values().cloned().collect();
+                    return Err(vec![Refusal::Full { stride, hosts }]);
+                };
+                claims.insert(free, host.to_string());
+            }
+        }
+    }
+    // A host that comes later begins where the others are, so that tickets stay roughly in order.
+    let last = known.values().filter_map(|facts| facts.ticket.as_ref()?.last).max();
+    let start = request.start.or(last).unwrap_or(1);
+    Ok(Plan { series: series.map_or(new_series, |(_, id, _)| id), layout, claims, start })
+}
+
+fn take_over(
+    lost: &HostName,
+    known: &BTreeMap<HostName, Facts>,
+    request: &Create,
+    claims: &mut BTreeMap<u32, String>,
+) -> Result<(), Refusal> {
+    if request.start.is_none() {
+        return Err(Refusal::NoFloor(lost.clone()));
+    }
+    if known.contains_key(lost) {
+        return Err(Refusal::NotLost(lost.clone()));
+    }
+    let Some(heir) = request.hosts.first().filter(|_| request.hosts.len() == 1) else {
+        return Err(Refusal::OneReplaces);
+    };
+    if claims.values().any(|name| name == heir.as_str()) {
+        // Nothing is left of the lost one where it was done already.
+        let done = !claims.values().any(|name| name == lost.as_str());
+        return if done { Ok(()) } else { Err(Refusal::OneReplaces) };
+    }
+    let residue = claims.iter().find(|(_, name)| *name == lost.as_str()).map(|(residue, _)| *residue);
+    let residue = residue.ok_or_else(|| Refusal::NothingToReplace(lost.clone()))?;
+    claims.insert(residue, heir.to_string());
+    Ok(())
+}
+
+/// Records on a host whose the residues are; on every host before any of them gives a ticket.
+async fn claim(connection: &mut Connection, host: &HostName, request: &Create, plan: &Plan) -> Result<(), Error> {
+    let sql = Error::sql(host, "record the residues of tickets");
+    let installed = is_installed(connection, host).await?;
+    let transaction = connection.transaction().await.map_err(&sql)?;
+    transaction.batch_execute("SET LOCAL synchronous_commit = on").await.map_err(&sql)?;
+    if !installed {
+        transaction.batch_execute(VERSION_1).await.map_err(Error::sql(host, "make the schema pgshard_tickets"))?;
+    }
+    let name = request.name.as_str();
+    let text =
+        "INSERT INTO pgshard_tickets.series (name, series, stride, run) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+    let (stride, run) = (plan.layout.stride.cast_signed(), plan.layout.run.cast_signed());
+    transaction.execute(text, &[&name, &plan.series, &stride, &run]).await.map_err(&sql)?;
+    let lost = request.replace.as_ref().map_or("", HostName::as_str);
+    for (residue, owner) in &plan.claims {
+        // A compare-and-swap: of a residue that is somebody else's by now no row comes back.
+        let text = "INSERT INTO pgshard_tickets.claim AS c (name, residue, host_name)
+            SELECT name, $3, $4 FROM pgshard_tickets.series WHERE name = $1 AND series = $2
+            ON CONFLICT (name, residue) DO UPDATE SET host_name = excluded.host_name
+            WHERE c.host_name IN (excluded.host_name, $5)";
+        let residue_column = residue.cast_signed();
+        let written =
+            transaction.execute(text, &[&name, &plan.series, &residue_column, owner, &lost]).await.map_err(&sql)?;
+        if written != 1 {
+            let (first, second) = (host.to_string(), owner.clone());
+            return Err(Error::Refused(vec![Refusal::Clash { residue: *residue, first, second }]));
+        }
+    }
+    transaction.commit().await.map_err(&sql)
+}
+
+/// Makes a host give tickets.
+async fn serve(connection: &mut Connection, host: &HostName, request: &Create, plan: &Plan) -> Result<Created, Error> {
+    let sql = Error::sql(host, "make the sequence of the tickets");
+    let residue = plan.claims.iter().find(|(_, name)| *name == host.as_str()).map(|(residue, _)| *residue);
+    let residue = residue.expect("the plan gives every host a residue");
+    let (layout, sequence, name) = (plan.layout, request.name.sequence(), request.name.as_str());
+    let first = |start| {
+        let first = layout.first_count(residue, start);
+        first.ok_or_else(|| Error::Refused(vec![Refusal::Start(start)]))
+    };
+    let transaction = connection.transaction().await.map_err(&sql)?;
+    transaction.batch_execute("SET LOCAL synchronous_commit = on").await.map_err(&sql)?;
+    let text =
+        "INSERT INTO pgshard_tickets.ticket (name, residue, host_name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+    let made = transaction.execute(text, &[&name, &residue.cast_signed(), &host.as_str()]).await.map_err(&sql)?;
+    let role = if made == 1 {
+        let first = first(plan.start)?;
+        let text = format!("CREATE SEQUENCE {sequence} AS bigint INCREMENT BY 1 MINVALUE 0 START {first} NO CYCLE");
+        transaction.batch_execute(&text).await.map_err(&sql)?;
+        Role::Created
+    } else if let Some(start) = request.start {
+        // Any ALTER takes the lock that nextval() waits for: nobody is given a ticket between the look and the restart.
+        transaction.batch_execute(&format!("ALTER SEQUENCE {sequence} OWNED BY NONE")).await.map_err(&sql)?;
+        let text = format!("SELECT last_value, is_called FROM {sequence}");
+        let row = transaction.query_one(&text, &[]).await.map_err(&sql)?;
+        let next = row.get::<_, i64>(0).saturating_add(i64::from(row.get::<_, bool>(1)));
+        let first = first(start)?;
+        if next < first {
+            let text = format!("ALTER SEQUENCE {sequence} RESTART WITH {first}");
+            transaction.batch_execute(&text).await.map_err(&sql)?;
+            Role::Raised
+        } else {
+            Role::Unchanged
+        }
+    } else {
+        Role::Unchanged
+    };
+    transaction.commit().await.map_err(&sql)?;
+    Ok(Created { host: host.clone(), residue, layout, role })
+}
+
+#[cfg(test)]
+#[path = "setup_tests.rs"]
+mod tests;

@@ -1,0 +1,56 @@
+//! What the hosts say about their tickets.
+
+use std::collections::BTreeMap;
+
+use super::host::{facts, is_installed, names};
+use super::{Error, Layout, TicketHost, TicketName};
+use crate::map::HostName;
+
+/// One name on one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NameStatus {
+    /// The name.
+    pub name: TicketName,
+    /// Which numbers are whose.
+    pub layout: Layout,
+    /// This host's residue; `None` where it only records those of the others.
+    pub residue: Option<u32>,
+    /// The last ticket that this host gave; `None` before the first.
+    pub last: Option<i64>,
+    /// Whose each residue is.
+    pub claims: BTreeMap<u32, String>,
+}
+
+/// One host.
+#[derive(Debug)]
+pub struct HostStatus {
+    /// Its name in the config.
+    pub host: HostName,
+    /// The names, in order; or why it does not say.
+    pub names: Result<Vec<NameStatus>, Error>,
+}
+
+/// Asks each host, all at the same time. Reads only.
+///
+/// # Cancel safety
+/// May be dropped at any time.
+pub async fn status(hosts: &[TicketHost]) -> Vec<HostStatus> {
+    let asked = hosts.iter().map(async |host| HostStatus { host: host.name.clone(), names: of(host).await });
+    futures_util::future::join_all(asked).await
+}
+
+async fn of(host: &TicketHost) -> Result<Vec<NameStatus>, Error> {
+    let connection = host.connect.connect("pgshard tickets").await;
+    let connection = connection.map_err(|source| Error::Connect { host: host.name.clone(), source })?;
+    if !is_installed(&connection, &host.name).await? {
+        return Ok(Vec::new());
+    }
+    let mut known = Vec::new();
+    for name in names(&connection, &host.name).await? {
+        let facts = facts(&connection, &host.name, &name).await?;
+        let (residue, last) = facts.ticket.map_or((None, None), |ticket| (Some(ticket.residue), ticket.last));
+        let Some((_, layout)) = facts.series else { continue };
+        known.push(NameStatus { name, layout, residue, last, claims: facts.claims });
+    }
+    Ok(known)
+}

@@ -1,0 +1,387 @@
+//! Tickets and leases of worker numbers on real servers. Everything is counted exactly.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
+
+use pgshard::dev::StopMode;
+use pgshard::id::Epoch;
+use pgshard::idgen::lease::{self, Grant, Term};
+use pgshard::idgen::snowflake::{self, Fields};
+use pgshard::idgen::tickets::{self, Create, Created, Options, Refusal, Role, TicketHost, TicketName, create};
+use pgshard::idgen::{IdSource, LeaseStore, Snowflake, Tickets, WorkerLeases};
+use pgshard::pg::ConnectOptions;
+use uuid::Uuid;
+
+use crate::support::TestCluster;
+
+fn connect(cluster: &TestCluster, host: usize) -> ConnectOptions {
+    ConnectOptions::parse(&cluster.server(host).url()).unwrap()
+}
+
+fn hosts(cluster: &TestCluster, which: &[usize]) -> Vec<TicketHost> {
+    which.iter().map(|host| TicketHost { name: cluster.name(*host), connect: connect(cluster, *host) }).collect()
+}
+
+fn users() -> TicketName {
+    TicketName::new("users").unwrap()
+}
+
+fn request(cluster: &TestCluster, which: &[usize]) -> Create {
+    let hosts = which.iter().map(|host| cluster.name(*host)).collect();
+    Create { name: users(), hosts, stride: None, run: Some(1), start: None, replace: None }
+}
+
+async fn made(cluster: &TestCluster, all: &[usize], request: &Create) -> Vec<Created> {
+    create(&hosts(cluster, all), request, Uuid::new_v4()).await.unwrap()
+}
+
+fn residues(created: &[Created]) -> Vec<(u32, Role)> {
+    created.iter().map(|host| (host.residue, host.role)).collect()
+}
+
+fn source(cluster: &TestCluster, which: &[usize], block: usize) -> Tickets {
+    Tickets::new(Options { block, ..Options::new(users(), hosts(cluster, which)) })
+}
+
+/// Every ticket once, all of these residues and no others.
+fn all_different(tickets: &[i64], wanted: &[i64]) {
+    assert_eq!(tickets.iter().collect::<HashSet<_>>().len(), tickets.len(), "a ticket was given twice");
+    let residues: BTreeSet<i64> = tickets.iter().map(|ticket| ticket % 16).collect();
+    assert_eq!(residues, wanted.iter().copied().collect());
+    assert!(tickets.iter().all(|ticket| *ticket > 0));
+}
+
+on_each_version! {
+    /// Eight clients, each a process of its own as far as PostgreSQL knows, while a host stops at once and comes back, and a
+    /// third host is added: no ticket twice, and no client sees an error.
+    async fn a_host_stops_and_another_is_added(version) {
+        let cluster = TestCluster::start(version, 3);
+        let created = made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
+        assert_eq!(residues(&created), [(1, Role::Created), (2, Role::Created)]);
+
+        let work = async |which: &[usize], per_client: usize| {
+            let mut clients = tokio::task::JoinSet::new();
+            for number in 0..8 {
+                let source = source(&cluster, which, if number % 2 == 0 { 100 } else { 1 });
+                clients.spawn(async move {
+                    let mut tickets = Vec::new();
+                    for _ in 0..per_client {
+                        tickets.push(source.next().await.unwrap());
+                    }
+                    tickets.extend(source.next_many(50).await.unwrap());
+                    tickets
+                });
+            }
+            clients
+        };
+        let mut clients = work(&[0, 1], 2000).await;
+        let mut all = Vec::new();
+        // In the middle: as after a crash, without a checkpoint.
+        cluster.server(1).stop(StopMode::Immediate).unwrap();
+        while let Some(tickets) = clients.join_next().await {
+            all.extend(tickets.unwrap());
+        }
+        assert_eq!(all.len(), 8 * 2050);
+        cluster.server(1).start().unwrap();
+
+        let created = made(&cluster, &[0, 1, 2], &request(&cluster, &[2])).await;
+        assert_eq!(residues(&created), [(3, Role::Created)]);
+        let mut clients = work(&[0, 1, 2], 500).await;
+        while let Some(tickets) = clients.join_next().await {
+            all.extend(tickets.unwrap());
+        }
+        all_different(&all, &[1, 2, 3]);
+        // Which of a block are lost is known to nobody, but the third host began where the others were.
+        let third = all.iter().filter(|ticket| **ticket % 16 == 3).min().unwrap();
+        assert!(*third > 1600, "{third}");
+    }
+
+    /// What is killed at once gives no ticket again, whoever's transaction wrote the WAL record that covers it.
+    async fn a_crash_gives_nothing_again(version) {
+        let cluster = TestCluster::start(version, 1);
+        made(&cluster, &[0], &request(&cluster, &[0])).await;
+        cluster.superuser(0).await.batch_execute("ALTER DATABASE app SET synchronous_commit = off").await.unwrap();
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            let mut clients = tokio::task::JoinSet::new();
+            for _ in 0..4 {
+                let source = source(&cluster, &[0], 1);
+                clients.spawn(async move {
+                    let mut tickets = Vec::new();
+                    while let Ok(ticket) = source.next().await {
+                        tickets.push(ticket);
+                    }
+                    tickets
+                });
+            }
+            // Until everybody has some.
+            let watch = cluster.app(0).await;
+            let sql = "SELECT last_value FROM pgshard_tickets.ticket_users";
+            let begun: i64 = watch.query_one(sql, &[]).await.unwrap().get(0);
+            while watch.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) < begun + 300 {
+                tokio::task::yield_now().await;
+            }
+            cluster.server(0).stop(StopMode::Immediate).unwrap();
+            while let Some(tickets) = clients.join_next().await {
+                all.extend(tickets.unwrap());
+            }
+            cluster.server(0).start().unwrap();
+        }
+        assert!(all.len() > 900, "{}", all.len());
+        all_different(&all, &[1]);
+    }
+
+    /// Again, at the same time, with another stride, without a host that is needed, and with what may never be.
+    async fn create_again_and_refusals(version) {
+        let cluster = TestCluster::start(version, 3);
+        // Two at once make one series with a residue for each host.
+        let (all, both) = (hosts(&cluster, &[0, 1]), request(&cluster, &[0, 1]));
+        let (one, two) =
+            tokio::join!(create(&all, &both, Uuid::new_v4()), create(&all, &both, Uuid::new_v4()));
+        let numbers = |created: Vec<Created>| created.iter().map(|host| host.residue).collect::<Vec<_>>();
+        assert_eq!((numbers(one.unwrap()), numbers(two.unwrap())), (vec![1, 2], vec![1, 2]));
+        let again = made(&cluster, &[0, 1], &both).await;
+        assert_eq!(residues(&again), [(1, Role::Unchanged), (2, Role::Unchanged)]);
+
+        // Raised, and never lowered.
+        let from = |start| Create { start: Some(start), ..request(&cluster, &[0]) };
+        assert_eq!(residues(&made(&cluster, &[0, 1], &from(1_000_000)).await), [(1, Role::Raised)]);
+        assert_eq!(source(&cluster, &[0], 1).next().await.unwrap(), 1_000_001);
+        assert_eq!(residues(&made(&cluster, &[0, 1], &from(10)).await), [(1, Role::Unchanged)]);
+        assert_eq!(source(&cluster, &[0], 1).next().await.unwrap(), 1_000_017);
+
+        let refused = async |all: &[usize], request: &Create| {
+            match create(&hosts(&cluster, all), request, Uuid::new_v4()).await {
+                Err(tickets::Error::Refused(refusals)) => refusals,
+                other => panic!("{other:?}"),
+            }
+        };
+        let two = Create { stride: Some(2), ..both.clone() };
+        assert_eq!(refused(&[0, 1], &two).await, [Refusal::StrideDiffers { recorded: 16 }]);
+
+        // A host that began on its own has residue 1 too, in a series of its own: never beside the others.
+        made(&cluster, &[2], &request(&cluster, &[2])).await;
+        assert!(matches!(refused(&[0, 1, 2], &request(&cluster, &[2])).await[..], [Refusal::SeriesDiffer { .. }]));
+        let mixed = source(&cluster, &[0, 2], 1);
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            seen.push(mixed.next().await.unwrap() > 1_000_000);
+        }
+        let used: BTreeSet<bool> = seen.into_iter().collect();
+        assert_eq!(used.len(), 1, "only the series that came first is used");
+
+        // A copy of a database under another name is none of the hosts.
+        let copy = vec![TicketHost { name: cluster.name(1), connect: connect(&cluster, 0) }];
+        let error = Tickets::new(Options::new(users(), copy.clone())).next().await.unwrap_err();
+        assert!(error.to_string().contains("it gives the tickets of db1"), "{error}");
+        let error = create(&copy, &request(&cluster, &[1]), Uuid::new_v4()).await.unwrap_err();
+        assert!(matches!(&error, tickets::Error::Refused(said) if matches!(said[..], [Refusal::HostName { .. }])), "{error}");
+
+        // The rows themselves hold: nobody else gets a residue that is taken.
+        let sql = "INSERT INTO pgshard_tickets.claim (name, residue, host_name) VALUES ('users', 1, 'db9')";
+        let error = cluster.app(0).await.execute(sql, &[]).await.unwrap_err();
+        assert_eq!(error.code().unwrap().code(), "23505");
+
+        let nobody = Options::new(TicketName::new("groups").unwrap(), hosts(&cluster, &[0]));
+        let error = Tickets::new(nobody).next().await.unwrap_err();
+        assert!(error.to_string().contains("pgshard tickets create groups --hosts db1"), "{error}");
+    }
+
+    /// db2 is lost for ever: its residue is not given away, but to a host that is told where to begin.
+    async fn a_lost_host(version) {
+        let cluster = TestCluster::start(version, 3);
+        let odd_and_even = Create { stride: Some(2), ..request(&cluster, &[0, 1]) };
+        assert_eq!(residues(&made(&cluster, &[0, 1], &odd_and_even).await), [(1, Role::Created), (0, Role::Created)]);
+        let mut before = source(&cluster, &[0, 1], 1).next_many(100).await.unwrap();
+        before.extend(source(&cluster, &[1], 1).next_many(100).await.unwrap());
+        cluster.server(1).stop(StopMode::Immediate).unwrap();
+
+        let third = request(&cluster, &[2]);
+        let still_in_config = create(&hosts(&cluster, &[0, 1, 2]), &third, Uuid::new_v4()).await;
+        assert!(matches!(still_in_config, Err(tickets::Error::Connect { .. })), "every host must answer");
+        let refused = create(&hosts(&cluster, &[0, 2]), &third, Uuid::new_v4()).await.unwrap_err();
+        assert!(refused.to_string().contains("all 2 residues are taken"), "{refused}");
+        let replace = Create { replace: Some(cluster.name(1)), ..third };
+        let refused = create(&hosts(&cluster, &[0, 2]), &replace, Uuid::new_v4()).await.unwrap_err();
+        assert!(refused.to_string().contains("--start"), "{refused}");
+
+        let with_start = Create { start: Some(5000), ..replace };
+        assert_eq!(residues(&made(&cluster, &[0, 2], &with_start).await), [(0, Role::Created)]);
+        assert_eq!(residues(&made(&cluster, &[0, 2], &with_start).await), [(0, Role::Unchanged)]);
+        let after = source(&cluster, &[2], 1).next_many(100).await.unwrap();
+        assert!(after.iter().all(|ticket| *ticket >= 5000 && ticket % 2 == 0));
+        assert!(after.iter().all(|ticket| !before.contains(ticket)));
+
+        // It comes back all the same: together with its heir it is refused.
+        cluster.server(1).start().unwrap();
+        let refused = create(&hosts(&cluster, &[0, 1, 2]), &request(&cluster, &[1]), Uuid::new_v4()).await.unwrap_err();
+        assert!(refused.to_string().contains("residue 0 is"), "{refused}");
+        let beside = source(&cluster, &[1, 2], 1);
+        let mut residues = BTreeSet::new();
+        for _ in 0..4 {
+            residues.insert(beside.next().await.unwrap() >= 5000);
+        }
+        assert_eq!(residues.len(), 1, "one of the two is not used");
+    }
+
+    /// A future that is dropped while its block is on the way, and a source that is dropped with a block: gaps, no repeats.
+    async fn a_block_that_is_dropped(version) {
+        let cluster = TestCluster::start(version, 2);
+        made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
+        let mut all = Vec::new();
+        let source_of_all = source(&cluster, &[0, 1], 10);
+        for round in 0..300_u64 {
+            let limit = Duration::from_micros(round * 7 % 900);
+            if let Ok(ticket) = tokio::time::timeout(limit, source_of_all.next()).await {
+                all.push(ticket.unwrap());
+            }
+            if let Ok(tickets) = tokio::time::timeout(limit, source_of_all.next_many(7)).await {
+                all.extend(tickets.unwrap());
+            }
+            if round % 30 == 0 {
+                let short_lived = source(&cluster, &[0, 1], 10);
+                all.push(short_lived.next().await.unwrap());
+                assert_eq!(short_lived.ahead(), 9);
+            }
+        }
+        assert!(source_of_all.ahead() <= 20);
+        all.extend(source_of_all.next_many(1000).await.unwrap());
+        all_different(&all, &[1, 2]);
+        assert!(matches!(source_of_all.next_many(100_001).await, Err(tickets::Error::BatchTooLarge { count: 100_001 })));
+
+        let nowhere = "postgres://app@127.0.0.1:1/app?connect_timeout=1";
+        let nowhere = TicketHost { name: cluster.name(0), connect: ConnectOptions::parse(nowhere).unwrap() };
+        let error = Tickets::new(Options::new(users(), vec![nowhere])).next().await.unwrap_err();
+        assert!(error.to_string().contains("host db1 is out of reach"), "{error}");
+    }
+
+    /// A database that went back in time: a source that saw it before says so instead of giving its tickets again.
+    async fn a_sequence_that_went_back(version) {
+        let cluster = TestCluster::start(version, 1);
+        made(&cluster, &[0], &request(&cluster, &[0])).await;
+        let source = source(&cluster, &[0], 1);
+        source.next_many(10).await.unwrap();
+        cluster.app(0).await.batch_execute("SELECT setval('pgshard_tickets.ticket_users', 1)").await.unwrap();
+        let error = source.next().await.unwrap_err();
+        assert!(error.to_string().contains("went back, from 145 to 33"), "{error}");
+        made(&cluster, &[0], &Create { start: Some(1000), ..request(&cluster, &[0]) }).await;
+        assert_eq!(source.next().await.unwrap(), 1009);
+
+        // Runs of 8,192 unless something else is said: the users of one host are on every shard.
+        let groups = TicketName::new("groups").unwrap();
+        let request = Create { name: groups.clone(), run: None, ..request(&cluster, &[0]) };
+        made(&cluster, &[0], &request).await;
+        let source = Tickets::new(Options::new(groups, hosts(&cluster, &[0])));
+        let tickets = source.next_many(8193).await.unwrap();
+        let shards: HashSet<i64> = tickets.iter().map(|ticket| ticket % 4096).collect();
+        assert_eq!((shards.len(), tickets[0], tickets[8191], tickets[8192]), (4096, 8192, 16_383, 139_264));
+    }
+
+    /// Many processes lease at once: each has a number of its own. One that is stopped past its lease is fenced by the
+    /// milliseconds it was granted, and knows when it asks.
+    async fn leases(version) {
+        let cluster = TestCluster::start(version, 1);
+        let store = WorkerLeases::new(connect(&cluster, 0), "test");
+        let term = |now_ms, ms| Term { now_ms, length: Duration::from_millis(ms), keep: Duration::from_millis(ms) };
+        assert!(matches!(store.acquire(Uuid::new_v4(), term(1000, 60_000)).await, Err(lease::Error::NotInstalled)));
+        let (one, two) = tokio::join!(store.install(), store.install());
+        one.and(two).unwrap();
+
+        let mut processes = tokio::task::JoinSet::new();
+        for _ in 0..16 {
+            let store = store.clone();
+            processes.spawn(async move { store.acquire(Uuid::new_v4(), term(1000, 60_000)).await.unwrap() });
+        }
+        let mut workers = BTreeSet::new();
+        while let Some(grant) = processes.join_next().await {
+            let grant: Grant = grant.unwrap();
+            assert_eq!((grant.floor_ms, grant.ceiling_ms), (0, 61_000));
+            assert!(workers.insert(grant.worker));
+        }
+        assert_eq!(workers, (0..16).collect());
+        let other = WorkerLeases::new(connect(&cluster, 0), "other");
+        assert_eq!(other.acquire(Uuid::new_v4(), term(1000, 60_000)).await.unwrap().worker, 0, "a space of its own");
+
+        // All numbers but one are held.
+        let fill = "INSERT INTO pgshard_workers.lease (space, worker, token, ceiling_ms, expires_at)
+            SELECT 'test', n, gen_random_uuid(), 0, now() + interval '1 hour' FROM generate_series(16, 1022) n";
+        let fill = fill.replace("gen_random_uuid()", "md5(n::text)::uuid");
+        cluster.app(0).await.batch_execute(&fill).await.unwrap();
+        let last = store.acquire(Uuid::new_v4(), term(5000, 300)).await.unwrap();
+        assert_eq!((last.worker, last.floor_ms, last.ceiling_ms), (1023, 0, 5300));
+        let none = store.acquire(Uuid::new_v4(), term(5000, 300)).await;
+        assert!(matches!(none, Err(lease::Error::NoneFree { .. })));
+        let renewed = store.renew(last, term(5100, 300)).await.unwrap().unwrap();
+        assert_eq!(renewed.ceiling_ms, 5400);
+        // A clock that stepped back lowers no ceiling.
+        assert_eq!(store.renew(last, term(100, 300)).await.unwrap().unwrap().ceiling_ms, 5400);
+
+        // Its lease ends; it could renew, were it not that somebody else has the number by now.
+        let next = loop {
+            match store.acquire(Uuid::new_v4(), term(5200, 60_000)).await {
+                Ok(grant) => break grant,
+                Err(error) => assert!(matches!(error, lease::Error::NoneFree { .. }), "{error}"),
+            }
+        };
+        assert_eq!((next.worker, next.floor_ms, next.ceiling_ms), (1023, 5401, 65_401));
+        assert_eq!(store.renew(last, term(5300, 300)).await.unwrap(), None);
+    }
+
+    /// Generators as an application has them: eight tasks on each, a lease that is lost in the middle, a server that
+    /// restarts; and what was given is all different.
+    async fn snowflakes(version) {
+        let cluster = TestCluster::start(version, 1);
+        let store = WorkerLeases::new(connect(&cluster, 0), "test");
+        store.install().await.unwrap();
+        let mut options = snowflake::Options::new(Epoch::from_unix_ms(1_700_000_000_000).unwrap());
+        let (one, two) =
+            tokio::join!(Snowflake::start(store.clone(), options.clone()), Snowflake::start(store.clone(), options.clone()));
+        let generators = [one.unwrap(), two.unwrap()];
+        assert_ne!(generators[0].worker(), generators[1].worker());
+
+        let mut tasks = tokio::task::JoinSet::new();
+        for number in 0..8 {
+            let generator = generators[number % 2].clone();
+            tasks.spawn(async move {
+                let mut ids = generator.next_many(20_000).await.unwrap();
+                for _ in 0..5000 {
+                    ids.push(generator.next().await.unwrap());
+                }
+                assert!(ids.is_sorted(), "each caller's IDs grow");
+                ids
+            });
+        }
+        let lost = generators[0].worker();
+        cluster.app(0).await.batch_execute("UPDATE pgshard_workers.lease SET token = md5('')::uuid WHERE worker = 0").await.unwrap();
+        for generator in &generators {
+            generator.renew().await.unwrap();
+        }
+        let mut all = HashSet::new();
+        while let Some(ids) = tasks.join_next().await {
+            for id in ids.unwrap() {
+                assert!(all.insert(id), "{:?} comes twice", Fields::decode(id));
+            }
+        }
+        assert_eq!(all.len(), 8 * 25_000);
+        let workers: BTreeSet<_> = generators.iter().map(|generator| generator.worker().unwrap()).collect();
+        assert_eq!(workers.len(), 2);
+        assert!(workers.contains(&2), "whoever had number 0 ({lost:?} or the other) has another");
+
+        // Without the database IDs go on until the lease ends, and then stop with an error that says so.
+        options.lease = Duration::from_millis(1500);
+        options.margin = Duration::from_millis(500);
+        let short = Snowflake::acquire(store, options, pgshard::idgen::SystemClock::shared()).await.unwrap();
+        cluster.server(0).stop(StopMode::Fast).unwrap();
+        let mut given = 0;
+        let error = loop {
+            match short.next().await {
+                Ok(id) => assert!(all.insert(id)),
+                Err(error) => break error,
+            }
+            given += 1;
+        };
+        assert!(given > 0 && error.to_string().contains("no worker number is leased"), "{given}: {error}");
+        cluster.server(0).start().unwrap();
+        assert!(all.insert(short.next().await.unwrap()));
+    }
+}
