@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 /// ARCHITECTURE.md.
 const ORDER: [&str; 12] =
     ["shard", "id", "map", "pg", "store", "idgen", "router", "fanout", "schema", "mover", "config", "dev"];
-    ["shard", "id", "map", "pg", "store", "idgen", "router", "fanout", "schema", "mover", "config", "dev"];
 
 /// Beside the order: these do not know of each other, although one stands before the other.
 const STRANGERS: [(&str, &str); 2] = [("mover", "router"), ("mover", "fanout")];
