@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! pgshard dev up --hosts 2 --shards 256 --dir photo_dev
-//! cp examples/photo_app/migrations/* photo_dev/migrations/        # in place of the sample that stands there
+//! rm photo_dev/migrations/*                                       # the sample that stands there
+//! cp examples/photo_app/migrations/* photo_dev/migrations/
 //! pgshard --config photo_dev/pgshard.toml bootstrap
 //! PGSHARD_CONFIG=photo_dev/pgshard.toml cargo run --example photo_app
 //!

@@ -1,17 +1,126 @@
-//! pgshard
-pub mod config;
-pub mod dev;
-pub mod fanout;
-pub mod id;
-pub mod idgen;
-pub mod map;
-pub mod mover;
-pub mod pg;
-pub mod router;
-pub mod schema;
+//! PostgreSQL sharded the way Instagram did it in 2012: thousands of logical shards, each a schema, on a few servers;
+//! IDs that carry their shard, made in the database; and shards that move between servers while the application runs.
+//!
+//! # Words
+//!
+//! - A **shard** ([`ShardId`]) is one logical shard: one schema, `shard_0007`. There are N of them ([`ShardCount`], at
+//!   most 8192), and N never changes.
+//! - A **host** is one PostgreSQL database that holds shards, by the name that the config gives it
+//!   ([`map::HostName`]).
+//! - The **key**, normally the user's ID, picks the shard: key mod N.
+//! - An **ID** ([`id::Id`]) is 64 bits: 41 of milliseconds, 13 of shard, 10 of sequence.
+//! - The **map** ([`map::ShardMap`]) says which host serves which shard. It has a version; each shard in it has an epoch,
+//!   which grows with every move.
+//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** makes the source refuse a shard, and
+//!   leaves a **signpost** there: a schema of the same name that answers "moved, ask there".
+//!
+//! `docs/glossary.md` has the others.
+//!
+//! # Example
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let router = pgshard::connect("pgshard.toml").await?;
+//!
+//! // The key picks the shard; the database makes the ID.
+//! let user = 31341_i64;
+//! let row = router.by_key(user)
+//!     .query_one("INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id", &[&user, &"Prague"]).await?;
+//! let id: i64 = row.get(0);
+//!
+//! // The ID knows its shard.
+//! let photo = router.by_id(id)?.query_one("SELECT title FROM {shard}.photos WHERE id = $1", &[&id]).await?;
+//!
+//! // A transaction on one shard. It is run again, whole, if the shard moves meanwhile.
+//! router.by_id(id)?.transaction(async |tx| {
+//!     tx.execute("INSERT INTO {shard}.likes (photo_id, user_id) VALUES ($1, $2)", &[&id, &user]).await?;
+//!     tx.execute("UPDATE {shard}.photos SET likes = likes + 1 WHERE id = $1", &[&id]).await
+//! }).await?;
+//!
+//! // Many IDs, and every shard.
+//! let rows = router.by_ids(&[id]).query("SELECT * FROM {shard}.photos WHERE id = ANY($1)").await?;
+//! let mut counts = router.all_shards().query("SELECT count(*) FROM {shard}.photos", &[]);
+//! while let Some((shard, rows)) = counts.next().await {
+//!     let count: i64 = rows?[0].get(0);
+//! }
+//! # Ok(()) }
+//! ```
+//!
+//! `examples/photo_app.rs` is a whole web service on it.
+//!
+//! # Guarantees
+//!
+//! 1. A key's shard never changes, nor the layout of an ID.
+//! 2. At most one host serves a shard; while a move hands it over, none. The databases see to it, not the map: a router
+//!    with an old map is refused by the signpost, and goes on to the right host.
+//! 3. Every write that was acknowledged is on the host that serves the shard.
+//! 4. A move that dies is undone until the source has decided, and can only be finished after that. No shard stays closed
+//!    for longer than a fence's deadline (ten seconds) because of a dead mover.
+//! 5. What the router may run again, it runs again: statements, and transactions given as closures. What may have
+//!    committed in part it never does ([`router::Error::NotRepeated`], [`router::Error::InDoubt`]).
+//! 6. No password is in an error, in `Debug` or in a log line.
+//!
+//! The second and third have one condition: a fail-over to a standby that has not received the last commits can take a
+//! fence back. `docs/operating.md` says what then.
+//!
+//! # What it does not do
+//!
+//! - No transaction over several shards, no join of them, no foreign key between them.
+//! - It is a library and no proxy: it parses no SQL, and each statement names its shard.
+//! - It does not split shards, and cannot change N. Take many.
+//! - It does not replicate, back up or fail over. Hosts are whatever PostgreSQL you trust.
+//! - Not yet: moves that copy while the shard is open, rollback of a finished move, `rebalance` and `drain`, the map in
+//!   PostgreSQL.
+//!
+//! # Modules
+//!
+//! In this order; each uses only those before it, and `router` and `fanout` have nothing to do with `mover`.
+//! `ARCHITECTURE.md` has the reasons.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | `shard` (at the root) | [`ShardId`], [`ShardCount`], [`SchemaPrefix`]: pure |
+//! | [`id`] | IDs, their epoch, spans of time as ranges of IDs: pure |
+//! | [`map`] | the shard map: pure |
+//! | [`pg`] | connecting, TLS, passwords, quoting, SQLSTATEs, `{shard}` in SQL |
+//! | [`store`] | where the map is kept |
+//! | [`idgen`] | IDs that do not come from a shard: tickets, snowflakes and their kin |
+//! | [`router`] | from a key or an ID to rows, moves or no moves |
+//! | [`fanout`] | many shards at once |
+//! | [`schema`] | bootstrap, migrations, catalogs, what is there compared with what should be |
+//! | [`mover`] | moves |
+//! | [`config`] | `pgshard.toml`, and [`connect`] |
+//! | [`dev`] | throwaway local servers |
+
 mod shard;
+
+pub mod id;
+
+pub mod map;
+
+pub mod pg;
+
 pub mod store;
+
+pub mod idgen;
+
+pub mod router;
+
+pub mod fanout;
+
+pub mod schema;
+
+pub mod mover;
+
+pub mod config;
+
+pub mod dev;
 
 pub use config::connect;
 pub use router::Router;
 pub use shard::{PrefixError, SchemaPrefix, ShardCount, ShardId};
+
+/// The README's Rust is compiled with the documentation's other examples.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -181,6 +181,7 @@ DECLARE
     s      pgshard.shard%ROWTYPE;
     inside oid;
     post   text;
+    bound  text;
     keeper oid := (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard');
     r      record;
     made   integer := 0;
@@ -197,6 +198,19 @@ BEGIN
             MESSAGE = format('the owner of the schema pgshard, %s, may not rename schema %s', keeper::regrole, s.schema_name),
             HINT = format('GRANT %s TO %s', (SELECT nspowner::regrole FROM pg_namespace WHERE oid = inside), keeper::regrole);
     END IF;
+    -- A BEGIN ATOMIC body holds OIDs, and a call of it by a prepared statement or a cached plan looks at no table on the way: in
+    -- a transaction that is older than the swap it would write to the old copy, long after the barrier. Bodies that are text
+    -- resolve their names when they lock.
+    SELECT p.oid::regprocedure::text INTO bound
+    FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+    JOIN pg_class c ON d.refclassid = 'pg_class'::regclass AND c.oid = d.refobjid
+    WHERE p.pronamespace = inside AND p.provolatile = 'v' AND c.relnamespace = inside AND c.relkind <> 'S'
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002',
+            MESSAGE = format('shard %s: %s is bound to a table by BEGIN ATOMIC and would write past the fence', p_shard, bound),
+            HINT = 'Give it a body that is text (AS ''...''), or make it STABLE if it only reads.';
+    END IF;
     post := s.schema_name || '__signpost';
     INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('signpost', post, p_move, p_shard);
     EXECUTE format('CREATE SCHEMA %I AUTHORIZATION %s', post, keeper::regrole);
@@ -205,7 +219,7 @@ BEGIN
         SELECT c.relname,
                coalesce(string_agg(format('%I %s', a.attname,
                             CASE WHEN t.typnamespace = inside THEN 'text' ELSE format_type(a.atttypid, -1) END),
-                        ', ' ORDER BY a.attnum), 'pgshard_signpost text') AS columns
+                        ', ' ORDER BY a.attnum) FILTER (WHERE a.attname IS NOT NULL), 'pgshard_signpost text') AS columns
         FROM pg_class c
         LEFT JOIN (pg_attribute a JOIN pg_type t ON t.oid = a.atttypid)
                ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -241,7 +255,8 @@ BEGIN
             FROM (
                 SELECT u.mode, u.name, u.place, coalesce(u.mode, 'i') NOT IN ('o', 't') AS takes,
                        count(*) FILTER (WHERE coalesce(u.mode, 'i') NOT IN ('o', 't')) OVER (ORDER BY u.place) AS n,
-                       CASE WHEN t.typnamespace = inside THEN 'text' ELSE format_type(u.type, NULL) END AS type,
+                       CASE WHEN t.typnamespace <> inside THEN format_type(u.type, NULL)
+                            WHEN u.mode = 'v' THEN 'text[]' ELSE 'text' END AS type,
                        t.typtype = 'p' AND t.typname !~ '^any.' AND t.typname <> 'record' AS foreign_to_plpgsql
                 FROM unnest(coalesce(p.proallargtypes, p.proargtypes::oid[]), p.proargmodes, p.proargnames)
                      WITH ORDINALITY AS u(type, mode, name, place)
@@ -359,7 +374,11 @@ RETURNS SETOF record LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp
     SELECT l.pid, l.mode, coalesce(c.relname, 'the schema')::text,
            extract(epoch FROM clock_timestamp() - a.xact_start)::double precision, left(a.query, 200)
     FROM pg_locks l
-    LEFT JOIN pg_class c ON l.locktype = 'relation' AND c.oid = l.relation AND c.relnamespace = p_left
+    -- Not indexes: whoever writes to one has its table locked, except VACUUM.
+    -- OFFSET 0 makes it a look-up by OID for each lock, instead of a scan of what may be a hundred thousand relations.
+    LEFT JOIN LATERAL (SELECT oid, relname, relnamespace, relkind FROM pg_class
+                       WHERE l.locktype = 'relation' AND oid = l.relation OFFSET 0) c
+           ON c.relnamespace = p_left AND c.relkind NOT IN ('i', 'I')
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.pid IS DISTINCT FROM pg_backend_pid()

@@ -135,7 +135,7 @@ fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<P
 }
 
 /// The keys of a connection string that a slip may have missed.
-const URL_KEYS: [&str; 21] = [
+const URL_KEYS: [&str; 22] = [
     "application_name",
     "channel_binding",
     "connect_timeout",
@@ -156,6 +156,7 @@ const URL_KEYS: [&str; 21] = [
     "sslnegotiation",
     "sslrootcert",
     "target_session_attrs",
+    "tcp_user_timeout",
     "user",
 ];
 

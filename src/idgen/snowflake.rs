@@ -2,7 +2,7 @@
 //! so a `bigint` that is never negative.
 //!
 //! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a second. Needs a worker number
-//! of its own, leased from the database every few seconds ([`super::lease`]); an ID itself needs no round trip.
+//! of its own, leased from the database every few seconds (`lease`); an ID itself needs no round trip.
 //!
 //! What may not break: no ID is made outside the milliseconds that the lease grants, so that a process that was stopped for
 //! however long makes none that the next holder of its number makes. Besides that, a generator stops a margin before its lease

@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
+use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
 use super::error::Error;
@@ -16,7 +17,7 @@ use super::journal::Entry;
 use super::names::{MoveId, Names};
 use super::session::Session;
 use super::state::Phase;
-use super::{Mover, Report, ShardReport, border};
+use super::{Mover, Report, ShardReport, border, step};
 
 /// Something that [`Mover::gc`] put right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error>
         );
         return Err(Error::NotNow { shard: early.shard, phase: early.phase, reason });
     }
-    let mut report = Report { id, done: Vec::new(), failed: Vec::new() };
+    let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
     for entry in entries.iter().filter(|entry| entry.phase != Phase::Aborted) {
         match complete_shard(mover, entry).await {
             Ok(()) => report.done.push(ShardReport { phase: Phase::Completed, ..ShardReport::of(entry) }),
@@ -86,6 +87,18 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
     }
     let left = names.left(entry.epoch);
     alone(mover, &source, &left).await?;
+    if let Some(oid) = facts::schema_oid(&source, &left).await? {
+        // DDL that takes no lock we can see (a GRANT; before 18 a new function or type, too) may have been under way at the
+        // fence and committed after it. It is in the old copy only, and whoever made it was told that it is done.
+        let kept = fingerprint(&step::facts(&source, &Namespace::Oid(oid)).await?);
+        if entry.fingerprint.as_deref() != Some(kept.as_str()) {
+            return Err(not_now(format!(
+                "{left} on host {} is not as it was copied: somebody altered it since, or while it was fenced. Compare its \
+                 functions, types and grants with those of {} on host {}, drop {left} by hand, then complete the move",
+                entry.source, names.schema, entry.target
+            )));
+        }
+    }
     let what = "dropping the old copy";
     // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; a reader that is
     // still at work there makes it give up after two seconds.
@@ -104,7 +117,7 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
     source.batch(what, "COMMIT").await?;
     for (name, of) in ledger(&target, "old signpost").await? {
         if of.shard == shard && of.id == entry.id {
-            drop_schema(&target, "old signpost", &name).await?;
+            drop_schema(&target, "old signpost", &name, &of).await?;
         }
     }
     Ok(())
@@ -140,95 +153,127 @@ async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Of)>, Erro
     Ok(rows.iter().filter_map(of).collect())
 }
 
-/// Drops a schema together with its row in the ledger.
+/// Drops a schema together with its row in the ledger. False if the row is gone, or another move's by now: then the schema
+/// is another's too, or nobody's.
 ///
-/// Locks: ACCESS EXCLUSIVE on the schema's relations, for one transaction; gives up after two seconds.
-async fn drop_schema(session: &Session, kind: &str, name: &str) -> Result<(), Error> {
+/// Locks: the ledger's row, which a move writes before it makes a schema of this name; ACCESS EXCLUSIVE on the schema's
+/// relations; for one transaction. Gives up after two seconds.
+async fn drop_schema(session: &Session, kind: &str, name: &str, of: &Of) -> Result<bool, Error> {
     let what = "dropping what a move left";
-    session.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(name))).await?;
-    session.execute(what, "DELETE FROM pgshard.ledger WHERE kind = $1 AND name = $2", &[&kind, &name]).await?;
-    if kind == "incoming" {
-        let sql = "DELETE FROM pgshard.incoming WHERE schema_name || '__incoming' = $1";
-        session.execute(what, sql, &[&name]).await?;
+    session.batch(what, "BEGIN").await?;
+    let dropped = drop_in_transaction(session, what, (kind, name), of).await;
+    session.batch(what, if matches!(dropped, Ok(true)) { "COMMIT" } else { "ROLLBACK" }).await?;
+    dropped
+}
+
+async fn drop_in_transaction(
+    session: &Session,
+    what: &'static str,
+    (kind, name): (&str, &str),
+    of: &Of,
+) -> Result<bool, Error> {
+    let (id, shard) = (of.id.uuid(), of.shard.as_i32());
+    let sql = "DELETE FROM pgshard.ledger WHERE kind = $1 AND name = $2 AND move_id = $3";
+    if session.execute(what, sql, &[&kind, &name, id]).await? == 0 {
+        return Ok(false);
     }
-    session.batch(what, "COMMIT").await
+    if kind == "incoming" {
+        let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1 FOR UPDATE";
+        let coming = session.rows(what, sql, &[&shard]).await?;
+        if coming.first().is_some_and(|row| row.get::<_, Uuid>(0) != *id) {
+            return Ok(false);
+        }
+        session.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
+    }
+    session.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(name))).await?;
+    Ok(true)
 }
 
 /// Looks on every host for what dead moves left.
 pub(super) async fn gc(mover: &Mover) -> CleanupReport {
     let mut report = CleanupReport::default();
-    let hosts: Vec<HostName> = mover.hosts.names().cloned().collect();
-    for host in &hosts {
+    let mut sessions = Vec::new();
+    for host in mover.hosts.names() {
         // Fences and opens of all hosts first: they decide which schemas are somebody's.
-        if let Err(error) = settle(mover, host, &mut report).await {
-            report.failed.push((host.clone(), error));
+        match settle(mover, host, &mut report).await {
+            Ok(Some(session)) => sessions.push(session),
+            Ok(None) => {}
+            Err(error) => report.failed.push((host.clone(), error)),
         }
     }
-    for host in &hosts {
-        if report.failed.iter().any(|(failed, _)| failed == host) {
-            continue;
-        }
-        if let Err(error) = sweep(mover, host, &mut report).await {
-            report.failed.push((host.clone(), error));
+    for session in sessions {
+        if let Err(error) = sweep(mover, &session, &mut report).await {
+            report.failed.push((session.host.clone(), error));
         }
     }
     report
 }
 
-/// Swaps back fences past their deadline, opens shards that are decided.
-async fn settle(mover: &Mover, host: &HostName, report: &mut CleanupReport) -> Result<(), Error> {
+/// Swaps back fences past their deadline, opens shards that are decided. What fails for one shard is in the report, and the
+/// others go on. Gives the session; none where there is no control schema.
+async fn settle(mover: &Mover, host: &HostName, report: &mut CleanupReport) -> Result<Option<Session>, Error> {
     let session = mover.hosts.open(host).await?;
     if !session.is_bootstrapped().await? {
-        return Ok(());
+        return Ok(None);
     }
     let shard_of = |row: &tokio_postgres::Row| u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new);
     let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'fenced' AND fence_deadline < clock_timestamp()";
     for shard in session.rows("looking for fences", sql, &[]).await?.iter().filter_map(shard_of) {
         // Locks: as pgshard.expire_fence says.
-        let row = session.row("swapping back", "SELECT pgshard.expire_fence($1)", &[&shard.as_i32()]).await?;
-        if row.get(0) {
-            let what = "its fence was past its deadline: swapped back, it is served here".to_owned();
-            report.cleaned.push(Cleaned { host: host.clone(), shard, what });
-        }
+        let expired = session.row("swapping back", "SELECT pgshard.expire_fence($1)", &[&shard.as_i32()]).await;
+        let what = "its fence was past its deadline: swapped back, it is served here";
+        report.add(host, shard, what, expired.map(|row| row.get(0)));
     }
     let sql = "SELECT s.shard_id, s.peer, s.open_token FROM pgshard.shard s JOIN pgshard.move m USING (move_id, shard_id)
         WHERE s.state = 'moved' AND m.phase = 'decided' AND s.open_token IS NOT NULL AND m.lease_until < clock_timestamp()";
     for row in session.rows("looking for decided shards", sql, &[]).await? {
         let (Some(shard), Ok(peer)) = (shard_of(&row), HostName::new(row.get(1))) else { continue };
-        let token: Uuid = row.get(2);
-        let target = mover.hosts.open(&peer).await?.for_shard(shard);
-        // Locks: as pgshard.finish_open says.
-        let sql = "SELECT pgshard.finish_open($1, $2)";
-        if target.row("opening the target", sql, &[&shard.as_i32(), &token]).await?.get(0) {
-            let what = "it was decided but not opened: opened".to_owned();
-            report.cleaned.push(Cleaned { host: peer, shard, what });
+        let opened = finish_open(mover, &peer, shard, row.get(2)).await;
+        report.add(&peer, shard, "it was decided but not opened: opened", opened);
+    }
+    Ok(Some(session))
+}
+
+/// Locks: as pgshard.finish_open says.
+async fn finish_open(mover: &Mover, peer: &HostName, shard: ShardId, token: Uuid) -> Result<bool, Error> {
+    let target = mover.hosts.open(peer).await?.for_shard(shard);
+    let sql = "SELECT pgshard.finish_open($1, $2)";
+    Ok(target.row("opening the target", sql, &[&shard.as_i32(), &token]).await?.get(0))
+}
+
+impl CleanupReport {
+    /// Takes in what became of one thing; `false` is that there was nothing to do any more.
+    fn add(&mut self, host: &HostName, shard: ShardId, what: &str, outcome: Result<bool, Error>) {
+        match outcome {
+            Ok(true) => self.cleaned.push(Cleaned { host: host.clone(), shard, what: what.to_owned() }),
+            Ok(false) => {}
+            Err(error) => self.failed.push((host.clone(), error)),
+        }
+    }
+}
+
+/// Drops the schemas of moves that have ended. One that cannot be dropped now is in the report, and the others go on.
+async fn sweep(mover: &Mover, session: &Session, report: &mut CleanupReport) -> Result<(), Error> {
+    for kind in ["incoming", "signpost", "left", "old signpost"] {
+        for (name, of) in ledger(session, kind).await? {
+            let dropped = match has_ended(mover, session, kind, &of).await {
+                Ok(true) => drop_schema(session, kind, &name, &of).await,
+                other => other,
+            };
+            let what = format!("dropped {name}, left by the move {}", of.id);
+            report.add(&session.host, of.shard, &what, dropped);
         }
     }
     Ok(())
 }
 
-/// Drops the schemas of moves that have ended.
-async fn sweep(mover: &Mover, host: &HostName, report: &mut CleanupReport) -> Result<(), Error> {
-    let session = mover.hosts.open(host).await?;
-    if !session.is_bootstrapped().await? {
-        return Ok(());
-    }
-    for kind in ["incoming", "signpost", "left", "old signpost"] {
-        for (name, of) in ledger(&session, kind).await? {
-            let ended = match kind {
-                "incoming" => incoming_ended(mover, &session, &of).await?,
-                "signpost" => phase_of(&session, &of).await?.is_none_or(Phase::is_ended),
-                "left" => phase_of(&session, &of).await? == Some(Phase::Completed),
-                _ => true,
-            };
-            if ended {
-                drop_schema(&session, kind, &name).await?;
-                let what = format!("dropped {name}, left by the move {}", of.id);
-                report.cleaned.push(Cleaned { host: host.clone(), shard: of.shard, what });
-            }
-        }
-    }
-    Ok(())
+async fn has_ended(mover: &Mover, session: &Session, kind: &str, of: &Of) -> Result<bool, Error> {
+    Ok(match kind {
+        "incoming" => incoming_ended(mover, session, of).await?,
+        "signpost" => phase_of(session, of).await?.is_none_or(Phase::is_ended),
+        "left" => phase_of(session, of).await? == Some(Phase::Completed),
+        _ => true,
+    })
 }
 
 /// Whether the move that announced a shard here is over, by the journal of the host it comes from.
@@ -238,7 +283,9 @@ async fn incoming_ended(mover: &Mover, session: &Session, of: &Of) -> Result<boo
     match rows.first().map(|row| HostName::new(row.get(0))) {
         Some(Ok(source)) => {
             let source = mover.hosts.open(&source).await?;
-            Ok(phase_of(&source, of).await?.is_none_or(|phase| phase == Phase::Aborted))
+            // Kept and completed too: such a move has opened the shard, and what is there was announced once more by a
+            // mover that slept meanwhile.
+            Ok(phase_of(&source, of).await?.is_none_or(Phase::is_ended))
         }
         // The ledger's row was written together with this one: without it the schema is nobody's.
         _ => Ok(true),

@@ -20,7 +20,7 @@ use super::observe::{Observation, observe};
 use super::options::{Event, Options};
 use super::session::Session;
 use super::state::{self, Goal, Step};
-use super::step::{Blueprint, Outcome, ShardMove, Timings};
+use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::{Mover, ShardReport};
 
 /// One shard's part of a move, before anybody works on it.
@@ -89,7 +89,13 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
     }
     let hold = Hold { id: part.id, shard: part.shard, lease: Uuid::new_v4() };
     let open = async |host| Ok::<_, Error>(mover.hosts.open(host).await?.for_shard(part.shard));
-    let (source, target, beating) = tokio::try_join!(open(&part.source), open(&part.target), open(&part.source))?;
+    let target = match (goal, open(&part.target).await) {
+        (Goal::Abort, Err(gone @ (Error::Connect { .. } | Error::UnknownHost { .. }))) => {
+            return abort_without_target(mover, part, hold, gone).await;
+        }
+        (_, target) => target?,
+    };
+    let (source, beating) = tokio::try_join!(open(&part.source), open(&part.source))?;
     for session in [&source, &target, &beating] {
         sign(session, hold).await?;
     }
@@ -106,17 +112,34 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
     };
     match part.start {
         Start::Claim(mode) => claim(&work, &beating, part, mode, &mover.options).await?,
-        Start::TakeOver => take_over(&work, &beating, &mover.options).await?,
+        Start::TakeOver => {
+            take_over(&[&work.source, &work.target], &beating, hold, &mover.options).await?;
+            // Locks: the row of pgshard.incoming, for this one statement; waits for a transaction of the former mover to
+            // end.
+            let sql = "UPDATE pgshard.incoming SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
+            let (shard, id) = (hold.shard.as_i32(), hold.id.uuid());
+            work.target.execute("taking the lease over", sql, &[&shard, id, &hold.lease]).await?;
+        }
     }
     let heartbeat = Heartbeat::start(beating, hold, mover.options.leases);
-    let mut driver =
-        Driver { mover, work, heartbeat, goal, fences: 0, rebuilds: 0, built: None, fenced_at: None, pause: None };
+    let mut driver = Driver {
+        mover,
+        work,
+        heartbeat,
+        goal,
+        fences: 0,
+        rebuilds: 0,
+        built: None,
+        fenced_at: None,
+        pause: None,
+        failing_since: None,
+    };
     let outcome = driver.run().await;
     let error = outcome.as_ref().err().map(|error| chain(error));
-    match &outcome {
-        Err(Error::LeaseLost { .. }) => return outcome,
-        Err(_) => driver.leave_serving().await,
-        Ok(_) => {}
+    if outcome.is_err() {
+        // After a lost lease too: if only our connections are gone, nobody else serves the shard again before the
+        // deadline. If somebody has taken over, both this and the release name a lease that is no longer there.
+        driver.leave_serving().await;
     }
     // The lease is a courtesy by now: the shard is out of this mover's hands either way.
     if let Err(unreleased) = driver.work.source.release(hold, error.as_deref()).await {
@@ -152,24 +175,38 @@ async fn claim(
     work.at("after claim")
 }
 
-/// Makes the move ours on both hosts, and ends what its former mover still has open there: a transaction of a paused
-/// mover would keep rows locked for as long as it sleeps.
-async fn take_over(work: &ShardMove<'_>, beating: &Session, options: &Options) -> Result<(), Error> {
-    heartbeat::take_over(beating, work.hold, options.leases, &options.holder).await?;
-    for session in [&work.source, &work.target] {
+/// Aborts the move of a shard whose target cannot be asked: it may be gone for good, and the shard must be free to be moved
+/// elsewhere, and migrated. Nobody can open the target without the token of a decision that is now never taken; what the
+/// move has built there is dropped by gc if the target comes back.
+async fn abort_without_target(mover: &Mover, part: &Part, hold: Hold, gone: Error) -> Result<ShardReport, Error> {
+    let (source, beating) = (mover.hosts.open(&part.source).await?, mover.hosts.open(&part.source).await?);
+    let (source, beating) = (source.for_shard(part.shard), beating.for_shard(part.shard));
+    for session in [&source, &beating] {
+        sign(session, hold).await?;
+    }
+    take_over(&[&source], &beating, hold, &mover.options).await?;
+    undo::undo_at_source(&source, hold, part.epoch, &mover.prefix.schema(part.shard)).await?;
+    tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` clears up at the target");
+    mover.observer.tell(Event::Reached { shard: part.shard, phase: state::Phase::Aborted });
+    let entries = source.entries(Some(hold.id)).await?;
+    let entry = entries.iter().find(|entry| entry.shard == part.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
+    Ok(ShardReport::of(entry))
+}
+
+/// Makes the move ours, and ends what its former mover still has open on these hosts: a transaction of a paused mover would
+/// keep rows locked for as long as it sleeps.
+async fn take_over(sessions: &[&Session], beating: &Session, hold: Hold, options: &Options) -> Result<(), Error> {
+    heartbeat::take_over(beating, hold, options.leases, &options.holder).await?;
+    for session in sessions {
         // Locks: none. Ends only sessions of this very shard's move under another lease, of the same role.
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
              WHERE starts_with(application_name, $1) AND right(application_name, 8) <> $2
                AND usename = current_user AND datname = current_database()";
-        let lease = work.hold.lease.simple().to_string();
-        session.rows("ending the former mover's sessions", sql, &[&signature(work.hold), &&lease[..8]]).await?;
+        let lease = hold.lease.simple().to_string();
+        session.rows("ending the former mover's sessions", sql, &[&signature(hold), &&lease[..8]]).await?;
     }
     // A mover that was paused had it until just now. Without it, the next one to come would think that nobody lives.
-    heartbeat::lock_soon(beating, work.hold).await?;
-    // Locks: the row of pgshard.incoming, for this one statement; waits for a transaction of the former mover to end.
-    let sql = "UPDATE pgshard.incoming SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
-    let (shard, id) = (work.hold.shard.as_i32(), work.hold.id.uuid());
-    work.target.execute("taking the lease over", sql, &[&shard, id, &work.hold.lease]).await.map(drop)
+    heartbeat::lock_soon(beating, hold).await
 }
 
 struct Driver<'a> {
@@ -187,12 +224,15 @@ struct Driver<'a> {
     fenced_at: Option<Instant>,
     /// How long it lasted, once it is over.
     pause: Option<Duration>,
+    /// Since when deciding or opening has failed for a reason that may pass.
+    failing_since: Option<Instant>,
 }
 
 /// A shard whose tables are altered more often than this while it is moved is left alone.
 const REBUILDS_MAX: u32 = 3;
 
-/// How long a decided shard is tried to be opened before it is left to `resume`; routers try as well.
+/// How long deciding and opening are tried. A shard that is not decided by then is served by its source again; one that
+/// is, is left to `resume`, and routers try as well.
 const OPEN_FOR: Duration = Duration::from_secs(10);
 
 impl Driver<'_> {
@@ -226,7 +266,7 @@ impl Driver<'_> {
                 Step::Done => return Ok(self.report(&now.entry)),
                 Step::TooLate => return Err(Error::TooLate { shard: self.work.hold.shard }),
                 Step::Stuck => {
-                    let observed = format!("{:?}", now.observed);
+                    let observed = now.observed.to_string();
                     return Err(Error::Stuck { shard: self.work.hold.shard, observed });
                 }
             }
@@ -236,6 +276,7 @@ impl Driver<'_> {
     async fn fence(&mut self) -> Result<(), Error> {
         let before = Instant::now();
         self.fences += 1;
+        self.failing_since = None;
         match self.work.swap().await {
             Ok(_) => {
                 self.fenced_at = Some(before);
@@ -263,10 +304,15 @@ impl Driver<'_> {
     async fn copy(&mut self, now: &Observation, attempt: i32) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let mut stop = self.mover.stop.subscribe();
+        let limit = self.mover.options.pause_max;
+        let until = self.fenced_at.unwrap_or_else(Instant::now) + limit;
+        let until = tokio::time::Instant::from_std(until);
         let outcome = tokio::select! {
             outcome = self.work.copy(&now.entry, attempt, self.built.as_ref()) => outcome,
             () = self.heartbeat.lost() => return Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
+            // A server that hangs answers no question and breaks no connection; the heartbeat would keep its shard closed.
+            () = tokio::time::sleep_until(until) => Err(Error::PauseTooLong { shard, limit }),
         };
         match outcome {
             Ok(Outcome::Copied) => Ok(()),
@@ -284,8 +330,20 @@ impl Driver<'_> {
                 self.unfence(attempt).await?;
                 self.rebuild(what).await
             }
+            Err(Error::Superseded { reason, .. }) => self.look_again(reason),
             Err(error) => Err(error),
         }
+    }
+
+    /// A host has refused: the fence ran out, or somebody with the token opened the target. The next look tells.
+    fn look_again(&mut self, reason: String) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        tracing::info!(%shard, reason, "looking again");
+        self.fences += 1;
+        if self.fences < self.mover.options.fence_attempts * 2 {
+            return Ok(());
+        }
+        Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason })
     }
 
     /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a new
@@ -323,16 +381,7 @@ impl Driver<'_> {
                 self.opened();
                 Ok(())
             }
-            // The fence ran out, or somebody with the token opened it: the next look tells.
-            Err(Error::Superseded { reason, .. }) => {
-                tracing::info!(shard = %self.work.hold.shard, reason, "looking again");
-                self.fences += 1;
-                if self.fences < self.mover.options.fence_attempts * 2 {
-                    return Ok(());
-                }
-                let shard = self.work.hold.shard;
-                Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason })
-            }
+            Err(Error::Superseded { reason, .. }) => self.look_again(reason),
             Err(error @ (Error::Failpoint { .. } | Error::LeaseLost { .. })) => Err(error),
             // The outcome is unknown: look again, on new connections.
             Err(error) => self.reconnect(error).await,
@@ -350,11 +399,15 @@ impl Driver<'_> {
         }
     }
 
-    /// New connections after an error that leaves the outcome unknown, for as long as the shard may be closed.
+    /// New connections after an error that leaves the outcome unknown, for as long as the shard may be closed. The error
+    /// itself once that is over: a target that can be reached but never opened would keep the shard closed for ever.
     async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
         let shard = self.work.hold.shard;
+        let until = *self.failing_since.get_or_insert_with(Instant::now) + OPEN_FOR;
+        if Instant::now() >= until {
+            return Err(error);
+        }
         tracing::warn!(%shard, error = chain(&error), "looking again on new connections");
-        let until = Instant::now() + OPEN_FOR;
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let opened = async {

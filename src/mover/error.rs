@@ -1,5 +1,7 @@
 //! What can go wrong with a move.
 
+use std::time::Duration;
+
 use crate::map::HostName;
 use crate::pg::ConnectError;
 use crate::shard::ShardId;
@@ -35,6 +37,14 @@ pub enum Error {
         host: HostName,
         /// Why not.
         source: ConnectError,
+    },
+    /// The config gives a host another name than bootstrap did.
+    #[error("host {host} of the config was bootstrapped as {name}")]
+    OtherHost {
+        /// Its name in the config.
+        host: HostName,
+        /// Its own.
+        name: String,
     },
     /// A statement failed.
     #[error("{what} failed on host {host}{}: {}", of_shard(shard), words(source))]
@@ -89,6 +99,14 @@ pub enum Error {
         attempts: u32,
         /// Who held locks on it.
         blockers: String,
+    },
+    /// The copy took longer than the shard may be closed. The source serves.
+    #[error("shard {shard}: not copied within {} s, the source serves again", limit.as_secs())]
+    PauseTooLong {
+        /// The shard.
+        shard: ShardId,
+        /// How long it may be closed.
+        limit: Duration,
     },
     /// The copy is not what the source has. The source serves.
     #[error("shard {shard}: {table} differs: {source_side} at the source, {target_side} at the target")]
@@ -184,6 +202,7 @@ impl Error {
             Error::Refused { .. }
                 | Error::Claimed { .. }
                 | Error::UnknownHost { .. }
+                | Error::OtherHost { .. }
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }
                 | Error::Stuck { .. }

@@ -150,7 +150,9 @@ pub(crate) async fn row_of(session: &Session, shard: ShardId) -> Result<Option<R
 ///
 /// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
 pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, Error> {
-    let sql = "SELECT pid, mode, relation, coalesce(seconds, 0), query FROM pgshard.barrier($1)";
+    let sql = "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, ', ' ORDER BY relation),
+            coalesce(max(seconds), 0), max(query)
+        FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid";
     let rows = session.rows("looking for locks", sql, &[&schema]).await?;
     let lock = |row: &tokio_postgres::Row| Lock {
         pid: row.get(0),

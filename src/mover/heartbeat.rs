@@ -42,7 +42,7 @@ impl Leases {
         i32::try_from(self.fence.as_millis()).unwrap_or(i32::MAX)
     }
 
-    fn lease_ms(&self) -> i32 {
+    pub(crate) fn lease_ms(&self) -> i32 {
         i32::try_from(self.lease.as_millis()).unwrap_or(i32::MAX)
     }
 }
@@ -141,7 +141,7 @@ pub(crate) async fn take_over(session: &Session, hold: Hold, leases: Leases, hol
         let entries = session.entries(Some(hold.id)).await?;
         let entry = entries.iter().find(|entry| entry.shard == hold.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
         let free = lock(session, hold).await? || entry.lease_left.is_zero();
-        if free && session.take_over(hold, entry.lease, leases.lease, holder).await? {
+        if free && session.take_over(hold, entry.lease, leases, holder).await? {
             return Ok(());
         }
         if Instant::now() >= until {

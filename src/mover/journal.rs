@@ -14,6 +14,7 @@ use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
 use super::error::Error;
+use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::session::Session;
 use super::state::Phase;
@@ -174,11 +175,11 @@ impl Session {
         &self,
         hold: Hold,
         former: Uuid,
-        lease_for: Duration,
+        leases: Leases,
         holder: &str,
     ) -> Result<bool, Error> {
         let what = "taking the lease over";
-        let (id, shard, lease_ms) = (hold.id.uuid(), hold.shard.as_i32(), lease_for.as_millis() as f64);
+        let (id, shard, lease_ms) = (hold.id.uuid(), hold.shard.as_i32(), leases.lease.as_millis() as f64);
         self.batch(what, "BEGIN").await?;
         let sql = "SELECT FROM pgshard.shard WHERE shard_id = $1 FOR NO KEY UPDATE";
         self.rows(what, sql, &[&shard]).await?;
@@ -187,8 +188,11 @@ impl Session {
              WHERE move_id = $1 AND shard_id = $2 AND lease = $6";
         let taken = self.execute(what, sql, &[id, &shard, &hold.lease, &lease_ms, &holder, &former]).await? == 1;
         if taken {
+            // A fence that is near its deadline would end in the midst of what this mover does behind it.
             let sql = "UPDATE pgshard.shard SET lease = $3 WHERE shard_id = $2 AND state = 'fenced' AND move_id = $1";
             self.execute(what, sql, &[id, &shard, &hold.lease]).await?;
+            let sql = "SELECT pgshard.heartbeat($1, $2, $3, $4, $5)";
+            self.row(what, sql, &[&shard, id, &hold.lease, &leases.lease_ms(), &leases.fence_ms()]).await?;
         }
         self.batch(what, "COMMIT").await?;
         Ok(taken)

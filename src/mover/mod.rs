@@ -1,4 +1,5 @@
-//! Moves: taking shards from host to host while the application writes (DESIGN.md §6, `docs/` for operators).
+//! Moves: taking shards from host to host while the application writes (`ARCHITECTURE.md` has the
+//! steps as a table, `docs/operating.md` is for operators).
 //!
 //! [`Mover::plan`] reads and judges, [`Mover::run`] does it, [`Mover::resume`] and [`Mover::abort`] go on after a stop,
 //! from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`] what dead moves
@@ -116,6 +117,8 @@ pub struct Report {
     pub done: Vec<ShardReport>,
     /// The others, each with why. What one of them left behind, [`Error`] says.
     pub failed: Vec<(ShardId, Error)>,
+    /// The hosts that could not be asked: more shards of the move may come from there.
+    pub unknown: Vec<(HostName, Error)>,
 }
 
 /// Moves shards between the hosts of a cluster.
@@ -257,6 +260,7 @@ impl Mover {
         }
         let (ended, open): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.phase.is_ended());
         let mut report = report(id, driver::work(self, open.into_iter().map(Part::of).collect(), goal).await);
+        report.unknown = unknown;
         for entry in ended {
             match (goal, entry.phase) {
                 (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => {
@@ -276,7 +280,7 @@ impl Mover {
 }
 
 fn report(id: MoveId, ends: Vec<(ShardId, Result<ShardReport, Error>)>) -> Report {
-    let mut report = Report { id, done: Vec::new(), failed: Vec::new() };
+    let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown: Vec::new() };
     for (shard, end) in ends {
         match end {
             Ok(done) => report.done.push(done),

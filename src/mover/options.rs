@@ -23,6 +23,9 @@ pub struct Options {
     pub barrier_budget: Duration,
     /// How often the fence is tried, with growing pauses, before the move gives up.
     pub fence_attempts: u32,
+    /// How long a shard may be closed before the move gives up and the source serves again. A plan whose shard would take
+    /// longer, by its size, is refused.
+    pub pause_max: Duration,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
     /// Who this is, for people who look at the journal: host and process.
@@ -38,6 +41,7 @@ impl Default for Options {
             jobs: 2,
             barrier_budget: Duration::from_millis(100),
             fence_attempts: 20,
+            pause_max: Duration::from_secs(300),
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
             failpoint: None,

@@ -1,6 +1,7 @@
 //! From facts to a plan, or to every reason against it: a pure function. Executing a [`Plan`] makes no choices.
 
 use std::fmt;
+use std::time::Duration;
 
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
@@ -56,12 +57,12 @@ impl ShardPlan {
         vec![
             format!("claim shard {shard} on {source}, announce it on {target}"),
             format!(
-                "prepare: {} statements build {incoming} on {target}; build {signpost} on {source}",
-                self.before_data.len()
+                "prepare: {} to build {incoming} on {target}; build {signpost} on {source}",
+                counted(self.before_data.len(), "statement")
             ),
             format!("fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers wait from here"),
             format!("barrier: wait until no transaction on {source} holds a lock on {left}; then the marker"),
-            format!("copy {} tables, about {}; compare digests", self.tables, Bytes(self.bytes)),
+            format!("copy {}, about {}; compare digests", counted(self.tables, "table"), Bytes(self.bytes)),
             format!("{} statements build indexes, constraints and triggers; set the sequences", self.after_data.len()),
             format!("decide on {source}: moved to {target}, epoch {}", epoch.next()),
             format!("open: rename {incoming} to {schema} on {target}; writers go on from here"),
@@ -71,10 +72,19 @@ impl ShardPlan {
 
     /// A guess of how long the shard is closed, from its size: a floor of 50 ms and 20 MiB a second, a slow disk's rate
     /// for copy, two digests and indexes together. The command says that it is a guess.
-    pub fn closed_for(&self) -> std::time::Duration {
-        const BYTES_PER_SECOND: f64 = 20.0 * 1024.0 * 1024.0;
-        std::time::Duration::from_secs_f64(0.05 + self.bytes.max(0) as f64 / BYTES_PER_SECOND)
+    pub fn closed_for(&self) -> Duration {
+        closed_for(self.bytes)
     }
+}
+
+fn closed_for(bytes: i64) -> Duration {
+    const BYTES_PER_SECOND: f64 = 20.0 * 1024.0 * 1024.0;
+    Duration::from_secs_f64(0.05 + bytes.max(0) as f64 / BYTES_PER_SECOND)
+}
+
+/// `1 table`, `3 tables`.
+fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 /// Bytes as people read them.
@@ -94,7 +104,12 @@ impl fmt::Display for Bytes {
 ///
 /// # Errors
 /// Every reason against it.
-pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) -> Result<ShardPlan, Vec<Refusal>> {
+pub(crate) fn judge(
+    facts: &ShardFacts,
+    source: &HostFacts,
+    target: &HostFacts,
+    pause_max: Duration,
+) -> Result<ShardPlan, Vec<Refusal>> {
     let mut refusals = Vec::new();
     let shard = facts.shard;
     let mut refuse = |host: &HostName, reason: String, remedy: &str| {
@@ -144,6 +159,15 @@ pub(crate) fn judge(facts: &ShardFacts, source: &HostFacts, target: &HostFacts) 
     for schema in &facts.in_the_way {
         let remedy = "`pgshard moves gc` drops what dead moves left; anything else must be renamed by hand";
         refuse(&target.name, format!("meets a schema {schema} in its way"), remedy);
+    }
+    let closed = closed_for(facts.bytes);
+    if closed > pause_max {
+        let reason = format!(
+            "would be closed for about {} s while it is copied, longer than the {} s it may be",
+            closed.as_secs(),
+            pause_max.as_secs()
+        );
+        refuse(&source.name, reason, "allow more with --max-pause-s, at a quiet hour");
     }
     refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
     refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
@@ -214,6 +238,8 @@ mod tests {
         }
     }
 
+    const LIMIT: Duration = Duration::from_secs(60);
+
     fn facts() -> ShardFacts {
         ShardFacts {
             shard: ShardId::new(2).unwrap(),
@@ -226,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_plan() {
-        let plan = judge(&facts(), &host("db1"), &host("db2")).unwrap();
+        let plan = judge(&facts(), &host("db1"), &host("db2"), LIMIT).unwrap();
         assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
         assert_eq!(plan.steps(&HostName::new("db2").unwrap()).len(), 9);
         assert!(judge_hosts(&host("db1"), &host("db2")).is_empty());
@@ -244,12 +270,13 @@ mod tests {
             active_move: Some(("m1".to_owned(), "fenced".to_owned())),
             incoming: Some("m2".to_owned()),
             in_the_way: vec!["shard_0002".to_owned()],
+            bytes: 10 << 30,
             at_source: vec![found("policy p"), found("view public.v")],
             at_target: vec![found("type citext")],
             ..facts()
         };
-        let refusals = judge(&facts, &host("db1"), &host("db2")).unwrap_err();
-        assert_eq!(refusals.len(), 8);
+        let refusals = judge(&facts, &host("db1"), &host("db2"), LIMIT).unwrap_err();
+        assert_eq!(refusals.len(), 9);
         assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
         assert_eq!(refusals[0].to_string(), "shard 2 on host db1: the shard is moved (to nowhere) there");
     }

@@ -75,6 +75,7 @@ async fn locate(
     let mut sessions: ByHost<Session> = BTreeMap::new();
     for &shard in &request.shards {
         let Some(mut host) = map.host(shard).cloned() else { continue };
+        let mut owned = false;
         // A map can be behind by any number of moves, but no chain of signposts is longer than the hosts are many.
         for _ in 0..mover.hosts.names().count() {
             if !sessions.contains_key(&host) {
@@ -85,6 +86,7 @@ async fn locate(
                 break;
             }
             let row = facts::row_of(session, shard).await?;
+            owned = row.as_ref().is_some_and(|row| row.state != "moved");
             let peer = row.filter(|row| row.state == "moved").and_then(|row| row.peer);
             match peer.and_then(|peer| HostName::new(&peer).ok()) {
                 Some(peer) if mover.hosts.names().any(|known| *known == peer) => host = peer,
@@ -96,6 +98,12 @@ async fn locate(
                 }
                 None => break,
             }
+        }
+        // What comes to be moved is judged by its facts later.
+        if host == request.target && !owned {
+            let reason = "is not there, although the map or another host says so";
+            let remedy = "run `pgshard check`; `pgshard moves resume` opens it if it was decided, `pgshard map rebuild` corrects the map";
+            refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &host));
         }
         placed.insert(shard, host);
     }
@@ -123,5 +131,5 @@ async fn shard_plan(
     let (from, to) = tokio::try_join!(mover.hosts.open(&source.name), mover.hosts.open(&target.name))?;
     let (from, to) = (from.for_shard(shard), to.for_shard(shard));
     let facts = facts::of_shard(&from, &to, shard, &mover.prefix).await?;
-    Ok(plan::judge(&facts, source, target))
+    Ok(plan::judge(&facts, source, target, mover.options.pause_max))
 }

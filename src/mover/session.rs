@@ -33,14 +33,18 @@ impl Hosts {
         let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
         let session = Session { host: host.clone(), shard: None, client };
         session.batch("the mover's settings", SETTINGS).await?;
+        session.check_name().await?;
         Ok(session)
     }
 }
 
 /// Lock waits end before anybody queues behind them for long. A mover whose machine is gone holds its transactions for
-/// half a minute at most. Texts of values are the same on every host, whatever its settings.
+/// half a minute at most. Texts of values are the same on every host, and transactions are what the steps take them for,
+/// whatever the settings of hosts and roles.
 const SETTINGS: &str = "
     SET lock_timeout = '2s'; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '15min';
+    SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off;
+    SET default_transaction_deferrable = off;
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
     SET search_path = pg_catalog; SET row_security = off; SET client_min_messages = warning;
     SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;
@@ -55,6 +59,21 @@ pub(crate) struct Session {
 }
 
 impl Session {
+    /// That the host is the one that bootstrap gave this name. With two names exchanged, the journal of the one would be
+    /// taken for that of the other, and what a move has just built for what a dead one has left.
+    async fn check_name(&self) -> Result<(), Error> {
+        let what = "asking the host for its name";
+        let present = self.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
+        if !present.get::<_, bool>(0) {
+            return Ok(());
+        }
+        let names = self.rows(what, "SELECT host_name FROM pgshard.cluster", &[]).await?;
+        match names.first().map(|row| row.get::<_, String>(0)) {
+            Some(name) if name != self.host.as_str() => Err(Error::OtherHost { host: self.host.clone(), name }),
+            _ => Ok(()),
+        }
+    }
+
     /// The same session, working on one shard.
     pub(crate) fn for_shard(mut self, shard: ShardId) -> Session {
         self.shard = Some(shard);

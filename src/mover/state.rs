@@ -114,6 +114,25 @@ pub(crate) struct Observed {
     pub(crate) target: Target,
 }
 
+impl fmt::Display for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the journal says {}, ", self.phase)?;
+        match self.source {
+            Source::Serving => f.write_str("the source serves the shard, ")?,
+            Source::Fenced { attempt } => write!(f, "the source is fenced for attempt {attempt}, ")?,
+            Source::Moved => f.write_str("the source has given the shard away, ")?,
+            Source::Other => f.write_str("the source has the shard in a state that is not of this move, ")?,
+        }
+        match self.target {
+            Target::Nothing => f.write_str("the target has nothing of it"),
+            Target::Incoming { ready: None } => f.write_str("the target is not ready"),
+            Target::Incoming { ready: Some(attempt) } => write!(f, "the target is ready for attempt {attempt}"),
+            Target::Opened => f.write_str("the target has opened it"),
+            Target::Taken => f.write_str("another move is bringing it to the target"),
+        }
+    }
+}
+
 /// Where the caller wants to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Goal {

@@ -72,8 +72,21 @@ impl ConnectOptions {
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(Self::CONNECT_TIMEOUT);
         }
-        // Half-open connections are found within about a minute instead of the kernel's two hours.
-        config.keepalives_idle(Duration::from_secs(30));
+        // Half-open connections are found within a minute: the kernel takes two hours to look, eleven minutes more to
+        // believe it, and a quarter of an hour for what was sent and never acknowledged. A mover whose target is cut off
+        // keeps its shard closed for as long.
+        if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
+            config.keepalives_idle(Duration::from_secs(30));
+        }
+        if config.get_keepalives_interval().is_none() {
+            config.keepalives_interval(Duration::from_secs(10));
+        }
+        if config.get_keepalives_retries().is_none() {
+            config.keepalives_retries(3);
+        }
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(Duration::from_secs(60));
+        }
         config.ssl_mode(match tls.mode {
             SslMode::Disable => tokio_postgres::config::SslMode::Disable,
             SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
@@ -214,5 +227,16 @@ mod tests {
         );
         assert!(error("postgres://app@10.0.0.1:port/app").contains("port"));
         assert!(!error("hots=a password=hunter2").contains("hunter2"));
+    }
+
+    #[test]
+    fn half_open_connections_are_found_unless_the_string_says_otherwise() {
+        let config = |keys: &str| ConnectOptions::parse(&format!("host=x user=x dbname=x {keys}")).unwrap().config;
+        let seconds = Duration::from_secs;
+        let plain = config("");
+        assert_eq!((plain.get_keepalives_idle(), plain.get_keepalives_retries()), (seconds(30), Some(3)));
+        assert_eq!(plain.get_tcp_user_timeout(), Some(&seconds(60)));
+        let given = config("keepalives_idle=5 tcp_user_timeout=7");
+        assert_eq!((given.get_keepalives_idle(), given.get_tcp_user_timeout()), (seconds(5), Some(&seconds(7))));
     }
 }

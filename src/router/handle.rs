@@ -105,6 +105,22 @@ impl<'r> Shard<'r> {
         self.run(sql.into(), params).await
     }
 
+    /// Reserves `count` IDs of the shard at once, 1,000,000 at most, in growing order: to know the IDs before the rows are
+    /// written, or for a bulk load, where it costs a tenth of making them row by row.
+    ///
+    /// They are the caller's for good, wherever the shard is by the time they are used; those not used are gaps. They are
+    /// greater than every ID that the same connection was given before.
+    ///
+    /// # Errors
+    /// As [`Shard::query`]; [`Error::Statement`] for more than 1,000,000.
+    ///
+    /// # Cancel safety
+    /// The IDs may be reserved when its future is dropped, and are gaps then.
+    pub async fn next_ids(self, count: u32) -> Result<Vec<i64>, Error> {
+        let rows: Vec<Row> = self.run(NEXT_IDS.into(), &[&reserved(count)]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
     /// Runs a closure within a transaction: COMMIT when it gives `Ok`, ROLLBACK when it gives `Err` (or its future is
     /// dropped, or panics).
     ///
@@ -227,6 +243,13 @@ impl<'r> Shard<'r> {
             }
         }
     }
+}
+
+pub(super) const NEXT_IDS: &str = "SELECT id FROM {shard}.next_ids($1) AS id";
+
+/// The function's argument. What does not fit is too much anyhow, which the server says.
+pub(super) fn reserved(count: u32) -> i32 {
+    i32::try_from(count).unwrap_or(i32::MAX)
 }
 
 pub(super) fn one(shard: ShardId, mut rows: Vec<Row>) -> Result<Row, Error> {

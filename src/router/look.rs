@@ -129,8 +129,12 @@ impl Question {
 
     async fn act_on(&self, lease: &mut Lease, mend: Mend) -> Result<bool, LookUpError> {
         let shard = self.shard.as_i32();
-        // The row may be in the hands of the mover, who is then at it already.
-        lease.begin("BEGIN; SET LOCAL lock_timeout = '200ms'").await.map_err(LookUpError::Statement)?;
+        // The row may be in the hands of the mover, who is then at it already. What the role's transactions are otherwise
+        // does not matter: a role that only reads can end a dead mover's fence as well.
+        lease
+            .begin("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL lock_timeout = '200ms'")
+            .await
+            .map_err(LookUpError::Statement)?;
         let ran: Result<Vec<SqlRow>, _> = match mend {
             Mend::Expire => lease.run("SELECT pgshard.expire_fence($1)", Kind::Write, &[&shard], Prepare::Once).await,
             Mend::Open(token) => {

@@ -13,7 +13,7 @@ use tokio_postgres::{IsolationLevel, Row};
 
 use super::Router;
 use super::error::Error;
-use super::handle::{at_most_one, one};
+use super::handle::{NEXT_IDS, at_most_one, one, reserved};
 use super::kind::Kind;
 use super::recover::{Next, Recovery};
 use super::session::{Answer, Failed, Lease, Prepare, is_lost};
@@ -275,6 +275,19 @@ impl Transaction {
     /// As [`Transaction::query`].
     pub async fn execute<'s>(&self, sql: impl Into<SqlText<'s>>, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
         self.run(sql.into(), params).await
+    }
+
+    /// Reserves `count` IDs of the shard at once; see [`Shard::next_ids`](super::Shard::next_ids). They stay reserved when
+    /// the transaction is rolled back.
+    ///
+    /// # Errors
+    /// As [`Transaction::query`]; [`Error::Statement`] for more than 1,000,000.
+    ///
+    /// # Cancel safety
+    /// As [`Transaction::query`].
+    pub async fn next_ids(&self, count: u32) -> Result<Vec<i64>, Error> {
+        let rows: Vec<Row> = self.run(NEXT_IDS.into(), &[&reserved(count)]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
     /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the transaction can go on.

@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use tokio_postgres::error::ErrorPosition;
+use tokio_postgres::error::{ErrorPosition, SqlState};
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::control::{Cluster, LOCK_SPACE};
@@ -171,6 +171,8 @@ async fn locked(client: &Client, begin: &str) -> Result<usize, tokio_postgres::E
     Ok(rows.saturating_sub(1))
 }
 
+const WRITE_ROW: &str = "write the shard's row";
+
 /// What one shard alone came to.
 pub(super) enum Alone {
     /// It is done, and its transaction held so many locks.
@@ -178,6 +180,9 @@ pub(super) enum Alone {
         /// Locks on objects, before the commit.
         locks: i64,
     },
+    /// It was there already: the server had still to read the last message of a bootstrap that was killed. A later run sees
+    /// what that one left to do.
+    There,
     /// It was rolled back.
     Failed(ShardFault),
 }
@@ -202,6 +207,11 @@ pub(super) async fn run_alone(
             return Err(error);
         }
         client.batch_execute("ROLLBACK").await?;
+        let code = failure.error.as_ref().and_then(|error| error.code());
+        let at_row = matches!(failure.fault, ShardFault::Statement { doing: WRITE_ROW, .. });
+        if recipe.steps.what == What::Create && at_row && code == Some(&SqlState::UNIQUE_VIOLATION) {
+            return Ok(Alone::There);
+        }
         let passes = failure.error.as_ref().and_then(|error| error.code()).is_some_and(passes);
         if !passes || attempt == TRIES {
             return Ok(Alone::Failed(failure.fault));
@@ -211,8 +221,8 @@ pub(super) async fn run_alone(
 }
 
 /// Deadlocks and the like, and `tuple concurrently updated`: two shards' migrations that touch what they share.
-fn passes(code: &tokio_postgres::error::SqlState) -> bool {
-    state::is_transient(code) || *code == tokio_postgres::error::SqlState::INTERNAL_ERROR
+fn passes(code: &SqlState) -> bool {
+    state::is_transient(code) || *code == SqlState::INTERNAL_ERROR
 }
 
 struct Failure {
@@ -229,7 +239,7 @@ async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Re
         }
     };
     let begin = recipe.begin(&[placed]);
-    let rows = locked(client, &begin).await.map_err(failed("write the shard's row"))?;
+    let rows = locked(client, &begin).await.map_err(failed(WRITE_ROW))?;
     if recipe.steps.what == What::Migrate && rows == 0 {
         return Err(Failure { fault: ShardFault::Moving, error: None });
     }

@@ -373,6 +373,10 @@ impl Job<'_> {
                 self.done(progress, steps, placed.0);
                 Ok(Some(locks))
             }
+            Alone::There => {
+                progress.report.lock().expect(NO_PANIC).unchanged += 1;
+                Ok(None)
+            }
             Alone::Failed(fault) => {
                 progress.failed.fetch_add(1, Ordering::Relaxed);
                 self.failed(progress, placed.0, fault);

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use super::clock;
 use super::control::{Cluster, pending};
 use super::facts::{ControlFacts, FactsError, HostFacts, RecordedMigration, ShardRow, ShardState, Survey, chain};
 use super::finding::{Finding, Findings, Severity};
@@ -36,6 +37,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
         check_leftovers(&mut findings, host, control);
     }
     check_migrations(&mut findings, &hosts, migrations);
+    clock::check(&mut findings, survey, cluster.epoch);
     findings.sorted()
 }
 
@@ -117,7 +119,7 @@ fn check_shard(
             let remedy = if served > other_epoch {
                 format!(
                     "stop its writers; {right} is right, {other} has lost a change: save the rows that {other} took \
-                     since, then drop the shard there"
+                     since; how, docs/operating.md says under \"Two hosts serve one shard\""
                 )
             } else {
                 "stop its writers, and find out by its rows which is right".to_owned()

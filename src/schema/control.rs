@@ -332,7 +332,7 @@ pub(super) mod tests {
             has_pgshard: true,
             lock_slots: 6400,
         };
-        HostFacts { server, schemas: Default::default(), control: Some(control) }
+        HostFacts { server, schemas: Default::default(), control: Some(control), clock: None }
     }
 
     fn db1() -> HostName {

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
+use super::clock::{self, ClockFacts};
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::{ConnectError, ConnectOptions};
 use crate::shard::ShardId;
@@ -26,6 +27,8 @@ pub struct HostFacts {
     pub schemas: BTreeSet<String>,
     /// What the control schema holds; `None` where there is none, that is, before bootstrap.
     pub control: Option<ControlFacts>,
+    /// The clocks; `None` where they were not asked for, see [`survey_with_clocks`].
+    pub clock: Option<ClockFacts>,
 }
 
 /// The server and the rights of the role that asked.
@@ -189,7 +192,7 @@ pub enum FactsError {
     /// A query failed.
     #[error("it does not answer what is asked of its {what}")]
     Query {
-        /// `server` or `control schema`.
+        /// `server`, `control schema` or `clock`.
         what: &'static str,
         /// What the server or the driver says.
         #[source]
@@ -279,7 +282,7 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
     } else {
         None
     };
-    Ok(HostFacts { server, schemas, control })
+    Ok(HostFacts { server, schemas, control, clock: None })
 }
 
 fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
@@ -324,6 +327,22 @@ pub async fn survey(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>)
         (name, facts)
     };
     join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
+}
+
+/// The same with the clocks, of the hosts and of their shards' IDs.
+///
+/// # Cancel safety
+/// As [`survey`].
+pub async fn survey_with_clocks(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Survey {
+    let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, facts_with_clock(connect).await) };
+    join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
+}
+
+async fn facts_with_clock(connect: ConnectOptions) -> Result<HostFacts, FactsError> {
+    let connection = connect.connect("pgshard survey").await.map_err(|source| FactsError::Unreachable { source })?;
+    let mut facts = host_facts(&connection).await?;
+    facts.clock = Some(clock::read(&connection, &facts).await?);
+    Ok(facts)
 }
 
 /// An error and its causes on one line.

@@ -8,6 +8,7 @@ mod batch;
 pub mod bootstrap;
 pub mod catalog;
 mod check;
+mod clock;
 pub mod control;
 mod facts;
 mod fault;
@@ -23,10 +24,11 @@ mod tables;
 
 pub use bootstrap::bootstrap;
 pub use check::check;
+pub use clock::ClockFacts;
 pub use control::Cluster;
 pub use facts::{
     AppliedSet, ControlFacts, FactsError, HostFacts, IncomingRow, LedgerRow, RecordedCluster, RecordedControl,
-    RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
+    RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey, survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};

@@ -140,8 +140,8 @@ on_each_version! {
         assert_eq!(codes(&request).await, []);
     }
 
-    /// The clock of an ID is the server's, its sequence counts, and the sign flips where the format says; before the
-    /// epoch and after 41 bits there is no ID but an error that says why.
+    /// The clock of an ID is the server's (or a little ahead in a burst), its sequence counts, and the sign flips where the
+    /// format says; before the epoch and after 41 bits there is no ID but an error that says why.
     async fn ids(version) {
         let servers = TestCluster::start(version, 1);
         let superuser = servers.superuser(0).await;
@@ -169,7 +169,8 @@ on_each_version! {
                 let bigint: i64 = row.get(0);
                 let id = Id::decode(bigint);
                 assert_eq!((id.shard(), usize::from(id.seq()), bigint < 0), (shard(8191), (at + 1) % 1024, negative));
-                assert!((before..=after).contains(&(id.ms() as i64)), "{before} <= {} <= {after}", id.ms());
+                // 1030 IDs are never more than two milliseconds ahead.
+                assert!((before..=after + 2).contains(&(id.ms() as i64)), "{before} <= {} <= {after}", id.ms());
             }
             let id: i64 = client.query_one("SELECT shard_0000.next_id()", &[]).await.unwrap().get(0);
             assert_eq!((Id::decode(id).shard(), Id::decode(id).seq()), (shard(0), 1));

@@ -1,6 +1,13 @@
 //! Moves between real servers: killed, stopped, contested and refused at every step, and what is there afterwards.
 
 mod crash;
+mod dead;
+mod holes;
+mod refusals;
+mod restart;
+mod rich;
+mod rivals;
+mod takeover;
 
 use pgshard::mover::Phase;
 

@@ -525,6 +525,9 @@ pub(crate) struct Pace {
     /// How often to try the fence before giving up
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) fence_attempts: u32,
+    /// How long a shard may be closed while it is copied; then the source serves again
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) max_pause_s: u64,
     /// For pgshard's own tests
     #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
     pub(crate) failpoint: Option<Failpoint>,
@@ -540,6 +543,7 @@ impl Pace {
             jobs: self.jobs.get(),
             barrier_budget: Duration::from_millis(self.fence_budget_ms),
             fence_attempts: self.fence_attempts,
+            pause_max: Duration::from_secs(self.max_pause_s),
             failpoint: self.failpoint,
             leases: Leases::of(Duration::from_millis(self.lease_ms)),
             ..Options::default()

@@ -44,6 +44,11 @@ pub(crate) async fn survey(config: &Config) -> Survey {
     schema::survey(config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()))).await
 }
 
+/// The same with the hosts' clocks.
+pub(crate) async fn survey_with_clocks(config: &Config) -> Survey {
+    schema::survey_with_clocks(config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()))).await
+}
+
 /// A router over all hosts. No connection is opened yet.
 pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> Router {
     let host = |host: &HostConfig| HostOptions {

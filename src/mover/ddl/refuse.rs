@@ -64,15 +64,15 @@ impl Examined<'_> {
             match relation.kind {
                 RelationKind::Table | RelationKind::View => {}
                 RelationKind::MaterializedView => {
-                    self.refuse(&object, "materialized views are not carried", "drop it and create it after the move");
+                    self.refuse(&object, "is not carried", "drop it and create it after the move");
                     continue;
                 }
                 RelationKind::PartitionedTable => {
-                    self.refuse(&object, "partitioned tables are not carried", "make it a plain table");
+                    self.refuse(&object, "is not carried", "make it a plain table");
                     continue;
                 }
                 RelationKind::ForeignTable => {
-                    self.refuse(&object, "foreign tables are not carried", "drop it and create it after the move");
+                    self.refuse(&object, "is not carried", "drop it and create it after the move");
                     continue;
                 }
             }
@@ -216,8 +216,8 @@ impl Examined<'_> {
             let by_hand = "drop it and let an administrator create it after the move";
             match function.kind.as_str() {
                 "f" | "p" => {}
-                "a" => self.refuse(&object, "aggregates are not carried", by_hand),
-                _ => self.refuse(&object, "window functions are not carried", by_hand),
+                "a" => self.refuse(&object, "is an aggregate, which is not carried", by_hand),
+                _ => self.refuse(&object, "is a window function, which is not carried", by_hand),
             }
             if !function.trusted {
                 let reason = format!("is written in {}, which only a superuser may use", function.language);

@@ -27,7 +27,7 @@ pub(crate) enum Outcome {
     Copied,
     /// Transactions held locks until the budget ran out. Nothing was copied.
     Blocked(Vec<Lock>),
-    /// The shard's DDL is not what the target was built from. Nothing was copied.
+    /// The shard's DDL is not what the target was built from. What was copied must be built anew.
     Altered(String),
 }
 
@@ -54,7 +54,12 @@ impl ShardMove<'_> {
         let copying = self.timings.since("check", began);
         let (rows, bytes) = self.copy_rows(left, &left_name).await?;
         self.finish_target(entry, &creation, left, attempt).await?;
-        self.timings.since("copy", copying);
+        let began = self.timings.since("copy", copying);
+        // A GRANT or CREATE FUNCTION that was under way at the swap holds no lock that the barrier sees.
+        if let Err(what) = self.unaltered(entry, left, built).await? {
+            return Ok(Outcome::Altered(what));
+        }
+        self.timings.since("recheck", began);
         let timings = self.timings.to_json();
         let note = Note { rows: Some(rows as i64), bytes: Some(bytes as i64), timings, ..Note::default() };
         self.source.advance(self.hold, Phase::Copied, &note).await?;

@@ -1,4 +1,4 @@
-//! Fence: the swap, the barrier and the marker (DESIGN: "The fence and the signpost").
+//! Fence: the swap, the barrier and the marker (why so: `docs/decisions/0001`).
 //!
 //! Before: prepared, the source serves. After the swap: no new statement reaches the shard's tables by name. After the
 //! barrier: no old one either. After the marker: all of it is durable. Dies halfway: whoever comes first after the

@@ -7,7 +7,7 @@ mod open;
 mod prepare;
 mod publish;
 mod timings;
-mod undo;
+pub(crate) mod undo;
 
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::{self, Facts, Namespace, Stamp};

@@ -48,11 +48,14 @@ impl ShardMove<'_> {
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.incoming and pgshard.ledger, for one transaction.
     async fn announce(&self) -> Result<(), Error> {
-        // The ledger's row only with the other: alone it would make gc take another move's schema for nobody's.
+        // A mover that was taken over while it slept gets no further: the lease is another's, or the shard was opened. The
+        // ledger's row only with the other: alone it would make gc take another move's schema for nobody's.
         let sql = "WITH announced AS (
                 INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
-                VALUES ($1, $6, $2, $3, $4, $5)
-                ON CONFLICT (shard_id) DO UPDATE SET lease = excluded.lease WHERE pgshard.incoming.move_id = excluded.move_id
+                SELECT $1, $6, $2, $3, $4, $5
+                WHERE NOT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = $1 AND epoch >= $5)
+                ON CONFLICT (shard_id) DO UPDATE SET lease = excluded.lease
+                WHERE pgshard.incoming.move_id = excluded.move_id AND pgshard.incoming.lease = excluded.lease
                 RETURNING schema_name)
             INSERT INTO pgshard.ledger (kind, name, move_id, shard_id)
             SELECT 'incoming', schema_name || '__incoming', $2, $1 FROM announced
@@ -67,7 +70,8 @@ impl ShardMove<'_> {
         if rows == 1 {
             return Ok(());
         }
-        let reason = "another move is bringing the shard there".to_owned();
+        let reason =
+            "another move, or another mover of this one, is bringing the shard there or has brought it".to_owned();
         Err(Error::Superseded { host: self.target.host.clone(), shard: self.hold.shard, reason })
     }
 

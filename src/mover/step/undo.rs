@@ -4,8 +4,11 @@
 //! nothing of the move is left but its line in the journal. Dies halfway: the next abort, or `moves gc`, goes on.
 
 use super::ShardMove;
+use crate::map::ShardEpoch;
 use crate::mover::error::Error;
-use crate::mover::journal::Note;
+use crate::mover::journal::{Hold, Note};
+use crate::mover::names::Names;
+use crate::mover::session::Session;
 use crate::mover::state::Phase;
 use crate::pg::quote_ident;
 
@@ -44,15 +47,42 @@ impl ShardMove<'_> {
                 .await?;
         }
         self.target.batch(what, "COMMIT").await?;
-        let signpost = self.names.signpost();
-        self.source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&signpost))).await?;
-        self.source
-            .execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'signpost' AND name = $1", &[&signpost])
-            .await?;
-        self.source.batch(what, "COMMIT").await?;
+        drop_signpost(&self.source, &self.names).await?;
         self.at("after discard")?;
         self.source.advance(self.hold, Phase::Aborted, &Note::default()).await?;
         self.reached(Phase::Aborted);
         Ok(())
     }
+}
+
+/// Locks: ACCESS EXCLUSIVE on views that nobody else knows, for one transaction.
+async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
+    let (what, signpost) = ("dropping what the move built", names.signpost());
+    source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&signpost))).await?;
+    source.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'signpost' AND name = $1", &[&signpost]).await?;
+    source.batch(what, "COMMIT").await
+}
+
+/// The source's half of the way back, in one go, for when the target cannot be asked.
+///
+/// # Errors
+/// [`Error::TooLate`] when the source has decided.
+///
+/// Locks: as pgshard.unfence says, and as [`drop_signpost`].
+pub(crate) async fn undo_at_source(source: &Session, hold: Hold, epoch: ShardEpoch, schema: &str) -> Result<(), Error> {
+    let (what, shard, id) = ("swapping back", hold.shard.as_i32(), hold.id.uuid());
+    let sql = "SELECT attempt FROM pgshard.shard
+        WHERE shard_id = $1 AND epoch = $2 AND (state = 'serving' OR state = 'fenced' AND move_id = $3)";
+    let rows = source.rows(what, sql, &[&shard, &epoch.as_i32(), id]).await?;
+    let row = rows.first().ok_or(Error::TooLate { shard: hold.shard })?;
+    if let Some(attempt) = row.get::<_, Option<i32>>(0) {
+        let sql = "SELECT pgshard.unfence($1, $2, $3, $4)";
+        match source.row(what, sql, &[&shard, id, &attempt, &hold.lease]).await {
+            // Its deadline passed and a router was first.
+            Ok(_) | Err(Error::Superseded { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    drop_signpost(source, &Names { schema: schema.to_owned() }).await?;
+    source.advance(hold, Phase::Aborted, &Note::default()).await
 }

@@ -50,6 +50,12 @@ async fn end(world: &World, shard: u16, name: &str, id: &str, verb: Verb) {
             moved = false;
         }
     } else {
+        // What can be resumed, gc leaves alone.
+        let gc = world.mover().gc().await;
+        assert!(gc.failed.is_empty(), "{name}: {gc:?}");
+        // But for a target that nobody is going to open: there, the failed mover has given its lease back.
+        let opened = |thing: &pgshard::mover::Cleaned| name == "after decide" && thing.what.ends_with("opened");
+        assert!(gc.cleaned.iter().all(opened), "{name}: {gc:?}");
         let last = world.run(&["moves", "resume", id]).await.ended(0).last();
         assert_eq!((&last["event"], &last["shards"]), (&"done".into(), &shard.to_string().into()), "{name}");
     }
@@ -90,11 +96,8 @@ on_each_version! {
         at_every_step(version, "kill", Verb::Abort).await;
     }
 
-    async fn failed_and_resumed(version) {
-        at_every_step(version, "fail", Verb::Resume).await;
-    }
-
-    async fn failed_and_aborted(version) {
-        at_every_step(version, "fail", Verb::Abort).await;
+    async fn failed_and_resumed_or_aborted(version) {
+        let verb = if version == 15 { Verb::Abort } else { Verb::Resume };
+        at_every_step(version, "fail", verb).await;
     }
 }

@@ -153,10 +153,47 @@ impl World {
         Ran::of(child).await
     }
 
+    /// All that the hosts and the file say of moves and shards, and every schema: equal before and after what changes nothing.
+    pub(crate) async fn everything(&self) -> String {
+        let mut text = std::fs::read_to_string(&self.config.path).unwrap();
+        for client in self.all().await {
+            for table in ["shard", "incoming", "move", "ledger", "marker", "shard_migration"] {
+                let sql = format!("SELECT t::text FROM pgshard.{table} t ORDER BY 1");
+                text += &lines(&client, &sql).await;
+            }
+            let sql = "SELECT n.nspname || '.' || coalesce(c.relname, '') FROM pg_namespace n
+                LEFT JOIN pg_class c ON c.relnamespace = n.oid WHERE n.nspname LIKE 'shard%' ORDER BY 1";
+            text += &lines(&client, sql).await;
+        }
+        text
+    }
+
+    /// All that the hosts say of one shard and its moves.
+    pub(crate) async fn all_about(&self, shard: u16) -> String {
+        let mut text = String::new();
+        for client in self.all().await {
+            for table in ["shard", "incoming", "move", "ledger"] {
+                let sql = format!("SELECT t::text FROM pgshard.{table} t WHERE shard_id = {shard} ORDER BY 1");
+                text += &lines(&client, &sql).await;
+            }
+            let sql =
+                format!("SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 'shard\\_{shard:04}%' ORDER BY 1");
+            text += &lines(&client, &sql).await;
+        }
+        text
+    }
+
     /// The file of a config that differs from this world's, beside it.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         self.servers.write(name, text)
     }
+}
+
+/// The rows of a query that gives one text each.
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) async fn lines(client: &Client, sql: &str) -> String {
+    let rows = client.query(sql, &[]).await.unwrap();
+    rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
 }
 
 /// What one run of the command gave.
@@ -223,6 +260,25 @@ pub(crate) async fn stopped(child: &Child) -> rustix::process::Pid {
         assert!(begun.elapsed() < Duration::from_secs(60), "the process stops itself");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Waits for a command that stops itself at a failpoint each time it comes by, and lets it go on each time.
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) async fn never_stopped(child: Child) -> Ran {
+    let pid = child.id().expect("the process was not waited for");
+    let nudge = tokio::spawn(async move {
+        let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive");
+        loop {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            // Only a process that is gone takes no signal; to one that runs this one means nothing.
+            if rustix::process::kill_process(pid, rustix::process::Signal::CONT).is_err() {
+                break;
+            }
+        }
+    });
+    let ran = Ran::of(child).await;
+    nudge.abort();
+    ran
 }
 
 /// Lets a stopped process go on.

@@ -58,7 +58,7 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
     let started = std::time::Instant::now();
     let report = moves::until_done(&mover, mover.run(&plan)).await;
     watcher.finish();
-    moves::tell(&report, started.elapsed(), output)
+    moves::tell(moves::Verb::Resume, &report, started.elapsed(), output)
 }
 
 /// A mover for the config's hosts and map.
@@ -87,10 +87,10 @@ fn show(plan: &Plan, output: &Output) {
     let closed = plan.shards.iter().map(|shard| shard.closed_for()).max().unwrap_or_default();
     let shards = print_shards(plan.shards.iter().map(|shard| shard.shard));
     output.note(format_args!(
-        "{} ({shards}) to {}, about {} MiB; each is closed while it is copied, {} at most by its size",
+        "{} ({shards}) to {}, {}; each is closed while it is copied: {} by its size",
         of(plan.shards.len(), "shard"),
         plan.target,
-        bytes >> 20,
+        mebibytes(bytes),
         guess(closed),
     ));
     for shard in &plan.shards {
@@ -184,11 +184,16 @@ fn indented(statement: &str) -> String {
     format!("{};", lines.join("\n"))
 }
 
+/// Bytes as people read them.
+fn mebibytes(bytes: i64) -> String {
+    if bytes < 10 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}
+
 /// A guess: no more digits than it deserves.
 fn guess(duration: Duration) -> String {
     match duration.as_millis() {
         0..1000 => "under a second".to_owned(),
-        _ => seconds(duration),
+        _ => format!("about {}", seconds(duration)),
     }
 }
 

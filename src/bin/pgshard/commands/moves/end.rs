@@ -1,0 +1,206 @@
+//! How a move ended: the table, the last event, what to do about what failed, the exit code.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pgshard::ShardId;
+use pgshard::map::{HostName, print_shards};
+use pgshard::mover::{Error, MoveId, Phase, Plan, Report};
+use serde::Serialize;
+
+use super::watch::Told;
+use super::{Verb, chain, millis};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output, seconds};
+
+#[derive(Serialize)]
+pub(super) struct Done {
+    r#move: String,
+    shards: String,
+    source: String,
+    target: String,
+    rows: u64,
+    bytes: u64,
+    copy_ms: f64,
+    pause_ms: BTreeMap<String, f64>,
+    total_ms: u128,
+    failed: Vec<FailedShard>,
+}
+
+#[derive(Serialize)]
+struct FailedShard {
+    shard: ShardId,
+    message: String,
+}
+
+/// Says how a move ended, or what `verb` has made of it, and gives the exit code.
+pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Result<Exit, Failure> {
+    let hosts = |host: fn(&pgshard::mover::ShardReport) -> &HostName| {
+        let mut names: Vec<&str> = report.done.iter().map(|done| host(done).as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names.join(",")
+    };
+    let pauses = report.done.iter().filter_map(|done| Some((done.shard, done.pause?)));
+    if output.format() == Format::Json {
+        output.object(Told::Done(Done {
+            r#move: report.id.to_string(),
+            shards: print_shards(report.done.iter().map(|done| done.shard)),
+            source: hosts(|done| &done.source),
+            target: hosts(|done| &done.target),
+            rows: report.done.iter().map(|done| done.rows).sum(),
+            bytes: report.done.iter().map(|done| done.bytes).sum(),
+            copy_ms: millis(report.done.iter().map(|done| done.copy).sum()),
+            pause_ms: pauses.map(|(shard, pause)| (shard.to_string(), millis(pause))).collect(),
+            total_ms: elapsed.as_millis(),
+            failed: report
+                .failed
+                .iter()
+                .map(|(shard, error)| FailedShard { shard: *shard, message: chain(error) })
+                .collect(),
+        }))?;
+    } else {
+        let columns = [
+            ("shard", Align::Right),
+            ("from", Align::Left),
+            ("to", Align::Left),
+            ("now", Align::Left),
+            ("rows", Align::Right),
+            ("copy", Align::Right),
+            ("pause", Align::Right),
+        ];
+        let rows = report.done.iter().map(|done| {
+            let pause = done.pause.map_or_else(|| "-".to_owned(), |pause| format!("{:.1} ms", millis(pause)));
+            let copy = format!("{:.1} ms", millis(done.copy));
+            let (shard, phase) = (done.shard.to_string(), done.phase.to_string());
+            [shard, done.source.to_string(), done.target.to_string(), phase, done.rows.to_string(), copy, pause]
+        });
+        output.table(&columns, rows)?;
+        output.note(format_args!("{} in {}", print_count(report), seconds(elapsed)));
+    }
+    for (shard, error) in &report.failed {
+        output.error_with_remedy(chain(error), &remedy(verb, *shard, error, report.id));
+    }
+    for (host, error) in &report.unknown {
+        output.error_with_remedy(
+            format_args!("host {host} may have more shards of this move: {}", chain(error)),
+            "look with `pgshard moves show` when it answers",
+        );
+    }
+    if report.failed.is_empty() && report.done.iter().any(|done| done.phase == Phase::Kept) {
+        output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {}`", report.id));
+    }
+    Ok(exit(verb, report))
+}
+
+/// A move of shards that are all there already.
+pub(crate) fn nothing_moved(plan: &Plan, output: &Output) -> Result<Exit, Failure> {
+    output.event(Told::Done(Done {
+        r#move: String::new(),
+        shards: String::new(),
+        source: String::new(),
+        target: plan.target.to_string(),
+        rows: 0,
+        bytes: 0,
+        copy_ms: 0.0,
+        pause_ms: BTreeMap::new(),
+        total_ms: 0,
+        failed: Vec::new(),
+    }));
+    Ok(Exit::Done)
+}
+
+fn print_count(report: &Report) -> String {
+    match (report.done.len(), report.failed.len()) {
+        (1, 0) => "1 shard".to_owned(),
+        (done, 0) => format!("{done} shards"),
+        (done, failed) => format!("{done} shards done, {failed} not"),
+    }
+}
+
+fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> String {
+    match error {
+        // Such a shard is served by its target; there is nothing to resume or to abort.
+        Error::NotNow { .. } | Error::TooLate { .. } if verb == Verb::Complete => String::new(),
+        _ if verb == Verb::Complete => format!("the old copy is kept; `pgshard moves complete {id}` again later"),
+        Error::Publish(_) => format!(
+            "the shard is served by its target and routers find it there; when the config can be written, \
+             `pgshard moves resume {id}`"
+        ),
+        Error::NotNow { .. } => String::new(),
+        Error::Refused { refusals } => {
+            let each: Vec<String> = refusals.iter().map(|refusal| format!("{refusal}: {}", refusal.remedy)).collect();
+            format!("{}; then `pgshard moves resume {id}`", each.join("; "))
+        }
+        Error::GaveUp { .. } => {
+            format!(
+                "the source serves; end what blocks it, then `pgshard moves resume {id}`, or `pgshard moves abort {id}`"
+            )
+        }
+        Error::Differs { .. } => {
+            format!("the source serves; `pgshard moves abort {id}`, and find out which host's disk or memory is bad")
+        }
+        Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
+        Error::Connect { .. } => {
+            format!("when the host answers, `pgshard moves resume {id}`; how far it is, `pgshard moves show {id}`")
+        }
+        Error::PauseTooLong { .. } => {
+            format!("allow more with --max-pause-s: `pgshard moves resume {id}`, or `pgshard moves abort {id}`")
+        }
+        Error::Stuck { .. } => format!(
+            "`pgshard check` and `pgshard moves show {id}`; touch nothing before it is clear who has shard {shard}"
+        ),
+        error if error.can_be_resumed() => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
+        _ => String::new(),
+    }
+}
+
+/// An error before anything was done, as the command's end.
+pub(crate) fn failure(error: Error) -> Failure {
+    match error {
+        Error::Refused { refusals } => {
+            let each = refusals.iter().map(|refusal| format!("{refusal}\n  remedy: {}", refusal.remedy));
+            Failure::several(Exit::Refused, each)
+        }
+        Error::NoSuchMove { .. } => Failure::usage(error).hint("see `pgshard moves list`"),
+        error => {
+            let exit = code(&error);
+            Failure::new(exit, error)
+        }
+    }
+}
+
+fn code(error: &Error) -> Exit {
+    match error {
+        Error::Refused { .. } | Error::Claimed { .. } | Error::TooLate { .. } | Error::NotNow { .. } => Exit::Refused,
+        Error::GaveUp { .. } | Error::PauseTooLong { .. } => Exit::GaveUp,
+        Error::Differs { .. } => Exit::Differs,
+        Error::Interrupted { .. } => Exit::Interrupted,
+        Error::OtherHost { .. } => Exit::Usage,
+        Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {
+            Exit::Failed
+        }
+        _ => Exit::Waits,
+    }
+}
+
+fn exit(verb: Verb, report: &Report) -> Exit {
+    let codes = report.failed.iter().map(|(_, error)| match code(error) {
+        // What waits is not a move: only its old copy is there.
+        Exit::Waits if verb == Verb::Complete => Exit::Failed,
+        // A move that is in the journal waits for the host that does not answer; a new one has not begun.
+        Exit::Failed if verb == Verb::Resume && matches!(error, Error::Connect { .. }) => Exit::Waits,
+        code => code,
+    });
+    let codes: Vec<Exit> = codes.collect();
+    match codes.as_slice() {
+        [] if report.unknown.is_empty() => Exit::Done,
+        [] => Exit::Partly,
+        codes if codes.contains(&Exit::Interrupted) => Exit::Interrupted,
+        _ if !report.done.is_empty() => Exit::Partly,
+        // A shard that waits for a resume is closed or half-built: that matters more than why another was refused.
+        codes if codes.contains(&Exit::Waits) => Exit::Waits,
+        [first, ..] => *first,
+    }
+}

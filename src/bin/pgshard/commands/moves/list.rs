@@ -1,0 +1,172 @@
+//! Which moves there are, and how far each of their shards is.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use pgshard::ShardId;
+use pgshard::map::{HostName, print_shards};
+use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase};
+use serde::Serialize;
+
+use super::super::relocate::mover;
+use super::{failure, the_move, unheard};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output};
+
+/// Every move that is neither completed nor aborted.
+pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let (entries, silent) = mover(&config, Options::default(), Observer::silent()).list(None).await;
+    let moves = grouped(&entries);
+    if output.format() == Format::Json {
+        output.object(ListReport { moves: moves.iter().map(Listed::of).collect() })?;
+    } else {
+        let columns = [
+            ("move", Align::Left),
+            ("shards", Align::Left),
+            ("from", Align::Left),
+            ("to", Align::Left),
+            ("phase", Align::Left),
+            ("next", Align::Left),
+        ];
+        let rows = moves.iter().map(Listed::of).map(|m| [m.r#move, m.shards, m.source, m.target, m.phase, m.next]);
+        output.table(&columns, rows)?;
+        if moves.is_empty() && silent.is_empty() {
+            output.note("no move is open, none waits for `complete`");
+        }
+    }
+    Ok(unheard(&silent, output))
+}
+
+/// One move, shard by shard.
+pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let mover = mover(&config, Options::default(), Observer::silent());
+    let id = the_move(&mover, id, |_| true).await?;
+    let (entries, silent) = mover.list(Some(id)).await;
+    if entries.is_empty() && silent.is_empty() {
+        return Err(failure(Error::NoSuchMove { id }));
+    }
+    if output.format() == Format::Json {
+        output.object(ShowReport { r#move: id.to_string(), shards: entries.iter().map(ShownShard::of).collect() })?;
+        return Ok(unheard(&silent, output));
+    }
+    let columns = [
+        ("shard", Align::Right),
+        ("from", Align::Left),
+        ("to", Align::Left),
+        ("phase", Align::Left),
+        ("attempt", Align::Right),
+        ("rows", Align::Right),
+        ("pause", Align::Right),
+        ("holder", Align::Left),
+        ("last error", Align::Left),
+    ];
+    let rows = entries.iter().map(|entry| {
+        let pause = entry.timings.get("pause_ms").and_then(serde_json::Value::as_f64);
+        let held = if entry.lease_left.is_zero() { "-".to_owned() } else { entry.holder.clone() };
+        [
+            entry.shard.to_string(),
+            entry.source.to_string(),
+            entry.target.to_string(),
+            entry.phase.to_string(),
+            entry.attempt.to_string(),
+            entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string()),
+            pause.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms")),
+            held,
+            entry.last_error.clone().unwrap_or_else(|| "-".to_owned()),
+        ]
+    });
+    output.table(&columns, rows)?;
+    Ok(unheard(&silent, output))
+}
+
+/// The entries of each move.
+fn grouped(entries: &[Entry]) -> Vec<Vec<&Entry>> {
+    let mut moves: BTreeMap<MoveId, Vec<&Entry>> = BTreeMap::new();
+    for entry in entries {
+        moves.entry(entry.id).or_default().push(entry);
+    }
+    moves.into_values().collect()
+}
+
+#[derive(Serialize)]
+struct ListReport {
+    moves: Vec<Listed>,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    r#move: String,
+    shards: String,
+    source: String,
+    target: String,
+    phase: String,
+    next: String,
+}
+
+impl Listed {
+    fn of(entries: &Vec<&Entry>) -> Listed {
+        // What comes next is decided by the shard that is least far.
+        let least = entries.iter().map(|entry| entry.phase).min().unwrap_or(Phase::Aborted);
+        let hosts = |host: fn(&Entry) -> &HostName| {
+            let mut names: Vec<&str> = entries.iter().map(|entry| host(entry).as_str()).collect();
+            names.sort_unstable();
+            names.dedup();
+            names.join(",")
+        };
+        Listed {
+            r#move: entries.first().map(|entry| entry.id.to_string()).unwrap_or_default(),
+            shards: print_shards(entries.iter().map(|entry| entry.shard)),
+            source: hosts(|entry| &entry.source),
+            target: hosts(|entry| &entry.target),
+            phase: least.to_string(),
+            next: least.next().to_owned(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ShowReport<'a> {
+    r#move: String,
+    shards: Vec<ShownShard<'a>>,
+}
+
+#[derive(Serialize)]
+struct ShownShard<'a> {
+    shard: ShardId,
+    source: &'a str,
+    target: &'a str,
+    phase: &'static str,
+    next: &'static str,
+    attempt: i32,
+    rows: Option<i64>,
+    bytes: Option<i64>,
+    timings: &'a serde_json::Value,
+    holder: Option<&'a str>,
+    last_error: Option<&'a str>,
+    created_at: String,
+    updated_at: String,
+}
+
+impl ShownShard<'_> {
+    fn of(entry: &Entry) -> ShownShard<'_> {
+        ShownShard {
+            shard: entry.shard,
+            source: entry.source.as_str(),
+            target: entry.target.as_str(),
+            phase: entry.phase.as_str(),
+            next: entry.phase.next(),
+            attempt: entry.attempt,
+            rows: entry.rows,
+            bytes: entry.bytes,
+            timings: &entry.timings,
+            holder: (!entry.lease_left.is_zero()).then_some(entry.holder.as_str()),
+            last_error: entry.last_error.as_deref(),
+            created_at: entry.created_at.to_string(),
+            updated_at: entry.updated_at.to_string(),
+        }
+    }
+}

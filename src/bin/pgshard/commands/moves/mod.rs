@@ -1,0 +1,180 @@
+//! `pgshard moves`: what became of moves, and what to do about it.
+
+mod end;
+mod list;
+mod watch;
+
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pgshard::ShardId;
+use pgshard::map::{HostName, print_shards};
+use pgshard::mover::{Error, MoveId, Mover, Observer, Options, Phase};
+use serde::Serialize;
+
+use super::relocate::mover;
+use crate::confirm::{Consent, confirm};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output};
+
+pub(crate) use end::{failure, nothing_moved, tell};
+pub(crate) use list::{list, show};
+pub(crate) use watch::Watcher;
+
+/// What to do with a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    /// Go on.
+    Resume,
+    /// Undo.
+    Abort,
+    /// Drop the old copies.
+    Complete,
+}
+
+/// Resumes, aborts or completes a move.
+pub(crate) async fn act(
+    verb: Verb,
+    id: Option<&str>,
+    consent: Consent,
+    options: Options,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let watcher = Watcher::new(output.clone());
+    let mover = mover(&config, options, watcher.observer());
+    let fits = |phase: Phase| match verb {
+        Verb::Resume | Verb::Abort => !phase.is_ended(),
+        Verb::Complete => phase == Phase::Kept,
+    };
+    let id = the_move(&mover, id, fits).await?;
+    let started = Instant::now();
+    let report = match verb {
+        Verb::Resume => until_done(&mover, mover.resume(id)).await,
+        Verb::Abort => until_done(&mover, mover.abort(id)).await,
+        Verb::Complete => {
+            let (entries, _) = mover.list(Some(id)).await;
+            let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));
+            let question = format!("drop the old copies of shards {shards} for good?");
+            if !confirm(&question, consent, output).await? {
+                return Err(Failure::new(Exit::Failed, "nothing was dropped"));
+            }
+            mover.complete(id).await
+        }
+    };
+    watcher.finish();
+    tell(verb, &report.map_err(failure)?, started.elapsed(), output)
+}
+
+#[derive(Serialize)]
+struct GcReport {
+    cleaned: Vec<CleanedThing>,
+    failed: Vec<FailedHost>,
+}
+
+#[derive(Serialize)]
+struct CleanedThing {
+    host: String,
+    shard: ShardId,
+    what: String,
+}
+
+#[derive(Serialize)]
+struct FailedHost {
+    host: String,
+    message: String,
+}
+
+/// Puts right what dead moves left.
+pub(crate) async fn gc(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let report = mover(&config, Options::default(), Observer::silent()).gc().await;
+    if output.format() == Format::Json {
+        let cleaned = report.cleaned.iter().map(|thing| CleanedThing {
+            host: thing.host.to_string(),
+            shard: thing.shard,
+            what: thing.what.clone(),
+        });
+        let failed =
+            report.failed.iter().map(|(host, error)| FailedHost { host: host.to_string(), message: chain(error) });
+        output.object(GcReport { cleaned: cleaned.collect(), failed: failed.collect() })?;
+    } else {
+        let rows =
+            report.cleaned.iter().map(|thing| [thing.host.to_string(), thing.shard.to_string(), thing.what.clone()]);
+        output.table(&[("host", Align::Left), ("shard", Align::Right), ("what", Align::Left)], rows)?;
+        if report.cleaned.is_empty() && report.failed.is_empty() {
+            output.note("nothing to clean up");
+        }
+    }
+    let exit = unheard(&report.failed, output);
+    Ok(if exit != Exit::Done && !report.cleaned.is_empty() { Exit::Partly } else { exit })
+}
+
+/// Runs a mover's work. Ctrl-C asks it to stop, which it does in order; it is not cut off.
+pub(crate) async fn until_done<T>(mover: &Mover, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    tokio::select! {
+        outcome = &mut work => outcome,
+        _ = tokio::signal::ctrl_c() => {
+            mover.stop();
+            work.await
+        }
+    }
+}
+
+/// The move of this ID, or the only one that fits when there is no ID.
+async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool) -> Result<MoveId, Failure> {
+    if let Some(id) = id {
+        return id
+            .parse()
+            .map_err(|_| Failure::usage(format!("{id:?} is not the ID of a move")).hint("see `pgshard moves list`"));
+    }
+    let (entries, silent) = mover.list(None).await;
+    if let Some((host, error)) = silent.into_iter().next() {
+        let error = format!("host {host} may have a move too: {}", chain(&error));
+        return Err(Failure::new(Exit::Failed, error).hint("name the move, see `pgshard moves list`"));
+    }
+    let mut ids: Vec<MoveId> = entries.iter().filter(|entry| fits(entry.phase)).map(|entry| entry.id).collect();
+    ids.dedup();
+    match ids.as_slice() {
+        [only] => Ok(*only),
+        [] => Err(Failure::usage("no move fits").hint("see `pgshard moves list`")),
+        several => {
+            let list: Vec<String> = several.iter().map(ToString::to_string).collect();
+            Err(Failure::usage(format!("there are {} moves: name one of {}", several.len(), list.join(", "))))
+        }
+    }
+}
+
+fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
+    for (host, error) in silent {
+        output.error_with_remedy(
+            format_args!("host {host}: {}", chain(error)),
+            "start it or correct the config, then look again",
+        );
+    }
+    if silent.is_empty() { Exit::Done } else { Exit::Failed }
+}
+
+fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    // A database error's own words are in it already.
+    let mut cause = match error {
+        Error::Database { .. } => None,
+        error => std::error::Error::source(error),
+    };
+    while let Some(inner) = cause {
+        text.push_str(&format!(": {inner}"));
+        cause = inner.source();
+    }
+    text
+}
+
+fn millis(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e5).round() / 100.0
+}

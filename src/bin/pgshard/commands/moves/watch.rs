@@ -1,0 +1,85 @@
+//! How a mover gets on, while it works: a bar on a terminal, events in JSON.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use indicatif::ProgressBar;
+use pgshard::ShardId;
+use pgshard::mover::{Event, Observer, Phase};
+use serde::Serialize;
+
+use super::end::Done;
+use super::millis;
+use crate::output::Output;
+
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(super) enum Told {
+    Started { r#move: String, shards: usize },
+    Reached { shard: ShardId, phase: &'static str },
+    TableCopied { shard: ShardId, table: String, rows: u64, bytes: u64 },
+    FenceRetried { shard: ShardId, attempt: u32, reason: String },
+    TakenOver { shard: ShardId, from: String },
+    Opened { shard: ShardId, host: String, pause_ms: f64 },
+    Failed { shard: ShardId, message: String },
+    Done(Done),
+}
+
+/// Shows how a mover gets on: a bar on a terminal, events in JSON.
+pub(crate) struct Watcher {
+    output: Arc<Output>,
+    bar: Mutex<Option<ProgressBar>>,
+}
+
+impl Watcher {
+    pub(crate) fn new(output: Arc<Output>) -> Arc<Watcher> {
+        Arc::new(Watcher { output, bar: Mutex::default() })
+    }
+
+    pub(crate) fn observer(self: &Arc<Watcher>) -> Observer {
+        let watcher = self.clone();
+        Observer::new(move |event| watcher.saw(event))
+    }
+
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = self.bar().take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn bar(&self) -> std::sync::MutexGuard<'_, Option<ProgressBar>> {
+        // Nothing is half done when a panic lets go of it.
+        self.bar.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn saw(&self, event: Event) {
+        let told = match event {
+            Event::Started { id, shards } => {
+                self.output.note(format_args!("move {id}"));
+                *self.bar() = Some(self.output.progress("moving".to_owned(), "shards", shards as u64));
+                Told::Started { r#move: id.to_string(), shards }
+            }
+            Event::Reached { shard, phase } => {
+                if let (Phase::Kept, Some(bar)) = (phase, &*self.bar()) {
+                    bar.inc(1);
+                }
+                Told::Reached { shard, phase: phase.as_str() }
+            }
+            Event::TableCopied { shard, table, rows, bytes } => Told::TableCopied { shard, table, rows, bytes },
+            Event::FenceRetried { shard, attempt, reason } => {
+                self.output.note(format_args!("shard {shard}: fence {attempt} was taken back, {reason}"));
+                Told::FenceRetried { shard, attempt, reason }
+            }
+            Event::TakenOver { shard, from } => {
+                self.output.note(format_args!("shard {shard}: taken over from {from}"));
+                Told::TakenOver { shard, from }
+            }
+            Event::Opened { shard, host, pause } => {
+                Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
+            }
+            Event::Failed { shard, error } => Told::Failed { shard, message: error },
+            // Bytes under way move no bar yet, and would flood a pipe.
+            _ => return,
+        };
+        self.output.event(told);
+    }
+}

@@ -1,0 +1,177 @@
+//! Who may do what: the owner everything, anybody only look and end what is over.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use super::setup::{
+    CONTROL, EPOCH, Fence, SCHEMA, SHARD, code, expire, host, leads_to_signpost, schema, serve, shop, small_shard,
+    state,
+};
+use crate::support::{TestCluster, connect};
+
+async fn as_role(cluster: &TestCluster, role: &str) -> Client {
+    connect(&format!("host=127.0.0.1 port={} dbname=app user='{role}'", cluster.server(0).port())).await
+}
+
+on_each_version! {
+    /// A role without any rights: no step of a move, no secret, but it may look, and end a fence whose deadline has passed.
+    async fn a_stranger(version) {
+        let cluster = host(version).await;
+        cluster.superuser(0).await.batch_execute("CREATE ROLE stranger LOGIN").await.unwrap();
+        let client = cluster.app(0).await;
+        small_shard(&client, SHARD).await;
+        let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
+        let stranger = as_role(&cluster, "stranger").await;
+        let u = "'00000000-0000-0000-0000-000000000000'";
+        for call in [
+            format!("pgshard.build_signpost(7, {u})"),
+            format!("pgshard.fence(7, {u}, {u}, {u}, 1)"),
+            "pgshard.barrier(1)".to_owned(),
+            format!("pgshard.mark(7, {u}, 1, {u})"),
+            format!("pgshard.heartbeat(7, {u}, {u}, 1, 1)"),
+            format!("pgshard.unfence(7, {u}, 1)"),
+            format!("pgshard.unfence(7, {u}, 1, {u})"),
+            format!("pgshard.decide(7, {u}, 1, {u})"),
+            format!("pgshard.open(7, {u}, 1, {u})"),
+            "pgshard.open_incoming(null)".to_owned(),
+        ] {
+            assert_eq!(code(&stranger.batch_execute(&format!("SELECT {call}")).await.unwrap_err()), "42501", "{call}");
+        }
+        for table in ["move", "incoming", "ledger", "marker"] {
+            let error = stranger.batch_execute(&format!("SELECT * FROM pgshard.{table}")).await.unwrap_err();
+            assert_eq!(code(&error), "42501", "{table}");
+        }
+        for table in ["cluster", "shard", "move", "incoming", "ledger", "marker", "shard_migration", "control_migration"] {
+            let error = stranger.batch_execute(&format!("DELETE FROM pgshard.{table}")).await.unwrap_err();
+            assert_eq!(code(&error), "42501", "{table}");
+        }
+        let functions = "SELECT DISTINCT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'pgshard'::regnamespace
+            AND has_function_privilege('stranger', p.oid, 'EXECUTE') ORDER BY 1";
+        let functions: Vec<String> = client.query(functions, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
+        assert_eq!(functions, ["commit_durably", "expire_fence", "finish_open", "look", "signpost_raise", "signpost_rows", "signpost_write"]);
+
+        fence.swap().await.unwrap();
+        let looked = "SELECT state, epoch, peer, open_token IS NULL FROM pgshard.look(7)";
+        let row = stranger.query_one(looked, &[]).await.unwrap();
+        assert_eq!((row.get(0), row.get(1), row.get(2), row.get(3)), ("fenced", EPOCH, "db2", true));
+        assert!(!expire(&stranger, SHARD).await.unwrap());
+        fence.heartbeat(Duration::ZERO).await.unwrap();
+        assert!(expire(&stranger, SHARD).await.unwrap());
+        assert_eq!(state(&client, SHARD).await, "serving 3");
+        assert_eq!(code(&stranger.batch_execute("SELECT * FROM shard_0007.t").await.unwrap_err()), "42501");
+    }
+
+    /// Nothing that a caller can set leads the functions that run as their owner astray.
+    async fn a_hostile_search_path(version) {
+        let cluster = host(version).await;
+        let superuser = cluster.superuser(0).await;
+        superuser.batch_execute("CREATE ROLE stranger LOGIN; CREATE SCHEMA evil AUTHORIZATION stranger").await.unwrap();
+        let client = cluster.app(0).await;
+        small_shard(&client, SHARD).await;
+        let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
+        let stranger = as_role(&cluster, "stranger").await;
+        stranger.batch_execute("
+            CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT '2200-01-01'::timestamptz $$;
+            CREATE FUNCTION evil.late(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;
+            CREATE OPERATOR evil.<= (FUNCTION = evil.late, LEFTARG = timestamptz, RIGHTARG = timestamptz);
+            CREATE FUNCTION evil.format(text, VARIADIC text[]) RETURNS text LANGUAGE sql AS $$ SELECT 'DROP SCHEMA pgshard CASCADE' $$;
+            CREATE TEMP TABLE pg_namespace (oid oid, nspname name);
+            CREATE TEMP TABLE shard AS SELECT * FROM pgshard.shard;
+            SET search_path = evil, pg_temp, pg_catalog;
+            SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all'").await.unwrap();
+        fence.swap().await.unwrap();
+        assert!(!expire(&stranger, SHARD).await.unwrap());
+        let deadline: f64 = stranger.query_one("SELECT deadline_in_ms FROM pgshard.look(7)", &[]).await.unwrap().get(0);
+        assert!(deadline > 0.0);
+        fence.heartbeat(Duration::ZERO).await.unwrap();
+        assert!(expire(&stranger, SHARD).await.unwrap());
+        assert_eq!(state(&client, SHARD).await, "serving 3");
+    }
+
+    /// Hosts whose administrator takes EXECUTE from PUBLIC by default, or gives CREATE on schemas, are as others are.
+    async fn default_privileges(version) {
+        let cluster = TestCluster::start(version, 1);
+        cluster.superuser(0).await.batch_execute("CREATE ROLE clerk LOGIN; CREATE ROLE maker LOGIN").await.unwrap();
+        let client = cluster.app(0).await;
+        client.batch_execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+            ALTER DEFAULT PRIVILEGES GRANT USAGE, CREATE ON SCHEMAS TO maker WITH GRANT OPTION").await.unwrap();
+        client.batch_execute(&format!("BEGIN; {CONTROL}; COMMIT")).await.unwrap();
+        small_shard(&client, SHARD).await;
+        client.batch_execute(&format!("
+            CREATE FUNCTION {SCHEMA}.f() RETURNS integer LANGUAGE sql AS 'SELECT 1'; GRANT EXECUTE ON FUNCTION {SCHEMA}.f() TO clerk;
+            GRANT USAGE ON SCHEMA {SCHEMA} TO clerk; GRANT SELECT, UPDATE ON {SCHEMA}.t TO clerk")).await.unwrap();
+        let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
+        fence.swap_for(Duration::ZERO).await.unwrap();
+        let clerk = as_role(&cluster, "clerk").await;
+        for sql in ["SELECT * FROM shard_0007.t", "UPDATE shard_0007.t SET n = 2", "SELECT shard_0007.f()"] {
+            assert_eq!(code(&clerk.batch_execute(sql).await.unwrap_err()), "SH001", "{sql}");
+        }
+        let maker = as_role(&cluster, "maker").await;
+        assert_eq!(code(&maker.batch_execute("CREATE TABLE shard_0007.fresh ()").await.unwrap_err()), "42501");
+        assert!(expire(&clerk, SHARD).await.unwrap());
+        assert_eq!(clerk.query_one("SELECT shard_0007.f()", &[]).await.unwrap().get::<_, i32>(0), 1);
+    }
+
+    /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. Who cannot be sure that the
+    /// fence can be ended by anybody does not fence.
+    async fn other_owners(version) {
+        let cluster = host(version).await;
+        let superuser = cluster.superuser(0).await;
+        superuser.batch_execute("CREATE ROLE \"the Owner\" LOGIN; CREATE ROLE \"a \"\"Mover\" LOGIN IN ROLE app;
+            GRANT CREATE ON DATABASE app TO \"the Owner\"").await.unwrap();
+        let owner = as_role(&cluster, "the Owner").await;
+        let s = schema(SHARD);
+        owner.batch_execute(&format!("CREATE SCHEMA {s}; CREATE TABLE {s}.t (n integer)")).await.unwrap();
+        let client = cluster.app(0).await;
+        serve(&client, SHARD).await;
+        let mut fence = Fence::claim(as_role(&cluster, "a \"Mover").await, SHARD).await;
+        assert_eq!(code(&fence.build_signpost().await.unwrap_err()), "SH002");
+        superuser.batch_execute("GRANT \"the Owner\" TO app").await.unwrap();
+        fence.build_signpost().await.unwrap();
+        fence.swap_for(Duration::ZERO).await.unwrap();
+        // The owner, who was granted nothing, meets the signpost as everybody does.
+        for sql in ["SELECT * FROM shard_0007.t", "INSERT INTO shard_0007.t VALUES (1)", "DELETE FROM shard_0007.t"] {
+            assert_eq!(code(&owner.batch_execute(sql).await.unwrap_err()), "SH001", "{sql}");
+        }
+        assert!(leads_to_signpost(&owner.batch_execute("CREATE TABLE shard_0007.fresh ()").await.unwrap_err()));
+        assert!(expire(&owner, SHARD).await.unwrap());
+        owner.batch_execute("INSERT INTO shard_0007.t VALUES (1)").await.unwrap();
+        assert_eq!(state(&client, SHARD).await, "serving 3");
+
+        // Even a superuser's signpost is one that the control schema's owner can rename.
+        client.batch_execute(&format!("UPDATE pgshard.move SET phase = 'aborted'; DELETE FROM pgshard.ledger; DROP SCHEMA {s}__signpost CASCADE")).await.unwrap();
+        let mut fence = Fence::prepare(superuser, SHARD).await;
+        fence.swap_for(Duration::ZERO).await.unwrap();
+        assert_eq!(code(&owner.batch_execute("SELECT * FROM shard_0007.t").await.unwrap_err()), "SH001");
+        assert!(expire(&as_role(&cluster, "the Owner").await, SHARD).await.unwrap());
+        assert_eq!(state(&client, SHARD).await, "serving 3");
+    }
+
+    /// Grants to roles of all names, with and without grant option, and to everybody, lead to the signpost.
+    async fn grants_are_copied(version) {
+        let cluster = shop(version).await;
+        let roles = ["Mixed Case", "o'Hara", "quo\"ted", "select", "größe", "PUBLIC "];
+        let superuser = cluster.superuser(0).await;
+        let client = cluster.app(0).await;
+        for role in roles {
+            let role = pgshard::pg::quote_ident(role);
+            superuser.batch_execute(&format!("CREATE ROLE {role} LOGIN")).await.unwrap();
+            client.batch_execute(&format!("GRANT USAGE ON SCHEMA {SCHEMA} TO {role} WITH GRANT OPTION;
+                GRANT SELECT ON {SCHEMA}.users TO {role} WITH GRANT OPTION; GRANT UPDATE (n) ON {SCHEMA}.users TO {role}")).await.unwrap();
+        }
+        superuser.batch_execute("CREATE ROLE nobody LOGIN").await.unwrap();
+        client.batch_execute(&format!("GRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC; GRANT SELECT ON {SCHEMA}.photos TO PUBLIC")).await.unwrap();
+        let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
+        fence.close().await;
+        for role in roles {
+            let client = as_role(&cluster, &role.replace('\'', "\\'")).await;
+            for sql in ["SELECT id FROM shard_0007.users", "UPDATE shard_0007.users SET n = 1", "SELECT id FROM shard_0007.photos"] {
+                assert_eq!(code(&client.batch_execute(sql).await.unwrap_err()), "SH001", "{role}: {sql}");
+            }
+        }
+        let nobody = as_role(&cluster, "nobody").await;
+        assert_eq!(code(&nobody.batch_execute("SELECT id FROM shard_0007.photos").await.unwrap_err()), "SH001");
+        assert_eq!(code(&nobody.batch_execute("SELECT id FROM shard_0007.users").await.unwrap_err()), "42501");
+    }
+}

@@ -1,0 +1,154 @@
+//! Clocks that step, stand and reach the borders of 41 bits; sessions that sleep at the wrong moment.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::*;
+
+/// The last millisecond of which IDs are made; what comes after it is kept for bursts.
+const LAST_MS: i64 = (1 << 41) - 1 - 4096;
+
+on_each_version! {
+    /// Four writers while the clock steps, back by less and by more than what is waited for, and forth.
+    async fn steps(version) {
+        let servers = TestCluster::start(version, 1);
+        let client = servers.app(0).await;
+        for (shard, step_ms) in [-500, -900, -1500, -10_000, -3_600_000, 1000, 86_400_000].into_iter().enumerate() {
+            let schema = format!("shard_{shard:04}");
+            client.batch_execute(&format!("CREATE SCHEMA {schema}; {}", rendered(shard as u16, EPOCH_MS))).await.unwrap();
+            with_test_clock(&client, &schema).await;
+            shift(&client, 0).await;
+            let stop = Arc::new(AtomicBool::new(false));
+            let mut writers = tokio::task::JoinSet::new();
+            for _ in 0..4 {
+                let (writer, stop, schema) = (servers.app(0).await, stop.clone(), schema.clone());
+                writers.spawn(async move {
+                    let mut ids = Vec::new();
+                    while !stop.load(Ordering::Relaxed) {
+                        ids.extend(next_id(&writer, &schema, 50).await);
+                        ids.extend(next_ids(&writer, &schema, 20).await);
+                    }
+                    ids
+                });
+            }
+            // Time for the writers to make IDs on both sides of the step.
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            shift(&client, step_ms).await;
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            stop.store(true, Ordering::Relaxed);
+            assert_sound(&writers.join_all().await);
+        }
+    }
+
+    /// More than 1024 IDs within one millisecond: the clock stands.
+    async fn a_burst(version) {
+        let servers = server(version, 5).await;
+        let client = servers.app(0).await;
+        with_test_clock(&client, "shard_0005").await;
+        fix(&client, EPOCH_MS + 5000).await;
+        let mut ids = next_id(&client, "shard_0005", 10_000).await;
+        ids.extend(next_ids(&client, "shard_0005", 10_000).await);
+        assert_grows(&ids);
+        let (first, last) = (Id::decode(ids[0]), Id::decode(ids[19_999]));
+        assert_eq!(first.ms(), 5000);
+        assert!((5018..5022).contains(&last.ms()), "{last:?}");
+    }
+
+    /// Across 2^40 ms the sign flips and nothing else changes.
+    async fn the_sign_flip(version) {
+        let servers = server(version, 5).await;
+        let client = servers.app(0).await;
+        with_test_clock(&client, "shard_0005").await;
+        let flip = EPOCH_MS + (1 << 40);
+        let mut ids = Vec::new();
+        for ms in [flip - 2, flip - 1, flip, flip + 1] {
+            fix(&client, ms).await;
+            ids.extend(next_id(&client, "shard_0005", 700).await);
+            ids.extend(next_ids(&client, "shard_0005", 700).await);
+        }
+        assert_grows(&ids);
+        for id in &ids {
+            assert_eq!((*id < 0, Id::decode(*id).shard().get()), (Id::decode(*id).ms() >= 1 << 40, 5));
+        }
+        assert!(ids[0] > 0 && *ids.last().unwrap() < 0);
+        // The high water counts what is left out between reserved IDs and those after them.
+        let (high, last) = (Id::decode(high_water(&client, "shard_0005").await), Id::decode(*ids.last().unwrap()));
+        assert!(high >= last && high.ms() <= last.ms() + 1, "{high:?} {last:?}");
+        // A negative ID is a late one.
+        let late = Id::new((1 << 40) + 50, pgshard::ShardId::new(5).unwrap(), 7).unwrap().encode();
+        client.execute("SELECT shard_0005.resume_after($1)", &[&late]).await.unwrap();
+        assert!(next_id(&client, "shard_0005", 1).await[0] as u64 > late as u64);
+    }
+
+    /// Before the epoch and after 41 bits there are no IDs, and both ways say why; a mistake of the clock that is set
+    /// right does no harm.
+    async fn no_ids(version) {
+        let servers = server(version, 5).await;
+        let client = servers.app(0).await;
+        with_test_clock(&client, "shard_0005").await;
+        fix(&client, EPOCH_MS + LAST_MS).await;
+        let mut ids = next_id(&client, "shard_0005", 10).await;
+        for (ms, words) in [
+            (EPOCH_MS + LAST_MS + 1, "the 41 bits of the cluster's IDs are used up"),
+            (EPOCH_MS - 1, "the clock of this server is before the epoch of the cluster's IDs"),
+        ] {
+            fix(&client, ms).await;
+            for sql in ["SELECT shard_0005.next_id()", "SELECT shard_0005.next_ids(100)"] {
+                let error = client.query(sql, &[]).await.unwrap_err();
+                let error = error.as_db_error().unwrap().clone();
+                assert_eq!((error.message(), error.code().code()), (words, "22008"), "{sql}");
+                assert!(error.hint().is_some() && error.detail().is_some());
+            }
+        }
+        fix(&client, EPOCH_MS + LAST_MS).await;
+        ids.extend(next_id(&client, "shard_0005", 10).await);
+        assert_grows(&ids);
+    }
+
+    /// A session that was stopped between ticket and offset takes another ticket. Without that there is a repeat here.
+    async fn a_stale_ticket(version) {
+        for (fresh, repeats) in [("128", 0), ("1000000", 1)] {
+            let servers = server(version, 5).await;
+            let client = servers.app(0).await;
+            with_test_clock(&client, "shard_0005").await;
+            client.batch_execute(&format!(
+                "CREATE FUNCTION test_clock.stop(ticket bigint) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN
+                    IF current_setting('test.stop', true) = 'on' THEN
+                        PERFORM pg_advisory_xact_lock(42);
+                    END IF;
+                    RETURN ticket;
+                END $$;
+                DO $do$ BEGIN EXECUTE (SELECT replace(replace(pg_get_functiondef('shard_0005.next_id'::regproc),
+                    $$h bigint := pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass)$$,
+                    $$h bigint := test_clock.stop(pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass))$$),
+                    '128', '{fresh}')); END $do$"
+            )).await.unwrap();
+            let source: String = client
+                .query_one("SELECT prosrc FROM pg_proc WHERE oid = 'shard_0005.next_id'::regproc", &[]).await.unwrap().get(0);
+            assert_eq!((source.matches("test_clock.stop(").count(), source.matches(fresh).count()), (1, 3));
+            let (gate, sleeper) = (servers.app(0).await, servers.app(0).await);
+            fix(&client, EPOCH_MS + 1000).await;
+            let mut ids = next_id(&client, "shard_0005", 1).await;
+            gate.batch_execute("BEGIN; SELECT pg_advisory_xact_lock(42)").await.unwrap();
+            sleeper.batch_execute("SET test.stop = on").await.unwrap();
+            let sleeping = tokio::spawn(async move { next_id(&sleeper, "shard_0005", 1).await });
+            // Until it has its ticket.
+            loop {
+                let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+                if client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) == 1 {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            // A burst of a millisecond, and then the clock goes on: the offset grows by as much as the tickets had.
+            ids.extend(next_id(&client, "shard_0005", 1030).await);
+            fix(&client, EPOCH_MS + 1002).await;
+            ids.extend(next_id(&client, "shard_0005", 5).await);
+            gate.batch_execute("COMMIT").await.unwrap();
+            let late = sleeping.await.unwrap()[0];
+            assert_grows(&ids);
+            assert_eq!(ids.iter().filter(|id| **id == late).count(), repeats, "fresh is {fresh}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Moves that are refused, give up, or find that something is wrong: said completely, and nothing is left closed.
+
+use crate::support::{World, never_stopped, other, stopped};
+
+/// A run as a snapshot shows it, but for what is different each time.
+fn assert_shown(name: &str, stderr: &str) {
+    let filters = [
+        (r"backend \d+", "backend [PID]"),
+        (r"transaction is \d+\.\d s old", "transaction is [AGE] old"),
+        (r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "[MOVE]"),
+        (r"digest -?\d+", "digest [SUM]"),
+        (r"/\S*/pgshard.toml", "[FOLDER]/pgshard.toml"),
+    ];
+    insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(name, stderr) });
+}
+
+on_each_version! {
+    /// Preflight says everything at once, with the remedies, and changes nothing.
+    async fn every_reason_at_once(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("
+            ALTER TABLE shard_0000.users ENABLE ROW LEVEL SECURITY;
+            ALTER TABLE shard_0000.users FORCE ROW LEVEL SECURITY;
+            CREATE MATERIALIZED VIEW shard_0000.numbers AS SELECT count(*) FROM shard_0000.photos;
+            CREATE UNLOGGED TABLE shard_0000.scratch (a int);
+            CREATE VIEW public.everybody AS SELECT * FROM shard_0001.users;
+            CREATE TABLE public.likes (photo bigint REFERENCES shard_0001.photos ON DELETE CASCADE)").await.unwrap();
+        world.servers.app(1).await.batch_execute("CREATE SCHEMA shard_0000").await.unwrap();
+        let before = world.everything().await;
+        let ran = world.run(&["move", "0-1", "--to", "db2", "--yes"]).await;
+        assert_shown("every_reason_at_once", &ran.ended(4).stderr);
+        assert_eq!(world.everything().await, before);
+    }
+
+    /// `--plan` prints what would run. It runs nothing.
+    async fn a_plan_changes_nothing(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let before = world.everything().await;
+        let plan = world.run(&["move", "0-1", "--to", "db2", "--plan"]).await.ended(0).last();
+        assert_eq!(plan["shards"].as_array().unwrap().len(), 2, "{plan}");
+        assert!(plan["shards"][0]["statements_after_data"].to_string().contains("FOREIGN KEY"), "{plan}");
+        let there = world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0).last();
+        assert_eq!((&there["event"], &there["shards"]), (&"done".into(), &"".into()));
+        let unknown = world.run(&["move", "0", "--to", "db22", "--yes"]).await;
+        assert!(unknown.ended(2).stderr.contains("did you mean db2?"), "{}", unknown.stderr);
+        world.run(&["move", "4", "--to", "db2", "--yes"]).await.ended(2);
+        world.run(&["moves", "resume", "018f0000-0000-7000-8000-000000000000"]).await.ended(2);
+        assert_eq!(world.everything().await, before);
+    }
+
+    /// A host without a control schema is no target, and the remedy is named.
+    async fn a_target_that_is_not_bootstrapped(version) {
+        let world = World::new(&[version, version], 4).await;
+        world.servers.superuser(1).await.batch_execute("CREATE DATABASE empty OWNER app").await.unwrap();
+        let url = format!("postgres://app@127.0.0.1:{}/empty", world.servers.server(1).port());
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        let text = text.replace("\n[hosts.db2]", &format!("\n[hosts.db3]\nurl = {url:?}\n\n[hosts.db2]"));
+        let path = world.write("three.toml", &text);
+        let before = world.everything().await;
+        let ran = world.run(&["move", "0", "--to", "db3", "--yes", "--config", path.to_str().unwrap()]).await;
+        let said = &ran.ended(4).stderr;
+        assert!(said.contains("not bootstrapped") && said.contains("pgshard bootstrap --host db3"), "{said}");
+        assert_eq!(world.everything().await, before);
+    }
+
+    /// A transaction holds a lock on the shard: the fence is taken back each time, and whoever is in the way is named.
+    async fn a_long_transaction_is_in_the_way(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let blocker = world.servers.app(0).await;
+        blocker.batch_execute("BEGIN; INSERT INTO shard_0000.users (name) VALUES ('long')").await.unwrap();
+        let args = ["move", "0", "--to", "db2", "--yes", "--fence-attempts", "2", "--fence-budget-ms", "20"];
+        let ran = world.run(&args).await;
+        assert_shown("a_long_transaction", &ran.ended(5).stderr);
+        assert_eq!(world.state(0, 0).await, "serving");
+        // A prepared transaction blocks as well, and has no backend.
+        blocker.batch_execute("PREPARE TRANSACTION 'forgotten'").await.unwrap();
+        let args = ["moves", "resume", &ran.id(), "--fence-attempts", "1"];
+        let said = world.run(&args).await;
+        assert!(said.ended(5).stderr.contains("a prepared transaction"), "{}", said.stderr);
+        blocker.batch_execute("COMMIT PREPARED 'forgotten'").await.unwrap();
+        world.run(&["moves", "resume", &ran.id()]).await.ended(0);
+        let sql = "SELECT count(*) FROM shard_0000.users WHERE name = 'long'";
+        assert_eq!(world.servers.app(1).await.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 1);
+        world.audit_places().await;
+    }
+
+    /// A generated column whose function is not what it says it is comes out otherwise at the target: the digests tell.
+    async fn a_copy_that_differs(version) {
+        let world = World::new(&[version, version], 4).await;
+        world.servers.app(0).await.batch_execute("
+            CREATE FUNCTION shard_0000.port() RETURNS text IMMUTABLE LANGUAGE sql AS $$ SELECT current_setting('port') $$;
+            CREATE TABLE shard_0000.liar (id int PRIMARY KEY, port text GENERATED ALWAYS AS (shard_0000.port()) STORED);
+            INSERT INTO shard_0000.liar VALUES (1), (2)").await.unwrap();
+        let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
+        assert_shown("a_copy_that_differs", &ran.ended(6).stderr);
+        assert_eq!(world.state(0, 0).await, "serving");
+        world.run(&["moves", "abort", &ran.id()]).await.ended(0);
+        world.audit_places().await;
+    }
+
+    /// The shard's tables are altered between prepare and fence: the target is built anew.
+    async fn altered_meanwhile(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let db = world.servers.app(0).await;
+        for (shard, sql, check) in [
+            ("0", "ALTER TABLE shard_0000.users ADD COLUMN bio text DEFAULT 'none'", "SELECT bio FROM shard_0000.users"),
+            ("1", "CREATE TABLE shard_0001.fresh AS SELECT 'none'::text AS a", "SELECT a FROM shard_0001.fresh"),
+        ] {
+            let number: u16 = shard.parse().unwrap();
+            db.batch_execute(&format!("INSERT INTO shard_{number:04}.users (name) VALUES ('x')")).await.unwrap();
+            let args = ["move", shard, "--to", "db2", "--yes"];
+            let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after prepare=stop")]).spawn().unwrap();
+            stopped(&child).await;
+            db.batch_execute(sql).await.unwrap();
+            never_stopped(child).await.ended(0);
+            let found: String = world.servers.app(1).await.query_one(check, &[]).await.unwrap().get(0);
+            assert_eq!(found, "none");
+        }
+        world.audit_places().await;
+    }
+
+    /// Something outside binds itself to the shard meanwhile: the move stops, says what, and the source serves.
+    async fn bound_from_outside_meanwhile(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let db = world.servers.app(0).await;
+        let args = ["move", "0", "--to", "db2", "--yes"];
+        let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after prepare=stop")]).spawn().unwrap();
+        stopped(&child).await;
+        db.batch_execute("CREATE VIEW public.everybody AS SELECT * FROM shard_0000.users").await.unwrap();
+        let ran = never_stopped(child).await;
+        assert!(ran.ended(7).stderr.contains("public.everybody"), "{}", ran.stderr);
+        assert_eq!(world.state(0, 0).await, "serving");
+        db.batch_execute("DROP VIEW public.everybody").await.unwrap();
+        world.run(&["moves", "resume", &ran.id()]).await.ended(0);
+        world.audit_places().await;
+    }
+}

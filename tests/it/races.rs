@@ -1,0 +1,119 @@
+//! Moves that meet what they did not make: things in their way, exchanged names, a wrong map, dead hosts.
+
+use std::time::Duration;
+
+use pgshard::ShardId;
+use pgshard::dev::StopMode;
+use pgshard::map::{Changes, HostName, Placement, ShardEpoch};
+use pgshard::mover::{Error, Hosts, Mover, Observer, Options, Phase, Report};
+use pgshard::store::publish_merged;
+
+use crate::support::World;
+
+async fn moved(world: &World, shard: &str, target: &str) -> Report {
+    let mover = world.mover();
+    let plan = mover.plan(&world.request(shard, target)).await.unwrap();
+    let report = mover.run(&plan).await;
+    assert!(report.failed.is_empty(), "{report:?}");
+    report
+}
+
+on_each_version!(
+    /// A target that can never be opened must not keep the shard closed for ever: the mover gives up, the source serves.
+    async fn a_target_that_cannot_be_opened(version) {
+        let world = World::new(&[version, version], 4).await;
+        moved(&world, "1", "db2").await;
+        // Where the old signpost is to be put away, something stands already.
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("CREATE SCHEMA shard_0001__signpost_e2").await.unwrap();
+        let mover = world.mover();
+        let plan = mover.plan(&world.request("1", "db1")).await.unwrap();
+        let report = tokio::time::timeout(Duration::from_secs(40), mover.run(&plan)).await.expect("the mover ends");
+        assert_eq!(report.failed.len(), 1, "{report:?}");
+        assert_eq!(world.state(1, 1).await, "serving");
+        db1.batch_execute("DROP SCHEMA shard_0001__signpost_e2").await.unwrap();
+        let report = mover.resume(report.id).await.unwrap();
+        assert!(report.failed.is_empty(), "{report:?}");
+        assert_eq!(world.state(0, 1).await, "serving");
+    }
+
+    /// The map is a hint: a shard is not "there already" because the map says so.
+    async fn a_map_that_is_wrong(version) {
+        let world = World::new(&[version, version], 4).await;
+        let (shard, host) = (ShardId::new(1).unwrap(), HostName::new("db2").unwrap());
+        let wrong = Placement { host, epoch: ShardEpoch::new(5).unwrap() };
+        publish_merged(&world.config.map_store(), &Changes::from_iter([(shard, wrong)])).await.unwrap();
+        match world.mover().plan(&world.request("1", "db2")).await {
+            Err(Error::Refused { refusals }) => assert_eq!(refusals.len(), 1, "{refusals:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// With the names of two hosts exchanged, gc would take the journal of the one for that of the other.
+    async fn names_that_are_exchanged(version) {
+        let world = World::new(&[version, version], 4).await;
+        let options: Vec<_> = world.config.hosts.values().map(|host| host.connect.clone()).rev().collect();
+        let hosts = Hosts::new(world.config.hosts.keys().cloned().zip(options));
+        let store = std::sync::Arc::new(world.config.map_store());
+        let prefix = world.config.cluster.prefix.clone();
+        let mover = Mover::new(hosts, prefix, store, Options::default(), Observer::silent());
+        assert!(mover.plan(&world.request("1", "db2")).await.is_err());
+        let report = mover.gc().await;
+        assert_eq!(report.failed.len(), 2, "{report:?}");
+    }
+
+    /// What a database's administrator has set must not matter.
+    async fn settings_of_the_role(version) {
+        let world = World::new(&[version, version], 4).await;
+        for host in [0, 1] {
+            let sql = "ALTER ROLE app SET default_transaction_isolation = 'serializable';
+                ALTER ROLE app SET default_transaction_read_only = on";
+            world.servers.superuser(host).await.batch_execute(sql).await.unwrap();
+        }
+        moved(&world, "1", "db2").await;
+    }
+
+    /// One thing that cannot be dropped now does not keep gc from the others.
+    async fn gc_goes_on(version) {
+        let world = World::new(&[version, version], 4).await;
+        for target in ["db2", "db1"] {
+            moved(&world, "0-1", target).await;
+        }
+        let reader = world.servers.app(0).await;
+        reader.batch_execute("BEGIN; PREPARE s AS SELECT * FROM shard_0000__signpost_e2.users").await.unwrap();
+        let report = world.mover().gc().await;
+        assert_eq!((report.failed.len(), report.cleaned.len()), (1, 1), "{report:?}");
+        reader.batch_execute("ROLLBACK").await.unwrap();
+        let report = world.mover().gc().await;
+        assert_eq!((report.failed.len(), report.cleaned.len()), (0, 1), "{report:?}");
+    }
+
+    /// A move to a host that is gone for good can be aborted; gc clears up there if it comes back.
+    async fn abort_without_the_target(version) {
+        let world = World::new(&[version, version], 4).await;
+        let id = world.run_until(&["move", "1", "--to", "db2", "--yes"], "after ready=kill").await.ended(-9).id();
+        world.servers.server(1).stop(StopMode::Immediate).unwrap();
+        // In part: what the target holds is left to gc.
+        world.run(&["moves", "abort", &id]).await.ended(8);
+        assert_eq!(world.state(0, 1).await, "serving");
+        world.servers.server(1).start().unwrap();
+        let report = world.mover().gc().await;
+        assert!(report.failed.is_empty() && report.cleaned.len() == 1, "{report:?}");
+        let report = moved(&world, "1", "db2").await;
+        assert_eq!(report.done[0].phase, Phase::Kept);
+    }
+
+    /// A GRANT that was not committed yet when the shard was fenced is in the old copy only: that is not dropped unsaid.
+    async fn ddl_under_way_at_the_fence(version) {
+        let world = World::new(&[version, version], 4).await;
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("BEGIN; GRANT SELECT ON shard_0001.users TO PUBLIC").await.unwrap();
+        let id = moved(&world, "1", "db2").await.id;
+        db1.batch_execute("COMMIT").await.unwrap();
+        let report = world.mover().complete(id).await.unwrap();
+        assert!(matches!(report.failed[..], [(_, Error::NotNow { .. })]), "{report:?}");
+        db1.batch_execute("DROP SCHEMA shard_0001__left_e1 CASCADE").await.unwrap();
+        let report = world.mover().complete(id).await.unwrap();
+        assert_eq!((report.done.len(), report.failed.len()), (1, 0), "{report:?}");
+    }
+);

@@ -1,0 +1,392 @@
+//! What the repository promises about itself: which module may use which, that documents are true where a program can
+//! see it, and what no file may hold. Reads files only; takes well under a second.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The modules of the library from the bottom up. A module uses itself and those before it. The reasons are in
+/// ARCHITECTURE.md.
+const ORDER: [&str; 12] =
+    ["shard", "id", "map", "pg", "store", "idgen", "router", "fanout", "schema", "mover", "config", "dev"];
+
+/// Beside the order: these do not know of each other, although one stands before the other.
+const STRANGERS: [(&str, &str); 2] = [("mover", "router"), ("mover", "fanout")];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A file of the repository: its path from the root, and its text.
+struct File {
+    path: String,
+    text: String,
+}
+
+/// Every text file of ours with one of these endings, sorted. Not what builds and tools leave behind.
+fn files(endings: &[&str]) -> Vec<File> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path: PathBuf = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_dir() {
+                if !["target", ".git"].contains(&name.as_str()) {
+                    folders.push(path);
+                }
+            } else if endings.iter().any(|ending| name.ends_with(ending)) {
+                let text = fs::read_to_string(&path).unwrap();
+                let path = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+                found.push(File { path, text });
+            }
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(!found.is_empty(), "there are files that end with one of {endings:?}");
+    found
+}
+
+/// The library's files, `src/lib.rs` not among them: it is the façade, and names every module.
+fn library() -> Vec<File> {
+    let mut files = files(&[".rs"]);
+    files.retain(|file| file.path.starts_with("src/") && !file.path.starts_with("src/bin/"));
+    files.retain(|file| file.path != "src/lib.rs");
+    files
+}
+
+fn none_of(mistakes: Vec<String>, rule: &str) {
+    assert!(mistakes.is_empty(), "{rule}\n  {}\n", mistakes.join("\n  "));
+}
+
+fn is_comment(line: &str) -> bool {
+    line.trim_start().starts_with("//")
+}
+
+fn word(text: &str) -> &str {
+    let end = text.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(text.len());
+    &text[..end]
+}
+
+/// The first names after each `crate::` in the code, with the number of the line: `use crate::{a::b, c}` has two. A link in
+/// a comment is no use.
+fn uses(text: &str) -> Vec<(usize, String)> {
+    let code: String =
+        text.lines().map(|line| if is_comment(line) { "\n".into() } else { format!("{line}\n") }).collect();
+    let mut uses = Vec::new();
+    for (at, found) in code.match_indices("crate::") {
+        let before = code[..at].chars().next_back();
+        if before.is_some_and(|c| c == '_' || c == '$' || c.is_alphanumeric()) {
+            continue;
+        }
+        let line = code[..at].lines().count().max(1);
+        let rest = &code[at + found.len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            uses.push((line, word(rest).to_owned()));
+            continue;
+        };
+        let (mut depth, mut fresh) = (1, true);
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => fresh = true,
+                c if fresh && depth == 1 && (c == '_' || c.is_alphanumeric()) => {
+                    uses.push((line, word(&group[at..]).to_owned()));
+                    fresh = false;
+                }
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    uses
+}
+
+#[test]
+fn uses_are_found() {
+    let text = "use crate::map::X;\n/// [`crate::dev`]\nuse crate::{\n    id::{Id, Epoch},\n    ShardId,\n};\nlet x = crate::pg::y();";
+    let found = uses(text);
+    let found: Vec<(usize, &str)> = found.iter().map(|(line, name)| (*line, name.as_str())).collect();
+    assert_eq!(found, [(1, "map"), (3, "id"), (3, "ShardId"), (7, "pg")]);
+}
+
+/// What `src/lib.rs` re-exports at the root, and whose it is.
+fn re_exports() -> BTreeMap<String, String> {
+    let facade = fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    let mut names = BTreeMap::new();
+    for line in facade.lines().filter_map(|line| line.strip_prefix("pub use ")) {
+        let (module, what) = line.trim_end_matches(';').split_once("::").unwrap();
+        for name in what.trim_matches(['{', '}']).split(',') {
+            names.insert(name.trim().to_owned(), module.to_owned());
+        }
+    }
+    names
+}
+
+/// Tests within the library are no exception: a layer that is tested with what stands above it cannot be used alone.
+#[test]
+fn a_module_uses_only_those_before_it() {
+    let place = |module: &str| ORDER.iter().position(|of| *of == module);
+    let re_exports = re_exports();
+    let mut mistakes = Vec::new();
+    for file in library() {
+        let module = file.path["src/".len()..].split(['/', '.']).next().unwrap().to_owned();
+        let Some(own) = place(&module) else {
+            mistakes.push(format!(
+                "{}: {module} has no place in the order: give it one, here and in src/lib.rs",
+                file.path
+            ));
+            continue;
+        };
+        for (line, name) in uses(&file.text) {
+            let at = format!("{}:{line}", file.path);
+            let used = re_exports.get(&name).unwrap_or(&name);
+            match place(used) {
+                None => mistakes.push(format!("{at}: crate::{name} is no module of the library")),
+                Some(other) if other > own => {
+                    mistakes.push(format!("{at}: {module} uses {used}, which stands above it"));
+                }
+                Some(_) if STRANGERS.contains(&(module.as_str(), used)) => {
+                    mistakes.push(format!("{at}: {module} uses {used}: they must not know of each other"));
+                }
+                Some(_) => {}
+            }
+        }
+        mistakes.extend(out_by_super(&file));
+    }
+    let order = ORDER.join(", ");
+    none_of(mistakes, &format!("a module of the library uses only itself and those before it in: {order}"));
+}
+
+/// The ways out of a module that do not say `crate`: `super::` up to the root.
+fn out_by_super(file: &File) -> Vec<String> {
+    // src/map.rs and src/map/mod.rs are one below the root, src/map/ranges.rs two.
+    let parts = file.path.split('/').count() - 1;
+    let below = if file.path.ends_with("/mod.rs") { parts - 1 } else { parts };
+    let mut inner = 0;
+    let mut mistakes = Vec::new();
+    for (line, text) in file.text.lines().enumerate() {
+        if !text.starts_with(' ') && text.contains("mod ") && text.ends_with(" {") {
+            inner = 1;
+        } else if text == "}" {
+            inner = 0;
+        }
+        let longest = text.split(|c: char| c != ':' && c != '_' && !c.is_alphanumeric());
+        let supers = longest.map(|path| path.split("::").take_while(|part| *part == "super").count()).max();
+        if !is_comment(text) && supers.unwrap_or(0) >= below + inner {
+            mistakes.push(format!("{}:{}: say crate::, so that it shows where this comes from", file.path, line + 1));
+        }
+    }
+    mistakes
+}
+
+/// The compiler sees to it that the command uses the public API only, unless the command includes the library's files.
+#[test]
+fn the_command_includes_no_file_of_the_library() {
+    let mut mistakes = Vec::new();
+    for file in files(&[".rs"]).iter().filter(|file| file.path.starts_with("src/bin/")) {
+        for (line, text) in file.text.lines().enumerate() {
+            if text.contains("#[path") || text.contains("include!(") {
+                mistakes.push(format!("{}:{}: {}", file.path, line + 1, text.trim()));
+            }
+        }
+    }
+    none_of(mistakes, "the command uses the library's public API only");
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    let mistakes = files(&[".rs"]).into_iter().filter(|file| !file.text.starts_with("//! ")).map(|file| file.path);
+    none_of(mistakes.collect(), "a .rs file opens with a //! line");
+}
+
+#[test]
+fn the_library_prints_nothing() {
+    let mut mistakes = Vec::new();
+    for file in library() {
+        for (line, text) in file.text.lines().enumerate() {
+            let prints = ["println!", "print!", "eprint!", "dbg!"].iter().any(|print| text.contains(print));
+            if prints && !is_comment(text) {
+                mistakes.push(format!("{}:{}: {}", file.path, line + 1, text.trim()));
+            }
+        }
+    }
+    none_of(mistakes, "the library prints nothing: it returns, calls an observer, or uses `tracing`");
+}
+
+/// The endings of files that people read and write.
+const TEXTS: [&str; 8] = [".rs", ".md", ".sql", ".sh", ".toml", "script/setup", "script/test", "script/demo"];
+
+#[test]
+fn no_file_tells_of_somebodys_machine() {
+    // In two parts, so that this file is not one of them.
+    let paths = [concat!("/wo", "rk/"), concat!("/ho", "me/"), concat!("/Us", "ers/"), concat!("/ro", "ot/")];
+    let mut mistakes = Vec::new();
+    for file in files(&TEXTS) {
+        for (line, text) in file.text.lines().enumerate() {
+            if paths.iter().any(|path| text.contains(path)) {
+                mistakes.push(format!("{}:{}: {}", file.path, line + 1, text.trim()));
+            }
+        }
+    }
+    none_of(mistakes, "no file names a path of the machine on which it was written");
+}
+
+/// Links of a Markdown text that are no addresses: `[text](docs/glossary.md#part)` gives `docs/glossary.md`.
+fn links(text: &str) -> Vec<String> {
+    let mut links = Vec::new();
+    for (at, _) in text.match_indices("](") {
+        let rest = &text[at + 2..];
+        let link = rest[..rest.find(')').unwrap_or(0)].split('#').next().unwrap_or_default();
+        if !link.is_empty() && !link.contains("://") && !link.starts_with("mailto:") {
+            links.push(link.to_owned());
+        }
+    }
+    links
+}
+
+#[test]
+fn documents_are_linked_and_links_lead_somewhere() {
+    let mut mistakes = Vec::new();
+    let mut linked = BTreeSet::new();
+    let documents = files(&[".md"]);
+    for file in &documents {
+        let folder = root().join(&file.path).parent().unwrap().to_path_buf();
+        for link in links(&file.text) {
+            match folder.join(&link).canonicalize() {
+                Ok(path) => drop(linked.insert((path, file.path.clone()))),
+                Err(_) => mistakes.push(format!("{}: ({link}) leads nowhere", file.path)),
+            }
+        }
+    }
+    for file in documents.iter().filter(|file| file.path.starts_with("docs/")) {
+        let path = root().join(&file.path).canonicalize().unwrap();
+        if !linked.iter().any(|(to, from)| *to == path && *from != file.path) {
+            mistakes.push(format!("{}: no other document links to it", file.path));
+        }
+    }
+    none_of(mistakes, "every document in docs/ can be found, and no link is dead");
+}
+
+/// A document named in a comment or in another document is there: `docs/operating.md`, `ARCHITECTURE.md`.
+#[test]
+fn documents_that_are_named_exist() {
+    let documents: Vec<String> = files(&[".md"]).into_iter().map(|file| file.path).collect();
+    let mut mistakes = Vec::new();
+    for file in files(&TEXTS) {
+        for (line, text) in file.text.lines().enumerate() {
+            for (at, found) in text.match_indices(".md") {
+                let end = at + found.len();
+                let start = text[..at].rfind(|c: char| !(c.is_alphanumeric() || "_-/.".contains(c)));
+                let name = text[start.map_or(0, |at| at + 1)..end].trim_start_matches("../").trim_start_matches("./");
+                let whole = !text[end..].starts_with(|c: char| c.is_alphanumeric());
+                // Code that looks for the ending names none.
+                let named = whole && name.len() > ".md".len() && !name.contains("://");
+                if named && !documents.iter().any(|path| path == name || path.ends_with(&format!("/{name}"))) {
+                    mistakes.push(format!("{}:{}: there is no {name}", file.path, line + 1));
+                }
+            }
+        }
+    }
+    none_of(mistakes, "a document that is named exists");
+}
+
+/// A file of SQL that nothing embeds is never run, however right it is.
+#[test]
+fn every_sql_file_is_embedded() {
+    let embedding: Vec<String> =
+        library().into_iter().map(|file| file.text).filter(|text| text.contains("include_str!")).collect();
+    let sql = files(&[".sql"]).into_iter().map(|file| file.path);
+    let ours = sql.filter(|path| path.starts_with("src/") || path.starts_with("migrations/"));
+    let mistakes = ours.filter(|path| {
+        // Some names are put together with a folder by a macro.
+        let name = path.rsplit('/').next().unwrap();
+        let literals = [format!("/{name}\""), format!("\"{name}\"")];
+        !embedding.iter().any(|text| literals.iter().any(|literal| text.contains(literal)))
+    });
+    none_of(mistakes.collect(), "every file of SQL is embedded by include_str!");
+}
+
+/// Who serves a shard is changed by the functions of the control schema, and by bootstrap's INSERT of a shard that nobody
+/// has; a takeover changes the lease.
+#[test]
+fn only_the_control_schema_changes_who_serves() {
+    let mut mistakes = Vec::new();
+    for file in library() {
+        for (line, text) in file.text.lines().enumerate() {
+            let changes = ["UPDATE pgshard.shard ", "DELETE FROM pgshard.shard ", "INTO pgshard.shard ("];
+            let may = text.contains(" SET lease = ") || file.path == "src/schema/batch.rs";
+            if changes.iter().any(|change| text.contains(change)) && !may {
+                mistakes.push(format!("{}:{}: {}", file.path, line + 1, text.trim()));
+            }
+        }
+    }
+    none_of(mistakes, "no SQL changes pgshard.shard but the functions of migrations/control");
+}
+
+/// The first cells of a Markdown table's rows below this heading, up to the next of its rank: `| 4 | refused |` gives `4`.
+fn first_cells(document: &str, heading: &str) -> Vec<String> {
+    let text = fs::read_to_string(root().join(document)).unwrap();
+    let lines = text.lines().skip_while(|line| *line != heading).skip(1);
+    let section: Vec<&str> = lines.take_while(|line| !line.starts_with("## ")).collect();
+    assert!(!section.is_empty(), "{document} has a section {heading:?}");
+    let cells = section.iter().filter_map(|line| line.strip_prefix("| ")).filter_map(|row| row.split(" |").next());
+    cells.map(|cell| cell.trim_matches('`').to_owned()).collect()
+}
+
+fn source(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap()
+}
+
+#[test]
+fn exit_codes_are_in_the_manual() {
+    let code = source("src/bin/pgshard/exit.rs");
+    let body = code.split("fn code(").nth(1).unwrap().split("fn meaning").next().unwrap();
+    let codes = body.lines().filter_map(|line| line.split_once(" => "));
+    let codes: BTreeSet<u8> = codes.map(|(_, code)| code.trim_end_matches(',').parse().unwrap()).collect();
+    let cells = first_cells("docs/operating.md", "## Exit codes");
+    let told: BTreeSet<u8> = cells.iter().filter_map(|cell| cell.parse().ok()).collect();
+    assert_eq!(told, codes, "docs/operating.md, ## Exit codes, tells what src/bin/pgshard/exit.rs has");
+}
+
+#[test]
+fn phases_are_in_the_manual() {
+    let code = source("src/mover/state.rs");
+    let body = code.split("const ALL").nth(1).unwrap().split("];").next().unwrap();
+    let phases: BTreeSet<String> = body.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+    let told: BTreeSet<String> = first_cells("docs/operating.md", "## The phases of a move").into_iter().collect();
+    let missing: Vec<&String> = phases.difference(&told).collect();
+    assert!(missing.is_empty(), "docs/operating.md, ## The phases of a move, lacks {missing:?}");
+}
+
+/// The codes are what follows a severity, and what `Refusal::code` and `unread` give.
+#[test]
+fn findings_are_in_the_manual() {
+    let literal =
+        |text: &str| text.trim_start().strip_prefix('"').map(|rest| rest.split('"').next().unwrap().to_owned());
+    let mut codes = BTreeSet::new();
+    for file in library().into_iter().filter(|file| file.path.starts_with("src/schema/")) {
+        for found in file.text.split("Severity::").skip(1) {
+            codes.extend(found.split_once(',').and_then(|(_, rest)| literal(rest)));
+        }
+    }
+    let control = source("src/schema/control.rs");
+    let arms = control.split("pub fn code(").nth(1).unwrap().split("\n    }\n").next().unwrap();
+    codes.extend(arms.split("=> ").skip(1).filter_map(literal));
+    let check = source("src/schema/check.rs");
+    let unread = check.split("fn unread(").nth(1).unwrap().split("\n}\n").next().unwrap();
+    codes.extend(unread.split("=> (").skip(1).chain(unread.split("=> {\n            (").skip(1)).filter_map(literal));
+    assert!(codes.contains("served_twice") && codes.contains("standby") && codes.contains("not_owner"), "{codes:?}");
+    let told: BTreeSet<String> =
+        first_cells("docs/operating.md", "## What `pgshard check` finds").into_iter().collect();
+    let missing: Vec<&String> = codes.difference(&told).collect();
+    assert!(missing.is_empty(), "docs/operating.md, ## What `pgshard check` finds, lacks {missing:?}");
+    let gone: Vec<&String> = told.difference(&codes).filter(|code| !["code", "---"].contains(&code.as_str())).collect();
+    assert!(
+        gone.is_empty(),
+        "docs/operating.md, ## What `pgshard check` finds, tells of {gone:?}, which nothing gives"
+    );
+}
