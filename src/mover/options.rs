@@ -94,13 +94,6 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// Another mover held the shard; waiting for its lease to end.
-    TakenOver {
-        /// The shard.
-        shard: ShardId,
-        /// Its former holder.
-        from: String,
-    },
     /// The shard is served by its target.
     Opened {
         /// The shard.

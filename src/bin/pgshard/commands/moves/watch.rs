@@ -18,7 +18,6 @@ pub(super) enum Told {
     Reached { shard: ShardId, phase: &'static str },
     TableCopied { shard: ShardId, table: String, rows: u64, bytes: u64 },
     FenceRetried { shard: ShardId, attempt: u32, reason: String },
-    TakenOver { shard: ShardId, from: String },
     Opened { shard: ShardId, host: String, pause_ms: f64 },
     Failed { shard: ShardId, message: String },
     Done(Done),
@@ -68,10 +67,6 @@ impl Watcher {
             Event::FenceRetried { shard, attempt, reason } => {
                 self.output.note(format_args!("shard {shard}: fence {attempt} was taken back, {reason}"));
                 Told::FenceRetried { shard, attempt, reason }
-            }
-            Event::TakenOver { shard, from } => {
-                self.output.note(format_args!("shard {shard}: taken over from {from}"));
-                Told::TakenOver { shard, from }
             }
             Event::Opened { shard, host, pause } => {
                 Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
