@@ -51,6 +51,8 @@ GRANT SELECT ON pgshard.shard TO PUBLIC;
 -- The shards that a move is bringing here. Beside pgshard.shard, so that an abort leaves what stood there.
 -- `ready_attempt`: everything is in place for the attempt with this number; only the open is missing.
 -- `open_hash`: the SHA-256 of the token that the source gives away when, and only when, it has decided.
+-- `at_open`: statements that the open runs, in the schema under its incoming name: what must not be there while changes are
+-- applied, as triggers and foreign keys.
 CREATE TABLE pgshard.incoming (
     shard_id      integer PRIMARY KEY,
     schema_name   text    NOT NULL,
@@ -60,7 +62,49 @@ CREATE TABLE pgshard.incoming (
     epoch         integer NOT NULL,
     ready_attempt integer,
     open_hash     text,
+    at_open       text,
     created_at    timestamptz NOT NULL DEFAULT now()
+);
+
+-- How far the changes of a shard that comes online are applied here: all transactions of the source whose commit is at or
+-- before `applied_lsn`, written in the transaction that applies them. Under the lease of the mover that applies.
+-- `breach`: a change to the shard that came after its marker, which no fence should have let through.
+CREATE TABLE pgshard.progress (
+    move_id     uuid    NOT NULL,
+    shard_id    integer NOT NULL,
+    lease       uuid    NOT NULL,
+    applied_lsn pg_lsn  NOT NULL,
+    breach      text,
+    updated_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (move_id, shard_id)
+);
+
+-- The pieces in which the rows of a shard that comes online are copied: the rows whose first key column is in [low, high);
+-- null is open. `snapshot` is the source's when the piece was copied, written together with the rows; null: not copied yet.
+-- A change of a transaction that this snapshot sees is in the piece already, any other is applied.
+CREATE TABLE pgshard.chunk (
+    move_id     uuid    NOT NULL,
+    shard_id    integer NOT NULL,
+    table_name  text    NOT NULL,
+    number      integer NOT NULL,
+    low         text,
+    high        text,
+    snapshot    text,
+    rows        bigint,
+    bytes       bigint,
+    verified_at timestamptz,
+    PRIMARY KEY (move_id, shard_id, table_name, number)
+);
+
+-- Single rows that were read from the source once more, because the stream did not carry all of their values. `key` is the
+-- whole key as a JSON array of texts; `snapshot` as for a piece, of which this is one.
+CREATE TABLE pgshard.reread (
+    move_id    uuid    NOT NULL,
+    shard_id   integer NOT NULL,
+    table_name text    NOT NULL,
+    key        text    NOT NULL,
+    snapshot   text    NOT NULL,
+    PRIMARY KEY (move_id, shard_id, table_name, key)
 );
 
 -- The journal of the moves away from this host, a row a shard.
@@ -70,8 +114,8 @@ CREATE TABLE pgshard.move (
     source      text    NOT NULL,
     target      text    NOT NULL,
     mode        text    NOT NULL CHECK (mode IN ('blocking', 'online')),
-    phase       text    NOT NULL CHECK (phase IN ('claimed', 'prepared', 'fenced', 'copied', 'decided', 'opened', 'kept',
-                                                  'completed', 'aborted')),
+    phase       text    NOT NULL CHECK (phase IN ('claimed', 'prepared', 'loaded', 'ready', 'fenced', 'copied', 'decided',
+                                                  'opened', 'kept', 'completed', 'aborted')),
     epoch       integer NOT NULL,                     -- the epoch that the shard has here; epoch + 1 at the target
     attempt     integer NOT NULL DEFAULT 0,
     lease       uuid    NOT NULL,
@@ -92,7 +136,7 @@ CREATE UNIQUE INDEX move_one_per_shard ON pgshard.move (shard_id) WHERE phase NO
 
 -- What moves have created on this host and somebody must drop one day. A row is written before, or with, its object.
 CREATE TABLE pgshard.ledger (
-    kind       text    NOT NULL CHECK (kind IN ('incoming', 'signpost', 'left', 'old signpost')),
+    kind       text    NOT NULL CHECK (kind IN ('incoming', 'signpost', 'left', 'old signpost', 'publication', 'slot')),
     name       text    NOT NULL,
     move_id    uuid    NOT NULL,
     shard_id   integer NOT NULL,
@@ -107,6 +151,13 @@ CREATE TABLE pgshard.marker (
     attempt  integer NOT NULL,
     made_at  timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (move_id, shard_id, attempt)
+);
+
+-- A row that says to whoever reads the stream of a move: all that was committed before this one has been sent.
+CREATE TABLE pgshard.beacon (
+    move_id uuid   NOT NULL,
+    number  bigint NOT NULL,
+    PRIMARY KEY (move_id, number)
 );
 
 -- The application's shard migrations, and ours (names starting with "pgshard:"), per shard. Moves carry the rows along.
@@ -324,7 +375,8 @@ BEGIN
     PERFORM FROM pgshard.shard WHERE shard_id = p_shard FOR NO KEY UPDATE;
     UPDATE pgshard.move AS j
     SET attempt = j.attempt + 1, phase = 'fenced', open_token = p_token, updated_at = clock_timestamp()
-    WHERE j.move_id = p_move AND j.shard_id = p_shard AND j.lease = p_lease AND j.phase = 'prepared'
+    WHERE j.move_id = p_move AND j.shard_id = p_shard AND j.lease = p_lease
+      AND j.phase = CASE j.mode WHEN 'online' THEN 'ready' ELSE 'prepared' END
     RETURNING * INTO m;
     IF NOT FOUND OR p_token IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s: the move %s is not ours to fence', p_shard, p_move);
@@ -453,7 +505,8 @@ BEGIN
     EXECUTE format('ALTER SCHEMA %I RENAME TO %I', s.schema_name, s.schema_name || '__signpost');
     EXECUTE format('ALTER SCHEMA %I RENAME TO %I', s.schema_name || '__left_e' || s.epoch, s.schema_name);
     DELETE FROM pgshard.ledger WHERE kind = 'left' AND name = s.schema_name || '__left_e' || s.epoch;
-    UPDATE pgshard.move SET phase = 'prepared', open_token = NULL, updated_at = clock_timestamp()
+    UPDATE pgshard.move
+    SET phase = CASE mode WHEN 'online' THEN 'ready' ELSE 'prepared' END, open_token = NULL, updated_at = clock_timestamp()
     WHERE move_id = p_move AND shard_id = p_shard;
 END $$;
 
@@ -524,6 +577,12 @@ BEGIN
         old := i.schema_name || '__signpost_e' || s.epoch;
         INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('old signpost', old, i.move_id, i.shard_id);
         EXECUTE format('ALTER SCHEMA %I RENAME TO %I', i.schema_name, old);
+    END IF;
+    IF i.at_open IS NOT NULL THEN
+        PERFORM set_config('search_path', format('%I, pg_catalog, pg_temp', i.schema_name || '__incoming'), true);
+        PERFORM set_config('check_function_bodies', 'off', true);
+        EXECUTE i.at_open;
+        PERFORM set_config('search_path', 'pg_catalog, pg_temp', true);
     END IF;
     EXECUTE format('ALTER SCHEMA %I RENAME TO %I', i.schema_name || '__incoming', i.schema_name);
     DELETE FROM pgshard.ledger WHERE kind = 'incoming' AND name = i.schema_name || '__incoming';
