@@ -13,13 +13,13 @@ use crate::shard::ShardId;
 use crate::store::MapStore;
 
 use super::error::Error;
-use super::heartbeat::{self, Heartbeat};
-use super::journal::{Claim, Entry, Hold, Mode};
+use super::heartbeat::Heartbeat;
+use super::journal::{Claim, Entry, Hold};
 use super::names::{MoveId, Names};
 use super::observe::{Observation, observe};
 use super::options::{Event, Options};
 use super::session::Session;
-use super::state::{self, Goal, Step};
+use super::state::{self, Goal, Mode, Step};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::{Mover, ShardReport};
 
@@ -30,6 +30,7 @@ pub(super) struct Part {
     pub(super) shard: ShardId,
     pub(super) source: HostName,
     pub(super) target: HostName,
+    pub(super) mode: Mode,
     pub(super) epoch: ShardEpoch,
     pub(super) start: Start,
 }
@@ -38,7 +39,7 @@ pub(super) struct Part {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Start {
     /// The move is new.
-    Claim(Mode),
+    Claim,
     /// The move is in the journal.
     TakeOver,
 }
@@ -50,6 +51,7 @@ impl Part {
             shard: entry.shard,
             source: entry.source.clone(),
             target: entry.target.clone(),
+            mode: entry.mode,
             epoch: entry.epoch,
             start: Start::TakeOver,
         }
@@ -88,89 +90,101 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
         return Err(Error::Interrupted { shard: part.shard });
     }
     let hold = Hold { id: part.id, shard: part.shard, lease: Uuid::new_v4() };
-    let open = async |host| Ok::<_, Error>(mover.hosts.open(host).await?.for_shard(part.shard));
-    let target = match (goal, open(&part.target).await) {
-        (Goal::Abort, Err(gone @ (Error::Connect { .. } | Error::UnknownHost { .. }))) => {
+    let work = match (goal, connect(mover, part, hold).await) {
+        (Goal::Abort, Err(gone @ (Error::Connect { .. } | Error::UnknownHost { .. })))
+            if mover.hosts.open(&part.target).await.is_err() =>
+        {
             return abort_without_target(mover, part, hold, gone).await;
         }
-        (_, target) => target?,
+        (_, work) => work?,
     };
-    let (source, beating) = tokio::try_join!(open(&part.source), open(&part.source))?;
-    for session in [&source, &target, &beating] {
-        sign(session, hold).await?;
-    }
-    let work = ShardMove {
+    let heartbeat = Heartbeat::start(beating(mover, part, hold).await?, mover.options.leases);
+    begin(&work, &heartbeat, part).await?;
+    let mut driver = Driver::new(mover, work, &heartbeat, goal);
+    let outcome = driver.run(Until::End).await;
+    driver.leave(outcome.as_ref().err()).await;
+    outcome?.ok_or(Error::Interrupted { shard: part.shard })
+}
+
+/// The connections for the work on one shard, marked as this mover's.
+pub(super) async fn connect<'a>(mover: &'a Mover, part: &Part, hold: Hold) -> Result<ShardMove<'a>, Error> {
+    let open = async |host| Ok::<_, Error>(mover.hosts.open(host).await?.for_shard(part.shard));
+    let (source, target) = tokio::try_join!(open(&part.source), open(&part.target))?;
+    sign(&source, hold, Signed::Shard).await?;
+    sign(&target, hold, Signed::Shard).await?;
+    Ok(ShardMove {
         hold,
         names: Names { schema: mover.prefix.schema(part.shard) },
         prefix: &mover.prefix,
+        mode: part.mode,
         epoch: part.epoch,
         source,
         target,
         options: &mover.options,
         observer: &mover.observer,
         timings: Timings::default(),
-    };
+    })
+}
+
+/// The connection of a mover's heartbeat. What it writes need not be durable: a crash only makes a lease or a fence end
+/// sooner.
+async fn beating(mover: &Mover, part: &Part, hold: Hold) -> Result<Session, Error> {
+    let session = mover.hosts.open(&part.source).await?.for_shard(part.shard);
+    sign(&session, hold, Signed::Shard).await?;
+    session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
+    Ok(session)
+}
+
+/// Comes by the shard: claims it, or takes its move over.
+pub(super) async fn begin(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
     match part.start {
-        Start::Claim(mode) => claim(&work, &beating, part, mode, &mover.options).await?,
+        Start::Claim => claim(work, heartbeat, part).await,
         Start::TakeOver => {
-            take_over(&[&work.source, &work.target], &beating, hold, &mover.options).await?;
-            // Locks: the row of pgshard.incoming, for this one statement; waits for a transaction of the former mover to
-            // end.
+            take_over(&[&work.source, &work.target], heartbeat, work.hold, work.options).await?;
+            let (shard, id) = (work.hold.shard.as_i32(), work.hold.id.uuid());
+            let what = "taking the lease over";
+            // Locks: the rows of pgshard.incoming and pgshard.progress, for one statement each; waits for a transaction of
+            // the former mover to end.
             let sql = "UPDATE pgshard.incoming SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
-            let (shard, id) = (hold.shard.as_i32(), hold.id.uuid());
-            work.target.execute("taking the lease over", sql, &[&shard, id, &hold.lease]).await?;
+            work.target.execute(what, sql, &[&shard, id, &work.hold.lease]).await?;
+            let sql = "UPDATE pgshard.progress SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
+            work.target.execute(what, sql, &[&shard, id, &work.hold.lease]).await.map(drop)
         }
     }
-    let heartbeat = Heartbeat::start(beating, hold, mover.options.leases);
-    let mut driver = Driver {
-        mover,
-        work,
-        heartbeat,
-        goal,
-        fences: 0,
-        rebuilds: 0,
-        built: None,
-        fenced_at: None,
-        pause: None,
-        failing_since: None,
-    };
-    let outcome = driver.run().await;
-    let error = outcome.as_ref().err().map(|error| chain(error));
-    if outcome.is_err() {
-        // After a lost lease too: if only our connections are gone, nobody else serves the shard again before the
-        // deadline. If somebody has taken over, both this and the release name a lease that is no longer there.
-        driver.leave_serving().await;
-    }
-    // The lease is a courtesy by now: the shard is out of this mover's hands either way.
-    if let Err(unreleased) = driver.work.source.release(hold, error.as_deref()).await {
-        tracing::debug!(error = %unreleased, "the lease could not be given back; it ends by itself");
-    }
-    outcome
+}
+
+/// Of what a session is.
+#[derive(Clone, Copy)]
+pub(super) enum Signed {
+    /// Of one shard's work.
+    Shard,
+    /// Of all shards that come from one host together.
+    Group,
 }
 
 /// Marks the session as this mover's, for whoever takes the move over.
-async fn sign(session: &Session, hold: Hold) -> Result<(), Error> {
-    let name = format!("{}{}", signature(hold), hold.lease.simple().to_string().split_at(8).0);
+pub(super) async fn sign(session: &Session, hold: Hold, of: Signed) -> Result<(), Error> {
+    let name = format!("{}{}", signature(hold, of), hold.lease.simple().to_string().split_at(8).0);
     session.execute("naming the session", "SELECT set_config('application_name', $1, false)", &[&name]).await.map(drop)
 }
 
-fn signature(hold: Hold) -> String {
-    format!("pgshard {}/{}/", hold.id, hold.shard)
+/// At most 63 bytes together with eight of the lease.
+fn signature(hold: Hold, of: Signed) -> String {
+    match of {
+        Signed::Shard => format!("pgshard {}/{}/", hold.id, hold.shard),
+        Signed::Group => format!("pgshard {}/all/", hold.id),
+    }
 }
 
-async fn claim(
-    work: &ShardMove<'_>,
-    beating: &Session,
-    part: &Part,
-    mode: Mode,
-    options: &Options,
-) -> Result<(), Error> {
+async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
     work.at("before claim")?;
+    let options = work.options;
     let holder = options.holder.as_str();
-    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for: options.leases.lease, holder };
+    let (mode, lease_for) = (part.mode, options.leases.lease);
+    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder };
     work.source.claim(work.hold, &claim).await?;
     // After the claim: before it, one that comes too late would keep the lock from the one that was first.
-    heartbeat::lock_soon(beating, work.hold).await?;
+    heartbeat.hold(work.hold).await?;
     work.reached(state::Phase::Claimed);
     work.at("after claim")
 }
@@ -179,12 +193,10 @@ async fn claim(
 /// elsewhere, and migrated. Nobody can open the target without the token of a decision that is now never taken; what the
 /// move has built there is dropped by gc if the target comes back.
 async fn abort_without_target(mover: &Mover, part: &Part, hold: Hold, gone: Error) -> Result<ShardReport, Error> {
-    let (source, beating) = (mover.hosts.open(&part.source).await?, mover.hosts.open(&part.source).await?);
-    let (source, beating) = (source.for_shard(part.shard), beating.for_shard(part.shard));
-    for session in [&source, &beating] {
-        sign(session, hold).await?;
-    }
-    take_over(&[&source], &beating, hold, &mover.options).await?;
+    let source = mover.hosts.open(&part.source).await?.for_shard(part.shard);
+    sign(&source, hold, Signed::Shard).await?;
+    let heartbeat = Heartbeat::start(beating(mover, part, hold).await?, mover.options.leases);
+    take_over(&[&source], &heartbeat, hold, &mover.options).await?;
     undo::undo_at_source(&source, hold, part.epoch, &mover.prefix.schema(part.shard)).await?;
     tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` clears up at the target");
     mover.observer.tell(Event::Reached { shard: part.shard, phase: state::Phase::Aborted });
@@ -195,37 +207,57 @@ async fn abort_without_target(mover: &Mover, part: &Part, hold: Hold, gone: Erro
 
 /// Makes the move ours, and ends what its former mover still has open on these hosts: a transaction of a paused mover would
 /// keep rows locked for as long as it sleeps.
-async fn take_over(sessions: &[&Session], beating: &Session, hold: Hold, options: &Options) -> Result<(), Error> {
-    heartbeat::take_over(beating, hold, options.leases, &options.holder).await?;
+async fn take_over(
+    sessions: &[&Session],
+    heartbeat: &Heartbeat,
+    hold: Hold,
+    options: &Options,
+) -> Result<(), Error> {
+    let source = sessions.first().copied().expect("whoever takes over has a session at the source");
+    heartbeat.take_over(source, hold, options.leases, &options.holder).await?;
     for session in sessions {
-        // Locks: none. Ends only sessions of this very shard's move under another lease, of the same role.
+        // Locks: none. Ends only sessions of this very shard's move, or of its group, under another lease, of the same role.
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-             WHERE starts_with(application_name, $1) AND right(application_name, 8) <> $2
+             WHERE (starts_with(application_name, $1) OR starts_with(application_name, $2))
+               AND right(application_name, 8) <> $3
                AND usename = current_user AND datname = current_database()";
         let lease = hold.lease.simple().to_string();
-        session.rows("ending the former mover's sessions", sql, &[&signature(hold), &&lease[..8]]).await?;
+        let (shard, group) = (signature(hold, Signed::Shard), signature(hold, Signed::Group));
+        session.rows("ending the former mover's sessions", sql, &[&shard, &group, &&lease[..8]]).await?;
     }
-    // A mover that was paused had it until just now. Without it, the next one to come would think that nobody lives.
-    heartbeat::lock_soon(beating, hold).await
+    // A mover that was paused had the lock until just now. Without it, the next one to come would think that nobody lives.
+    heartbeat.hold(hold).await
 }
 
-struct Driver<'a> {
-    mover: &'a Mover,
-    work: ShardMove<'a>,
-    heartbeat: Heartbeat,
+/// How far a drive goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    /// To the end.
+    End,
+    /// Until nothing is left that can be done without reading the source's changes.
+    Stream,
+}
+
+/// One shard on its way, in the hands of this mover.
+pub(super) struct Driver<'a> {
+    pub(super) mover: &'a Mover,
+    pub(super) work: ShardMove<'a>,
+    pub(super) heartbeat: &'a Heartbeat,
     goal: Goal,
+    /// Whoever applies the source's changes, if somebody does.
+    pub(super) follower: Option<&'a Follower>,
     /// How often this mover has fenced.
-    fences: u32,
+    pub(super) fences: u32,
     /// How often this mover has built the target anew because somebody altered the shard.
     rebuilds: u32,
     /// What this mover has built the target from, if it has.
-    built: Option<Blueprint>,
+    pub(super) built: Option<Blueprint>,
     /// When the pause began.
-    fenced_at: Option<Instant>,
+    pub(super) fenced_at: Option<Instant>,
     /// How long it lasted, once it is over.
     pause: Option<Duration>,
     /// Since when deciding or opening has failed for a reason that may pass.
-    failing_since: Option<Instant>,
+    pub(super) failing_since: Option<Instant>,
 }
 
 /// A shard whose tables are altered more often than this while it is moved is left alone.
@@ -235,14 +267,31 @@ const REBUILDS_MAX: u32 = 3;
 /// is, is left to `resume`, and routers try as well.
 const OPEN_FOR: Duration = Duration::from_secs(10);
 
-impl Driver<'_> {
-    /// A mover's whole life with one shard, on one page.
-    async fn run(&mut self) -> Result<ShardReport, Error> {
+impl<'a> Driver<'a> {
+    pub(super) fn new(mover: &'a Mover, work: ShardMove<'a>, heartbeat: &'a Heartbeat, goal: Goal) -> Driver<'a> {
+        Driver {
+            mover,
+            work,
+            heartbeat,
+            goal,
+            follower: None,
+            fences: 0,
+            rebuilds: 0,
+            built: None,
+            fenced_at: None,
+            pause: None,
+            failing_since: None,
+        }
+    }
+
+    /// A mover's whole life with one shard, on one page. `None`: it stopped where it was told to.
+    pub(super) async fn run(&mut self, until: Until) -> Result<Option<ShardReport>, Error> {
+        let stream = if self.follower.is_some() { state::Stream::On } else { state::Stream::Off };
         loop {
-            if self.heartbeat.is_lost() {
+            if self.heartbeat.is_lost(self.work.hold.shard) {
                 return Err(Error::LeaseLost { shard: self.work.hold.shard });
             }
-            let now = observe(&self.work.source, &self.work.target, self.work.hold).await?;
+            let now = observe(&self.work.source, &self.work.target, self.work.hold, stream).await?;
             // Not even "done" is this mover's to say when another has done it.
             if now.entry.lease != self.work.hold.lease {
                 return Err(Error::LeaseLost { shard: self.work.hold.shard });
@@ -252,18 +301,30 @@ impl Driver<'_> {
             }
             let step = state::next(self.goal, now.observed);
             if self.mover.is_stopped() && !matches!(step, Step::Open | Step::Publish | Step::Done) {
-                return self.interrupted(now.observed).await;
+                return self.interrupted(now.observed).await.map(Some);
+            }
+            let online = self.work.mode == Mode::Online;
+            if until == Until::Stream
+                && online
+                && matches!(step, Step::Load | Step::CatchUp | Step::Fence | Step::Drain { .. })
+            {
+                return Ok(None);
             }
             match step {
+                Step::Prepare if until == Until::End && online => return Err(self.gone()),
+                Step::Load => return Err(self.gone()),
                 Step::Prepare => self.built = Some(self.work.prepare().await?),
+                Step::CatchUp => self.catch_up(&now.entry).await?,
+                Step::Fence if online => self.fence_online(&now).await?,
                 Step::Fence => self.fence().await?,
+                Step::Drain { attempt } => self.drain(attempt).await?,
                 Step::Copy { attempt } => self.copy(&now, attempt).await?,
                 Step::DecideAndOpen { attempt } => self.decide_and_open(attempt).await?,
                 Step::Open => self.open(&now).await?,
                 Step::Publish => self.publish().await?,
                 Step::Unfence { attempt } => self.unfence(attempt).await?,
                 Step::Discard => self.work.discard().await?,
-                Step::Done => return Ok(self.report(&now.entry)),
+                Step::Done => return Ok(Some(self.report(&now.entry))),
                 Step::TooLate => return Err(Error::TooLate { shard: self.work.hold.shard }),
                 Step::Stuck => {
                     let observed = now.observed.to_string();
@@ -277,7 +338,7 @@ impl Driver<'_> {
         let before = Instant::now();
         self.fences += 1;
         self.failing_since = None;
-        match self.work.swap().await {
+        match self.work.swap(Uuid::new_v4()).await {
             Ok(_) => {
                 self.fenced_at = Some(before);
                 Ok(())
@@ -309,7 +370,7 @@ impl Driver<'_> {
         let until = tokio::time::Instant::from_std(until);
         let outcome = tokio::select! {
             outcome = self.work.copy(&now.entry, attempt, self.built.as_ref()) => outcome,
-            () = self.heartbeat.lost() => return Err(Error::LeaseLost { shard }),
+            () = self.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
             // A server that hangs answers no question and breaks no connection; the heartbeat would keep its shard closed.
             () = tokio::time::sleep_until(until) => Err(Error::PauseTooLong { shard, limit }),
@@ -318,13 +379,7 @@ impl Driver<'_> {
             Ok(Outcome::Copied) => Ok(()),
             Ok(Outcome::Blocked(locks)) => {
                 self.unfence(attempt).await?;
-                let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-                if self.fences >= self.mover.options.fence_attempts {
-                    return Err(Error::GaveUp { shard, attempts: self.fences, blockers });
-                }
-                self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: blockers });
-                tokio::time::sleep(back_off(self.fences)).await;
-                Ok(())
+                self.again(locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")).await
             }
             Ok(Outcome::Altered(what)) => {
                 self.unfence(attempt).await?;
@@ -336,7 +391,7 @@ impl Driver<'_> {
     }
 
     /// A host has refused: the fence ran out, or somebody with the token opened the target. The next look tells.
-    fn look_again(&mut self, reason: String) -> Result<(), Error> {
+    pub(super) fn look_again(&mut self, reason: String) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         tracing::info!(%shard, reason, "looking again");
         self.fences += 1;
@@ -344,6 +399,21 @@ impl Driver<'_> {
             return Ok(());
         }
         Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason })
+    }
+
+    /// The end of this mover's work with the shard, good or bad: a shard that it gives up is served, and the lease is free.
+    pub(super) async fn leave(&mut self, error: Option<&Error>) {
+        if error.is_some() {
+            // After a lost lease too: if only our connections are gone, nobody else serves the shard again before the
+            // deadline. If somebody has taken over, both this and the release name a lease that is no longer there.
+            self.leave_serving().await;
+        }
+        self.heartbeat.let_go(self.work.hold.shard);
+        let words = error.map(|error| chain(error));
+        // The lease is a courtesy by now: the shard is out of this mover's hands either way.
+        if let Err(unreleased) = self.work.source.release(self.work.hold, words.as_deref()).await {
+            tracing::debug!(error = %unreleased, "the lease could not be given back; it ends by itself");
+        }
     }
 
     /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a new
@@ -366,7 +436,7 @@ impl Driver<'_> {
         }
     }
 
-    async fn unfence(&mut self, attempt: i32) -> Result<(), Error> {
+    pub(super) async fn unfence(&mut self, attempt: i32) -> Result<(), Error> {
         self.fenced_at = None;
         match self.work.unfence(attempt).await {
             // Its deadline passed and a router was first. The next look tells.
@@ -375,7 +445,7 @@ impl Driver<'_> {
         }
     }
 
-    async fn decide_and_open(&mut self, attempt: i32) -> Result<(), Error> {
+    pub(super) async fn decide_and_open(&mut self, attempt: i32) -> Result<(), Error> {
         match self.work.decide_and_open(attempt).await {
             Ok(()) => {
                 self.opened();
@@ -399,6 +469,12 @@ impl Driver<'_> {
         }
     }
 
+    /// The target has lost what this mover has put there.
+    fn gone(&self) -> Error {
+        let reason = "its copy is gone from the target: resume the move".to_owned();
+        Error::Superseded { host: self.work.target.host.clone(), shard: self.work.hold.shard, reason }
+    }
+
     /// New connections after an error that leaves the outcome unknown, for as long as the shard may be closed. The error
     /// itself once that is over: a target that can be reached but never opened would keep the shard closed for ever.
     async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
@@ -413,8 +489,8 @@ impl Driver<'_> {
             let opened = async {
                 let source = self.mover.hosts.open(&self.work.source.host).await?.for_shard(shard);
                 let target = self.mover.hosts.open(&self.work.target.host).await?.for_shard(shard);
-                sign(&source, self.work.hold).await?;
-                sign(&target, self.work.hold).await?;
+                sign(&source, self.work.hold, Signed::Shard).await?;
+                sign(&target, self.work.hold, Signed::Shard).await?;
                 Ok::<_, Error>((source, target))
             };
             match opened.await {
@@ -422,7 +498,7 @@ impl Driver<'_> {
                     (self.work.source, self.work.target) = sessions;
                     return Ok(());
                 }
-                Err(_) if Instant::now() < until && !self.heartbeat.is_lost() => {}
+                Err(_) if Instant::now() < until && !self.heartbeat.is_lost(shard) => {}
                 Err(_) => return Err(error),
             }
         }
@@ -456,7 +532,7 @@ impl Driver<'_> {
     }
 }
 
-async fn stopped(stop: &mut watch::Receiver<bool>) {
+pub(super) async fn stopped(stop: &mut watch::Receiver<bool>) {
     if stop.wait_for(|stop| *stop).await.is_err() {
         // The mover is gone without having asked: then nothing stops this future but its drop.
         std::future::pending::<()>().await;
@@ -464,7 +540,7 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 }
 
 /// 50 ms, doubling up to two seconds, each between half and whole: two movers that met do not meet again.
-fn back_off(tries: u32) -> Duration {
+pub(super) fn back_off(tries: u32) -> Duration {
     let whole = 50u64.saturating_mul(1 << tries.min(6)).min(2_000);
     Duration::from_millis(fastrand::u64(whole / 2..=whole))
 }

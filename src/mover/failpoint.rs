@@ -19,17 +19,28 @@ pub struct Failpoint {
 }
 
 /// Every failpoint, in the order of a move: before and after each statement that changes anything.
-pub const FAILPOINTS: [&str; 24] = [
+pub const FAILPOINTS: [&str; 36] = [
     "before claim",
     "after claim",
     "after incoming",
     "after target schema",
     "after signpost",
     "after prepare",
+    "before publication",
+    "after publication",
+    "after slot",
+    "after pieces",
+    "after keys",
+    "after loaded",
+    "after caught up",
+    "after verify",
+    "after catch-up",
+    "after preset",
     "before swap",
     "after swap",
     "after barrier",
     "after marker",
+    "after drain",
     "after rows",
     "after indexes",
     "before ready",
@@ -44,6 +55,7 @@ pub const FAILPOINTS: [&str; 24] = [
     "before unfence",
     "after unfence",
     "after discard",
+    "after slot drop",
 ];
 
 impl Failpoint {

@@ -5,10 +5,14 @@
 //! routers, who want the shard back whatever became of the mover. None of them is needed for safety; that is the
 //! compare-and-swap on the lease's token in every statement.
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+use crate::shard::ShardId;
 
 use super::error::Error;
 use super::journal::{Entry, Hold};
@@ -50,48 +54,90 @@ impl Leases {
 /// The first key of the session locks of movers: `shrd`.
 const LOCK_CLASS: i32 = 0x7368_7264;
 
-/// A task that renews a lease on a connection of its own, and holds the session lock there.
+/// Renews the leases of the shards that a mover holds on one host, on a connection of its own, and holds their session
+/// locks there.
 pub(crate) struct Heartbeat {
+    session: Arc<Session>,
+    held: Arc<Mutex<Vec<Held>>>,
+    lost: watch::Receiver<BTreeSet<ShardId>>,
     task: JoinHandle<()>,
-    lost: watch::Receiver<bool>,
+}
+
+struct Held {
+    hold: Hold,
+    renewed: Instant,
 }
 
 impl Heartbeat {
-    pub(crate) fn start(session: Session, hold: Hold, leases: Leases) -> Heartbeat {
-        let (report, lost) = watch::channel(false);
-        let task = tokio::spawn(async move {
-            let mut renewed = Instant::now();
-            loop {
-                tokio::time::sleep(leases.beat).await;
-                match renew(&session, hold, leases).await {
-                    Ok(true) => renewed = Instant::now(),
-                    Ok(false) => break,
-                    Err(error) => {
-                        tracing::warn!(shard = %hold.shard, %error, "a heartbeat failed");
-                        if renewed.elapsed() > leases.lease || session.client.is_closed() {
-                            break;
-                        }
-                    }
-                }
-            }
-            // Nobody listens once the move is over.
-            let _ = report.send(true);
-        });
-        Heartbeat { task, lost }
+    pub(crate) fn start(session: Session, leases: Leases) -> Heartbeat {
+        let session = Arc::new(session);
+        let held = Arc::new(Mutex::new(Vec::new()));
+        let (report, lost) = watch::channel(BTreeSet::new());
+        let task = tokio::spawn(beat(session.clone(), held.clone(), leases, report));
+        Heartbeat { session, held, lost, task }
     }
 
-    /// Waits until the lease is lost. Never returns while it is held.
+    /// Takes a shard's session lock from a mover that has lost the shard and whose connection is about to end, and renews
+    /// its lease from now on. Whoever does not get the lock in two seconds does without: a resume of somebody else could
+    /// then take the move over too early, which is safe.
+    ///
+    /// Locks: as [`lock`].
+    pub(crate) async fn hold(&self, hold: Hold) -> Result<(), Error> {
+        // Nothing is half done when a panic lets go of the list.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Held { hold, renewed: Instant::now() });
+        let until = Instant::now() + Duration::from_secs(2);
+        while !lock(&self.session, hold).await? && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// Renews the lease of a shard no longer: it is at its end.
+    pub(crate) fn let_go(&self, shard: ShardId) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).retain(|held| held.hold.shard != shard);
+    }
+
+    /// Makes the move of a shard ours: at once when its mover is gone, after its lease when it is paused. Whoever did that
+    /// calls [`Heartbeat::hold`] next.
+    ///
+    /// # Errors
+    /// [`Error::Held`] when a mover renews its lease all the while.
+    pub(crate) async fn take_over(
+        &self,
+        source: &Session,
+        hold: Hold,
+        leases: Leases,
+        holder: &str,
+    ) -> Result<(), Error> {
+        // A paused mover's lease ends within one lease; another that it renewed just before is the margin.
+        let until = Instant::now() + leases.lease * 2;
+        loop {
+            let entries = source.entries(Some(hold.id)).await?;
+            let entry =
+                entries.iter().find(|entry| entry.shard == hold.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
+            let free = lock(&self.session, hold).await? || entry.lease_left.is_zero();
+            if free && source.take_over(hold, entry.lease, leases, holder).await? {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(held(entry));
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Waits until the shard's lease is lost. Never returns while it is held.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(crate) async fn lost(&self) {
+    pub(crate) async fn lost(&self, shard: ShardId) {
         let mut lost = self.lost.clone();
-        // An error means that the task is gone, and with it the lease.
-        let _ = lost.wait_for(|lost| *lost).await;
+        // An error means that the task has ended, with every lease lost.
+        let _ = lost.wait_for(|lost| lost.contains(&shard)).await;
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        *self.lost.borrow()
+    pub(crate) fn is_lost(&self, shard: ShardId) -> bool {
+        self.lost.borrow().contains(&shard)
     }
 }
 
@@ -101,7 +147,43 @@ impl Drop for Heartbeat {
     }
 }
 
-/// Locks: the move's row and the shard's, for this one transaction.
+async fn beat(
+    session: Arc<Session>,
+    held: Arc<Mutex<Vec<Held>>>,
+    leases: Leases,
+    report: watch::Sender<BTreeSet<ShardId>>,
+) {
+    loop {
+        tokio::time::sleep(leases.beat).await;
+        let holds: Vec<Hold> =
+            held.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|held| held.hold).collect();
+        // All are sent before the first answer is awaited: hundreds of shards cost one round trip.
+        let beats = futures_util::future::join_all(holds.iter().map(|hold| renew(&session, *hold, leases))).await;
+        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gone = Vec::new();
+        for (hold, beat) in holds.iter().zip(beats) {
+            // Let go of meanwhile.
+            let Some(held) = held.iter_mut().find(|held| held.hold.shard == hold.shard) else { continue };
+            match beat {
+                Ok(true) => held.renewed = Instant::now(),
+                Ok(false) => gone.push(hold.shard),
+                Err(error) => {
+                    tracing::warn!(shard = %hold.shard, %error, "a heartbeat failed");
+                    if held.renewed.elapsed() > leases.lease || session.client.is_closed() {
+                        gone.push(hold.shard);
+                    }
+                }
+            }
+        }
+        if !gone.is_empty() {
+            held.retain(|held| !gone.contains(&held.hold.shard));
+            // Nobody listens once the move is over.
+            report.send_modify(|lost| lost.extend(gone));
+        }
+    }
+}
+
+/// Locks: the move's row, and while it is fenced the shard's, for this one transaction.
 async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<bool, Error> {
     let sql = "SELECT pgshard.heartbeat($1, $2, $3, $4, $5)";
     let (id, shard) = (hold.id.uuid(), hold.shard.as_i32());
@@ -116,39 +198,6 @@ async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<bool, Er
 async fn lock(session: &Session, hold: Hold) -> Result<bool, Error> {
     let sql = "SELECT pg_try_advisory_lock($1, $2)";
     Ok(session.row("taking the mover's lock", sql, &[&LOCK_CLASS, &hold.shard.as_i32()]).await?.get(0))
-}
-
-/// Takes the session lock from a mover that has lost the shard and whose connection is about to end. Whoever does not get
-/// it in two seconds does without: a resume of somebody else could then take the move over too early, which is safe.
-///
-/// Locks: as [`lock`].
-pub(crate) async fn lock_soon(session: &Session, hold: Hold) -> Result<(), Error> {
-    let until = Instant::now() + Duration::from_secs(2);
-    while !lock(session, hold).await? && Instant::now() < until {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
-}
-
-/// Makes the move ours: at once when its mover is gone, after its lease when it is paused.
-///
-/// # Errors
-/// [`Error::Held`] when a mover renews its lease all the while.
-pub(crate) async fn take_over(session: &Session, hold: Hold, leases: Leases, holder: &str) -> Result<(), Error> {
-    // A paused mover's lease ends within one lease; another that it renewed just before is the margin.
-    let until = Instant::now() + leases.lease * 2;
-    loop {
-        let entries = session.entries(Some(hold.id)).await?;
-        let entry = entries.iter().find(|entry| entry.shard == hold.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
-        let free = lock(session, hold).await? || entry.lease_left.is_zero();
-        if free && session.take_over(hold, entry.lease, leases, holder).await? {
-            return Ok(());
-        }
-        if Instant::now() >= until {
-            return Err(held(entry));
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
 }
 
 fn held(entry: &Entry) -> Error {

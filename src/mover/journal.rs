@@ -17,23 +17,7 @@ use super::error::Error;
 use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::session::Session;
-use super::state::Phase;
-
-/// How a move gets the rows across.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Fence first, copy behind the fence: the shard is closed while it is copied.
-    Blocking,
-}
-
-impl Mode {
-    /// The mode as the journal writes it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Mode::Blocking => "blocking",
-        }
-    }
-}
+use super::state::{Mode, Phase};
 
 /// One shard of one move, as its source's journal has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +30,8 @@ pub struct Entry {
     pub source: HostName,
     /// Where it goes.
     pub target: HostName,
+    /// How the rows get across.
+    pub mode: Mode,
     /// How far the journal says it is.
     pub phase: Phase,
     /// The shard's epoch at the source; one more at the target.
@@ -73,7 +59,7 @@ pub struct Entry {
     pub(crate) lease: Uuid,
 }
 
-pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
+pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
      > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
      rows, bytes, timings, last_error, created_at, updated_at, fingerprint, open_token";
 
@@ -88,6 +74,7 @@ impl Entry {
             shard: ShardId::new(shard as u16).expect("a journal's shards exist"),
             source: host(text("source")?),
             target: host(text("target")?),
+            mode: Mode::parse(&text("mode")?).expect("the table's check knows the same modes"),
             phase: Phase::parse(&text("phase")?).expect("the table's check knows the same phases"),
             epoch: ShardEpoch::from_i32(row.try_get("epoch")?).expect("an epoch is at least 1"),
             attempt: row.try_get("attempt")?,

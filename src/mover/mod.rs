@@ -48,13 +48,13 @@ pub use cleanup::{Cleaned, CleanupReport};
 pub use error::Error;
 pub use failpoint::{Action, FAILPOINTS, Failpoint};
 pub use heartbeat::Leases;
-pub use journal::{Entry, Mode};
+pub use journal::Entry;
 pub use names::MoveId;
 pub use options::{Event, Observer, Options};
 pub use plan::{Plan, ShardPlan};
 pub use refusal::Refusal;
 pub use session::Hosts;
-pub use state::Phase;
+pub use state::{Mode, Phase};
 
 use driver::{Part, Start};
 use state::Goal;
@@ -170,8 +170,9 @@ impl Mover {
             shard: shard.shard,
             source: shard.source.clone(),
             target: plan.target.clone(),
+            mode: plan.mode,
             epoch: shard.epoch,
-            start: Start::Claim(plan.mode),
+            start: Start::Claim,
         };
         report(id, driver::work(self, plan.shards.iter().map(part).collect(), Goal::Finish).await)
     }

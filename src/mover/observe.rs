@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::error::Error;
 use super::journal::{Entry, Hold};
 use super::session::Session;
-use super::state::{Observed, Source, Target};
+use super::state::{Observed, Source, Stream, Target};
 
 /// An observation, and what steps need besides.
 pub(crate) struct Observation {
@@ -22,7 +22,12 @@ pub(crate) struct Observation {
 /// Asks both hosts. Neither answer is older than the call.
 ///
 /// Locks: none but ACCESS SHARE on the control tables.
-pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> Result<Observation, Error> {
+pub(crate) async fn observe(
+    source: &Session,
+    target: &Session,
+    hold: Hold,
+    stream: Stream,
+) -> Result<Observation, Error> {
     let entry_sql =
         format!("SELECT {} FROM pgshard.move WHERE move_id = $1 AND shard_id = $2", super::journal::COLUMNS);
     let (id, shard) = (*hold.id.uuid(), hold.shard.as_i32());
@@ -79,6 +84,6 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
         Some(_) => Target::Taken,
         None => Target::Nothing,
     };
-    let observed = Observed { phase: entry.phase, source: source_state, target: target_state };
+    let observed = Observed { mode: entry.mode, phase: entry.phase, source: source_state, target: target_state, stream };
     Ok(Observation { observed, entry, fenced_for, token })
 }

@@ -26,6 +26,10 @@ pub struct Options {
     /// How long a shard may be closed before the move gives up and the source serves again. A plan whose shard would take
     /// longer, by its size, is refused.
     pub pause_max: Duration,
+    /// Online: how long the last changes may take, once the shard is closed, before the fence is taken back.
+    pub drain_deadline: Duration,
+    /// Online: how many pieces are copied at the same time.
+    pub copy_jobs: usize,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
     /// Who this is, for people who look at the journal: host and process.
@@ -42,6 +46,8 @@ impl Default for Options {
             barrier_budget: Duration::from_millis(100),
             fence_attempts: 20,
             pause_max: Duration::from_secs(300),
+            drain_deadline: Duration::from_secs(2),
+            copy_jobs: 4,
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
             failpoint: None,

@@ -8,9 +8,9 @@ use crate::shard::ShardId;
 
 use super::ddl::{Creation, Statement};
 use super::facts::{HostFacts, Lock, Row, ShardFacts};
-use super::journal::Mode;
 use super::names::Names;
 use super::refusal::Refusal;
+use super::state::Mode;
 
 /// What a move will do, shard by shard.
 #[derive(Clone, Debug)]

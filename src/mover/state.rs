@@ -7,6 +7,29 @@
 
 use std::fmt;
 
+/// How a move gets the rows across.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Fence first, copy behind the fence: the shard is closed while it is copied.
+    Blocking,
+    /// Copy while the source serves, apply what changes meanwhile, fence last: the shard is closed for milliseconds.
+    Online,
+}
+
+impl Mode {
+    /// The mode as the journal writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Mode::Blocking => "blocking",
+            Mode::Online => "online",
+        }
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Mode> {
+        [Mode::Blocking, Mode::Online].into_iter().find(|mode| mode.as_str() == name)
+    }
+}
+
 /// How far the journal says a move of a shard has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
@@ -14,6 +37,10 @@ pub enum Phase {
     Claimed,
     /// Empty tables at the target, a signpost at the source.
     Prepared,
+    /// Online: every piece of its rows is at the target, each as it was at some moment.
+    Loaded,
+    /// Online: the target follows the source, and was compared with it. Only the fence is missing.
+    Ready,
     /// The source refuses the shard.
     Fenced,
     /// The target holds everything, compared.
@@ -31,9 +58,11 @@ pub enum Phase {
 }
 
 impl Phase {
-    const ALL: [(Phase, &'static str); 9] = [
+    const ALL: [(Phase, &'static str); 11] = [
         (Phase::Claimed, "claimed"),
         (Phase::Prepared, "prepared"),
+        (Phase::Loaded, "loaded"),
+        (Phase::Ready, "ready"),
         (Phase::Fenced, "fenced"),
         (Phase::Copied, "copied"),
         (Phase::Decided, "decided"),
@@ -60,7 +89,9 @@ impl Phase {
     /// What an operator can do with a move in this phase.
     pub fn next(self) -> &'static str {
         match self {
-            Phase::Claimed | Phase::Prepared | Phase::Fenced | Phase::Copied => "resume or abort",
+            Phase::Claimed | Phase::Prepared | Phase::Loaded | Phase::Ready | Phase::Fenced | Phase::Copied => {
+                "resume or abort"
+            }
             Phase::Decided | Phase::Opened => "resume",
             Phase::Kept => "complete",
             Phase::Completed | Phase::Aborted => "nothing",
@@ -106,12 +137,23 @@ pub(crate) enum Target {
     Taken,
 }
 
+/// Whether this mover reads the source's changes and applies them to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Stream {
+    /// It does not, or not yet.
+    Off,
+    /// It does.
+    On,
+}
+
 /// All that [`next`] looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Observed {
+    pub(crate) mode: Mode,
     pub(crate) phase: Phase,
     pub(crate) source: Source,
     pub(crate) target: Target,
+    pub(crate) stream: Stream,
 }
 
 impl fmt::Display for Observed {
@@ -149,8 +191,17 @@ pub(crate) enum Step {
     Prepare,
     /// Swap: the source refuses the shard from now on.
     Fence,
-    /// Barrier, marker, copy, compare, indexes, sequences.
+    /// Blocking: barrier, marker, copy, compare, indexes, sequences.
     Copy {
+        /// The attempt it is done for.
+        attempt: i32,
+    },
+    /// Online: every row over, piece by piece, then keys and indexes.
+    Load,
+    /// Online: apply what changed meanwhile until the target is as the source was a moment ago; compare.
+    CatchUp,
+    /// Online: barrier, marker, apply up to the marker.
+    Drain {
         /// The attempt it is done for.
         attempt: i32,
     },
@@ -180,7 +231,7 @@ pub(crate) enum Step {
 
 /// The next step towards the goal.
 pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
-    let Observed { phase, source, target } = observed;
+    let Observed { mode, phase, source, target, stream } = observed;
     match (goal, phase, source, target) {
         (_, Phase::Kept | Phase::Completed, _, _) if goal == Goal::Finish => Step::Done,
         (_, Phase::Kept | Phase::Completed, _, _) => Step::TooLate,
@@ -201,12 +252,31 @@ pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready }) if ready == Some(attempt) => {
             Step::DecideAndOpen { attempt }
         }
+        // What is missing at the target comes by the stream. Without one, the source serves until there is.
+        (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { .. })
+            if mode == Mode::Online && stream == Stream::On =>
+        {
+            Step::Drain { attempt }
+        }
+        (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { .. }) if mode == Mode::Online => {
+            Step::Unfence { attempt }
+        }
         // Built for an attempt whose fence was lost: indexes and rows are in the way of another copy.
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready: Some(_) } | Target::Nothing) => {
             Step::Unfence { attempt }
         }
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready: None }) => Step::Copy { attempt },
 
+        (Goal::Finish, Phase::Prepared | Phase::Loaded | Phase::Ready, Source::Serving, Target::Nothing) => Step::Prepare,
+        (Goal::Finish, Phase::Prepared, Source::Serving, Target::Incoming { .. }) if mode == Mode::Online => Step::Load,
+        (Goal::Finish, Phase::Ready, Source::Serving, Target::Incoming { .. }) => Step::Fence,
+        // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
+        (
+            Goal::Finish,
+            Phase::Loaded | Phase::Fenced | Phase::Copied,
+            Source::Serving,
+            Target::Incoming { .. },
+        ) if mode == Mode::Online => Step::CatchUp,
         (Goal::Finish, Phase::Prepared, Source::Serving, Target::Incoming { ready: None }) => Step::Fence,
         // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
         (
@@ -225,8 +295,18 @@ pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
 mod tests {
     use super::*;
 
-    const PHASES: [Phase; 7] =
-        [Phase::Claimed, Phase::Prepared, Phase::Fenced, Phase::Copied, Phase::Decided, Phase::Opened, Phase::Kept];
+    const PHASES: [Phase; 9] = [
+        Phase::Claimed,
+        Phase::Prepared,
+        Phase::Loaded,
+        Phase::Ready,
+        Phase::Fenced,
+        Phase::Copied,
+        Phase::Decided,
+        Phase::Opened,
+        Phase::Kept,
+    ];
+    const STREAMS: [Stream; 2] = [Stream::Off, Stream::On];
     const SOURCES: [Source; 5] =
         [Source::Serving, Source::Fenced { attempt: 1 }, Source::Fenced { attempt: 2 }, Source::Moved, Source::Other];
     const TARGETS: [Target; 6] = [
@@ -238,12 +318,20 @@ mod tests {
         Target::Taken,
     ];
 
+    /// Every observation, with phases that the mode does not have too.
     fn all() -> impl Iterator<Item = Observed> {
-        PHASES.into_iter().flat_map(|phase| {
-            SOURCES
-                .into_iter()
-                .flat_map(move |source| TARGETS.into_iter().map(move |target| Observed { phase, source, target }))
+        let modes = [Mode::Blocking, Mode::Online].into_iter();
+        let of = modes.flat_map(|mode| STREAMS.into_iter().map(move |stream| (mode, stream)));
+        of.flat_map(|(mode, stream)| {
+            PHASES.into_iter().flat_map(move |phase| {
+                let of = move |source, target| Observed { mode, phase, source, target, stream };
+                SOURCES.into_iter().flat_map(move |source| TARGETS.into_iter().map(move |target| of(source, target)))
+            })
         })
+    }
+
+    fn blocking(phase: Phase, source: Source, target: Target) -> Observed {
+        Observed { mode: Mode::Blocking, phase, source, target, stream: Stream::Off }
     }
 
     #[test]
@@ -261,7 +349,7 @@ mod tests {
     fn a_fence_that_ran_out_is_begun_again() {
         for phase in [Phase::Prepared, Phase::Fenced, Phase::Copied] {
             for ready in [None, Some(1)] {
-                let observed = Observed { phase, source: Source::Serving, target: Target::Incoming { ready } };
+                let observed = blocking(phase, Source::Serving, Target::Incoming { ready });
                 let step = next(Goal::Finish, observed);
                 assert!(matches!(step, Step::Prepare | Step::Fence), "{observed:?}: {step:?}");
             }
@@ -298,14 +386,17 @@ mod tests {
             Step::Prepare => (Phase::Prepared, o.source, Target::Incoming { ready: None }),
             Step::Fence => (Phase::Fenced, Source::Fenced { attempt: 2 }, o.target),
             Step::Copy { attempt } => (Phase::Copied, o.source, Target::Incoming { ready: Some(attempt) }),
+            Step::Load => (Phase::Loaded, o.source, o.target),
+            Step::CatchUp => (Phase::Ready, o.source, Target::Incoming { ready: None }),
+            Step::Drain { attempt } => (Phase::Copied, o.source, Target::Incoming { ready: Some(attempt) }),
             Step::DecideAndOpen { .. } => (Phase::Opened, Source::Moved, Target::Opened),
             Step::Open => (Phase::Opened, o.source, Target::Opened),
             Step::Publish => (Phase::Kept, o.source, o.target),
-            Step::Unfence { .. } => (Phase::Prepared, Source::Serving, o.target),
+            Step::Unfence { .. } => (if o.mode == Mode::Online { Phase::Ready } else { Phase::Prepared }, Source::Serving, o.target),
             Step::Discard => (Phase::Aborted, o.source, Target::Nothing),
             Step::Done | Step::TooLate | Step::Stuck => (o.phase, o.source, o.target),
         };
-        Observed { phase, source, target }
+        Observed { phase, source, target, stream: Stream::On, ..o }
     }
 
     #[test]
@@ -325,15 +416,32 @@ mod tests {
 
     #[test]
     fn a_move_in_one_go() {
-        let mut observed = Observed { phase: Phase::Claimed, source: Source::Serving, target: Target::Nothing };
-        let mut steps = Vec::new();
-        while steps.last() != Some(&Step::Done) && steps.len() < 10 {
-            let step = next(Goal::Finish, observed);
-            observed = run(step, observed);
-            steps.push(step);
-        }
+        let steps = |mode| {
+            let start = blocking(Phase::Claimed, Source::Serving, Target::Nothing);
+            let mut observed = Observed { mode, ..start };
+            let mut steps = Vec::new();
+            while steps.last() != Some(&Step::Done) && steps.len() < 10 {
+                let step = next(Goal::Finish, observed);
+                observed = run(step, observed);
+                steps.push(step);
+            }
+            steps
+        };
         assert_eq!(
-            steps,
+            steps(Mode::Online),
+            [
+                Step::Prepare,
+                Step::Load,
+                Step::CatchUp,
+                Step::Fence,
+                Step::Drain { attempt: 2 },
+                Step::DecideAndOpen { attempt: 2 },
+                Step::Publish,
+                Step::Done
+            ]
+        );
+        assert_eq!(
+            steps(Mode::Blocking),
             [
                 Step::Prepare,
                 Step::Fence,
@@ -347,8 +455,7 @@ mod tests {
 
     #[test]
     fn a_fence_that_was_lost_after_the_copy_builds_the_target_anew() {
-        let lost =
-            |ready| Observed { phase: Phase::Prepared, source: Source::Serving, target: Target::Incoming { ready } };
+        let lost = |ready| blocking(Phase::Prepared, Source::Serving, Target::Incoming { ready });
         assert_eq!(next(Goal::Finish, lost(Some(1))), Step::Prepare);
         assert_eq!(next(Goal::Finish, lost(None)), Step::Fence);
     }

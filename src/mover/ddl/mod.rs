@@ -48,6 +48,19 @@ pub enum Stage {
     Finish,
 }
 
+/// When a statement of [`Creation::after_data`] is run while changes are applied to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Online {
+    /// As soon as the rows are there: changes find their rows by the primary key; other indexes that allow duplicates are
+    /// built while nothing is applied yet.
+    Loaded,
+    /// Once the target is as the source was at some moment. Before, rows that were copied at different times may
+    /// contradict each other.
+    CaughtUp,
+    /// When the target is opened: what acts on changes, or refuses them.
+    Open,
+}
+
 /// One statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
@@ -57,6 +70,18 @@ pub struct Statement {
     pub what: String,
     /// The SQL, without a semicolon.
     pub sql: String,
+}
+
+impl Statement {
+    pub(crate) fn online(&self) -> Online {
+        match self.stage {
+            Stage::Definition | Stage::PrimaryKey => Online::Loaded,
+            // A unique index, a constraint, and what is said about either of them once it is there.
+            Stage::Index if self.sql.starts_with("CREATE INDEX") => Online::Loaded,
+            Stage::Index | Stage::Check | Stage::Finish => Online::CaughtUp,
+            Stage::ForeignKey | Stage::Trigger => Online::Open,
+        }
+    }
 }
 
 /// The statements that make a schema.

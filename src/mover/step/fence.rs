@@ -14,16 +14,23 @@ use crate::mover::error::Error;
 use crate::mover::facts::{self, Lock};
 use crate::mover::state::Phase;
 
+/// What a swap gave.
+pub(crate) struct Swapped {
+    /// The attempt's number.
+    pub(crate) attempt: i32,
+    /// The OID of the schema that the shard's tables are in, whatever it is called.
+    pub(crate) left: u32,
+}
+
 impl ShardMove<'_> {
-    /// The swap. Gives the attempt's number. The pause starts while this waits for its answer.
+    /// The swap, for an open with this token. The pause starts while this waits for its answer.
     ///
     /// Locks: as pgshard.fence says: none on any table of the shard.
-    pub(crate) async fn swap(&self) -> Result<i32, Error> {
+    pub(crate) async fn swap(&self, token: Uuid) -> Result<Swapped, Error> {
         self.at("before swap")?;
         let began = Instant::now();
-        let sql = "SELECT attempt FROM pgshard.fence($1, $2, $3, $4, $5)";
+        let sql = "SELECT attempt, left_oid FROM pgshard.fence($1, $2, $3, $4, $5)";
         let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
-        let token = Uuid::new_v4();
         let row = self
             .source
             .row("fencing the shard", sql, &[&shard, self.hold.id.uuid(), &self.hold.lease, &token, &deadline])
@@ -31,7 +38,7 @@ impl ShardMove<'_> {
         self.timings.since("swap", began);
         self.reached(Phase::Fenced);
         self.at("after swap")?;
-        Ok(row.get(0))
+        Ok(Swapped { attempt: row.get(0), left: row.get(1) })
     }
 
     /// The barrier. Gives who was in the way when the budget ran out; nobody is, in most cases, at the first look.

@@ -3,6 +3,7 @@
 
 mod copy;
 mod fence;
+mod online;
 mod open;
 mod prepare;
 mod publish;
@@ -21,9 +22,10 @@ use super::names::Names;
 use super::options::{Event, Observer, Options};
 use super::refusal::Refusal;
 use super::session::Session;
-use super::state::Phase;
+use super::state::{Mode, Phase};
 
 pub(crate) use copy::Outcome;
+pub(crate) use online::{Behind, Changed};
 pub(crate) use prepare::Blueprint;
 pub(crate) use timings::Timings;
 
@@ -32,6 +34,7 @@ pub(crate) struct ShardMove<'a> {
     pub(crate) hold: Hold,
     pub(crate) names: Names,
     pub(crate) prefix: &'a SchemaPrefix,
+    pub(crate) mode: Mode,
     pub(crate) epoch: ShardEpoch,
     pub(crate) source: Session,
     pub(crate) target: Session,

@@ -1,0 +1,195 @@
+//! The cut-over of a shard that comes online: catch up, fence, drain, and what to do when one of them does not go through.
+//!
+//! What may not break: behind the fence nothing is waited for without a limit, and whatever goes wrong there ends with the
+//! source serving again. All that can be done before the swap is done before it.
+
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::driver::{Driver, stopped};
+use super::error::Error;
+use super::facts;
+use super::journal::Entry;
+use super::observe::Observation;
+use super::options::Event;
+use super::step::{Behind, Changed};
+use super::stream::Follower;
+
+/// The stream is that close before a shard is fenced: what is left is applied while it is closed.
+const CLOSE: Duration = Duration::from_millis(250);
+
+/// How long a mover waits for the stream to be close, before each attempt to fence.
+const CLOSE_WITHIN: Duration = Duration::from_secs(600);
+
+impl Driver<'_> {
+    /// The target as the source was a moment ago, compared with it.
+    pub(super) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
+        let began = Instant::now();
+        let follower = self.following()?;
+        self.abide(follower.beacon()).await?;
+        let began = self.work.timings.since("catch_up", began);
+        if self.built.is_none() {
+            self.built = Some(self.work.blueprint(entry).await?);
+        }
+        let built = self.built.as_ref().expect("it was set just now");
+        self.work.caught_up(&built.creation).await?;
+        self.abide(super::verify::shard(&self.work, follower)).await?;
+        self.work.timings.since("verify", began);
+        self.work.at("after verify")?;
+        self.work.ready().await
+    }
+
+    /// One attempt to close the shard, bring the last changes over, and open it at the target.
+    pub(super) async fn fence_online(&mut self, now: &Observation) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        self.fences += 1;
+        self.failing_since = None;
+        if self.built.is_none() {
+            self.built = Some(self.work.blueprint(&now.entry).await?);
+        }
+        self.close().await?;
+        let left = self.before_fence().await?;
+        let token = Uuid::new_v4();
+        let presets = self.work.preset(token).await?;
+        let before = Instant::now();
+        let swapped = match self.work.swap(token).await {
+            Ok(swapped) => swapped,
+            // A table that came after the signpost was built; if it is anything else, the next look tells.
+            Err(Error::Superseded { reason, .. }) if left.is_some() => return Err(Error::Altered { shard, what: reason }),
+            Err(Error::Superseded { reason, .. }) => return self.look_again(reason),
+            Err(error) => return Err(error),
+        };
+        self.fenced_at = Some(before);
+        let attempt = swapped.attempt;
+        let limit = self.work.options.drain_deadline + self.work.options.barrier_budget;
+        let behind = tokio::time::timeout(limit, self.behind_fence(swapped.left, attempt, &presets));
+        let lost = self.heartbeat.lost(shard);
+        let outcome = tokio::select! {
+            behind = behind => behind,
+            () = lost => return Err(Error::LeaseLost { shard }),
+        };
+        match outcome {
+            Ok(Ok(None)) => self.decide_and_open(attempt).await,
+            Ok(Ok(Some(Held::Altered(what)))) => {
+                self.unfence(attempt).await?;
+                Err(Error::Altered { shard, what })
+            }
+            Ok(Ok(Some(Held::Again(reason)))) => {
+                self.unfence(attempt).await?;
+                self.again(reason).await
+            }
+            Ok(Err(Error::Superseded { reason, .. })) => self.look_again(reason),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                self.unfence(attempt).await?;
+                self.again(format!("the last changes did not arrive within {} ms", limit.as_millis())).await
+            }
+        }
+    }
+
+    /// The shard is fenced, and this mover does not know how far it had come: it is served again, and fenced anew.
+    pub(super) async fn drain(&mut self, attempt: i32) -> Result<(), Error> {
+        self.unfence(attempt).await?;
+        self.again("what was set before the fence is not known any more".to_owned()).await
+    }
+
+    /// Barrier, marker, and the changes up to the marker, while what may not have changed is looked at. `Some`: it did not
+    /// go through.
+    async fn behind_fence(
+        &self,
+        left: u32,
+        attempt: i32,
+        presets: &[super::sequences::Preset],
+    ) -> Result<Option<Held>, Error> {
+        let shard = self.work.hold.shard;
+        let follower = self.following()?;
+        let built = self.built.as_ref().expect("no fence without a blueprint");
+        if let Behind::Blocked(locks) = self.work.mark_behind(left, attempt).await? {
+            let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            return Ok(Some(Held::Again(blockers)));
+        }
+        let began = Instant::now();
+        let drained = async {
+            follower.marker(shard, attempt).await?;
+            self.work.timings.since("drain", began);
+            Ok::<_, Error>(())
+        };
+        let ((), unchanged) = tokio::try_join!(drained, self.work.unchanged(left, built, presets))?;
+        self.work.at("after drain")?;
+        Ok(match unchanged {
+            Ok(()) => None,
+            Err(Changed::Definition(what)) => Some(Held::Altered(what)),
+            Err(Changed::Sequence(which)) => Some(Held::Again(format!("{which} has been used more than foreseen"))),
+        })
+    }
+
+    /// Waits, with the shard open, until the stream is close behind.
+    async fn close(&self) -> Result<(), Error> {
+        let follower = self.following()?;
+        let until = Instant::now() + CLOSE_WITHIN;
+        loop {
+            let began = Instant::now();
+            self.abide(follower.beacon()).await?;
+            if began.elapsed() <= CLOSE || Instant::now() >= until {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold locks.
+    async fn before_fence(&self) -> Result<Option<u32>, Error> {
+        let shard = self.work.hold.shard;
+        let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else { return Ok(None) };
+        let built = self.built.as_ref().expect("no fence without a blueprint");
+        if built.stamp != self.work.stamp(schema).await? {
+            let what = "somebody altered them during the move; abort the move and start it again".to_owned();
+            return Err(Error::Altered { shard, what });
+        }
+        // A transaction that is that old already will not end within the budget; one that is younger may.
+        let until = Instant::now() + Duration::from_secs(5);
+        let budget = self.work.options.barrier_budget.as_secs_f64();
+        while Instant::now() < until {
+            let locks = facts::locks(&self.work.source, schema).await?;
+            if !locks.iter().any(|lock| lock.seconds > budget) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(Some(schema))
+    }
+
+    /// The fence was taken back: after a while, again, unless that was the last attempt.
+    pub(super) async fn again(&self, reason: String) -> Result<(), Error> {
+        let (shard, attempt) = (self.work.hold.shard, self.fences);
+        if attempt >= self.work.options.fence_attempts {
+            return Err(Error::GaveUp { shard, attempts: attempt, blockers: reason });
+        }
+        self.work.observer.tell(Event::FenceRetried { shard, attempt, reason });
+        tokio::time::sleep(super::driver::back_off(attempt)).await;
+        Ok(())
+    }
+
+    fn following(&self) -> Result<&Follower, Error> {
+        self.follower.ok_or(Error::Interrupted { shard: self.work.hold.shard })
+    }
+
+    /// The work, or until the lease is lost or a stop is asked for. Only with the shard open.
+    async fn abide<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let shard = self.work.hold.shard;
+        let mut stop = self.mover.stop.subscribe();
+        tokio::select! {
+            outcome = work => outcome,
+            () = self.heartbeat.lost(shard) => Err(Error::LeaseLost { shard }),
+            () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
+        }
+    }
+}
+
+/// Why a fence did not go through.
+enum Held {
+    /// It may at the next attempt.
+    Again(String),
+    /// It cannot: the target was built from something else.
+    Altered(String),
+}

@@ -1,0 +1,255 @@
+//! What an online move builds at the target around its rows, and the last part of it behind the fence.
+//!
+//! Loaded. Before: every piece of the shard's rows is at the target. After: so are primary keys, and indexes that allow
+//! duplicates. Caught up. Before: the target is as the source was at some moment, and follows it. After: the other
+//! indexes, the list of migrations, and what the open will run. Drained. Before: fenced for an attempt. After: the target
+//! has all that the source has. Dies halfway: each is one transaction at the target, together with the word that it was
+//! done; behind the fence, as in `fence`.
+
+use std::time::Instant;
+
+use sha2::{Digest as _, Sha256};
+use tokio_postgres::types::PgLsn;
+use uuid::Uuid;
+
+use super::{Blueprint, ShardMove};
+use crate::mover::ddl::{Creation, Online, Stage, Statement};
+use crate::mover::error::Error;
+use crate::mover::facts::{self, Lock};
+use crate::mover::journal::{Entry, Note};
+use crate::mover::sequences::{self, Preset};
+use crate::mover::state::Phase;
+use crate::schema::catalog::{Namespace, preamble};
+use crate::schema::fingerprint::fingerprint;
+
+/// How it ended behind the fence.
+pub(crate) enum Behind {
+    /// The marker is written. The target is ready once it has been applied.
+    Marked,
+    /// Transactions held locks until the budget ran out.
+    Blocked(Vec<Lock>),
+}
+
+impl ShardMove<'_> {
+    /// What the target is to be built from, as it stands at the source now.
+    ///
+    /// # Errors
+    /// [`Error::Altered`] if that is not what it was built from.
+    pub(crate) async fn blueprint(&self, entry: &Entry) -> Result<Blueprint, Error> {
+        let altered = |what: &str| Error::Altered { shard: self.hold.shard, what: what.to_owned() };
+        let schema = facts::schema_oid(&self.source, &self.names.schema).await?;
+        let schema = schema.ok_or_else(|| altered("its schema is gone"))?;
+        let stamp = self.stamp(schema).await?;
+        let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
+        if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
+            return Err(altered("they are not what they were when the target was built; abort the move and start it again"));
+        }
+        Ok(Blueprint { stamp, creation: self.creation(&facts).await? })
+    }
+
+    /// Keys and most indexes. Changes of transactions that commit after `from` are applied from now on.
+    ///
+    /// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else knows; rows of the control tables.
+    pub(crate) async fn loaded(&self, creation: &Creation, from: PgLsn, rows: i64, bytes: i64) -> Result<(), Error> {
+        let what = "building keys and indexes";
+        let began = Instant::now();
+        self.begin_on_target(what).await?;
+        // The row says that this was done.
+        let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)
+             ON CONFLICT DO NOTHING";
+        let (id, shard) = (self.hold.id.uuid(), self.hold.shard.as_i32());
+        if self.target.execute(what, sql, &[id, &shard, &self.hold.lease, &from]).await? == 1 {
+            self.target.batch(what, &preamble(&self.names.incoming())).await?;
+            for statement in of(creation, Online::Loaded) {
+                self.target.batch(what, &statement.sql).await?;
+            }
+        }
+        self.target.batch(what, "COMMIT").await?;
+        self.at("after keys")?;
+        self.timings.since("keys", began);
+        self.analyze_incoming().await;
+        let note = Note { rows: Some(rows), bytes: Some(bytes), timings: self.timings.to_json(), ..Note::default() };
+        self.source.advance(self.hold, Phase::Loaded, &note).await?;
+        self.reached(Phase::Loaded);
+        self.at("after loaded")
+    }
+
+    /// Indexes that want a consistent state, the list of migrations, and the statements for the open.
+    ///
+    /// Locks: on the target SHARE and more on tables that only the mover's own stream uses, which waits; rows of the
+    /// control tables.
+    pub(crate) async fn caught_up(&self, creation: &Creation) -> Result<(), Error> {
+        let what = "building indexes and constraints";
+        let began = Instant::now();
+        self.begin_on_target(what).await?;
+        let sql = "SELECT at_open IS NOT NULL FROM pgshard.incoming WHERE shard_id = $1";
+        let shard = self.hold.shard.as_i32();
+        if !self.target.row(what, sql, &[&shard]).await?.get::<_, bool>(0) {
+            self.target.batch(what, &preamble(&self.names.incoming())).await?;
+            for statement in of(creation, Online::CaughtUp) {
+                self.target.batch(what, &statement.sql).await?;
+            }
+            self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
+        }
+        self.carry_migrations().await?;
+        let sql = "UPDATE pgshard.incoming SET at_open = $2 WHERE shard_id = $1";
+        self.target.execute(what, sql, &[&shard, &at_open(creation)]).await?;
+        self.target.batch(what, "COMMIT").await?;
+        self.timings.since("indexes", began);
+        self.at("after caught up")
+    }
+
+    /// Writes that only the fence is missing.
+    ///
+    /// Locks: the move's row, for one statement.
+    pub(crate) async fn ready(&self) -> Result<(), Error> {
+        let note = Note { timings: self.timings.to_json(), ..Note::default() };
+        self.source.advance(self.hold, Phase::Ready, &note).await?;
+        self.reached(Phase::Ready);
+        self.at("after catch-up")
+    }
+
+    /// The last thing before the swap: the target's sequences are set ahead of the source's, and the target is told by
+    /// which token it may be opened.
+    ///
+    /// Locks: ROW EXCLUSIVE on the target's sequences, the row of pgshard.incoming, for one transaction.
+    pub(crate) async fn preset(&self, token: Uuid) -> Result<Vec<Preset>, Error> {
+        let what = "setting the sequences ahead";
+        let presets =
+            sequences::presets(self.source.client.client(), &Namespace::from(self.names.schema.as_str())).await;
+        let presets = presets.map_err(|error| self.source.failed(what, error))?;
+        let values: Vec<_> = presets.iter().map(|preset| preset.value.clone()).collect();
+        self.begin_on_target(what).await?;
+        let set =
+            sequences::set_sequence_values(self.target.client.client(), &self.names.incoming(), &values).await;
+        set.map_err(|error| self.target.failed(what, error))?;
+        let hash: String =
+            Sha256::digest(token.to_string().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = $2 WHERE shard_id = $1";
+        self.target.execute(what, sql, &[&self.hold.shard.as_i32(), &hash]).await?;
+        self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
+        self.target.batch(what, "COMMIT").await?;
+        self.at("after preset")?;
+        Ok(presets)
+    }
+
+    /// Barrier and marker.
+    pub(crate) async fn mark_behind(&self, left: u32, attempt: i32) -> Result<Behind, Error> {
+        let began = Instant::now();
+        let locks = self.barrier(left).await?;
+        if !locks.is_empty() {
+            return Ok(Behind::Blocked(locks));
+        }
+        self.at("after barrier")?;
+        let began = self.timings.since("barrier", began);
+        self.mark(attempt).await?;
+        self.timings.since("marker", began);
+        Ok(Behind::Marked)
+    }
+
+    /// Whether the shard behind the fence is what the target was built from, and its sequences behind their presets. Run
+    /// while the last changes are on their way.
+    pub(crate) async fn unchanged(
+        &self,
+        left: u32,
+        built: &Blueprint,
+        presets: &[Preset],
+    ) -> Result<Result<(), Changed>, Error> {
+        let began = Instant::now();
+        let crossings = self.crossings(&self.source, &Namespace::Oid(left)).await?;
+        if let Some(crossing) = crossings.first() {
+            return Ok(Err(Changed::Definition(crossing.to_string())));
+        }
+        if built.stamp != self.stamp(left).await? {
+            let what = "somebody altered them during the move; abort the move and start it again";
+            return Ok(Err(Changed::Definition(what.to_owned())));
+        }
+        let what = "reading the sequences";
+        let now = sequences::sequence_values(self.source.client.client(), &Namespace::Oid(left)).await;
+        let now = now.map_err(|error| self.source.failed(what, error))?;
+        self.timings.since("check", began);
+        Ok(sequences::overtaken(presets, &now).map_or(Ok(()), |which| Err(Changed::Sequence(which))))
+    }
+
+    /// Proves foreign keys that the open has added unproved. Nobody waits for it.
+    ///
+    /// Locks: SHARE UPDATE EXCLUSIVE on one table and ROW SHARE on the table that it refers to, for a scan of the former.
+    pub(crate) async fn validate(&self, creation: &Creation) {
+        for statement in creation.after_data.iter().filter(|statement| statement.stage == Stage::ForeignKey) {
+            let Some(sql) = validation(&statement.sql) else { continue };
+            let validated = async {
+                let what = "validating foreign keys";
+                self.target.batch(what, &format!("BEGIN; {}", preamble(&self.names.schema))).await?;
+                self.target.batch(what, &sql.replace(&quoted(&self.names.incoming()), &quoted(&self.names.schema))).await?;
+                self.target.batch(what, "COMMIT").await
+            };
+            if let Err(error) = validated.await {
+                tracing::warn!(shard = %self.hold.shard, %error, statement = sql, "a foreign key holds, but was not validated");
+                let _ = self.target.batch("validating foreign keys", "ROLLBACK").await;
+            }
+        }
+    }
+
+    /// Drops the records of an online move at the target.
+    ///
+    /// Locks: rows of the control tables, for one transaction.
+    pub(crate) async fn forget_pieces(&self) -> Result<(), Error> {
+        let what = "dropping the records of the copy";
+        for table in ["chunk", "reread", "progress"] {
+            let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
+            self.target.execute(what, &sql, &[self.hold.id.uuid(), &self.hold.shard.as_i32()]).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What is otherwise than it was when the target was built.
+pub(crate) enum Changed {
+    /// Tables, functions or grants.
+    Definition(String),
+    /// A sequence has handed out more than it was set ahead by.
+    Sequence(String),
+}
+
+fn quoted(name: &str) -> String {
+    crate::pg::quote_ident(name)
+}
+
+fn of(creation: &Creation, when: Online) -> impl Iterator<Item = &Statement> {
+    creation.after_data.iter().filter(move |statement| statement.online() == when)
+}
+
+/// What the open runs. Foreign keys are added unproved: to prove them takes a scan.
+fn at_open(creation: &Creation) -> String {
+    of(creation, Online::Open)
+        .map(|statement| match statement.stage {
+            Stage::ForeignKey if is_key(&statement.sql) => format!("{} NOT VALID;\n", statement.sql),
+            _ => format!("{};\n", statement.sql),
+        })
+        .collect()
+}
+
+/// Whether the statement adds a foreign key that the source has proved.
+fn is_key(sql: &str) -> bool {
+    sql.starts_with("ALTER TABLE") && sql.contains(" ADD CONSTRAINT ") && !sql.ends_with(" NOT VALID")
+}
+
+/// `ALTER TABLE t VALIDATE CONSTRAINT c`, of `ALTER TABLE t ADD CONSTRAINT c FOREIGN KEY …`.
+fn validation(sql: &str) -> Option<String> {
+    let (table, rest) = sql.split_once(" ADD CONSTRAINT ").filter(|_| is_key(sql))?;
+    let (constraint, _) = rest.split_once(" FOREIGN KEY ")?;
+    Some(format!("{table} VALIDATE CONSTRAINT {constraint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_key_is_validated_later_unless_it_never_was() {
+        let sql = "ALTER TABLE s__incoming.photos ADD CONSTRAINT \"it's\" FOREIGN KEY (a) REFERENCES users(id)";
+        assert_eq!(validation(sql).as_deref(), Some("ALTER TABLE s__incoming.photos VALIDATE CONSTRAINT \"it's\""));
+        assert_eq!(validation(&format!("{sql} NOT VALID")), None);
+        assert_eq!(validation("COMMENT ON CONSTRAINT x ON photos IS 'y ADD CONSTRAINT z'"), None);
+    }
+}
