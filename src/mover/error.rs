@@ -186,6 +186,68 @@ pub enum Error {
         /// Why not.
         source: super::border::Error,
     },
+    /// The stream of changes cannot be opened, or broke for longer than is waited for.
+    #[error("the stream of changes from host {host} failed")]
+    Replication {
+        /// The source.
+        host: HostName,
+        /// Why.
+        source: crate::pg::ReplicationError,
+    },
+    /// The stream of changes is not what PostgreSQL 13 to 18 send.
+    #[error("the stream of changes from host {host} cannot be read: {what}")]
+    Malformed {
+        /// The source.
+        host: HostName,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The slot could not be made, because it waits for transactions that do not end. Nothing was left behind.
+    #[error("no slot on host {host} while transactions are open that have written: {blockers}")]
+    SlotBlocked {
+        /// The source.
+        host: HostName,
+        /// Who was waited for.
+        blockers: String,
+    },
+    /// Somebody reads the slot and does not go away.
+    #[error("the slot {slot} on host {host} is read by process {pid}, which does not end")]
+    SlotBusy {
+        /// The source.
+        host: HostName,
+        /// The slot.
+        slot: String,
+        /// The walsender.
+        pid: i32,
+    },
+    /// The slot is gone, or the source has thrown away WAL that it needs. What was copied cannot be brought up to date.
+    #[error("the slot {slot} on host {host} is {state}: abort the move and start again")]
+    SlotLost {
+        /// The source.
+        host: HostName,
+        /// The slot.
+        slot: String,
+        /// `gone` or `lost`.
+        state: &'static str,
+    },
+    /// A change of the source does not fit what the target has. It was not applied.
+    #[error("shard {shard}: {table} at the target differs from the source: {what}")]
+    Diverged {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// What was to be done to which key.
+        what: String,
+    },
+    /// The follower of the stream has ended. Its own error says why.
+    #[error("shard {shard}: the stream of changes is not followed any more: {why}")]
+    Unfollowed {
+        /// The shard.
+        shard: ShardId,
+        /// Why not.
+        why: String,
+    },
     /// A failpoint that a test set.
     #[error("failpoint {name:?}")]
     Failpoint {
@@ -206,6 +268,8 @@ impl Error {
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }
                 | Error::Stuck { .. }
+                | Error::SlotLost { .. }
+                | Error::Diverged { .. }
         )
     }
 }

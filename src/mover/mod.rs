@@ -34,6 +34,7 @@ pub mod sequences;
 mod session;
 mod state;
 mod step;
+mod stream;
 pub mod target;
 
 use std::collections::BTreeMap;

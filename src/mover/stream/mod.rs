@@ -1,0 +1,11 @@
+//! The stream of a group: the changes that its shards' source commits while they are copied, applied at their target in
+//! the order of the commits.
+//!
+//! [`slot`] makes what the source keeps, [`transport`] and [`wire`] read it.
+//!
+//! What may not break: a source transaction is in the target whole or not at all, and once; nothing is called durable to
+//! the source that is not durable at the target.
+
+pub(crate) mod slot;
+mod transport;
+mod wire;

@@ -1,0 +1,218 @@
+//! The publication and the slot of a group, on its source.
+//!
+//! What may not break: the ledger names both before they are there and until they are gone, and the publication is
+//! complete before the slot is made: changes from before a table was published would be left out without a word.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::PgLsn;
+
+use crate::mover::error::Error;
+use crate::mover::names::MoveId;
+use crate::mover::session::Session;
+use crate::pg::quote_ident;
+use crate::shard::ShardId;
+
+/// Which way the changes of a move go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// From source to target.
+    Forward,
+    /// To the old copy, once the target serves.
+    Back,
+}
+
+/// The name that a move's publication and slot have in one direction.
+pub(crate) fn stream_name(id: MoveId, direction: Direction) -> String {
+    let back = if direction == Direction::Back { "_back" } else { "" };
+    format!("pgshard_{}{back}", id.uuid().simple())
+}
+
+/// Whose publication and slot: what the ledger says of them. A group is in it under one of its shards.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) id: MoveId,
+    pub(crate) shard: ShardId,
+}
+
+/// How a slot stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SlotState {
+    /// The walsender that reads it.
+    pub(crate) active_pid: Option<i32>,
+    /// `reserved`, `extended`, `unreserved` or `lost`.
+    pub(crate) wal_status: Option<String>,
+    /// How much WAL the server keeps for it.
+    pub(crate) kept_bytes: i64,
+    /// Transactions that were committed before are not sent any more.
+    pub(crate) confirmed: u64,
+}
+
+/// Tables are published so many at a time, so that one transaction does not need a lock on each of thousands.
+const TABLES_AT_ONCE: usize = 64;
+
+/// Publishes these tables, and marker and beacon, under the move's name. Those that are published already are left alone.
+///
+/// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; readers and writers do not notice, and behind a
+/// DDL it gives up after two seconds.
+pub(crate) async fn create_publication(
+    source: &Session,
+    owner: Owner<'_>,
+    tables: &[(String, String)],
+) -> Result<(), Error> {
+    let what = "publishing the tables";
+    register(source, "publication", owner).await?;
+    let there = "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1)";
+    let name = quote_ident(owner.name);
+    if !source.row(what, there, &[&owner.name]).await?.get::<_, bool>(0) {
+        source.batch(what, &format!("CREATE PUBLICATION {name}")).await?;
+    }
+    let own = ["marker", "beacon"].map(|table| ("pgshard".to_owned(), table.to_owned()));
+    let published = "SELECT n.nspname::text, c.relname::text
+        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
+        JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = $1";
+    let published = source.rows(what, published, &[&owner.name]).await?;
+    let published: HashSet<(String, String)> = published.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let missing: Vec<String> = own
+        .iter()
+        .chain(tables)
+        .filter(|table| !published.contains(*table))
+        .map(|(schema, table)| format!("{}.{}", quote_ident(schema), quote_ident(table)))
+        .collect();
+    for tables in missing.chunks(TABLES_AT_ONCE) {
+        // ONLY: children of a table are tables of their own here.
+        let sql = format!("ALTER PUBLICATION {name} ADD TABLE ONLY {}", tables.join(", ONLY "));
+        source.batch(what, &sql).await?;
+    }
+    Ok(())
+}
+
+/// Makes the slot, or finds it there. Gives the position from which it sends changes.
+///
+/// PostgreSQL waits for all transactions of the whole server that have written and are under way. After two seconds it is
+/// begun anew, until `patience` is over.
+///
+/// # Errors
+/// [`Error::SlotBlocked`] names who was waited for.
+///
+/// Locks: waits for the ends of transactions; nobody waits for it.
+pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Duration) -> Result<u64, Error> {
+    let what = "creating the slot";
+    register(source, "slot", owner).await?;
+    let until = Instant::now() + patience;
+    loop {
+        if let Some(state) = slot_state(source, owner.name).await? {
+            return Ok(state.confirmed);
+        }
+        let sql = "SELECT lsn FROM pg_create_logical_replication_slot($1, 'pgoutput')";
+        let made = source.client.query_one(sql, &[&owner.name]).await;
+        let error = match made {
+            Ok(row) => return Ok(row.get::<_, PgLsn>(0).into()),
+            Err(error) => error,
+        };
+        if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
+            return Err(source.failed(what, error));
+        }
+        if Instant::now() >= until {
+            return Err(Error::SlotBlocked { host: source.host.clone(), blockers: blockers(source).await? });
+        }
+    }
+}
+
+/// Who keeps a slot from being made: the oldest transactions that have written.
+async fn blockers(source: &Session) -> Result<String, Error> {
+    let sql = "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch FROM
+                clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?')), xact_start
+            FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()
+        UNION ALL SELECT format('the prepared transaction %L', gid), prepared FROM pg_prepared_xacts
+        ORDER BY 2 NULLS LAST LIMIT 3";
+    let rows = source.rows("looking for who holds the slot up", sql, &[]).await?;
+    let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    Ok(if names.is_empty() { "transactions that have ended meanwhile".to_owned() } else { names.join("; ") })
+}
+
+/// How the slot stands; `None` if there is none.
+///
+/// Locks: none.
+pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<SlotState>, Error> {
+    let sql = "SELECT active_pid, wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
+        FROM pg_replication_slots WHERE slot_name = $1";
+    let rows = source.rows("looking at the slot", sql, &[&name]).await?;
+    Ok(rows.first().map(|row| SlotState {
+        active_pid: row.get(0),
+        wal_status: row.get(1),
+        kept_bytes: row.get::<_, Option<i64>>(2).unwrap_or(0),
+        confirmed: row.get::<_, Option<PgLsn>>(3).map(u64::from).unwrap_or(0),
+    }))
+}
+
+/// How long a walsender may take to end.
+const END_WALSENDER: Duration = Duration::from_secs(5);
+
+/// Ends whoever reads the slot: a walsender whose mover is dead, or has lost the move to us. It must be of our own role.
+///
+/// # Errors
+/// When it is not ours, or is there still after five seconds.
+///
+/// Locks: none.
+pub(crate) async fn free_slot(source: &Session, name: &str) -> Result<(), Error> {
+    let what = "ending the walsender of the slot";
+    let until = Instant::now() + END_WALSENDER;
+    let sql = "SELECT pg_terminate_backend(s.active_pid), s.active_pid
+        FROM pg_replication_slots s WHERE s.slot_name = $1 AND s.active_pid IS NOT NULL";
+    loop {
+        let rows = source.rows(what, sql, &[&name]).await?;
+        let Some(row) = rows.first() else { return Ok(()) };
+        if Instant::now() >= until {
+            return Err(Error::SlotBusy { host: source.host.clone(), slot: name.to_owned(), pid: row.get(1) });
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Drops the slot, whoever reads it, and its row in the ledger. Nothing to do if it is gone.
+///
+/// Locks: none.
+pub(crate) async fn drop_slot(source: &Session, name: &str) -> Result<(), Error> {
+    let what = "dropping the slot";
+    let until = Instant::now() + END_WALSENDER;
+    loop {
+        free_slot(source, name).await?;
+        let sql = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1";
+        match source.client.execute(sql, &[&name]).await {
+            Ok(_) => break,
+            // Its mover was quicker to come back.
+            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) && Instant::now() < until => {}
+            Err(error) if error.code() == Some(&SqlState::UNDEFINED_OBJECT) => break,
+            Err(error) => return Err(source.failed(what, error)),
+        }
+    }
+    forget(source, "slot", name).await
+}
+
+/// Drops the publication and its row in the ledger. Nothing to do if it is gone.
+///
+/// Locks: ACCESS EXCLUSIVE on the publication, none on its tables.
+pub(crate) async fn drop_publication(source: &Session, name: &str) -> Result<(), Error> {
+    let sql = format!("DROP PUBLICATION IF EXISTS {}", quote_ident(name));
+    source.batch("dropping the publication", &sql).await?;
+    forget(source, "publication", name).await
+}
+
+/// Locks: a row that is ours.
+async fn register(source: &Session, kind: &str, owner: Owner<'_>) -> Result<(), Error> {
+    let sql =
+        "INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING";
+    let (id, shard) = (owner.id.uuid(), owner.shard.as_i32());
+    source.execute("writing the ledger", sql, &[&kind, &owner.name, id, &shard]).await?;
+    Ok(())
+}
+
+async fn forget(source: &Session, kind: &str, name: &str) -> Result<(), Error> {
+    let sql = "DELETE FROM pgshard.ledger WHERE kind = $1 AND name = $2";
+    source.execute("writing the ledger", sql, &[&kind, &name]).await?;
+    Ok(())
+}

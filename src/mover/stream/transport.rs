@@ -1,0 +1,212 @@
+//! The stream of a slot, as messages: a task that reads, a task that tells the server how far everything is durable.
+//!
+//! They are two, so that an applier that is slow, or waits, does not keep the server from hearing that we live. What may
+//! not break: the server hears of no position that the applier has not called durable.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+
+use crate::map::HostName;
+use crate::mover::error::Error;
+use crate::pg::{ConnectOptions, Reader, ReplicationError, Writer, quote_ident, quote_literal};
+
+use super::wire::{self, Message};
+
+/// Messages that wait for the applier come in packs of what was read at once, about 64 KiB, and so many packs may wait.
+/// Beyond that the socket is not read, and the server waits.
+const PACKS: usize = 32;
+
+/// How often the server is told a position that has not changed. It believes us dead after `wal_sender_timeout`, a minute.
+const STATUS_EVERY: Duration = Duration::from_secs(1);
+
+/// Positions that change faster are told no more often than this.
+const STATUS_PAUSE: Duration = Duration::from_millis(100);
+
+/// What comes from the server.
+#[derive(Debug)]
+pub(crate) enum Frame {
+    /// A message of the stream, and how long it was.
+    Message(Message, usize),
+    /// Nothing more below this position: all that was committed before has been sent.
+    Alive {
+        /// The position.
+        wal_end: u64,
+    },
+}
+
+/// A stream that runs. Ends when dropped.
+pub(crate) struct Transport {
+    packs: mpsc::Receiver<Result<Vec<Frame>, Error>>,
+    durable: watch::Sender<u64>,
+    /// Where the server says its WAL ends.
+    wal_end: watch::Receiver<u64>,
+    reader: JoinHandle<()>,
+    writer: JoinHandle<()>,
+}
+
+/// Which stream.
+pub(crate) struct Source<'a> {
+    pub(crate) host: &'a HostName,
+    pub(crate) options: &'a ConnectOptions,
+    pub(crate) slot: &'a str,
+    pub(crate) publication: &'a str,
+}
+
+impl Transport {
+    /// Opens the stream at `from`; transactions whose commit record begins before it are not sent.
+    ///
+    /// Locks: none. The slot is active for this connection as long as it lives.
+    pub(crate) async fn start(source: &Source<'_>, from: u64) -> Result<Transport, Error> {
+        let failed = |error| failed(source.host, error);
+        let connection = source.options.replicate("pgshard mover").await.map_err(failed)?;
+        let command = format!(
+            "START_REPLICATION SLOT {} LOGICAL {:X}/{:X} (proto_version '1', publication_names {})",
+            quote_ident(source.slot),
+            from >> 32,
+            from & 0xffff_ffff,
+            quote_literal(&quote_ident(source.publication)),
+        );
+        let (reader, writer) = connection.start(&command).await.map_err(failed)?;
+        let (sender, packs) = mpsc::channel(PACKS);
+        let (durable, told) = watch::channel(from);
+        let (end, wal_end) = watch::channel(from);
+        let asked = Arc::new(Notify::new());
+        let reader = tokio::spawn(read(reader, source.host.clone(), sender, end, asked.clone()));
+        let writer = tokio::spawn(tell(writer, told, asked));
+        Ok(Transport { packs, durable, wal_end, reader, writer })
+    }
+
+    /// The next pack; at least one frame.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub(crate) async fn next(&mut self) -> Result<Vec<Frame>, Error> {
+        self.packs.recv().await.expect("the reader sends its error before it ends")
+    }
+
+    /// Whether a pack is there already.
+    pub(crate) fn has_more(&self) -> bool {
+        !self.packs.is_empty()
+    }
+
+    /// Everything below this position is durable at the target. Positions do not fall.
+    pub(crate) fn durable(&self, position: u64) {
+        self.durable.send_if_modified(|told| {
+            let higher = position > *told;
+            *told = position.max(*told);
+            higher
+        });
+    }
+
+    /// Where the server said last that its WAL ends.
+    pub(crate) fn wal_end(&self) -> u64 {
+        *self.wal_end.borrow()
+    }
+}
+
+impl Drop for Transport {
+    fn drop(&mut self) {
+        self.reader.abort();
+        self.writer.abort();
+    }
+}
+
+fn failed(host: &HostName, source: ReplicationError) -> Error {
+    Error::Replication { host: host.clone(), source }
+}
+
+async fn read(
+    mut reader: Reader,
+    host: HostName,
+    packs: mpsc::Sender<Result<Vec<Frame>, Error>>,
+    end: watch::Sender<u64>,
+    asked: Arc<Notify>,
+) {
+    loop {
+        let pack = pack(&mut reader, &host, &end, &asked).await;
+        let last = pack.is_err();
+        // Waits while the applier has enough. Nobody there any more: the stream was dropped.
+        if packs.send(pack).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+/// All that is here already, after waiting for the first.
+async fn pack(
+    reader: &mut Reader,
+    host: &HostName,
+    end: &watch::Sender<u64>,
+    asked: &Notify,
+) -> Result<Vec<Frame>, Error> {
+    let mut frames = Vec::new();
+    loop {
+        while let Some(message) = reader.buffered().map_err(|error| failed(host, error))? {
+            match message.tag {
+                b'd' => frames.extend(frame(message.body, host, end, asked)?),
+                // The server has ended the stream: it shuts down.
+                b'c' | b'C' => {
+                    let gone = std::io::ErrorKind::ConnectionAborted.into();
+                    return Err(failed(host, ReplicationError::Socket { to: host.to_string(), source: gone }));
+                }
+                _ => {}
+            }
+        }
+        if !frames.is_empty() {
+            return Ok(frames);
+        }
+        reader.fill().await.map_err(|error| failed(host, error))?;
+    }
+}
+
+fn frame(mut body: Bytes, host: &HostName, end: &watch::Sender<u64>, asked: &Notify) -> Result<Option<Frame>, Error> {
+    let malformed = |wire::Malformed { what }| Error::Malformed { host: host.clone(), what };
+    let short = |_| malformed(wire::Malformed { what: "a frame ends early" });
+    match body.try_get_u8().map_err(short)? {
+        b'w' => {
+            let (_start, wal_end, _at) = (
+                body.try_get_u64().map_err(short)?,
+                body.try_get_u64().map_err(short)?,
+                body.try_get_u64().map_err(short)?,
+            );
+            end.send_replace(wal_end.max(*end.borrow()));
+            let length = body.len();
+            Ok(Some(Frame::Message(wire::decode(body).map_err(malformed)?, length)))
+        }
+        b'k' => {
+            let (wal_end, _at) = (body.try_get_u64().map_err(short)?, body.try_get_u64().map_err(short)?);
+            let reply = body.try_get_u8().map_err(short)?;
+            end.send_replace(wal_end.max(*end.borrow()));
+            if reply != 0 {
+                asked.notify_one();
+            }
+            Ok(Some(Frame::Alive { wal_end }))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Ends with the connection; the reader finds out why.
+async fn tell(mut writer: Writer, mut durable: watch::Receiver<u64>, asked: Arc<Notify>) {
+    loop {
+        let position = *durable.borrow_and_update();
+        if writer.status(position).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(STATUS_PAUSE).await;
+        tokio::select! {
+            changed = durable.changed() => {
+                if changed.is_err() {
+                    let _ = writer.end().await;
+                    return;
+                }
+            }
+            () = asked.notified() => {}
+            () = tokio::time::sleep(STATUS_EVERY) => {}
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! The messages of pgoutput, protocol version 1, as PostgreSQL 13 to 18 send them.
+//! <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html>
+//!
+//! Pure. What may not break: no bytes make it panic, and a message is read to its end or refused.
+
+use bytes::{Buf, Bytes};
+
+/// One message of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Message {
+    /// A transaction begins. Transactions come one after the other, in the order of their commits.
+    Begin {
+        /// Where its commit record begins.
+        commit_lsn: u64,
+        /// The lower 32 bits of the top transaction's number.
+        xid: u32,
+        /// When it was committed: microseconds since 2000.
+        committed_at: i64,
+    },
+    /// It has ended.
+    Commit {
+        /// Where its commit record ends.
+        end_lsn: u64,
+    },
+    /// What the rows of a table that follow look like. Sent before the first and after each change of the table.
+    Relation(Relation),
+    /// A new row.
+    Insert { relation: u32, new: Row },
+    /// A row changed. `old` is there if its key changed, or if the replica identity is FULL.
+    Update { relation: u32, old: Option<Row>, new: Row },
+    /// A row is gone. All columns with replica identity FULL, else those of the key and nulls.
+    Delete { relation: u32, old: Row },
+    /// All rows of these tables are gone.
+    Truncate { relations: Vec<u32> },
+    /// What this stream has no use for: origins, types, messages.
+    Other,
+}
+
+/// A table as the stream knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Relation {
+    pub(crate) oid: u32,
+    pub(crate) schema: String,
+    pub(crate) name: String,
+    /// `d`, `n`, `f` or `i`, as in `pg_class.relreplident`.
+    pub(crate) identity: u8,
+    pub(crate) columns: Vec<Column>,
+}
+
+/// A column as the stream knows it. Generated columns and those that a publication leaves out do not come.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    pub(crate) in_key: bool,
+}
+
+/// The values of a row, one for each column of its relation.
+pub(crate) type Row = Vec<Value>;
+
+/// One value.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Value {
+    Null,
+    /// A value out of line that the statement did not touch; it is not sent.
+    Unchanged,
+    /// As the type's output function writes it.
+    Text(Bytes),
+}
+
+impl Value {
+    /// The bytes of the text; `None` for null and what was not sent.
+    pub(crate) fn text(&self) -> Option<&[u8]> {
+        match self {
+            Value::Text(text) => Some(text),
+            Value::Null | Value::Unchanged => None,
+        }
+    }
+}
+
+/// Bytes that are no message of pgoutput.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a message of the stream cannot be read: {what}")]
+pub(crate) struct Malformed {
+    pub(crate) what: &'static str,
+}
+
+/// Reads one message.
+pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
+    let mut rest = Input(message);
+    let decoded = match rest.byte()? {
+        b'B' => Message::Begin { commit_lsn: rest.u64()?, committed_at: rest.u64()? as i64, xid: rest.u32()? },
+        b'C' => {
+            let (_flags, _begin, end_lsn, _at) = (rest.byte()?, rest.u64()?, rest.u64()?, rest.u64()?);
+            Message::Commit { end_lsn }
+        }
+        b'R' => Message::Relation(rest.relation()?),
+        b'I' => {
+            let relation = rest.u32()?;
+            match rest.byte()? {
+                b'N' => Message::Insert { relation, new: rest.row()? },
+                _ => return Err(Malformed { what: "an insert without a row" }),
+            }
+        }
+        b'U' => {
+            let relation = rest.u32()?;
+            let mut kind = rest.byte()?;
+            let mut old = None;
+            if matches!(kind, b'K' | b'O') {
+                old = Some(rest.row()?);
+                kind = rest.byte()?;
+            }
+            if kind != b'N' {
+                return Err(Malformed { what: "an update without a row" });
+            }
+            Message::Update { relation, old, new: rest.row()? }
+        }
+        b'D' => {
+            let relation = rest.u32()?;
+            match rest.byte()? {
+                b'K' | b'O' => Message::Delete { relation, old: rest.row()? },
+                _ => return Err(Malformed { what: "a delete without a row" }),
+            }
+        }
+        b'T' => {
+            let (count, _options) = (rest.u32()?, rest.byte()?);
+            if rest.0.len() != count as usize * 4 {
+                return Err(Malformed { what: "a truncate with another number of tables than it says" });
+            }
+            Message::Truncate { relations: (0..count).map(|_| rest.u32()).collect::<Result<_, _>>()? }
+        }
+        b'O' | b'Y' | b'M' => return Ok(Message::Other),
+        _ => return Err(Malformed { what: "a kind of message that is not known" }),
+    };
+    if rest.0.has_remaining() {
+        return Err(Malformed { what: "bytes after the end of a message" });
+    }
+    Ok(decoded)
+}
+
+/// What of a message has not been read yet.
+struct Input(Bytes);
+
+const SHORT: Malformed = Malformed { what: "it ends early" };
+
+impl Input {
+    fn byte(&mut self) -> Result<u8, Malformed> {
+        self.0.try_get_u8().map_err(|_| SHORT)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.0.try_get_u16().map_err(|_| SHORT)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.0.try_get_u32().map_err(|_| SHORT)
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        self.0.try_get_u64().map_err(|_| SHORT)
+    }
+
+    fn name(&mut self) -> Result<String, Malformed> {
+        let end = self.0.iter().position(|byte| *byte == 0).ok_or(SHORT)?;
+        let name = self.0.split_to(end);
+        self.0.advance(1);
+        String::from_utf8(name.into()).map_err(|_| Malformed { what: "a name that is not UTF-8" })
+    }
+
+    fn relation(&mut self) -> Result<Relation, Malformed> {
+        let oid = self.u32()?;
+        let (schema, name) = (self.name()?, self.name()?);
+        let (identity, count) = (self.byte()?, self.u16()?);
+        let mut columns = Vec::new();
+        for _ in 0..count {
+            let in_key = self.byte()? & 1 != 0;
+            let name = self.name()?;
+            let (_type, _modifier) = (self.u32()?, self.u32()?);
+            columns.push(Column { name, in_key });
+        }
+        // PostgreSQL leaves the schema's name out where it is its own.
+        let schema = if schema.is_empty() { "pg_catalog".to_owned() } else { schema };
+        Ok(Relation { oid, schema, name, identity, columns })
+    }
+
+    fn row(&mut self) -> Result<Row, Malformed> {
+        let count = self.u16()?;
+        // Not more than there are bytes: the count is not believed before the values are there.
+        let mut row = Vec::with_capacity(usize::from(count).min(self.0.len()));
+        for _ in 0..count {
+            row.push(match self.byte()? {
+                b'n' => Value::Null,
+                b'u' => Value::Unchanged,
+                b't' => {
+                    let length = self.u32()? as usize;
+                    if length > self.0.len() {
+                        return Err(SHORT);
+                    }
+                    Value::Text(self.0.split_to(length))
+                }
+                _ => return Err(Malformed { what: "a value that is neither null nor text" }),
+            });
+        }
+        Ok(row)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::{BufMut, BytesMut};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A message by hand: its parts one after the other.
+    fn message(parts: &[&[u8]]) -> Bytes {
+        Bytes::from(parts.concat())
+    }
+
+    fn text(value: &str) -> Value {
+        Value::Text(Bytes::copy_from_slice(value.as_bytes()))
+    }
+
+    #[test]
+    fn transactions() {
+        let begin = message(&[b"B", &7u64.to_be_bytes(), &(-5i64).to_be_bytes(), &900u32.to_be_bytes()]);
+        assert_eq!(decode(begin), Ok(Message::Begin { commit_lsn: 7, xid: 900, committed_at: -5 }));
+        let commit = message(&[b"C\0", &7u64.to_be_bytes(), &9u64.to_be_bytes(), &[0; 8]]);
+        assert_eq!(decode(commit), Ok(Message::Commit { end_lsn: 9 }));
+    }
+
+    #[test]
+    fn a_relation() {
+        let parts: [&[u8]; 6] =
+            [b"R\0\0\0\x05s\0Na\xc3\xafve \"t\"\0f\0\x02", b"\x01id\0", &[0; 8], b"\0b\0", &[0; 8], b""];
+        let column = |name: &str, in_key| Column { name: name.to_owned(), in_key };
+        let relation = Relation {
+            oid: 5,
+            schema: "s".to_owned(),
+            name: "Naïve \"t\"".to_owned(),
+            identity: b'f',
+            columns: vec![column("id", true), column("b", false)],
+        };
+        assert_eq!(decode(message(&parts)), Ok(Message::Relation(relation)));
+    }
+
+    #[test]
+    fn changes() {
+        let row: &[u8] = b"\0\x03nut\0\0\0\x02hi";
+        let values = vec![Value::Null, Value::Unchanged, text("hi")];
+        let relation = 3;
+        let cases: [(&[&[u8]], Message); 6] = [
+            (&[b"I\0\0\0\x03N", row], Message::Insert { relation, new: values.clone() }),
+            (&[b"U\0\0\0\x03N", row], Message::Update { relation, old: None, new: values.clone() }),
+            (
+                &[b"U\0\0\0\x03K\0\x01t\0\0\0\x011N", row],
+                Message::Update { relation, old: Some(vec![text("1")]), new: values.clone() },
+            ),
+            (&[b"D\0\0\0\x03O", row], Message::Delete { relation, old: values.clone() }),
+            (&[b"T\0\0\0\x02\x01\0\0\0\x03\0\0\0\x04"], Message::Truncate { relations: vec![3, 4] }),
+            (&[b"O\0\0\0\0\0\0\0\0x\0"], Message::Other),
+        ];
+        for (parts, expected) in cases {
+            assert_eq!(decode(message(parts)), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        let cases: [(&[u8], &str); 7] = [
+            (b"", "it ends early"),
+            (b"?", "a kind of message that is not known"),
+            (b"I\0\0\0\x03K\0\0", "an insert without a row"),
+            (b"I\0\0\0\x03N\0\x01t\0\0\0\x09hi", "it ends early"),
+            (b"I\0\0\0\x03N\0\x01b\0\0\0\0", "a value that is neither null nor text"),
+            (b"I\0\0\0\x03N\0\x01nn", "bytes after the end of a message"),
+            (b"T\xff\xff\xff\xff\0\0\0\0\x03", "a truncate with another number of tables than it says"),
+        ];
+        for (bytes, what) in cases {
+            assert_eq!(decode(Bytes::copy_from_slice(bytes)), Err(Malformed { what }), "{bytes:?}");
+        }
+    }
+
+    fn encoded(row: &[Value]) -> BytesMut {
+        let mut out = BytesMut::new();
+        out.put_u16(row.len() as u16);
+        for value in row {
+            match value {
+                Value::Null => out.put_u8(b'n'),
+                Value::Unchanged => out.put_u8(b'u'),
+                Value::Text(text) => {
+                    out.put_u8(b't');
+                    out.put_u32(text.len() as u32);
+                    out.put_slice(text);
+                }
+            }
+        }
+        out
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            Just(Value::Null),
+            Just(Value::Unchanged),
+            proptest::collection::vec(any::<u8>(), 0..20).prop_map(|text| Value::Text(text.into())),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in "[BCRIUDTOYM]") {
+            let _ = decode(bytes.clone().into());
+            let _ = decode([kind.as_bytes(), &bytes].concat().into());
+        }
+
+        #[test]
+        fn no_message_that_is_cut_short_is_read(new in proptest::collection::vec(value(), 0..6), cut in 0.0..1.0f64) {
+            let whole = message(&[b"I\0\0\0\x03N", &encoded(&new)]);
+            prop_assert_eq!(decode(whole.clone()), Ok(Message::Insert { relation: 3, new }));
+            let cut = (whole.len() as f64 * cut) as usize;
+            prop_assert!(decode(whole.slice(..cut)).is_err());
+        }
+    }
+}

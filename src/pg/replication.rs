@@ -1,0 +1,428 @@
+//! A connection in replication mode, which `tokio_postgres` does not have: sockets, TLS and passwords as for ordinary
+//! connections, then replication commands and the stream of one slot.
+//!
+//! Only what a logical stream needs: it is a client of `START_REPLICATION`, and of commands that answer with a row.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use postgres_protocol::authentication::md5_hash;
+use postgres_protocol::authentication::sasl::{self, ScramSha256};
+use postgres_protocol::message::frontend;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_postgres::config::{ChannelBinding, Host};
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+
+use super::options::ConnectOptions;
+use super::password::{PasswordError, Wanted};
+use super::tls::{SslMode, TlsError};
+
+/// A message longer than this is none: PostgreSQL's own limit for one allocation.
+const LONGEST_MESSAGE: usize = 0x3fff_ffff;
+
+/// Room that is read into at once.
+const READ_BYTES: usize = 64 * 1024;
+
+/// Why a replication connection cannot be opened, or broke.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplicationError {
+    /// The password cannot be read.
+    #[error("no password for {to}")]
+    Password {
+        /// `user@address/database`.
+        to: String,
+        /// Why not.
+        source: PasswordError,
+    },
+    /// TLS cannot be set up.
+    #[error("no TLS for {to}")]
+    Tls {
+        /// `user@address/database`.
+        to: String,
+        /// Why not.
+        source: TlsError,
+    },
+    /// The socket failed.
+    #[error("the replication connection to {to} broke")]
+    Socket {
+        /// `user@address/database`.
+        to: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The server refused, or ended the stream.
+    #[error("{to} refused: {message} ({code})")]
+    Refused {
+        /// `user@address/database`.
+        to: String,
+        /// The SQLSTATE.
+        code: String,
+        /// The server's words.
+        message: String,
+    },
+    /// Something that this client does not speak.
+    #[error("{to}: {what}")]
+    Unsupported {
+        /// `user@address/database`.
+        to: String,
+        /// What.
+        what: String,
+    },
+    /// The server did not answer in time.
+    #[error("{to} did not answer within {timeout_ms} ms")]
+    TimedOut {
+        /// `user@address/database`.
+        to: String,
+        /// The limit.
+        timeout_ms: u128,
+    },
+}
+
+impl ReplicationError {
+    /// The server's SQLSTATE, if it was the server that refused.
+    pub fn code(&self) -> Option<&str> {
+        match self {
+            ReplicationError::Refused { code, .. } => Some(code),
+            _ => None,
+        }
+    }
+}
+
+/// Anything that bytes go over: a socket, or TLS on one.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// One message of the server: its tag and what follows the length.
+pub(crate) struct Message {
+    pub(crate) tag: u8,
+    pub(crate) body: Bytes,
+}
+
+/// A connection in replication mode, idle.
+pub(crate) struct Replication {
+    reader: Reader,
+    writer: Writer,
+}
+
+/// The half that messages come from.
+pub(crate) struct Reader {
+    to: String,
+    socket: ReadHalf<Box<dyn Stream>>,
+    buffer: BytesMut,
+}
+
+/// The half that messages go to.
+pub(crate) struct Writer {
+    to: String,
+    socket: WriteHalf<Box<dyn Stream>>,
+}
+
+impl ConnectOptions {
+    /// Opens a connection in replication mode to the host's primary: of several addresses, the first that takes it and is
+    /// not in recovery.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the socket.
+    pub(crate) async fn replicate(&self, application_name: &str) -> Result<Replication, ReplicationError> {
+        let count = self.addresses().len().max(1);
+        let mut failed = None;
+        for index in 0..count {
+            let limit = self.config.get_connect_timeout().copied().unwrap_or(Self::CONNECT_TIMEOUT) * 2;
+            let opened = tokio::time::timeout(limit, self.replicate_with(index, application_name)).await;
+            let opened = opened.unwrap_or_else(|_| {
+                Err(ReplicationError::TimedOut { to: self.to_string(), timeout_ms: limit.as_millis() })
+            });
+            match opened {
+                Ok(mut connection) => {
+                    if count == 1
+                        || connection.value("SELECT pg_catalog.pg_is_in_recovery()").await?.as_deref() != Some("t")
+                    {
+                        return Ok(connection);
+                    }
+                    let what = format!("address {} of it is a standby", index + 1);
+                    failed = Some(ReplicationError::Unsupported { to: self.to_string(), what });
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        Err(failed.expect("at least one address was tried"))
+    }
+
+    async fn replicate_with(&self, index: usize, application_name: &str) -> Result<Replication, ReplicationError> {
+        let to = self.to_string();
+        let socket = |source| ReplicationError::Socket { to: self.to_string(), source };
+        let (stream, host) = self.open_socket(index).await?;
+        let (reader, writer) = tokio::io::split(stream);
+        let reader = Reader { to: to.clone(), socket: reader, buffer: BytesMut::with_capacity(READ_BYTES) };
+        let mut connection = Replication { reader, writer: Writer { to, socket: writer } };
+        let name = self.config.get_application_name().unwrap_or(application_name);
+        let mut parameters = vec![
+            ("user", self.user()),
+            ("database", self.database()),
+            ("replication", "database"),
+            ("client_encoding", "UTF8"),
+            ("application_name", name),
+        ];
+        // The texts of values, as in every session of a mover.
+        let options = format!(
+            "{} -c datestyle=ISO,YMD -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=1 \
+             -c bytea_output=hex -c xmloption=content -c lc_monetary=C",
+            self.config.get_options().unwrap_or_default()
+        );
+        parameters.push(("options", options.trim()));
+        let mut buffer = BytesMut::new();
+        frontend::startup_message(parameters, &mut buffer).map_err(socket)?;
+        connection.writer.send(&buffer).await?;
+        connection.authenticate(self, &host, index).await?;
+        Ok(connection)
+    }
+
+    /// The socket, with TLS as the options ask for, and the name that it was opened with.
+    async fn open_socket(&self, index: usize) -> Result<(Box<dyn Stream>, String), ReplicationError> {
+        let failed = |source| ReplicationError::Socket { to: self.to_string(), source };
+        let port = self.port(index);
+        // As libpq: `hostaddr` says where to, `host` what name the certificate must have.
+        let address = self.config.get_hostaddrs().get(index).map(ToString::to_string);
+        let name = match self.config.get_hosts().get(index) {
+            Some(Host::Unix(folder)) => {
+                let path = folder.join(format!(".s.PGSQL.{port}"));
+                let stream = UnixStream::connect(path).await.map_err(failed)?;
+                return Ok((Box::new(stream), folder.display().to_string()));
+            }
+            Some(Host::Tcp(name)) => name.clone(),
+            None => address.clone().unwrap_or_default(),
+        };
+        let stream = TcpStream::connect((address.as_deref().unwrap_or(&name), port)).await.map_err(failed)?;
+        stream.set_nodelay(true).map_err(failed)?;
+        self.keep_alive(&stream).map_err(|error| failed(error.into()))?;
+        if self.tls.mode == SslMode::Disable {
+            return Ok((Box::new(stream), name));
+        }
+        let mut stream = stream;
+        let mut request = BytesMut::new();
+        frontend::ssl_request(&mut request);
+        stream.write_all(&request).await.map_err(failed)?;
+        let mut answer = [0];
+        stream.read_exact(&mut answer).await.map_err(failed)?;
+        if answer != *b"S" {
+            if self.tls.mode == SslMode::Prefer {
+                return Ok((Box::new(stream), name));
+            }
+            let what = "the server does not support TLS".to_owned();
+            return Err(ReplicationError::Unsupported { to: self.to_string(), what });
+        }
+        let mut tls = self.tls.connector().map_err(|source| ReplicationError::Tls { to: self.to_string(), source })?;
+        let connect = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut tls, &name);
+        let connect = connect.map_err(|error| failed(io::Error::other(error)))?;
+        Ok((Box::new(connect.connect(stream).await.map_err(failed)?), name))
+    }
+
+    /// The kernel's settings that `tokio_postgres` makes from the same options.
+    fn keep_alive(&self, stream: &TcpStream) -> rustix::io::Result<()> {
+        use rustix::net::sockopt;
+        sockopt::set_socket_keepalive(stream, self.config.get_keepalives())?;
+        sockopt::set_tcp_keepidle(stream, self.config.get_keepalives_idle())?;
+        if let Some(interval) = self.config.get_keepalives_interval() {
+            sockopt::set_tcp_keepintvl(stream, interval)?;
+        }
+        if let Some(retries) = self.config.get_keepalives_retries() {
+            sockopt::set_tcp_keepcnt(stream, retries)?;
+        }
+        if let Some(timeout) = self.config.get_tcp_user_timeout() {
+            sockopt::set_tcp_user_timeout(stream, u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX))?;
+        }
+        Ok(())
+    }
+}
+
+impl Replication {
+    async fn authenticate(
+        &mut self,
+        options: &ConnectOptions,
+        host: &str,
+        index: usize,
+    ) -> Result<(), ReplicationError> {
+        let to = options.to_string();
+        let unsupported = |what: &str| ReplicationError::Unsupported { to: to.clone(), what: what.to_owned() };
+        let broken = |source| ReplicationError::Socket { to: to.clone(), source };
+        let password = || {
+            let wanted = Wanted { host, port: options.port(index), database: options.database(), user: options.user() };
+            let read = options.password.read(&wanted);
+            read.map_err(|source| ReplicationError::Password { to: to.clone(), source })?
+                .ok_or_else(|| unsupported("the server asks for a password and none is given"))
+        };
+        let mut scram: Option<ScramSha256> = None;
+        loop {
+            let mut message = self.reader.answer().await?;
+            match message.tag {
+                b'Z' => return Ok(()),
+                b'R' if message.body.len() >= 4 => {}
+                // Parameters, the key for a cancel, notices.
+                _ => continue,
+            }
+            let mut out = BytesMut::new();
+            match message.body.get_u32() {
+                0 => continue,
+                3 => frontend::password_message(password()?.as_bytes(), &mut out).map_err(broken)?,
+                5 if message.body.len() == 4 => {
+                    let salt = message.body.get_u32().to_be_bytes();
+                    let hash = md5_hash(options.user().as_bytes(), password()?.as_bytes(), salt);
+                    frontend::password_message(hash.as_bytes(), &mut out).map_err(broken)?;
+                }
+                10 => {
+                    if options.config.get_channel_binding() == ChannelBinding::Require {
+                        return Err(unsupported("channel_binding=require is not possible on a replication connection"));
+                    }
+                    if !message.body.split(|byte| *byte == 0).any(|name| name == b"SCRAM-SHA-256") {
+                        return Err(unsupported("the server offers no way to authenticate that is known here"));
+                    }
+                    let first = ScramSha256::new(password()?.as_bytes(), sasl::ChannelBinding::unsupported());
+                    frontend::sasl_initial_response("SCRAM-SHA-256", first.message(), &mut out).map_err(broken)?;
+                    scram = Some(first);
+                }
+                11 => {
+                    let state = scram.as_mut().ok_or_else(|| unsupported("SASL went on before it began"))?;
+                    state.update(&message.body).map_err(broken)?;
+                    frontend::sasl_response(state.message(), &mut out).map_err(broken)?;
+                }
+                12 => {
+                    let state = scram.as_mut().ok_or_else(|| unsupported("SASL ended before it began"))?;
+                    state.finish(&message.body).map_err(broken)?;
+                    continue;
+                }
+                _ => return Err(unsupported("the server asks for a way to authenticate that is not known here")),
+            }
+            self.writer.send(&out).await?;
+        }
+    }
+
+    /// A command that answers with at most one row; its first column.
+    pub(crate) async fn value(&mut self, command: &str) -> Result<Option<String>, ReplicationError> {
+        self.writer.query(command).await?;
+        let mut value = None;
+        loop {
+            let mut message = self.reader.answer().await?;
+            match message.tag {
+                b'Z' => return Ok(value),
+                b'D' if message.body.len() >= 6 && message.body.get_u16() > 0 => {
+                    let length = message.body.get_i32();
+                    if let Ok(length) = usize::try_from(length)
+                        && length <= message.body.len()
+                    {
+                        value = Some(String::from_utf8_lossy(&message.body[..length]).into_owned());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Starts a stream: `command` is a START_REPLICATION. From here on the halves are used by themselves.
+    pub(crate) async fn start(mut self, command: &str) -> Result<(Reader, Writer), ReplicationError> {
+        self.writer.query(command).await?;
+        while self.reader.answer().await?.tag != b'W' {}
+        Ok((self.reader, self.writer))
+    }
+}
+
+impl Reader {
+    /// The next message; an error of the server as an error.
+    async fn answer(&mut self) -> Result<Message, ReplicationError> {
+        loop {
+            if let Some(message) = self.buffered()? {
+                return Ok(message);
+            }
+            self.fill().await?;
+        }
+    }
+
+    /// Waits until something has come.
+    ///
+    /// # Cancel safety
+    /// Nothing that came is lost.
+    pub(crate) async fn fill(&mut self) -> Result<(), ReplicationError> {
+        self.buffer.reserve(READ_BYTES);
+        let read = self.socket.read_buf(&mut self.buffer).await;
+        let broken = |source| ReplicationError::Socket { to: self.to.clone(), source };
+        match read.map_err(broken)? {
+            0 => Err(broken(io::ErrorKind::UnexpectedEof.into())),
+            _ => Ok(()),
+        }
+    }
+
+    /// A message that is here already.
+    pub(crate) fn buffered(&mut self) -> Result<Option<Message>, ReplicationError> {
+        let Some(header) = self.buffer.get(..5) else { return Ok(None) };
+        let tag = header[0];
+        let length = u32::from_be_bytes([header[1], header[2], header[3], header[4]]) as usize;
+        if !(4..=LONGEST_MESSAGE).contains(&length) {
+            let what = format!("a message of {length} bytes came, which cannot be");
+            return Err(ReplicationError::Unsupported { to: self.to.clone(), what });
+        }
+        if self.buffer.len() < 1 + length {
+            return Ok(None);
+        }
+        self.buffer.advance(5);
+        let body = self.buffer.split_to(length - 4).freeze();
+        if tag == b'E' {
+            return Err(refusal(&self.to, &body));
+        }
+        Ok(Some(Message { tag, body }))
+    }
+}
+
+impl Writer {
+    async fn query(&mut self, command: &str) -> Result<(), ReplicationError> {
+        let mut buffer = BytesMut::new();
+        let failed = |source| ReplicationError::Socket { to: self.to.clone(), source };
+        frontend::query(command, &mut buffer).map_err(failed)?;
+        self.send(&buffer).await
+    }
+
+    /// Says how far everything is durable, on a stream that runs. `reply`: the server shall answer at once.
+    pub(crate) async fn status(&mut self, durable: u64) -> Result<(), ReplicationError> {
+        let mut data = Vec::with_capacity(34);
+        data.push(b'r');
+        for _written_flushed_applied in 0..3 {
+            data.extend_from_slice(&durable.to_be_bytes());
+        }
+        // The time of day, by which the server only shows how old this is.
+        let since_2000 = Duration::from_secs(946_684_800);
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let now = i64::try_from(now.saturating_sub(since_2000).as_micros()).unwrap_or(i64::MAX);
+        data.extend_from_slice(&now.to_be_bytes());
+        data.push(0);
+        let mut buffer = BytesMut::new();
+        let failed = |source| ReplicationError::Socket { to: self.to.clone(), source };
+        frontend::CopyData::new(&data[..]).map_err(failed)?.write(&mut buffer);
+        self.send(&buffer).await
+    }
+
+    /// Ends the stream and the session.
+    pub(crate) async fn end(&mut self) -> Result<(), ReplicationError> {
+        let mut buffer = BytesMut::new();
+        frontend::copy_done(&mut buffer);
+        frontend::terminate(&mut buffer);
+        self.send(&buffer).await
+    }
+
+    async fn send(&mut self, bytes: &[u8]) -> Result<(), ReplicationError> {
+        let failed = |source| ReplicationError::Socket { to: self.to.clone(), source };
+        self.socket.write_all(bytes).await.map_err(failed)?;
+        self.socket.flush().await.map_err(failed)
+    }
+}
+
+/// An ErrorResponse: fields of a letter and a text, ended by zero bytes.
+fn refusal(to: &str, body: &[u8]) -> ReplicationError {
+    let field = |letter: u8| {
+        let mut fields = body.split(|byte| *byte == 0);
+        let found = fields.find(|field| field.first() == Some(&letter));
+        found.map(|field| String::from_utf8_lossy(&field[1..]).into_owned()).unwrap_or_default()
+    };
+    ReplicationError::Refused { to: to.to_owned(), code: field(b'C'), message: field(b'M') }
+}
