@@ -17,6 +17,7 @@ use super::journal::Entry;
 use super::names::{MoveId, Names};
 use super::session::Session;
 use super::state::Phase;
+use super::stream::slot;
 use super::{Mover, Report, ShardReport, border, step};
 
 /// Something that [`Mover::gc`] put right.
@@ -252,8 +253,21 @@ impl CleanupReport {
     }
 }
 
-/// Drops the schemas of moves that have ended. One that cannot be dropped now is in the report, and the others go on.
+/// Drops slots and publications, and then schemas, of moves that have ended. One that cannot be dropped now is in the
+/// report, and the others go on.
 async fn sweep(mover: &Mover, session: &Session, report: &mut CleanupReport) -> Result<(), Error> {
+    // Slots first: they keep WAL.
+    for kind in ["slot", "publication"] {
+        for (name, of) in ledger(session, kind).await? {
+            let dropped = match group_ended(session, &of).await {
+                Ok(true) if kind == "slot" => slot::drop_slot(session, &name).await.map(|()| true),
+                Ok(true) => slot::drop_publication(session, &name).await.map(|()| true),
+                other => other,
+            };
+            let what = format!("dropped the {kind} {name}, left by the move {}", of.id);
+            report.add(&session.host, of.shard, &what, dropped);
+        }
+    }
     for kind in ["incoming", "signpost", "left", "old signpost"] {
         for (name, of) in ledger(session, kind).await? {
             let dropped = match has_ended(mover, session, kind, &of).await {
@@ -265,6 +279,11 @@ async fn sweep(mover: &Mover, session: &Session, report: &mut CleanupReport) -> 
         }
     }
     Ok(())
+}
+
+/// Whether no shard of the move that goes from here is under way.
+async fn group_ended(session: &Session, of: &Of) -> Result<bool, Error> {
+    Ok(session.entries(Some(of.id)).await?.iter().all(|entry| entry.phase.is_ended()))
 }
 
 async fn has_ended(mover: &Mover, session: &Session, kind: &str, of: &Of) -> Result<bool, Error> {

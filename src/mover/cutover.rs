@@ -22,7 +22,7 @@ const CLOSE: Duration = Duration::from_millis(250);
 /// How long a mover waits for the stream to be close, before each attempt to fence.
 const CLOSE_WITHIN: Duration = Duration::from_secs(600);
 
-impl Driver<'_> {
+impl<'a> Driver<'a> {
     /// The target as the source was a moment ago, compared with it.
     pub(super) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
         let began = Instant::now();
@@ -170,7 +170,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    fn following(&self) -> Result<&Follower, Error> {
+    fn following(&self) -> Result<&'a Follower, Error> {
         self.follower.ok_or(Error::Interrupted { shard: self.work.hold.shard })
     }
 

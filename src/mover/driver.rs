@@ -1,6 +1,7 @@
 //! The loop of a move: observe, ask [`state::next`](super::state::next), run the step, again. Claim, resume and abort are
 //! this loop from different starts.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -21,7 +22,8 @@ use super::options::{Event, Options};
 use super::session::Session;
 use super::state::{self, Goal, Mode, Step};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
-use super::{Mover, ShardReport};
+use super::stream::Follower;
+use super::{Mover, ShardReport, group};
 
 /// One shard's part of a move, before anybody works on it.
 #[derive(Clone, Debug)]
@@ -58,10 +60,25 @@ impl Part {
     }
 }
 
-/// Works on the parts, `options.jobs` at a time, and gives each one's end in the order of the shards.
+/// Works on the parts, `options.jobs` at a time, and gives each one's end in the order of the shards. Those that are copied
+/// while they are open share what reads their source.
 pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(ShardId, Result<ShardReport, Error>)> {
     let jobs = mover.options.jobs.max(1);
-    let each = stream::iter(parts).map(|part| async move {
+    let mut groups: BTreeMap<(HostName, HostName), Vec<Part>> = BTreeMap::new();
+    let mut single = Vec::new();
+    for part in parts {
+        if goal == Goal::Finish && part.mode == Mode::Online {
+            groups.entry((part.source.clone(), part.target.clone())).or_default().push(part);
+        } else {
+            single.push(part);
+        }
+    }
+    // An abort takes each shard back by itself; what they shared is dropped after the last of them.
+    let shared: BTreeSet<(HostName, MoveId)> = match goal {
+        Goal::Abort => single.iter().filter(|part| part.mode == Mode::Online).map(|part| (part.source.clone(), part.id)).collect(),
+        Goal::Finish => BTreeSet::new(),
+    };
+    let each = stream::iter(single).map(|part| async move {
         let shard = part.shard;
         let outcome = part_to_end(mover, &part, goal).await;
         if let Err(error) = &outcome {
@@ -69,8 +86,16 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(Sh
         }
         (shard, outcome)
     });
-    let mut ends: Vec<_> = each.buffer_unordered(jobs).collect().await;
+    let groups = futures_util::future::join_all(groups.into_values().map(|parts| group::work(mover, parts)));
+    let (mut ends, grouped) = tokio::join!(each.buffer_unordered(jobs).collect::<Vec<_>>(), groups);
+    ends.extend(grouped.into_iter().flatten());
     ends.sort_by_key(|(shard, _)| *shard);
+    for (source, id) in shared {
+        let tidied = async { group::tidy_up(&mover.options, &mover.hosts.open(&source).await?, id).await };
+        if let Err(error) = tidied.await {
+            tracing::warn!(host = %source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
+        }
+    }
     ends
 }
 
@@ -516,7 +541,7 @@ impl<'a> Driver<'a> {
         let store: &dyn MapStore = &*self.mover.store;
         // Where somebody else has opened it, the pause was over before we looked.
         let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
-        self.work.publish(store, pause).await
+        self.work.publish(store, pause, self.built.as_ref().map(|built| &built.creation)).await
     }
 
     /// A stop was asked for: the shard is left as it can be used, and the move as it can be resumed.

@@ -1,5 +1,6 @@
 //! What can go wrong with a move.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::map::HostName;
@@ -248,6 +249,14 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// What the shards of a group share failed: connections, publication, slot or stream. The source serves.
+    #[error("shard {shard} is left where it is")]
+    Group {
+        /// The shard.
+        shard: ShardId,
+        /// What failed.
+        source: Arc<Error>,
+    },
     /// A failpoint that a test set.
     #[error("failpoint {name:?}")]
     Failpoint {
@@ -259,6 +268,9 @@ pub enum Error {
 impl Error {
     /// Whether `resume` may get further: everything but a refusal, a contradiction, and a wrong question.
     pub fn can_be_resumed(&self) -> bool {
+        if let Error::Group { source, .. } = self {
+            return source.can_be_resumed();
+        }
         !matches!(
             self,
             Error::Refused { .. }

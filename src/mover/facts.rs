@@ -7,6 +7,7 @@ use crate::schema::catalog::Namespace;
 use crate::shard::{SchemaPrefix, ShardId};
 
 use super::border;
+use super::chunk::table;
 use super::ddl::{self, Creation, Target};
 use super::error::Error;
 use super::names::{MoveId, Names};
@@ -27,6 +28,22 @@ pub(crate) struct HostFacts {
     pub(crate) cluster: String,
     pub(crate) may_create: bool,
     pub(crate) in_recovery: bool,
+    pub(crate) stream: StreamFacts,
+}
+
+/// What a host offers to whoever wants to read its changes.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamFacts {
+    /// `minimal`, `replica` or `logical`.
+    pub(crate) wal_level: String,
+    /// Whether the role has REPLICATION, or may do everything.
+    pub(crate) may_replicate: bool,
+    /// Slots that can still be made.
+    pub(crate) free_slots: i64,
+    /// Walsenders that can still be started.
+    pub(crate) free_senders: i64,
+    /// Whether prepared transactions are open in any database: a slot's creation waits for them.
+    pub(crate) prepared: i64,
 }
 
 /// A row of `pgshard.shard`.
@@ -77,6 +94,8 @@ pub(crate) struct ShardFacts {
     pub(crate) in_the_way: Vec<String>,
     /// What the source's catalogs have against it.
     pub(crate) at_source: Vec<Refusal>,
+    /// What its tables have against being copied while they are written to.
+    pub(crate) against_online: Vec<Refusal>,
     /// What is missing at the target.
     pub(crate) at_target: Vec<Refusal>,
     pub(crate) creation: Option<Creation>,
@@ -96,6 +115,7 @@ impl Default for ShardFacts {
             incoming: None,
             in_the_way: Vec::new(),
             at_source: Vec::new(),
+            against_online: Vec::new(),
             at_target: Vec::new(),
             creation: None,
             tables: 0,
@@ -119,7 +139,11 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
     }
     let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
             d.datcollate::text || '/' || d.datctype::text, has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
-            (SELECT format('%s shards, epoch %s ms, prefix %s', shards, epoch_ms, schema_prefix) FROM pgshard.cluster)
+            (SELECT format('%s shards, epoch %s ms, prefix %s', shards, epoch_ms, schema_prefix) FROM pgshard.cluster),
+            current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+            current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM pg_replication_slots),
+            current_setting('max_wal_senders')::bigint - (SELECT count(*) FROM pg_stat_replication),
+            (SELECT count(*) FROM pg_prepared_xacts)
         FROM pg_database d WHERE d.datname = current_database()";
     let row = session.row(what, sql, &[]).await?;
     let Some(cluster) = row.get::<_, Option<String>>(6) else { return Ok(Err(not_bootstrapped())) };
@@ -132,6 +156,13 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         may_create: row.get(4),
         in_recovery: row.get(5),
         cluster,
+        stream: StreamFacts {
+            wal_level: row.get(7),
+            may_replicate: row.get(8),
+            free_slots: row.get(9),
+            free_senders: row.get(10),
+            prepared: row.get(11),
+        },
     }))
 }
 
@@ -220,6 +251,7 @@ pub(crate) async fn of_shard(
     let size = source.row(what, sql, &[&oid]).await?;
     (facts.bytes, facts.tables) = (size.get(0), size.get::<_, i64>(1) as usize);
     facts.locks = locks(source, oid).await?;
+    facts.against_online = table::online_refusals(&table::shapes(source, oid).await?);
     let schema_facts = step::facts(source, &Namespace::Oid(oid)).await?;
     let wanted = Target { schema: &names.incoming(), final_schema: schema, version: version(target).await? };
     match ddl::create(&schema_facts, &wanted) {

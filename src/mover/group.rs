@@ -5,8 +5,8 @@
 //! first row is copied and until the last shard of the group has ended; rows that were copied under a slot that is gone
 //! are copied again.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -15,16 +15,22 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-use super::driver::{self, Driver, Part, Signed, Until, begin, chain, connect, sign};
+use super::chunk::table;
+use super::driver::{Driver, Part, Signed, Until, begin, chain, connect, sign};
 use super::error::Error;
 use super::heartbeat::Heartbeat;
 use super::journal::{Hold, Note};
 use super::names::MoveId;
-use super::options::Event;
+use super::options::{Event, Options};
 use super::session::Session;
 use super::state::{Goal, Phase};
-use super::stream::{Follower, slot};
-use super::{Mover, ShardReport};
+use super::step::{Blueprint, ShardMove};
+use super::stream::Follower;
+use super::stream::slot::{self, Direction};
+use super::{Mover, ShardReport, facts};
+
+/// How long the slot's creation waits for the transactions that are under way on its server.
+const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
 type End = (ShardId, Result<ShardReport, Error>);
 
@@ -61,47 +67,78 @@ struct Group<'a> {
     first: ShardId,
 }
 
+/// A shard that is this mover's, and what its target was built from, if this mover built it.
+struct Held {
+    part: Part,
+    built: Option<Blueprint>,
+}
+
 impl<'a> Group<'a> {
     async fn run(&self, parts: Vec<Part>) -> Result<Vec<End>, Error> {
-        let heartbeat = Heartbeat::start(self.session(&self.source).await?, self.mover.options.leases);
+        let session = self.session(&self.source).await?;
+        session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
+        let heartbeat = Heartbeat::start(session, self.mover.options.leases);
         let mut ends = Vec::new();
-        let mut drives = Vec::new();
-        for begun in self.begin(parts, &heartbeat).await {
-            match begun {
-                Ok(drive) => drives.push(drive),
-                Err(end) => ends.push(end),
-            }
+        let mut held = self.each(&mut ends, parts, async |part| self.begin(part, &heartbeat).await).await;
+        let streamed = async {
+            let source = self.session(&self.source).await?;
+            let position = self.slot(&source, &mut held, &mut ends, &heartbeat).await?;
+            self.load(&mut held, &mut ends, &heartbeat, position).await?;
+            let follower = self.follow(&held).await?;
+            let cut_over = std::mem::take(&mut held);
+            let rest = self.each(&mut ends, cut_over, async |held| self.cut_over(held, &heartbeat, &follower).await).await;
+            debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
+            follower.stop().await;
+            tidy_up(&self.mover.options, &source, self.id).await
+        };
+        if let Err(error) = streamed.await {
+            ends.extend(self.all_failed(held, error, &heartbeat).await);
         }
-        if !drives.is_empty() {
-            ends.extend(self.stream(drives).await);
-        }
-        self.tidy_up().await;
         Ok(ends)
     }
 
-    /// Comes by every shard, and does all that can be done without the stream: a shard that is new is prepared, one that
-    /// is fenced and was not drained is served again, one that is decided is opened.
-    async fn begin(
+    /// Does the same with each, a few at a time. Gives those that go on; the ends of the others are put to the ends.
+    async fn each<I, O>(
         &self,
-        parts: Vec<Part>,
-        heartbeat: &'a Heartbeat,
-    ) -> Vec<Result<Driver<'a>, End>> {
-        let begun = stream::iter(parts).map(|part| async move {
-            let shard = part.shard;
-            if self.mover.is_stopped() {
-                return Err((shard, Err(Error::Interrupted { shard })));
+        ends: &mut Vec<End>,
+        items: Vec<I>,
+        work: impl AsyncFn(I) -> Result<O, End>,
+    ) -> Vec<O> {
+        let outcomes: Vec<_> =
+            stream::iter(items).map(|item| work(item)).buffer_unordered(self.mover.options.jobs.max(1)).collect().await;
+        let mut go_on = Vec::new();
+        for outcome in outcomes {
+            match outcome {
+                Ok(item) => go_on.push(item),
+                Err(end) => ends.push(end),
             }
-            let hold = Hold { id: self.id, shard, lease: self.lease };
-            let work = async {
-                let work = connect(self.mover, &part, hold).await?;
-                begin(&work, heartbeat, &part).await?;
-                Ok::<_, Error>(work)
-            };
-            let work = work.await.map_err(|error| self.failed(shard, error))?;
-            let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-            self.drive(&mut drive, Until::Stream).await.map_or(Ok(drive), Err)
-        });
-        begun.buffer_unordered(self.mover.options.jobs.max(1)).collect().await
+        }
+        go_on
+    }
+
+    /// Comes by a shard, and does all that can be done without the stream: one that is new is prepared, one that is fenced
+    /// and was not drained is served again, one that is decided is opened.
+    async fn begin(&self, part: Part, heartbeat: &Heartbeat) -> Result<Held, End> {
+        let shard = part.shard;
+        if self.mover.is_stopped() {
+            return Err((shard, Err(Error::Interrupted { shard })));
+        }
+        let work = async {
+            let work = connect(self.mover, &part, self.hold(shard)).await?;
+            begin(&work, heartbeat, &part).await?;
+            Ok::<_, Error>(work)
+        };
+        let work = work.await.map_err(|error| self.failed(shard, error))?;
+        self.go_on(Held { part, built: None }, work, heartbeat).await
+    }
+
+    /// As far as it goes without the stream.
+    async fn go_on(&self, held: Held, work: ShardMove<'_>, heartbeat: &Heartbeat) -> Result<Held, End> {
+        let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
+        match self.drive(&mut drive, Until::Stream).await {
+            Some(end) => Err(end),
+            None => Ok(Held { built: drive.built.or(held.built), ..held }),
+        }
     }
 
     /// Drives a shard, and ends this mover's work with it if that is the shard's end.
@@ -120,8 +157,126 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// Publication and slot: made before anything is copied, or found. What was copied under a slot that is gone is copied
+    /// again. Gives the position from which the slot sends changes.
+    async fn slot(
+        &self,
+        source: &Session,
+        held: &mut Vec<Held>,
+        ends: &mut Vec<End>,
+        heartbeat: &Heartbeat,
+    ) -> Result<u64, Error> {
+        let name = slot::stream_name(self.id, Direction::Forward);
+        let owner = slot::Owner { name: &name, id: self.id, shard: self.first };
+        let there = slot::slot_state(source, &name).await?;
+        let lost = there.as_ref().is_some_and(|state| state.wal_status.as_deref() == Some("lost"));
+        if lost {
+            tracing::warn!(slot = name, host = %self.source, "the server has dropped WAL that the slot needs: the shards are copied again");
+            slot::drop_slot(source, &name).await?;
+        }
+        if there.is_none() || lost {
+            let entries = source.entries(Some(self.id)).await?;
+            let began = |held: &Held| {
+                entries.iter().any(|entry| entry.shard == held.part.shard && entry.phase > Phase::Prepared)
+            };
+            let (again, rest) = std::mem::take(held).into_iter().partition(began);
+            *held = rest;
+            held.extend(self.each(ends, again, async |held| self.prepare_again(held, heartbeat).await).await);
+        }
+        let mut tables = Vec::new();
+        for one in held.iter() {
+            let schema = self.mover.prefix.schema(one.part.shard);
+            if let Some(oid) = facts::schema_oid(source, &schema).await? {
+                tables.extend(table::shapes(source, oid).await?.into_iter().map(|shape| (schema.clone(), shape.name)));
+            }
+        }
+        self.at("before publication")?;
+        slot::create_publication(source, owner, &tables).await?;
+        self.at("after publication")?;
+        let position = slot::create_slot(source, owner, SLOT_PATIENCE).await?;
+        self.at("after slot")?;
+        Ok(position)
+    }
+
+    /// Back to the beginning with a shard whose changes since its copy are not known any more.
+    async fn prepare_again(&self, held: Held, heartbeat: &Heartbeat) -> Result<Held, End> {
+        let shard = held.part.shard;
+        let work = async {
+            let work = connect(self.mover, &held.part, self.hold(shard)).await?;
+            work.source.advance(work.hold, Phase::Claimed, &Note::default()).await?;
+            Ok::<_, Error>(work)
+        };
+        let work = work.await.map_err(|error| self.failed(shard, error))?;
+        self.go_on(held, work, heartbeat).await
+    }
+
+    async fn load(&self, held: &mut Vec<Held>, ends: &mut Vec<End>, heartbeat: &Heartbeat, position: u64) -> Result<(), Error> { Ok(()) }
+    async fn follow(&self, held: &[Held]) -> Result<Follower, Error> { Ok(Follower) }
+
+    /// From the last changes to the end.
+    async fn cut_over(&self, held: Held, heartbeat: &Heartbeat, follower: &Follower) -> Result<(), End> {
+        let shard = held.part.shard;
+        let work = connect(self.mover, &held.part, self.hold(shard)).await;
+        let work = match work {
+            Ok(work) => work,
+            Err(error) => return Err(self.left(&held, error, heartbeat).await),
+        };
+        let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
+        (drive.built, drive.follower) = (held.built, Some(follower));
+        let end = self.drive(&mut drive, Until::End).await;
+        follower.detach(shard).await;
+        Err(end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard })))
+    }
+
+    /// The end of a shard that failed while this mover had no connection for it.
+    async fn left(&self, held: &Held, error: Error, heartbeat: &Heartbeat) -> End {
+        let shard = held.part.shard;
+        if let Ok(work) = connect(self.mover, &held.part, self.hold(shard)).await {
+            Driver::new(self.mover, work, heartbeat, Goal::Finish).leave(Some(&error)).await;
+        }
+        self.failed(shard, error)
+    }
+
+    async fn all_failed(&self, held: Vec<Held>, error: Error, heartbeat: &Heartbeat) -> Vec<End> {
+        let error = Arc::new(error);
+        let mut ends = Vec::new();
+        for one in &held {
+            let of_group = Error::Group { shard: one.part.shard, source: error.clone() };
+            ends.push(self.left(one, of_group, heartbeat).await);
+        }
+        ends
+    }
+
     fn failed(&self, shard: ShardId, error: Error) -> End {
         self.mover.observer.tell(Event::Failed { shard, error: chain(&error) });
         (shard, Err(error))
     }
+
+    fn hold(&self, shard: ShardId) -> Hold {
+        Hold { id: self.id, shard, lease: self.lease }
+    }
+
+    async fn session(&self, host: &HostName) -> Result<Session, Error> {
+        let session = self.mover.hosts.open(host).await?;
+        sign(&session, self.hold(self.first), Signed::Group).await?;
+        Ok(session)
+    }
+
+    fn at(&self, failpoint: &'static str) -> Result<(), Error> {
+        self.mover.options.at(failpoint)
+    }
+}
+
+/// Drops publication and slot of a move on one host once no shard needs them: every shard that came from there has ended.
+///
+/// Locks: none.
+pub(super) async fn tidy_up(options: &Options, source: &Session, id: MoveId) -> Result<(), Error> {
+    let entries = source.entries(Some(id)).await?;
+    if entries.iter().any(|entry| !entry.phase.is_ended()) {
+        return Ok(());
+    }
+    let name = slot::stream_name(id, Direction::Forward);
+    slot::drop_slot(source, &name).await?;
+    options.at("after slot drop")?;
+    slot::drop_publication(source, &name).await
 }

@@ -17,11 +17,13 @@ pub mod border;
 pub(crate) mod chunk;
 mod cleanup;
 mod copy;
+mod cutover;
 pub mod ddl;
 mod driver;
 mod error;
 mod facts;
 mod failpoint;
+mod group;
 mod heartbeat;
 mod journal;
 mod names;
@@ -36,6 +38,7 @@ mod state;
 mod step;
 mod stream;
 pub mod target;
+mod verify;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,8 +72,8 @@ pub struct Request {
     pub shards: Vec<ShardId>,
     /// Where they shall go.
     pub target: HostName,
-    /// How.
-    pub mode: Mode,
+    /// How; where it is `None`, online if all of the sources have `wal_level = logical`.
+    pub mode: Option<Mode>,
 }
 
 /// One shard that was moved (or whose move was aborted).

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
+use super::error::Error;
 use super::failpoint::Failpoint;
 use super::heartbeat::Leases;
 use super::names::MoveId;
@@ -51,6 +52,16 @@ impl Default for Options {
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
             failpoint: None,
+        }
+    }
+}
+
+impl Options {
+    /// A place where a test may stop the mover.
+    pub(crate) fn at(&self, failpoint: &'static str) -> Result<(), Error> {
+        match &self.failpoint {
+            Some(set) if set.is_hit(failpoint) => Err(Error::Failpoint { name: failpoint }),
+            _ => Ok(()),
         }
     }
 }

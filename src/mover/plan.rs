@@ -7,7 +7,7 @@ use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
 use super::ddl::{Creation, Statement};
-use super::facts::{HostFacts, Lock, Row, ShardFacts};
+use super::facts::{HostFacts, Lock, Row, ShardFacts, StreamFacts};
 use super::names::Names;
 use super::refusal::Refusal;
 use super::state::Mode;
@@ -50,27 +50,48 @@ pub struct ShardPlan {
 
 impl ShardPlan {
     /// The steps in an operator's words, one a line; with them, `before_data` and `after_data` are all that will run.
-    pub fn steps(&self, target: &HostName) -> Vec<String> {
+    pub fn steps(&self, target: &HostName, mode: Mode) -> Vec<String> {
         let ShardPlan { shard, schema, source, epoch, .. } = self;
         let names = Names { schema: schema.clone() };
         let (incoming, signpost, left) = (names.incoming(), names.signpost(), names.left(*epoch));
-        vec![
+        let mut steps = vec![
             format!("claim shard {shard} on {source}, announce it on {target}"),
             format!(
                 "prepare: {} to build {incoming} on {target}; build {signpost} on {source}",
                 counted(self.before_data.len(), "statement")
             ),
+        ];
+        let (tables, bytes) = (counted(self.tables, "table"), Bytes(self.bytes));
+        let after = self.after_data.len();
+        let fence = [
             format!("fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers wait from here"),
             format!("barrier: wait until no transaction on {source} holds a lock on {left}; then the marker"),
-            format!("copy {}, about {}; compare digests", counted(self.tables, "table"), Bytes(self.bytes)),
-            format!("{} statements build indexes, constraints and triggers; set the sequences", self.after_data.len()),
+        ];
+        match mode {
+            Mode::Blocking => {
+                steps.extend(fence);
+                steps.push(format!("copy {tables}, about {bytes}; compare digests"));
+                steps.push(format!("{after} statements build indexes, constraints and triggers; set the sequences"));
+            }
+            Mode::Online => {
+                steps.extend([
+                    format!("stream: publication of {tables} and a slot on {source}; it keeps WAL until the move ends"),
+                    format!("copy {tables}, about {bytes}, in pieces while {source} serves; then keys and indexes"),
+                    "catch up: apply what was changed meanwhile; the other indexes; compare digests".to_owned(),
+                    "set the sequences ahead; wait until the stream is close behind".to_owned(),
+                ]);
+                steps.extend(fence);
+                steps.push("drain: apply up to the marker".to_owned());
+            }
+        }
+        steps.extend([
             format!("decide on {source}: moved to {target}, epoch {}", epoch.next()),
             format!("open: rename {incoming} to {schema} on {target}; writers go on from here"),
             format!("publish the map; keep {left} on {source} until `pgshard moves complete`"),
-        ]
+        ]);
+        steps
     }
-
-    /// A guess of how long the shard is closed, from its size: a floor of 50 ms and 20 MiB a second, a slow disk's rate
+    /// A guess of how long the shard is closed by a blocking move, from its size: a floor of 50 ms and 20 MiB a second, a slow disk's rate
     /// for copy, two digests and indexes together. The command says that it is a guess.
     pub fn closed_for(&self) -> Duration {
         closed_for(self.bytes)
@@ -108,6 +129,7 @@ pub(crate) fn judge(
     facts: &ShardFacts,
     source: &HostFacts,
     target: &HostFacts,
+    mode: Mode,
     pause_max: Duration,
 ) -> Result<ShardPlan, Vec<Refusal>> {
     let mut refusals = Vec::new();
@@ -161,15 +183,18 @@ pub(crate) fn judge(
         refuse(&target.name, format!("meets a schema {schema} in its way"), remedy);
     }
     let closed = closed_for(facts.bytes);
-    if closed > pause_max {
+    if mode == Mode::Blocking && closed > pause_max {
         let reason = format!(
             "would be closed for about {} s while it is copied, longer than the {} s it may be",
             closed.as_secs(),
             pause_max.as_secs()
         );
-        refuse(&source.name, reason, "allow more with --max-pause-s, at a quiet hour");
+        refuse(&source.name, reason, "move it with --mode online, or allow more with --max-pause-s");
     }
     refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
+    if mode == Mode::Online {
+        refusals.extend(facts.against_online.iter().map(|found| found.clone().at(shard, &source.name)));
+    }
     refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
     let creation = facts.creation.clone();
     let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
@@ -191,8 +216,14 @@ pub(crate) fn judge(
     })
 }
 
+/// The mode that suits the sources if none was asked for: online wherever the server can tell its changes.
+pub(crate) fn suitable<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> Mode {
+    let logical = sources.into_iter().all(|source| source.stream.wal_level == "logical");
+    if logical { Mode::Online } else { Mode::Blocking }
+}
+
 /// Reasons against any move between these hosts.
-pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts) -> Vec<Refusal> {
+pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut refuse = |host: &HostFacts, reason: String, remedy: &str| {
         refusals.push(Refusal::new("the database", reason, remedy).at(None, &host.name));
@@ -204,6 +235,28 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts) -> Vec<Refusal
         }
         if host.in_recovery {
             refuse(host, "is a standby: it takes no writes".to_owned(), "name the primary in the config");
+        }
+    }
+    if mode == Mode::Online {
+        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared } = &source.stream;
+        if wal_level != "logical" {
+            let remedy = "set wal_level = logical there and restart the server, or move with --mode blocking";
+            refuse(source, format!("has wal_level {wal_level}: it cannot tell its changes"), remedy);
+        }
+        if !may_replicate {
+            let remedy = format!("ALTER ROLE {} REPLICATION, or move with --mode blocking", source.role);
+            refuse(source, "does not let the role read its changes".to_owned(), &remedy);
+        }
+        if *free_slots < 1 {
+            let remedy = "raise max_replication_slots there, or drop a slot: `pgshard moves gc` drops those of dead moves";
+            refuse(source, "has no replication slot left".to_owned(), remedy);
+        }
+        if *free_senders < 1 {
+            refuse(source, "has no walsender left".to_owned(), "raise max_wal_senders there");
+        }
+        if *prepared > 0 {
+            let remedy = "end them with COMMIT PREPARED or ROLLBACK PREPARED: see pg_prepared_xacts";
+            refuse(source, format!("has prepared transactions on its server, {prepared}: the slot would wait for them"), remedy);
         }
     }
     if source.cluster != target.cluster {
@@ -235,6 +288,13 @@ mod tests {
             cluster: "4 shards, epoch 0, prefix shard_".to_owned(),
             may_create: true,
             in_recovery: false,
+            stream: StreamFacts {
+                wal_level: "logical".to_owned(),
+                may_replicate: true,
+                free_slots: 1,
+                free_senders: 1,
+                prepared: 0,
+            },
         }
     }
 
@@ -252,10 +312,12 @@ mod tests {
 
     #[test]
     fn a_plan() {
-        let plan = judge(&facts(), &host("db1"), &host("db2"), LIMIT).unwrap();
-        assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
-        assert_eq!(plan.steps(&HostName::new("db2").unwrap()).len(), 9);
-        assert!(judge_hosts(&host("db1"), &host("db2")).is_empty());
+        for (mode, steps) in [(Mode::Blocking, 9), (Mode::Online, 12)] {
+            let plan = judge(&facts(), &host("db1"), &host("db2"), mode, LIMIT).unwrap();
+            assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
+            assert_eq!(plan.steps(&HostName::new("db2").unwrap(), mode).len(), steps);
+            assert!(judge_hosts(&host("db1"), &host("db2"), mode).is_empty());
+        }
     }
 
     #[test]
@@ -275,7 +337,7 @@ mod tests {
             at_target: vec![found("type citext")],
             ..facts()
         };
-        let refusals = judge(&facts, &host("db1"), &host("db2"), LIMIT).unwrap_err();
+        let refusals = judge(&facts, &host("db1"), &host("db2"), Mode::Blocking, LIMIT).unwrap_err();
         assert_eq!(refusals.len(), 9);
         assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
         assert_eq!(refusals[0].to_string(), "shard 2 on host db1: the shard is moved (to nowhere) there");
@@ -291,6 +353,18 @@ mod tests {
             in_recovery: true,
             ..host("db2")
         };
-        assert_eq!(judge_hosts(&host("db1"), &other).len(), 5);
+        assert_eq!(judge_hosts(&host("db1"), &other, Mode::Blocking).len(), 5);
+        let stream = StreamFacts {
+            wal_level: "replica".to_owned(),
+            may_replicate: false,
+            free_slots: 0,
+            free_senders: 0,
+            prepared: 2,
+        };
+        let mute = HostFacts { stream, ..host("db1") };
+        assert_eq!(judge_hosts(&mute, &host("db2"), Mode::Online).len(), 5);
+        assert!(judge_hosts(&mute, &host("db2"), Mode::Blocking).is_empty());
+        assert_eq!(suitable([&host("db1"), &mute]), Mode::Blocking);
+        assert_eq!(suitable([&host("db1")]), Mode::Online);
     }
 }

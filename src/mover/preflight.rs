@@ -12,6 +12,7 @@ use super::facts::{self, HostFacts};
 use super::plan::{self, Plan, ShardPlan};
 use super::refusal::Refusal;
 use super::session::Session;
+use super::state::Mode;
 use super::{ByHost, Mover, Request};
 
 /// How many shards are read at the same time.
@@ -33,10 +34,12 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
     hosts.dedup();
     let (facts, wrong) = host_facts(mover, &hosts).await?;
     refusals.extend(wrong);
+    let sources = facts.values().filter(|host| host.name != request.target);
+    let mode = request.mode.unwrap_or_else(|| plan::suitable(sources));
     let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
     if let Some(target) = facts.get(&request.target) {
         for source in hosts.iter().filter(|host| ***host != request.target).filter_map(|host| facts.get(*host)) {
-            let against = plan::judge_hosts(source, target);
+            let against = plan::judge_hosts(source, target, mode);
             if against.is_empty() {
                 fitting.insert(source.name.clone(), source);
             }
@@ -44,7 +47,7 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
         }
         let judged: Vec<_> =
             stream::iter(moving.iter().filter_map(|(shard, host)| Some((*shard, *fitting.get(*host)?))))
-                .map(|(shard, source)| shard_plan(mover, shard, source, target))
+                .map(|(shard, source)| shard_plan(mover, shard, source, target, mode))
                 .buffered(WIDTH)
                 .collect()
                 .await;
@@ -56,7 +59,7 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
             }
         }
         if refusals.is_empty() {
-            return Ok(Plan { target: request.target.clone(), mode: request.mode, shards, already_there });
+            return Ok(Plan { target: request.target.clone(), mode, shards, already_there });
         }
     }
     refusals.sort();
@@ -127,9 +130,10 @@ async fn shard_plan(
     shard: ShardId,
     source: &HostFacts,
     target: &HostFacts,
+    mode: Mode,
 ) -> Result<Result<ShardPlan, Vec<Refusal>>, Error> {
     let (from, to) = tokio::try_join!(mover.hosts.open(&source.name), mover.hosts.open(&target.name))?;
     let (from, to) = (from.for_shard(shard), to.for_shard(shard));
     let facts = facts::of_shard(&from, &to, shard, &mover.prefix).await?;
-    Ok(plan::judge(&facts, source, target, mover.options.pause_max))
+    Ok(plan::judge(&facts, source, target, mode, mover.options.pause_max))
 }

@@ -21,7 +21,7 @@ on_each_version!(
             INSERT INTO shard_0001.photos (user_id, title) SELECT id, 'x' FROM shard_0001.users").await.unwrap();
         let mover = world.mover();
         let plan = mover.plan(&world.request("1", "db2")).await.unwrap();
-        assert_eq!(plan.shards[0].steps(&plan.target).len(), 9);
+        assert_eq!(plan.shards[0].steps(&plan.target, plan.mode).len(), 9);
         let report = mover.run(&plan).await;
         assert!(report.failed.is_empty(), "{report:?}");
         assert_eq!(report.done[0].phase, Phase::Kept);

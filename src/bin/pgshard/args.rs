@@ -471,9 +471,11 @@ pub(crate) struct Sql {
 /// Move shards to another host, while the application works
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Each shard is closed while it is copied: its callers wait, and go on at the target. Before the source has
-decided, whatever goes wrong leaves the shard where it was; afterwards it is at the target. Any machine
-with the config can go on with a move that was interrupted: `pgshard moves resume`.
+Where the source has wal_level = logical, a shard stays open while it is copied, and is closed for some
+milliseconds at the end; elsewhere, and with --mode blocking, it is closed while it is copied. Its callers
+wait, and go on at the target. Before the source has decided, whatever goes wrong leaves the shard where
+it was; afterwards it is at the target. Any machine with the config can go on with a move that was
+interrupted: `pgshard moves resume`.
 
 Examples:
   pgshard move 17 --to db2 --plan
@@ -488,9 +490,9 @@ pub(crate) struct Move {
     /// Print exactly what would run, and stop
     #[arg(long)]
     pub(crate) plan: bool,
-    /// How the rows get across
-    #[arg(long, value_name = "MODE", default_value = "blocking")]
-    pub(crate) mode: MoveMode,
+    /// How the rows get across [default: online if all sources have wal_level = logical, else blocking]
+    #[arg(long, value_name = "MODE")]
+    pub(crate) mode: Option<MoveMode>,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
@@ -501,6 +503,8 @@ pub(crate) struct Move {
 /// How the rows of a move get across.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MoveMode {
+    /// The shard is copied while it is open, and closed for the last changes
+    Online,
     /// The shard is closed while it is copied
     Blocking,
 }
@@ -508,6 +512,7 @@ pub(crate) enum MoveMode {
 impl From<MoveMode> for Mode {
     fn from(mode: MoveMode) -> Mode {
         match mode {
+            MoveMode::Online => Mode::Online,
             MoveMode::Blocking => Mode::Blocking,
         }
     }

@@ -183,7 +183,7 @@ impl ShardMove<'_> {
     /// The migrations that the shard has had, as the target's control schema will list them.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.shard_migration until the end of the target's transaction.
-    async fn carry_migrations(&self) -> Result<(), Error> {
+    pub(super) async fn carry_migrations(&self) -> Result<(), Error> {
         let what = "carrying the list of migrations";
         let sql =
             "SELECT coalesce(json_agg(json_build_object('name', name, 'checksum', checksum, 'applied_at', applied_at))

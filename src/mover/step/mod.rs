@@ -47,10 +47,7 @@ pub(crate) struct ShardMove<'a> {
 impl ShardMove<'_> {
     /// A place where a test may stop the mover.
     pub(crate) fn at(&self, failpoint: &'static str) -> Result<(), Error> {
-        match &self.options.failpoint {
-            Some(set) if set.is_hit(failpoint) => Err(Error::Failpoint { name: failpoint }),
-            _ => Ok(()),
-        }
+        self.options.at(failpoint)
     }
 
     pub(crate) fn reached(&self, phase: Phase) {
@@ -90,7 +87,7 @@ impl ShardMove<'_> {
     }
 
     /// A cheap sign of whether a schema of the source was altered.
-    async fn stamp(&self, schema: u32) -> Result<Stamp, Error> {
+    pub(crate) async fn stamp(&self, schema: u32) -> Result<Stamp, Error> {
         let stamp = catalog::stamp(self.source.client.client(), schema).await;
         stamp.map_err(|source| Error::Catalog { host: self.source.host.clone(), source })
     }

@@ -67,7 +67,7 @@ impl ShardMove<'_> {
         self.target.batch(what, "COMMIT").await?;
         self.at("after keys")?;
         self.timings.since("keys", began);
-        self.analyze_incoming().await;
+        self.analyze(&self.names.incoming()).await;
         let note = Note { rows: Some(rows), bytes: Some(bytes), timings: self.timings.to_json(), ..Note::default() };
         self.source.advance(self.hold, Phase::Loaded, &note).await?;
         self.reached(Phase::Loaded);

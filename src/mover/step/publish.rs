@@ -8,21 +8,34 @@ use std::time::Duration;
 use super::ShardMove;
 use crate::map::{Changes, Placement};
 use crate::mover::copy;
+use crate::mover::ddl::Creation;
 use crate::mover::error::Error;
 use crate::mover::facts;
 use crate::mover::journal::Note;
-use crate::mover::state::Phase;
+use crate::mover::state::{Mode, Phase};
 use crate::pg::quote_ident;
+use crate::schema::catalog::Namespace;
 use crate::store::{self, MapStore};
 
 impl ShardMove<'_> {
-    pub(crate) async fn publish(&self, store: &dyn MapStore, pause: Option<Duration>) -> Result<(), Error> {
+    pub(crate) async fn publish(
+        &self,
+        store: &dyn MapStore,
+        pause: Option<Duration>,
+        built: Option<&Creation>,
+    ) -> Result<(), Error> {
         self.at("before publish")?;
         let placement = Placement { host: self.target_name().clone(), epoch: self.epoch.next() };
         let changes = Changes::from_iter([(self.hold.shard, placement)]);
         store::publish_merged(store, &changes).await.map_err(Error::Publish)?;
         self.at("after publish")?;
-        self.analyze().await;
+        match self.mode {
+            Mode::Blocking => self.analyze(&self.names.schema).await,
+            Mode::Online => {
+                self.validate_keys(built).await;
+                self.forget_pieces().await?;
+            }
+        }
         if let Some(pause) = pause {
             self.timings.took("pause", pause);
         }
@@ -35,19 +48,40 @@ impl ShardMove<'_> {
     /// Statistics for the planner. Autovacuum would make them in a minute; plans are bad until then.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table at a time, which neither readers nor writers wait for.
-    async fn analyze(&self) {
+    pub(super) async fn analyze(&self, schema: &str) {
         let analyzed = async {
             // The shard may have moved on since: then there is nothing here to analyze.
-            if let Some(schema) = facts::schema_oid(&self.target, &self.names.schema).await? {
-                for table in copy::tables(&self.target, schema).await? {
-                    let (schema, table) = (quote_ident(&self.names.schema), quote_ident(&table.name));
+            if let Some(oid) = facts::schema_oid(&self.target, schema).await? {
+                for table in copy::tables(&self.target, oid).await? {
+                    let (schema, table) = (quote_ident(schema), quote_ident(&table.name));
                     self.target.batch("analyzing", &format!("ANALYZE {schema}.{table}")).await?;
                 }
             }
             Ok::<(), Error>(())
         };
         if let Err(error) = analyzed.await {
-            tracing::warn!(shard = %self.hold.shard, %error, "the shard was moved, but not analyzed: autovacuum will");
+            tracing::warn!(shard = %self.hold.shard, %error, "the shard's tables were not analyzed: autovacuum will");
+        }
+    }
+
+    /// Proves the foreign keys that the open has added unproved. A mover that did not build the target reads what they were
+    /// from the old copy.
+    async fn validate_keys(&self, built: Option<&Creation>) {
+        let read = async {
+            match facts::schema_oid(&self.source, &self.names.left(self.epoch)).await? {
+                Some(left) => self.creation(&self.facts_at_source(&Namespace::Oid(left)).await?).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        match built {
+            Some(creation) => self.validate(creation).await,
+            None => match read.await {
+                Ok(Some(creation)) => self.validate(&creation).await,
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::warn!(shard = %self.hold.shard, %error, "foreign keys hold, but were not validated");
+                }
+            },
         }
     }
 }

@@ -46,6 +46,7 @@ impl ShardMove<'_> {
                 )
                 .await?;
         }
+        self.forget_pieces().await?;
         self.target.batch(what, "COMMIT").await?;
         drop_signpost(&self.source, &self.names).await?;
         self.at("after discard")?;

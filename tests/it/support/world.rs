@@ -91,8 +91,13 @@ impl World {
         Request {
             shards: parse_shards(shards, self.config.cluster.shards).unwrap(),
             target: HostName::new(target).unwrap(),
-            mode: Mode::Blocking,
+            mode: Some(Mode::Blocking),
         }
+    }
+
+    /// The same, with the shards open while they are copied.
+    pub(crate) fn online(&self, shards: &str, target: &str) -> Request {
+        Request { mode: Some(Mode::Online), ..self.request(shards, target) }
     }
 
     /// A router that follows the config's map.

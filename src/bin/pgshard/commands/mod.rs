@@ -66,7 +66,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             let asked = relocate::Asked {
                 shards: args.shards,
                 target: args.to,
-                mode: args.mode.into(),
+                mode: args.mode.map(Into::into),
                 only_plan: args.plan,
                 consent: Consent::from_flag(args.yes),
                 options: args.pace.options(),

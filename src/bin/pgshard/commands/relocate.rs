@@ -21,7 +21,7 @@ use crate::output::{Align, Format, Output, seconds};
 pub(crate) struct Asked {
     pub(crate) shards: String,
     pub(crate) target: String,
-    pub(crate) mode: Mode,
+    pub(crate) mode: Option<Mode>,
     pub(crate) only_plan: bool,
     pub(crate) consent: Consent,
     pub(crate) options: Options,
@@ -86,13 +86,12 @@ fn show(plan: &Plan, output: &Output) {
     let bytes: i64 = plan.shards.iter().map(|shard| shard.bytes).sum();
     let closed = plan.shards.iter().map(|shard| shard.closed_for()).max().unwrap_or_default();
     let shards = print_shards(plan.shards.iter().map(|shard| shard.shard));
-    output.note(format_args!(
-        "{} ({shards}) to {}, {}; each is closed while it is copied: {} by its size",
-        of(plan.shards.len(), "shard"),
-        plan.target,
-        mebibytes(bytes),
-        guess(closed),
-    ));
+    let pause = match plan.mode {
+        Mode::Blocking => format!("each is closed while it is copied: {} by its size", guess(closed)),
+        Mode::Online => "each stays open while it is copied".to_owned(),
+    };
+    let (count, target) = (of(plan.shards.len(), "shard"), &plan.target);
+    output.note(format_args!("{count} ({shards}) to {target}, {}; {pause}", mebibytes(bytes)));
     for shard in &plan.shards {
         for warning in &shard.warnings {
             output.note(format_args!("  shard {}: {warning}", shard.shard));
@@ -133,7 +132,7 @@ fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
             tables: shard.tables,
             bytes: shard.bytes,
             closed_for_ms: shard.closed_for().as_millis(),
-            steps: shard.steps(&plan.target),
+            steps: shard.steps(&plan.target, plan.mode),
             statements_before_data: shard.before_data.iter().map(|s| s.sql.as_str()).collect(),
             statements_after_data: shard.after_data.iter().map(|s| s.sql.as_str()).collect(),
             warnings: &shard.warnings,
@@ -151,14 +150,15 @@ fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
         ("closed for about", Align::Right),
     ];
     let rows = plan.shards.iter().map(|shard| {
-        let (bytes, closed) = (shard.bytes.to_string(), guess(shard.closed_for()));
+        let closed = if plan.mode == Mode::Blocking { guess(shard.closed_for()) } else { "milliseconds".to_owned() };
+        let bytes = shard.bytes.to_string();
         let (source, target) = (shard.source.to_string(), plan.target.to_string());
         [shard.shard.to_string(), source, target, shard.tables.to_string(), bytes, closed]
     });
     output.table(&columns, rows)?;
     for shard in &plan.shards {
         output.data(format_args!("\nshard {}:", shard.shard))?;
-        for (at, step) in shard.steps(&plan.target).iter().enumerate() {
+        for (at, step) in shard.steps(&plan.target, plan.mode).iter().enumerate() {
             output.data(format_args!("  {}. {step}", at + 1))?;
         }
         output.data("  statements before the rows come:")?;
