@@ -35,6 +35,8 @@ mod session;
 mod state;
 mod step;
 pub mod target;
+#[allow(dead_code, reason = "as chunk")]
+mod throttle;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
