@@ -150,12 +150,8 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
 
 /// Marks the session as this mover's, for whoever takes the move over.
 async fn sign(session: &Session, hold: Hold) -> Result<(), Error> {
-    let name = format!("{}{}", signature(hold), hold.lease.simple().to_string().split_at(8).0);
+    let name = hold.session_name();
     session.execute("naming the session", "SELECT set_config('application_name', $1, false)", &[&name]).await.map(drop)
-}
-
-fn signature(hold: Hold) -> String {
-    format!("pgshard {}/{}/", hold.id, hold.shard)
 }
 
 async fn claim(
@@ -203,7 +199,7 @@ async fn take_over(sessions: &[&Session], beating: &Session, hold: Hold, options
              WHERE starts_with(application_name, $1) AND right(application_name, 8) <> $2
                AND usename = current_user AND datname = current_database()";
         let lease = hold.lease.simple().to_string();
-        session.rows("ending the former mover's sessions", sql, &[&signature(hold), &&lease[..8]]).await?;
+        session.rows("ending the former mover's sessions", sql, &[&hold.signature(), &&lease[..8]]).await?;
     }
     // A mover that was paused had it until just now. Without it, the next one to come would think that nobody lives.
     heartbeat::lock_soon(beating, hold).await

@@ -114,6 +114,18 @@ pub(crate) struct Hold {
     pub(crate) lease: Uuid,
 }
 
+impl Hold {
+    /// What the sessions of this shard's move are called, whoever holds the lease: their names start so.
+    pub(crate) fn signature(&self) -> String {
+        format!("pgshard {}/{}/", self.id, self.shard)
+    }
+
+    /// What sessions under this lease are called. A takeover ends those that are called after another one.
+    pub(crate) fn session_name(&self) -> String {
+        format!("{}{}", self.signature(), self.lease.simple().to_string().split_at(8).0)
+    }
+}
+
 impl Session {
     /// Whether the host has a control schema.
     pub(crate) async fn is_bootstrapped(&self) -> Result<bool, Error> {

@@ -13,6 +13,8 @@
 //! 5. The map is never the fence.
 
 pub mod border;
+#[allow(dead_code, reason = "the driver of online moves, which uses it, comes after it")]
+pub(crate) mod chunk;
 mod cleanup;
 mod copy;
 pub mod ddl;
@@ -34,6 +36,8 @@ mod state;
 mod step;
 mod stream;
 pub mod target;
+#[allow(dead_code, reason = "as chunk")]
+mod throttle;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
