@@ -5,7 +5,7 @@
 //! different tables may go in another order than at the source: foreign keys and triggers do not exist while changes are
 //! applied.)
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,11 +39,7 @@ const BYTES_IN_FLIGHT: usize = 4 << 20;
 struct Text(Option<bytes::Bytes>);
 
 impl ToSql for Text {
-    fn to_sql(
-        &self,
-        _: &Type,
-        out: &mut BytesMut,
-    ) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
         Ok(match &self.0 {
             Some(text) => {
                 out.put_slice(text);
@@ -107,12 +103,15 @@ struct Sent {
 pub(crate) struct Applier {
     pub(crate) session: Arc<Session>,
     statements: LruCache<(u32, Kind), Statement>,
+    own: HashMap<&'static str, Statement>,
     sent: VecDeque<Sent>,
     sent_bytes: usize,
     /// Rows to be inserted, by table.
     waiting: BTreeMap<u32, (Arc<Layout>, Vec<Row>)>,
     waiting_bytes: usize,
     open: bool,
+    /// Whether every `own` statement of the transaction has hit its rows.
+    fitting: bool,
 }
 
 impl Applier {
@@ -121,18 +120,21 @@ impl Applier {
     /// Statements are planned once and by the indexes, which tables that were just filled might not get otherwise. Locks
     /// are waited for: an index that is being built at the target is no reason to give the group up.
     pub(crate) async fn new(session: Session) -> Result<Applier, Error> {
-        let sql = "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off;
+        let sql =
+            "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off;
             SELECT set_config('synchronous_commit', 'on', false)
             WHERE current_setting('synchronous_commit') IN ('off', 'local')";
         session.batch("setting up the applying session", sql).await?;
         Ok(Applier {
             session: Arc::new(session),
             statements: LruCache::new(STATEMENTS),
+            own: HashMap::new(),
             sent: VecDeque::new(),
             sent_bytes: 0,
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
             open: false,
+            fitting: true,
         })
     }
 
@@ -199,35 +201,45 @@ impl Applier {
         self.begin();
         let purpose = Purpose { table: Some(layout.clone()), what: "truncate", row: Vec::new() };
         let (session, sql) = (self.session.clone(), layout.delete_where(condition));
-        self.send(purpose, None, 0, Box::pin(async move { session.client.execute(&sql, &[]).await }));
+        let outcome = async move { session.client.batch_execute(&sql).await.map(|()| 0) };
+        self.send(purpose, None, 0, Box::pin(outcome));
         self.thin_out().await
     }
 
     /// A statement of the mover's own, in the transaction. `rows`: how many it must hit.
-    pub(crate) fn own(
+    pub(crate) async fn own(
         &mut self,
         what: &'static str,
         sql: &'static str,
         params: Vec<Box<dyn ToSql + Sync + Send>>,
         rows: Option<u64>,
-    ) {
+    ) -> Result<(), Failure> {
         self.begin();
+        let purpose = Purpose { table: None, what, row: Vec::new() };
+        let statement = match self.own.get(sql) {
+            Some(statement) => statement.clone(),
+            None => {
+                let prepared = self.prepare(sql, &purpose).await?;
+                self.own.insert(sql, prepared.clone());
+                prepared
+            }
+        };
         let session = self.session.clone();
         let outcome = async move {
             let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| &**param as &(dyn ToSql + Sync)).collect();
-            session.client.execute(sql, &params).await
+            session.client.execute(&statement, &params).await
         };
-        self.send(Purpose { table: None, what, row: Vec::new() }, rows, 0, Box::pin(outcome));
+        self.send(purpose, rows, 0, Box::pin(outcome));
+        Ok(())
     }
 
     /// Waits for all answers. An `own` statement that did not hit its rows gives `Ok(false)`.
     pub(crate) async fn settle(&mut self) -> Result<bool, Failure> {
         self.flush_all().await?;
-        let mut fitting = true;
         while let Some(sent) = self.sent.pop_front() {
-            fitting &= self.answer(sent).await?;
+            self.fitting &= self.answer(sent).await?;
         }
-        Ok(fitting)
+        Ok(self.fitting)
     }
 
     /// Commits, after [`settle`](Applier::settle).
@@ -241,7 +253,7 @@ impl Applier {
 
     fn begin(&mut self) {
         if !self.open {
-            self.open = true;
+            (self.open, self.fitting) = (true, true);
             let session = self.session.clone();
             let outcome = async move {
                 // Constraints that may wait, wait for the end of the transaction, as they did at the source.
@@ -303,11 +315,14 @@ impl Applier {
             Kind::Update { columns } => layout.update(columns),
             Kind::Delete => layout.delete(),
         };
-        match self.session.client.prepare(&sql).await {
-            Ok(statement) => {
-                self.statements.put(key, statement.clone());
-                Ok(statement)
-            }
+        let statement = self.prepare(&sql, purpose).await?;
+        self.statements.put(key, statement.clone());
+        Ok(statement)
+    }
+
+    async fn prepare(&mut self, sql: &str, purpose: &Purpose) -> Result<Statement, Failure> {
+        match self.session.client.prepare(sql).await {
+            Ok(statement) => Ok(statement),
             Err(error) => {
                 // If a statement before has failed, that is the reason.
                 while let Some(sent) = self.sent.pop_front() {
@@ -332,8 +347,7 @@ impl Applier {
     async fn thin_out(&mut self) -> Result<(), Failure> {
         while self.sent.len() > IN_FLIGHT || self.sent_bytes > BYTES_IN_FLIGHT {
             let Some(sent) = self.sent.pop_front() else { break };
-            // Own statements come right before the end, after which nothing is sent: this is none.
-            self.answer(sent).await?;
+            self.fitting &= self.answer(sent).await?;
         }
         Ok(())
     }
@@ -357,7 +371,9 @@ impl Applier {
     /// An error of a statement for a table is the shard's if it is about data or names, else it may pass.
     fn failure(&self, purpose: &Purpose, error: tokio_postgres::Error) -> Failure {
         if let (Some(layout), Some(refused)) = (&purpose.table, error.as_db_error())
-            && ["22", "23", "42", "3F", "0A", "P0", "54", "44"].iter().any(|class| refused.code().code().starts_with(class))
+            && ["22", "23", "42", "3F", "0A", "P0", "54", "44"]
+                .iter()
+                .any(|class| refused.code().code().starts_with(class))
         {
             let what = format!("{} failed: {}", purpose.words(), state::words(refused));
             return diverged(layout.shard, layout, what);

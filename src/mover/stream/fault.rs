@@ -26,8 +26,8 @@ impl Fault {
         match self {
             Fault::LeaseLost => Error::LeaseLost { shard },
             Fault::Diverged { table, what } => Error::Diverged { shard, table, what },
-            Fault::Detached => Error::Unfollowed { shard, why: "it was let go".to_owned() },
-            Fault::Ended(why) => Error::Unfollowed { shard, why },
+            Fault::Detached => Error::Unfollowed { shard: Some(shard), why: "it was let go".to_owned() },
+            Fault::Ended(why) => Error::Unfollowed { shard: Some(shard), why },
         }
     }
 }

@@ -172,7 +172,8 @@ impl Layout {
     fn named(&self, before: usize) -> String {
         if self.has_key() {
             let equal = |(at, place): (usize, &usize)| {
-                let column = self.columns.iter().find(|column| column.at == *place).expect("a key has no generated column");
+                let column =
+                    self.columns.iter().find(|column| column.at == *place).expect("a key has no generated column");
                 format!("{} = ${}::{}", column.quoted, before + at + 1, column.target.type_sql)
             };
             return self.key.iter().enumerate().map(equal).collect::<Vec<_>>().join(" AND ");
@@ -183,7 +184,9 @@ impl Layout {
         // Not every type has an equality; every one has an output function, which is what format uses.
         let same = |(at, column): (usize, &Column)| {
             let (name, parameter) = (&column.quoted, before + at + 1);
-            format!("CASE WHEN {name} IS NULL THEN ${parameter}::text IS NULL ELSE format('%s', {name}) = ${parameter}::text END")
+            format!(
+                "CASE WHEN {name} IS NULL THEN ${parameter}::text IS NULL ELSE format('%s', {name}) = ${parameter}::text END"
+            )
         };
         let all: Vec<String> = self.columns.iter().enumerate().map(same).collect();
         format!("ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)", self.target, all.join(" AND "))
