@@ -9,12 +9,13 @@ use uuid::Uuid;
 
 use super::driver::{Driver, stopped};
 use super::error::Error;
-use super::facts;
+use super::facts::{self, Lock};
 use super::journal::Entry;
 use super::observe::Observation;
 use super::options::Event;
-use super::step::{Behind, Changed};
-use super::stream::Follower;
+use super::sequences::Preset;
+use super::step::{Behind, Changed, token_hash};
+use super::stream::follower::{Follower, write_beacon};
 
 /// The stream is that close before a shard is fenced: what is left is applied while it is closed.
 const CLOSE: Duration = Duration::from_millis(250);
@@ -27,7 +28,7 @@ impl<'a> Driver<'a> {
     pub(super) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
         let began = Instant::now();
         let follower = self.following()?;
-        self.abide(follower.beacon()).await?;
+        self.abide(self.pass_a_beacon(follower)).await?;
         let began = self.work.timings.since("catch_up", began);
         if self.built.is_none() {
             self.built = Some(self.work.blueprint(entry).await?);
@@ -51,7 +52,7 @@ impl<'a> Driver<'a> {
         self.close().await?;
         let left = self.before_fence().await?;
         let token = Uuid::new_v4();
-        let presets = self.work.preset(token).await?;
+        let presets = self.work.preset().await?;
         let before = Instant::now();
         let swapped = match self.work.swap(token).await {
             Ok(swapped) => swapped,
@@ -63,7 +64,7 @@ impl<'a> Driver<'a> {
         self.fenced_at = Some(before);
         let attempt = swapped.attempt;
         let limit = self.work.options.drain_deadline + self.work.options.barrier_budget;
-        let behind = tokio::time::timeout(limit, self.behind_fence(swapped.left, attempt, &presets));
+        let behind = tokio::time::timeout(limit, self.behind_fence(swapped.left, attempt, token, &presets));
         let lost = self.heartbeat.lost(shard);
         let outcome = tokio::select! {
             behind = behind => behind,
@@ -100,22 +101,31 @@ impl<'a> Driver<'a> {
         &self,
         left: u32,
         attempt: i32,
-        presets: &[super::sequences::Preset],
+        token: Uuid,
+        presets: &[Preset],
     ) -> Result<Option<Held>, Error> {
         let shard = self.work.hold.shard;
         let follower = self.following()?;
         let built = self.built.as_ref().expect("no fence without a blueprint");
-        if let Behind::Blocked(locks) = self.work.mark_behind(left, attempt).await? {
-            let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-            return Ok(Some(Held::Again(blockers)));
-        }
-        let began = Instant::now();
-        let drained = async {
-            follower.marker(shard, attempt).await?;
-            self.work.timings.since("drain", began);
-            Ok::<_, Error>(())
+        let marked = async {
+            if let Behind::Blocked(locks) = self.work.mark_behind(left, attempt).await? {
+                return Err(Halt::Blocked(locks));
+            }
+            let began = Instant::now();
+            Ok((began, self.work.unchanged(left, built, presets).await?))
         };
-        let ((), unchanged) = tokio::try_join!(drained, self.work.unchanged(left, built, presets))?;
+        // The follower is told before the marker is on its way.
+        let hash = token_hash(token);
+        let drained = async { Ok::<_, Halt>(follower.marker(shard, attempt, &hash).await.map(|()| Instant::now())?) };
+        let (drained, (marked, unchanged)) = match tokio::try_join!(drained, marked) {
+            Ok(both) => both,
+            Err(Halt::Blocked(locks)) => {
+                let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                return Ok(Some(Held::Again(blockers)));
+            }
+            Err(Halt::Failed(error)) => return Err(error),
+        };
+        self.work.timings.took("drain", drained.saturating_duration_since(marked));
         self.work.at("after drain")?;
         Ok(match unchanged {
             Ok(()) => None,
@@ -130,7 +140,7 @@ impl<'a> Driver<'a> {
         let until = Instant::now() + CLOSE_WITHIN;
         loop {
             let began = Instant::now();
-            self.abide(follower.beacon()).await?;
+            self.abide(self.pass_a_beacon(follower)).await?;
             if began.elapsed() <= CLOSE || Instant::now() >= until {
                 return Ok(());
             }
@@ -170,6 +180,12 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
+    /// Waits until all that is committed at the source by now is durable at the target.
+    async fn pass_a_beacon(&self, follower: &Follower) -> Result<(), Error> {
+        let beacon = write_beacon(&self.work.source, self.work.hold.id).await?;
+        follower.caught_up(beacon, self.work.hold.shard).await
+    }
+
     fn following(&self) -> Result<&'a Follower, Error> {
         self.follower.ok_or(Error::Interrupted { shard: self.work.hold.shard })
     }
@@ -183,6 +199,18 @@ impl<'a> Driver<'a> {
             () = self.heartbeat.lost(shard) => Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
         }
+    }
+}
+
+/// What ends the wait behind the fence early.
+enum Halt {
+    Blocked(Vec<Lock>),
+    Failed(Error),
+}
+
+impl From<Error> for Halt {
+    fn from(error: Error) -> Halt {
+        Halt::Failed(error)
     }
 }
 

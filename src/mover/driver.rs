@@ -15,14 +15,14 @@ use crate::store::MapStore;
 
 use super::error::Error;
 use super::heartbeat::Heartbeat;
-use super::journal::{Claim, Entry, Hold};
+use super::journal::{Claim, Entry, Hold, Signed};
 use super::names::{MoveId, Names};
 use super::observe::{Observation, observe};
 use super::options::{Event, Options};
 use super::session::Session;
 use super::state::{self, Goal, Mode, Step};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
-use super::stream::Follower;
+use super::stream::follower::Follower;
 use super::{Mover, ShardReport, group};
 
 /// One shard's part of a move, before anybody works on it.
@@ -178,27 +178,10 @@ pub(super) async fn begin(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Pa
     }
 }
 
-/// Of what a session is.
-#[derive(Clone, Copy)]
-pub(super) enum Signed {
-    /// Of one shard's work.
-    Shard,
-    /// Of all shards that come from one host together.
-    Group,
-}
-
 /// Marks the session as this mover's, for whoever takes the move over.
 pub(super) async fn sign(session: &Session, hold: Hold, of: Signed) -> Result<(), Error> {
-    let name = format!("{}{}", signature(hold, of), hold.lease.simple().to_string().split_at(8).0);
+    let name = hold.session_name(of);
     session.execute("naming the session", "SELECT set_config('application_name', $1, false)", &[&name]).await.map(drop)
-}
-
-/// At most 63 bytes together with eight of the lease.
-fn signature(hold: Hold, of: Signed) -> String {
-    match of {
-        Signed::Shard => format!("pgshard {}/{}/", hold.id, hold.shard),
-        Signed::Group => format!("pgshard {}/all/", hold.id),
-    }
 }
 
 async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
@@ -247,7 +230,7 @@ async fn take_over(
                AND right(application_name, 8) <> $3
                AND usename = current_user AND datname = current_database()";
         let lease = hold.lease.simple().to_string();
-        let (shard, group) = (signature(hold, Signed::Shard), signature(hold, Signed::Group));
+        let (shard, group) = (hold.signature(Signed::Shard), hold.signature(Signed::Group));
         session.rows("ending the former mover's sessions", sql, &[&shard, &group, &&lease[..8]]).await?;
     }
     // A mover that was paused had the lock until just now. Without it, the next one to come would think that nobody lives.

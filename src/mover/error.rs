@@ -242,10 +242,10 @@ pub enum Error {
         what: String,
     },
     /// The follower of the stream has ended. Its own error says why.
-    #[error("shard {shard}: the stream of changes is not followed any more: {why}")]
+    #[error("the stream of changes is not followed any more{}: {why}", of_shard(shard))]
     Unfollowed {
-        /// The shard.
-        shard: ShardId,
+        /// The shard, if it is about one.
+        shard: Option<ShardId>,
         /// Why not.
         why: String,
     },

@@ -5,8 +5,9 @@
 //! first row is copied and until the last shard of the group has ended; rows that were copied under a slot that is gone
 //! are copied again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -15,17 +16,20 @@ use uuid::Uuid;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-use super::chunk::table;
-use super::driver::{Driver, Part, Signed, Until, begin, chain, connect, sign};
+use super::chunk::copy::Copied;
+use super::chunk::plan::CHUNK_BYTES;
+use super::chunk::work::{CopyOptions, copy_all};
+use super::chunk::{Route, ShardCopy, table};
+use super::driver::{Driver, Part, Until, begin, chain, connect, sign};
 use super::error::Error;
 use super::heartbeat::Heartbeat;
-use super::journal::{Hold, Note};
-use super::names::MoveId;
+use super::journal::{Hold, Note, Signed};
+use super::names::{MoveId, Names};
 use super::options::{Event, Options};
 use super::session::Session;
 use super::state::{Goal, Phase};
 use super::step::{Blueprint, ShardMove};
-use super::stream::Follower;
+use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use super::stream::slot::{self, Direction};
 use super::{Mover, ShardReport, facts};
 
@@ -83,8 +87,11 @@ impl<'a> Group<'a> {
         let streamed = async {
             let source = self.session(&self.source).await?;
             let position = self.slot(&source, &mut held, &mut ends, &heartbeat).await?;
-            self.load(&mut held, &mut ends, &heartbeat, position).await?;
-            let follower = self.follow(&held).await?;
+            self.load(&source, &mut held, &mut ends, &heartbeat, position).await?;
+            if held.is_empty() {
+                return tidy_up(&self.mover.options, &source, self.id).await;
+            }
+            let follower = self.follow(&source, &held).await?;
             let cut_over = std::mem::take(&mut held);
             let rest = self.each(&mut ends, cut_over, async |held| self.cut_over(held, &heartbeat, &follower).await).await;
             debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
@@ -92,6 +99,7 @@ impl<'a> Group<'a> {
             tidy_up(&self.mover.options, &source, self.id).await
         };
         if let Err(error) = streamed.await {
+            tracing::warn!(source = %self.source, error = chain(&error), "the stream of a move");
             ends.extend(self.all_failed(held, error, &heartbeat).await);
         }
         Ok(ends)
@@ -175,10 +183,8 @@ impl<'a> Group<'a> {
             slot::drop_slot(source, &name).await?;
         }
         if there.is_none() || lost {
-            let entries = source.entries(Some(self.id)).await?;
-            let began = |held: &Held| {
-                entries.iter().any(|entry| entry.shard == held.part.shard && entry.phase > Phase::Prepared)
-            };
+            let phases = self.phases(source).await?;
+            let began = |held: &Held| phases.get(&held.part.shard).is_some_and(|phase| *phase > Phase::Prepared);
             let (again, rest) = std::mem::take(held).into_iter().partition(began);
             *held = rest;
             held.extend(self.each(ends, again, async |held| self.prepare_again(held, heartbeat).await).await);
@@ -210,8 +216,116 @@ impl<'a> Group<'a> {
         self.go_on(held, work, heartbeat).await
     }
 
-    async fn load(&self, held: &mut Vec<Held>, ends: &mut Vec<End>, heartbeat: &Heartbeat, position: u64) -> Result<(), Error> { Ok(()) }
-    async fn follow(&self, held: &[Held]) -> Result<Follower, Error> { Ok(Follower) }
+    /// Copies the rows of the shards that lack some, and builds what finds them again.
+    async fn load(
+        &self,
+        source: &Session,
+        held: &mut Vec<Held>,
+        ends: &mut Vec<End>,
+        heartbeat: &Heartbeat,
+        position: u64,
+    ) -> Result<(), Error> {
+        let phases = self.phases(source).await?;
+        let (missing, loaded): (Vec<Held>, Vec<Held>) = std::mem::take(held)
+            .into_iter()
+            .partition(|one| phases.get(&one.part.shard).is_some_and(|phase| *phase == Phase::Prepared));
+        *held = loaded;
+        let mut copies = Vec::with_capacity(missing.len());
+        for one in &missing {
+            copies.push(self.to_copy(source, one.part.shard).await?);
+        }
+        let options = CopyOptions {
+            route: Route { source: self.source.clone(), target: self.target.clone() },
+            jobs: self.mover.options.copy_jobs,
+            chunk_bytes: CHUNK_BYTES,
+            throttle: self.mover.throttle.clone(),
+            stop: self.mover.stop.subscribe(),
+            observer: self.mover.observer.clone(),
+        };
+        let began = Instant::now();
+        let mut copied: BTreeMap<ShardId, Result<Copied, Error>> =
+            copy_all(&self.mover.hosts, copies, &options).await.into_iter().collect();
+        let took = began.elapsed();
+        self.at("after pieces")?;
+        let mut rows_there = Vec::new();
+        for one in missing {
+            let shard = one.part.shard;
+            match copied.remove(&shard).unwrap_or(Err(Error::Interrupted { shard })) {
+                Ok(rows) => rows_there.push((one, rows)),
+                Err(error) => ends.push(self.left(&one, error, heartbeat).await),
+            }
+        }
+        let keys = async |(one, rows): (Held, Copied)| self.keys(one, rows, took, position, heartbeat).await;
+        held.extend(self.each(ends, rows_there, keys).await);
+        Ok(())
+    }
+
+    /// Keys and indexes of a shard whose rows are there.
+    async fn keys(
+        &self,
+        mut held: Held,
+        copied: Copied,
+        took: Duration,
+        position: u64,
+        heartbeat: &Heartbeat,
+    ) -> Result<Held, End> {
+        let shard = held.part.shard;
+        let built = async {
+            if self.mover.is_stopped() {
+                return Err(Error::Interrupted { shard });
+            }
+            let work = connect(self.mover, &held.part, self.hold(shard)).await?;
+            work.timings.took("copy", took);
+            let built = match held.built.take() {
+                Some(built) => built,
+                None => {
+                    let entries = work.source.entries(Some(self.id)).await?;
+                    let entry = entries.iter().find(|entry| entry.shard == shard);
+                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.id })?).await?
+                }
+            };
+            work.loaded(&built.creation, position.into(), copied.rows as i64, copied.bytes as i64).await?;
+            Ok::<_, Error>(built)
+        };
+        match built.await {
+            Ok(built) => Ok(Held { built: Some(built), ..held }),
+            Err(error) => Err(self.left(&held, error, heartbeat).await),
+        }
+    }
+
+    /// Starts to apply what the source's transactions have changed since.
+    async fn follow(&self, source: &Session, held: &[Held]) -> Result<Follower, Error> {
+        let mut shards = Vec::with_capacity(held.len());
+        for one in held {
+            let copy = self.to_copy(source, one.part.shard).await?;
+            let ShardCopy { hold, target_schema, tables, .. } = copy;
+            shards.push(FollowedShard { hold, target_schema, tables, basis: Basis::Pieces });
+        }
+        Ok(Follower::start(FollowerOptions {
+            hosts: self.mover.hosts.clone(),
+            source: self.source.clone(),
+            target: self.target.clone(),
+            id: self.id,
+            stream: slot::stream_name(self.id, Direction::Forward),
+            shards,
+            patience: FollowerOptions::PATIENCE,
+        }))
+    }
+
+    /// A shard's tables as they stand at the source, and where they go.
+    async fn to_copy(&self, source: &Session, shard: ShardId) -> Result<ShardCopy, Error> {
+        let names = Names { schema: self.mover.prefix.schema(shard) };
+        let tables = match facts::schema_oid(source, &names.schema).await? {
+            Some(oid) => table::shapes(source, oid).await?,
+            None => Vec::new(),
+        };
+        Ok(ShardCopy { hold: self.hold(shard), target_schema: names.incoming(), source_schema: names.schema, tables })
+    }
+
+    async fn phases(&self, source: &Session) -> Result<BTreeMap<ShardId, Phase>, Error> {
+        let entries = source.entries(Some(self.id)).await?;
+        Ok(entries.into_iter().map(|entry| (entry.shard, entry.phase)).collect())
+    }
 
     /// From the last changes to the end.
     async fn cut_over(&self, held: Held, heartbeat: &Heartbeat, follower: &Follower) -> Result<(), End> {

@@ -101,6 +101,31 @@ pub(crate) struct Hold {
     pub(crate) lease: Uuid,
 }
 
+/// Of what a mover's session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signed {
+    /// Of one shard's work.
+    Shard,
+    /// Of all shards that come from one host together.
+    Group,
+}
+
+impl Hold {
+    /// What such sessions are called, whoever holds the lease: their names start so.
+    pub(crate) fn signature(&self, of: Signed) -> String {
+        match of {
+            Signed::Shard => format!("pgshard {}/{}/", self.id, self.shard),
+            Signed::Group => format!("pgshard {}/all/", self.id),
+        }
+    }
+
+    /// What sessions under this lease are called, in the 63 bytes that there are for it. A takeover ends those that are
+    /// called after another one.
+    pub(crate) fn session_name(&self, of: Signed) -> String {
+        format!("{}{}", self.signature(of), self.lease.simple().to_string().split_at(8).0)
+    }
+}
+
 impl Session {
     /// Whether the host has a control schema.
     pub(crate) async fn is_bootstrapped(&self) -> Result<bool, Error> {

@@ -13,8 +13,7 @@
 //! 5. The map is never the fence.
 
 pub mod border;
-#[allow(dead_code, reason = "the driver of online moves, which uses it, comes after it")]
-pub(crate) mod chunk;
+mod chunk;
 mod cleanup;
 mod copy;
 mod cutover;
@@ -38,6 +37,7 @@ mod state;
 mod step;
 mod stream;
 pub mod target;
+mod throttle;
 mod verify;
 
 use std::collections::BTreeMap;
@@ -64,6 +64,7 @@ pub use state::{Mode, Phase};
 
 use driver::{Part, Start};
 use state::Goal;
+use throttle::Throttle;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -138,6 +139,7 @@ pub struct Mover {
     options: Arc<Options>,
     observer: Observer,
     stop: watch::Sender<bool>,
+    throttle: Throttle,
 }
 
 impl Mover {
@@ -149,7 +151,8 @@ impl Mover {
         options: Options,
         observer: Observer,
     ) -> Mover {
-        Mover { hosts, prefix, store, options: Arc::new(options), observer, stop: watch::Sender::new(false) }
+        let (stop, throttle) = (watch::Sender::new(false), Throttle::open());
+        Mover { hosts, prefix, store, options: Arc::new(options), observer, stop, throttle }
     }
 
     /// Reads everything that matters and judges it. No writes.

@@ -27,9 +27,13 @@ impl Hosts {
         self.0.keys()
     }
 
+    /// How a host is reached.
+    pub(crate) fn options(&self, host: &HostName) -> Result<&ConnectOptions, Error> {
+        self.0.get(host).ok_or_else(|| Error::UnknownHost { host: host.clone() })
+    }
+
     pub(crate) async fn open(&self, host: &HostName) -> Result<Session, Error> {
-        let options = self.0.get(host).ok_or_else(|| Error::UnknownHost { host: host.clone() })?;
-        let connected = options.connect("pgshard mover").await;
+        let connected = self.options(host)?.connect("pgshard mover").await;
         let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
         let session = Session { host: host.clone(), shard: None, client };
         session.batch("the mover's settings", SETTINGS).await?;

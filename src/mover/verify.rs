@@ -1,4 +1,4 @@
 use super::error::Error;
 use super::step::ShardMove;
-use super::stream::Follower;
+use super::stream::follower::Follower;
 pub(crate) async fn shard(_w: &ShardMove<'_>, _f: &Follower) -> Result<(), Error> { Ok(()) }

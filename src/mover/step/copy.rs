@@ -7,9 +7,11 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use sha2::{Digest as _, Sha256};
+use uuid::Uuid;
 
 use super::{Blueprint, ShardMove};
-use crate::mover::copy::{self, Table};
+use crate::mover::chunk::table::{self, TableShape};
+use crate::mover::copy::{self, Hashing};
 use crate::mover::ddl::Creation;
 use crate::mover::error::Error;
 use crate::mover::facts::{self, Lock};
@@ -17,9 +19,15 @@ use crate::mover::journal::{Entry, Note};
 use crate::mover::options::Event;
 use crate::mover::sequences;
 use crate::mover::state::Phase;
+use crate::mover::throttle::Throttle;
 use crate::pg::quote_literal;
 use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
+
+/// What the target knows of the token by which it may be opened.
+pub(crate) fn token_hash(token: Uuid) -> String {
+    Sha256::digest(token.to_string().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// How a copy ended.
 pub(crate) enum Outcome {
@@ -107,11 +115,13 @@ impl ShardMove<'_> {
         self.source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
         self.begin_on_target(what).await?;
         let incoming = self.names.incoming();
-        let tables = copy::tables(&self.source, left).await?;
+        let tables = table::shapes(&self.source, left).await?;
+        let throttle = Throttle::open();
         let (mut rows, mut bytes) = (0, 0);
         for table in &tables {
             let tell = |bytes| self.observer.tell(Event::Copying { shard, bytes });
-            let (n, size) = copy::pipe((&self.source, left_name), (&self.target, &incoming), table, tell).await?;
+            let (out, into) = copy::statements(table, left_name, &incoming, "true");
+            let (n, size) = copy::pipe((&self.source, &out), (&self.target, &into), &throttle, tell).await?;
             self.observer.tell(Event::TableCopied { shard, table: table.name.clone(), rows: n, bytes: size });
             (rows, bytes) = (rows + n, bytes + size);
         }
@@ -122,11 +132,13 @@ impl ShardMove<'_> {
         Ok((rows, bytes))
     }
 
-    async fn compare(&self, tables: &[Table], left_name: &str, incoming: &str) -> Result<(), Error> {
+    async fn compare(&self, tables: &[TableShape], left_name: &str, incoming: &str) -> Result<(), Error> {
+        let (ours, theirs) = tokio::try_join!(facts::version(&self.source), facts::version(&self.target))?;
+        let hashing = Hashing::of(ours, theirs);
         for table in tables {
             let (ours, theirs) = tokio::try_join!(
-                copy::digest(&self.source, left_name, table),
-                copy::digest(&self.target, incoming, table)
+                copy::digest(&self.source, left_name, table, "true", hashing),
+                copy::digest(&self.target, incoming, table, "true", hashing)
             )?;
             if ours != theirs {
                 return Err(Error::Differs {
@@ -156,8 +168,7 @@ impl ShardMove<'_> {
         self.carry_migrations().await?;
         self.source.batch("copying rows", "ROLLBACK").await?;
         self.at("after indexes")?;
-        let token = entry.open_token.map(|token| token.to_string()).unwrap_or_default();
-        let hash: String = Sha256::digest(token.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash = entry.open_token.map(token_hash).unwrap_or_default();
         let sql = "UPDATE pgshard.incoming SET ready_attempt = $2, open_hash = $3 WHERE shard_id = $1";
         let what = "declaring the target ready";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32(), &attempt, &hash]).await?;

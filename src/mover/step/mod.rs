@@ -24,7 +24,7 @@ use super::refusal::Refusal;
 use super::session::Session;
 use super::state::{Mode, Phase};
 
-pub(crate) use copy::Outcome;
+pub(crate) use copy::{Outcome, token_hash};
 pub(crate) use online::{Behind, Changed};
 pub(crate) use prepare::Blueprint;
 pub(crate) use timings::Timings;

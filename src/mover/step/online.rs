@@ -8,9 +8,7 @@
 
 use std::time::Instant;
 
-use sha2::{Digest as _, Sha256};
 use tokio_postgres::types::PgLsn;
-use uuid::Uuid;
 
 use super::{Blueprint, ShardMove};
 use crate::mover::ddl::{Creation, Online, Stage, Statement};
@@ -109,11 +107,10 @@ impl ShardMove<'_> {
         self.at("after catch-up")
     }
 
-    /// The last thing before the swap: the target's sequences are set ahead of the source's, and the target is told by
-    /// which token it may be opened.
+    /// The last thing before the swap: the target's sequences are set ahead of the source's, and it is ready for no attempt.
     ///
     /// Locks: ROW EXCLUSIVE on the target's sequences, the row of pgshard.incoming, for one transaction.
-    pub(crate) async fn preset(&self, token: Uuid) -> Result<Vec<Preset>, Error> {
+    pub(crate) async fn preset(&self) -> Result<Vec<Preset>, Error> {
         let what = "setting the sequences ahead";
         let presets =
             sequences::presets(self.source.client.client(), &Namespace::from(self.names.schema.as_str())).await;
@@ -123,10 +120,8 @@ impl ShardMove<'_> {
         let set =
             sequences::set_sequence_values(self.target.client.client(), &self.names.incoming(), &values).await;
         set.map_err(|error| self.target.failed(what, error))?;
-        let hash: String =
-            Sha256::digest(token.to_string().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-        let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = $2 WHERE shard_id = $1";
-        self.target.execute(what, sql, &[&self.hold.shard.as_i32(), &hash]).await?;
+        let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL WHERE shard_id = $1";
+        self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
         self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
         self.target.batch(what, "COMMIT").await?;
         self.at("after preset")?;

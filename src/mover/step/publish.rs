@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::ShardMove;
 use crate::map::{Changes, Placement};
-use crate::mover::copy;
+use crate::mover::chunk::table;
 use crate::mover::ddl::Creation;
 use crate::mover::error::Error;
 use crate::mover::facts;
@@ -52,7 +52,7 @@ impl ShardMove<'_> {
         let analyzed = async {
             // The shard may have moved on since: then there is nothing here to analyze.
             if let Some(oid) = facts::schema_oid(&self.target, schema).await? {
-                for table in copy::tables(&self.target, oid).await? {
+                for table in table::shapes(&self.target, oid).await? {
                     let (schema, table) = (quote_ident(schema), quote_ident(&table.name));
                     self.target.batch("analyzing", &format!("ANALYZE {schema}.{table}")).await?;
                 }

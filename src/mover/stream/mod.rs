@@ -1,11 +1,20 @@
 //! The stream of a group: the changes that its shards' source commits while they are copied, applied at their target in
 //! the order of the commits.
 //!
-//! [`slot`] makes what the source keeps, [`transport`] and [`wire`] read it.
+//! [`slot`] makes what the source keeps, [`transport`] and [`wire`] read it, [`changes`] judges by the pieces of the copy what is
+//! to be applied, [`layout`] and [`apply`] do it, and [`run`] puts that together. [`worker`] is the task, and [`follower`] its
+//! handle.
 //!
 //! What may not break: a source transaction is in the target whole or not at all, and once; nothing is called durable to
 //! the source that is not durable at the target.
 
+mod apply;
+mod changes;
+mod fault;
+pub(crate) mod follower;
+mod layout;
+mod run;
 pub(crate) mod slot;
 mod transport;
 mod wire;
+mod worker;

@@ -42,10 +42,19 @@ pub(crate) enum Frame {
 pub(crate) struct Transport {
     packs: mpsc::Receiver<Result<Vec<Frame>, Error>>,
     durable: watch::Sender<u64>,
-    /// Where the server says its WAL ends.
-    wal_end: watch::Receiver<u64>,
+    /// What the server said last of itself.
+    server: watch::Receiver<Server>,
     reader: JoinHandle<()>,
     writer: JoinHandle<()>,
+}
+
+/// What the server says of itself with every message.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Server {
+    /// How far it has decoded its WAL.
+    pub(crate) wal_end: u64,
+    /// Its clock: microseconds since 2000.
+    pub(crate) clock: i64,
 }
 
 /// Which stream.
@@ -73,11 +82,11 @@ impl Transport {
         let (reader, writer) = connection.start(&command).await.map_err(failed)?;
         let (sender, packs) = mpsc::channel(PACKS);
         let (durable, told) = watch::channel(from);
-        let (end, wal_end) = watch::channel(from);
+        let (said, server) = watch::channel(Server { wal_end: from, clock: 0 });
         let asked = Arc::new(Notify::new());
-        let reader = tokio::spawn(read(reader, source.host.clone(), sender, end, asked.clone()));
+        let reader = tokio::spawn(read(reader, source.host.clone(), sender, said, asked.clone()));
         let writer = tokio::spawn(tell(writer, told, asked));
-        Ok(Transport { packs, durable, wal_end, reader, writer })
+        Ok(Transport { packs, durable, server, reader, writer })
     }
 
     /// The next pack; at least one frame.
@@ -102,9 +111,9 @@ impl Transport {
         });
     }
 
-    /// Where the server said last that its WAL ends.
-    pub(crate) fn wal_end(&self) -> u64 {
-        *self.wal_end.borrow()
+    /// What the server said last.
+    pub(crate) fn server(&self) -> Server {
+        *self.server.borrow()
     }
 }
 
@@ -123,11 +132,11 @@ async fn read(
     mut reader: Reader,
     host: HostName,
     packs: mpsc::Sender<Result<Vec<Frame>, Error>>,
-    end: watch::Sender<u64>,
+    said: watch::Sender<Server>,
     asked: Arc<Notify>,
 ) {
     loop {
-        let pack = pack(&mut reader, &host, &end, &asked).await;
+        let pack = pack(&mut reader, &host, &said, &asked).await;
         let last = pack.is_err();
         // Waits while the applier has enough. Nobody there any more: the stream was dropped.
         if packs.send(pack).await.is_err() || last {
@@ -140,14 +149,14 @@ async fn read(
 async fn pack(
     reader: &mut Reader,
     host: &HostName,
-    end: &watch::Sender<u64>,
+    said: &watch::Sender<Server>,
     asked: &Notify,
 ) -> Result<Vec<Frame>, Error> {
     let mut frames = Vec::new();
     loop {
         while let Some(message) = reader.buffered().map_err(|error| failed(host, error))? {
             match message.tag {
-                b'd' => frames.extend(frame(message.body, host, end, asked)?),
+                b'd' => frames.extend(frame(message.body, host, said, asked)?),
                 // The server has ended the stream: it shuts down.
                 b'c' | b'C' => {
                     let gone = std::io::ErrorKind::ConnectionAborted.into();
@@ -163,24 +172,25 @@ async fn pack(
     }
 }
 
-fn frame(mut body: Bytes, host: &HostName, end: &watch::Sender<u64>, asked: &Notify) -> Result<Option<Frame>, Error> {
+fn frame(
+    mut body: Bytes,
+    host: &HostName,
+    said: &watch::Sender<Server>,
+    asked: &Notify,
+) -> Result<Option<Frame>, Error> {
     let malformed = |wire::Malformed { what }| Error::Malformed { host: host.clone(), what };
     let short = |_| malformed(wire::Malformed { what: "a frame ends early" });
     match body.try_get_u8().map_err(short)? {
         b'w' => {
-            let (_start, wal_end, _at) = (
-                body.try_get_u64().map_err(short)?,
-                body.try_get_u64().map_err(short)?,
-                body.try_get_u64().map_err(short)?,
-            );
-            end.send_replace(wal_end.max(*end.borrow()));
+            let _start = body.try_get_u64().map_err(short)?;
+            heard(said, body.try_get_u64().map_err(short)?, body.try_get_i64().map_err(short)?);
             let length = body.len();
             Ok(Some(Frame::Message(wire::decode(body).map_err(malformed)?, length)))
         }
         b'k' => {
-            let (wal_end, _at) = (body.try_get_u64().map_err(short)?, body.try_get_u64().map_err(short)?);
+            let (wal_end, clock) = (body.try_get_u64().map_err(short)?, body.try_get_i64().map_err(short)?);
             let reply = body.try_get_u8().map_err(short)?;
-            end.send_replace(wal_end.max(*end.borrow()));
+            heard(said, wal_end, clock);
             if reply != 0 {
                 asked.notify_one();
             }
@@ -188,6 +198,13 @@ fn frame(mut body: Bytes, host: &HostName, end: &watch::Sender<u64>, asked: &Not
         }
         _ => Ok(None),
     }
+}
+
+fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
+    said.send_modify(|server| {
+        server.wal_end = server.wal_end.max(wal_end);
+        server.clock = clock;
+    });
 }
 
 /// Ends with the connection; the reader finds out why.

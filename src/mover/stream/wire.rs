@@ -42,16 +42,8 @@ pub(crate) struct Relation {
     pub(crate) oid: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// `d`, `n`, `f` or `i`, as in `pg_class.relreplident`.
-    pub(crate) identity: u8,
-    pub(crate) columns: Vec<Column>,
-}
-
-/// A column as the stream knows it. Generated columns and those that a publication leaves out do not come.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Column {
-    pub(crate) name: String,
-    pub(crate) in_key: bool,
+    /// The names of the columns. Generated ones do not come.
+    pub(crate) columns: Vec<String>,
 }
 
 /// The values of a row, one for each column of its relation.
@@ -169,17 +161,16 @@ impl Input {
     fn relation(&mut self) -> Result<Relation, Malformed> {
         let oid = self.u32()?;
         let (schema, name) = (self.name()?, self.name()?);
-        let (identity, count) = (self.byte()?, self.u16()?);
+        let (_identity, count) = (self.byte()?, self.u16()?);
         let mut columns = Vec::new();
         for _ in 0..count {
-            let in_key = self.byte()? & 1 != 0;
-            let name = self.name()?;
+            let _in_key = self.byte()?;
+            columns.push(self.name()?);
             let (_type, _modifier) = (self.u32()?, self.u32()?);
-            columns.push(Column { name, in_key });
         }
         // PostgreSQL leaves the schema's name out where it is its own.
         let schema = if schema.is_empty() { "pg_catalog".to_owned() } else { schema };
-        Ok(Relation { oid, schema, name, identity, columns })
+        Ok(Relation { oid, schema, name, columns })
     }
 
     fn row(&mut self) -> Result<Row, Malformed> {
@@ -232,13 +223,11 @@ mod tests {
     fn a_relation() {
         let parts: [&[u8]; 6] =
             [b"R\0\0\0\x05s\0Na\xc3\xafve \"t\"\0f\0\x02", b"\x01id\0", &[0; 8], b"\0b\0", &[0; 8], b""];
-        let column = |name: &str, in_key| Column { name: name.to_owned(), in_key };
         let relation = Relation {
             oid: 5,
             schema: "s".to_owned(),
             name: "Naïve \"t\"".to_owned(),
-            identity: b'f',
-            columns: vec![column("id", true), column("b", false)],
+            columns: vec!["id".to_owned(), "b".to_owned()],
         };
         assert_eq!(decode(message(&parts)), Ok(Message::Relation(relation)));
     }

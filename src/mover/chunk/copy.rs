@@ -1,0 +1,128 @@
+//! One bundle of pieces, from host to host: all read under one snapshot, and written with it in one transaction.
+//!
+//! Before: the pieces have no snapshot, and the target none of their rows. After: they have both. Dies halfway: as before, for
+//! the target's transaction is rolled back.
+
+use tokio_postgres::SimpleQueryMessage;
+
+use crate::mover::copy::{pipe, qualified, statements};
+use crate::mover::error::Error;
+use crate::mover::session::Session;
+use crate::mover::throttle::Throttle;
+use crate::pg::quote_literal;
+
+use super::plan::Piece;
+use super::snapshot::Snapshot;
+use super::table::TableShape;
+use super::{ShardCopy, prove_lease};
+
+/// What a piece turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Copied {
+    pub(crate) rows: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Copies pieces of one shard. `None`: another worker, or another mover, has done them meanwhile.
+///
+/// `application_name` is what both sessions are called while they are at it, so that a takeover can end them.
+///
+/// Locks: ACCESS SHARE on the source's tables while they are read; ROW EXCLUSIVE on the target's, which nobody else uses, until
+/// the end; the pieces' rows and [`prove_lease`]'s at the very end only, so that a takeover never waits for a copy.
+///
+/// # Cancel safety
+/// Dropped, or failed, both sessions are in transactions and to be closed.
+pub(crate) async fn copy(
+    (source, target): (&Session, &Session),
+    work: &ShardCopy,
+    pieces: &[Piece],
+    application_name: &str,
+    throttle: &Throttle,
+    mut copied: impl FnMut(u64),
+) -> Result<Option<Vec<Copied>>, Error> {
+    let what = "copying rows";
+    let tables = pieces.iter().map(|piece| table_of(work, piece)).collect::<Result<Vec<_>, _>>()?;
+    let named = format!("SET LOCAL application_name = {}", quote_literal(application_name));
+    let snapshot = read_from(source, work, &tables, &named).await?;
+    // If the target's machine goes down, rows and snapshot are lost together.
+    target.batch(what, &format!("BEGIN; {named}; SET LOCAL synchronous_commit = off")).await?;
+    let mut sizes = Vec::with_capacity(pieces.len());
+    for (piece, table) in pieces.iter().zip(&tables) {
+        let condition = piece.range.condition(table.first_key_column());
+        let (out, into) = statements(table, &work.source_schema, &work.target_schema, &condition);
+        let (rows, bytes) = pipe((source, &out), (target, &into), throttle, &mut copied).await?;
+        sizes.push(Copied { rows, bytes });
+    }
+    source.batch(what, "ROLLBACK").await?;
+    prove_lease(target, work.hold).await?;
+    let done = keep(target, work, pieces, &sizes, &snapshot).await?;
+    target.batch(what, if done { "COMMIT" } else { "ROLLBACK" }).await?;
+    Ok(done.then_some(sizes))
+}
+
+fn table_of<'w>(work: &'w ShardCopy, piece: &Piece) -> Result<&'w TableShape, Error> {
+    work.table(&piece.table).ok_or_else(|| Error::Altered {
+        shard: work.shard(),
+        what: format!("table {} was cut into pieces and is no more", piece.table),
+    })
+}
+
+/// Begins to read: locks, and only then the snapshot.
+///
+/// LOCK TABLE takes none by itself, not even under REPEATABLE READ. With the snapshot first, a TRUNCATE in between would give
+/// no rows under a snapshot that does not see it.
+///
+/// Locks: ACCESS SHARE on the tables until the end of the transaction. Waits as long as the session's lock_timeout says.
+pub(crate) async fn read_from(
+    source: &Session,
+    work: &ShardCopy,
+    tables: &[&TableShape],
+    first: &str,
+) -> Result<Snapshot, Error> {
+    let what = "locking the tables and taking a snapshot";
+    let names: Vec<String> = tables.iter().map(|table| qualified(&work.source_schema, table)).collect();
+    let oids: Vec<String> = names.iter().map(|name| format!("{}::regclass::oid::text", quote_literal(name))).collect();
+    let sql = format!(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {first};
+         LOCK TABLE ONLY {} IN ACCESS SHARE MODE;
+         SELECT pg_current_snapshot()::text, concat_ws(' ', {})",
+        names.join(", ONLY "),
+        oids.join(", ")
+    );
+    let answer = source.client.simple_query(&sql).await.map_err(|error| source.failed(what, error))?;
+    let row = answer.iter().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some((row.get(0)?, row.get(1)?)),
+        _ => None,
+    });
+    let wrong = |observed: String| Error::Stuck { shard: work.shard(), observed };
+    let (snapshot, found) = row.ok_or_else(|| wrong(format!("host {} gave no row for a snapshot", source.host)))?;
+    let expected = tables.iter().map(|table| table.oid.to_string()).collect::<Vec<_>>().join(" ");
+    if found != expected {
+        let what = format!("a table of {} was dropped and made again", work.source_schema);
+        return Err(Error::Altered { shard: work.shard(), what });
+    }
+    Snapshot::parse(snapshot).ok_or_else(|| wrong(format!("host {} calls {snapshot:?} its snapshot", source.host)))
+}
+
+/// Writes the snapshot to the pieces. False if one of them has one already.
+///
+/// Locks: the pieces' rows until the end of the transaction.
+async fn keep(
+    target: &Session,
+    work: &ShardCopy,
+    pieces: &[Piece],
+    sizes: &[Copied],
+    snapshot: &Snapshot,
+) -> Result<bool, Error> {
+    let names: Vec<&str> = pieces.iter().map(|piece| piece.table.as_str()).collect();
+    let numbers: Vec<i32> = pieces.iter().map(|piece| piece.number).collect();
+    let rows: Vec<i64> = sizes.iter().map(|size| size.rows as i64).collect();
+    let bytes: Vec<i64> = sizes.iter().map(|size| size.bytes as i64).collect();
+    let (snapshot, id, shard) = (snapshot.to_string(), work.hold.id.uuid(), work.shard().as_i32());
+    let sql = "UPDATE pgshard.chunk c SET snapshot = $3, rows = p.r, bytes = p.b
+        FROM unnest($4::text[], $5::integer[], $6::bigint[], $7::bigint[]) AS p(n, k, r, b)
+        WHERE c.move_id = $1 AND c.shard_id = $2 AND c.table_name = p.n AND c.number = p.k AND c.snapshot IS NULL";
+    let what = "writing the pieces' snapshot";
+    let kept = target.execute(what, sql, &[id, &shard, &snapshot, &names, &numbers, &rows, &bytes]).await?;
+    Ok(kept == pieces.len() as u64)
+}

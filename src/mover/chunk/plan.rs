@@ -1,0 +1,181 @@
+//! Where tables are cut, written down at the target before the first row is copied.
+//!
+//! What may not break: a table that has pieces keeps them. A resume finds them and does those that are missing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::mover::copy::qualified;
+use crate::mover::error::Error;
+use crate::mover::session::Session;
+use crate::pg::quote_literal;
+
+use super::chunks::KeyRange;
+use super::table::{Column, TableShape};
+use super::{ShardCopy, prove_lease};
+
+/// What a piece of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a snapshot is held.
+pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
+
+/// The most pieces of one table. Beyond, pieces are larger.
+const CHUNKS_MAX: u64 = 4096;
+
+/// How many pages of a table are looked at to learn how large its rows are.
+const SAMPLE_PAGES: f64 = 256.0;
+
+/// A piece of a table, as `pgshard.chunk` has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Piece {
+    pub(crate) table: String,
+    pub(crate) number: i32,
+    pub(crate) range: KeyRange,
+    /// About how much it is, for whoever shares the work out.
+    pub(crate) estimate: u64,
+    /// Rows and bytes, once it is copied.
+    pub(crate) copied: Option<(u64, u64)>,
+    pub(crate) verified: bool,
+}
+
+/// Cuts those tables of a shard that are not cut yet.
+///
+/// Locks: ACCESS SHARE on each table of the source while its key is walked; at the target rows of pgshard.chunk that nobody else knows,
+/// and [`prove_lease`]'s.
+///
+/// # Cancel safety
+/// All the shard's bounds are written in one transaction. Dropped, the target session is to be closed.
+pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, chunk_bytes: u64) -> Result<(), Error> {
+    let what = "cutting tables into pieces";
+    let (id, shard) = (work.hold.id.uuid(), work.shard().as_i32());
+    let sql = "SELECT DISTINCT table_name FROM pgshard.chunk WHERE move_id = $1 AND shard_id = $2";
+    let cut: BTreeSet<String> = target.rows(what, sql, &[id, &shard]).await?.iter().map(|row| row.get(0)).collect();
+    let uncut: Vec<&TableShape> = work.tables.iter().filter(|table| !cut.contains(&table.name)).collect();
+    if uncut.is_empty() {
+        return Ok(());
+    }
+    let sizes = sizes(source, &work.tables).await?;
+    let (mut names, mut numbers, mut lows, mut highs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for table in uncut {
+        let size = sizes.get(&table.oid).copied().unwrap_or(0);
+        let bounds = bounds(source, &work.source_schema, table, size, chunk_bytes).await?;
+        for number in 0..=bounds.len() {
+            names.push(table.name.as_str());
+            numbers.push(number as i32);
+            lows.push(number.checked_sub(1).map(|before| bounds[before].clone()));
+            highs.push(bounds.get(number).cloned());
+        }
+    }
+    target.batch(what, "BEGIN").await?;
+    prove_lease(target, work.hold).await?;
+    let sql = "INSERT INTO pgshard.chunk (move_id, shard_id, table_name, number, low, high)
+        SELECT $1, $2, n, k, l, h FROM unnest($3::text[], $4::integer[], $5::text[], $6::text[]) AS p(n, k, l, h)";
+    target.execute(what, sql, &[id, &shard, &names, &numbers, &lows, &highs]).await?;
+    target.batch(what, "COMMIT").await
+}
+
+/// The pieces of a shard, by table and number.
+///
+/// Locks: ACCESS SHARE on pgshard.chunk; at the source on the tables, for one statement.
+pub(crate) async fn pieces(source: &Session, target: &Session, work: &ShardCopy) -> Result<Vec<Piece>, Error> {
+    let sql = "SELECT table_name, number, low, high, snapshot IS NOT NULL, rows, bytes, verified_at IS NOT NULL
+        FROM pgshard.chunk WHERE move_id = $1 AND shard_id = $2 ORDER BY table_name COLLATE \"C\", number";
+    let rows = target.rows("reading the pieces", sql, &[work.hold.id.uuid(), &work.shard().as_i32()]).await?;
+    let sizes = sizes(source, &work.tables).await?;
+    let mut of_table: BTreeMap<&str, u64> = BTreeMap::new();
+    for row in &rows {
+        *of_table.entry(row.get(0)).or_default() += 1;
+    }
+    let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok()).unwrap_or(0);
+    let piece = |row: &tokio_postgres::Row| {
+        let table: &str = row.get(0);
+        let size = work.table(table).and_then(|table| sizes.get(&table.oid)).copied().unwrap_or(0);
+        Piece {
+            table: table.to_owned(),
+            number: row.get(1),
+            range: KeyRange { low: row.get(2), high: row.get(3) },
+            estimate: size / of_table.get(table).copied().unwrap_or(1).max(1),
+            copied: row.get::<_, bool>(4).then(|| (count(row.get(5)), count(row.get(6)))),
+            verified: row.get(7),
+        }
+    };
+    Ok(rows.iter().map(piece).collect())
+}
+
+/// What tables take on disk, with what is stored beside them, by OID.
+///
+/// Locks: ACCESS SHARE on the tables, for one statement.
+async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTreeMap<u32, u64>, Error> {
+    let oids: Vec<u32> = tables.iter().map(|table| table.oid).collect();
+    let sql = "SELECT o, coalesce(pg_table_size(o), 0) FROM unnest($1::oid[]) AS o";
+    let rows = source.rows("measuring the tables", sql, &[&oids]).await?;
+    Ok(rows.iter().map(|row| (row.get(0), u64::try_from(row.get::<_, i64>(1)).unwrap_or(0))).collect())
+}
+
+/// The keys at which a table is cut, in order. None where it is small, or the order of its key is not known here.
+///
+/// Walks the key's index once, a piece a statement, so that no snapshot is held for long. Rows that are written meanwhile
+/// make a piece larger or smaller, no more.
+async fn bounds(
+    source: &Session,
+    schema: &str,
+    table: &TableShape,
+    size: u64,
+    chunk_bytes: u64,
+) -> Result<Vec<String>, Error> {
+    let chunk_bytes = chunk_bytes.max(size / CHUNKS_MAX).max(1);
+    let (Some(column), Some(_)) = (table.first_key_column(), table.first_key) else { return Ok(Vec::new()) };
+    // Half a piece more is not worth a second one.
+    if size <= chunk_bytes + chunk_bytes / 2 {
+        return Ok(Vec::new());
+    }
+    let rows = rows_of(source, schema, table).await?;
+    let step = (rows / size as f64 * chunk_bytes as f64).clamp(1.0, 1e12) as i64;
+    let mut bounds: Vec<String> = Vec::new();
+    // Twice as many as planned: then the table grows faster than it is walked, and the rest is one piece.
+    while bounds.len() < 2 * CHUNKS_MAX as usize {
+        let Some(next) = next_bound(source, schema, table, column, bounds.last(), step).await? else { break };
+        bounds.push(next);
+    }
+    Ok(bounds)
+}
+
+/// The key that stands so many rows after this one. Always a greater one: rows with the same first key are in one piece,
+/// however many they are.
+///
+/// Locks: ACCESS SHARE on the table, for this one statement.
+async fn next_bound(
+    source: &Session,
+    schema: &str,
+    table: &TableShape,
+    column: &Column,
+    after: Option<&String>,
+    step: i64,
+) -> Result<Option<String>, Error> {
+    let (name, from) = (column.quoted(), qualified(schema, table));
+    let after = after.map_or_else(String::new, |key| format!("WHERE {name} > {}", quote_literal(key)));
+    let sql = format!("SELECT {name}::text FROM ONLY {from} {after} ORDER BY {name} OFFSET {step} LIMIT 1");
+    Ok(source.rows("walking the key", &sql, &[]).await?.first().map(|row| row.get(0)))
+}
+
+/// About how many rows a table has, by a sample of its pages: what the statistics say may be from before it was filled.
+///
+/// Locks: ACCESS SHARE on the table, for one statement.
+async fn rows_of(source: &Session, schema: &str, table: &TableShape) -> Result<f64, Error> {
+    let what = "measuring the rows";
+    let sql = "SELECT ceil(pg_relation_size($1::oid)::double precision / current_setting('block_size')::integer)";
+    let pages: f64 = source.row(what, sql, &[&table.oid]).await?.get(0);
+    let percent = (100.0 * SAMPLE_PAGES / pages.max(1.0)).min(100.0);
+    let from = qualified(schema, table);
+    let sql = format!("SELECT count(*) FROM ONLY {from} TABLESAMPLE SYSTEM ({percent})");
+    let rows: i64 = source.row(what, &sql, &[]).await?.get(0);
+    Ok(rows.max(1) as f64 * 100.0 / percent)
+}
+
+/// Forgets all pieces of a shard: what they describe is about to be dropped. In the transaction that the session is in.
+///
+/// Locks: rows of pgshard.chunk and pgshard.reread until the end of the transaction.
+pub(crate) async fn forget(target: &Session, work: super::Hold) -> Result<(), Error> {
+    for table in ["chunk", "reread"] {
+        let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
+        target.execute("forgetting what was copied", &sql, &[work.id.uuid(), &work.shard.as_i32()]).await?;
+    }
+    Ok(())
+}

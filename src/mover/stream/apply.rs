@@ -1,0 +1,387 @@
+//! One target transaction after the other: statements are sent without waiting for the answers of those before, rows that
+//! are inserted into one table go together, and before the commit every answer is looked at.
+//!
+//! What may not break: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of
+//! different tables may go in another order than at the source: foreign keys and triggers do not exist while changes are
+//! applied.)
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::num::NonZeroUsize;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::{BufMut, BytesMut};
+use lru::LruCache;
+use tokio_postgres::Statement;
+use tokio_postgres::types::{Format, IsNull, ToSql, Type, to_sql_checked};
+
+use crate::mover::error::Error;
+use crate::mover::session::Session;
+use crate::pg::state;
+use crate::shard::ShardId;
+
+use super::fault::{Failure, Fault};
+use super::layout::{Layout, Texts};
+use super::wire::Row;
+
+/// Statements that are prepared on the connection; thousands of shards have more tables than a backend has memory for.
+const STATEMENTS: NonZeroUsize = NonZeroUsize::new(1024).expect("it is not zero");
+
+/// Statements on their way without an answer. They hold their parameters' memory, and the server's answers ours.
+const IN_FLIGHT: usize = 512;
+
+/// The same in bytes of parameters, and as many may wait in rows to be inserted.
+const BYTES_IN_FLIGHT: usize = 4 << 20;
+
+/// A value as a text, whatever the type is: the server reads it with the type's input function.
+#[derive(Debug)]
+struct Text(Option<bytes::Bytes>);
+
+impl ToSql for Text {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        Ok(match &self.0 {
+            Some(text) => {
+                out.put_slice(text);
+                IsNull::No
+            }
+            None => IsNull::Yes,
+        })
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    fn encode_format(&self, _: &Type) -> Format {
+        Format::Text
+    }
+
+    to_sql_checked!();
+}
+
+/// Which statement of a table.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    Insert { rows: usize },
+    Update { columns: Vec<usize> },
+    Delete,
+}
+
+/// What a statement is for, in case it fails.
+struct Purpose {
+    /// `None`: for all of them.
+    table: Option<Arc<Layout>>,
+    what: &'static str,
+    /// What names the row, or the first of them.
+    row: Texts,
+}
+
+impl Purpose {
+    fn words(&self) -> String {
+        let texts = self.row.iter().map(|text| match text {
+            Some(text) if text.len() <= 60 => String::from_utf8_lossy(text).into_owned(),
+            Some(text) => format!("{}…", String::from_utf8_lossy(&text[..60])),
+            None => "NULL".to_owned(),
+        });
+        format!("{} of ({})", self.what, texts.collect::<Vec<_>>().join(", "))
+    }
+}
+
+type Outcome = Pin<Box<dyn Future<Output = Result<u64, tokio_postgres::Error>> + Send>>;
+
+/// A statement whose answer has not been looked at.
+struct Sent {
+    purpose: Purpose,
+    /// How many rows it must hit; `None` for any.
+    rows: Option<u64>,
+    bytes: usize,
+    outcome: Outcome,
+}
+
+/// A connection to the target, with its transaction.
+pub(crate) struct Applier {
+    pub(crate) session: Arc<Session>,
+    statements: LruCache<(u32, Kind), Statement>,
+    own: HashMap<&'static str, Statement>,
+    sent: VecDeque<Sent>,
+    sent_bytes: usize,
+    /// Rows to be inserted, by table.
+    waiting: BTreeMap<u32, (Arc<Layout>, Vec<Row>)>,
+    waiting_bytes: usize,
+    open: bool,
+    /// Whether every `own` statement of the transaction has hit its rows.
+    fitting: bool,
+}
+
+impl Applier {
+    /// Prepares a session for applying.
+    ///
+    /// Statements are planned once and by the indexes, which tables that were just filled might not get otherwise. Locks
+    /// are waited for: an index that is being built at the target is no reason to give the group up.
+    pub(crate) async fn new(session: Session) -> Result<Applier, Error> {
+        let sql =
+            "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off;
+            SELECT set_config('synchronous_commit', 'on', false)
+            WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+        session.batch("setting up the applying session", sql).await?;
+        Ok(Applier {
+            session: Arc::new(session),
+            statements: LruCache::new(STATEMENTS),
+            own: HashMap::new(),
+            sent: VecDeque::new(),
+            sent_bytes: 0,
+            waiting: BTreeMap::new(),
+            waiting_bytes: 0,
+            open: false,
+            fitting: true,
+        })
+    }
+
+    /// Whether a transaction is open.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// A new row. It goes with others of its table.
+    pub(crate) async fn insert(&mut self, layout: &Arc<Layout>, row: Row, bytes: usize) -> Result<(), Failure> {
+        self.begin();
+        let (_, rows) = self.waiting.entry(layout.oid).or_insert_with(|| (layout.clone(), Vec::new()));
+        rows.push(row);
+        self.waiting_bytes += bytes;
+        if rows.len() >= 128 {
+            self.flush(layout.oid).await?;
+        }
+        if self.waiting_bytes > BYTES_IN_FLIGHT {
+            self.flush_all().await?;
+        }
+        Ok(())
+    }
+
+    /// A row with all its values as texts, at once.
+    pub(crate) async fn insert_values(&mut self, layout: &Arc<Layout>, values: Texts) -> Result<(), Failure> {
+        self.flush(layout.oid).await?;
+        let purpose = Purpose { table: Some(layout.clone()), what: "insert", row: values.clone() };
+        self.table_statement(purpose, Kind::Insert { rows: 1 }, Some(1), values).await
+    }
+
+    /// The columns of the row that `naming` names get the values of `new`.
+    pub(crate) async fn update(
+        &mut self,
+        layout: &Arc<Layout>,
+        columns: Vec<usize>,
+        new: &Row,
+        naming: Texts,
+    ) -> Result<(), Failure> {
+        self.flush(layout.oid).await?;
+        if columns.is_empty() {
+            return Ok(());
+        }
+        let mut values = layout.values_of(new, &columns);
+        values.extend(naming.iter().cloned());
+        let purpose = Purpose { table: Some(layout.clone()), what: "update", row: naming };
+        self.table_statement(purpose, Kind::Update { columns }, Some(1), values).await
+    }
+
+    /// Deletes the row; `rows` is how many there must be.
+    pub(crate) async fn delete(
+        &mut self,
+        layout: &Arc<Layout>,
+        naming: Texts,
+        rows: Option<u64>,
+    ) -> Result<(), Failure> {
+        self.flush(layout.oid).await?;
+        let purpose = Purpose { table: Some(layout.clone()), what: "delete", row: naming.clone() };
+        self.table_statement(purpose, Kind::Delete, rows, naming).await
+    }
+
+    /// Deletes all rows that match a condition.
+    pub(crate) async fn delete_where(&mut self, layout: &Arc<Layout>, condition: &str) -> Result<(), Failure> {
+        self.flush(layout.oid).await?;
+        self.begin();
+        let purpose = Purpose { table: Some(layout.clone()), what: "truncate", row: Vec::new() };
+        let (session, sql) = (self.session.clone(), layout.delete_where(condition));
+        let outcome = async move { session.client.batch_execute(&sql).await.map(|()| 0) };
+        self.send(purpose, None, 0, Box::pin(outcome));
+        self.thin_out().await
+    }
+
+    /// A statement of the mover's own, in the transaction. `rows`: how many it must hit.
+    pub(crate) async fn own(
+        &mut self,
+        what: &'static str,
+        sql: &'static str,
+        params: Vec<Box<dyn ToSql + Sync + Send>>,
+        rows: Option<u64>,
+    ) -> Result<(), Failure> {
+        self.begin();
+        let purpose = Purpose { table: None, what, row: Vec::new() };
+        let statement = match self.own.get(sql) {
+            Some(statement) => statement.clone(),
+            None => {
+                let prepared = self.prepare(sql, &purpose).await?;
+                self.own.insert(sql, prepared.clone());
+                prepared
+            }
+        };
+        let session = self.session.clone();
+        let outcome = async move {
+            let params: Vec<&(dyn ToSql + Sync)> = params.iter().map(|param| &**param as &(dyn ToSql + Sync)).collect();
+            session.client.execute(&statement, &params).await
+        };
+        self.send(purpose, rows, 0, Box::pin(outcome));
+        Ok(())
+    }
+
+    /// Waits for all answers. An `own` statement that did not hit its rows gives `Ok(false)`.
+    pub(crate) async fn settle(&mut self) -> Result<bool, Failure> {
+        self.flush_all().await?;
+        while let Some(sent) = self.sent.pop_front() {
+            self.fitting &= self.answer(sent).await?;
+        }
+        Ok(self.fitting)
+    }
+
+    /// Commits, after [`settle`](Applier::settle).
+    pub(crate) async fn commit(&mut self) -> Result<(), Failure> {
+        if self.open {
+            self.session.batch("committing changes", "COMMIT").await?;
+            self.open = false;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self) {
+        if !self.open {
+            (self.open, self.fitting) = (true, true);
+            let session = self.session.clone();
+            let outcome = async move {
+                // Constraints that may wait, wait for the end of the transaction, as they did at the source.
+                session.client.batch_execute("BEGIN; SET CONSTRAINTS ALL DEFERRED").await.map(|()| 0)
+            };
+            self.send(Purpose { table: None, what: "beginning", row: Vec::new() }, None, 0, Box::pin(outcome));
+        }
+    }
+
+    async fn flush_all(&mut self) -> Result<(), Failure> {
+        while let Some(oid) = self.waiting.keys().next().copied() {
+            self.flush(oid).await?;
+        }
+        self.waiting_bytes = 0;
+        Ok(())
+    }
+
+    /// Sends the rows that wait for a table.
+    async fn flush(&mut self, oid: u32) -> Result<(), Failure> {
+        let Some((layout, rows)) = self.waiting.remove(&oid) else { return Ok(()) };
+        let mut rest = rows.as_slice();
+        while let Some(first) = rest.first() {
+            let (these, others) = rest.split_at(layout.insert_at_once(rest.len()));
+            let purpose = Purpose { table: Some(layout.clone()), what: "insert", row: layout.naming(first) };
+            let values = these.iter().flat_map(|row| layout.values(row)).collect();
+            let count = these.len();
+            self.table_statement(purpose, Kind::Insert { rows: count }, Some(count as u64), values).await?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    async fn table_statement(
+        &mut self,
+        purpose: Purpose,
+        kind: Kind,
+        rows: Option<u64>,
+        values: Texts,
+    ) -> Result<(), Failure> {
+        self.begin();
+        let layout = purpose.table.clone().expect("a statement of a table has one");
+        let statement = self.prepared(&layout, kind, &purpose).await?;
+        let session = self.session.clone();
+        let bytes = values.iter().flatten().map(|text| text.len()).sum();
+        let outcome = async move {
+            session.client.execute_raw(&statement, values.into_iter().map(Text).collect::<Vec<_>>()).await
+        };
+        self.send(purpose, rows, bytes, Box::pin(outcome));
+        self.thin_out().await
+    }
+
+    async fn prepared(&mut self, layout: &Layout, kind: Kind, purpose: &Purpose) -> Result<Statement, Failure> {
+        let key = (layout.oid, kind);
+        if let Some(statement) = self.statements.get(&key) {
+            return Ok(statement.clone());
+        }
+        let sql = match &key.1 {
+            Kind::Insert { rows } => layout.insert(*rows),
+            Kind::Update { columns } => layout.update(columns),
+            Kind::Delete => layout.delete(),
+        };
+        let statement = self.prepare(&sql, purpose).await?;
+        self.statements.put(key, statement.clone());
+        Ok(statement)
+    }
+
+    async fn prepare(&mut self, sql: &str, purpose: &Purpose) -> Result<Statement, Failure> {
+        match self.session.client.prepare(sql).await {
+            Ok(statement) => Ok(statement),
+            Err(error) => {
+                // If a statement before has failed, that is the reason.
+                while let Some(sent) = self.sent.pop_front() {
+                    self.answer(sent).await?;
+                }
+                Err(self.failure(purpose, error))
+            }
+        }
+    }
+
+    /// Puts a statement on its way: the first poll of an execution sends it, and later ones look for the answer.
+    fn send(&mut self, purpose: Purpose, rows: Option<u64>, bytes: usize, mut outcome: Outcome) {
+        let outcome = match outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => outcome,
+            Poll::Ready(answer) => Box::pin(std::future::ready(answer)),
+        };
+        self.sent_bytes += bytes;
+        self.sent.push_back(Sent { purpose, rows, bytes, outcome });
+    }
+
+    /// Waits for answers while too many are out.
+    async fn thin_out(&mut self) -> Result<(), Failure> {
+        while self.sent.len() > IN_FLIGHT || self.sent_bytes > BYTES_IN_FLIGHT {
+            let Some(sent) = self.sent.pop_front() else { break };
+            self.fitting &= self.answer(sent).await?;
+        }
+        Ok(())
+    }
+
+    async fn answer(&mut self, sent: Sent) -> Result<bool, Failure> {
+        self.sent_bytes -= sent.bytes;
+        match sent.outcome.await {
+            Ok(rows) => match (&sent.purpose.table, sent.rows) {
+                (_, None) => Ok(true),
+                (_, Some(expected)) if rows == expected => Ok(true),
+                (None, Some(_)) => Ok(false),
+                (Some(layout), Some(expected)) => {
+                    let what = format!("{} hit {rows} rows instead of {expected}", sent.purpose.words());
+                    Err(diverged(layout.shard, layout, what))
+                }
+            },
+            Err(error) => Err(self.failure(&sent.purpose, error)),
+        }
+    }
+
+    /// An error of a statement for a table is the shard's if it is about data or names, else it may pass.
+    fn failure(&self, purpose: &Purpose, error: tokio_postgres::Error) -> Failure {
+        if let (Some(layout), Some(refused)) = (&purpose.table, error.as_db_error())
+            && ["22", "23", "42", "3F", "0A", "P0", "54", "44"]
+                .iter()
+                .any(|class| refused.code().code().starts_with(class))
+        {
+            let what = format!("{} failed: {}", purpose.words(), state::words(refused));
+            return diverged(layout.shard, layout, what);
+        }
+        self.session.failed("applying changes", error).into()
+    }
+}
+
+fn diverged(shard: ShardId, layout: &Layout, what: String) -> Failure {
+    Failure::Shard(shard, Fault::Diverged { table: layout.name.clone(), what })
+}

@@ -1,0 +1,310 @@
+//! Which changes are applied, and how: the rule of the pieces.
+//!
+//! A change of transaction X to the row with key k is applied if, and only if, X is not visible in the snapshot of the piece that
+//! holds k. What may not break: it is applied strictly. An update or delete that finds no row is an error, not a
+//! reason to insert: it would mean that the rule was broken before.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::mover::chunk::chunks::{Chunks, Unseen};
+use crate::mover::chunk::snapshot::Snapshot;
+use crate::mover::chunk::table::TableShape;
+use crate::mover::error::Error;
+use crate::mover::journal::Hold;
+use crate::mover::session::Session;
+use crate::pg::{quote_ident, quote_literal};
+use crate::shard::ShardId;
+
+use super::apply::Applier;
+use super::fault::{Failure, Fault};
+use super::layout::{Layout, TargetColumn, Texts};
+use super::wire::{Relation, Row, Value};
+use super::worker::Worker;
+
+/// A shard that is followed.
+#[derive(Clone, Debug)]
+pub(crate) struct Followed {
+    pub(crate) hold: Hold,
+    /// Transactions whose commit record begins before this are at the target.
+    pub(crate) applied: u64,
+    /// The attempt whose marker came last.
+    pub(crate) marked: Option<i32>,
+    /// What came after it.
+    pub(crate) breach: Option<String>,
+}
+
+/// The tables of all shards, by their OIDs at the source.
+pub(crate) type Tables = HashMap<u32, TableState>;
+
+/// A table that changes come for.
+pub(crate) struct TableState {
+    pub(crate) shard: ShardId,
+    shape: TableShape,
+    schema: String,
+    columns: HashMap<String, TargetColumn>,
+    /// `None`: no change is in the copy already.
+    pieces: Option<Chunks>,
+    /// Transactions with this number and later ones are in no piece.
+    newest: u64,
+    /// Known once the stream has described the table.
+    layout: Option<Arc<Layout>>,
+}
+
+impl TableState {
+    pub(crate) fn new(
+        shard: ShardId,
+        shape: TableShape,
+        schema: String,
+        columns: HashMap<String, TargetColumn>,
+        pieces: Option<Chunks>,
+    ) -> TableState {
+        let newest = pieces.as_ref().map_or(0, Chunks::newest_xmax);
+        TableState { shard, shape, schema, columns, pieces, newest, layout: None }
+    }
+
+    /// What the stream says of the table from here on.
+    pub(crate) fn describe(&mut self, relation: &Relation) -> Result<(), Failure> {
+        let columns = |name: &str| self.columns.get(name).cloned();
+        let layout = Layout::new(self.shard, &self.shape, relation, &self.schema, columns);
+        self.layout = Some(layout.map_err(|what| self.diverged(what))?);
+        Ok(())
+    }
+
+    fn diverged(&self, what: String) -> Failure {
+        Failure::Shard(self.shard, Fault::Diverged { table: self.shape.name.clone(), what })
+    }
+
+    fn layout_for(&self, row: &Row) -> Result<Arc<Layout>, Failure> {
+        let layout = self.layout.as_ref().filter(|layout| layout.fits(row));
+        layout.cloned().ok_or_else(|| self.diverged("a row came that its description does not fit".to_owned()))
+    }
+
+    /// Whether what the transaction did to the row with this key is in the copy already.
+    fn sees(&self, key: &Texts, xid: u64) -> bool {
+        let Some(pieces) = self.pieces.as_ref().filter(|_| xid < self.newest) else { return false };
+        let texts = key.iter().map(|text| text.as_deref().and_then(|text| std::str::from_utf8(text).ok()));
+        let texts: Vec<Option<&str>> = texts.collect();
+        pieces.sees(texts.first().copied().flatten(), &texts, xid)
+    }
+
+    /// Applies a new row. False: it is there already.
+    pub(crate) async fn insert(
+        &self,
+        applier: &mut Applier,
+        xid: u64,
+        new: Row,
+        bytes: usize,
+    ) -> Result<bool, Failure> {
+        let layout = self.layout_for(&new)?;
+        if self.sees(&layout.key(&new), xid) {
+            return Ok(false);
+        }
+        applier.insert(&layout, new, bytes).await?;
+        Ok(true)
+    }
+
+    /// Applies a deletion. False: the row is not there already.
+    pub(crate) async fn delete(&self, applier: &mut Applier, xid: u64, old: &Row) -> Result<bool, Failure> {
+        let layout = self.layout_for(old)?;
+        if self.sees(&layout.key(old), xid) {
+            return Ok(false);
+        }
+        applier.delete(&layout, layout.naming(old), Some(1)).await?;
+        Ok(true)
+    }
+
+    /// Applies an update. False: it is there already.
+    pub(crate) async fn update(
+        &mut self,
+        applier: &mut Applier,
+        worker: &Worker,
+        xid: u64,
+        old: Option<Row>,
+        mut new: Row,
+    ) -> Result<bool, Failure> {
+        let layout = self.layout_for(&new)?;
+        if let Some(old) = &old {
+            self.layout_for(old)?;
+            // With REPLICA IDENTITY FULL the old row has what the new one leaves out, and a key that is out of line too.
+            for (new, old) in new.iter_mut().zip(old).filter(|(new, _)| **new == Value::Unchanged) {
+                if let Value::Text(_) = old {
+                    *new = old.clone();
+                }
+            }
+        }
+        let from = old.as_ref().map_or_else(|| layout.key(&new), |old| layout.key(old));
+        let to = layout.key(&new);
+        let moved = from != to;
+        match (self.sees(&from, xid), self.sees(&to, xid)) {
+            (true, true) => Ok(false),
+            (false, false) => {
+                let naming = if layout.has_key() { from } else { layout.naming(old.as_ref().unwrap_or(&new)) };
+                applier.update(&layout, layout.changed(&new, moved), &new, naming).await?;
+                Ok(true)
+            }
+            // The row has gone to a piece that was copied after it had.
+            (false, true) => {
+                applier.delete(&layout, from, Some(1)).await?;
+                Ok(true)
+            }
+            // The row has come out of such a piece.
+            (true, false) if layout.lacks_values(&new) => {
+                self.read_again(applier, worker, &layout, xid, to).await?;
+                Ok(true)
+            }
+            (true, false) => {
+                applier.insert(&layout, new, 0).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// Applies a TRUNCATE. False: no row of before is there.
+    pub(crate) async fn truncate(&self, applier: &mut Applier, xid: u64) -> Result<bool, Failure> {
+        let Some(layout) = &self.layout else {
+            return Err(self.diverged("a TRUNCATE came before any description".into()));
+        };
+        let unseen = self.pieces.as_ref().map_or(Unseen::All, |pieces| pieces.unseen_ranges(xid));
+        let condition = match unseen {
+            Unseen::None => return Ok(false),
+            Unseen::All => "true".to_owned(),
+            Unseen::Ranges { ranges, but } => {
+                let column = self.shape.first_key_column();
+                let ranges: Vec<String> = ranges.iter().map(|range| format!("({})", range.condition(column))).collect();
+                let keys: String = but.iter().map(|key| format!(" AND NOT ({})", self.key_condition(key))).collect();
+                format!("({}){keys}", ranges.join(" OR "))
+            }
+        };
+        applier.delete_where(layout, &condition).await?;
+        Ok(true)
+    }
+
+    fn key_condition(&self, key: &[Option<String>]) -> String {
+        let equal = self.shape.key_columns().zip(key).map(|(column, text)| match text {
+            Some(text) => format!("{} = {}", quote_ident(&column.name), quote_literal(text)),
+            None => "false".to_owned(),
+        });
+        equal.collect::<Vec<_>>().join(" AND ")
+    }
+
+    /// A row has come by a change of its key, and the stream has not all of its values: it is read from the source as a piece of
+    /// its own, and judged as that from now on.
+    async fn read_again(
+        &mut self,
+        applier: &mut Applier,
+        worker: &Worker,
+        layout: &Arc<Layout>,
+        xid: u64,
+        key: Texts,
+    ) -> Result<(), Failure> {
+        let options = &worker.options;
+        let source = options.hosts.open(&options.source).await?.for_shard(self.shard);
+        let (snapshot, values) = read_row(&source, layout, &self.shape, xid, &key).await?;
+        applier.delete(layout, key.clone(), None).await?;
+        if let Some(values) = values {
+            applier.insert_values(layout, values).await?;
+        }
+        let key: Vec<Option<String>> =
+            key.iter().map(|text| text.as_ref().map(|text| String::from_utf8_lossy(text).into_owned())).collect();
+        // Locks: a row of ours.
+        let sql =
+            "INSERT INTO pgshard.reread (move_id, shard_id, table_name, key, snapshot) VALUES ($1, $2, $3, $4, $5)
+            ON CONFLICT (move_id, shard_id, table_name, key) DO UPDATE SET snapshot = excluded.snapshot";
+        let json = serde_json::to_string(&key).unwrap_or_default();
+        let id = *options.id.uuid();
+        let shard = self.shard.as_i32();
+        applier
+            .own(
+                "keeping the snapshot of a row",
+                sql,
+                vec![
+                    Box::new(id),
+                    Box::new(shard),
+                    Box::new(self.shape.name.clone()),
+                    Box::new(json),
+                    Box::new(snapshot.to_string()),
+                ],
+                Some(1),
+            )
+            .await?;
+        if let Some(pieces) = &mut self.pieces {
+            pieces.add_reread(key, snapshot);
+            self.newest = pieces.newest_xmax();
+        }
+        Ok(())
+    }
+}
+
+/// How long a commit may be in the WAL without being visible: as long as a synchronous standby is slow.
+const SEEN_WITHIN: Duration = Duration::from_secs(10);
+
+/// One row of the source with the snapshot it was read under, which sees the transaction. `None`: it is gone by then.
+///
+/// Locks: ACCESS SHARE on the table, for a transaction of one row.
+async fn read_row(
+    source: &Session,
+    layout: &Layout,
+    shape: &TableShape,
+    xid: u64,
+    key: &Texts,
+) -> Result<(Snapshot, Option<Texts>), Failure> {
+    let what = "reading a row again";
+    let until = Instant::now() + SEEN_WITHIN;
+    let texts: Vec<Option<String>> =
+        key.iter().map(|text| text.as_ref().map(|text| String::from_utf8_lossy(text).into_owned())).collect();
+    let types: Vec<String> = shape.key_columns().map(|column| column.type_sql.clone()).collect();
+    loop {
+        let Some(name) = lock(source, layout.shard, shape.oid).await? else {
+            let what = "the source has dropped it".to_owned();
+            return Err(Failure::Shard(layout.shard, Fault::Diverged { table: layout.name.clone(), what }));
+        };
+        let row = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?;
+        let snapshot = Snapshot::parse(row.get(0)).ok_or_else(|| Error::Stuck {
+            shard: layout.shard,
+            observed: "a snapshot that cannot be read".to_owned(),
+        })?;
+        if !snapshot.sees(xid) {
+            source.batch(what, "ROLLBACK").await?;
+            if Instant::now() >= until {
+                let why =
+                    format!("transaction {xid} is in the stream and not visible after {} s", SEEN_WITHIN.as_secs());
+                return Err(Error::Unfollowed { shard: Some(layout.shard), why }.into());
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            continue;
+        }
+        let params: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> =
+            texts.iter().map(|text| text as &(dyn tokio_postgres::types::ToSql + Sync)).collect();
+        let rows = source.rows(what, &layout.reread(&name, &types), &params).await?;
+        source.batch(what, "COMMIT").await?;
+        let values = rows.first().map(|row| {
+            let values: Vec<Option<String>> = row.get(0);
+            values.into_iter().map(|value| value.map(|value| value.into_bytes().into())).collect()
+        });
+        return Ok((snapshot, values));
+    }
+}
+
+/// Begins a transaction and locks the table in it before its snapshot is taken: a TRUNCATE between the two would show no row.
+/// Gives the name that the table has there now (the fence renames its schema); `None` if it is gone.
+async fn lock(source: &Session, shard: ShardId, oid: u32) -> Result<Option<String>, Failure> {
+    let what = "locking a table to read a row again";
+    for _ in 0..5 {
+        let sql = "SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1";
+        let rows = source.rows(what, sql, &[&oid]).await?;
+        let Some(name) = rows.first().map(|row| row.get::<_, String>(0)) else { return Ok(None) };
+        let lock = format!("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; LOCK TABLE {name} IN ACCESS SHARE MODE");
+        if source.client.batch_execute(&lock).await.is_ok() {
+            let same = source.row(what, "SELECT coalesce(to_regclass($1)::oid = $2, false)", &[&name, &oid]).await?;
+            if same.get(0) {
+                return Ok(Some(name));
+            }
+        }
+        source.batch(what, "ROLLBACK").await?;
+    }
+    Err(Error::Unfollowed { shard: Some(shard), why: "a table could not be locked to read a row again".to_owned() }
+        .into())
+}

@@ -1,0 +1,61 @@
+//! What ends the following of one shard, or of all.
+
+use crate::mover::error::Error;
+use crate::shard::ShardId;
+
+/// Why a shard is not followed any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Another mover has it.
+    LeaseLost,
+    /// The target differs from the source.
+    Diverged {
+        /// The table.
+        table: String,
+        /// What was to be done.
+        what: String,
+    },
+    /// The driver is done with it.
+    Detached,
+    /// All of the group ended.
+    Ended(String),
+}
+
+impl Fault {
+    pub(crate) fn into_error(self, shard: ShardId) -> Error {
+        match self {
+            Fault::LeaseLost => Error::LeaseLost { shard },
+            Fault::Diverged { table, what } => Error::Diverged { shard, table, what },
+            Fault::Detached => Error::Unfollowed { shard: Some(shard), why: "it was let go".to_owned() },
+            Fault::Ended(why) => Error::Unfollowed { shard: Some(shard), why },
+        }
+    }
+}
+
+/// What interrupts the work.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// One shard cannot go on; the others can, from where all is durable.
+    Shard(ShardId, Fault),
+    /// A connection, or something that may pass.
+    Passing(Error),
+    /// Nothing that would help.
+    Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        match error {
+            Error::SlotLost { .. } | Error::Malformed { .. } | Error::UnknownHost { .. } | Error::OtherHost { .. } => {
+                Failure::Final(error)
+            }
+            error => Failure::Passing(error),
+        }
+    }
+}
+
+/// The words of an error and of what caused it.
+pub(crate) fn words(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
+}

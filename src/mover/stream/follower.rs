@@ -1,0 +1,315 @@
+//! The handle of a follower, and what it tells: how far it is, which shards it has lost, and why.
+//!
+//! What may not break: a future here resolves for what is durable at the target, never for what was merely read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+
+use crate::map::HostName;
+use crate::mover::chunk::snapshot::Snapshot;
+use crate::mover::chunk::table::TableShape;
+use crate::mover::error::Error;
+use crate::mover::journal::Hold;
+use crate::mover::names::MoveId;
+use crate::mover::session::{Hosts, Session};
+use crate::shard::ShardId;
+
+use super::fault::Fault;
+use super::worker::Worker;
+
+/// What a change is judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Basis {
+    /// The pieces in `pgshard.chunk`: what a piece has seen is in it.
+    Pieces,
+    /// The slot's position: the target is a copy as of then, and every change is applied.
+    Position,
+}
+
+/// A shard whose changes are applied. Its row of `pgshard.progress` must be there, under this lease.
+#[derive(Clone, Debug)]
+pub(crate) struct FollowedShard {
+    pub(crate) hold: Hold,
+    /// Where the changes go.
+    pub(crate) target_schema: String,
+    /// As they are at the source.
+    pub(crate) tables: Vec<TableShape>,
+    pub(crate) basis: Basis,
+}
+
+/// What to follow.
+#[derive(Clone, Debug)]
+pub(crate) struct FollowerOptions {
+    pub(crate) hosts: Hosts,
+    pub(crate) source: HostName,
+    pub(crate) target: HostName,
+    pub(crate) id: MoveId,
+    /// The name of slot and publication.
+    pub(crate) stream: String,
+    pub(crate) shards: Vec<FollowedShard>,
+    /// For how long connections that break are opened again, without any progress between.
+    pub(crate) patience: Duration,
+}
+
+impl FollowerOptions {
+    /// A minute.
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+}
+
+/// How far behind the source the target is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Lag {
+    /// Of WAL, up to where the source has decoded it. What it has not even looked at, the slot's state tells.
+    pub(crate) bytes: u64,
+    /// Between the commit of what was applied last and the source's clock; 0 if nothing is left.
+    pub(crate) seconds: f64,
+}
+
+/// How a shard is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ShardView {
+    /// The attempt whose marker has been applied, durably, with all that was before it.
+    pub(crate) ready: Option<i32>,
+    /// A change that came after that marker.
+    pub(crate) breach: Option<String>,
+    /// Why it is not followed any more.
+    pub(crate) fault: Option<Fault>,
+}
+
+/// What the worker tells.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct View {
+    /// Everything that was committed before is durable at the target.
+    pub(crate) position: u64,
+    pub(crate) lag: Lag,
+    /// The beacons that have come through.
+    pub(crate) beacons: BTreeSet<i64>,
+    pub(crate) shards: BTreeMap<ShardId, ShardView>,
+    /// Source transactions and changes that were applied by this process.
+    pub(crate) transactions: u64,
+    pub(crate) changes: u64,
+    /// Why nothing is followed any more.
+    pub(crate) ended: Option<String>,
+}
+
+/// What a worker is asked for. It listens between two target transactions.
+pub(crate) enum Command {
+    /// The marker of this attempt makes the shard ready.
+    Expect {
+        shard: ShardId,
+        attempt: i32,
+        open_hash: String,
+    },
+    Detach {
+        shard: ShardId,
+    },
+    Pause {
+        granted: oneshot::Sender<()>,
+        steps: mpsc::Receiver<Align>,
+    },
+    Stop,
+}
+
+/// Read on to a beacon, and apply what a snapshot sees.
+pub(crate) struct Align {
+    pub(crate) snapshot: Snapshot,
+    pub(crate) beacon: i64,
+    pub(crate) answer: oneshot::Sender<Result<bool, String>>,
+}
+
+/// A task that follows a group's stream. Ends when dropped; what is not durable then, is rolled back.
+pub(crate) struct Follower {
+    commands: mpsc::Sender<Command>,
+    view: watch::Receiver<View>,
+    task: JoinHandle<()>,
+}
+
+impl Follower {
+    /// Starts to follow. Connections are opened by the task; if they cannot be, the futures below say so.
+    pub(crate) fn start(options: FollowerOptions) -> Follower {
+        let (sender, commands) = mpsc::channel(64);
+        let shards = options.shards.iter().map(|shard| (shard.hold.shard, ShardView::default())).collect();
+        let (view, watched) = watch::channel(View { shards, ..View::default() });
+        let task = tokio::spawn(Worker::new(options, view, commands).run());
+        Follower { commands: sender, view: watched, task }
+    }
+
+    /// Waits until all that was committed before this beacon, of all shards, is durable at the target.
+    ///
+    /// # Errors
+    /// When the follower has ended. A shard that was lost on the way does not keep the others: see
+    /// [`failed`](Follower::failed).
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(crate) async fn caught_up(&self, beacon: i64, shard: ShardId) -> Result<(), Error> {
+        self.wait(shard, |view, _| view.beacons.contains(&beacon).then_some(Ok(()))).await
+    }
+
+    /// Waits until the marker of this attempt, and all that was committed before it, is durable at the target, where the shard is
+    /// ready then with this hash of the open token. Best called before the marker is written.
+    ///
+    /// # Errors
+    /// When the shard is lost, or changed after its marker.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(crate) async fn marker(&self, shard: ShardId, attempt: i32, open_hash: &str) -> Result<(), Error> {
+        let expect = Command::Expect { shard, attempt, open_hash: open_hash.to_owned() };
+        // If nobody listens any more, the view says why.
+        let _ = self.commands.send(expect).await;
+        self.wait(shard, |view, of| match (&of.breach, of.ready == Some(attempt)) {
+            (_, false) => None,
+            (None, true) => Some(Ok(())),
+            (Some(breach), true) => Some(Err(Error::Stuck { shard, observed: breach.clone() })),
+        })
+        .await
+        .inspect(|()| tracing::debug!(%shard, attempt, "the marker has come through"))
+    }
+
+    /// Waits for something of a shard.
+    async fn wait(
+        &self,
+        shard: ShardId,
+        mut found: impl FnMut(&View, &ShardView) -> Option<Result<(), Error>>,
+    ) -> Result<(), Error> {
+        let mut view = self.view.clone();
+        loop {
+            let outcome = {
+                let view = view.borrow_and_update();
+                let of = view.shards.get(&shard);
+                let fault = of.and_then(|of| of.fault.clone()).or_else(|| view.ended.clone().map(Fault::Ended));
+                match (of.and_then(|of| found(&view, of)), fault) {
+                    (_, Some(fault)) => Some(Err(fault.into_error(shard))),
+                    (outcome, None) => outcome,
+                }
+            };
+            if let Some(outcome) = outcome {
+                return outcome;
+            }
+            if view.changed().await.is_err() {
+                return Err(Fault::Ended("its task is gone".to_owned()).into_error(shard));
+            }
+        }
+    }
+
+    /// Why a shard is not followed any more; `None` while it is.
+    pub(crate) fn failed(&self, shard: ShardId) -> Option<Error> {
+        let view = self.view.borrow();
+        let fault = view.shards.get(&shard).and_then(|of| of.fault.clone());
+        fault.or_else(|| view.ended.clone().map(Fault::Ended)).map(|fault| fault.into_error(shard))
+    }
+
+    /// The change that came after the shard's marker, if one did: it forbids decide for that attempt.
+    pub(crate) fn breach(&self, shard: ShardId) -> Option<String> {
+        self.view.borrow().shards.get(&shard).and_then(|of| of.breach.clone())
+    }
+
+    pub(crate) fn lag(&self) -> Lag {
+        self.view.borrow().lag
+    }
+
+    /// What it tells, as it changes.
+    pub(crate) fn view(&self) -> watch::Receiver<View> {
+        self.view.clone()
+    }
+
+    /// Follows this shard no longer, because it is open, or given up. What was committed stays. Until this is called for a shard that
+    /// failed, the slot keeps what the shard has not got.
+    pub(crate) async fn detach(&self, shard: ShardId) {
+        let _ = self.commands.send(Command::Detach { shard }).await;
+        let _ = self.wait(shard, |_, _| None).await;
+    }
+
+    /// Stops between two source transactions, with all before durable, until the pause is dropped, at most half a
+    /// minute.
+    ///
+    /// # Errors
+    /// When the follower has ended.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the pause.
+    pub(crate) async fn pause(&self) -> Result<Paused, Error> {
+        let (steps, receiver) = mpsc::channel(1);
+        let (granted, answer) = oneshot::channel();
+        let _ = self.commands.send(Command::Pause { granted, steps: receiver }).await;
+        answer.await.map_err(|_| self.gone())?;
+        Ok(Paused { steps, view: self.view.clone() })
+    }
+
+    fn gone(&self) -> Error {
+        gone(&self.view.borrow())
+    }
+
+    /// Ends it, with what was read so far committed or rolled back. Nothing of it goes on when this returns.
+    pub(crate) async fn stop(mut self) {
+        let _ = self.commands.send(Command::Stop).await;
+        if tokio::time::timeout(Duration::from_secs(2), &mut self.task).await.is_err() {
+            self.task.abort();
+            let _ = (&mut self.task).await;
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn gone(view: &View) -> Error {
+    Error::Unfollowed { shard: None, why: view.ended.clone().unwrap_or_else(|| "the pause was over".to_owned()) }
+}
+
+/// A follower that stands still.
+pub(crate) struct Paused {
+    steps: mpsc::Sender<Align>,
+    view: watch::Receiver<View>,
+}
+
+impl Paused {
+    /// Everything that was committed at the source before this position is at the target, and nothing else.
+    pub(crate) fn position(&self) -> u64 {
+        self.view.borrow().position
+    }
+
+    /// Makes the target exactly what this snapshot of the source sees: reads on to the beacon, which was written after the snapshot was
+    /// taken, and applies the transactions that it sees. It stands still after that.
+    ///
+    /// False: they are no beginning of what was committed since (or were too many to hold). Drop the pause, and the
+    /// snapshot, and begin anew.
+    ///
+    /// # Errors
+    /// When the follower has lost its connections, or was paused for too long.
+    pub(crate) async fn align(&self, snapshot: Snapshot, beacon: i64) -> Result<bool, Error> {
+        let (answer, outcome) = oneshot::channel();
+        let over = || gone(&self.view.borrow());
+        self.steps.send(Align { snapshot, beacon, answer }).await.map_err(|_| over())?;
+        match outcome.await {
+            Ok(Ok(aligned)) => Ok(aligned),
+            Ok(Err(_)) | Err(_) => Err(over()),
+        }
+    }
+}
+
+/// Writes a beacon at the source, durably. Gives its number.
+///
+/// Locks: a row of its own.
+pub(crate) async fn write_beacon(source: &Session, id: MoveId) -> Result<i64, Error> {
+    let what = "writing a beacon";
+    // Beacons of two sessions within a microsecond are the one that needs another try.
+    loop {
+        source.batch(what, "BEGIN").await?;
+        source.row(what, "SELECT pgshard.commit_durably()", &[]).await?;
+        let sql = "INSERT INTO pgshard.beacon (move_id, number)
+            VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO NOTHING RETURNING number";
+        let rows = source.rows(what, sql, &[id.uuid()]).await?;
+        source.batch(what, "COMMIT").await?;
+        if let Some(row) = rows.first() {
+            return Ok(row.get(0));
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! A table of the stream and its counterpart at the target: the statements that apply its changes.
+//!
+//! What may not break: a row is named by its whole key, or where there is none by all of its values as they are written,
+//! never by an equality that takes 1.0 for 1.00.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::pg::quote_ident;
+use crate::shard::ShardId;
+
+use crate::mover::chunk::table::TableShape;
+
+use super::wire::{Relation, Row, Value};
+
+/// What the target says of a column.
+#[derive(Clone, Debug)]
+pub(crate) struct TargetColumn {
+    /// As SQL there.
+    pub(crate) type_sql: String,
+    /// `GENERATED ALWAYS AS IDENTITY`: nobody may update it, and nobody has.
+    pub(crate) always: bool,
+}
+
+/// A column that has a value of its own.
+#[derive(Clone, Debug)]
+struct Column {
+    /// Where its value is in a row of the stream.
+    at: usize,
+    quoted: String,
+    target: TargetColumn,
+}
+
+/// How rows of the stream become rows of the target.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) shard: ShardId,
+    /// On the source.
+    pub(crate) oid: u32,
+    /// The table's name, not quoted.
+    pub(crate) name: String,
+    /// With the target's schema, quoted.
+    target: String,
+    columns: Vec<Column>,
+    /// Where the values of the key are in a row, in the key's order. Empty: rows are named by all of their values.
+    key: Vec<usize>,
+    /// How many values a row has.
+    width: usize,
+}
+
+/// Parameters of a statement, as texts.
+pub(crate) type Texts = Vec<Option<Bytes>>;
+
+impl Layout {
+    /// Puts the two together, or says what does not fit: a table that was altered.
+    pub(crate) fn new(
+        shard: ShardId,
+        shape: &TableShape,
+        relation: &Relation,
+        schema: &str,
+        target: impl Fn(&str) -> Option<TargetColumn>,
+    ) -> Result<Arc<Layout>, String> {
+        let mut columns = Vec::new();
+        for (at, name) in relation.columns.iter().enumerate() {
+            let known = shape.columns.iter().find(|column| column.name == *name);
+            match (known, target(name)) {
+                (Some(column), _) if column.generated => {}
+                (Some(_), Some(target)) => columns.push(Column { at, quoted: quote_ident(name), target }),
+                _ => return Err(format!("the source has a column {name} that was not there")),
+            }
+        }
+        let place = |name: &str| relation.columns.iter().position(|column| column == name);
+        if let Some(gone) = shape.columns.iter().find(|column| !column.generated && place(&column.name).is_none()) {
+            return Err(format!("the source has no column {} any more", gone.name));
+        }
+        let key = shape.key_columns().filter_map(|column| place(&column.name)).collect();
+        let target = format!("{}.{}", quote_ident(schema), quote_ident(&shape.name));
+        let width = relation.columns.len();
+        Ok(Arc::new(Layout { shard, oid: relation.oid, name: shape.name.clone(), target, columns, key, width }))
+    }
+
+    /// That a row has as many values as the relation has columns.
+    pub(crate) fn fits(&self, row: &Row) -> bool {
+        row.len() == self.width
+    }
+
+    pub(crate) fn has_key(&self) -> bool {
+        !self.key.is_empty()
+    }
+
+    /// The texts of the row's key; none if the table has no key.
+    pub(crate) fn key(&self, row: &Row) -> Texts {
+        self.key.iter().map(|at| text(&row[*at])).collect()
+    }
+
+    /// What names the row in a condition: its key, else all of its values.
+    pub(crate) fn naming(&self, row: &Row) -> Texts {
+        if self.has_key() { self.key(row) } else { self.values(row) }
+    }
+
+    /// All values of a row.
+    pub(crate) fn values(&self, row: &Row) -> Texts {
+        self.columns.iter().map(|column| text(&row[column.at])).collect()
+    }
+
+    /// Whether a value of the row was not sent.
+    pub(crate) fn lacks_values(&self, row: &Row) -> bool {
+        self.columns.iter().any(|column| row[column.at] == Value::Unchanged)
+    }
+
+    /// The columns that an update sets: what was sent, the key only if it has changed.
+    pub(crate) fn changed(&self, row: &Row, key_changed: bool) -> Vec<usize> {
+        let set = |(_, column): &(usize, &Column)| {
+            row[column.at] != Value::Unchanged
+                && !column.target.always
+                && (key_changed || !self.key.contains(&column.at))
+        };
+        self.columns.iter().enumerate().filter(set).map(|(index, _)| index).collect()
+    }
+
+    /// The values of these columns.
+    pub(crate) fn values_of(&self, row: &Row, columns: &[usize]) -> Texts {
+        columns.iter().map(|index| text(&row[self.columns[*index].at])).collect()
+    }
+
+    /// How many rows one statement can insert, of these that are wanted: so that there are few different statements.
+    pub(crate) fn insert_at_once(&self, wanted: usize) -> usize {
+        let most = 16_000 / self.columns.len().max(1);
+        let fitting = [128, 16, 1].into_iter().find(|rows| *rows <= wanted && *rows <= most);
+        if self.columns.is_empty() { 1 } else { fitting.unwrap_or(1) }
+    }
+
+    /// `OVERRIDING SYSTEM VALUE`, because identities keep the values that they have.
+    ///
+    /// Locks: ROW EXCLUSIVE on the table until the target's transaction ends, as the next two.
+    pub(crate) fn insert(&self, rows: usize) -> String {
+        if self.columns.is_empty() {
+            return format!("INSERT INTO {} DEFAULT VALUES", self.target);
+        }
+        let names: Vec<&str> = self.columns.iter().map(|column| column.quoted.as_str()).collect();
+        let row = |row: usize| {
+            let values: Vec<String> = (1..=names.len()).map(|at| format!("${}", row * names.len() + at)).collect();
+            format!("({})", values.join(", "))
+        };
+        let values: Vec<String> = (0..rows).map(row).collect();
+        let (target, names) = (&self.target, names.join(", "));
+        format!("INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE VALUES {}", values.join(", "))
+    }
+
+    /// Sets these columns in the row that the parameters after theirs name.
+    pub(crate) fn update(&self, columns: &[usize]) -> String {
+        let set: Vec<String> = columns
+            .iter()
+            .enumerate()
+            .map(|(at, index)| format!("{} = ${}", self.columns[*index].quoted, at + 1))
+            .collect();
+        format!("UPDATE ONLY {} SET {} WHERE {}", self.target, set.join(", "), self.named(columns.len()))
+    }
+
+    pub(crate) fn delete(&self) -> String {
+        format!("DELETE FROM ONLY {} WHERE {}", self.target, self.named(0))
+    }
+
+    /// Deletes what matches a condition that is written out. Not TRUNCATE, which takes the rows away from those who read
+    /// an older snapshot, as verification does.
+    pub(crate) fn delete_where(&self, condition: &str) -> String {
+        format!("DELETE FROM ONLY {} WHERE {condition}", self.target)
+    }
+
+    /// The condition that finds one row, its parameters after the first `before`.
+    fn named(&self, before: usize) -> String {
+        if self.has_key() {
+            let equal = |(at, place): (usize, &usize)| {
+                let column =
+                    self.columns.iter().find(|column| column.at == *place).expect("a key has no generated column");
+                format!("{} = ${}::{}", column.quoted, before + at + 1, column.target.type_sql)
+            };
+            return self.key.iter().enumerate().map(equal).collect::<Vec<_>>().join(" AND ");
+        }
+        if self.columns.is_empty() {
+            return format!("ctid = (SELECT ctid FROM ONLY {} LIMIT 1)", self.target);
+        }
+        // Not every type has an equality; every one has an output function, which is what format uses.
+        let same = |(at, column): (usize, &Column)| {
+            let (name, parameter) = (&column.quoted, before + at + 1);
+            format!(
+                "CASE WHEN {name} IS NULL THEN ${parameter}::text IS NULL ELSE format('%s', {name}) = ${parameter}::text END"
+            )
+        };
+        let all: Vec<String> = self.columns.iter().enumerate().map(same).collect();
+        format!("ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)", self.target, all.join(" AND "))
+    }
+
+    /// Reads the row with a key from the source's table, which has this name there now: the texts of all values, in the
+    /// order of [`values`](Layout::values).
+    pub(crate) fn reread(&self, source: &str, key_types: &[String]) -> String {
+        // Null stays null; format would make an empty text of it.
+        let texts: Vec<String> = self
+            .columns
+            .iter()
+            .map(|column| format!("CASE WHEN {0} IS NOT NULL THEN format('%s', {0}) END", column.quoted))
+            .collect();
+        let equal = |(at, place): (usize, &usize)| {
+            let column = self.columns.iter().find(|column| column.at == *place).expect("a key has no generated column");
+            format!("{} = ${}::text::{}", column.quoted, at + 1, key_types[at])
+        };
+        let key: Vec<String> = self.key.iter().enumerate().map(equal).collect();
+        format!("SELECT ARRAY[{}]::text[] FROM ONLY {source} WHERE {}", texts.join(", "), key.join(" AND "))
+    }
+}
+
+fn text(value: &Value) -> Option<Bytes> {
+    match value {
+        Value::Text(text) => Some(text.clone()),
+        Value::Null | Value::Unchanged => None,
+    }
+}

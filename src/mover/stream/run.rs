@@ -1,0 +1,594 @@
+//! One run: from the opening of the connections to the first failure. Reads, applies, commits, reports.
+//!
+//! Source transactions are put into one target transaction as long as more are there already; a transaction that comes
+//! alone is committed at once. What may not break: a target transaction ends where a source transaction ends, with the
+//! progress of each shard that it touched, by compare-and-swap under its lease.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+use tokio_postgres::types::PgLsn;
+use uuid::Uuid;
+
+use crate::mover::chunk::snapshot::{Snapshot, widen};
+use crate::mover::error::Error;
+use crate::shard::ShardId;
+
+use super::apply::Applier;
+use super::changes::{Followed, Tables};
+use super::fault::{Failure, Fault};
+use super::follower::{Align, Command, Lag};
+use super::transport::{Frame, Transport};
+use super::wire::{Message, Relation, Row};
+use super::worker::{End, Worker};
+
+/// A target transaction is committed when it holds so much, however much more waits.
+const BATCH_TRANSACTIONS: u32 = 2000;
+const BATCH_BYTES: usize = 4 << 20;
+const BATCH_TIME: Duration = Duration::from_millis(20);
+
+/// How often the progress of shards that nothing happened to is raised, so that a new run skips what they have.
+const RAISE_EVERY: Duration = Duration::from_secs(2);
+
+/// A pause that nobody ends is over after this.
+const PAUSE_LIMIT: Duration = Duration::from_secs(30);
+
+/// What is read ahead of a snapshot may take so much memory.
+const ALIGN_BYTES: usize = 64 << 20;
+
+/// So many of the transactions applied last are remembered.
+const RECENT: usize = 1 << 16;
+
+/// So many beacons are.
+const BEACONS: usize = 4096;
+
+/// A source transaction that has begun and not ended.
+#[derive(Clone, Copy)]
+struct Transaction {
+    commit_lsn: u64,
+    xid: u64,
+    committed_at: i64,
+}
+
+/// The source transactions that the next commit makes durable.
+struct Batch {
+    began: Instant,
+    transactions: u32,
+    changes: u64,
+    bytes: usize,
+    /// Where the last one ends.
+    end: u64,
+    committed_at: i64,
+    touched: BTreeSet<ShardId>,
+    markers: Vec<(ShardId, i32)>,
+    beacons: Vec<i64>,
+}
+
+/// Which of our own tables a relation is.
+#[derive(Clone)]
+enum Control {
+    Marker(Relation),
+    Beacon(Relation),
+}
+
+pub(crate) struct Run<'a> {
+    worker: &'a mut Worker,
+    applier: Applier,
+    transport: Transport,
+    shards: BTreeMap<ShardId, Followed>,
+    tables: Tables,
+    control: HashMap<u32, Control>,
+    /// A whole transaction number from not long ago.
+    near: u64,
+    /// What was read and not looked at.
+    backlog: VecDeque<Frame>,
+    transaction: Option<Transaction>,
+    batch: Option<Batch>,
+    /// Everything below is durable for all shards of this run.
+    position: u64,
+    raised: Instant,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        worker: &'a mut Worker,
+        applier: Applier,
+        transport: Transport,
+        shards: BTreeMap<ShardId, Followed>,
+        tables: Tables,
+        near: u64,
+        position: u64,
+    ) -> Run<'a> {
+        Run {
+            worker,
+            applier,
+            transport,
+            shards,
+            tables,
+            control: HashMap::new(),
+            near,
+            backlog: VecDeque::new(),
+            transaction: None,
+            batch: None,
+            position,
+            raised: Instant::now(),
+        }
+    }
+
+    /// Follows until something happens. What a shard that fails has not got, the slot keeps.
+    pub(super) async fn follow(mut self) -> Result<End, Failure> {
+        let ended = self.work().await;
+        if let Err(Failure::Shard(shard, _)) = &ended
+            && let Some(of) = self.shards.get(shard)
+        {
+            self.worker.held.insert(*shard, of.applied);
+        }
+        ended
+    }
+
+    async fn work(&mut self) -> Result<End, Failure> {
+        self.report(None);
+        loop {
+            if self.batch.is_none() && self.transaction.is_none() {
+                while let Ok(command) = self.worker.commands.try_recv() {
+                    if let Some(end) = self.obey(command).await? {
+                        return Ok(end);
+                    }
+                }
+                if self.raised.elapsed() >= RAISE_EVERY {
+                    self.raise().await?;
+                }
+            }
+            if let Some(frame) = self.backlog.pop_front() {
+                self.take(frame).await?;
+                continue;
+            }
+            if self.transaction.is_none() && !self.transport.has_more() {
+                // Nothing more is here: what there is becomes durable now.
+                self.commit().await?;
+            }
+            let between = self.transaction.is_none() && self.batch.is_none();
+            tokio::select! {
+                command = self.worker.commands.recv(), if between => match command {
+                    Some(command) => if let Some(end) = self.obey(command).await? { return Ok(end); },
+                    None => return Ok(End::Stopped),
+                },
+                frames = self.transport.next() => self.backlog.extend(frames?),
+                () = tokio::time::sleep(RAISE_EVERY), if between => {}
+            }
+        }
+    }
+
+    async fn take(&mut self, frame: Frame) -> Result<(), Failure> {
+        match frame {
+            Frame::Alive { wal_end } => {
+                if self.transaction.is_none() && self.batch.is_none() && wal_end > self.position {
+                    self.position = wal_end;
+                    self.report(None);
+                }
+                Ok(())
+            }
+            Frame::Message(message, bytes) => self.message(message, bytes).await,
+        }
+    }
+
+    async fn message(&mut self, message: Message, bytes: usize) -> Result<(), Failure> {
+        match message {
+            Message::Begin { commit_lsn, xid, committed_at } => {
+                let xid = widen(xid, self.near);
+                self.near = self.near.max(xid);
+                self.transaction = Some(Transaction { commit_lsn, xid, committed_at });
+                Ok(())
+            }
+            Message::Commit { end_lsn } => self.end_of_transaction(end_lsn).await,
+            Message::Relation(relation) => self.relation(relation),
+            Message::Insert { relation, new } => match self.control.get(&relation).cloned() {
+                Some(control) => self.own(&control, &new),
+                None => self.change(relation, bytes, Change::Insert(new)).await,
+            },
+            Message::Update { relation, old, new } => self.change(relation, bytes, Change::Update(old, new)).await,
+            Message::Delete { relation, old } => self.change(relation, bytes, Change::Delete(old)).await,
+            Message::Truncate { relations } => {
+                for relation in relations {
+                    self.change(relation, bytes, Change::Truncate).await?;
+                }
+                Ok(())
+            }
+            Message::Other => Ok(()),
+        }
+    }
+
+    fn relation(&mut self, relation: Relation) -> Result<(), Failure> {
+        if let Some(table) = self.tables.get_mut(&relation.oid) {
+            return table.describe(&relation);
+        }
+        match (relation.schema.as_str(), relation.name.as_str()) {
+            ("pgshard", "marker") => self.control.insert(relation.oid, Control::Marker(relation)),
+            ("pgshard", "beacon") => self.control.insert(relation.oid, Control::Beacon(relation)),
+            // A table of a shard that is not followed any more.
+            _ => None,
+        };
+        Ok(())
+    }
+
+    fn transaction(&self) -> Result<Transaction, Failure> {
+        let outside =
+            || Error::Malformed { host: self.worker.options.source.clone(), what: "a change outside a transaction" };
+        self.transaction.ok_or_else(|| outside().into())
+    }
+
+    /// The batch that the current transaction is part of.
+    fn batch(&mut self) -> &mut Batch {
+        self.batch.get_or_insert_with(|| Batch {
+            began: Instant::now(),
+            transactions: 0,
+            changes: 0,
+            bytes: 0,
+            end: 0,
+            committed_at: 0,
+            touched: BTreeSet::new(),
+            markers: Vec::new(),
+            beacons: Vec::new(),
+        })
+    }
+
+    /// A marker or a beacon.
+    fn own(&mut self, control: &Control, new: &Row) -> Result<(), Failure> {
+        let transaction = self.transaction()?;
+        let value = |relation: &Relation, name: &str| {
+            let at = relation.columns.iter().position(|column| column == name)?;
+            std::str::from_utf8(new.get(at)?.text()?).ok().map(str::to_owned)
+        };
+        let ours = |relation: &Relation| {
+            value(relation, "move_id").and_then(|id| id.parse::<Uuid>().ok()).as_ref()
+                == Some(self.worker.options.id.uuid())
+        };
+        match control {
+            Control::Beacon(relation) if ours(relation) => {
+                if let Some(number) = value(relation, "number").and_then(|number| number.parse().ok()) {
+                    self.batch().beacons.push(number);
+                }
+            }
+            Control::Marker(relation) if ours(relation) => {
+                let shard = value(relation, "shard_id").and_then(|shard| ShardId::new(shard.parse().ok()?));
+                let attempt = value(relation, "attempt").and_then(|attempt| attempt.parse::<i32>().ok());
+                if let (Some(shard), Some(attempt)) = (shard, attempt)
+                    && self.shards.get(&shard).is_some_and(|of| transaction.commit_lsn >= of.applied)
+                {
+                    self.batch().touched.insert(shard);
+                    self.batch().markers.push((shard, attempt));
+                }
+            }
+            Control::Beacon(_) | Control::Marker(_) => {}
+        }
+        Ok(())
+    }
+
+    async fn change(&mut self, relation: u32, bytes: usize, change: Change) -> Result<(), Failure> {
+        let transaction = self.transaction()?;
+        let Some(table) = self.tables.get_mut(&relation) else { return Ok(()) };
+        let shard = table.shard;
+        // A run that begins anew reads again what some shards have already.
+        let Some(of) = self.shards.get_mut(&shard).filter(|of| transaction.commit_lsn >= of.applied) else {
+            return Ok(());
+        };
+        let (applier, xid) = (&mut self.applier, transaction.xid);
+        let applied = match change {
+            Change::Insert(new) => table.insert(applier, xid, new, bytes).await?,
+            Change::Update(old, new) => table.update(applier, self.worker, xid, old, new).await?,
+            Change::Delete(old) => table.delete(applier, xid, &old).await?,
+            Change::Truncate => table.truncate(applier, xid).await?,
+        };
+        // A change behind the marker is right if the fence was swapped back meanwhile, and then the attempt is over. If it was
+        // not, nobody could have made it.
+        if let (Some(attempt), None) = (of.marked, &of.breach) {
+            of.breach = Some(format!("a change came after the marker of attempt {attempt}, by transaction {xid}"));
+        }
+        let batch = self.batch();
+        if applied {
+            batch.changes += 1;
+        }
+        batch.bytes += bytes;
+        batch.touched.insert(shard);
+        Ok(())
+    }
+
+    async fn end_of_transaction(&mut self, end_lsn: u64) -> Result<(), Failure> {
+        let transaction = self.transaction()?;
+        self.transaction = None;
+        self.worker.recent.push_back(transaction.xid);
+        if self.worker.recent.len() > RECENT {
+            self.worker.recent.pop_front();
+        }
+        let batch = self.batch();
+        batch.transactions += 1;
+        batch.end = end_lsn;
+        batch.committed_at = transaction.committed_at;
+        let full = batch.transactions >= BATCH_TRANSACTIONS
+            || batch.bytes >= BATCH_BYTES
+            || batch.began.elapsed() >= BATCH_TIME
+            || !batch.markers.is_empty()
+            || !batch.beacons.is_empty();
+        if full { self.commit().await } else { Ok(()) }
+    }
+
+    /// Makes the batch durable, if there is one.
+    async fn commit(&mut self) -> Result<(), Failure> {
+        let Some(batch) = self.batch.take() else { return Ok(()) };
+        let mut ready = Vec::new();
+        for (shard, attempt) in &batch.markers {
+            let Some(of) = self.shards.get_mut(shard) else { continue };
+            (of.marked, of.breach) = (Some(*attempt), None);
+            if let Some((_, hash)) = self.worker.expected.get(shard).filter(|(expected, _)| expected == attempt) {
+                ready.push((*shard, *attempt, hash.clone()));
+            }
+        }
+        for (shard, attempt, hash) in &ready {
+            self.make_ready(*shard, *attempt, hash).await?;
+        }
+        if !batch.touched.is_empty() {
+            self.record(&batch.touched, batch.end).await?;
+        }
+        self.settle(&batch.touched).await?;
+        self.applier.commit().await?;
+        for shard in &batch.touched {
+            if let Some(of) = self.shards.get_mut(shard) {
+                of.applied = batch.end;
+            }
+        }
+        self.position = self.position.max(batch.end);
+        self.worker.view.send_modify(|view| {
+            for (shard, attempt, _) in &ready {
+                view.shards.entry(*shard).or_default().ready = Some(*attempt);
+            }
+            for shard in &batch.touched {
+                let breach = self.shards.get(shard).and_then(|of| of.breach.clone());
+                view.shards.entry(*shard).or_default().breach = breach;
+            }
+            view.beacons.extend(&batch.beacons);
+            while view.beacons.len() > BEACONS {
+                view.beacons.pop_first();
+            }
+            view.transactions += u64::from(batch.transactions);
+            view.changes += batch.changes;
+        });
+        self.report(Some(batch.committed_at));
+        Ok(())
+    }
+
+    /// Locks: the shard's row of pgshard.incoming, until the end of the target's transaction.
+    async fn make_ready(&mut self, shard: ShardId, attempt: i32, hash: &str) -> Result<(), Failure> {
+        let Some(of) = self.shards.get(&shard) else { return Ok(()) };
+        let hold = of.hold;
+        let sql = "UPDATE pgshard.incoming SET ready_attempt = $4, open_hash = $5
+            WHERE shard_id = $1 AND move_id = $2 AND lease = $3";
+        self.applier
+            .own(
+                "making a shard ready",
+                sql,
+                vec![
+                    Box::new(shard.as_i32()),
+                    Box::new(*hold.id.uuid()),
+                    Box::new(hold.lease),
+                    Box::new(attempt),
+                    Box::new(hash.to_owned()),
+                ],
+                Some(1),
+            )
+            .await
+    }
+
+    /// Locks: rows of pgshard.progress that are ours, until the end of the target's transaction.
+    async fn record(&mut self, shards: &BTreeSet<ShardId>, position: u64) -> Result<(), Failure> {
+        let of: Vec<&Followed> = shards.iter().filter_map(|shard| self.shards.get(shard)).collect();
+        let rows = of.len() as u64;
+        let sql = "UPDATE pgshard.progress AS p SET applied_lsn = $2, breach = t.breach, updated_at = clock_timestamp()
+            FROM unnest($3::int4[], $4::uuid[], $5::pg_lsn[], $6::text[]) AS t(shard_id, lease, before, breach)
+            WHERE p.move_id = $1 AND p.shard_id = t.shard_id AND p.lease = t.lease AND p.applied_lsn = t.before";
+        let numbers: Vec<i32> = of.iter().map(|of| of.hold.shard.as_i32()).collect();
+        let leases: Vec<Uuid> = of.iter().map(|of| of.hold.lease).collect();
+        let before: Vec<PgLsn> = of.iter().map(|of| PgLsn::from(of.applied)).collect();
+        let breaches: Vec<Option<String>> = of.iter().map(|of| of.breach.clone()).collect();
+        let id = *self.worker.options.id.uuid();
+        self.applier
+            .own(
+                "recording the progress",
+                sql,
+                vec![
+                    Box::new(id),
+                    Box::new(PgLsn::from(position)),
+                    Box::new(numbers),
+                    Box::new(leases),
+                    Box::new(before),
+                    Box::new(breaches),
+                ],
+                Some(rows),
+            )
+            .await
+    }
+
+    /// That every statement has hit what it was meant for; else whose lease is gone.
+    async fn settle(&mut self, touched: &BTreeSet<ShardId>) -> Result<(), Failure> {
+        if self.applier.settle().await? {
+            return Ok(());
+        }
+        let session = &self.applier.session;
+        session.batch("rolling back", "ROLLBACK").await?;
+        let sql = "SELECT p.shard_id, p.lease FROM pgshard.progress p WHERE p.move_id = $1 AND NOT EXISTS (
+            SELECT FROM pgshard.incoming i WHERE i.shard_id = p.shard_id AND i.move_id = p.move_id AND i.lease <> p.lease)";
+        let rows = session.rows("looking for whose lease is gone", sql, &[self.worker.options.id.uuid()]).await?;
+        let held: HashSet<(i32, Uuid)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let lost = touched
+            .iter()
+            .find(|shard| self.shards.get(shard).is_none_or(|of| !held.contains(&(shard.as_i32(), of.hold.lease))));
+        match lost {
+            Some(shard) => Err(Failure::Shard(*shard, Fault::LeaseLost)),
+            None => {
+                let why = "its progress at the target is not what this mover wrote".to_owned();
+                Err(Error::Unfollowed { shard: touched.first().copied(), why }.into())
+            }
+        }
+    }
+
+    /// Raises the progress of all shards to where all are.
+    async fn raise(&mut self) -> Result<(), Failure> {
+        self.raised = Instant::now();
+        let behind: BTreeSet<ShardId> =
+            self.shards.iter().filter(|(_, of)| of.applied < self.position).map(|(shard, _)| *shard).collect();
+        if behind.is_empty() {
+            return Ok(());
+        }
+        self.record(&behind, self.position).await?;
+        self.settle(&behind).await?;
+        self.applier.commit().await?;
+        for shard in &behind {
+            if let Some(of) = self.shards.get_mut(shard) {
+                of.applied = self.position;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the source and whoever waits how far all is durable.
+    fn report(&self, committed_at: Option<i64>) {
+        let held = self.worker.held.values().copied().min().unwrap_or(u64::MAX);
+        self.transport.durable(self.position.min(held));
+        let server = self.transport.server();
+        let bytes = server.wal_end.saturating_sub(self.position);
+        self.worker.view.send_modify(|view| {
+            view.position = view.position.max(self.position);
+            let seconds = match committed_at {
+                _ if bytes == 0 => 0.0,
+                Some(at) => (server.clock - at).max(0) as f64 / 1e6,
+                None => view.lag.seconds,
+            };
+            view.lag = Lag { bytes, seconds };
+        });
+    }
+
+    /// Does what was asked for, between two target transactions.
+    async fn obey(&mut self, command: Command) -> Result<Option<End>, Failure> {
+        match command {
+            Command::Stop => return Ok(Some(End::Stopped)),
+            Command::Expect { shard, attempt, open_hash } => {
+                let marked = self.shards.get(&shard).and_then(|of| of.marked);
+                self.worker.expected.insert(shard, (attempt, open_hash.clone()));
+                if marked == Some(attempt) {
+                    // The marker was here first.
+                    self.make_ready(shard, attempt, &open_hash).await?;
+                    let one = BTreeSet::from([shard]);
+                    self.record(&one, self.position).await?;
+                    self.settle(&one).await?;
+                    self.applier.commit().await?;
+                    if let Some(of) = self.shards.get_mut(&shard) {
+                        of.applied = self.position;
+                    }
+                    self.worker.view.send_modify(|view| {
+                        view.shards.entry(shard).or_default().ready = Some(attempt);
+                    });
+                }
+            }
+            Command::Detach { shard } => {
+                self.worker.held.remove(&shard);
+                self.worker.expected.remove(&shard);
+                self.shards.remove(&shard);
+                self.tables.retain(|_, table| table.shard != shard);
+                self.worker.lose(shard, Fault::Detached);
+                self.report(None);
+                if self.shards.is_empty() {
+                    return Ok(Some(End::Alone));
+                }
+            }
+            Command::Pause { granted, mut steps } => {
+                if granted.send(()).is_ok() {
+                    let limit = tokio::time::timeout(PAUSE_LIMIT, self.stand(&mut steps)).await;
+                    limit.unwrap_or(Ok(()))?;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Stands still until the pause is dropped.
+    async fn stand(&mut self, steps: &mut mpsc::Receiver<Align>) -> Result<(), Failure> {
+        while let Some(Align { snapshot, beacon, answer }) = steps.recv().await {
+            match self.align(&snapshot, beacon).await {
+                Ok(aligned) => drop(answer.send(Ok(aligned))),
+                Err(failure) => {
+                    drop(answer.send(Err("the stream broke during the pause".to_owned())));
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads on to the beacon and applies what the snapshot sees, if that is the beginning of it.
+    async fn align(&mut self, snapshot: &Snapshot, beacon: i64) -> Result<bool, Failure> {
+        if !self.worker.recent.iter().all(|xid| snapshot.sees(*xid)) {
+            return Ok(false);
+        }
+        // Transactions as frames, in the order of their commits. What is read and not applied goes back.
+        let (mut read, mut bytes, mut seen, mut ended) = (Vec::new(), 0, Vec::new(), Vec::new());
+        let mut found = false;
+        let fitting = loop {
+            let Some(frame) = self.backlog.pop_front() else {
+                let frames = self.transport.next().await?;
+                self.backlog.extend(frames);
+                continue;
+            };
+            let mut last = false;
+            if let Frame::Message(message, length) = &frame {
+                bytes += length;
+                match message {
+                    Message::Begin { xid, .. } => seen.push(snapshot.sees(widen(*xid, self.near))),
+                    Message::Relation(relation) if relation.schema == "pgshard" => self.relation(relation.clone())?,
+                    Message::Insert { relation, new } => found |= self.is_beacon(*relation, new, beacon),
+                    Message::Commit { .. } => {
+                        ended.push(read.len() + 1);
+                        last = found;
+                    }
+                    _ => {}
+                }
+            }
+            read.push(frame);
+            if last {
+                break true;
+            }
+            if bytes > ALIGN_BYTES {
+                break false;
+            }
+        };
+        let prefix = seen.iter().take_while(|seen| **seen).count();
+        let aligned = fitting && seen[prefix..].iter().all(|seen| !seen);
+        let split = if !aligned || prefix == 0 { 0 } else { ended[prefix - 1] };
+        let rest = read.split_off(split);
+        for frame in rest.into_iter().rev() {
+            self.backlog.push_front(frame);
+        }
+        for frame in read {
+            self.take(frame).await?;
+        }
+        self.commit().await?;
+        Ok(aligned)
+    }
+
+    fn is_beacon(&self, relation: u32, new: &Row, beacon: i64) -> bool {
+        let Some(Control::Beacon(relation)) = self.control.get(&relation) else { return false };
+        let value = |name: &str| {
+            let at = relation.columns.iter().position(|column| column == name)?;
+            std::str::from_utf8(new.get(at)?.text()?).ok()
+        };
+        value("number") == Some(beacon.to_string().as_str())
+            && value("move_id").and_then(|id| id.parse::<Uuid>().ok()).as_ref() == Some(self.worker.options.id.uuid())
+    }
+}
+
+/// A change of a table of a shard.
+enum Change {
+    Insert(Row),
+    Update(Option<Row>, Row),
+    Delete(Row),
+    Truncate,
+}

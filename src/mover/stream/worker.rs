@@ -1,0 +1,238 @@
+//! The task of a follower: opens the connections, goes on where all is durable, and again after a failure.
+//!
+//! What may not break: what a run believes of shards, pieces and positions is read from the target when it begins, and
+//! nothing of it outlives it. So a failure at any place is answered in one way: begin anew.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{mpsc, watch};
+use tokio_postgres::types::PgLsn;
+
+use crate::mover::chunk::chunks;
+use crate::mover::error::Error;
+use crate::mover::session::Session;
+use crate::shard::ShardId;
+
+use super::apply::Applier;
+use super::changes::{Followed, TableState, Tables};
+use super::fault::{Failure, Fault, words};
+use super::follower::{Basis, Command, FollowerOptions, View};
+use super::layout::TargetColumn;
+use super::run::Run;
+use super::slot::{free_slot, slot_state};
+use super::transport::{Source, Transport};
+
+/// The pause before the first new attempt; doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The longest of these pauses.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// What outlives a connection.
+pub(crate) struct Worker {
+    pub(super) options: FollowerOptions,
+    pub(super) view: watch::Sender<View>,
+    pub(super) commands: mpsc::Receiver<Command>,
+    /// The attempts whose markers make a shard ready, with the hashes of their open tokens.
+    pub(super) expected: HashMap<ShardId, (i32, String)>,
+    /// Numbers of the transactions applied last: a source may show a commit in its WAL before its snapshots do.
+    pub(super) recent: VecDeque<u64>,
+    /// What shards had that were lost: the slot must keep the rest for whoever resumes them.
+    pub(super) held: HashMap<ShardId, u64>,
+}
+
+/// How a run ends without a failure.
+pub(super) enum End {
+    Stopped,
+    /// No shard is left.
+    Alone,
+}
+
+impl Worker {
+    pub(crate) fn new(
+        options: FollowerOptions,
+        view: watch::Sender<View>,
+        commands: mpsc::Receiver<Command>,
+    ) -> Worker {
+        let (expected, recent, held) = (HashMap::new(), VecDeque::new(), HashMap::new());
+        Worker { options, view, commands, expected, recent, held }
+    }
+
+    pub(crate) async fn run(mut self) {
+        let why = match self.follow().await {
+            Ok(End::Stopped) => "it was stopped".to_owned(),
+            Ok(End::Alone) => "no shard is left".to_owned(),
+            Err(error) => words(&error),
+        };
+        tracing::debug!(stream = self.options.stream, why, "the follower ends");
+        self.view.send_modify(|view| view.ended = Some(why));
+    }
+
+    async fn follow(&mut self) -> Result<End, Error> {
+        let mut pause = FIRST_PAUSE;
+        let mut failing_since: Option<Instant> = None;
+        loop {
+            let before = self.view.borrow().position;
+            let failure = match self.attempt().await {
+                Ok(end) => return Ok(end),
+                Err(failure) => failure,
+            };
+            match failure {
+                Failure::Final(error) => return Err(error),
+                Failure::Shard(shard, fault) => {
+                    self.lose(shard, fault);
+                    continue;
+                }
+                Failure::Passing(error) => {
+                    if self.view.borrow().position > before {
+                        (failing_since, pause) = (None, FIRST_PAUSE);
+                    }
+                    let since = *failing_since.get_or_insert_with(Instant::now);
+                    tracing::warn!(stream = self.options.stream, error = words(&error), "the stream is taken up again");
+                    if since.elapsed() + pause > self.options.patience {
+                        return Err(error);
+                    }
+                }
+            }
+            let stopped = async {
+                loop {
+                    match self.commands.recv().await {
+                        Some(Command::Stop) | None => return,
+                        // Before the connections are there again, nobody pauses and no marker comes.
+                        Some(Command::Expect { shard, attempt, open_hash }) => {
+                            self.expected.insert(shard, (attempt, open_hash));
+                        }
+                        Some(Command::Detach { shard }) => {
+                            self.held.remove(&shard);
+                            note_fault(&self.view, shard, Fault::Detached);
+                        }
+                        Some(Command::Pause { .. }) => {}
+                    }
+                }
+            };
+            if tokio::time::timeout(pause, stopped).await.is_ok() {
+                return Ok(End::Stopped);
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    pub(super) fn lose(&self, shard: ShardId, fault: Fault) {
+        if fault != Fault::Detached {
+            tracing::warn!(%shard, ?fault, "a shard is not followed any more");
+        }
+        note_fault(&self.view, shard, fault);
+    }
+
+    /// Opens the connections and follows until something happens.
+    async fn attempt(&mut self) -> Result<End, Failure> {
+        let target = self.options.hosts.open(&self.options.target).await?;
+        let applier = Applier::new(target).await?;
+        let session = applier.session.clone();
+        let shards = self.progress(&session).await?;
+        if shards.is_empty() {
+            return Ok(End::Alone);
+        }
+        let tables = self.tables(&session, &shards).await?;
+
+        let options = &self.options;
+        let source = options.hosts.open(&options.source).await?;
+        let lost = |state| Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state };
+        let state = slot_state(&source, &options.stream).await?.ok_or_else(|| lost("gone"))?;
+        if state.wal_status.as_deref() == Some("lost") {
+            return Err(lost("lost").into());
+        }
+        // The progress rows say that it is ours: whoever still reads the slot is dead, or has lost the move.
+        if state.active_pid.is_some() {
+            free_slot(&source, &options.stream).await?;
+        }
+        let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text";
+        let near: String = source.row("asking for a transaction number", sql, &[]).await?.get(0);
+        let near = near.parse().unwrap_or(0);
+        let from = shards.values().map(|shard| shard.applied).chain(self.held.values().copied()).min();
+        let from = from.unwrap_or(0).max(state.confirmed);
+        let slot = Source {
+            host: &options.source,
+            options: options.hosts.options(&options.source)?,
+            slot: &options.stream,
+            publication: &options.stream,
+        };
+        let transport = Transport::start(&slot, from).await?;
+        Run::new(self, applier, transport, shards, tables, near, from).follow().await
+    }
+
+    /// The shards that are ours, and how far they are.
+    ///
+    /// Locks: ACCESS SHARE on two tables of ours.
+    async fn progress(&mut self, session: &Session) -> Result<BTreeMap<ShardId, Followed>, Failure> {
+        let sql = "SELECT p.shard_id, p.lease, p.applied_lsn, p.breach, i.ready_attempt
+            FROM pgshard.progress p
+            LEFT JOIN pgshard.incoming i ON i.shard_id = p.shard_id AND i.move_id = p.move_id WHERE p.move_id = $1";
+        let rows = session.rows("reading the progress", sql, &[self.options.id.uuid()]).await?;
+        let rows: HashMap<i32, &tokio_postgres::Row> = rows.iter().map(|row| (row.get(0), row)).collect();
+        let mut shards = BTreeMap::new();
+        for shard in &self.options.shards {
+            let hold = shard.hold;
+            if self.view.borrow().shards.get(&hold.shard).is_none_or(|of| of.fault.is_some()) {
+                continue;
+            }
+            let row = rows.get(&hold.shard.as_i32());
+            let applied = row.map(|row| u64::from(row.get::<_, PgLsn>(2)));
+            let row = row.filter(|row| row.get::<_, uuid::Uuid>(1) == hold.lease);
+            let (Some(row), Some(applied)) = (row, applied) else {
+                self.held.extend(applied.map(|applied| (hold.shard, applied)));
+                self.lose(hold.shard, Fault::LeaseLost);
+                continue;
+            };
+            let (breach, marked): (Option<String>, Option<i32>) = (row.get(3), row.get(4));
+            self.view.send_modify(|view| {
+                if let Some(of) = view.shards.get_mut(&hold.shard) {
+                    (of.ready, of.breach) = (marked, breach.clone());
+                }
+            });
+            shards.insert(hold.shard, Followed { hold, applied, marked, breach });
+        }
+        Ok(shards)
+    }
+
+    /// The tables of these shards, with their pieces.
+    async fn tables(&self, session: &Session, shards: &BTreeMap<ShardId, Followed>) -> Result<Tables, Failure> {
+        let followed = || self.options.shards.iter().filter(|shard| shards.contains_key(&shard.hold.shard));
+        let schemas: Vec<&str> = followed().map(|shard| shard.target_schema.as_str()).collect();
+        // Found by pg_depend, whose index answers at once: pg_class has none by schema. Locks: ACCESS SHARE on catalogs.
+        let sql = "SELECT n.nspname::text, c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod),
+                a.attidentity = 'a'
+            FROM pg_namespace n JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
+                AND d.classid = 'pg_class'::regclass
+            JOIN pg_class c ON c.oid = d.objid AND c.relkind = 'r'
+            JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+            WHERE n.nspname = ANY ($1)";
+        let mut columns: HashMap<(String, String), HashMap<String, TargetColumn>> = HashMap::new();
+        for row in session.rows("reading the target's columns", sql, &[&schemas]).await? {
+            let of_table = columns.entry((row.get(0), row.get(1))).or_default();
+            of_table.insert(row.get(2), TargetColumn { type_sql: row.get(3), always: row.get(4) });
+        }
+        let mut tables = HashMap::new();
+        for shard in followed() {
+            let mut pieces = match shard.basis {
+                Basis::Pieces => chunks::load(session, shard.hold, &shard.tables).await?,
+                Basis::Position => BTreeMap::new(),
+            };
+            for shape in &shard.tables {
+                let columns = columns.remove(&(shard.target_schema.clone(), shape.name.clone())).unwrap_or_default();
+                let (schema, pieces) = (shard.target_schema.clone(), pieces.remove(&shape.name));
+                let state = TableState::new(shard.hold.shard, shape.clone(), schema, columns, pieces);
+                tables.insert(shape.oid, state);
+            }
+        }
+        Ok(tables)
+    }
+}
+
+/// The first fault of a shard stays.
+pub(super) fn note_fault(view: &watch::Sender<View>, shard: ShardId, fault: Fault) {
+    view.send_modify(|view| {
+        view.shards.entry(shard).or_default().fault.get_or_insert(fault);
+    });
+}

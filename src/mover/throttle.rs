@@ -1,0 +1,94 @@
+//! How fast rows may go over: a rate for all workers of a move together, and a pause. Both can be changed while they work.
+
+use std::num::NonZeroU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// What is allowed at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Pace {
+    /// Bytes a second of all workers together. `None`: as fast as it goes.
+    pub(crate) rate: Option<NonZeroU64>,
+    /// Nothing more goes over until this is false.
+    pub(crate) paused: bool,
+}
+
+/// How long a copy that was slower than allowed may make up for it.
+const BURST: Duration = Duration::from_millis(100);
+
+/// The gate through which every block of rows goes. Clones are the same gate.
+#[derive(Clone, Debug)]
+pub(crate) struct Throttle {
+    pace: watch::Receiver<Pace>,
+    /// When the next block may go, if the rate is kept.
+    next: Arc<Mutex<Instant>>,
+}
+
+impl Throttle {
+    /// A gate that obeys this channel; once its other end is gone, the last rate holds and no pause does.
+    pub(crate) fn new(pace: watch::Receiver<Pace>) -> Throttle {
+        Throttle { pace, next: Arc::new(Mutex::new(Instant::now())) }
+    }
+
+    /// A gate that is always open.
+    pub(crate) fn open() -> Throttle {
+        Throttle::new(watch::channel(Pace::default()).1)
+    }
+
+    /// Waits while there is a pause, and until this many bytes may go.
+    ///
+    /// # Cancel safety
+    /// Dropped, the bytes may have been counted; the others wait a little longer.
+    pub(crate) async fn pass(&self, bytes: u64) {
+        let mut pace = self.pace.clone();
+        // An error means that nobody can end the pause any more.
+        let _ = pace.wait_for(|pace| !pace.paused).await;
+        let Some(rate) = self.pace.borrow().rate else { return };
+        let takes = Duration::from_secs_f64(bytes as f64 / rate.get() as f64);
+        let at = {
+            let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+            let now = Instant::now();
+            let at = (*next).max(now.checked_sub(BURST).unwrap_or(now));
+            *next = at + takes;
+            at
+        };
+        tokio::time::sleep_until(at).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn workers_share_the_rate() {
+        let pace = Pace { rate: NonZeroU64::new(1000), paused: false };
+        let throttle = Throttle::new(watch::channel(pace).1);
+        let began = Instant::now();
+        let worker = async || {
+            for _ in 0..10 {
+                throttle.pass(100).await;
+            }
+        };
+        tokio::join!(worker(), worker());
+        // 2000 bytes at 1000 a second: the last block goes when those before it are paid for.
+        let took = began.elapsed();
+        assert!((Duration::from_millis(1750)..Duration::from_millis(1950)).contains(&took), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_ends_when_told_or_when_nobody_can() {
+        let (tell, pace) = watch::channel(Pace { rate: None, paused: true });
+        let throttle = Throttle::new(pace);
+        let passed = tokio::time::timeout(Duration::from_secs(3600), throttle.pass(1)).await;
+        assert!(passed.is_err());
+        tell.send_replace(Pace::default());
+        throttle.pass(1).await;
+        tell.send_replace(Pace { rate: None, paused: true });
+        drop(tell);
+        throttle.pass(1).await;
+    }
+}
