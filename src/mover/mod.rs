@@ -60,6 +60,8 @@ pub use plan::{Plan, ShardPlan};
 pub use refusal::Refusal;
 pub use session::Hosts;
 pub use state::Phase;
+#[doc(hidden)]
+pub use stream::testing as stream_testing;
 
 use driver::{Part, Start};
 use state::Goal;
