@@ -453,6 +453,58 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
+    /// A row comes by a change of its key into a piece that was copied before, out of one that was copied after, and the stream has not
+    /// all of its values: it is read again, and judged by that from then on, also by a follower that begins anew.
+    async fn a_row_that_is_read_again(version) {
+        let mut scene = Scene::new(&[version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
+        scene.stream.copy(8192).await.unwrap();
+        // Both are out of pieces that are far from each other, and the first of these is copied again after the change.
+        scene.write("UPDATE {s}.accounts SET id = 1000 WHERE id = 10").await;
+        scene.write("UPDATE {s}.accounts SET id = 1001 WHERE id = 11; DELETE FROM {s}.accounts WHERE id = 1001").await;
+        let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+        let again = "UPDATE pgshard.chunk SET snapshot = $1 WHERE coalesce(low::bigint, 0) <= $2 AND coalesce(high::bigint, 9999) > $2";
+        for id in [10_i64, 11] {
+            assert_eq!(scene.target.execute(again, &[&snapshot, &id]).await.unwrap(), 1);
+            let gone = "DELETE FROM \"busy_1__incoming\".accounts WHERE id = $1";
+            scene.target.execute(gone, &[&id]).await.unwrap();
+        }
+        scene.write("UPDATE {s}.accounts SET tag = 77 WHERE id = 1000").await;
+        scene.index_and_follow().await;
+        scene.same().await;
+        let reread = "SELECT string_agg(key, ' ' ORDER BY key) FROM pgshard.reread";
+        assert_eq!(scene.target.query_one(reread, &[]).await.unwrap().get::<_, &str>(0), "[\"1000\"] [\"1001\"]");
+        scene.stream.follow(PATIENCE);
+        scene.write("UPDATE {s}.accounts SET tag = 78 WHERE id = 1000; INSERT INTO {s}.accounts VALUES (1001)").await;
+        scene.same().await;
+        scene.stream.end().await.unwrap();
+    }
+
+    /// Changes that are right one by one, and not in another order, where the target has a unique index already.
+    async fn values_that_change_hands(version) {
+        let ddl = "CREATE TABLE {s}.t (id integer, email text);
+            --- ALTER TABLE {s}.t ADD PRIMARY KEY (id), ADD UNIQUE (email)";
+        let data = "INSERT INTO {s}.t SELECT g, 'e' || g FROM generate_series(1, 200) g";
+        let mut scene = Scene::new(&[version, version], &["hands_1"], ddl, data).await;
+        scene.copy_and_follow(1 << 20).await;
+        scene.same().await;
+        // Each takes what the one before has just let go of.
+        let mut hands = "BEGIN; UPDATE {s}.t SET email = 'new' WHERE id = 1;".to_owned();
+        for id in 2..=200 {
+            hands += &format!("UPDATE {{s}}.t SET email = 'e{}' WHERE id = {id};", id - 1);
+        }
+        scene.write(&(hands + "COMMIT")).await;
+        scene.same().await;
+        let mut hands = "BEGIN; DELETE FROM {s}.t WHERE id = 200;".to_owned();
+        for id in (1..200).rev() {
+            hands += &format!("UPDATE {{s}}.t SET email = 'e{}' WHERE id = {id};", id + 2000);
+            hands += &format!("INSERT INTO {{s}}.t VALUES ({}, 'old {id}');", id + 1000);
+        }
+        scene.write(&(hands + "COMMIT")).await;
+        scene.same().await;
+        assert!(scene.stream.failed(shard(0)).is_none());
+        scene.stream.end().await.unwrap();
+    }
+
     /// A slot waits for transactions that have written; the error says for which.
     async fn who_keeps_a_slot_from_being_made(version) {
         let world = World::new(&[version, version], 4).await;
