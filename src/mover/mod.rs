@@ -16,7 +16,7 @@ pub mod border;
 #[allow(dead_code, reason = "the driver of online moves, which uses it, comes after it")]
 pub(crate) mod chunk;
 mod cleanup;
-mod copy;
+pub(crate) mod copy;
 pub mod ddl;
 mod driver;
 mod error;
@@ -37,7 +37,7 @@ mod step;
 mod stream;
 pub mod target;
 #[allow(dead_code, reason = "as chunk")]
-mod throttle;
+pub(crate) mod throttle;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,6 +49,7 @@ use crate::map::HostName;
 use crate::shard::{SchemaPrefix, ShardId};
 use crate::store::MapStore;
 
+pub use chunk::verify::RowDifference;
 pub use cleanup::{Cleaned, CleanupReport};
 pub use error::Error;
 pub use failpoint::{Action, FAILPOINTS, Failpoint};
@@ -62,6 +63,11 @@ pub use session::Hosts;
 pub use state::Phase;
 #[doc(hidden)]
 pub use stream::testing as stream_testing;
+
+#[cfg(test)]
+pub(crate) use journal::Hold;
+#[cfg(test)]
+pub(crate) use session::Session;
 
 use driver::{Part, Start};
 use state::Goal;
