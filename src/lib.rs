@@ -116,6 +116,9 @@ pub mod config;
 
 pub mod dev;
 
+#[cfg(test)]
+mod trials;
+
 pub use config::connect;
 pub use router::Router;
 pub use shard::{PrefixError, SchemaPrefix, ShardCount, ShardId};

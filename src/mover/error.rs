@@ -8,6 +8,7 @@ use crate::pg::ConnectError;
 use crate::shard::ShardId;
 use crate::store::{PublishError, StoreError};
 
+use super::chunk::verify::RowDifference;
 use super::names::MoveId;
 use super::refusal::Refusal;
 use super::state::Phase;
@@ -120,6 +121,18 @@ pub enum Error {
         source_side: String,
         /// Rows and digest.
         target_side: String,
+    },
+    /// Rows of an online copy are not what the source has at the same point of its history. The source serves.
+    #[error("shard {shard}: rows of {table} differ ({digests}): {}", told(rows))]
+    RowsDiffer {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// Rows and digests of the piece of it that differs.
+        digests: String,
+        /// Some of the rows, ten at most.
+        rows: Vec<RowDifference>,
     },
     /// The shard's tables changed, again and again, while the move was prepared. The source serves.
     #[error("shard {shard}: its tables were altered during the move: {what}")]
@@ -292,6 +305,10 @@ fn count(refusals: &[Refusal]) -> String {
         [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
         [] => "without a reason".to_owned(),
     }
+}
+
+fn told(rows: &[RowDifference]) -> String {
+    rows.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 fn of_shard(shard: &Option<ShardId>) -> String {

@@ -13,9 +13,9 @@
 //! 5. The map is never the fence.
 
 pub mod border;
-mod chunk;
+pub(crate) mod chunk;
 mod cleanup;
-mod copy;
+pub(crate) mod copy;
 mod cutover;
 pub mod ddl;
 mod driver;
@@ -37,7 +37,7 @@ mod state;
 mod step;
 mod stream;
 pub mod target;
-mod throttle;
+pub(crate) mod throttle;
 mod verify;
 
 use std::collections::BTreeMap;
@@ -50,6 +50,7 @@ use crate::map::HostName;
 use crate::shard::{SchemaPrefix, ShardId};
 use crate::store::MapStore;
 
+pub use chunk::verify::RowDifference;
 pub use cleanup::{Cleaned, CleanupReport};
 pub use error::Error;
 pub use failpoint::{Action, FAILPOINTS, Failpoint};
@@ -61,6 +62,13 @@ pub use plan::{Plan, ShardPlan};
 pub use refusal::Refusal;
 pub use session::Hosts;
 pub use state::{Mode, Phase};
+#[doc(hidden)]
+pub use stream::testing as stream_testing;
+
+#[cfg(test)]
+pub(crate) use journal::Hold;
+#[cfg(test)]
+pub(crate) use session::Session;
 
 use driver::{Part, Start};
 use state::Goal;

@@ -90,7 +90,7 @@ pub(crate) async fn read_from(
         oids.join(", ")
     );
     let answer = source.client.simple_query(&sql).await.map_err(|error| source.failed(what, error))?;
-    let row = answer.iter().find_map(|message| match message {
+    let row = answer.iter().rev().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some((row.get(0)?, row.get(1)?)),
         _ => None,
     });

@@ -6,7 +6,7 @@
 //! piece takes, pieces can be copied in any order, at any time, by any number of workers, and again after a crash.
 //!
 //! [`table`] reads what tables there are and judges which of them can be moved like this, [`plan`] cuts them, [`copy`] copies,
-//! with the workers of [`work`]; [`snapshot`] and [`key`] are what the rule is made of.
+//! with the workers of [`work`], [`verify`] compares; [`snapshot`] and [`key`] are what the rule is made of.
 //!
 //! # What may not break
 //! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a piece whose snapshot does
@@ -20,6 +20,7 @@ pub(crate) mod key;
 pub(crate) mod plan;
 pub(crate) mod snapshot;
 pub(crate) mod table;
+pub(crate) mod verify;
 pub(crate) mod work;
 
 use crate::map::HostName;

@@ -149,9 +149,10 @@ async fn next_bound(
     after: Option<&String>,
     step: i64,
 ) -> Result<Option<String>, Error> {
-    let (name, from) = (column.quoted(), qualified(schema, table));
-    let after = after.map_or_else(String::new, |key| format!("WHERE {name} > {}", quote_literal(key)));
-    let sql = format!("SELECT {name}::text FROM ONLY {from} {after} ORDER BY {name} OFFSET {step} LIMIT 1");
+    // By its alias, always: ORDER BY would take a bare name for that of the output, and sort texts.
+    let (key, from) = (format!("t.{}", column.quoted()), qualified(schema, table));
+    let after = after.map_or_else(String::new, |bound| format!("WHERE {key} > {}", quote_literal(bound)));
+    let sql = format!("SELECT {key}::text AS bound FROM ONLY {from} AS t {after} ORDER BY {key} OFFSET {step} LIMIT 1");
     Ok(source.rows("walking the key", &sql, &[]).await?.first().map(|row| row.get(0)))
 }
 

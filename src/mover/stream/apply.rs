@@ -1,11 +1,11 @@
-//! One target transaction after the other: statements are sent without waiting for the answers of those before, rows that
-//! are inserted into one table go together, and before the commit every answer is looked at.
+//! One target transaction after the other: statements are sent without waiting for the answers of those before, rows of one
+//! table to which the same is done go together, and before the commit every answer is looked at.
 //!
 //! What may not break: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of
 //! different tables may go in another order than at the source: foreign keys and triggers do not exist while changes are
 //! applied.)
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::pg::state;
 use crate::shard::ShardId;
 
 use super::fault::{Failure, Fault};
-use super::layout::{Layout, Texts};
+use super::layout::{Layout, MOST_AT_ONCE, Texts};
 use super::wire::Row;
 
 /// Statements that are prepared on the connection; thousands of shards have more tables than a backend has memory for.
@@ -60,12 +60,48 @@ impl ToSql for Text {
     to_sql_checked!();
 }
 
-/// Which statement of a table.
+/// What is done to a row of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Kind {
-    Insert { rows: usize },
+enum Work {
+    Insert,
     Update { columns: Vec<usize> },
     Delete,
+}
+
+impl Work {
+    fn name(&self) -> &'static str {
+        match self {
+            Work::Insert => "insert",
+            Work::Update { .. } => "update",
+            Work::Delete => "delete",
+        }
+    }
+}
+
+/// Which statement of a table.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Kind {
+    work: Work,
+    rows: usize,
+}
+
+/// Rows of one table to which the same is to be done, one after the other.
+struct Waiting {
+    layout: Arc<Layout>,
+    work: Work,
+    /// Parameters of each, and what names it.
+    rows: Vec<(Texts, Texts)>,
+    /// Of updates and deletions: a row that is named twice is not for one statement.
+    named: HashSet<Texts>,
+}
+
+/// Whether rows go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Care {
+    /// Many of a table in one statement.
+    Together,
+    /// Each by itself: a statement for many has failed, perhaps because it did them in another order.
+    Singly,
 }
 
 /// What a statement is for, in case it fails.
@@ -106,9 +142,10 @@ pub(crate) struct Applier {
     own: HashMap<&'static str, Statement>,
     sent: VecDeque<Sent>,
     sent_bytes: usize,
-    /// Rows to be inserted, by table.
-    waiting: BTreeMap<u32, (Arc<Layout>, Vec<Row>)>,
+    /// What is not sent yet, by table.
+    waiting: BTreeMap<u32, Waiting>,
     waiting_bytes: usize,
+    pub(crate) care: Care,
     open: bool,
     /// Whether every `own` statement of the transaction has hit its rows.
     fitting: bool,
@@ -119,9 +156,9 @@ impl Applier {
     ///
     /// Statements are planned once and by the indexes, which tables that were just filled might not get otherwise. Locks
     /// are waited for: an index that is being built at the target is no reason to give the group up.
-    pub(crate) async fn new(session: Session) -> Result<Applier, Error> {
-        let sql =
-            "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET jit = off;
+    pub(crate) async fn new(session: Session, care: Care) -> Result<Applier, Error> {
+        let sql = "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
+            SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
             SELECT set_config('synchronous_commit', 'on', false)
             WHERE current_setting('synchronous_commit') IN ('off', 'local')";
         session.batch("setting up the applying session", sql).await?;
@@ -133,6 +170,7 @@ impl Applier {
             sent_bytes: 0,
             waiting: BTreeMap::new(),
             waiting_bytes: 0,
+            care,
             open: false,
             fitting: true,
         })
@@ -143,26 +181,14 @@ impl Applier {
         self.open
     }
 
-    /// A new row. It goes with others of its table.
-    pub(crate) async fn insert(&mut self, layout: &Arc<Layout>, row: Row, bytes: usize) -> Result<(), Failure> {
-        self.begin();
-        let (_, rows) = self.waiting.entry(layout.oid).or_insert_with(|| (layout.clone(), Vec::new()));
-        rows.push(row);
-        self.waiting_bytes += bytes;
-        if rows.len() >= 128 {
-            self.flush(layout.oid).await?;
-        }
-        if self.waiting_bytes > BYTES_IN_FLIGHT {
-            self.flush_all().await?;
-        }
-        Ok(())
+    /// A new row.
+    pub(crate) async fn insert(&mut self, layout: &Arc<Layout>, row: &Row) -> Result<(), Failure> {
+        self.wait(layout, Work::Insert, layout.values(row), Texts::new()).await
     }
 
-    /// A row with all its values as texts, at once.
+    /// A row with all its values as texts.
     pub(crate) async fn insert_values(&mut self, layout: &Arc<Layout>, values: Texts) -> Result<(), Failure> {
-        self.flush(layout.oid).await?;
-        let purpose = Purpose { table: Some(layout.clone()), what: "insert", row: values.clone() };
-        self.table_statement(purpose, Kind::Insert { rows: 1 }, Some(1), values).await
+        self.wait(layout, Work::Insert, values, Texts::new()).await
     }
 
     /// The columns of the row that `naming` names get the values of `new`.
@@ -173,26 +199,23 @@ impl Applier {
         new: &Row,
         naming: Texts,
     ) -> Result<(), Failure> {
-        self.flush(layout.oid).await?;
         if columns.is_empty() {
             return Ok(());
         }
-        let mut values = layout.values_of(new, &columns);
-        values.extend(naming.iter().cloned());
-        let purpose = Purpose { table: Some(layout.clone()), what: "update", row: naming };
-        self.table_statement(purpose, Kind::Update { columns }, Some(1), values).await
+        let values = layout.values_of(new, &columns);
+        self.wait(layout, Work::Update { columns }, values, naming).await
     }
 
-    /// Deletes the row; `rows` is how many there must be.
-    pub(crate) async fn delete(
-        &mut self,
-        layout: &Arc<Layout>,
-        naming: Texts,
-        rows: Option<u64>,
-    ) -> Result<(), Failure> {
+    /// Deletes the row, which must be there.
+    pub(crate) async fn delete(&mut self, layout: &Arc<Layout>, naming: Texts) -> Result<(), Failure> {
+        self.wait(layout, Work::Delete, Texts::new(), naming).await
+    }
+
+    /// Deletes the row if it is there.
+    pub(crate) async fn delete_if_there(&mut self, layout: &Arc<Layout>, naming: Texts) -> Result<(), Failure> {
         self.flush(layout.oid).await?;
         let purpose = Purpose { table: Some(layout.clone()), what: "delete", row: naming.clone() };
-        self.table_statement(purpose, Kind::Delete, rows, naming).await
+        self.table_statement(purpose, Kind { work: Work::Delete, rows: 1 }, None, naming).await
     }
 
     /// Deletes all rows that match a condition.
@@ -271,17 +294,54 @@ impl Applier {
         Ok(())
     }
 
-    /// Sends the rows that wait for a table.
+    /// Takes up what is to be done to a row. What waits for the table and is something else goes first.
+    async fn wait(
+        &mut self,
+        layout: &Arc<Layout>,
+        work: Work,
+        mut values: Texts,
+        naming: Texts,
+    ) -> Result<(), Failure> {
+        self.begin();
+        let others = self.waiting.get(&layout.oid);
+        if others.is_some_and(|others| others.work != work || others.named.contains(&naming)) {
+            self.flush(layout.oid).await?;
+        }
+        values.extend(naming.iter().cloned());
+        self.waiting_bytes += values.iter().flatten().map(|text| text.len()).sum::<usize>();
+        let waiting = self.waiting.entry(layout.oid).or_insert_with(|| Waiting {
+            layout: layout.clone(),
+            work,
+            rows: Vec::new(),
+            named: HashSet::new(),
+        });
+        if waiting.work != Work::Insert {
+            waiting.named.insert(naming.clone());
+        }
+        waiting.rows.push((values, naming));
+        let alone = self.care == Care::Singly || (waiting.work != Work::Insert && !layout.has_key());
+        if alone || waiting.rows.len() >= MOST_AT_ONCE {
+            self.flush(layout.oid).await?;
+        }
+        if self.waiting_bytes > BYTES_IN_FLIGHT {
+            self.flush_all().await?;
+        }
+        Ok(())
+    }
+
+    /// Sends what waits for a table.
     async fn flush(&mut self, oid: u32) -> Result<(), Failure> {
-        let Some((layout, rows)) = self.waiting.remove(&oid) else { return Ok(()) };
-        let mut rest = rows.as_slice();
-        while let Some(first) = rest.first() {
-            let (these, others) = rest.split_at(layout.insert_at_once(rest.len()));
-            let purpose = Purpose { table: Some(layout.clone()), what: "insert", row: layout.naming(first) };
-            let values = these.iter().flat_map(|row| layout.values(row)).collect();
-            let count = these.len();
-            self.table_statement(purpose, Kind::Insert { rows: count }, Some(count as u64), values).await?;
-            rest = others;
+        let Some(Waiting { layout, work, mut rows, .. }) = self.waiting.remove(&oid) else { return Ok(()) };
+        while !rows.is_empty() {
+            let rest = rows.split_off(layout.at_once(rows.len()));
+            let row = rows.first().map(|(values, naming)| if work == Work::Insert { values } else { naming });
+            let row = row.cloned().unwrap_or_default();
+            let purpose = Purpose { table: Some(layout.clone()), what: work.name(), row };
+            let kind = Kind { work: work.clone(), rows: rows.len() };
+            let count = rows.len() as u64;
+            let values = rows.into_iter().flat_map(|(values, _)| values).collect();
+            self.table_statement(purpose, kind, Some(count), values).await?;
+            rows = rest;
         }
         Ok(())
     }
@@ -311,9 +371,9 @@ impl Applier {
             return Ok(statement.clone());
         }
         let sql = match &key.1 {
-            Kind::Insert { rows } => layout.insert(*rows),
-            Kind::Update { columns } => layout.update(columns),
-            Kind::Delete => layout.delete(),
+            Kind { work: Work::Insert, rows } => layout.insert(*rows),
+            Kind { work: Work::Update { columns }, rows } => layout.update(columns, *rows),
+            Kind { work: Work::Delete, rows } => layout.delete(*rows),
         };
         let statement = self.prepare(&sql, purpose).await?;
         self.statements.put(key, statement.clone());

@@ -90,18 +90,12 @@ impl TableState {
     }
 
     /// Applies a new row. False: it is there already.
-    pub(crate) async fn insert(
-        &self,
-        applier: &mut Applier,
-        xid: u64,
-        new: Row,
-        bytes: usize,
-    ) -> Result<bool, Failure> {
+    pub(crate) async fn insert(&self, applier: &mut Applier, xid: u64, new: Row) -> Result<bool, Failure> {
         let layout = self.layout_for(&new)?;
         if self.sees(&layout.key(&new), xid) {
             return Ok(false);
         }
-        applier.insert(&layout, new, bytes).await?;
+        applier.insert(&layout, &new).await?;
         Ok(true)
     }
 
@@ -111,7 +105,7 @@ impl TableState {
         if self.sees(&layout.key(old), xid) {
             return Ok(false);
         }
-        applier.delete(&layout, layout.naming(old), Some(1)).await?;
+        applier.delete(&layout, layout.naming(old)).await?;
         Ok(true)
     }
 
@@ -146,7 +140,7 @@ impl TableState {
             }
             // The row has gone to a piece that was copied after it had.
             (false, true) => {
-                applier.delete(&layout, from, Some(1)).await?;
+                applier.delete(&layout, from).await?;
                 Ok(true)
             }
             // The row has come out of such a piece.
@@ -155,7 +149,7 @@ impl TableState {
                 Ok(true)
             }
             (true, false) => {
-                applier.insert(&layout, new, 0).await?;
+                applier.insert(&layout, &new).await?;
                 Ok(true)
             }
         }
@@ -202,7 +196,7 @@ impl TableState {
         let options = &worker.options;
         let source = options.hosts.open(&options.source).await?.for_shard(self.shard);
         let (snapshot, values) = read_row(&source, layout, &self.shape, xid, &key).await?;
-        applier.delete(layout, key.clone(), None).await?;
+        applier.delete_if_there(layout, key.clone()).await?;
         if let Some(values) = values {
             applier.insert_values(layout, values).await?;
         }

@@ -161,7 +161,7 @@ impl Follower {
         let expect = Command::Expect { shard, attempt, open_hash: open_hash.to_owned() };
         // If nobody listens any more, the view says why.
         let _ = self.commands.send(expect).await;
-        self.wait(shard, |view, of| match (&of.breach, of.ready == Some(attempt)) {
+        self.wait(shard, |_, of| match (&of.breach, of.ready == Some(attempt)) {
             (_, false) => None,
             (None, true) => Some(Ok(())),
             (Some(breach), true) => Some(Err(Error::Stuck { shard, observed: breach.clone() })),

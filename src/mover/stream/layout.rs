@@ -32,6 +32,15 @@ struct Column {
     target: TargetColumn,
 }
 
+impl Column {
+    fn sql(&self) -> &str {
+        &self.target.type_sql
+    }
+}
+
+/// How many rows one statement takes at most.
+pub(crate) const MOST_AT_ONCE: usize = 128;
+
 /// How rows of the stream become rows of the target.
 #[derive(Debug)]
 pub(crate) struct Layout {
@@ -124,11 +133,13 @@ impl Layout {
         columns.iter().map(|index| text(&row[self.columns[*index].at])).collect()
     }
 
-    /// How many rows one statement can insert, of these that are wanted: so that there are few different statements.
-    pub(crate) fn insert_at_once(&self, wanted: usize) -> usize {
-        let most = 16_000 / self.columns.len().max(1);
-        let fitting = [128, 16, 1].into_iter().find(|rows| *rows <= wanted && *rows <= most);
-        if self.columns.is_empty() { 1 } else { fitting.unwrap_or(1) }
+    /// How many rows one statement can take, of these that wait: one of a few numbers, so that there are few different statements.
+    pub(crate) fn at_once(&self, waiting: usize) -> usize {
+        if self.columns.is_empty() {
+            return 1;
+        }
+        let most = 16_000 / (self.columns.len() + self.key.len());
+        [MOST_AT_ONCE, 16, 4].into_iter().find(|rows| *rows <= waiting && *rows <= most).unwrap_or(1)
     }
 
     /// `OVERRIDING SYSTEM VALUE`, because identities keep the values that they have.
@@ -148,18 +159,49 @@ impl Layout {
         format!("INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE VALUES {}", values.join(", "))
     }
 
-    /// Sets these columns in the row that the parameters after theirs name.
-    pub(crate) fn update(&self, columns: &[usize]) -> String {
-        let set: Vec<String> = columns
-            .iter()
-            .enumerate()
-            .map(|(at, index)| format!("{} = ${}", self.columns[*index].quoted, at + 1))
-            .collect();
-        format!("UPDATE ONLY {} SET {} WHERE {}", self.target, set.join(", "), self.named(columns.len()))
+    /// Sets these columns in so many rows; the parameters of a row are the new values and what names it. More than one only
+    /// of a table with a key, and with keys that differ.
+    pub(crate) fn update(&self, columns: &[usize], rows: usize) -> String {
+        let names = columns.iter().map(|index| &self.columns[*index].quoted).enumerate();
+        if rows == 1 {
+            let set: Vec<String> = names.map(|(at, name)| format!("{name} = ${}", at + 1)).collect();
+            return format!("UPDATE ONLY {} SET {} WHERE {}", self.target, set.join(", "), self.named(columns.len()));
+        }
+        let set: Vec<String> = names.map(|(at, name)| format!("{name} = v.c{at}")).collect();
+        let values = self.rows_of(columns, rows);
+        let equal = self.equal_to(columns.len());
+        format!("UPDATE ONLY {} AS t SET {} FROM {values} WHERE {equal}", self.target, set.join(", "))
     }
 
-    pub(crate) fn delete(&self) -> String {
-        format!("DELETE FROM ONLY {} WHERE {}", self.target, self.named(0))
+    /// Deletes so many rows, as [`update`](Layout::update).
+    pub(crate) fn delete(&self, rows: usize) -> String {
+        if rows == 1 {
+            return format!("DELETE FROM ONLY {} WHERE {}", self.target, self.named(0));
+        }
+        format!("DELETE FROM ONLY {} AS t USING {} WHERE {}", self.target, self.rows_of(&[], rows), self.equal_to(0))
+    }
+
+    /// `(VALUES …) AS v (c0, c1, …)`: these columns and the key, with their types, in so many rows.
+    fn rows_of(&self, columns: &[usize], rows: usize) -> String {
+        let keys = self.key_columns();
+        let types: Vec<&str> = columns.iter().map(|index| &self.columns[*index]).chain(keys).map(Column::sql).collect();
+        let row = |row: usize| {
+            let values = types.iter().enumerate().map(|(at, sql)| format!("${}::{sql}", row * types.len() + at + 1));
+            format!("({})", values.collect::<Vec<_>>().join(", "))
+        };
+        let values: Vec<String> = (0..rows).map(row).collect();
+        let names: Vec<String> = (0..types.len()).map(|at| format!("c{at}")).collect();
+        format!("(VALUES {}) AS v ({})", values.join(", "), names.join(", "))
+    }
+
+    /// That the key of `t` is the one in `v`, there after so many other columns.
+    fn equal_to(&self, before: usize) -> String {
+        let keys = self.key_columns().enumerate();
+        keys.map(|(at, column)| format!("t.{} = v.c{}", column.quoted, before + at)).collect::<Vec<_>>().join(" AND ")
+    }
+
+    fn key_columns(&self) -> impl Iterator<Item = &Column> {
+        self.key.iter().filter_map(|at| self.columns.iter().find(|column| column.at == *at))
     }
 
     /// Deletes what matches a condition that is written out. Not TRUNCATE, which takes the rows away from those who read
@@ -171,12 +213,10 @@ impl Layout {
     /// The condition that finds one row, its parameters after the first `before`.
     fn named(&self, before: usize) -> String {
         if self.has_key() {
-            let equal = |(at, place): (usize, &usize)| {
-                let column =
-                    self.columns.iter().find(|column| column.at == *place).expect("a key has no generated column");
+            let equal = |(at, column): (usize, &Column)| {
                 format!("{} = ${}::{}", column.quoted, before + at + 1, column.target.type_sql)
             };
-            return self.key.iter().enumerate().map(equal).collect::<Vec<_>>().join(" AND ");
+            return self.key_columns().enumerate().map(equal).collect::<Vec<_>>().join(" AND ");
         }
         if self.columns.is_empty() {
             return format!("ctid = (SELECT ctid FROM ONLY {} LIMIT 1)", self.target);
@@ -201,11 +241,10 @@ impl Layout {
             .iter()
             .map(|column| format!("CASE WHEN {0} IS NOT NULL THEN format('%s', {0}) END", column.quoted))
             .collect();
-        let equal = |(at, place): (usize, &usize)| {
-            let column = self.columns.iter().find(|column| column.at == *place).expect("a key has no generated column");
-            format!("{} = ${}::text::{}", column.quoted, at + 1, key_types[at])
+        let equal = |((at, column), key_type): ((usize, &Column), &String)| {
+            format!("{} = ${}::text::{key_type}", column.quoted, at + 1)
         };
-        let key: Vec<String> = self.key.iter().enumerate().map(equal).collect();
+        let key: Vec<String> = self.key_columns().enumerate().zip(key_types).map(equal).collect();
         format!("SELECT ARRAY[{}]::text[] FROM ONLY {source} WHERE {}", texts.join(", "), key.join(" AND "))
     }
 }

@@ -15,6 +15,7 @@ pub(crate) mod follower;
 mod layout;
 mod run;
 pub(crate) mod slot;
+pub mod testing;
 mod transport;
 mod wire;
 mod worker;

@@ -15,7 +15,7 @@ use crate::mover::chunk::snapshot::{Snapshot, widen};
 use crate::mover::error::Error;
 use crate::shard::ShardId;
 
-use super::apply::Applier;
+use super::apply::{Applier, Care};
 use super::changes::{Followed, Tables};
 use super::fault::{Failure, Fault};
 use super::follower::{Align, Command, Lag};
@@ -119,6 +119,13 @@ impl<'a> Run<'a> {
     /// Follows until something happens. What a shard that fails has not got, the slot keeps.
     pub(super) async fn follow(mut self) -> Result<End, Failure> {
         let ended = self.work().await;
+        if let Err(Failure::Shard(_, Fault::Diverged { .. })) = &ended
+            && self.applier.care == Care::Together
+        {
+            // Perhaps it is only the order in which one statement did its rows. If it is not, the error names the row next time.
+            self.worker.careful_until = Some(self.transport.server().wal_end);
+            return Ok(End::Again);
+        }
         if let Err(Failure::Shard(shard, _)) = &ended
             && let Some(of) = self.shards.get(shard)
         {
@@ -275,7 +282,7 @@ impl<'a> Run<'a> {
         };
         let (applier, xid) = (&mut self.applier, transaction.xid);
         let applied = match change {
-            Change::Insert(new) => table.insert(applier, xid, new, bytes).await?,
+            Change::Insert(new) => table.insert(applier, xid, new).await?,
             Change::Update(old, new) => table.update(applier, self.worker, xid, old, new).await?,
             Change::Delete(old) => table.delete(applier, xid, &old).await?,
             Change::Truncate => table.truncate(applier, xid).await?,
@@ -338,6 +345,10 @@ impl<'a> Run<'a> {
             }
         }
         self.position = self.position.max(batch.end);
+        if self.worker.careful_until.is_some_and(|until| self.position >= until) {
+            self.worker.careful_until = None;
+            self.applier.care = Care::Together;
+        }
         self.worker.view.send_modify(|view| {
             for (shard, attempt, _) in &ready {
                 view.shards.entry(*shard).or_default().ready = Some(*attempt);

@@ -14,7 +14,7 @@ use crate::mover::error::Error;
 use crate::mover::session::Session;
 use crate::shard::ShardId;
 
-use super::apply::Applier;
+use super::apply::{Applier, Care};
 use super::changes::{Followed, TableState, Tables};
 use super::fault::{Failure, Fault, words};
 use super::follower::{Basis, Command, FollowerOptions, View};
@@ -40,6 +40,8 @@ pub(crate) struct Worker {
     pub(super) recent: VecDeque<u64>,
     /// What shards had that were lost: the slot must keep the rest for whoever resumes them.
     pub(super) held: HashMap<ShardId, u64>,
+    /// Up to here, rows are not done together.
+    pub(super) careful_until: Option<u64>,
 }
 
 /// How a run ends without a failure.
@@ -47,6 +49,8 @@ pub(super) enum End {
     Stopped,
     /// No shard is left.
     Alone,
+    /// Not yet: the next run does it with more care.
+    Again,
 }
 
 impl Worker {
@@ -56,13 +60,13 @@ impl Worker {
         commands: mpsc::Receiver<Command>,
     ) -> Worker {
         let (expected, recent, held) = (HashMap::new(), VecDeque::new(), HashMap::new());
-        Worker { options, view, commands, expected, recent, held }
+        Worker { options, view, commands, expected, recent, held, careful_until: None }
     }
 
     pub(crate) async fn run(mut self) {
         let why = match self.follow().await {
             Ok(End::Stopped) => "it was stopped".to_owned(),
-            Ok(End::Alone) => "no shard is left".to_owned(),
+            Ok(End::Alone | End::Again) => "no shard is left".to_owned(),
             Err(error) => words(&error),
         };
         tracing::debug!(stream = self.options.stream, why, "the follower ends");
@@ -75,6 +79,7 @@ impl Worker {
         loop {
             let before = self.view.borrow().position;
             let failure = match self.attempt().await {
+                Ok(End::Again) => continue,
                 Ok(end) => return Ok(end),
                 Err(failure) => failure,
             };
@@ -128,7 +133,8 @@ impl Worker {
     /// Opens the connections and follows until something happens.
     async fn attempt(&mut self) -> Result<End, Failure> {
         let target = self.options.hosts.open(&self.options.target).await?;
-        let applier = Applier::new(target).await?;
+        let care = if self.careful_until.is_some() { Care::Singly } else { Care::Together };
+        let applier = Applier::new(target, care).await?;
         let session = applier.session.clone();
         let shards = self.progress(&session).await?;
         if shards.is_empty() {

@@ -1,0 +1,256 @@
+//! Pieces compared, row by row in effect, at a common point that the caller arranges: two sessions whose snapshots stand for the
+//! same state of the shard.
+//!
+//! A piece is one number of rows and one digest a side. Where they differ it is cut into blocks by a hash of the key, and
+//! the blocks that differ into rows, so that an operator is told keys and not "something".
+//!
+//! What may not break: the tables are locked before the snapshot, on both sides; a TRUNCATE after it would empty them for old
+//! snapshots too.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::mover::copy::{Hashing, digest, qualified};
+use crate::mover::error::Error;
+use crate::mover::session::Session;
+
+use super::plan::Piece;
+use super::table::TableShape;
+use super::{ShardCopy, prove_lease};
+
+/// About how many rows of a piece that differs are in one block.
+const BLOCK_ROWS: i64 = 512;
+
+/// The most blocks of a piece, a power of two: so many digests are held in memory, twice.
+const BLOCKS_MAX: i64 = 1 << 16;
+
+/// How many blocks are looked into, and how many rows are told.
+const TOLD_MAX: usize = 10;
+
+/// The most rows of those blocks that are read from a side.
+const READ_MAX: i64 = 100_000;
+
+/// A row that is not the same on both sides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowDifference {
+    /// Its key, or where there is none the row, shortened.
+    pub key: String,
+    /// Its hash at the source, one for each such row; `None`: it is not there.
+    pub source: Option<String>,
+    /// Its hash at the target.
+    pub target: Option<String>,
+}
+
+impl fmt::Display for RowDifference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let side = |hash: &Option<String>| hash.clone().unwrap_or_else(|| "nothing".to_owned());
+        write!(f, "{}: {} at the source, {} at the target", self.key, side(&self.source), side(&self.target))
+    }
+}
+
+/// Begins to read at the target: locks, then the snapshot. For the source there is [`read_from`](super::copy::read_from).
+///
+/// Locks: ACCESS SHARE on the tables until the end of the transaction; the applier's TRUNCATE waits for it.
+pub(crate) async fn read_from_target(target: &Session, work: &ShardCopy, tables: &[&TableShape]) -> Result<(), Error> {
+    let names: Vec<String> = tables.iter().map(|table| qualified(&work.target_schema, table)).collect();
+    let sql = format!(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; LOCK TABLE ONLY {} IN ACCESS SHARE MODE;
+         SELECT pg_current_snapshot()",
+        names.join(", ONLY ")
+    );
+    target.batch("locking the tables and taking a snapshot", &sql).await
+}
+
+/// Compares pieces of a shard as the sessions' transactions see them.
+///
+/// Locks: none but what the transactions hold already.
+///
+/// # Errors
+/// [`Error::RowsDiffer`] for the first table that differs, with the digests of its first piece that does.
+pub(crate) async fn compare(
+    (source, target): (&Session, &Session),
+    work: &ShardCopy,
+    pieces: &[Piece],
+    hashing: Hashing,
+) -> Result<(), Error> {
+    let mut found: Option<(&TableShape, String, Vec<RowDifference>)> = None;
+    for piece in pieces {
+        let table = work
+            .table(&piece.table)
+            .ok_or_else(|| Error::Altered { shard: work.shard(), what: format!("table {} is no more", piece.table) })?;
+        if found.as_ref().is_some_and(|(of, _, rows)| of.oid != table.oid || rows.len() >= TOLD_MAX) {
+            break;
+        }
+        let condition = piece.range.condition(table.first_key_column());
+        let (ours, theirs) = tokio::try_join!(
+            digest(source, &work.source_schema, table, &condition, hashing),
+            digest(target, &work.target_schema, table, &condition, hashing)
+        )?;
+        if ours != theirs {
+            let blocks = blocks(ours.rows.max(theirs.rows));
+            let question = Question { table, condition: &condition, hashing, blocks };
+            let rows = narrow((source, target), work, &question).await?;
+            let digests = || format!("{ours} at the source, {theirs} at the target");
+            found.get_or_insert_with(|| (table, digests(), Vec::new())).2.extend(rows);
+        }
+    }
+    let Some((table, digests, mut rows)) = found else { return Ok(()) };
+    rows.truncate(TOLD_MAX);
+    Err(Error::RowsDiffer { shard: work.shard(), table: table.name.clone(), digests, rows })
+}
+
+/// Notes that pieces were found to be the same.
+///
+/// Locks: their rows of pgshard.chunk and [`prove_lease`]'s, for one transaction.
+pub(crate) async fn keep(target: &Session, work: &ShardCopy, pieces: &[Piece]) -> Result<(), Error> {
+    let what = "noting what was verified";
+    let names: Vec<&str> = pieces.iter().map(|piece| piece.table.as_str()).collect();
+    let numbers: Vec<i32> = pieces.iter().map(|piece| piece.number).collect();
+    target.batch(what, "BEGIN").await?;
+    prove_lease(target, work.hold).await?;
+    let sql =
+        "UPDATE pgshard.chunk c SET verified_at = clock_timestamp() FROM unnest($3::text[], $4::integer[]) AS p(n, k)
+        WHERE c.move_id = $1 AND c.shard_id = $2 AND c.table_name = p.n AND c.number = p.k";
+    target.execute(what, sql, &[work.hold.id.uuid(), &work.shard().as_i32(), &names, &numbers]).await?;
+    target.batch(what, "COMMIT").await
+}
+
+/// Pieces in bunches that are verified under one pair of snapshots: about so many bytes each, so that neither is held for long.
+pub(crate) fn bunches(pieces: Vec<Piece>, bytes_max: u64) -> Vec<Vec<Piece>> {
+    let mut bunches: Vec<Vec<Piece>> = Vec::new();
+    let mut sum = u64::MAX;
+    for piece in pieces.into_iter().filter(|piece| !piece.verified) {
+        sum = sum.saturating_add(piece.estimate);
+        match bunches.last_mut() {
+            Some(last) if sum <= bytes_max => last.push(piece),
+            _ => {
+                sum = piece.estimate;
+                bunches.push(vec![piece]);
+            }
+        }
+    }
+    bunches
+}
+
+struct Question<'a> {
+    table: &'a TableShape,
+    condition: &'a str,
+    hashing: Hashing,
+    blocks: i64,
+}
+
+/// So many that each has a few hundred rows; a power of two.
+fn blocks(rows: i64) -> i64 {
+    let wanted = u64::try_from(rows / BLOCK_ROWS).unwrap_or(0).max(1);
+    wanted
+        .checked_next_power_of_two()
+        .and_then(|blocks| i64::try_from(blocks).ok())
+        .unwrap_or(BLOCKS_MAX)
+        .min(BLOCKS_MAX)
+}
+
+impl Question<'_> {
+    /// What names a row: its key, or all of it.
+    fn key(&self) -> String {
+        let mut key: Vec<String> = self.table.key_columns().map(|column| column.quoted()).collect();
+        if key.is_empty() {
+            key = self.table.columns.iter().map(|column| column.quoted()).collect();
+        }
+        format!("ROW({})::text", key.join(", "))
+    }
+
+    fn block(&self) -> String {
+        format!("hashtextextended({}, 0) & {}", self.key(), self.blocks - 1)
+    }
+
+    /// The digests of the blocks, as texts.
+    async fn blocks(&self, session: &Session, schema: &str) -> Result<BTreeMap<i64, String>, Error> {
+        let (hash, from) = (self.hashing.of_row(self.table), qualified(schema, self.table));
+        let sql = format!(
+            "SELECT {}, count(*) || ' ' || sum({hash}) FROM ONLY {from} WHERE {} GROUP BY 1",
+            self.block(),
+            self.condition
+        );
+        let rows = session.rows("digesting blocks of rows", &sql, &[]).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+
+    /// The hashes of the rows in these blocks, by key.
+    async fn rows(&self, session: &Session, schema: &str, blocks: &[i64]) -> Result<BTreeMap<String, String>, Error> {
+        let (hash, from) = (self.hashing.of_row(self.table), qualified(schema, self.table));
+        // Rows that are alike in a table without a key have one line: how many, and of what hash.
+        let sql = format!(
+            "SELECT left(key, 200), string_agg(to_hex(hash), ' ' ORDER BY hash)
+             FROM (SELECT {} AS key, {hash} AS hash FROM ONLY {from} WHERE {} AND {} = ANY ($1) LIMIT {READ_MAX}) AS r
+             GROUP BY key ORDER BY key",
+            self.key(),
+            self.condition,
+            self.block()
+        );
+        let rows = session.rows("hashing rows", &sql, &[&blocks]).await?;
+        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+    }
+}
+
+async fn narrow(
+    (source, target): (&Session, &Session),
+    work: &ShardCopy,
+    question: &Question<'_>,
+) -> Result<Vec<RowDifference>, Error> {
+    let (ours, theirs) =
+        tokio::try_join!(question.blocks(source, &work.source_schema), question.blocks(target, &work.target_schema))?;
+    let different: Vec<i64> = differing(&ours, &theirs).take(TOLD_MAX).copied().collect();
+    let (ours, theirs) = tokio::try_join!(
+        question.rows(source, &work.source_schema, &different),
+        question.rows(target, &work.target_schema, &different)
+    )?;
+    let told = differing(&ours, &theirs).take(TOLD_MAX);
+    Ok(told
+        .map(|key| RowDifference { key: key.clone(), source: ours.get(key).cloned(), target: theirs.get(key).cloned() })
+        .collect())
+}
+
+/// The keys whose values are not the same in both, in order.
+fn differing<'m, K: Ord, V: PartialEq>(
+    ours: &'m BTreeMap<K, V>,
+    theirs: &'m BTreeMap<K, V>,
+) -> impl Iterator<Item = &'m K> {
+    let mut keys: Vec<&K> = ours.keys().chain(theirs.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    keys.into_iter().filter(|key| ours.get(key) != theirs.get(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chunks::KeyRange;
+    use super::*;
+
+    fn piece(number: i32, estimate: u64, verified: bool) -> Piece {
+        Piece { table: "t".to_owned(), number, range: KeyRange::default(), estimate, copied: None, verified }
+    }
+
+    #[test]
+    fn bunches_are_of_bounded_size() {
+        let pieces = [(0, 40), (1, 30), (2, 30), (3, 500), (4, 10), (5, 90)];
+        let pieces: Vec<Piece> = pieces.into_iter().map(|(number, size)| piece(number, size, number == 1)).collect();
+        let numbers: Vec<Vec<i32>> =
+            bunches(pieces, 100).iter().map(|bunch| bunch.iter().map(|piece| piece.number).collect()).collect();
+        assert_eq!(numbers, [vec![0, 2], vec![3], vec![4, 5]]);
+        assert!(bunches(Vec::new(), 100).is_empty());
+    }
+
+    #[test]
+    fn numbers_of_blocks() {
+        for (rows, expected) in [(0, 1), (511, 1), (1024, 2), (100_000, 256), (i64::MAX, BLOCKS_MAX)] {
+            assert_eq!(blocks(rows), expected, "{rows}");
+        }
+    }
+
+    #[test]
+    fn what_differs() {
+        let ours = BTreeMap::from([(1, 'a'), (2, 'b'), (3, 'c')]);
+        let theirs = BTreeMap::from([(2, 'b'), (3, 'x'), (4, 'd')]);
+        assert_eq!(differing(&ours, &theirs).copied().collect::<Vec<_>>(), [1, 3, 4]);
+    }
+}

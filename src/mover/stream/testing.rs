@@ -1,0 +1,192 @@
+//! For our own tests with servers: a stream without a move around it. Not for users; it changes without notice.
+#![allow(missing_docs, reason = "nobody else is to use it")]
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_postgres::types::PgLsn;
+use uuid::Uuid;
+
+use crate::map::HostName;
+use crate::mover::chunk::snapshot::Snapshot;
+use crate::mover::chunk::work::{CopyOptions, copy_all};
+use crate::mover::chunk::{Route, ShardCopy, table};
+use crate::mover::error::Error;
+use crate::mover::facts;
+use crate::mover::journal::Hold;
+use crate::mover::names::MoveId;
+use crate::mover::options::Observer;
+use crate::mover::session::Hosts;
+use crate::mover::throttle::Throttle;
+use crate::pg::quote_ident;
+use crate::shard::ShardId;
+
+use super::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_beacon};
+use super::slot::{self, Direction, Owner};
+
+/// A shard of a test: number, lease, schema at the source, schema at the target.
+pub type Part = (ShardId, Uuid, String, String);
+
+/// Publication, slot, pieces and follower of some shards.
+pub struct Stream {
+    hosts: Hosts,
+    route: Route,
+    id: MoveId,
+    name: String,
+    shards: Vec<ShardCopy>,
+    follower: Option<Follower>,
+}
+
+impl Stream {
+    /// Publishes the tables and makes the slot; writes the rows of the target that a mover writes.
+    pub async fn publish(
+        hosts: Hosts,
+        source: HostName,
+        target: HostName,
+        id: Uuid,
+        parts: &[Part],
+    ) -> Result<Stream, Error> {
+        let id = MoveId::from(id);
+        let name = slot::stream_name(id, Direction::Forward);
+        let (from, to) = (hosts.open(&source).await?, hosts.open(&target).await?);
+        let mut shards = Vec::new();
+        let mut names = Vec::new();
+        for (shard, lease, source_schema, target_schema) in parts {
+            let oid = facts::schema_oid(&from, source_schema).await?.unwrap_or(0);
+            let tables = table::shapes(&from, oid).await?;
+            names.extend(tables.iter().map(|table| (source_schema.clone(), table.name.clone())));
+            let hold = Hold { id, shard: *shard, lease: *lease };
+            let (source_schema, target_schema) = (source_schema.clone(), target_schema.clone());
+            shards.push(ShardCopy { hold, source_schema, target_schema, tables });
+        }
+        let owner = Owner { name: &name, id, shard: parts[0].0 };
+        slot::create_publication(&from, owner, &names).await?;
+        let position = slot::create_slot(&from, owner, Duration::from_secs(5)).await?;
+        for (shard, lease, schema, _) in parts {
+            let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
+                VALUES ($1, $2, $3, $4, $5, 2)";
+            let params: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+                [&shard.as_i32(), schema, id.uuid(), lease, &source.as_str()];
+            to.execute("testing", sql, &params).await?;
+            let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)";
+            to.execute("testing", sql, &[id.uuid(), &shard.as_i32(), lease, &PgLsn::from(position)]).await?;
+        }
+        Ok(Stream { hosts, route: Route { source, target }, id, name, shards, follower: None })
+    }
+
+    /// The name of slot and publication.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Copies all, in pieces of this size.
+    pub async fn copy(&self, chunk_bytes: u64) -> Result<(), Error> {
+        let options = CopyOptions {
+            route: self.route.clone(),
+            jobs: 2,
+            chunk_bytes,
+            throttle: Throttle::open(),
+            stop: watch::channel(false).1,
+            observer: Observer::silent(),
+        };
+        for (_, copied) in copy_all(&self.hosts, self.shards.clone(), &options).await {
+            copied?;
+        }
+        Ok(())
+    }
+
+    /// Follows; what followed before is dropped as it is.
+    pub fn follow(&mut self, patience: Duration) {
+        self.follower = None;
+        let shard = |shard: &ShardCopy| FollowedShard {
+            hold: shard.hold,
+            target_schema: shard.target_schema.clone(),
+            tables: shard.tables.clone(),
+            basis: Basis::Pieces,
+        };
+        self.follower = Some(Follower::start(FollowerOptions {
+            hosts: self.hosts.clone(),
+            source: self.route.source.clone(),
+            target: self.route.target.clone(),
+            id: self.id,
+            stream: self.name.clone(),
+            shards: self.shards.iter().map(shard).collect(),
+            patience,
+        }));
+    }
+
+    /// Drops the follower where it is, as a crash would.
+    pub fn kill(&mut self) {
+        self.follower = None;
+    }
+
+    fn follower(&self) -> &Follower {
+        self.follower.as_ref().expect("the test follows")
+    }
+
+    /// Writes a beacon and waits for it.
+    pub async fn caught_up(&self) -> Result<(), Error> {
+        let source = self.hosts.open(&self.route.source).await?;
+        let beacon = write_beacon(&source, self.id).await?;
+        self.follower().caught_up(beacon, self.shards[0].hold.shard).await
+    }
+
+    /// Waits for a marker.
+    pub async fn marker(&self, shard: ShardId, attempt: i32, hash: &str) -> Result<(), Error> {
+        self.follower().marker(shard, attempt, hash).await
+    }
+
+    pub fn failed(&self, shard: ShardId) -> Option<Error> {
+        self.follower().failed(shard)
+    }
+
+    pub fn breach(&self, shard: ShardId) -> Option<String> {
+        self.follower().breach(shard)
+    }
+
+    pub async fn detach(&self, shard: ShardId) {
+        self.follower().detach(shard).await;
+    }
+
+    /// Transactions and changes applied since the follower started, and bytes behind.
+    pub fn figures(&self) -> (u64, u64, u64) {
+        let view = self.follower().view();
+        let view = view.borrow();
+        (view.transactions, view.changes, self.follower().lag().bytes)
+    }
+
+    /// Pauses, and makes the target what a snapshot of the source sees. Gives the result of a query on both sides then.
+    pub async fn aligned(&self, at_source: &str, at_target: &str) -> Result<Option<(String, String)>, Error> {
+        let what = "testing";
+        let (source, target) = (self.hosts.open(&self.route.source).await?, self.hosts.open(&self.route.target).await?);
+        let writer = self.hosts.open(&self.route.source).await?;
+        let paused = self.follower().pause().await?;
+        // The locks before the snapshot: a TRUNCATE behind it would empty what it sees.
+        source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+        for shard in &self.shards {
+            let schema = quote_ident(&shard.source_schema);
+            let names = shard.tables.iter().map(|table| format!("{schema}.{}", quote_ident(&table.name)));
+            let names: Vec<String> = names.collect();
+            source.batch(what, &format!("LOCK TABLE {} IN ACCESS SHARE MODE", names.join(", "))).await?;
+        }
+        let snapshot: String = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?.get(0);
+        let snapshot = Snapshot::parse(&snapshot).expect("PostgreSQL writes snapshots");
+        let beacon = write_beacon(&writer, self.id).await?;
+        if !paused.align(snapshot, beacon).await? {
+            return Ok(None);
+        }
+        target.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SELECT 1").await?;
+        drop(paused);
+        Ok(Some((source.row(what, at_source, &[]).await?.get(0), target.row(what, at_target, &[]).await?.get(0))))
+    }
+
+    /// Ends the follower, drops slot and publication.
+    pub async fn end(mut self) -> Result<(), Error> {
+        if let Some(follower) = self.follower.take() {
+            follower.stop().await;
+        }
+        let source = self.hosts.open(&self.route.source).await?;
+        slot::drop_slot(&source, &self.name).await?;
+        slot::drop_publication(&source, &self.name).await
+    }
+}
