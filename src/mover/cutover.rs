@@ -35,7 +35,7 @@ impl<'a> Driver<'a> {
         }
         let built = self.built.as_ref().expect("it was set just now");
         self.work.caught_up(&built.creation).await?;
-        self.abide(super::verify::shard(&self.work, follower)).await?;
+        self.abide(super::verify::shard(&self.work, &self.mover.hosts, follower)).await?;
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;
         self.work.ready().await
@@ -57,7 +57,9 @@ impl<'a> Driver<'a> {
         let swapped = match self.work.swap(token).await {
             Ok(swapped) => swapped,
             // A table that came after the signpost was built; if it is anything else, the next look tells.
-            Err(Error::Superseded { reason, .. }) if left.is_some() => return Err(Error::Altered { shard, what: reason }),
+            Err(Error::Superseded { reason, .. }) if left.is_some() => {
+                return Err(Error::Altered { shard, what: reason });
+            }
             Err(Error::Superseded { reason, .. }) => return self.look_again(reason),
             Err(error) => return Err(error),
         };
@@ -71,7 +73,13 @@ impl<'a> Driver<'a> {
             () = lost => return Err(Error::LeaseLost { shard }),
         };
         match outcome {
-            Ok(Ok(None)) => self.decide_and_open(attempt).await,
+            Ok(Ok(None)) => match self.following()?.breach(shard) {
+                None => self.decide_and_open(attempt).await,
+                Some(breach) => {
+                    self.unfence(attempt).await?;
+                    Err(Error::Stuck { shard, observed: breach })
+                }
+            },
             Ok(Ok(Some(Held::Altered(what)))) => {
                 self.unfence(attempt).await?;
                 Err(Error::Altered { shard, what })
@@ -150,7 +158,9 @@ impl<'a> Driver<'a> {
     /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold locks.
     async fn before_fence(&self) -> Result<Option<u32>, Error> {
         let shard = self.work.hold.shard;
-        let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else { return Ok(None) };
+        let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
+            return Ok(None);
+        };
         let built = self.built.as_ref().expect("no fence without a blueprint");
         if built.stamp != self.work.stamp(schema).await? {
             let what = "somebody altered them during the move; abort the move and start it again".to_owned();

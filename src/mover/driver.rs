@@ -75,7 +75,9 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(Sh
     }
     // An abort takes each shard back by itself; what they shared is dropped after the last of them.
     let shared: BTreeSet<(HostName, MoveId)> = match goal {
-        Goal::Abort => single.iter().filter(|part| part.mode == Mode::Online).map(|part| (part.source.clone(), part.id)).collect(),
+        Goal::Abort => {
+            single.iter().filter(|part| part.mode == Mode::Online).map(|part| (part.source.clone(), part.id)).collect()
+        }
         Goal::Finish => BTreeSet::new(),
     };
     let each = stream::iter(single).map(|part| async move {
@@ -135,8 +137,8 @@ async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardRepo
 pub(super) async fn connect<'a>(mover: &'a Mover, part: &Part, hold: Hold) -> Result<ShardMove<'a>, Error> {
     let open = async |host| Ok::<_, Error>(mover.hosts.open(host).await?.for_shard(part.shard));
     let (source, target) = tokio::try_join!(open(&part.source), open(&part.target))?;
-    sign(&source, hold, Signed::Shard).await?;
-    sign(&target, hold, Signed::Shard).await?;
+    source.sign(hold, Signed::Shard).await?;
+    target.sign(hold, Signed::Shard).await?;
     Ok(ShardMove {
         hold,
         names: Names { schema: mover.prefix.schema(part.shard) },
@@ -155,7 +157,7 @@ pub(super) async fn connect<'a>(mover: &'a Mover, part: &Part, hold: Hold) -> Re
 /// sooner.
 async fn beating(mover: &Mover, part: &Part, hold: Hold) -> Result<Session, Error> {
     let session = mover.hosts.open(&part.source).await?.for_shard(part.shard);
-    sign(&session, hold, Signed::Shard).await?;
+    session.sign(hold, Signed::Shard).await?;
     session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
     Ok(session)
 }
@@ -178,12 +180,6 @@ pub(super) async fn begin(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Pa
     }
 }
 
-/// Marks the session as this mover's, for whoever takes the move over.
-pub(super) async fn sign(session: &Session, hold: Hold, of: Signed) -> Result<(), Error> {
-    let name = hold.session_name(of);
-    session.execute("naming the session", "SELECT set_config('application_name', $1, false)", &[&name]).await.map(drop)
-}
-
 async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
     work.at("before claim")?;
     let options = work.options;
@@ -202,7 +198,7 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
 /// move has built there is dropped by gc if the target comes back.
 async fn abort_without_target(mover: &Mover, part: &Part, hold: Hold, gone: Error) -> Result<ShardReport, Error> {
     let source = mover.hosts.open(&part.source).await?.for_shard(part.shard);
-    sign(&source, hold, Signed::Shard).await?;
+    source.sign(hold, Signed::Shard).await?;
     let heartbeat = Heartbeat::start(beating(mover, part, hold).await?, mover.options.leases);
     take_over(&[&source], &heartbeat, hold, &mover.options).await?;
     undo::undo_at_source(&source, hold, part.epoch, &mover.prefix.schema(part.shard)).await?;
@@ -215,12 +211,7 @@ async fn abort_without_target(mover: &Mover, part: &Part, hold: Hold, gone: Erro
 
 /// Makes the move ours, and ends what its former mover still has open on these hosts: a transaction of a paused mover would
 /// keep rows locked for as long as it sleeps.
-async fn take_over(
-    sessions: &[&Session],
-    heartbeat: &Heartbeat,
-    hold: Hold,
-    options: &Options,
-) -> Result<(), Error> {
+async fn take_over(sessions: &[&Session], heartbeat: &Heartbeat, hold: Hold, options: &Options) -> Result<(), Error> {
     let source = sessions.first().copied().expect("whoever takes over has a session at the source");
     heartbeat.take_over(source, hold, options.leases, &options.holder).await?;
     for session in sessions {
@@ -497,8 +488,8 @@ impl<'a> Driver<'a> {
             let opened = async {
                 let source = self.mover.hosts.open(&self.work.source.host).await?.for_shard(shard);
                 let target = self.mover.hosts.open(&self.work.target.host).await?.for_shard(shard);
-                sign(&source, self.work.hold, Signed::Shard).await?;
-                sign(&target, self.work.hold, Signed::Shard).await?;
+                source.sign(self.work.hold, Signed::Shard).await?;
+                target.sign(self.work.hold, Signed::Shard).await?;
                 Ok::<_, Error>((source, target))
             };
             match opened.await {

@@ -262,6 +262,14 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// Both sides could not be seen in the same state. The source serves; resume tries again.
+    #[error("shard {shard}: no state that both hosts were in was found in {tries} tries")]
+    NoCommonPoint {
+        /// The shard.
+        shard: ShardId,
+        /// How many.
+        tries: u32,
+    },
     /// What the shards of a group share failed: connections, publication, slot or stream. The source serves.
     #[error("shard {shard} is left where it is")]
     Group {

@@ -20,7 +20,7 @@ use super::chunk::copy::Copied;
 use super::chunk::plan::CHUNK_BYTES;
 use super::chunk::work::{CopyOptions, copy_all};
 use super::chunk::{Route, ShardCopy, table};
-use super::driver::{Driver, Part, Until, begin, chain, connect, sign};
+use super::driver::{Driver, Part, Until, begin, chain, connect};
 use super::error::Error;
 use super::heartbeat::Heartbeat;
 use super::journal::{Hold, Note, Signed};
@@ -93,7 +93,8 @@ impl<'a> Group<'a> {
             }
             let follower = self.follow(&source, &held).await?;
             let cut_over = std::mem::take(&mut held);
-            let rest = self.each(&mut ends, cut_over, async |held| self.cut_over(held, &heartbeat, &follower).await).await;
+            let rest =
+                self.each(&mut ends, cut_over, async |held| self.cut_over(held, &heartbeat, &follower).await).await;
             debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
             follower.stop().await;
             tidy_up(&self.mover.options, &source, self.id).await
@@ -106,12 +107,7 @@ impl<'a> Group<'a> {
     }
 
     /// Does the same with each, a few at a time. Gives those that go on; the ends of the others are put to the ends.
-    async fn each<I, O>(
-        &self,
-        ends: &mut Vec<End>,
-        items: Vec<I>,
-        work: impl AsyncFn(I) -> Result<O, End>,
-    ) -> Vec<O> {
+    async fn each<I, O>(&self, ends: &mut Vec<End>, items: Vec<I>, work: impl AsyncFn(I) -> Result<O, End>) -> Vec<O> {
         let outcomes: Vec<_> =
             stream::iter(items).map(|item| work(item)).buffer_unordered(self.mover.options.jobs.max(1)).collect().await;
         let mut go_on = Vec::new();
@@ -372,7 +368,7 @@ impl<'a> Group<'a> {
 
     async fn session(&self, host: &HostName) -> Result<Session, Error> {
         let session = self.mover.hosts.open(host).await?;
-        sign(&session, self.hold(self.first), Signed::Group).await?;
+        session.sign(self.hold(self.first), Signed::Group).await?;
         Ok(session)
     }
 

@@ -127,6 +127,13 @@ impl Hold {
 }
 
 impl Session {
+    /// Marks the session as this mover's, for whoever takes the move over.
+    pub(crate) async fn sign(&self, hold: Hold, of: Signed) -> Result<(), Error> {
+        let name = hold.session_name(of);
+        let sql = "SELECT set_config('application_name', $1, false)";
+        self.execute("naming the session", sql, &[&name]).await.map(drop)
+    }
+
     /// Whether the host has a control schema.
     pub(crate) async fn is_bootstrapped(&self) -> Result<bool, Error> {
         let sql = "SELECT to_regclass('pgshard.move') IS NOT NULL";

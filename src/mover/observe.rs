@@ -84,6 +84,7 @@ pub(crate) async fn observe(
         Some(_) => Target::Taken,
         None => Target::Nothing,
     };
-    let observed = Observed { mode: entry.mode, phase: entry.phase, source: source_state, target: target_state, stream };
+    let observed =
+        Observed { mode: entry.mode, phase: entry.phase, source: source_state, target: target_state, stream };
     Ok(Observation { observed, entry, fenced_for, token })
 }

@@ -248,7 +248,8 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
             refuse(source, "does not let the role read its changes".to_owned(), &remedy);
         }
         if *free_slots < 1 {
-            let remedy = "raise max_replication_slots there, or drop a slot: `pgshard moves gc` drops those of dead moves";
+            let remedy =
+                "raise max_replication_slots there, or drop a slot: `pgshard moves gc` drops those of dead moves";
             refuse(source, "has no replication slot left".to_owned(), remedy);
         }
         if *free_senders < 1 {
@@ -256,7 +257,11 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
         }
         if *prepared > 0 {
             let remedy = "end them with COMMIT PREPARED or ROLLBACK PREPARED: see pg_prepared_xacts";
-            refuse(source, format!("has prepared transactions on its server, {prepared}: the slot would wait for them"), remedy);
+            refuse(
+                source,
+                format!("has prepared transactions on its server, {prepared}: the slot would wait for them"),
+                remedy,
+            );
         }
     }
     if source.cluster != target.cluster {

@@ -267,16 +267,17 @@ pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
         }
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready: None }) => Step::Copy { attempt },
 
-        (Goal::Finish, Phase::Prepared | Phase::Loaded | Phase::Ready, Source::Serving, Target::Nothing) => Step::Prepare,
+        (Goal::Finish, Phase::Prepared | Phase::Loaded | Phase::Ready, Source::Serving, Target::Nothing) => {
+            Step::Prepare
+        }
         (Goal::Finish, Phase::Prepared, Source::Serving, Target::Incoming { .. }) if mode == Mode::Online => Step::Load,
         (Goal::Finish, Phase::Ready, Source::Serving, Target::Incoming { .. }) => Step::Fence,
         // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
-        (
-            Goal::Finish,
-            Phase::Loaded | Phase::Fenced | Phase::Copied,
-            Source::Serving,
-            Target::Incoming { .. },
-        ) if mode == Mode::Online => Step::CatchUp,
+        (Goal::Finish, Phase::Loaded | Phase::Fenced | Phase::Copied, Source::Serving, Target::Incoming { .. })
+            if mode == Mode::Online =>
+        {
+            Step::CatchUp
+        }
         (Goal::Finish, Phase::Prepared, Source::Serving, Target::Incoming { ready: None }) => Step::Fence,
         // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
         (
@@ -392,7 +393,9 @@ mod tests {
             Step::DecideAndOpen { .. } => (Phase::Opened, Source::Moved, Target::Opened),
             Step::Open => (Phase::Opened, o.source, Target::Opened),
             Step::Publish => (Phase::Kept, o.source, o.target),
-            Step::Unfence { .. } => (if o.mode == Mode::Online { Phase::Ready } else { Phase::Prepared }, Source::Serving, o.target),
+            Step::Unfence { .. } => {
+                (if o.mode == Mode::Online { Phase::Ready } else { Phase::Prepared }, Source::Serving, o.target)
+            }
             Step::Discard => (Phase::Aborted, o.source, Target::Nothing),
             Step::Done | Step::TooLate | Step::Stuck => (o.phase, o.source, o.target),
         };

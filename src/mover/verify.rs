@@ -1,4 +1,77 @@
+//! A shard compared with its source at a common point, while both go on.
+//!
+//! The stream stands still for a moment: the source's snapshot is taken, the changes that it sees are applied and no
+//! others, the target's snapshot is taken, and the stream goes on. Both sides are read at leisure then, each in its own
+//! snapshot. What may not break: a piece is called verified only if both snapshots stand for the same state.
+
+use super::chunk::copy::read_from;
+use super::chunk::plan::{Piece, pieces};
+use super::chunk::table;
+use super::chunk::verify::{bunches, compare, keep, read_from_target};
+use super::chunk::{ShardCopy, table::TableShape};
+use super::copy::Hashing;
 use super::error::Error;
+use super::facts;
+use super::journal::Signed;
+use super::session::{Hosts, Session};
 use super::step::ShardMove;
-use super::stream::follower::Follower;
-pub(crate) async fn shard(_w: &ShardMove<'_>, _f: &Follower) -> Result<(), Error> { Ok(()) }
+use super::stream::follower::{Follower, write_beacon};
+use crate::pg::quote_literal;
+
+/// What is compared under one pair of snapshots, in bytes: they are held for a second or two.
+const BUNCH_BYTES: u64 = 64 << 20;
+
+/// How often the common point is looked for, where the order in which transactions became visible is not that of their
+/// commits.
+const TRIES: u32 = 20;
+
+/// Compares what was not compared yet.
+///
+/// # Errors
+/// [`Error::RowsDiffer`] with the keys of rows that differ.
+pub(super) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, follower: &Follower) -> Result<(), Error> {
+    let shard = work.hold.shard;
+    let Some(schema) = facts::schema_oid(&work.source, &work.names.schema).await? else {
+        return Err(Error::Altered { shard, what: "its schema is gone".to_owned() });
+    };
+    let tables = table::shapes(&work.source, schema).await?;
+    let (source_schema, target_schema) = (work.names.schema.clone(), work.names.incoming());
+    let copy = ShardCopy { hold: work.hold, source_schema, target_schema, tables };
+    let hashing = Hashing::of(facts::version(&work.source).await?, facts::version(&work.target).await?);
+    for bunch in bunches(pieces(&work.source, &work.target, &copy).await?, BUNCH_BYTES) {
+        // Sessions of their own: a comparison that is given up leaves them in a transaction.
+        let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
+        let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
+        common_point((&source, &target), &work.source, &copy, &bunch, follower).await?;
+        compare((&source, &target), &copy, &bunch, hashing).await?;
+        keep(&work.target, &copy, &bunch).await?;
+    }
+    Ok(())
+}
+
+/// Leaves both sessions in transactions whose snapshots stand for the same state of the bunch's tables.
+///
+/// Locks: ACCESS SHARE on these tables on both sides, for as long as the transactions last.
+async fn common_point(
+    (source, target): (&Session, &Session),
+    writer: &Session,
+    copy: &ShardCopy,
+    bunch: &[Piece],
+    follower: &Follower,
+) -> Result<(), Error> {
+    let mut tables: Vec<&TableShape> = bunch.iter().filter_map(|piece| copy.table(&piece.table)).collect();
+    tables.dedup_by_key(|table| table.oid);
+    let name = format!("SET LOCAL application_name = {}", quote_literal(&copy.hold.session_name(Signed::Shard)));
+    for _ in 0..TRIES {
+        let paused = follower.pause().await?;
+        let snapshot = read_from(source, copy, &tables, &name).await?;
+        let beacon = write_beacon(writer, copy.hold.id).await?;
+        if paused.align(snapshot, beacon).await? {
+            read_from_target(target, copy, &tables).await?;
+            return Ok(());
+        }
+        drop(paused);
+        source.batch("looking for a common point", "ROLLBACK").await?;
+    }
+    Err(Error::NoCommonPoint { shard: copy.shard(), tries: TRIES })
+}

@@ -40,7 +40,9 @@ impl ShardMove<'_> {
         let stamp = self.stamp(schema).await?;
         let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
         if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
-            return Err(altered("they are not what they were when the target was built; abort the move and start it again"));
+            return Err(altered(
+                "they are not what they were when the target was built; abort the move and start it again",
+            ));
         }
         Ok(Blueprint { stamp, creation: self.creation(&facts).await? })
     }
@@ -117,8 +119,7 @@ impl ShardMove<'_> {
         let presets = presets.map_err(|error| self.source.failed(what, error))?;
         let values: Vec<_> = presets.iter().map(|preset| preset.value.clone()).collect();
         self.begin_on_target(what).await?;
-        let set =
-            sequences::set_sequence_values(self.target.client.client(), &self.names.incoming(), &values).await;
+        let set = sequences::set_sequence_values(self.target.client.client(), &self.names.incoming(), &values).await;
         set.map_err(|error| self.target.failed(what, error))?;
         let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL WHERE shard_id = $1";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
@@ -175,7 +176,9 @@ impl ShardMove<'_> {
             let validated = async {
                 let what = "validating foreign keys";
                 self.target.batch(what, &format!("BEGIN; {}", preamble(&self.names.schema))).await?;
-                self.target.batch(what, &sql.replace(&quoted(&self.names.incoming()), &quoted(&self.names.schema))).await?;
+                self.target
+                    .batch(what, &sql.replace(&quoted(&self.names.incoming()), &quoted(&self.names.schema)))
+                    .await?;
                 self.target.batch(what, "COMMIT").await
             };
             if let Err(error) = validated.await {

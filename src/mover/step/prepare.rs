@@ -91,7 +91,8 @@ impl ShardMove<'_> {
             let refusals = crossings.iter().map(|crossing| self.refusal(Refusal::of_crossing(crossing))).collect();
             return Err(Error::Refused { refusals });
         }
-        let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL, at_open = NULL WHERE shard_id = $1";
+        let sql =
+            "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL, at_open = NULL WHERE shard_id = $1";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
         self.forget_pieces().await?;
         self.target.batch(what, "COMMIT").await

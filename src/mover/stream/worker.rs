@@ -11,6 +11,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::mover::chunk::chunks;
 use crate::mover::error::Error;
+use crate::mover::journal::Signed;
 use crate::mover::session::Session;
 use crate::shard::ShardId;
 
@@ -133,6 +134,9 @@ impl Worker {
     /// Opens the connections and follows until something happens.
     async fn attempt(&mut self) -> Result<End, Failure> {
         let target = self.options.hosts.open(&self.options.target).await?;
+        if let Some(first) = self.options.shards.first() {
+            target.sign(first.hold, Signed::Group).await?;
+        }
         let care = if self.careful_until.is_some() { Care::Singly } else { Care::Together };
         let applier = Applier::new(target, care).await?;
         let session = applier.session.clone();
