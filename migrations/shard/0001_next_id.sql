@@ -80,13 +80,11 @@ DECLARE
     -- First the ticket, then the offset. Few and large expressions: each costs a tenth of the whole.
     h bigint := pg_catalog.nextval('{shard}.id_ticket'::pg_catalog.regclass)
         + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass);
-    -- How far ahead of the wall clock, in units of h, and two milliseconds more.
-    lead bigint := h + (1024 * ({epoch_ms}::bigint) + 2047)
-        - (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1024000)::bigint;
 BEGIN
     -- Nearly always: from two milliseconds behind the wall clock to a second ahead, and the ticket is fresh, which is looked
-    -- at last.
-    IF lead & -1048576 = 0
+    -- at last. BETWEEN would read the clock twice.
+    IF (h + (1024 * ({epoch_ms}::bigint) + 2047)
+            - (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1024000)::bigint) & -1048576 = 0
         AND pg_catalog.pg_sequence_last_value('{shard}.id_ticket'::pg_catalog.regclass)
             - pg_catalog.currval('{shard}.id_ticket'::pg_catalog.regclass) < 128
     THEN
@@ -95,7 +93,9 @@ BEGIN
     END IF;
 
     -- Nearly always otherwise: the first ID for some milliseconds. The same, after the offset has grown.
-    IF lead < 0 AND {shard}.id_raise_{shard_id}() THEN
+    IF h + (1024 * ({epoch_ms}::bigint) + 2047) < (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1024000)::bigint
+        AND {shard}.id_raise_{shard_id}()
+    THEN
         h := pg_catalog.currval('{shard}.id_ticket'::pg_catalog.regclass)
             + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass);
         IF (h + (1024 * ({epoch_ms}::bigint) + 2047)
@@ -111,6 +111,7 @@ BEGIN
     DECLARE
         ticket bigint := pg_catalog.currval('{shard}.id_ticket'::pg_catalog.regclass);
         ms bigint;
+        lead bigint;
         tries int := 0;
     BEGIN
         LOOP
