@@ -104,6 +104,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: TicketsCommand,
     },
+    /// Worker numbers of snowflake generators, leased from one host
+    Workers {
+        #[command(subcommand)]
+        command: WorkersCommand,
+    },
     /// Show the shard map, compare it, make it anew from the hosts
     Map {
         #[command(subcommand)]
@@ -402,6 +407,41 @@ pub(crate) struct TicketsNext {
     /// How many
     #[arg(short = 'n', long, value_name = "COUNT", default_value = "1")]
     pub(crate) count: NonZeroUsize,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkersCommand {
+    Install(WorkersInstall),
+    Status(WorkersStatus),
+}
+
+/// Make the table of leases on a host, once
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+All generators whose IDs must differ lease from the same host; the schema is pgshard_workers, and the
+role needs CREATE on the database. Doing it again changes nothing.
+
+Examples:
+  pgshard workers install --host db1")]
+pub(crate) struct WorkersInstall {
+    /// The host that keeps the leases
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: String,
+}
+
+/// Which worker numbers are held, and for how long
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Reads only. A number is kept for its holder until its lease ends; whoever gets it next makes IDs of
+later milliseconds than its ceiling.
+
+Examples:
+  pgshard workers status --host db1
+  pgshard workers status --host db1 --json | jq '.spaces | map_values(map(select(.held)) | length)'")]
+pub(crate) struct WorkersStatus {
+    /// The host that keeps the leases
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: String,
 }
 
 #[derive(Debug, Subcommand)]

@@ -2,6 +2,7 @@
 
 mod audit;
 mod cluster;
+mod standby;
 #[macro_use]
 mod versions;
 mod world;

@@ -15,6 +15,7 @@ mod moves;
 mod relocate;
 mod sql;
 mod tickets;
+mod workers;
 
 use std::sync::Arc;
 
@@ -23,7 +24,9 @@ use self::locate::Target;
 use self::moves::Verb;
 use pgshard::mover::Options;
 
-use crate::args::{Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand};
+use crate::args::{
+    Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand, WorkersCommand,
+};
 use crate::confirm::Consent;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -56,6 +59,10 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             TicketsCommand::Create(args) => tickets::create(args, config, output).await,
             TicketsCommand::Status(_) => tickets::status(config, output).await,
             TicketsCommand::Next(args) => tickets::next(args.name, args.count.get(), config, output).await,
+        },
+        Command::Workers { command } => match command {
+            WorkersCommand::Install(args) => workers::install(&args.host, config, output).await,
+            WorkersCommand::Status(args) => workers::status(&args.host, config, output).await,
         },
         Command::Map { command } => match command {
             MapCommand::Show(_) => map::show(config, output).await,
@@ -132,6 +139,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Locate(_)
         | Command::Id { .. }
         | Command::Tickets { .. }
+        | Command::Workers { .. }
         | Command::Map { .. }
         | Command::Sql(_)
         | Command::Demo(_)
