@@ -37,8 +37,17 @@ const LOOKS_MAX: u32 = 3;
 /// Long enough for an open that is under way to be everywhere.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// What the hosts have written down.
+    Rows,
+    /// What the shards are made of, too.
+    Definitions,
+}
+
 /// Compares the config, the map and the hosts, and names every difference.
-pub(crate) async fn run(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let migrations = context::migrations(&config)?;
     let folder = config.cluster.migrations.as_ref().map(|_| &migrations);
