@@ -6,8 +6,8 @@
 
 use std::fmt::Write;
 
-use tokio_postgres::error::{ErrorPosition, SqlState};
 use tokio_postgres::Client;
+use tokio_postgres::error::{ErrorPosition, SqlState};
 
 use super::control::{Cluster, LOCK_SPACE};
 use super::fault::ShardFault;

@@ -252,7 +252,7 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
              WHERE slot_name LIKE 'pgshard\_%' AND database = current_database() ORDER BY 1),
        ARRAY(SELECT pubname::text FROM pg_publication WHERE pubname LIKE 'pgshard\_%' ORDER BY 1),
        (SELECT json_object_agg(name, current_setting(name)) FROM unnest(ARRAY[
-             'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level', 'max_replication_slots', 'max_wal_senders',
+             'cluster_name', 'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level', 'max_replication_slots', 'max_wal_senders',
              'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
              'default_transaction_deferrable', 'session_replication_role']) AS name)::text,
        (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding), 'lc_collate', datcollate,

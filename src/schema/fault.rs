@@ -142,9 +142,12 @@ impl ShardFault {
                 "correct what is wrong and run the same command again, or `pgshard migrate retry`".to_owned()
             }
             ShardFault::Busy { .. } => {
-                "end that transaction or wait for it, then `pgshard migrate retry`; --lock-timeout-ms waits longer".to_owned()
+                "end that transaction or wait for it, then `pgshard migrate retry`; --lock-timeout-ms waits longer"
+                    .to_owned()
             }
-            ShardFault::Canary { .. } => "see what the canary's shards failed with, then run the same command again".to_owned(),
+            ShardFault::Canary { .. } => {
+                "see what the canary's shards failed with, then run the same command again".to_owned()
+            }
             ShardFault::Statement { .. } | ShardFault::NotTried { .. } => "run the same command again".to_owned(),
         }
     }

@@ -225,6 +225,7 @@ impl Migrations {
     /// Every mistake in them.
     pub fn from_texts(texts: &BTreeMap<String, String>) -> Result<Migrations, Vec<MigrationMistake>> {
         let mut list: Vec<Migration> = Vec::new();
+        let mut numbers: BTreeMap<u64, String> = BTreeMap::new();
         let mut mistakes = Vec::new();
         for (file, text) in texts {
             let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -232,10 +233,6 @@ impl Migrations {
                 mistakes.push(MigrationMistake::Name { file: file.clone() });
                 continue;
             };
-            if let Some(other) = list.iter().find(|other| other.number == number) {
-                let (first, second) = (format!("{}.sql", other.name), file.clone());
-                mistakes.push(MigrationMistake::SameNumber { first, second });
-            }
             match kind(file, text) {
                 Ok(kind) => {
                     list.push(Migration {
@@ -248,6 +245,13 @@ impl Migrations {
                     });
                 }
                 Err(more) => mistakes.extend(more),
+            }
+            match numbers.get(&number) {
+                Some(first) => {
+                    let (first, second) = (String::clone(first), file.clone());
+                    mistakes.push(MigrationMistake::SameNumber { first, second });
+                }
+                None => drop(numbers.insert(number, file.clone())),
             }
         }
         list.sort_by_key(|migration| migration.number);
@@ -540,10 +544,10 @@ pub(super) mod tests {
         ])
         .unwrap();
         let names = |list: Vec<&Migration>| list.iter().map(|one| one.name().to_owned()).collect::<Vec<_>>();
-        assert_eq!((names(list.of_hosts().collect()), names(list.iter().collect())), (
-            vec!["0001_ext".to_owned()],
-            vec!["0002_a".to_owned(), "0003_b".to_owned()]
-        ));
+        assert_eq!(
+            (names(list.of_hosts().collect()), names(list.iter().collect())),
+            (vec!["0001_ext".to_owned()], vec!["0002_a".to_owned(), "0003_b".to_owned()])
+        );
         let new = list.of_shards[1].render_for_new("shard_0001", ShardId::MAX);
         assert_eq!(new, "create index  t_n on \"shard_0001\".t (n)");
         assert_eq!(list.of_shards[1].first_line(), "create index concurrently t_n on {shard}.t (n);");

@@ -9,6 +9,7 @@ pub mod bootstrap;
 pub mod catalog;
 mod check;
 mod clock;
+mod compare;
 pub mod control;
 mod facts;
 mod fault;
@@ -21,19 +22,24 @@ mod plan;
 mod rebuild;
 mod script;
 mod session;
+mod settings;
+mod strays;
 #[cfg(test)]
 mod tables;
 
 pub use bootstrap::bootstrap;
 pub use check::check;
 pub use clock::ClockFacts;
+pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
 pub use control::Cluster;
 pub use facts::{
     AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, LedgerRow, OfMoves, RecordedCluster,
-    RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey, survey_with_clocks,
+    RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
+    survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};
-pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use migrate::migrate;
+pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use rebuild::{Rebuilt, rebuild_map};
+pub use settings::THROWAWAY;

@@ -149,8 +149,10 @@ pub(super) fn repeatable(sql: &str, statement: &Statement) -> Result<Repeatable,
         ["CREATE", "INDEX", "CONCURRENTLY", ..] | ["CREATE", "UNIQUE", "INDEX", "CONCURRENTLY", ..] => {
             match index_name(&sql[statement.at.clone()]) {
                 Some(name) => Ok(Repeatable::Index(name)),
-                None => Err("needs the index's name right after CONCURRENTLY, without IF NOT EXISTS, which would take an \
-                             index that is not valid for made"),
+                None => {
+                    Err("needs the index's name right after CONCURRENTLY, without IF NOT EXISTS, which would take an \
+                             index that is not valid for made")
+                }
             }
         }
         ["DROP", "INDEX", "CONCURRENTLY", "IF", "EXISTS", ..]

@@ -9,6 +9,7 @@ mod bootstrap;
 mod catalog;
 mod cli;
 mod dev;
+mod drift;
 mod fence;
 mod ids;
 mod migrate;

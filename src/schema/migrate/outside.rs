@@ -52,7 +52,9 @@ impl Alone<'_> {
         );
         client.batch_execute(&work).await?;
         let outcome = self.attempt(client).await;
-        client.batch_execute(&format!("SELECT pg_catalog.pg_advisory_unlock_shared({LOCK_SPACE}, {LOCK_WORK})")).await?;
+        client
+            .batch_execute(&format!("SELECT pg_catalog.pg_advisory_unlock_shared({LOCK_SPACE}, {LOCK_WORK})"))
+            .await?;
         let outcome = outcome?;
         if !matches!(outcome, Outcome::Done) {
             guard.batch_execute("ROLLBACK").await?;
@@ -109,19 +111,15 @@ impl Alone<'_> {
 
     /// Whether there is an index of the name, and a valid one; and whether an attempt at this migration was begun.
     async fn look(&self, client: &Client, index: &str) -> Result<(Option<bool>, bool), tokio_postgres::Error> {
-        let sql = "SELECT (SELECT i.indisvalid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid
+        let sql =
+            "SELECT (SELECT i.indisvalid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid
                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2),
             EXISTS (SELECT FROM pgshard.migration_attempt WHERE shard_id = $3 AND name = $4 AND begun)";
         let (shard, name) = (self.shard.as_i32(), &self.step.recorded.name);
         let rows = client
             .query_typed(
                 sql,
-                &[
-                    (&self.schema, Type::TEXT),
-                    (&index, Type::TEXT),
-                    (&shard, Type::INT4),
-                    (name, Type::TEXT),
-                ],
+                &[(&self.schema, Type::TEXT), (&index, Type::TEXT), (&shard, Type::INT4), (name, Type::TEXT)],
             )
             .await?;
         Ok(rows.first().map_or((None, false), |row| (row.get(0), row.get(1))))

@@ -86,11 +86,9 @@ pub(super) fn judge(error: &tokio_postgres::Error, step: Option<&Step>, doing: &
     }
     let words = words(error);
     let fault = match step {
-        Some(step) => ShardFault::Migration {
-            migration: step.recorded.name.clone(),
-            line: line(error, &step.sql),
-            words,
-        },
+        Some(step) => {
+            ShardFault::Migration { migration: step.recorded.name.clone(), line: line(error, &step.sql), words }
+        }
         None => ShardFault::Statement { doing, words },
     };
     match error.code() {

@@ -65,6 +65,14 @@ pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) ->
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
+    let mut findings = findings;
+    if depth == Depth::Definitions {
+        let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()));
+        // Of a host that did not answer it is said once that it does not.
+        let asked = hosts.filter(|(name, _)| matches!(survey.get(name), Some(Ok(facts)) if facts.control.is_some()));
+        findings.extend(schema::compare(&schema::definitions(asked).await));
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    }
     // A notice is as it should be.
     let ok = findings.iter().all(|finding| finding.severity == Severity::Notice);
     match output.format() {

@@ -164,11 +164,8 @@ pub(crate) async fn plan(target: &MigrateTarget, config: Option<&Path>, output: 
 fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -> Planned<'a> {
     let host = |(name, host): (&'a HostName, &'a HostPlan)| {
         let groups = host.groups(migrations).into_iter();
-        let groups = groups.map(|(migrations, shards)| Group {
-            count: shards.len(),
-            shards: print_shards(shards),
-            migrations,
-        });
+        let groups =
+            groups.map(|(migrations, shards)| Group { count: shards.len(), shards: print_shards(shards), migrations });
         let mut left: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
         for (shard, fault) in &host.left {
             left.entry(fault.to_string()).or_default().push(*shard);
@@ -188,11 +185,8 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
         .flat_map(|host| host.once.iter().chain(host.groups.iter().flat_map(|group| &group.migrations)))
         .copied()
         .collect();
-    let file = |one: &'a Migration| PlannedFile {
-        name: one.name(),
-        directive: one.directive(),
-        first_line: one.first_line(),
-    };
+    let file =
+        |one: &'a Migration| PlannedFile { name: one.name(), directive: one.directive(), first_line: one.first_line() };
     let files = migrations.of_hosts().chain(migrations.iter()).filter(|one| used.contains(one.name())).map(file);
     Planned {
         refused: plan.is_refused(),
