@@ -130,8 +130,11 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
 
 type Of = (String, String);
 
+/// A property with its values, and the shards that have each.
+type Values<'a> = (Of, Vec<(&'a str, Vec<ShardId>)>);
+
 /// For every property the values that there are, those that differ in nothing but the shard's number as one.
-fn classes<'a>(all: &[&'a Property]) -> Vec<(Of, Vec<(&'a str, Vec<ShardId>)>)> {
+fn classes<'a>(all: &[&'a Property]) -> Vec<Values<'a>> {
     let mut counts: HashMap<&Of, usize> = HashMap::new();
     for property in all {
         *counts.entry(&property.of).or_default() += property.shards.len();

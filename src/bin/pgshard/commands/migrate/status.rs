@@ -1,0 +1,175 @@
+//! `pgshard migrate status`: which migrations which shards have.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use pgshard::ShardId;
+use pgshard::map::{HostName, ShardMap, print_shards};
+use pgshard::schema::{Attempt, ControlFacts, Migration, Migrations, RecordedMigration, Survey};
+use serde::Serialize;
+
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::{Failure, chain};
+use crate::output::{Align, Format, Output};
+
+#[derive(Serialize)]
+struct Status {
+    migrations: Vec<MigrationStatus>,
+    /// Those that run once per host.
+    once_per_host: Vec<OnceStatus>,
+    /// The hosts whose shards are in no list, since they do not say.
+    silent_hosts: Vec<String>,
+}
+
+/// A once-per-host migration, and the hosts that have it.
+#[derive(Serialize)]
+struct OnceStatus {
+    name: String,
+    applied: Vec<String>,
+    pending: Vec<String>,
+}
+
+/// One migration, and the shards by what they have of it.
+#[derive(Serialize)]
+struct MigrationStatus {
+    name: String,
+    applied: usize,
+    /// The shards that lack it, as ranges.
+    pending: String,
+    /// The shards that ran it when its text was another, as ranges.
+    changed: String,
+    /// The shards where it was tried and did not succeed, as ranges.
+    failed: String,
+    /// What the first of them failed with.
+    message: Option<String>,
+    /// Whether its file is in the folder; where not, it was run and taken away.
+    in_folder: bool,
+}
+
+/// Says which migrations which shards have, by the word of the hosts.
+pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let map = context::map(&config).await?;
+    let migrations = context::migrations(&config)?;
+    let survey = context::survey(&config).await;
+    for (host, facts) in &survey {
+        if let Err(error) = facts {
+            output.warning(format_args!("{host}: {}: its shards are not counted", chain(error).join(": ")));
+        }
+    }
+    let status = Status {
+        migrations: statuses(&migrations, &map, &survey),
+        once_per_host: once_per_host(&migrations, &survey),
+        silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(host, _)| host.to_string()).collect(),
+    };
+    match output.format() {
+        Format::Json => output.object(&status)?,
+        Format::Text => {
+            let columns = [
+                ("migration", Align::Left),
+                ("applied", Align::Right),
+                ("pending", Align::Left),
+                ("changed", Align::Left),
+                ("failed", Align::Left),
+                ("", Align::Left),
+            ];
+            let dash = |ranges: &str| if ranges.is_empty() { "-".to_owned() } else { ranges.to_owned() };
+            let rows = status.migrations.iter().map(|migration| {
+                let note = if migration.in_folder { "" } else { "no file" };
+                [
+                    migration.name.clone(),
+                    migration.applied.to_string(),
+                    dash(&migration.pending),
+                    dash(&migration.changed),
+                    dash(&migration.failed),
+                    note.to_owned(),
+                ]
+            });
+            output.table(&columns, rows)?;
+            for once in &status.once_per_host {
+                let hosts = |hosts: &[String]| if hosts.is_empty() { "-".to_owned() } else { hosts.join(", ") };
+                let (applied, pending) = (hosts(&once.applied), hosts(&once.pending));
+                output.data(format_args!("{} (once per host): applied {applied}; pending {pending}", once.name))?;
+            }
+            for migration in &status.migrations {
+                if let Some(message) = &migration.message {
+                    output.note(format_args!("{} failed in {}: {message}", migration.name, migration.failed));
+                }
+            }
+            if status.migrations.is_empty() {
+                output.note("there are no migrations");
+            }
+        }
+    }
+    Ok(if status.silent_hosts.is_empty() { Exit::Done } else { Exit::Partly })
+}
+
+fn once_per_host(migrations: &Migrations, survey: &Survey) -> Vec<OnceStatus> {
+    let controls = || survey.iter().filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?.control.as_ref()?)));
+    let status = |one: &Migration| {
+        let has = |control: &ControlFacts| control.host_migrations.iter().any(|had| had.name == one.name());
+        let (with, without): (Vec<_>, Vec<_>) = controls().partition(|(_, control)| has(control));
+        let names = |hosts: Vec<(&HostName, &ControlFacts)>| hosts.iter().map(|(name, _)| name.to_string()).collect();
+        OnceStatus { name: one.name().to_owned(), applied: names(with), pending: names(without) }
+    };
+    migrations.of_hosts().map(status).collect()
+}
+
+/// The shards that failed, by the word of the host that owns them.
+fn attempts(survey: &Survey) -> BTreeMap<ShardId, &Attempt> {
+    let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
+    let owned = |control: &ControlFacts, shard| control.shards.get(shard).is_some_and(|row| row.state.is_owner());
+    controls
+        .flat_map(|control| control.attempts.iter().filter(|(shard, _)| owned(control, shard)))
+        .map(|(shard, attempt)| (*shard, attempt))
+        .collect()
+}
+
+/// Every migration that is in the folder or was run, in the order of the names. pgshard's own are left out.
+fn statuses(migrations: &Migrations, map: &ShardMap, survey: &Survey) -> Vec<MigrationStatus> {
+    let recorded = recorded(survey);
+    let expected: BTreeMap<&str, &str> = migrations.iter().map(|file| (file.name(), file.checksum())).collect();
+    let ran = recorded.values().copied().flatten().map(|migration| migration.name.as_str());
+    let names: BTreeSet<&str> =
+        ran.filter(|name| !name.starts_with("pgshard:")).chain(expected.keys().copied()).collect();
+    let answering: Vec<ShardId> =
+        map.iter().filter(|(_, host, _)| matches!(survey.get(*host), Some(Ok(_)))).map(|(shard, ..)| shard).collect();
+    let attempts = attempts(survey);
+    let status = |name: &str| {
+        let failed: Vec<_> = attempts.iter().filter(|(_, attempt)| attempt.name == name).collect();
+        let checksum = expected.get(name);
+        let has = |shard: &ShardId| {
+            let of_shard = recorded.get(shard)?;
+            of_shard.iter().find(|migration| migration.name == name)
+        };
+        let lack = answering.iter().filter(|shard| checksum.is_some() && has(shard).is_none());
+        let other = |shard: &&ShardId| checksum.zip(has(shard)).is_some_and(|(new, ran)| ran.checksum != **new);
+        MigrationStatus {
+            name: name.to_owned(),
+            applied: answering.iter().filter(|shard| has(shard).is_some()).count(),
+            pending: print_shards(lack.copied()),
+            changed: print_shards(answering.iter().filter(other).copied()),
+            failed: print_shards(failed.iter().map(|(shard, _)| **shard)),
+            message: failed.first().map(|(_, attempt)| {
+                attempt.message.clone().unwrap_or_else(|| "it was begun and not heard of again".to_owned())
+            }),
+            in_folder: checksum.is_some(),
+        }
+    };
+    names.into_iter().map(status).collect()
+}
+
+/// By shard what it ran, by the word of the host that owns it.
+fn recorded(survey: &Survey) -> BTreeMap<ShardId, &[RecordedMigration]> {
+    let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
+    let owned = |control: &ControlFacts, shard| control.shards.get(shard).is_some_and(|row| row.state.is_owner());
+    let mut recorded = BTreeMap::new();
+    for control in controls {
+        for set in &control.applied {
+            let shards = set.shards.iter().filter(|shard| owned(control, shard));
+            recorded.extend(shards.map(|shard| (*shard, set.migrations.as_slice())));
+        }
+    }
+    recorded
+}
