@@ -14,6 +14,10 @@ use pgshard::idgen::tickets::{Layout, TicketName};
 use pgshard::mover::{Failpoint, Leases, Mode, Options};
 use pgshard::schema::bootstrap::Request;
 
+mod migrate;
+
+pub(crate) use migrate::{MigrateCommand, MigrateTarget};
+
 use crate::exit::Exit;
 use crate::values;
 
@@ -158,8 +162,13 @@ url says nothing). Every finding has a remedy. The exit code is 1 if anything is
 
 Examples:
   pgshard check
+  pgshard check --ddl
   pgshard check --json | jq -r '.findings[] | [.severity, .host, .shard, .message] | @tsv'")]
-pub(crate) struct Check {}
+pub(crate) struct Check {
+    /// Compare what the shards are made of with each other, too: tables, columns, indexes, functions and all
+    #[arg(long)]
+    pub(crate) ddl: bool,
+}
 
 /// Create what the hosts lack: control schema, shards, ID functions, migrations
 #[derive(Debug, ArgGroup)]
@@ -183,23 +192,6 @@ pub(crate) struct Bootstrap {
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
 }
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum MigrateCommand {
-    /// Run the migrations that shards lack; the same as bootstrap
-    Up(Bootstrap),
-    Status(MigrateStatus),
-}
-
-/// Which migrations which shards have, as the hosts say
-#[derive(Debug, ArgGroup)]
-#[command(after_help = "\
-Pending are the shards that lack a migration, changed those that ran it when its text was another.
-
-Examples:
-  pgshard migrate status
-  pgshard migrate status --json | jq '.migrations[] | select(.pending != \"\")'")]
-pub(crate) struct MigrateStatus {}
 
 /// Where is a key or an ID: shard, schema, host, and for an ID its time and sequence
 #[derive(Debug, ArgGroup)]

@@ -178,7 +178,9 @@ fn sql_beside_a_dead_host() {
 fn migrate_up_and_status() {
     let cluster = cluster(2);
     assert_shown("migrate_status_before", &run(&cluster, &["migrate", "status"]), cluster.directory());
-    assert_eq!(run(&cluster, &["migrate", "up"]).exit, 0);
+    let early = run(&cluster, &["migrate", "up"]);
+    assert!(early.exit == 1 && early.stderr.contains("run `pgshard bootstrap`"), "{}", early.stderr);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
     cluster.write("migrations/0002_photos.sql", "CREATE TABLE {shard}.photos (id bigint)");
     cluster.write("migrations/0001_users.sql", &format!("{USERS} -- changed"));
     assert_shown("migrate_status_text", &run(&cluster, &["migrate", "status"]), cluster.directory());

@@ -23,6 +23,7 @@ use self::init::Overwrite;
 use self::locate::Target;
 use self::moves::Verb;
 use pgshard::mover::Options;
+use pgshard::schema::migrate::Which;
 
 use crate::args::{
     Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand, WorkersCommand,
@@ -40,11 +41,24 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
             init::run(args.hosts, args.shards, overwrite, config, output)
         }
-        Command::Check(_) => check::run(config, output).await,
-        Command::Bootstrap(args) | Command::Migrate { command: MigrateCommand::Up(args) } => {
-            bootstrap::run(&args.hosts, &args.assume_empty, args.jobs, config, output).await
+        Command::Check(args) => {
+            let depth = if args.ddl { check::Depth::Definitions } else { check::Depth::Rows };
+            check::run(depth, config, output).await
         }
-        Command::Migrate { command: MigrateCommand::Status(_) } => migrate::status(config, output).await,
+        Command::Bootstrap(args) => bootstrap::run(&args.hosts, &args.assume_empty, args.jobs, config, output).await,
+        Command::Migrate { command } => match command {
+            MigrateCommand::New(args) => migrate::new(&args.name, config, output),
+            MigrateCommand::Status(_) => migrate::status(config, output).await,
+            MigrateCommand::Plan(args) => migrate::plan(&args.target, config, output).await,
+            MigrateCommand::Up(args) => {
+                let how = migrate::How { which: Which::Pending, canary: args.canary, pace: args.pace.pace() };
+                migrate::up(&args.target, how, config, output).await
+            }
+            MigrateCommand::Retry(args) => {
+                let how = migrate::How { which: Which::Failed, canary: None, pace: args.pace.pace() };
+                migrate::up(&args.target, how, config, output).await
+            }
+        },
         Command::Locate(args) => {
             let target = args.key.map(Target::Key).or(args.id.map(Target::Id));
             let target = target.ok_or_else(|| Failure::usage("locate what? --key or --id"))?;
@@ -124,7 +138,7 @@ pub(crate) enum Interrupt {
 pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
-        Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) } => {
+        Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) } => {
             Some("run the same command again: it does what is left")
         }
         Command::Tickets { command: TicketsCommand::Create(_) } => {
@@ -135,7 +149,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Dev { command: DevCommand::Status(_) }
         | Command::Init(_)
         | Command::Check(_)
-        | Command::Migrate { command: MigrateCommand::Status(_) }
+        | Command::Migrate { .. }
         | Command::Locate(_)
         | Command::Id { .. }
         | Command::Tickets { .. }
