@@ -14,11 +14,13 @@ mod facts;
 mod fault;
 mod finding;
 pub mod fingerprint;
+mod measure;
 mod migrations;
 mod own;
 mod plan;
 mod rebuild;
 mod script;
+mod status;
 #[cfg(test)]
 mod tables;
 
@@ -32,5 +34,7 @@ pub use facts::{
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};
+pub use measure::{Measure, measure};
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use rebuild::{Rebuilt, rebuild_map};
+pub use status::{HostStatus, Surroundings, host_status, surroundings};
