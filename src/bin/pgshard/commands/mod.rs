@@ -5,13 +5,16 @@ mod check;
 mod completions;
 mod demo;
 mod dev;
+mod host;
 mod id;
 mod init;
 mod locate;
 mod man;
 mod map;
+mod measure;
 mod migrate;
 mod moves;
+mod rebalance;
 mod relocate;
 mod sql;
 mod tickets;
@@ -23,7 +26,9 @@ use self::locate::Target;
 use self::moves::Verb;
 use pgshard::mover::Options;
 
-use crate::args::{Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand};
+use crate::args::{
+    Args, Command, DevCommand, HostCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand,
+};
 use crate::confirm::Consent;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -58,7 +63,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             TicketsCommand::Next(args) => tickets::next(args.name, args.count.get(), config, output).await,
         },
         Command::Map { command } => match command {
-            MapCommand::Show(_) => map::show(config, output).await,
+            MapCommand::Show(args) => map::show(args, config, output).await,
             MapCommand::Diff(args) => map::diff(args.other.as_deref(), config, output).await,
             MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
         },
@@ -90,6 +95,13 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             }
             Some(MovesCommand::Gc(_)) => moves::gc(config, output).await,
         },
+        Command::Rebalance(args) => rebalance::run(args, config, output).await,
+        Command::Drain(args) => rebalance::drain(args, config, output).await,
+        Command::Host { command } => match command {
+            HostCommand::Add(args) => host::add(args, config, output).await,
+            HostCommand::Remove(args) => host::remove(&args.name, Consent::from_flag(args.yes), config, output).await,
+            HostCommand::List(_) => host::list(config, output).await,
+        },
         Command::Demo(args) => demo::run(args, output).await,
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
         Command::Dev { command } => match command {
@@ -117,6 +129,8 @@ pub(crate) enum Interrupt {
 pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
+        Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,
+        Command::Host { command: HostCommand::Add(_) } => Some("run the same command again: it does what is left"),
         Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) } => {
             Some("run the same command again: it does what is left")
         }
@@ -133,6 +147,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Id { .. }
         | Command::Tickets { .. }
         | Command::Map { .. }
+        | Command::Host { .. }
         | Command::Sql(_)
         | Command::Demo(_)
         | Command::Completions(_)
