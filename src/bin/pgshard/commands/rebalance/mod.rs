@@ -70,7 +70,7 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
         if doing.plan {
             output.note(format_args!("{moves} of {shards} will be finished first; the plan leaves these shards alone"));
         } else {
-            let question = format!("{moves} of {shards} was not finished: finish it first?");
+            let question = format!("finish {moves} of {shards} first, left open by an earlier run or somebody else?");
             let Some(yes) = unless_interrupted(confirm(&question, consent, output)).await else {
                 return Ok(output.interrupted(None));
             };
