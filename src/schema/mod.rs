@@ -15,6 +15,7 @@ mod facts;
 mod fault;
 mod finding;
 pub mod fingerprint;
+mod measure;
 pub mod migrate;
 mod migrations;
 mod own;
@@ -23,6 +24,7 @@ mod rebuild;
 mod script;
 mod session;
 mod settings;
+mod status;
 mod strays;
 #[cfg(test)]
 mod tables;
@@ -39,7 +41,9 @@ pub use facts::{
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};
+pub use measure::{Measure, measure};
 pub use migrate::migrate;
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use rebuild::{Rebuilt, rebuild_map};
 pub use settings::THROWAWAY;
+pub use status::{HostStatus, Surroundings, host_status, surroundings};

@@ -5,6 +5,7 @@
 #[macro_use]
 mod support;
 
+mod balance;
 mod bootstrap;
 mod catalog;
 mod cli;

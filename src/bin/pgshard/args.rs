@@ -1,5 +1,8 @@
 //! The command line as clap sees it: definitions and help, no decisions.
 
+mod balance;
+mod host;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,6 +23,9 @@ pub(crate) use migrate::{MigrateCommand, MigrateTarget};
 
 use crate::exit::Exit;
 use crate::values;
+
+pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
+pub(crate) use host::{HostAdd, HostCommand};
 
 /// Shard PostgreSQL: thousands of logical shards on a few servers.
 ///
@@ -124,6 +130,13 @@ pub(crate) enum Command {
     Moves {
         #[command(subcommand)]
         command: Option<MovesCommand>,
+    },
+    Rebalance(Rebalance),
+    Drain(Drain),
+    /// Add servers, remove them, see how they are
+    Host {
+        #[command(subcommand)]
+        command: HostCommand,
     },
     Demo(Demo),
     /// Throwaway local PostgreSQL servers and a config for them
@@ -443,13 +456,28 @@ pub(crate) enum MapCommand {
     Rebuild(MapRebuild),
 }
 
-/// Which host serves which shards, as the map says
+/// Which host serves which shards, as the map says, as a list and drawn
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
+Each cell is a shard. With --by the hosts are asked, and the fuller a cell, the heavier its shard.
+--svg writes the same as a picture.
+
 Examples:
   pgshard map show
+  pgshard map show --by bytes
+  pgshard map show --by writes --sample-s 60 --svg shards.svg
   pgshard map show --json | jq '.hosts | map_values(.count)'")]
-pub(crate) struct MapShow {}
+pub(crate) struct MapShow {
+    /// Ask the hosts, and show what each shard weighs: bytes, writes, or sql:SELECT with one number a shard
+    #[arg(long, value_name = "WHAT", value_parser = balance::by)]
+    pub(crate) by: Option<By>,
+    /// With --by writes: how long to count the rows written
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) sample_s: u64,
+    /// Write the picture into this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
 
 /// What is different between the map and what the hosts say, or another config
 #[derive(Debug, ArgGroup)]

@@ -5,13 +5,16 @@ mod check;
 mod completions;
 mod demo;
 mod dev;
+mod host;
 mod id;
 mod init;
 mod locate;
 mod man;
 mod map;
+mod measure;
 mod migrate;
 mod moves;
+mod rebalance;
 mod relocate;
 mod sql;
 mod tickets;
@@ -26,7 +29,8 @@ use pgshard::mover::Options;
 use pgshard::schema::migrate::Which;
 
 use crate::args::{
-    Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand, WorkersCommand,
+    Args, Command, DevCommand, HostCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand,
+    WorkersCommand,
 };
 use crate::confirm::Consent;
 use crate::exit::Exit;
@@ -79,7 +83,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             WorkersCommand::Status(args) => workers::status(&args.host, config, output).await,
         },
         Command::Map { command } => match command {
-            MapCommand::Show(_) => map::show(config, output).await,
+            MapCommand::Show(args) => map::show(args, config, output).await,
             MapCommand::Diff(args) => map::diff(args.other.as_deref(), config, output).await,
             MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
         },
@@ -111,6 +115,13 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             }
             Some(MovesCommand::Gc(_)) => moves::gc(config, output).await,
         },
+        Command::Rebalance(args) => rebalance::run(args, config, output).await,
+        Command::Drain(args) => rebalance::drain(args, config, output).await,
+        Command::Host { command } => match command {
+            HostCommand::Add(args) => host::add(args, config, output).await,
+            HostCommand::Remove(args) => host::remove(&args.name, Consent::from_flag(args.yes), config, output).await,
+            HostCommand::List(_) => host::list(config, output).await,
+        },
         Command::Demo(args) => demo::run(args, output).await,
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
         Command::Dev { command } => match command {
@@ -138,6 +149,8 @@ pub(crate) enum Interrupt {
 pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
+        Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,
+        Command::Host { command: HostCommand::Add(_) } => Some("run the same command again: it does what is left"),
         Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) } => {
             Some("run the same command again: it does what is left")
         }
@@ -155,6 +168,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Tickets { .. }
         | Command::Workers { .. }
         | Command::Map { .. }
+        | Command::Host { .. }
         | Command::Sql(_)
         | Command::Demo(_)
         | Command::Completions(_)
