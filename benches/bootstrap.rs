@@ -5,6 +5,8 @@
 //!
 //! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--major N] [--throwaway]`
 //!
+//! `survey` and `survey, clocks` are what `pgshard check` reads of the hosts, without and with the clocks of all shards' IDs.
+//!
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Psql writes
 //! none of pgshard's own rows, so it has a little less to do.
 
@@ -230,8 +232,19 @@ impl Bench<'_> {
             assert!(report.is_complete(), "{report:?}");
         });
         let again = timed("pgshard, again", self.cluster, || assert!(bootstrap().nothing_to_do()));
+        let hosts = || request.hosts.iter().map(|host| (host.name.clone(), host.connect.clone()));
+        let survey = timed("survey", self.cluster, || {
+            let survey = runtime.block_on(schema::survey(hosts()));
+            assert!(survey.values().all(Result::is_ok));
+        });
+        let clocks = timed("survey, clocks", self.cluster, || {
+            let survey = runtime.block_on(schema::survey_with_clocks(hosts()));
+            let shards = |clock: &schema::ClockFacts| clock.ids_ahead_ms.len();
+            let read: usize = survey.values().flatten().filter_map(|facts| facts.clock.as_ref()).map(shards).sum();
+            assert_eq!(read, usize::from(self.shards.get()));
+        });
         self.drop_database(database);
-        vec![first, again]
+        vec![first, again, survey, clocks]
     }
 
     fn request(&self, database: &str) -> Request {

@@ -1,7 +1,10 @@
 //! What an ID costs that does not come from a shard: tickets against one row that is counted up, and sources in this
 //! process against the look at the clock that each of them takes. Medians of five rounds in turn, and ratios.
 //!
-//! `cargo bench --bench id_sources`. The servers are throwaway ones that fsync, as a real one does: a ticket that is not
+//! A snowflake ends at 4096 a millisecond, so a millisecond in which the machine had other work for its core is lost: printed
+//! beside the rate are the milliseconds in which it made any, and how many in each of those.
+//!
+//! `cargo bench --bench id_sources -- [--in-process] [--major N]`; `--in-process` leaves the tickets out. The servers are throwaway ones that fsync, as a real one does: a ticket that is not
 //! on disk may come again.
 
 use std::collections::BTreeMap;
@@ -11,7 +14,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use pgshard::dev::{Binaries, Cluster, ClusterOptions, ServerOptions};
 use pgshard::id::Epoch;
 use pgshard::idgen::tickets::{Create, Options, TicketHost, TicketName, create};
-use pgshard::idgen::{Flake, IdSource, Simpleflake, Snowflake, Tickets, Uuid7, WorkerLeases, flake, snowflake};
+use pgshard::idgen::{
+    Flake, IdSource, LeaseStore, Simpleflake, Snowflake, Tickets, Uuid7, WorkerLeases, flake, snowflake,
+};
 use pgshard::map::HostName;
 use pgshard::pg::ConnectOptions;
 use uuid::Uuid;
@@ -25,7 +30,15 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Outcome<()> {
-    let binaries = Binaries::first()?;
+    let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let (mut in_process_only, mut binaries) = (false, Binaries::first()?);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--in-process" => in_process_only = true,
+            "--major" => binaries = Binaries::of_major(arguments.next().unwrap_or_default().parse()?)?,
+            other => return Err(format!("unknown argument {other}").into()),
+        }
+    }
     println!("{}, {CLIENTS} clients, medians of {ROUNDS} rounds of {ROUND:?}", binaries.version());
     let server = ServerOptions { durability: pgshard::dev::Durability::Durable, ..ServerOptions::default() };
     let cluster = tokio::task::block_in_place(|| Cluster::start(&ClusterOptions { hosts: 2, binaries, server }))?;
@@ -33,7 +46,9 @@ async fn main() -> Outcome<()> {
     for server in cluster.servers() {
         hosts.push(TicketHost { name: server.name().clone(), connect: ConnectOptions::parse(&server.url())? });
     }
-    from_servers(&hosts).await?;
+    if !in_process_only {
+        from_servers(&hosts).await?;
+    }
     in_process(&hosts).await
 }
 
@@ -119,10 +134,12 @@ async fn in_process(hosts: &[TicketHost]) -> Outcome<()> {
     let flake = Flake::new(&flake::Options::default());
     let simpleflake = Simpleflake::new();
     let mut rates = Rates::new();
+    let mut milliseconds = Vec::new();
     let mut note = |label, rate| rates.entry(label).or_default().push(rate);
     for _ in 0..ROUNDS {
         note("baseline: the clock", spin(|| Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis()))?);
         note("snowflake, one by one", one_by_one(&snowflake).await?);
+        milliseconds.push(of_milliseconds(&snowflake).await?);
         note("snowflake, 1000 at once", by_thousands(&snowflake).await?);
         note("flake, one by one", one_by_one(&flake).await?);
         note("flake, 1000 at once", by_thousands(&flake).await?);
@@ -136,7 +153,29 @@ async fn in_process(hosts: &[TicketHost]) -> Outcome<()> {
         "baseline: the clock",
         &rates,
     );
+    let column = |which: fn(&(f64, f64)) -> f64| median(&milliseconds.iter().map(which).collect::<Vec<_>>());
+    println!(
+        "  snowflake: IDs in {:.2} % of the milliseconds, {:.1} in each of those, of 4096",
+        column(|of| of.0) * 100.0,
+        column(|of| of.1)
+    );
     Ok(())
+}
+
+/// The share of the milliseconds in which there was an ID, and how many there were in each of those.
+async fn of_milliseconds<S: LeaseStore>(snowflake: &Snowflake<S>) -> Outcome<(f64, f64)> {
+    let (begun, mut made, mut seen, mut last, mut first) = (Instant::now(), 0_u64, 0_u64, 0, None);
+    while begun.elapsed() < ROUND {
+        for _ in 0..1000 {
+            let ms = snowflake.next().await? >> (snowflake::WORKER_BITS + snowflake::SEQ_BITS);
+            first.get_or_insert(ms);
+            seen += u64::from(ms != last);
+            last = ms;
+            made += 1;
+        }
+    }
+    let passed = last - first.unwrap_or(last) + 1;
+    Ok((seen as f64 / passed as f64, made as f64 / seen as f64))
 }
 
 fn spin<T>(mut work: impl FnMut() -> Outcome<T>) -> Outcome<f64> {

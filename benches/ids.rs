@@ -1,10 +1,11 @@
 //! What an ID costs in the database, and whether IDs repeat: `next_id()` and `next_ids()` beside the function that "Sharding
 //! & IDs at Instagram" published, on the same server, one after the other in each round. Prints medians and ratios.
 //!
-//! `cargo bench --bench ids -- [--rows N] [--rounds N] [--ids N] [--seconds N] [--major N]`
+//! `cargo bench --bench ids -- [--rows N] [--rounds N] [--ids N] [--turns N] [--seconds N] [--major N]`
 //!
 //! - ns per ID in `INSERT … SELECT` of `--rows` rows, the same rows with a constant in the place of the ID taken off;
-//! - rows a second of single-row prepared inserts, by pgbench, with 1 and 8 clients, `--seconds` each;
+//! - rows a second of single-row prepared inserts, by pgbench, with 1 and 8 clients, in `--turns` turns of `--seconds` each,
+//!   and the server's processor time per row, which hardly depends on what else the machine does;
 //! - repeats among `--ids` IDs that 1, 2, 4 and 8 writers make as fast as they can. `--ids 10000000` is the long way;
 //! - tables of a shard that share one ID clock beside one clock for each table.
 //!
@@ -13,7 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, ServerOptions};
 use tokio_postgres::{Client, NoTls};
@@ -52,13 +53,14 @@ struct Arguments {
     rows: u32,
     rounds: usize,
     ids: u64,
+    turns: usize,
     seconds: u32,
     major: Option<u32>,
 }
 
 impl Arguments {
     fn read() -> Arguments {
-        let mut read = Arguments { rows: 1_000_000, rounds: 5, ids: 1_000_000, seconds: 5, major: None };
+        let mut read = Arguments { rows: 1_000_000, rounds: 5, ids: 1_000_000, turns: 20, seconds: 1, major: None };
         let mut list = std::env::args().skip(1);
         while let Some(name) = list.next() {
             let mut number = || -> u32 {
@@ -69,6 +71,7 @@ impl Arguments {
                 "--rows" => read.rows = number(),
                 "--rounds" => read.rounds = number() as usize,
                 "--ids" => read.ids = u64::from(number()),
+                "--turns" => read.turns = number() as usize,
                 "--seconds" => read.seconds = number(),
                 "--major" => read.major = Some(number()),
                 // What `cargo bench` says to every bench.
@@ -87,15 +90,21 @@ fn main() {
         None => Binaries::first(),
     };
     let binaries = binaries.expect("there is a PostgreSQL on this machine");
-    let server =
-        ServerOptions { durability: Durability::Throwaway, shared_buffers_mib: 256, ..ServerOptions::default() };
+    let server = ServerOptions {
+        durability: Durability::Throwaway,
+        shared_buffers_mib: 256,
+        // Its processor time would count as some row's.
+        settings: vec![("autovacuum".to_owned(), "off".to_owned())],
+        ..ServerOptions::default()
+    };
     let options = ClusterOptions { hosts: 1, binaries: binaries.clone(), server };
     let cluster = Cluster::start(&options).expect("the server starts");
     println!("PostgreSQL {}, throwaway", binaries.version());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let url = cluster.servers()[0].url();
-    let bench = Bench { arguments, binaries, url, port: cluster.servers()[0].port() };
+    let server = &cluster.servers()[0];
+    let bench = Bench { arguments, binaries, url, port: server.port(), pid: server.pid() };
     runtime.block_on(async {
         bench.prepare().await;
         bench.bulk().await;
@@ -110,6 +119,7 @@ struct Bench {
     binaries: Binaries,
     url: String,
     port: u16,
+    pid: Option<u32>,
 }
 
 impl Bench {
@@ -174,7 +184,9 @@ impl Bench {
         }
     }
 
-    /// Single-row prepared inserts by pgbench.
+    /// Single-row prepared inserts by pgbench, in slices of `--seconds` that take turns forth and back, so that what else the
+    /// machine does meets all alike; ratios are the medians of each slice's to the published function's of the same turn.
+    /// The processor time is that of the server's processes.
     fn single(&self) {
         let files: Vec<_> = VARIANTS
             .iter()
@@ -186,31 +198,66 @@ impl Bench {
             })
             .collect();
         for clients in [1, 8] {
-            let mut rates: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-            for _ in 0..self.arguments.rounds {
-                for (name, file) in &files {
-                    rates.entry(name).or_default().push(self.pgbench(file.path(), clients));
+            let mut slices: BTreeMap<&str, Vec<Slice>> = BTreeMap::new();
+            for turn in 0..self.arguments.turns {
+                let mut order: Vec<_> = files.iter().collect();
+                if turn % 2 == 1 {
+                    order.reverse();
+                }
+                for (name, file) in order {
+                    slices.entry(name).or_default().push(self.pgbench(file.path(), clients));
                 }
             }
-            println!("\nsingle-row prepared inserts, {clients} clients, medians of {}:", self.arguments.rounds);
-            let published = median(&rates["published"]);
+            println!(
+                "\nsingle-row prepared inserts, {clients} clients, medians of {} turns of {} s (in brackets: the middle half):",
+                self.arguments.turns, self.arguments.seconds
+            );
             for (name, ..) in VARIANTS {
-                let rate = median(&rates[name]);
-                println!("  {name:<12} {rate:>7.0} per second   {:>5.2} x published", rate / published);
+                let (own, published) = (&slices[name], &slices["published"]);
+                let of = |slices: &[Slice], what: fn(&Slice) -> f64| slices.iter().map(what).collect::<Vec<_>>();
+                let ratios = |what: fn(&Slice) -> f64| -> Vec<f64> {
+                    own.iter().zip(published).map(|(own, published)| what(own) / what(published)).collect()
+                };
+                println!(
+                    "  {name:<12} {:>7.0} per second   {} x published   {:>6.2} us of the server's processors per row   {} x",
+                    median(&of(own, |slice| slice.rate)),
+                    spread(&ratios(|slice| slice.rate)),
+                    median(&of(own, |slice| slice.processor_us)),
+                    spread(&ratios(|slice| slice.processor_us)),
+                );
             }
         }
     }
 
-    fn pgbench(&self, file: &std::path::Path, clients: u32) -> f64 {
+    fn pgbench(&self, file: &std::path::Path, clients: u32) -> Slice {
         let mut command = Command::new(self.binaries.program("pgbench"));
         command.args(["-n", "-M", "prepared", "-h", "127.0.0.1", "-U", "app", "-j", "2", "-p"]);
         command.arg(self.port.to_string()).args(["-T", &self.arguments.seconds.to_string()]);
         command.args(["-c", &clients.to_string(), "-f"]).arg(file).arg(self.url.rsplit('/').next().unwrap_or("app"));
+        let before = self.processor_us();
         let output = command.stderr(Stdio::inherit()).output().expect("pgbench runs");
+        // A backend takes a moment to end after its client has gone.
+        std::thread::sleep(Duration::from_millis(100));
+        let processor_us = self.processor_us() - before;
         let text = String::from_utf8_lossy(&output.stdout);
         // "tps = 8123.4 (without initial connection time)" or, of older versions, "(excluding …)", the last such line.
         let line = text.lines().rev().find_map(|line| line.strip_prefix("tps = ")).expect("pgbench prints a rate");
-        line.split(' ').next().and_then(|rate| rate.parse().ok()).expect("a rate is a number")
+        let rate = line.split(' ').next().and_then(|rate| rate.parse().ok()).expect("a rate is a number");
+        let rows = text.lines().find_map(|line| line.strip_prefix("number of transactions actually processed: "));
+        let rows = rows.and_then(|rows| rows.split('/').next()?.parse::<f64>().ok()).expect("pgbench counts");
+        Slice { rate, processor_us: processor_us / rows }
+    }
+
+    /// The processor time of the server's processes that have ended; 0 where there is no /proc.
+    fn processor_us(&self) -> f64 {
+        const TICK_US: f64 = 10_000.0;
+        let ticks = || -> Option<u64> {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid?)).ok()?;
+            // After the name, which may hold anything: state, and so on; cutime and cstime are fields 16 and 17 of all.
+            let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+            Some(fields.get(13)?.parse::<u64>().ok()? + fields.get(14)?.parse::<u64>().ok()?)
+        };
+        ticks().unwrap_or(0) as f64 * TICK_US
     }
 
     /// Eight writers on four tables: one ID clock for the shard, or one for each table.
@@ -263,6 +310,22 @@ impl Bench {
             }
         }
     }
+}
+
+/// One run of pgbench.
+struct Slice {
+    /// Rows a second.
+    rate: f64,
+    /// Processor time of the server for a row, in microseconds.
+    processor_us: f64,
+}
+
+/// The median, and what the middle half is between.
+fn spread(values: &[f64]) -> String {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let at = |quarter: usize| sorted[(sorted.len() - 1) * quarter / 4];
+    format!("{:>5.3} [{:.3} to {:.3}]", median(values), at(1), at(3))
 }
 
 fn median(values: &[f64]) -> f64 {

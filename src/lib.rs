@@ -69,8 +69,7 @@
 //! - It is a library and no proxy: it parses no SQL, and each statement names its shard.
 //! - It does not split shards, and cannot change N. Take many.
 //! - It does not replicate, back up or fail over. Hosts are whatever PostgreSQL you trust.
-//! - Not yet: moves that copy while the shard is open, rollback of a finished move, `rebalance` and `drain`, the map in
-//!   PostgreSQL.
+//! - Not yet: moves that copy while the shard is open, rollback of a finished move, the map in PostgreSQL.
 //!
 //! # Modules
 //!
@@ -88,6 +87,7 @@
 //! | [`router`] | from a key or an ID to rows, moves or no moves |
 //! | [`fanout`] | many shards at once |
 //! | [`schema`] | bootstrap, migrations, catalogs, what is there compared with what should be |
+//! | [`rebalance`] | which shards should go where: a pure planner |
 //! | [`mover`] | moves |
 //! | [`config`] | `pgshard.toml`, and [`connect`] |
 //! | [`dev`] | throwaway local servers |
@@ -109,6 +109,8 @@ pub mod router;
 pub mod fanout;
 
 pub mod schema;
+
+pub mod rebalance;
 
 pub mod mover;
 

@@ -169,6 +169,25 @@ CREATE TABLE pgshard.shard_migration (
     PRIMARY KEY (shard_id, name)
 );
 
+-- The application's once-per-host migrations that were run here.
+CREATE TABLE pgshard.host_migration (
+    name       text PRIMARY KEY,
+    checksum   text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+
+-- The shard migrations that were begun here and did not succeed, one a shard: what `migrate retry` tries again.
+-- `begun`: a statement that runs outside of transactions may have left something, and whatever is there of it is ours.
+-- Written before the statement, cleared with what it left.
+CREATE TABLE pgshard.migration_attempt (
+    shard_id integer PRIMARY KEY,
+    name     text    NOT NULL,
+    checksum text    NOT NULL,
+    begun    boolean NOT NULL,
+    message  text,                                    -- why it failed; null: it was not heard of again
+    tried_at timestamptz NOT NULL DEFAULT now()
+);
+
 -- ------------------------------------------------------------------------------------------------ what anybody may ask
 
 -- All that a router needs to know of one shard here, in one round trip; nulls where there is no row. Times are
@@ -466,18 +485,42 @@ BEGIN
     END IF;
 END $$;
 
+-- For a migration: the shard stays served here, and no fence begins, until the end of the transaction. Refuses a shard that a
+-- move has claimed: the move could have read its definition already. One that is claimed from now on reads it again, since a
+-- fence comes after us and what is altered before one is noticed by its stamp.
+--
+-- Locks: the shard's row FOR SHARE, until the end of the transaction. A fence waits for it, within its lock_timeout;
+-- heartbeats of a shard that is not fenced do not touch the row.
+CREATE FUNCTION pgshard.hold_for_migration(p_shard integer) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM FROM pgshard.shard WHERE shard_id = p_shard AND state = 'serving' FOR SHARE;
+    IF NOT FOUND OR EXISTS (SELECT FROM pgshard.move
+                            WHERE shard_id = p_shard AND phase NOT IN ('kept', 'completed', 'aborted')) THEN
+        RAISE EXCEPTION USING ERRCODE = 'SH002', MESSAGE = format('shard %s is being moved', p_shard);
+    END IF;
+END $$;
+
 -- Keeps a fence and its move's lease alive. False: the lease is somebody else's now, stop.
 --
--- Locks: the shard's row and the move's, for this one transaction.
+-- Locks: the shard's row if it is fenced, and the move's, for this one transaction. Not the row of a shard that is served:
+-- a migration may hold that for longer than a lease lasts.
 CREATE FUNCTION pgshard.heartbeat(p_shard integer, p_move uuid, p_lease uuid, p_lease_ms integer, p_deadline_ms integer)
 RETURNS boolean LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    fenced boolean;
 BEGIN
     -- The lock order of pgshard.fence: the other way round, a heartbeat and a decide of one mover wait for each other.
-    PERFORM FROM pgshard.shard WHERE shard_id = p_shard FOR NO KEY UPDATE;
+    PERFORM FROM pgshard.shard WHERE shard_id = p_shard AND state = 'fenced' FOR NO KEY UPDATE;
+    fenced := FOUND;
     UPDATE pgshard.move SET lease_until = clock_timestamp() + p_lease_ms * interval '1 ms'
     WHERE move_id = p_move AND shard_id = p_shard AND lease = p_lease;
     IF NOT FOUND THEN
         RETURN false;
+    END IF;
+    -- A fence that came in between has just set its deadline.
+    IF NOT fenced THEN
+        RETURN true;
     END IF;
     UPDATE pgshard.shard SET fence_deadline = clock_timestamp() + p_deadline_ms * interval '1 ms'
     WHERE shard_id = p_shard AND state = 'fenced' AND move_id = p_move AND lease = p_lease;
@@ -629,7 +672,7 @@ END $$;
 
 REVOKE ALL ON FUNCTION pgshard.build_signpost(integer, uuid),
     pgshard.fence(integer, uuid, uuid, uuid, integer), pgshard.barrier(oid), pgshard.mark(integer, uuid, integer, uuid),
-    pgshard.heartbeat(integer, uuid, uuid, integer, integer), pgshard.unfence(integer, uuid, integer, uuid),
+    pgshard.hold_for_migration(integer), pgshard.heartbeat(integer, uuid, uuid, integer, integer), pgshard.unfence(integer, uuid, integer, uuid),
     pgshard.decide(integer, uuid, integer, uuid), pgshard.open_incoming(pgshard.incoming),
     pgshard.open(integer, uuid, integer, uuid) FROM PUBLIC;
 

@@ -18,8 +18,8 @@
 --
 -- How: a logical clock h = ticket + offset, in units of 1/1024 ms, is the sum of two sequences, which no rollback turns
 -- back. Its upper 41 bits are the ID's milliseconds, its lower 10 the ID's sequence. Each ID takes a ticket. The offset
--- only grows, by 128 or more at a time, under an advisory lock; when h has fallen behind the wall clock, it grows by
--- whole milliseconds until h has caught up.
+-- only grows, by 128 or more at a time, under an advisory lock; when h is more than two milliseconds behind the wall
+-- clock, it grows by whole milliseconds until h has caught up. Each growth costs several IDs, so two milliseconds are let pass.
 --
 -- Why no ID repeats: two IDs of one offset differ by their tickets. For two of different offsets, let R be the last
 -- ticket there was when the later of them was set. The earlier ID's ticket is at most R, because it was taken before
@@ -47,32 +47,32 @@ SELECT pg_catalog.setval('{shard}.id_ticket', 0), pg_catalog.setval('{shard}.id_
 --
 -- The shard's number is in its name because looking a function up reads all of its name, in thousands of schemas.
 --
--- It has the owner's rights, because setval() takes more than USAGE. The advisory lock is taken and given back within one
+-- It has the owner's rights, because setval() takes more than USAGE. Instead of a search path of its own, which would cost
+-- as much as all of the rest, its operators have their schema too. The advisory lock is taken and given back within one
 -- expression, where no cancel and no timeout can come between. Nor can waiting for a sequence's lock: reading
--- both before has taken those until the end of the transaction.
+-- both before has taken those until the end of the transaction. CASE, because it is the one expression whose order
+-- PostgreSQL promises. The clock is read under the lock, and what is behind is counted from the last ticket: nobody drags
+-- the offset ahead who was stopped in between. The end of the 41 bits, less four seconds, is as far as it goes.
 CREATE FUNCTION {shard}.id_raise_{shard_id}() RETURNS boolean LANGUAGE plpgsql VOLATILE
-    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $id_raise$
-DECLARE
-    ms bigint := pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::bigint - ({epoch_ms});
-    h bigint := pg_catalog.pg_sequence_last_value('{shard}.id_ticket'::pg_catalog.regclass)
-        + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass);
+    SECURITY DEFINER AS $id_raise$
 BEGIN
-    IF (h >> 10) >= ms THEN
-        RETURN true;
-    END IF;
-    -- CASE, because it is the one expression whose order PostgreSQL promises.
-    RETURN CASE WHEN pg_catalog.pg_try_advisory_lock(1885825380, {shard_id}) THEN
-        CASE WHEN (pg_catalog.pg_sequence_last_value('{shard}.id_ticket'::pg_catalog.regclass)
-                + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass)) >> 10 >= ms
-            THEN pg_catalog.pg_advisory_unlock(1885825380, {shard_id})
-        WHEN pg_catalog.setval('{shard}.id_offset'::pg_catalog.regclass,
+    RETURN CASE
+        WHEN pg_catalog.pg_sequence_last_value('{shard}.id_ticket'::pg_catalog.regclass) IS NULL
+            OR pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass) IS NULL
+            THEN false
+        WHEN pg_catalog.pg_try_advisory_lock(1885825380, {shard_id}) THEN
+            CASE WHEN pg_catalog.setval('{shard}.id_offset'::pg_catalog.regclass,
                 pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass)
                 -- Tickets go on being taken: what was behind a moment ago may have caught up.
-                + (GREATEST(1, ms - ((pg_catalog.pg_sequence_last_value('{shard}.id_ticket'::pg_catalog.regclass)
-                    + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass)) >> 10)) << 10)) > 0
-            THEN pg_catalog.pg_advisory_unlock(1885825380, {shard_id})
-        ELSE pg_catalog.pg_advisory_unlock(1885825380, {shard_id}) END
-    ELSE false END;
+                OPERATOR(pg_catalog.+) (GREATEST(0, LEAST(2199023251455,
+                    pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000)::bigint
+                        OPERATOR(pg_catalog.-) ({epoch_ms}))
+                    OPERATOR(pg_catalog.-) ((pg_catalog.pg_sequence_last_value('{shard}.id_ticket'::pg_catalog.regclass)
+                    OPERATOR(pg_catalog.+) pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass))
+                    OPERATOR(pg_catalog.>>) 10)) OPERATOR(pg_catalog.<<) 10)) IS NULL
+                THEN pg_catalog.pg_advisory_unlock(1885825380, {shard_id})
+            ELSE pg_catalog.pg_advisory_unlock(1885825380, {shard_id}) END
+        ELSE false END;
 END $id_raise$;
 
 CREATE FUNCTION {shard}.next_id() RETURNS bigint LANGUAGE plpgsql VOLATILE AS $next_id$
@@ -81,15 +81,30 @@ DECLARE
     h bigint := pg_catalog.nextval('{shard}.id_ticket'::pg_catalog.regclass)
         + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass);
 BEGIN
-    -- Nearly always: 0 to 1023 ms ahead of the wall clock, and the ticket is fresh, which is looked at last. BETWEEN
-    -- would read the clock twice.
-    IF ((h >> 10) - (pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::bigint - ({epoch_ms})))
-            & -1024 = 0
+    -- Nearly always: from two milliseconds behind the wall clock to a second ahead, and the ticket is fresh, which is looked
+    -- at last. BETWEEN would read the clock twice.
+    IF (h + (1024 * ({epoch_ms}::bigint) + 2047)
+            - (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1024000)::bigint) & -1048576 = 0
         AND pg_catalog.pg_sequence_last_value('{shard}.id_ticket'::pg_catalog.regclass)
             - pg_catalog.currval('{shard}.id_ticket'::pg_catalog.regclass) < 128
     THEN
         -- From 2^40 ms on the shift reaches the sign bit and the bigint is negative; its fields still decode.
         RETURN ((h & -1024) << 13) | ({shard_id} << 10) | (h & 1023);
+    END IF;
+
+    -- Nearly always otherwise: the first ID for some milliseconds. The same, after the offset has grown.
+    IF h + (1024 * ({epoch_ms}::bigint) + 2047) < (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1024000)::bigint
+        AND {shard}.id_raise_{shard_id}()
+    THEN
+        h := pg_catalog.currval('{shard}.id_ticket'::pg_catalog.regclass)
+            + pg_catalog.pg_sequence_last_value('{shard}.id_offset'::pg_catalog.regclass);
+        IF (h + (1024 * ({epoch_ms}::bigint) + 2047)
+                - (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1024000)::bigint) & -1048576 = 0
+            AND pg_catalog.pg_sequence_last_value('{shard}.id_ticket'::pg_catalog.regclass)
+                - pg_catalog.currval('{shard}.id_ticket'::pg_catalog.regclass) < 128
+        THEN
+            RETURN ((h & -1024) << 13) | ({shard_id} << 10) | (h & 1023);
+        END IF;
     END IF;
 
     -- A block of its own: its variables cost nothing above.

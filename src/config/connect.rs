@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Config, ConfigError};
-use crate::router::{HostOptions, Options, Router};
+use super::{Config, ConfigError, HostConfig};
+use crate::router::{HostOptions, HostSource, Options, Router};
 use crate::store::{MapStore, StoreError};
 
 /// Why there is no router.
@@ -19,7 +19,8 @@ pub enum ConnectError {
     Map(#[source] StoreError),
 }
 
-/// A router for the cluster of this config file. It follows the map: what a move publishes, it takes.
+/// A router for the cluster of this config file. It follows the map: what a move publishes, it takes. A host that was added to
+/// the file since is met when the first shard is there.
 ///
 /// No host is connected to before it is needed, so that one that is down keeps nobody from starting. The background task
 /// that follows the map ends when the last clone of the router is dropped.
@@ -50,13 +51,20 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<Router, ConnectError> {
 impl Config {
     /// What a router of this cluster takes; to be changed as need be before [`Router::new`].
     pub fn router_options(&self) -> Options {
-        let hosts = self.hosts.iter().map(|(name, host)| HostOptions {
-            name: name.clone(),
-            connect: host.connect.clone(),
-            pool_size: host.pool_size,
-        });
+        let hosts = self.hosts.values().map(HostConfig::router_options);
         let mut options = Options::new(hosts.collect(), Arc::new(self.map.clone()));
         options.prefix = self.cluster.prefix.clone();
+        let path = self.path.clone();
+        // A file that cannot be read just now names nobody; what the map says of it is told elsewhere.
+        options.host_source = Some(HostSource::new(move |name| {
+            Config::load(&path).ok()?.hosts.get(name).map(HostConfig::router_options)
+        }));
         options
+    }
+}
+
+impl HostConfig {
+    fn router_options(&self) -> HostOptions {
+        HostOptions { name: self.name.clone(), connect: self.connect.clone(), pool_size: self.pool_size }
     }
 }

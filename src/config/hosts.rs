@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use super::rebalance::{HOST_KEYS, read_limits};
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, OptionsError, Password};
+use crate::rebalance::HostLimits;
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
 
@@ -18,6 +20,8 @@ pub struct HostConfig {
     pub connect: ConnectOptions,
     /// The largest number of connections a router opens to it, `1..=HostConfig::POOL_SIZE_MAX`.
     pub pool_size: usize,
+    /// What `rebalance` gives it.
+    pub limits: HostLimits,
 }
 
 impl HostConfig {
@@ -34,6 +38,7 @@ struct PartialHost<'t> {
     /// How to connect, and where the text says it.
     connect: Option<(ConnectOptions, Range<usize>)>,
     pool_size: Option<usize>,
+    limits: HostLimits,
 }
 
 /// Reads all hosts. Gives those that are complete.
@@ -57,7 +62,8 @@ pub(super) fn read(
     report_same_databases(&hosts, findings);
     let complete = hosts.into_iter().filter_map(|host| {
         let name = HostName::new(host.name).ok()?;
-        let config = HostConfig { name: name.clone(), connect: host.connect?.0, pool_size: host.pool_size? };
+        let (connect, pool_size, limits) = (host.connect?.0, host.pool_size?, host.limits);
+        let config = HostConfig { name: name.clone(), connect, pool_size, limits };
         Some((name, config))
     });
     complete.collect()
@@ -80,7 +86,8 @@ fn report_same_databases(hosts: &[PartialHost<'_>], findings: &mut Findings<'_>)
 }
 
 fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: &mut Findings<'_>) -> PartialHost<'t> {
-    section.only(&["url", "password_env", "password_file", "pool_size"], findings);
+    let known = [["url", "password_env", "password_file", "pool_size"].as_slice(), &HOST_KEYS].concat();
+    section.only(&known, findings);
     let remedy = "add url = \"postgres://user@address:5432/database\"";
     let url = section.need("url", remedy, findings);
     let connect = url.and_then(|url| Some((read_url(&url, findings)?, url.at())));
@@ -104,7 +111,7 @@ fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: 
             size
         }),
     };
-    PartialHost { name, connect, pool_size }
+    PartialHost { name, connect, pool_size, limits: read_limits(section, findings) }
 }
 
 fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Password> {

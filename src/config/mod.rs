@@ -6,7 +6,9 @@
 
 mod cluster;
 mod connect;
+mod edit;
 mod hosts;
+mod rebalance;
 mod render;
 #[cfg(test)]
 mod tests;
@@ -19,7 +21,9 @@ use jiff::Timestamp;
 pub use crate::store::Diagnostic;
 pub use cluster::Cluster;
 pub use connect::{ConnectError, connect};
+pub use edit::{EditError, NewHost};
 pub use hosts::HostConfig;
+pub use rebalance::Rebalance;
 pub use render::{HostSettings, Settings, render, template};
 
 use crate::map::{HostName, ShardMap};
@@ -36,6 +40,8 @@ pub struct Config {
     pub cluster: Cluster,
     /// The hosts by name, at least one. A host may have no shards.
     pub hosts: BTreeMap<HostName, HostConfig>,
+    /// Where `rebalance` may put shards.
+    pub rebalance: Rebalance,
     /// The map as it stood in the file; later ones come from [`Config::map_store`].
     pub map: ShardMap,
 }
@@ -137,7 +143,7 @@ fn folder_of(path: &Path) -> &Path {
 fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Config> {
     let document = parse_toml(findings)?;
     let root = Section::root(document.as_table());
-    root.only(&["cluster", "hosts", "map"], findings);
+    root.only(&["cluster", "hosts", "rebalance", "map"], findings);
 
     let remedy = "add [cluster] with shards and epoch; `pgshard init` writes a whole config to start from";
     let cluster = root.need("cluster", remedy, findings).and_then(|cluster| cluster.section(findings));
@@ -152,5 +158,9 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
     let shards = cluster.as_ref().and_then(|cluster| cluster.shards);
     let map = map.and_then(|map| read_map(&map, shards, names.as_deref(), findings));
 
-    Some(Config { path: path.to_owned(), cluster: cluster?.complete()?, hosts: hosts?, map: map? })
+    let rebalance = root.get("rebalance").and_then(|rebalance| rebalance.section(findings));
+    let rebalance = rebalance.map(|section| rebalance::read(&section, shards, names.as_deref(), findings));
+
+    let (path, cluster, hosts, map) = (path.to_owned(), cluster?.complete()?, hosts?, map?);
+    Some(Config { path, cluster, hosts, rebalance: rebalance.unwrap_or_default(), map })
 }

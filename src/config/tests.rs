@@ -154,6 +154,37 @@ fn single_mistakes() {
 }
 
 #[test]
+fn rebalance() {
+    let map = "[map]\nversion";
+    let cases = [
+        ("wrong types", "[rebalance]\npinned = \"5\"\napart = \"1, 2\"\n"),
+        (
+            "wrong lists",
+            "[rebalance]\napart = [\"1, 256\", \"7\", 3, \"4-2, x\"]\n[rebalance.pinned]\ndb1 = \"5, 9@2\"\nbd2 = \"6\"\n",
+        ),
+        (
+            "contradictions",
+            "[rebalance]\napart = [\"1, 2\", \"3-5\"]\n[rebalance.pinned]\ndb1 = \"1-2, 7\"\ndb2 = \"7\"\n",
+        ),
+        ("unknown key", "[rebalance]\npined = {}\n"),
+    ];
+    let all = cases.map(|(name, by)| format!("## {name}\n{}", with(map, &format!("{by}{map}"))));
+    insta::assert_snapshot!(all.join("\n"));
+    let host = "\n[hosts.db2]";
+    let limits = ["weight = -1", "weight = \"2\"", "max_shards = -3", "max_bytes = \"many\"", "max_bytes = true"];
+    let all = limits.map(|by| format!("## {by}\n{}", with(host, &format!("{by}\n{host}"))));
+    insta::assert_snapshot!("limits", all.join("\n"));
+    let text =
+        GOOD.replace(map, &format!("[rebalance]\napart = [\"1, 2\"]\n[rebalance.pinned]\ndb2 = \"5, 7-8\"\n{map}"));
+    let text = text.replace(host, &format!("weight = 2.5\nmax_shards = 9\nmax_bytes = \"1 GiB\"\n{host}"));
+    let config = parse(&text).unwrap_or_else(|found| panic!("{}", found[0]));
+    assert_eq!(config.rebalance.pinned.len(), 3);
+    assert_eq!(config.rebalance.apart[0].len(), 2);
+    let limits = config.hosts["db1"].limits;
+    assert_eq!((limits.weight, limits.shards_max, limits.bytes_max), (2.5, Some(9), Some(1 << 30)));
+}
+
+#[test]
 fn nothing_at_all() {
     insta::assert_snapshot!(said(""));
 }

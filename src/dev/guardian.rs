@@ -179,5 +179,5 @@ pub(super) fn is_ready(data: &Path, pid: u32) -> bool {
     let text = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
     let mut lines = text.lines();
     lines.next().is_some_and(|first| first.trim() == pid.to_string())
-        && lines.nth(6).is_some_and(|status| status.trim() == "ready")
+        && lines.nth(6).is_some_and(|status| matches!(status.trim(), "ready" | "standby"))
 }

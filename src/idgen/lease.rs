@@ -38,6 +38,28 @@ pub struct Term {
     pub keep: Duration,
 }
 
+/// What [`WorkerLeases::install`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// The schema was made.
+    Now,
+    /// It was there.
+    Before,
+}
+
+/// What the database knows of a worker number, see [`WorkerLeases::status`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseStatus {
+    /// The IDs that differ from each other.
+    pub space: String,
+    /// The number, `0..=1023`.
+    pub worker: u16,
+    /// The last Unix millisecond that an ID of this number may have so far.
+    pub ceiling_ms: u64,
+    /// How long it is kept for its holder; `None` when it is free.
+    pub left: Option<Duration>,
+}
+
 /// Why there is no lease.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -51,7 +73,9 @@ pub enum Error {
         space: String,
     },
     /// The table of leases is not there.
-    #[error("the database has no schema pgshard_workers: call WorkerLeases::install once")]
+    #[error(
+        "the database has no schema pgshard_workers: `pgshard workers install --host HOST` or WorkerLeases::install makes it"
+    )]
     NotInstalled,
     /// The database cannot be reached.
     #[error("the database of the worker leases cannot be reached")]
@@ -104,6 +128,10 @@ pub struct WorkerLeases {
 
 const VERSION_1: &str = include_str!("../../migrations/workers/0001_workers.sql");
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What is left is negative for a number that is free again.
+const STATUS: &str = "SELECT space, worker, ceiling_ms,
+    pg_catalog.floor(pg_catalog.date_part('epoch', expires_at - pg_catalog.clock_timestamp()) * 1000)::int8
+    FROM pgshard_workers.lease ORDER BY space, worker";
 /// "pgsh", and which.
 const LOCK: &str = "SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock(1885827944, 1001)";
 
@@ -120,16 +148,41 @@ impl WorkerLeases {
     ///
     /// # Cancel safety
     /// All or nothing: it is one transaction.
-    pub async fn install(&self) -> Result<(), Error> {
+    pub async fn install(&self) -> Result<Installed, Error> {
         let sql = |source| Error::Sql { doing: "make the schema pgshard_workers", source };
         let mut connection = self.connection().await?;
         let transaction = connection.transaction().await.map_err(sql)?;
         transaction.batch_execute(LOCK).await.map_err(sql)?;
         let there = "SELECT to_regclass('pgshard_workers.lease') IS NOT NULL";
-        if !transaction.query_one(there, &[]).await.map_err(sql)?.get::<_, bool>(0) {
-            transaction.batch_execute(VERSION_1).await.map_err(sql)?;
+        if transaction.query_one(there, &[]).await.map_err(sql)?.get(0) {
+            return Ok(Installed::Before);
         }
-        transaction.commit().await.map_err(sql)
+        transaction.batch_execute(VERSION_1).await.map_err(sql)?;
+        transaction.commit().await.map_err(sql)?;
+        Ok(Installed::Now)
+    }
+
+    /// Every worker number of every space that was ever leased, by space and number.
+    ///
+    /// # Errors
+    /// When the database is out of reach, does not answer in time, or lacks the schema.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    pub async fn status(connect: &ConnectOptions) -> Result<Vec<LeaseStatus>, Error> {
+        let doing = "read the leases of worker numbers";
+        let answer = async {
+            let connection = connect.connect("pgshard workers").await.map_err(Error::Connect)?;
+            connection.query(STATUS, &[]).await.map_err(|source| failure(doing, source))
+        };
+        let rows = tokio::time::timeout(PATIENCE, answer).await.map_err(|_| late())??;
+        let status = |row: tokio_postgres::Row| LeaseStatus {
+            space: row.get(0),
+            worker: row.get::<_, i32>(1).unsigned_abs() as u16,
+            ceiling_ms: row.get::<_, i64>(2).cast_unsigned(),
+            left: u64::try_from(row.get::<_, i64>(3)).ok().map(Duration::from_millis),
+        };
+        Ok(rows.into_iter().map(status).collect())
     }
 
     async fn connection(&self) -> Result<Connection, Error> {
@@ -144,14 +197,21 @@ impl WorkerLeases {
     ) -> Result<tokio_postgres::Row, Error> {
         let answer = async {
             let connection = self.connection().await?;
-            connection.query_one(text, values).await.map_err(|source| match source.code().map(|code| code.code()) {
-                Some("3F000" | "42P01" | "42883") => Error::NotInstalled,
-                _ => Error::Sql { doing, source },
-            })
+            connection.query_one(text, values).await.map_err(|source| failure(doing, source))
         };
-        let late = |_| Error::TimedOut { limit_ms: PATIENCE.as_millis() };
-        tokio::time::timeout(PATIENCE, answer).await.map_err(late)?
+        tokio::time::timeout(PATIENCE, answer).await.map_err(|_| late())?
     }
+}
+
+fn failure(doing: &'static str, source: tokio_postgres::Error) -> Error {
+    match source.code().map(|code| code.code()) {
+        Some("3F000" | "42P01" | "42883") => Error::NotInstalled,
+        _ => Error::Sql { doing, source },
+    }
+}
+
+fn late() -> Error {
+    Error::TimedOut { limit_ms: PATIENCE.as_millis() }
 }
 
 fn bigint(ms: u128) -> i64 {

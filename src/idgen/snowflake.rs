@@ -1,7 +1,8 @@
 //! Snowflake: 41 bits of milliseconds since an epoch, 10 bits of worker, 12 bits of sequence, made in this process: 63 in all,
 //! so a `bigint` that is never negative.
 //!
-//! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a second. Needs a worker number
+//! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a second. Whoever wants more
+//! waits for the next millisecond by yielding to other tasks and asking the clock again, which keeps a core busy. Needs a worker number
 //! of its own, leased from the database every few seconds (`lease`); an ID itself needs no round trip.
 //!
 //! What may not break: no ID is made outside the milliseconds that the lease grants, so that a process that was stopped for

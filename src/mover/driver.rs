@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream;
 use tokio::sync::watch;
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use crate::map::{HostName, ShardEpoch};
@@ -344,6 +345,17 @@ impl<'a> Driver<'a> {
             }
             // A table that came after the signpost was built; if it is anything else, the next look tells.
             Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
+            // A migration holds the shard's row to its end. Nothing was fenced, so nobody waits for us meanwhile.
+            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                let shard = self.work.hold.shard;
+                let reason = "a migration, or another transaction, holds the shard's row in pgshard.shard".to_owned();
+                if self.fences >= self.mover.options.fence_attempts {
+                    return Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason });
+                }
+                self.mover.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason });
+                tokio::time::sleep(back_off(self.fences)).await;
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

@@ -46,7 +46,7 @@ use crate::store::MapWatch;
 
 pub use error::{Error, Expected, LookUpError, PoolPhase};
 pub use handle::Shard;
-pub use options::{HostOptions, Options};
+pub use options::{HostOptions, HostSource, Options};
 pub use raw::RawClient;
 pub use sql::{Sql, SqlText};
 pub use transaction::{Transaction, TransactionBuilder};
@@ -67,14 +67,16 @@ pub struct Stats {
 impl Router {
     /// A router for these hosts. No connection is opened before it is needed.
     pub fn new(options: Options) -> Router {
-        let hosts = options.hosts.iter().map(|host| (host.name.clone(), Arc::new(Host::new(host, &options)))).collect();
+        let hosts = options.hosts.iter().map(|host| (host.name.clone(), Arc::new(Host::new(host, &options))));
         Router(Arc::new(Inner {
             shards: options.map.shards(),
-            hosts,
-            snapshot: ArcSwap::from_pointee(Snapshot::new(options.map)),
-            prefix: options.prefix,
+            hosts: ArcSwap::from_pointee(hosts.collect()),
+            snapshot: ArcSwap::from_pointee(Snapshot::new(options.map.clone())),
+            prefix: options.prefix.clone(),
             sql: SqlCache::new(),
             retry_for: options.retry_for,
+            options,
+            unknown_at: Mutex::new(None),
             follower: Mutex::new(None),
             retries: AtomicU64::new(0),
         }))
@@ -113,9 +115,9 @@ impl Router {
         &self.0.prefix
     }
 
-    /// The hosts, sorted by name.
+    /// The hosts that it has met, sorted by name.
     pub fn hosts(&self) -> Vec<HostName> {
-        let mut hosts: Vec<HostName> = self.0.hosts.keys().cloned().collect();
+        let mut hosts: Vec<HostName> = self.0.hosts.load().keys().cloned().collect();
         hosts.sort_unstable();
         hosts
     }
@@ -163,7 +165,7 @@ impl Router {
     /// What the router has done about moves so far.
     pub fn stats(&self) -> Stats {
         Stats {
-            look_ups: self.0.hosts.values().map(|host| host.look_ups()).sum(),
+            look_ups: self.0.hosts.load().values().map(|host| host.look_ups()).sum(),
             retries: self.0.retries.load(Ordering::Relaxed),
         }
     }

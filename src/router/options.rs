@@ -1,5 +1,6 @@
 //! What a router is made from.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,11 +19,37 @@ pub struct HostOptions {
     pub pool_size: usize,
 }
 
+/// Who is asked for a host that the router meets, in a map or on a signpost, and does not know. It may read a file: it is
+/// asked once a host, or ten times a second at most while it does not know.
+#[derive(Clone)]
+pub struct HostSource(Arc<Ask>);
+
+type Ask = dyn Fn(&str) -> Option<HostOptions> + Send + Sync;
+
+impl HostSource {
+    /// A source that calls this function.
+    pub fn new(ask: impl Fn(&str) -> Option<HostOptions> + Send + Sync + 'static) -> HostSource {
+        HostSource(Arc::new(ask))
+    }
+
+    pub(super) fn ask(&self, name: &str) -> Option<HostOptions> {
+        (self.0)(name)
+    }
+}
+
+impl fmt::Debug for HostSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HostSource")
+    }
+}
+
 /// What [`Router::new`](super::Router::new) takes. [`Options::new`] fills in the defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The hosts. A host without shards may be there; one with shards must.
+    /// The hosts. A host without shards may be there; one with shards must, unless `host_source` knows it.
     pub hosts: Vec<HostOptions>,
+    /// Who knows hosts that are added later. Default nobody.
+    pub host_source: Option<HostSource>,
     /// What the names of the shards' schemas begin with.
     pub prefix: SchemaPrefix,
     /// The map to start with.
@@ -49,6 +76,7 @@ impl Options {
     pub fn new(hosts: Vec<HostOptions>, map: Arc<ShardMap>) -> Options {
         Options {
             hosts,
+            host_source: None,
             prefix: SchemaPrefix::default(),
             map,
             retry_for: Duration::from_secs(15),

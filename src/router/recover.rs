@@ -111,6 +111,7 @@ impl<'r> Recovery<'r> {
             let Some(host) = self.router.host(&peer) else {
                 return Err(Error::UnknownHost { shard: self.shard, host: peer });
             };
+            let host = &*host;
             let answered = self.ask(host, Duration::ZERO).await?;
             match judge_peer(epoch, &answered.look) {
                 PeerVerdict::Here { epoch } => {

@@ -3,22 +3,32 @@
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use tokio::task::AbortHandle;
 
 use super::error::Error;
 use super::host::Host;
+use super::options::Options;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{SchemaPrefix, ShardCount, ShardId};
+
+/// How long a host that nobody knows is not asked for again: the source reads a file.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What every handle of a router shares.
 pub(super) struct Inner {
     pub(super) shards: ShardCount,
     pub(super) prefix: SchemaPrefix,
-    pub(super) hosts: HashMap<HostName, Arc<Host>>,
+    /// Those it was made with, and those it has met since and been told of. A host is never taken out: its pool is empty once
+    /// nobody uses it.
+    pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
+    /// What pools are made from; its hosts and map are those of the start.
+    pub(super) options: Options,
+    /// When the source of hosts last did not know one.
+    pub(super) unknown_at: Mutex<Option<Instant>>,
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) sql: SqlCache,
     pub(super) retry_for: Duration,
@@ -73,16 +83,45 @@ impl Snapshot {
 }
 
 impl Inner {
-    pub(super) fn host(&self, name: &str) -> Option<&Arc<Host>> {
-        self.hosts.get(name)
+    /// The host of this name. One that the router has not met is asked for.
+    pub(super) fn host(&self, name: &str) -> Option<Arc<Host>> {
+        match self.hosts.load().get(name) {
+            Some(host) => Some(host.clone()),
+            None => self.meet(name),
+        }
+    }
+
+    /// Makes pools for a host that was added since the router was made.
+    fn meet(&self, name: &str) -> Option<Arc<Host>> {
+        let source = self.options.host_source.as_ref()?;
+        let mut unknown_at = self.unknown_at.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever waited for the lock may find it done.
+        if let Some(host) = self.hosts.load().get(name) {
+            return Some(host.clone());
+        }
+        if unknown_at.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
+            return None;
+        }
+        let Some(options) = source.ask(name) else {
+            *unknown_at = Some(Instant::now());
+            return None;
+        };
+        let host = Arc::new(Host::new(&options, &self.options));
+        tracing::info!(host = name, "met a host that was added");
+        self.hosts.rcu(|hosts| {
+            let mut hosts = HashMap::clone(hosts);
+            hosts.insert(options.name.clone(), host.clone());
+            hosts
+        });
+        Some(host)
     }
 
     /// Where the next try of a statement goes.
     pub(super) fn place(&self, shard: ShardId) -> Result<Place, Error> {
         let snapshot = self.snapshot.load();
         let (name, epoch) = snapshot.placement(shard).ok_or(Error::NoSuchShard { shard, shards: self.shards })?;
-        match self.hosts.get(name) {
-            Some(host) => Ok(Place { host: host.clone(), epoch }),
+        match self.host(name.as_str()) {
+            Some(host) => Ok(Place { host, epoch }),
             None => Err(Error::UnknownHost { shard, host: name.to_string() }),
         }
     }

@@ -1,19 +1,18 @@
-//! Shards made, or migrated, on one connection: many in one transaction and one message, or one alone to find which
-//! statement fails.
+//! Shards made on one connection: many in one transaction and one message, or one alone to find which statement fails.
+//! Nobody knows them yet, so there is nobody to wait for.
 //!
 //! What may not break: a shard is there whole or not at all. Its row in `pgshard.shard` is written by the transaction
 //! that makes its schema, and goes first, so that a second bootstrap stops at it.
 
 use std::fmt::Write;
 
+use tokio_postgres::Client;
 use tokio_postgres::error::{ErrorPosition, SqlState};
-use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::control::{Cluster, LOCK_SPACE};
 use super::fault::ShardFault;
-use super::migrations::Migrations;
+use super::migrations::{Migrations, Pending};
 use super::own::OWN;
-use super::plan::{Steps, What};
 use crate::map::ShardEpoch;
 use crate::pg::{quote_ident, quote_literal, state};
 use crate::shard::ShardId;
@@ -30,17 +29,18 @@ pub(super) const LOCK_WORK: i32 = 3;
 pub(super) struct Recipe<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) migrations: &'a Migrations,
-    pub(super) steps: Steps,
+    /// What a new shard lacks: everything.
+    pub(super) pending: Pending,
 }
 
 /// A shard and the epoch that its row is written with.
 pub(super) type Placed = (ShardId, ShardEpoch);
 
 /// How a migration leaves the session must not matter to what runs next: its role and search path are set again.
-const CLEAN: &str = "RESET ROLE; SET LOCAL search_path = '';";
+pub(super) const CLEAN: &str = "RESET ROLE; SET LOCAL search_path = '';";
 
 impl Recipe<'_> {
-    /// `BEGIN` and the rows of the shards: those of new ones are written, those of others locked.
+    /// `BEGIN` and the rows of the shards.
     ///
     /// Commits do not wait for the disk; the last one of the host does, and it takes the log before it along.
     fn begin(&self, shards: &[Placed]) -> String {
@@ -48,23 +48,11 @@ impl Recipe<'_> {
             "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s'; {CLEAN} \
              SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK});\n"
         );
-        match self.steps.what {
-            What::Create => {
-                sql.push_str("INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES ");
-                list(&mut sql, shards, |sql, (shard, epoch)| {
-                    let schema = quote_literal(&self.cluster.schema_prefix.schema(*shard));
-                    let _ = write!(sql, "({shard}, {schema}, 'serving', {epoch})");
-                });
-            }
-            What::Migrate => {
-                sql.push_str("SELECT shard_id FROM pgshard.shard WHERE state = 'serving' AND shard_id IN (");
-                list(&mut sql, shards, |sql, (shard, _)| {
-                    let _ = write!(sql, "{shard}");
-                });
-                // A fence waits for us, or we see it.
-                sql.push_str(") FOR SHARE");
-            }
-        }
+        sql.push_str("INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES ");
+        list(&mut sql, shards, |sql, (shard, epoch)| {
+            let schema = quote_literal(&self.cluster.schema_prefix.schema(*shard));
+            let _ = write!(sql, "({shard}, {schema}, 'serving', {epoch})");
+        });
         sql.push(';');
         sql
     }
@@ -72,23 +60,20 @@ impl Recipe<'_> {
     /// The migrations of a shard, each with its name.
     fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String)> {
         let schema = self.cluster.schema_prefix.schema(shard);
-        let own = OWN[self.steps.pending.own_from..].iter();
+        let own = OWN[self.pending.own_from..].iter();
         let own = own.map(move |own| (own.name, own.render(self.cluster, shard)));
-        let theirs = self.migrations.iter().skip(self.steps.pending.from);
-        own.chain(theirs.map(move |migration| (migration.name(), migration.render(&schema, shard))))
+        let theirs = self.migrations.iter().skip(self.pending.from);
+        own.chain(theirs.map(move |migration| (migration.name(), migration.render_for_new(&schema, shard))))
     }
 
     fn create_schema(&self, shard: ShardId) -> String {
-        match self.steps.what {
-            What::Create => format!("CREATE SCHEMA {};", quote_ident(&self.cluster.schema_prefix.schema(shard))),
-            What::Migrate => String::new(),
-        }
+        format!("CREATE SCHEMA {};", quote_ident(&self.cluster.schema_prefix.schema(shard)))
     }
 
     /// The rows that say which migrations the shards have now.
     fn record(&self, shards: &[Placed]) -> String {
-        let own = OWN[self.steps.pending.own_from..].iter().map(super::own::Own::recorded);
-        let theirs = self.migrations.iter().skip(self.steps.pending.from).map(super::migrations::Migration::recorded);
+        let own = OWN[self.pending.own_from..].iter().map(super::own::Own::recorded);
+        let theirs = self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::recorded);
         let recorded: Vec<_> = own.chain(theirs).collect();
         let mut sql = format!("{CLEAN}\n");
         if recorded.is_empty() {
@@ -143,32 +128,12 @@ pub(super) async fn run_many(
             let _ = write!(sql, "{CLEAN}\n{text}\n;\n");
         }
     }
-    let begin = recipe.begin(shards);
-    let (record, commit) = (recipe.record(shards), "COMMIT");
-    let done = match recipe.steps.what {
-        What::Create => client.batch_execute(&format!("{begin}\n{sql}{record}{commit}")).await,
-        What::Migrate => match locked(client, &begin).await {
-            Ok(locked) if locked < shards.len() => {
-                client.batch_execute("ROLLBACK").await?;
-                return Ok(false);
-            }
-            Ok(_) => client.batch_execute(&format!("{sql}{record}{commit}")).await,
-            Err(error) => Err(error),
-        },
-    };
-    match done {
+    let (begin, record) = (recipe.begin(shards), recipe.record(shards));
+    match client.batch_execute(&format!("{begin}\n{sql}{record}COMMIT")).await {
         Ok(()) => Ok(true),
         Err(error) if client.is_closed() => Err(error),
         Err(_) => client.batch_execute("ROLLBACK").await.map(|()| false),
     }
-}
-
-/// How many shards' rows `begin` locked.
-async fn locked(client: &Client, begin: &str) -> Result<usize, tokio_postgres::Error> {
-    let messages = client.simple_query(begin).await?;
-    let rows = messages.iter().filter(|message| matches!(message, SimpleQueryMessage::Row(_))).count();
-    // One row is the advisory lock's.
-    Ok(rows.saturating_sub(1))
 }
 
 const WRITE_ROW: &str = "write the shard's row";
@@ -209,7 +174,7 @@ pub(super) async fn run_alone(
         client.batch_execute("ROLLBACK").await?;
         let code = failure.error.as_ref().and_then(|error| error.code());
         let at_row = matches!(failure.fault, ShardFault::Statement { doing: WRITE_ROW, .. });
-        if recipe.steps.what == What::Create && at_row && code == Some(&SqlState::UNIQUE_VIOLATION) {
+        if at_row && code == Some(&SqlState::UNIQUE_VIOLATION) {
             return Ok(Alone::There);
         }
         let passes = failure.error.as_ref().and_then(|error| error.code()).is_some_and(passes);
@@ -221,7 +186,7 @@ pub(super) async fn run_alone(
 }
 
 /// Deadlocks and the like, and `tuple concurrently updated`: two shards' migrations that touch what they share.
-fn passes(code: &SqlState) -> bool {
+pub(super) fn passes(code: &SqlState) -> bool {
     state::is_transient(code) || *code == SqlState::INTERNAL_ERROR
 }
 
@@ -238,11 +203,7 @@ async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Re
             Failure { fault: ShardFault::Statement { doing, words }, error: Some(error) }
         }
     };
-    let begin = recipe.begin(&[placed]);
-    let rows = locked(client, &begin).await.map_err(failed(WRITE_ROW))?;
-    if recipe.steps.what == What::Migrate && rows == 0 {
-        return Err(Failure { fault: ShardFault::Moving, error: None });
-    }
+    client.batch_execute(&recipe.begin(&[placed])).await.map_err(failed(WRITE_ROW))?;
     client.batch_execute(&recipe.create_schema(shard)).await.map_err(failed("create the schema"))?;
     for (name, text) in recipe.migrations(shard) {
         client.batch_execute(CLEAN).await.map_err(failed("set the search path"))?;
@@ -258,12 +219,12 @@ async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Re
     Ok(locks)
 }
 
-fn words(error: &tokio_postgres::Error) -> String {
+pub(super) fn words(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| super::facts::chain(error), state::words)
 }
 
 /// The line of the migration that the server points at.
-fn line(error: &tokio_postgres::Error, text: &str) -> Option<usize> {
+pub(super) fn line(error: &tokio_postgres::Error, text: &str) -> Option<usize> {
     match error.as_db_error()?.position()? {
         ErrorPosition::Original(at) => {
             let before = text.chars().take((*at as usize).saturating_sub(1));

@@ -14,14 +14,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use tokio::sync::Semaphore;
 use tokio_postgres::error::SqlState;
 
 use super::batch::{Alone, LOCK_WORK, Placed, Recipe, run_alone, run_many};
 use super::control::{Cluster, ControlError, LOCK_SPACE, install};
-use super::facts::{HostFacts, chain, host_facts};
+use super::facts::{FactsError, HostFacts, chain, host_facts};
 use super::fault::{HostFault, ShardFault};
-use super::migrations::Migrations;
-use super::plan::{HostPlan, Knowledge, Steps, What, plan};
+use super::migrate::{OnHost, Pace, run_once};
+use super::migrations::{Migrations, Pending};
+use super::plan::{HostPlan, Knowledge, plan};
+use super::session;
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
@@ -137,6 +140,8 @@ pub struct Report {
 pub struct HostReport {
     /// The versions of the control schema that were installed.
     pub control: Vec<i32>,
+    /// The once-per-host migrations that were run.
+    pub once: Vec<String>,
     /// The shards that were created, in order.
     pub created: Vec<ShardId>,
     /// The shards that were there and got migrations, in order.
@@ -171,10 +176,10 @@ impl Report {
 impl HostReport {
     /// Whether anything was written.
     pub fn changed(&self) -> bool {
-        !(self.control.is_empty() && self.created.is_empty() && self.migrated.is_empty())
+        !(self.control.is_empty() && self.once.is_empty() && self.created.is_empty() && self.migrated.is_empty())
     }
 
-    fn left(fault: HostFault) -> HostReport {
+    pub(super) fn left(fault: HostFault) -> HostReport {
         HostReport { fault: Some(fault), ..HostReport::default() }
     }
 }
@@ -197,12 +202,12 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
             Err(fault) => Err(fault),
         });
     }
-    let read = join_all(locked.into_iter().map(|session| async {
+    let facts = join_all(locked.into_iter().map(|session| async {
         let session = session?;
-        let facts = host_facts(&session).await.map_err(|error| HostFault::Unread { reason: chain(&error) })?;
+        let facts = read(&session).await.map_err(|error| HostFault::Unread { reason: chain(&error) })?;
         Ok((session, facts))
     }));
-    let read: Vec<Result<(Connection, HostFacts), HostFault>> = read.await;
+    let read: Vec<Result<(Connection, HostFacts), HostFault>> = facts.await;
     let asked = hosts.iter().zip(&read).map(|(host, read)| (&host.name, read.as_ref().ok().map(|(_, facts)| facts)));
     let knowledge = Knowledge::of(asked, &request.vouched);
 
@@ -230,16 +235,15 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
 }
 
 async fn open(host: &Host) -> Result<Connection, HostFault> {
-    let opened = host.connect.connect("pgshard bootstrap").await;
-    opened.map_err(|error| HostFault::Unread { reason: chain(&error) })
+    session::open(&host.connect, "pgshard bootstrap").await
 }
 
-/// Opens the transaction that holds the host's lock until bootstrap ends. A transaction's lock, not a session's: that
+/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. A transaction's lock, not a session's: that
 /// would outlive us behind a pooler.
 ///
 /// A bootstrap that was killed has lost this lock, but the server may still be at its last message. The second lock
 /// waits for that; rolling back to the savepoint gives it back.
-async fn lock(session: Connection) -> Result<Connection, HostFault> {
+pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
     let sql = format!(
         "BEGIN; SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = 0; \
          SELECT pg_catalog.pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_BOOTSTRAP}); SAVEPOINT work; \
@@ -250,6 +254,21 @@ async fn lock(session: Connection) -> Result<Connection, HostFault> {
         Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Err(HostFault::Busy),
         Err(error) => Err(HostFault::Unread { reason: chain(&error) }),
     }
+}
+
+/// What the host says, on the session that holds its lock. The next message closes the cursor that the last query has left open
+/// in the transaction: with its snapshot, CREATE INDEX CONCURRENTLY would wait for our own end.
+pub(super) async fn read(session: &Connection) -> Result<HostFacts, FactsError> {
+    let facts = host_facts(session).await?;
+    let closed = session.batch_execute("SELECT 1").await;
+    closed.map_err(|source| FactsError::Query { what: "server", source })?;
+    Ok(facts)
+}
+
+/// The one commit that waits for the disk, and takes all before it along. It ends the lock, too.
+pub(super) async fn flush(session: &Connection) -> Result<(), HostFault> {
+    let flush = "SELECT pgshard.commit_durably(); UPDATE pgshard.cluster SET only_row = only_row; COMMIT";
+    session.batch_execute(flush).await.map_err(|error| HostFault::Lost { reason: chain(&error) })
 }
 
 /// The work on one host.
@@ -264,7 +283,7 @@ struct Job<'a> {
 /// What the connections of a host have done so far.
 #[derive(Default)]
 struct Progress {
-    queue: Mutex<VecDeque<(Steps, Vec<Placed>)>>,
+    queue: Mutex<VecDeque<Vec<Placed>>>,
     report: Mutex<HostReport>,
     done: AtomicUsize,
     failed: AtomicUsize,
@@ -273,7 +292,7 @@ struct Progress {
 impl Job<'_> {
     async fn run(&self, session: &Connection) -> HostReport {
         let host = &self.host.name;
-        let to_do: usize = self.plan.groups.values().map(Vec::len).sum();
+        let to_do = self.plan.create.len() + self.plan.migrate.len();
         let progress = Progress::default();
         progress.report.lock().expect(NO_PANIC).unchanged = self.plan.unchanged;
         (self.observer)(Event::HostPlanned { host, to_do, unchanged: self.plan.unchanged });
@@ -289,7 +308,10 @@ impl Job<'_> {
     }
 
     async fn write(&self, progress: &Progress, session: &Connection) -> Result<(), HostFault> {
-        if self.plan.control.is_empty() && self.plan.groups.is_empty() {
+        let migrations = &self.request.migrations;
+        let once = self.plan.host_from < migrations.of_hosts().len();
+        let plan = &self.plan;
+        if plan.control.is_empty() && plan.create.is_empty() && plan.migrate.is_empty() && !once {
             return Ok(());
         }
         let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
@@ -305,8 +327,12 @@ impl Job<'_> {
             }
             progress.report.lock().expect(NO_PANIC).control = versions;
         }
-        let shards: usize = self.plan.groups.values().map(Vec::len).sum();
-        if shards > 0 {
+        if once {
+            let (done, outcome) = run_once(&first, migrations, plan.host_from).await;
+            progress.report.lock().expect(NO_PANIC).once = done;
+            outcome?;
+        }
+        if !plan.create.is_empty() {
             let batches = self.probe(progress, &first).await.map_err(|error| lost(&error))?;
             let more = self.request.width.get().min(batches) - usize::from(batches > 0);
             let others = join_all((0..more).map(|_| open(self.host))).await;
@@ -316,24 +342,35 @@ impl Job<'_> {
             let outcome = outcomes.into_iter().collect::<Result<Vec<()>, _>>();
             outcome.map_err(|error| lost(&error))?;
         }
-        // The one commit that waits for the disk. It ends the lock too.
-        let flush = "SELECT pgshard.commit_durably(); UPDATE pgshard.cluster SET only_row = only_row; COMMIT";
-        session.batch_execute(flush).await.map_err(|error| lost(&error))
+        self.migrate(progress).await?;
+        flush(session).await
     }
 
-    /// Does one shard of every group alone, to learn how many locks it takes, and puts the rest into the queue in
-    /// batches that leave half of the server's lock table to others. Returns the number of batches.
+    /// Brings the shards that were there already up to date, as `pgshard migrate up` does: the application works on them.
+    async fn migrate(&self, progress: &Progress) -> Result<(), HostFault> {
+        let Request { cluster, migrations, width, .. } = self.request;
+        let (pace, in_all) = (Pace { width: *width, ..Pace::default() }, Semaphore::new(width.get()));
+        let (host, connect) = (&self.host.name, &self.host.connect);
+        let work = OnHost::new(host, connect, cluster, migrations, pace, &in_all, self.observer);
+        work.run(self.plan.migrate.clone()).await;
+        let done = work.report.into_inner().expect(NO_PANIC);
+        let mut report = progress.report.lock().expect(NO_PANIC);
+        report.migrated = done.migrated;
+        report.failed.extend(done.failed);
+        done.fault.map_or(Ok(()), Err)
+    }
+
+    /// Does one shard alone, to learn how many locks it takes, and puts the rest into the queue in batches that leave half of
+    /// the server's lock table to others. Returns the number of batches.
     async fn probe(&self, progress: &Progress, connection: &Connection) -> Result<usize, tokio_postgres::Error> {
-        for (steps, shards) in &self.plan.groups {
-            let mut left = shards.iter();
-            for placed in left.by_ref() {
-                if let Some(locks) = self.alone(progress, connection, *steps, *placed).await? {
-                    let room = self.lock_slots / 2 / self.request.width.get() as i64;
-                    let size = usize::try_from(room / locks.max(1)).unwrap_or(1).clamp(1, BATCH_MAX);
-                    let batches = left.as_slice().chunks(size).map(|batch| (*steps, batch.to_vec()));
-                    progress.queue.lock().expect(NO_PANIC).extend(batches);
-                    break;
-                }
+        let mut left = self.plan.create.iter();
+        for placed in left.by_ref() {
+            if let Some(locks) = self.alone(progress, connection, *placed).await? {
+                let room = self.lock_slots / 2 / self.request.width.get() as i64;
+                let size = usize::try_from(room / locks.max(1)).unwrap_or(1).clamp(1, BATCH_MAX);
+                let batches = left.as_slice().chunks(size).map(<[_]>::to_vec);
+                progress.queue.lock().expect(NO_PANIC).extend(batches);
+                break;
             }
         }
         Ok(progress.queue.lock().expect(NO_PANIC).len())
@@ -342,15 +379,15 @@ impl Job<'_> {
     /// One connection's share: batches from the queue until there are none.
     async fn work(&self, progress: &Progress, connection: Connection) -> Result<(), tokio_postgres::Error> {
         loop {
-            let Some((steps, batch)) = progress.queue.lock().expect(NO_PANIC).pop_front() else { return Ok(()) };
-            if run_many(&connection, &self.recipe(steps), &batch).await? {
+            let Some(batch) = progress.queue.lock().expect(NO_PANIC).pop_front() else { return Ok(()) };
+            if run_many(&connection, &self.recipe(), &batch).await? {
                 for (shard, _) in &batch {
-                    self.done(progress, steps, *shard);
+                    self.done(progress, *shard);
                 }
                 continue;
             }
             for placed in batch {
-                self.alone(progress, &connection, steps, placed).await?;
+                self.alone(progress, &connection, placed).await?;
             }
         }
     }
@@ -360,7 +397,6 @@ impl Job<'_> {
         &self,
         progress: &Progress,
         connection: &Connection,
-        steps: Steps,
         placed: Placed,
     ) -> Result<Option<i64>, tokio_postgres::Error> {
         let failed = progress.failed.load(Ordering::Relaxed);
@@ -368,9 +404,9 @@ impl Job<'_> {
             self.failed(progress, placed.0, ShardFault::NotTried { failed });
             return Ok(None);
         }
-        match run_alone(connection, &self.recipe(steps), placed).await? {
+        match run_alone(connection, &self.recipe(), placed).await? {
             Alone::Done { locks } => {
-                self.done(progress, steps, placed.0);
+                self.done(progress, placed.0);
                 Ok(Some(locks))
             }
             Alone::There => {
@@ -385,19 +421,14 @@ impl Job<'_> {
         }
     }
 
-    fn recipe(&self, steps: Steps) -> Recipe<'_> {
-        Recipe { cluster: &self.request.cluster, migrations: &self.request.migrations, steps }
+    fn recipe(&self) -> Recipe<'_> {
+        let pending = Pending { own_from: 0, from: 0 };
+        Recipe { cluster: &self.request.cluster, migrations: &self.request.migrations, pending }
     }
 
-    fn done(&self, progress: &Progress, steps: Steps, shard: ShardId) {
+    fn done(&self, progress: &Progress, shard: ShardId) {
         progress.done.fetch_add(1, Ordering::Relaxed);
-        {
-            let mut report = progress.report.lock().expect(NO_PANIC);
-            match steps.what {
-                What::Create => report.created.push(shard),
-                What::Migrate => report.migrated.push(shard),
-            }
-        }
+        progress.report.lock().expect(NO_PANIC).created.push(shard);
         (self.observer)(Event::ShardDone { host: &self.host.name, shard });
     }
 

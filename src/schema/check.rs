@@ -10,6 +10,7 @@ use super::facts::{ControlFacts, FactsError, HostFacts, RecordedMigration, Shard
 use super::finding::{Finding, Findings, Severity};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::OWN;
+use super::{settings, strays};
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::shard::ShardId;
 
@@ -37,7 +38,10 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
         check_leftovers(&mut findings, host, control);
     }
     check_migrations(&mut findings, &hosts, migrations);
+    check_attempts(&mut findings, &hosts, migrations);
     clock::check(&mut findings, survey, cluster.epoch);
+    strays::check(&mut findings, survey, &cluster.schema_prefix);
+    settings::check(&mut findings, survey);
     findings.sorted()
 }
 
@@ -249,6 +253,37 @@ fn check_migrations(findings: &mut Findings, hosts: &Hosts<'_>, migrations: Opti
     }
 }
 
+/// Shard migrations that failed, and once-per-host migrations that are not run yet, or otherwise.
+fn check_attempts(findings: &mut Findings, hosts: &Hosts<'_>, migrations: Option<&Migrations>) {
+    for (host, (_, control)) in &hosts.controls {
+        for (shard, attempt) in control
+            .attempts
+            .iter()
+            .filter(|(shard, _)| control.shards.get(shard).is_some_and(|row| row.state.is_owner()))
+        {
+            let message = attempt.message.as_deref().unwrap_or("it was begun and not heard of again");
+            let what = format!("{}: {message}", attempt.name);
+            let remedy = "correct what is wrong, then `pgshard migrate retry`";
+            findings.add_shard(Severity::Warning, "migration_failed", Some(host), *shard, what, remedy);
+        }
+        match migrations.map(|migrations| (migrations, migrations.pending_on_host(&control.host_migrations))) {
+            Some((migrations, Ok(from))) if from < migrations.of_hosts().len() => {
+                let lacks: Vec<&str> = migrations.of_hosts().skip(from).map(|one| one.name()).collect();
+                let what = format!("it lacks the once-per-host migrations {}", lacks.join(", "));
+                let remedy = "run `pgshard migrate up`".to_owned();
+                findings.add(Severity::Warning, "host_migrations_pending", Some(host), what, remedy);
+            }
+            Some((_, Err(drifts))) => {
+                for drift in drifts {
+                    let what = format!("of the once-per-host migrations, {drift}");
+                    findings.add(Severity::Error, "host_migrations_drift", Some(host), what, drift.remedy());
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 type Verdict = Option<(Severity, &'static str, String, String)>;
 
 fn verdict(applied: &[RecordedMigration], usual: &[RecordedMigration], migrations: Option<&Migrations>) -> Verdict {
@@ -273,7 +308,7 @@ fn verdict(applied: &[RecordedMigration], usual: &[RecordedMigration], migration
             let own = OWN[pending.own_from..].iter().map(|own| own.name);
             let lacks: Vec<&str> = own.chain(migrations.iter().skip(pending.from).map(|m| m.name())).collect();
             let what = format!("it lacks {}", lacks.join(", "));
-            Some((Severity::Warning, "migrations_pending", what, BOOTSTRAP.to_owned()))
+            Some((Severity::Warning, "migrations_pending", what, "run `pgshard migrate up`".to_owned()))
         }
         Err(drifts) => {
             let said: Vec<String> = drifts.iter().map(ToString::to_string).collect();

@@ -107,6 +107,14 @@ pub enum Refusal {
         /// The prefix in the config.
         config: SchemaPrefix,
     },
+    /// Once-per-host migrations were run that the folder does not have.
+    #[error("of the once-per-host migrations, {said}")]
+    HostMigrations {
+        /// What is different.
+        said: String,
+        /// What to do.
+        remedy: String,
+    },
     /// Another host.
     #[error("it recorded that it is the host {recorded}, the config calls it {config}")]
     HostName {
@@ -138,6 +146,7 @@ impl Refusal {
                 "it cannot change once bootstrapped: put the old value back into the config, or use an empty database"
                     .to_owned()
             }
+            Refusal::HostMigrations { remedy, .. } => remedy.clone(),
             Refusal::HostName { .. } => {
                 "give the host its old name in the config; if its url is wrong, put the right one".to_owned()
             }
@@ -157,6 +166,7 @@ impl Refusal {
             Refusal::Shards { .. } => "shards_differ",
             Refusal::Epoch { .. } => "epoch_differs",
             Refusal::Prefix { .. } => "prefix_differs",
+            Refusal::HostMigrations { .. } => "host_migrations_drift",
             Refusal::HostName { .. } => "host_name_differs",
         }
     }
@@ -332,7 +342,14 @@ pub(super) mod tests {
             has_pgshard: true,
             lock_slots: 6400,
         };
-        HostFacts { server, schemas: Default::default(), control: Some(control), clock: None }
+        HostFacts {
+            server,
+            schemas: Default::default(),
+            of_moves: Default::default(),
+            settings: Default::default(),
+            control: Some(control),
+            clock: None,
+        }
     }
 
     fn db1() -> HostName {

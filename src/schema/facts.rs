@@ -25,10 +25,25 @@ pub struct HostFacts {
     pub server: ServerFacts,
     /// The schemas whose names end in four digits, as shards' do.
     pub schemas: BTreeSet<String>,
+    /// What is there that only moves make.
+    pub of_moves: OfMoves,
+    /// Settings that matter, of the server, the database and the role, by name.
+    pub settings: BTreeMap<String, String>,
     /// What the control schema holds; `None` where there is none, that is, before bootstrap.
     pub control: Option<ControlFacts>,
     /// The clocks; `None` where they were not asked for, see [`survey_with_clocks`].
     pub clock: Option<ClockFacts>,
+}
+
+/// Objects with names that only moves give.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OfMoves {
+    /// Schemas like `shard_0007__left_e1`.
+    pub schemas: BTreeSet<String>,
+    /// Replication slots of this database whose names begin with `pgshard_`.
+    pub slots: Vec<String>,
+    /// Publications whose names begin with `pgshard_`.
+    pub publications: Vec<String>,
 }
 
 /// The server and the rights of the role that asked.
@@ -65,6 +80,12 @@ pub struct ControlFacts {
     pub moving: BTreeSet<ShardId>,
     /// The migrations of the shards, the shards with the same ones together.
     pub applied: Vec<AppliedSet>,
+    /// The once-per-host migrations that were run.
+    pub host_migrations: Vec<RecordedMigration>,
+    /// The shard migrations that were begun here and did not succeed.
+    pub attempts: BTreeMap<ShardId, Attempt>,
+    /// The moves in this host's journal that have neither been completed nor aborted.
+    pub live_moves: BTreeSet<Uuid>,
     /// What moves have created here and somebody must drop one day.
     pub ledger: Vec<LedgerRow>,
 }
@@ -146,6 +167,15 @@ pub struct RecordedMigration {
     pub checksum: String,
 }
 
+/// A row of `pgshard.migration_attempt`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The migration.
+    pub name: String,
+    /// Why it failed; `None` where nobody heard of it again.
+    pub message: Option<String>,
+}
+
 /// Shards of one host that have the same migrations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppliedSet {
@@ -206,7 +236,7 @@ pub enum FactsError {
     },
 }
 
-const SERVER: &str = "
+const SERVER: &str = r"
 SELECT current_setting('server_version_num')::int4, current_user::text, current_database()::text,
        pg_is_in_recovery(), has_database_privilege(current_database(), 'CREATE'),
        (SELECT pg_get_userbyid(nspowner)::text FROM pg_namespace WHERE nspname = 'pgshard'),
@@ -215,7 +245,18 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
            * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8),
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = 'pgshard' AND c.relname = 'control_migration'),
-       ARRAY(SELECT nspname::text FROM pg_namespace WHERE nspname ~ '[0-9]{4}$')";
+       ARRAY(SELECT nspname::text FROM pg_namespace WHERE nspname ~ '[0-9]{4}$'),
+       ARRAY(SELECT nspname::text FROM pg_namespace
+             WHERE nspname ~ '[0-9]{4}__(left_e[0-9]+|incoming|signpost(_e[0-9]+)?)$' ORDER BY 1),
+       ARRAY(SELECT slot_name::text FROM pg_replication_slots
+             WHERE slot_name LIKE 'pgshard\_%' AND database = current_database() ORDER BY 1),
+       ARRAY(SELECT pubname::text FROM pg_publication WHERE pubname LIKE 'pgshard\_%' ORDER BY 1),
+       (SELECT json_object_agg(name, current_setting(name)) FROM unnest(ARRAY[
+             'cluster_name', 'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level', 'max_replication_slots', 'max_wal_senders',
+             'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
+             'default_transaction_deferrable', 'session_replication_role']) AS name)::text,
+       (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding), 'lc_collate', datcollate,
+                                 'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text";
 
 /// Rows as JSON arrays, for their shortness: a host has thousands of shards.
 const CONTROL: &str = r#"
@@ -233,6 +274,9 @@ SELECT json_build_object(
                         SELECT shard_id, json_agg(json_build_array(name, checksum) ORDER BY name COLLATE "C")::text AS migrations
                         FROM pgshard.shard_migration GROUP BY shard_id) AS of_a_shard
                     GROUP BY of_a_shard.migrations) AS sets),
+    'host_migrations', (SELECT json_agg(json_build_array(name, checksum) ORDER BY name) FROM pgshard.host_migration),
+    'attempts', (SELECT json_agg(json_build_array(shard_id, name, message)) FROM pgshard.migration_attempt),
+    'live_moves', (SELECT json_agg(DISTINCT move_id) FROM pgshard.move WHERE phase NOT IN ('completed', 'aborted')),
     'ledger', (SELECT json_agg(json_build_array(l.kind, l.name, l.move_id, l.shard_id, m.phase) ORDER BY l.kind, l.name)
                FROM pgshard.ledger l LEFT JOIN pgshard.move m USING (move_id, shard_id)))::text"#;
 
@@ -244,6 +288,9 @@ struct RawControl {
     incoming: Option<Vec<RawIncoming>>,
     moving: Option<Vec<ShardId>>,
     applied: Option<Vec<(Vec<RecordedMigration>, Vec<ShardId>)>>,
+    host_migrations: Option<Vec<RecordedMigration>>,
+    attempts: Option<Vec<(ShardId, String, Option<String>)>>,
+    live_moves: Option<Vec<Uuid>>,
     ledger: Option<Vec<LedgerRow>>,
 }
 
@@ -275,6 +322,16 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         return Err(FactsError::NotOwner { owner, role: server.role });
     }
     let schemas = row.get::<_, Vec<String>>(9).into_iter().collect();
+    let of_moves = OfMoves {
+        schemas: row.get::<_, Vec<String>>(10).into_iter().collect(),
+        slots: row.get(11),
+        publications: row.get(12),
+    };
+    let mut settings = BTreeMap::new();
+    for column in [13, 14] {
+        let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(row.get(column));
+        settings.extend(read.map_err(|error| FactsError::Unreadable { what: error.to_string() })?);
+    }
     let control = if bootstrapped {
         let query = client.query_one(CONTROL, &[]).await;
         let row = query.map_err(|source| FactsError::Query { what: "control schema", source })?;
@@ -282,7 +339,7 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
     } else {
         None
     };
-    Ok(HostFacts { server, schemas, control, clock: None })
+    Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
 }
 
 fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
@@ -303,6 +360,7 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
         incoming.insert(shard, IncomingRow { move_id, source: host(source)?, epoch: epoch(shard, at)?, ready });
     }
     let applied = raw.applied.unwrap_or_default().into_iter();
+    let attempts = raw.attempts.unwrap_or_default().into_iter();
     Ok(ControlFacts {
         migrations: raw.migrations.unwrap_or_default(),
         cluster: raw.cluster,
@@ -310,6 +368,9 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
         incoming,
         moving: raw.moving.unwrap_or_default().into_iter().collect(),
         applied: applied.map(|(migrations, shards)| AppliedSet { migrations, shards }).collect(),
+        host_migrations: raw.host_migrations.unwrap_or_default(),
+        attempts: attempts.map(|(shard, name, message)| (shard, Attempt { name, message })).collect(),
+        live_moves: raw.live_moves.unwrap_or_default().into_iter().collect(),
         ledger: raw.ledger.unwrap_or_default(),
     })
 }

@@ -1,4 +1,4 @@
-//! Why bootstrap left a shard, or a whole host, as it was.
+//! Why bootstrap or a migration left a shard, or a whole host, as it was.
 
 use super::control::Refusal;
 use super::facts::ShardState;
@@ -83,6 +83,25 @@ pub enum ShardFault {
         /// The server's words.
         words: String,
     },
+    /// Somebody was in the way each time: a lock was not got in its time, for the most part.
+    #[error("busy, tried {tries} times in {seconds} s: {words}{}",
+            holder.as_ref().map(|holder| format!("; {holder}")).unwrap_or_default())]
+    Busy {
+        /// What the last try failed with.
+        words: String,
+        /// How often it was tried.
+        tries: u32,
+        /// For how long.
+        seconds: u64,
+        /// Who held a lock on the shard at the end.
+        holder: Option<String>,
+    },
+    /// The shards of the canary failed, so the others were not touched.
+    #[error("not tried: {failed} of the canary failed")]
+    Canary {
+        /// How many.
+        failed: usize,
+    },
     /// So many shards had failed, and none was done, that the rest was not tried.
     #[error("not tried: the {failed} shards before it failed")]
     NotTried {
@@ -100,7 +119,7 @@ impl ShardFault {
             }
             ShardFault::Moved { .. } => "run `pgshard map rebuild`, then `pgshard check`".to_owned(),
             ShardFault::Arriving { .. } | ShardFault::Moving => {
-                "see `pgshard moves list`; run bootstrap again when the move has ended".to_owned()
+                "see `pgshard moves list`; run the same command again when the move has ended".to_owned()
             }
             ShardFault::Unread { hosts } => {
                 let names: Vec<&str> = hosts.iter().map(HostName::as_str).collect();
@@ -119,8 +138,17 @@ impl ShardFault {
                 remedies.dedup();
                 remedies.join("; ")
             }
-            ShardFault::Migration { .. } => "correct the migration and run bootstrap again".to_owned(),
-            ShardFault::Statement { .. } | ShardFault::NotTried { .. } => "run bootstrap again".to_owned(),
+            ShardFault::Migration { .. } => {
+                "correct what is wrong and run the same command again, or `pgshard migrate retry`".to_owned()
+            }
+            ShardFault::Busy { .. } => {
+                "end that transaction or wait for it, then `pgshard migrate retry`; --lock-timeout-ms waits longer"
+                    .to_owned()
+            }
+            ShardFault::Canary { .. } => {
+                "see what the canary's shards failed with, then run the same command again".to_owned()
+            }
+            ShardFault::Statement { .. } | ShardFault::NotTried { .. } => "run the same command again".to_owned(),
         }
     }
 }
@@ -135,9 +163,28 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
-    /// Another bootstrap is at work on it.
-    #[error("another bootstrap is at work on it")]
+    /// Another bootstrap or migration is at work on it.
+    #[error("another bootstrap or migration is at work on it")]
     Busy,
+    /// It has no control schema, or an older one.
+    #[error("it has not been bootstrapped by this version")]
+    NotBootstrapped,
+    /// What it has run is not a beginning of the folder: everything in which it is not, each with the remedy.
+    #[error("it has run what the folder does not have: {}", .0.join("; "))]
+    Drift(Vec<String>),
+    /// Another host, or its shards, have run what the folder does not have.
+    #[error("nothing is run while another host has run what the folder does not have")]
+    Withheld,
+    /// A once-per-host migration failed; nothing of it is left, and no shard of the host was touched.
+    #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
+    Migration {
+        /// The migration, as it is recorded.
+        migration: String,
+        /// The line of its file that the server points at, from 1.
+        line: Option<usize>,
+        /// The server's words.
+        words: String,
+    },
     /// It is not as the config says, or rights are missing: every reason.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Refused(Vec<Refusal>),
@@ -159,10 +206,16 @@ impl HostFault {
     /// What to do.
     pub fn remedy(&self) -> String {
         match self {
-            HostFault::Unread { .. } => "make it answer, and run bootstrap again".to_owned(),
+            HostFault::Unread { .. } => "make it answer, and run the same command again".to_owned(),
             HostFault::Busy => "wait until the other one has ended".to_owned(),
             HostFault::Refused(refusals) => refusals.iter().map(Refusal::remedy).collect::<Vec<_>>().join("; "),
-            HostFault::Control { .. } | HostFault::Lost { .. } => "run bootstrap again".to_owned(),
+            HostFault::NotBootstrapped => "run `pgshard bootstrap`".to_owned(),
+            HostFault::Drift(_) => {
+                "put the files back as they were; --only and --host leave out what cannot be put right".to_owned()
+            }
+            HostFault::Withheld => "see what is said of the other host".to_owned(),
+            HostFault::Migration { .. } => "correct the migration and run the same command again".to_owned(),
+            HostFault::Control { .. } | HostFault::Lost { .. } => "run the same command again".to_owned(),
         }
     }
 }

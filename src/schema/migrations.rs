@@ -4,6 +4,10 @@
 //! `{shard_id}` the shard's number; `{{shard}}` is the text `{shard}`. The search path is empty while they run, so a
 //! table without `{shard}.` before its name is an error, never a table in `public`.
 //!
+//! Comments before the first statement can say how a file runs: `-- pgshard: no-transaction`, a single statement such as
+//! CREATE INDEX CONCURRENTLY; `-- pgshard: once-per-host`, not in shards but once in each host's database, before its
+//! shards.
+//!
 //! What may not break: a file that some shard has run does not change, and none is put in before it.
 
 use std::collections::BTreeMap;
@@ -12,13 +16,27 @@ use std::path::{Path, PathBuf};
 use super::control::checksum;
 use super::facts::RecordedMigration;
 use super::own::{MARK, OWN};
-use super::script::{forbidden, statements};
+use super::script::{Repeatable, Statement, forbidden, repeatable, statements};
 use crate::pg::Template;
 use crate::shard::ShardId;
 
 /// The application's shard migrations, checked, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Migrations(Vec<Migration>);
+pub struct Migrations {
+    of_shards: Vec<Migration>,
+    of_hosts: Vec<Migration>,
+}
+
+/// How a file runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// In every shard, in a transaction.
+    Shard,
+    /// In every shard, without one. `quickly` is the same for an empty shard that nobody knows, in a transaction.
+    NoTransaction { repeatable: Repeatable, quickly: Vec<Template> },
+    /// Once in a host's database, in a transaction.
+    Host,
+}
 
 /// One file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +44,8 @@ pub struct Migration {
     number: u64,
     name: String,
     checksum: String,
+    first_line: String,
+    pub(super) kind: Kind,
     /// What stands before, between and after the places of `{shard_id}`.
     pieces: Vec<Template>,
 }
@@ -65,11 +85,33 @@ pub enum MigrationMistake {
     /// A file that would do the same thing thousands of times over.
     #[error(
         "{file} never says {{shard}}, so it would do the same once for every shard: name the shard's tables {{shard}}.photos; \
-         what a database needs once, run there once"
+         what a database needs once goes into a file that begins with `-- pgshard: once-per-host`"
     )]
     NoShard {
         /// The file.
         file: String,
+    },
+    /// A once-per-host file that names a shard.
+    #[error("{file} is run once per host and says {{shard}}, but no shard is meant: take that out")]
+    NamesShard {
+        /// The file.
+        file: String,
+    },
+    /// `-- pgshard: …` with something else than what there is, or with both.
+    #[error("{file}: `-- pgshard: {said}` is neither no-transaction nor once-per-host, or there are two")]
+    Directive {
+        /// The file.
+        file: String,
+        /// What it says.
+        said: String,
+    },
+    /// A file without a transaction that has more than one statement.
+    #[error("{file} has {count} statements; without a transaction it can have one: make a file of each")]
+    SeveralStatements {
+        /// The file.
+        file: String,
+        /// How many.
+        count: usize,
     },
     /// A statement that cannot be part of a migration.
     #[error("{file} line {line}: {statement} {why}")]
@@ -183,6 +225,7 @@ impl Migrations {
     /// Every mistake in them.
     pub fn from_texts(texts: &BTreeMap<String, String>) -> Result<Migrations, Vec<MigrationMistake>> {
         let mut list: Vec<Migration> = Vec::new();
+        let mut numbers: BTreeMap<u64, String> = BTreeMap::new();
         let mut mistakes = Vec::new();
         for (file, text) in texts {
             let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -190,33 +233,50 @@ impl Migrations {
                 mistakes.push(MigrationMistake::Name { file: file.clone() });
                 continue;
             };
-            let found = statements(text);
-            if found.is_empty() {
-                mistakes.push(MigrationMistake::Empty { file: file.clone() });
-            } else if !Template::new(text).names_shard() {
-                mistakes.push(MigrationMistake::NoShard { file: file.clone() });
-            }
-            for statement in &found {
-                if let Some(why) = forbidden(statement) {
-                    let words: Vec<&str> = statement.words.iter().take(2).map(String::as_str).collect();
-                    let (line, statement) = (statement.line, words.join(" "));
-                    mistakes.push(MigrationMistake::Statement { file: file.clone(), line, statement, why });
+            match kind(file, text) {
+                Ok(kind) => {
+                    list.push(Migration {
+                        number,
+                        name: name.to_owned(),
+                        checksum: checksum(text),
+                        first_line: first_line(text),
+                        kind,
+                        pieces: pieces(text),
+                    });
                 }
+                Err(more) => mistakes.extend(more),
             }
-            if let Some(other) = list.iter().find(|other| other.number == number) {
-                let (first, second) = (format!("{}.sql", other.name), file.clone());
-                mistakes.push(MigrationMistake::SameNumber { first, second });
+            match numbers.get(&number) {
+                Some(first) => {
+                    let (first, second) = (String::clone(first), file.clone());
+                    mistakes.push(MigrationMistake::SameNumber { first, second });
+                }
+                None => drop(numbers.insert(number, file.clone())),
             }
-            let pieces = text.split("{shard_id}").map(Template::new).collect();
-            list.push(Migration { number, name: name.to_owned(), checksum: checksum(text), pieces });
         }
         list.sort_by_key(|migration| migration.number);
-        if mistakes.is_empty() { Ok(Migrations(list)) } else { Err(mistakes) }
+        let (of_hosts, of_shards) = list.into_iter().partition(|migration| migration.kind == Kind::Host);
+        if mistakes.is_empty() { Ok(Migrations { of_shards, of_hosts }) } else { Err(mistakes) }
     }
 
-    /// The migrations, in order.
+    /// The migrations of shards, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Migration> {
-        self.0.iter()
+        self.of_shards.iter()
+    }
+
+    /// The once-per-host migrations, in order.
+    pub fn of_hosts(&self) -> impl ExactSizeIterator<Item = &Migration> {
+        self.of_hosts.iter()
+    }
+
+    /// From which once-per-host migration on a host with these still lacks them.
+    ///
+    /// # Errors
+    /// Everything in which what it has is not a beginning of what it should have.
+    pub(super) fn pending_on_host(&self, applied: &[RecordedMigration]) -> Result<usize, Vec<Drift>> {
+        let expected: Vec<_> = self.of_hosts().map(Migration::recorded).collect();
+        let applied: Vec<_> = applied.iter().collect();
+        begins(&expected, &applied, |name| Drift::Missing { name })
     }
 
     /// What a shard with these migrations still lacks.
@@ -249,12 +309,113 @@ impl Migration {
 
     /// The SQL for a shard. Line for line the file's.
     pub fn render(&self, schema: &str, shard: ShardId) -> String {
-        let pieces: Vec<String> = self.pieces.iter().map(|piece| piece.render(schema)).collect();
-        pieces.join(&shard.to_string())
+        render(&self.pieces, schema, shard)
+    }
+
+    /// The SQL for a shard that is just being made, in its transaction: nobody waits, so nothing needs to be concurrent.
+    pub(super) fn render_for_new(&self, schema: &str, shard: ShardId) -> String {
+        match &self.kind {
+            Kind::NoTransaction { quickly, .. } => render(quickly, schema, shard),
+            _ => self.render(schema, shard),
+        }
+    }
+
+    /// The SQL of a once-per-host migration.
+    pub(super) fn text(&self) -> String {
+        self.pieces.iter().map(|piece| piece.render("")).collect()
+    }
+
+    /// The first line of SQL, for people.
+    pub fn first_line(&self) -> &str {
+        &self.first_line
+    }
+
+    /// `no-transaction` or `once-per-host`, where the file says so.
+    pub fn directive(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::Shard => None,
+            Kind::NoTransaction { .. } => Some(NO_TRANSACTION),
+            Kind::Host => Some(ONCE_PER_HOST),
+        }
     }
 
     pub(super) fn recorded(&self) -> RecordedMigration {
         RecordedMigration { name: self.name.clone(), checksum: self.checksum.clone() }
+    }
+}
+
+const NO_TRANSACTION: &str = "no-transaction";
+const ONCE_PER_HOST: &str = "once-per-host";
+
+fn first_line(text: &str) -> String {
+    let begins = statements(text).first().map_or(0, |statement| statement.at.start);
+    text[begins..].lines().next().unwrap_or_default().trim_end().to_owned()
+}
+
+fn pieces(text: &str) -> Vec<Template> {
+    text.split("{shard_id}").map(Template::new).collect()
+}
+
+fn render(pieces: &[Template], schema: &str, shard: ShardId) -> String {
+    let pieces: Vec<String> = pieces.iter().map(|piece| piece.render(schema)).collect();
+    pieces.join(&shard.to_string())
+}
+
+/// How a file runs, by what its comments and its statements say.
+fn kind(file: &str, text: &str) -> Result<Kind, Vec<MigrationMistake>> {
+    let found = statements(text);
+    let Some(first) = found.first() else { return Err(vec![MigrationMistake::Empty { file: file.to_owned() }]) };
+    let mut mistakes = Vec::new();
+    let comments = text[..first.at.start].lines().filter_map(|line| line.trim().strip_prefix("--"));
+    let said: Vec<&str> = comments.filter_map(|line| line.trim().strip_prefix("pgshard:")).map(str::trim).collect();
+    let directive = match said.as_slice() {
+        [] => None,
+        [one] if [NO_TRANSACTION, ONCE_PER_HOST].contains(one) => Some(*one),
+        _ => {
+            mistakes.push(MigrationMistake::Directive { file: file.to_owned(), said: said.join(", ") });
+            None
+        }
+    };
+    let names_shard = Template::new(text).names_shard() || text.contains("{shard_id}");
+    match directive {
+        Some(ONCE_PER_HOST) if names_shard => mistakes.push(MigrationMistake::NamesShard { file: file.to_owned() }),
+        Some(ONCE_PER_HOST) => {}
+        _ if !Template::new(text).names_shard() => mistakes.push(MigrationMistake::NoShard { file: file.to_owned() }),
+        _ => {}
+    }
+    let bad = |statement: &Statement, why| {
+        let words: Vec<&str> = statement.words.iter().take(2).map(String::as_str).collect();
+        let (line, statement) = (statement.line, words.join(" "));
+        MigrationMistake::Statement { file: file.to_owned(), line, statement, why }
+    };
+    let kind = if directive == Some(NO_TRANSACTION) {
+        if found.len() > 1 {
+            mistakes.push(MigrationMistake::SeveralStatements { file: file.to_owned(), count: found.len() });
+        }
+        match repeatable(text, first) {
+            Ok(repeatable) => Kind::NoTransaction { repeatable, quickly: pieces(&quickly(text, first)) },
+            Err(why) => {
+                mistakes.push(bad(first, why));
+                Kind::Shard
+            }
+        }
+    } else {
+        mistakes.extend(found.iter().filter_map(|statement| Some(bad(statement, forbidden(statement)?))));
+        if directive == Some(ONCE_PER_HOST) { Kind::Host } else { Kind::Shard }
+    };
+    if mistakes.is_empty() { Ok(kind) } else { Err(mistakes) }
+}
+
+/// A statement that runs outside of transactions, for a shard without rows and readers, in one.
+fn quickly(text: &str, statement: &Statement) -> String {
+    let sql = &text[statement.at.clone()];
+    match statement.words.first().map(String::as_str) {
+        Some("VACUUM") => String::new(),
+        _ => {
+            let at = sql.to_ascii_uppercase().find("CONCURRENTLY").unwrap_or_default();
+            let after = sql.get(at + "CONCURRENTLY".len()..).unwrap_or_default();
+            format!("{}{after}", &sql[..at])
+        }
     }
 }
 
@@ -336,7 +497,7 @@ pub(super) mod tests {
     #[test]
     fn placeholders() {
         let list = migrations(&[("0001_a.sql", "select '{shard}', {shard_id}, '{{shard}}'")]).unwrap();
-        let sql = list.0[0].render("shard_0007", ShardId::new(7).unwrap());
+        let sql = list.of_shards[0].render("shard_0007", ShardId::new(7).unwrap());
         assert_eq!(sql, r#"select '"shard_0007"', 7, '{shard}'"#);
     }
 
@@ -344,7 +505,7 @@ pub(super) mod tests {
     fn line_ends_and_byte_order_marks_are_no_change() {
         let unix = migrations(&[("0001_a.sql", "select\n{shard}.f()\n")]).unwrap();
         let other = migrations(&[("0001_a.sql", "\u{feff}select\r\n{shard}.f()\r\n")]).unwrap();
-        assert_eq!(unix.0[0].checksum(), other.0[0].checksum());
+        assert_eq!(unix.of_shards[0].checksum(), other.of_shards[0].checksum());
     }
 
     #[test]
@@ -358,7 +519,7 @@ pub(super) mod tests {
         ]);
         let said: Vec<String> = mistakes.unwrap_err().iter().map(ToString::to_string).collect();
         let no_shard = "0001_b.sql never says {shard}, so it would do the same once for every shard: name the shard's \
-                        tables {shard}.photos; what a database needs once, run there once";
+                        tables {shard}.photos; what a database needs once goes into a file that begins with `-- pgshard: once-per-host`";
         let form = "is not named like 0001_photos.sql: a number of at least four digits, _, and a-z A-Z 0-9 _ -";
         assert_eq!(
             said,
@@ -372,6 +533,30 @@ pub(super) mod tests {
                 &format!("readme.sql {form}"),
             ]
         );
+    }
+
+    #[test]
+    fn directives() {
+        let list = migrations(&[
+            ("0001_ext.sql", "-- Needed by all.\n-- pgshard: once-per-host\ncreate extension hstore"),
+            ("0002_a.sql", "create table {shard}.t (n int)"),
+            ("0003_b.sql", "-- pgshard: no-transaction\ncreate index concurrently t_n on {shard}.t (n);"),
+        ])
+        .unwrap();
+        let names = |list: Vec<&Migration>| list.iter().map(|one| one.name().to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            (names(list.of_hosts().collect()), names(list.iter().collect())),
+            (vec!["0001_ext".to_owned()], vec!["0002_a".to_owned(), "0003_b".to_owned()])
+        );
+        let new = list.of_shards[1].render_for_new("shard_0001", ShardId::MAX);
+        assert_eq!(new, "create index  t_n on \"shard_0001\".t (n)");
+        assert_eq!(list.of_shards[1].first_line(), "create index concurrently t_n on {shard}.t (n);");
+        let mistakes = migrations(&[
+            ("0001_a.sql", "-- pgshard: once-per-host\ncreate table {shard}.t ()"),
+            ("0002_b.sql", "-- pgshard: notransaction\nvacuum {shard}.t"),
+            ("0003_c.sql", "-- pgshard: no-transaction\nvacuum {shard}.t; vacuum {shard}.u"),
+        ]);
+        assert_eq!(mistakes.unwrap_err().len(), 4);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The schemas on the hosts: the control schema ([`control`]), the shards' own ([`bootstrap`](mod@bootstrap),
-//! [`Migrations`]), and what is there compared with what should be ([`survey`], [`check`], [`rebuild_map`]).
+//! [`Migrations`], [`migrate`](mod@migrate)), and what is there compared with what should be ([`survey`], [`check`], [`rebuild_map`]).
 //!
 //! What may not break: nothing here makes a shard a second time. A shard of which any host knows anything is created
 //! nowhere, whatever the map says, and none is created while a host's word is missing.
@@ -9,28 +9,41 @@ pub mod bootstrap;
 pub mod catalog;
 mod check;
 mod clock;
+mod compare;
 pub mod control;
 mod facts;
 mod fault;
 mod finding;
 pub mod fingerprint;
+mod measure;
+pub mod migrate;
 mod migrations;
 mod own;
 mod plan;
 mod rebuild;
 mod script;
+mod session;
+mod settings;
+mod status;
+mod strays;
 #[cfg(test)]
 mod tables;
 
 pub use bootstrap::bootstrap;
 pub use check::check;
 pub use clock::ClockFacts;
+pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
 pub use control::Cluster;
 pub use facts::{
-    AppliedSet, ControlFacts, FactsError, HostFacts, IncomingRow, LedgerRow, RecordedCluster, RecordedControl,
-    RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey, survey_with_clocks,
+    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, LedgerRow, OfMoves, RecordedCluster,
+    RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
+    survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};
+pub use measure::{Measure, measure};
+pub use migrate::migrate;
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use rebuild::{Rebuilt, rebuild_map};
+pub use settings::THROWAWAY;
+pub use status::{HostStatus, Surroundings, host_status, surroundings};

@@ -14,35 +14,21 @@ use super::bootstrap::Host;
 use super::control::{Cluster, Refusal, pending};
 use super::facts::{HostFacts, ShardState};
 use super::fault::ShardFault;
-use super::migrations::{Migrations, Pending};
+use super::migrations::{Drift, Migrations, Pending};
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
-
-/// What a shard lacks. Shards that lack the same are done together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Steps {
-    /// The shard itself, or only migrations.
-    pub(super) what: What,
-    /// From which migrations on.
-    pub(super) pending: Pending,
-}
-
-/// Whether the shard is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum What {
-    /// It is to be created.
-    Create,
-    /// It is served here and lacks migrations.
-    Migrate,
-}
 
 /// What there is to do on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostPlan {
     /// The control migrations to run.
     pub(super) control: Vec<i32>,
-    /// The shards that lack something.
-    pub(super) groups: BTreeMap<Steps, Vec<(ShardId, ShardEpoch)>>,
+    /// From which once-per-host migration on.
+    pub(super) host_from: usize,
+    /// The shards to create.
+    pub(super) create: Vec<(ShardId, ShardEpoch)>,
+    /// The shards that are served here and lack migrations.
+    pub(super) migrate: Vec<(ShardId, Pending)>,
     /// How many lack nothing.
     pub(super) unchanged: usize,
     /// The shards that must be left as they are.
@@ -135,8 +121,13 @@ pub(super) fn plan(
     cluster: &Cluster,
     migrations: &Migrations,
 ) -> Result<HostPlan, Vec<Refusal>> {
-    let mut plan = HostPlan { control: pending(facts, cluster, &host.name)?, ..HostPlan::default() };
     let control = facts.control.clone().unwrap_or_default();
+    let versions = pending(facts, cluster, &host.name)?;
+    let host_from = migrations.pending_on_host(&control.host_migrations).map_err(|drifts| {
+        let refusal = |drift: &Drift| Refusal::HostMigrations { said: drift.to_string(), remedy: drift.remedy() };
+        drifts.iter().map(refusal).collect::<Vec<_>>()
+    })?;
+    let mut plan = HostPlan { control: versions, host_from, ..HostPlan::default() };
     // Judged once for each set of migrations, not once for each of thousands of shards.
     let mut lacks = BTreeMap::new();
     for set in &control.applied {
@@ -148,40 +139,39 @@ pub(super) fn plan(
     for (shard, epoch) in &host.shards {
         let schema = cluster.schema_prefix.schema(*shard);
         let has_schema = facts.schemas.contains(&schema);
-        let verdict = match control.shards.get(shard) {
+        let refused = match control.shards.get(shard) {
             None => match knowledge.forbids(*shard, &host.name, *epoch) {
-                Some(fault) => Err(fault),
-                None if has_schema => Err(ShardFault::SchemaTaken { schema }),
-                None => nothing
-                    .clone()
-                    .map(|pending| Some((Steps { what: What::Create, pending }, *epoch)))
-                    .map_err(ShardFault::Drift),
+                Some(fault) => Some(fault),
+                None if has_schema => Some(ShardFault::SchemaTaken { schema }),
+                None => {
+                    plan.create.push((*shard, *epoch));
+                    None
+                }
             },
             Some(row) if row.state == ShardState::Moved => {
-                Err(ShardFault::Moved { host: host.name.clone(), peer: row.peer.clone(), epoch: row.epoch })
+                Some(ShardFault::Moved { host: host.name.clone(), peer: row.peer.clone(), epoch: row.epoch })
             }
-            Some(_) if !has_schema => Err(ShardFault::SchemaGone { schema }),
+            Some(_) if !has_schema => Some(ShardFault::SchemaGone { schema }),
             Some(row) => match lacks.get(shard).unwrap_or(&nothing) {
-                Err(drifts) => Err(ShardFault::Drift(drifts.clone())),
-                Ok(pending) if *pending == everything => Ok(None),
-                Ok(_) if row.state == ShardState::Fenced || control.moving.contains(shard) => Err(ShardFault::Moving),
-                Ok(pending) => match knowledge.owner_besides(*shard, &host.name) {
-                    Some(fault) => Err(fault),
-                    None => Ok(Some((Steps { what: What::Migrate, pending: *pending }, row.epoch))),
-                },
+                Err(drifts) => Some(ShardFault::Drift(drifts.clone())),
+                Ok(pending) if *pending == everything => {
+                    plan.unchanged += 1;
+                    None
+                }
+                Ok(_) if row.state == ShardState::Fenced || control.moving.contains(shard) => Some(ShardFault::Moving),
+                Ok(pending) => {
+                    let elsewhere = knowledge.owner_besides(*shard, &host.name);
+                    if elsewhere.is_none() {
+                        plan.migrate.push((*shard, *pending));
+                    }
+                    elsewhere
+                }
             },
         };
-        match verdict {
-            Ok(None) => plan.unchanged += 1,
-            Ok(Some((steps, epoch))) => plan.groups.entry(steps).or_default().push((*shard, epoch)),
-            Err(fault) => {
-                plan.refused.insert(*shard, fault);
-            }
-        }
+        plan.refused.extend(refused.map(|fault| (*shard, fault)));
     }
     // Before anything is written: a role that may not create schemas fails at the first shard otherwise.
-    let creates = plan.groups.keys().any(|steps| steps.what == What::Create);
-    if creates && !facts.server.may_create {
+    if !plan.create.is_empty() && !facts.server.may_create {
         let (role, database) = (facts.server.role.clone(), facts.server.database.clone());
         return Err(vec![Refusal::MayNotCreate { role, database }]);
     }
@@ -206,21 +196,22 @@ mod tests {
         let facts = survey["db1"].as_ref().unwrap();
         let folder = migrations(&[("0001_a.sql", "select {shard}.a()")]).unwrap();
         let plan = plan(&here, facts, &knowledge, &cluster(), &folder).unwrap();
-        match (plan.groups.first_key_value(), plan.refused.get(&shard(0))) {
-            (Some((steps, shards)), None) => format!("{:?} at {}", steps.what, shards[0].1),
-            (None, Some(fault)) => fault.to_string(),
-            (None, None) => "nothing".to_owned(),
-            (Some(_), Some(_)) => panic!("both done and refused"),
+        match (plan.create.first(), plan.migrate.first(), plan.refused.get(&shard(0))) {
+            (Some((_, at)), None, None) => format!("create at {at}"),
+            (None, Some(_), None) => "migrate".to_owned(),
+            (None, None, Some(fault)) => fault.to_string(),
+            (None, None, None) => "nothing".to_owned(),
+            _ => panic!("both done and refused"),
         }
     }
 
     #[test]
     fn a_shard_is_created_only_when_nobody_can_know_it() {
         for (at, hosts, vouched, expected) in [
-            (1, vec![("db1", "empty"), ("db2", "empty")], vec![], "Create at 1"),
-            (1, vec![("db1", ""), ("db2", "1 serving 1")], vec![], "Create at 1"),
+            (1, vec![("db1", "empty"), ("db2", "empty")], vec![], "create at 1"),
+            (1, vec![("db1", ""), ("db2", "1 serving 1")], vec![], "create at 1"),
             (1, vec![("db1", ""), ("db2", "down")], vec![], "db2 could not be asked whether it serves it"),
-            (1, vec![("db1", ""), ("db2", "down")], vec!["db2"], "Create at 1"),
+            (1, vec![("db1", ""), ("db2", "down")], vec!["db2"], "create at 1"),
             (
                 2,
                 vec![("db1", ""), ("db2", "")],
@@ -242,8 +233,8 @@ mod tests {
                 "a move is bringing it from db2 to db1",
             ),
             (1, vec![("db1", "0 moved 2 db2"), ("db2", "down")], vec![], "db1 says that it has moved to db2 (epoch 2)"),
-            (1, vec![("db1", "0 serving 1"), ("db2", "down")], vec![], "Migrate at 1"),
-            (1, vec![("db1", "0 serving 3"), ("db2", "0 moved 3 db1")], vec![], "Migrate at 3"),
+            (1, vec![("db1", "0 serving 1"), ("db2", "down")], vec![], "migrate"),
+            (1, vec![("db1", "0 serving 3"), ("db2", "0 moved 3 db1")], vec![], "migrate"),
             (1, vec![("db1", "0 serving 1"), ("db2", "0 serving 2")], vec![], "db2 serves it (epoch 2)"),
             (
                 1,

@@ -7,6 +7,8 @@
 pub(super) struct Statement {
     /// The line it begins on, from 1.
     pub(super) line: usize,
+    /// Where in the script it begins and ends, in bytes, without its semicolon.
+    pub(super) at: std::ops::Range<usize>,
     /// Its first words outside strings and comments, upper-case, at most [`WORDS_MAX`].
     pub(super) words: Vec<String>,
 }
@@ -45,7 +47,8 @@ pub(super) fn statements(sql: &str) -> Vec<Statement> {
         if first == ';' && depth == 0 {
             list.extend(now.take());
         } else if word.is_some() || !(first.is_whitespace() || rest.starts_with("--") || rest.starts_with("/*")) {
-            let statement = now.get_or_insert(Statement { line, words: Vec::new() });
+            let statement = now.get_or_insert(Statement { line, at: at..at, words: Vec::new() });
+            statement.at.end = at + length;
             let word = word.unwrap_or_default().to_ascii_uppercase();
             if !word.is_empty() && statement.words.len() < WORDS_MAX {
                 statement.words.push(word.clone());
@@ -116,17 +119,71 @@ pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
     match words.as_slice() {
         ["BEGIN" | "START" | "COMMIT" | "END" | "ROLLBACK" | "ABORT" | "SAVEPOINT" | "RELEASE", ..]
         | ["PREPARE", "TRANSACTION", ..] => Some(TRANSACTION),
-        ["VACUUM" | "CLUSTER", ..]
+        ["VACUUM", ..] => Some("cannot run inside a transaction: put `-- pgshard: no-transaction` on the first line"),
+        ["CLUSTER", ..]
         | ["ALTER", "SYSTEM", ..]
         | ["CREATE" | "DROP" | "ALTER", "DATABASE" | "TABLESPACE" | "SUBSCRIPTION", ..] => {
             Some("cannot run inside a transaction")
         }
         ["CREATE" | "DROP" | "REINDEX" | "REFRESH", more @ ..] if more.contains(&"CONCURRENTLY") => {
-            Some("cannot run inside a transaction: leave CONCURRENTLY out")
+            Some("cannot run inside a transaction: put `-- pgshard: no-transaction` on the first line")
         }
         ["COPY", more @ ..] if more.contains(&"STDIN") => Some("needs rows from the client: use INSERT"),
         _ => None,
     }
+}
+
+/// A statement that runs outside of transactions and can be run again after it was stopped anywhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Repeatable {
+    /// `CREATE INDEX CONCURRENTLY` of this name. Stopped, it leaves an invalid index, which is dropped first.
+    Index(String),
+    /// Does no harm a second time.
+    Harmless,
+}
+
+/// What of a `-- pgshard: no-transaction` file's statement makes it repeatable, or why it is not.
+pub(super) fn repeatable(sql: &str, statement: &Statement) -> Result<Repeatable, &'static str> {
+    let words: Vec<&str> = statement.words.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["CREATE", "INDEX", "CONCURRENTLY", ..] | ["CREATE", "UNIQUE", "INDEX", "CONCURRENTLY", ..] => {
+            match index_name(&sql[statement.at.clone()]) {
+                Some(name) => Ok(Repeatable::Index(name)),
+                None => {
+                    Err("needs the index's name right after CONCURRENTLY, without IF NOT EXISTS, which would take an \
+                             index that is not valid for made")
+                }
+            }
+        }
+        ["DROP", "INDEX", "CONCURRENTLY", "IF", "EXISTS", ..]
+        | ["REFRESH", "MATERIALIZED", "VIEW", "CONCURRENTLY", ..]
+        | ["VACUUM", ..] => Ok(Repeatable::Harmless),
+        ["DROP", "INDEX", "CONCURRENTLY", ..] => Err("needs IF EXISTS: it may have to be run a second time"),
+        _ => Err("cannot be run a second time after it was stopped: without a transaction there are CREATE INDEX \
+                  CONCURRENTLY, DROP INDEX CONCURRENTLY IF EXISTS, REFRESH MATERIALIZED VIEW CONCURRENTLY and VACUUM"),
+    }
+}
+
+/// The name in `CREATE INDEX CONCURRENTLY name ON …`, as the catalogs have it.
+fn index_name(statement: &str) -> Option<String> {
+    let mut rest = statement;
+    loop {
+        let end = rest.find(char::is_whitespace)?;
+        let word = &rest[..end];
+        rest = rest[end..].trim_start();
+        if word.eq_ignore_ascii_case("CONCURRENTLY") {
+            break;
+        }
+    }
+    if let Some(inside) = rest.strip_prefix('"') {
+        let end = inside.find('"')?;
+        let plain = !inside[end + 1..].starts_with('"');
+        return plain.then(|| inside[..end].to_owned());
+    }
+    let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$'))?;
+    let name = rest[..end].to_lowercase();
+    let named = !name.is_empty() && rest[end..].starts_with(char::is_whitespace) && name != "on" && name != "if";
+    named.then_some(name)
 }
 
 #[cfg(test)]
@@ -180,6 +237,37 @@ mod tests {
         ] {
             assert!(!bad(sql), "{sql}");
         }
+    }
+
+    #[test]
+    fn what_can_be_run_again() {
+        let of = |sql: &str| repeatable(sql, &statements(sql)[0]);
+        let index = |name: &str| Ok(Repeatable::Index(name.to_owned()));
+        for (sql, expected) in [
+            ("CREATE INDEX CONCURRENTLY Photos_Title ON {shard}.photos (title)", index("photos_title")),
+            ("-- why\ncreate unique index\n  concurrently \"T x\" on {shard}.photos (title)", index("T x")),
+            ("DROP INDEX CONCURRENTLY IF EXISTS {shard}.photos_title", Ok(Repeatable::Harmless)),
+            ("VACUUM (ANALYZE) {shard}.photos", Ok(Repeatable::Harmless)),
+        ] {
+            assert_eq!(of(sql), expected, "{sql}");
+        }
+        for sql in [
+            "CREATE INDEX CONCURRENTLY ON {shard}.photos (title)",
+            "CREATE INDEX CONCURRENTLY IF NOT EXISTS i ON {shard}.photos (title)",
+            "CREATE INDEX CONCURRENTLY/**/i ON {shard}.photos (title)",
+            "CREATE INDEX i ON {shard}.photos (title)",
+            "DROP INDEX CONCURRENTLY {shard}.i",
+            "INSERT INTO {shard}.photos DEFAULT VALUES",
+        ] {
+            assert!(of(sql).is_err(), "{sql}");
+        }
+    }
+
+    #[test]
+    fn where_statements_are() {
+        let sql = "-- one\nselect 1 /* x */ ; /* y */ select 'a;b'\n-- end";
+        let found: Vec<&str> = statements(sql).iter().map(|s| &sql[s.at.clone()]).collect();
+        assert_eq!(found, ["select 1", "select 'a;b'"]);
     }
 
     proptest! {

@@ -8,7 +8,7 @@ mod file;
 mod map_edit;
 pub(crate) mod map_text;
 mod memory;
-mod replace;
+pub(crate) mod replace;
 pub(crate) mod section;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -16,13 +16,13 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// How long to wait before looking at a lock again.
 const LOCK_POLL: Duration = Duration::from_millis(5);
 
-pub(super) fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> StoreError + 'a {
+pub(crate) fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> StoreError + 'a {
     move |source| StoreError::Io { action, path: path.to_owned(), source }
 }
 
 /// What changes whenever a file is written or another takes its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(crate) struct Stamp {
     file: (u64, u64),
     length: u64,
     modified: (i64, i64),
@@ -30,7 +30,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    pub(super) fn of(metadata: &Metadata) -> Stamp {
+    pub(crate) fn of(metadata: &Metadata) -> Stamp {
         Stamp {
             file: (metadata.dev(), metadata.ino()),
             length: metadata.len(),
@@ -42,7 +42,7 @@ impl Stamp {
 
 /// The file, open and locked. Publishing replaces the file, and with it the lock: whoever waited holds the lock of a
 /// file that is no longer there, and starts over with the one that is.
-pub(super) fn lock(target: &Path) -> Result<File, StoreError> {
+pub(crate) fn lock(target: &Path) -> Result<File, StoreError> {
     let failed_to_lock = failed("lock", target);
     let deadline = Instant::now() + LOCK_WAIT;
     loop {
@@ -71,7 +71,7 @@ pub(super) fn lock(target: &Path) -> Result<File, StoreError> {
 }
 
 /// Replaces the file by one with this text; `false`, and nothing done, when it is not the one seen any more.
-pub(super) fn write_over(target: &Path, old: &File, seen: Stamp, text: &str) -> Result<bool, StoreError> {
+pub(crate) fn write_over(target: &Path, old: &File, seen: Stamp, text: &str) -> Result<bool, StoreError> {
     let folder = target.parent().unwrap_or(Path::new("/"));
     let failed_to_write = failed("write the new file beside", target);
     // Removed again when dropped, whatever fails on the way.

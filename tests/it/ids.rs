@@ -5,6 +5,7 @@
 mod clock;
 mod life;
 mod moves;
+mod standby;
 
 use std::collections::BTreeSet;
 

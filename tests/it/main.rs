@@ -5,12 +5,15 @@
 #[macro_use]
 mod support;
 
+mod balance;
 mod bootstrap;
 mod catalog;
 mod cli;
 mod dev;
+mod drift;
 mod fence;
 mod ids;
+mod migrate;
 mod moves;
 mod races;
 mod router;

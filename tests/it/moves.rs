@@ -3,6 +3,7 @@
 mod crash;
 mod dead;
 mod holes;
+mod online;
 mod refusals;
 mod restart;
 mod rich;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
-use pgshard::dev::StopMode;
+use pgshard::dev::{ServerOptions, StopMode};
 use pgshard::id::Epoch;
 use pgshard::idgen::lease::{self, Grant, Term};
 use pgshard::idgen::snowflake::{self, Fields};
@@ -129,6 +129,37 @@ on_each_version! {
         }
         assert!(all.len() > 900, "{}", all.len());
         all_different(&all, &[1]);
+    }
+
+    /// The control of that test: nextval() writes WAL for 32 values at a time, here in a transaction that is still open, and who
+    /// is given the others has nothing to flush. Without the message in `take()` they are given again after a crash.
+    async fn what_the_flush_is_for(version) {
+        for (flushed, given_again) in [(true, 0), (false, 1)] {
+            // Nobody else writes WAL out meanwhile.
+            let late = vec![("wal_writer_delay".to_owned(), "10s".to_owned())];
+            let cluster = TestCluster::start_with(version, 1, ServerOptions { settings: late, ..ServerOptions::default() });
+            made(&cluster, &[0], &request(&cluster, &[0])).await;
+            if !flushed {
+                cluster.app(0).await.batch_execute("DO $do$ BEGIN
+                    EXECUTE replace(pg_get_functiondef('pgshard_tickets.take'::regproc),
+                        $$PERFORM pg_catalog.pg_logical_emit_message(true, 'pgshard_tickets', '');$$, '');
+                    ASSERT (SELECT prosrc NOT LIKE '%emit%' FROM pg_proc WHERE oid = 'pgshard_tickets.take'::regproc);
+                END $do$").await.unwrap();
+            }
+            let take = async |client: &tokio_postgres::Client| {
+                let row = client.query_one("SELECT tickets FROM pgshard_tickets.take('users', 1)", &[]).await.unwrap();
+                row.get::<_, Vec<i64>>(0)[0]
+            };
+            let (writer, other) = (cluster.app(0).await, cluster.app(0).await);
+            writer.batch_execute("BEGIN").await.unwrap();
+            take(&writer).await;
+            // Given: its transaction has committed, with synchronous_commit = on.
+            let given = take(&other).await;
+            cluster.server(0).restart(StopMode::Immediate).unwrap();
+            let client = cluster.app(0).await;
+            let after = [take(&client).await, take(&client).await];
+            assert_eq!(after.iter().filter(|ticket| **ticket == given).count(), given_again, "{given}, then {after:?}");
+        }
     }
 
     /// Again, at the same time, with another stride, without a host that is needed, and with what may never be.

@@ -1,5 +1,8 @@
 //! The command line as clap sees it: definitions and help, no decisions.
 
+mod balance;
+mod host;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,8 +17,15 @@ use pgshard::idgen::tickets::{Layout, TicketName};
 use pgshard::mover::{Failpoint, Leases, Mode, Options};
 use pgshard::schema::bootstrap::Request;
 
+mod migrate;
+
+pub(crate) use migrate::{MigrateCommand, MigrateTarget};
+
 use crate::exit::Exit;
 use crate::values;
+
+pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
+pub(crate) use host::{HostAdd, HostCommand};
 
 /// Shard PostgreSQL: thousands of logical shards on a few servers.
 ///
@@ -104,6 +114,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: TicketsCommand,
     },
+    /// Worker numbers of snowflake generators, leased from one host
+    Workers {
+        #[command(subcommand)]
+        command: WorkersCommand,
+    },
     /// Show the shard map, compare it, make it anew from the hosts
     Map {
         #[command(subcommand)]
@@ -115,6 +130,13 @@ pub(crate) enum Command {
     Moves {
         #[command(subcommand)]
         command: Option<MovesCommand>,
+    },
+    Rebalance(Rebalance),
+    Drain(Drain),
+    /// Add servers, remove them, see how they are
+    Host {
+        #[command(subcommand)]
+        command: HostCommand,
     },
     Demo(Demo),
     /// Throwaway local PostgreSQL servers and a config for them
@@ -153,8 +175,13 @@ url says nothing). Every finding has a remedy. The exit code is 1 if anything is
 
 Examples:
   pgshard check
+  pgshard check --ddl
   pgshard check --json | jq -r '.findings[] | [.severity, .host, .shard, .message] | @tsv'")]
-pub(crate) struct Check {}
+pub(crate) struct Check {
+    /// Compare what the shards are made of with each other, too: tables, columns, indexes, functions and all
+    #[arg(long)]
+    pub(crate) ddl: bool,
+}
 
 /// Create what the hosts lack: control schema, shards, ID functions, migrations
 #[derive(Debug, ArgGroup)]
@@ -178,23 +205,6 @@ pub(crate) struct Bootstrap {
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
 }
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum MigrateCommand {
-    /// Run the migrations that shards lack; the same as bootstrap
-    Up(Bootstrap),
-    Status(MigrateStatus),
-}
-
-/// Which migrations which shards have, as the hosts say
-#[derive(Debug, ArgGroup)]
-#[command(after_help = "\
-Pending are the shards that lack a migration, changed those that ran it when its text was another.
-
-Examples:
-  pgshard migrate status
-  pgshard migrate status --json | jq '.migrations[] | select(.pending != \"\")'")]
-pub(crate) struct MigrateStatus {}
 
 /// Where is a key or an ID: shard, schema, host, and for an ID its time and sequence
 #[derive(Debug, ArgGroup)]
@@ -405,19 +415,69 @@ pub(crate) struct TicketsNext {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum WorkersCommand {
+    Install(WorkersInstall),
+    Status(WorkersStatus),
+}
+
+/// Make the table of leases on a host, once
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+All generators whose IDs must differ lease from the same host; the schema is pgshard_workers, and the
+role needs CREATE on the database. Doing it again changes nothing.
+
+Examples:
+  pgshard workers install --host db1")]
+pub(crate) struct WorkersInstall {
+    /// The host that keeps the leases
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: String,
+}
+
+/// Which worker numbers are held, and for how long
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Reads only. A number is kept for its holder until its lease ends; whoever gets it next makes IDs of
+later milliseconds than its ceiling.
+
+Examples:
+  pgshard workers status --host db1
+  pgshard workers status --host db1 --json | jq '.spaces | map_values(map(select(.held)) | length)'")]
+pub(crate) struct WorkersStatus {
+    /// The host that keeps the leases
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: String,
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum MapCommand {
     Show(MapShow),
     Diff(MapDiff),
     Rebuild(MapRebuild),
 }
 
-/// Which host serves which shards, as the map says
+/// Which host serves which shards, as the map says, as a list and drawn
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
+Each cell is a shard. With --by the hosts are asked, and the fuller a cell, the heavier its shard.
+--svg writes the same as a picture.
+
 Examples:
   pgshard map show
+  pgshard map show --by bytes
+  pgshard map show --by writes --sample-s 60 --svg shards.svg
   pgshard map show --json | jq '.hosts | map_values(.count)'")]
-pub(crate) struct MapShow {}
+pub(crate) struct MapShow {
+    /// Ask the hosts, and show what each shard weighs: bytes, writes, or sql:SELECT with one number a shard
+    #[arg(long, value_name = "WHAT", value_parser = balance::by)]
+    pub(crate) by: Option<By>,
+    /// With --by writes: how long to count the rows written
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) sample_s: u64,
+    /// Write the picture into this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
 
 /// What is different between the map and what the hosts say, or another config
 #[derive(Debug, ArgGroup)]

@@ -22,6 +22,7 @@ const HINT: Style = AnsiColor::Cyan.on_default().bold();
 pub(crate) struct Output {
     format: Format,
     quiet: bool,
+    data_colour: Color,
     talk: Talk,
 }
 
@@ -71,6 +72,7 @@ impl Output {
         Output {
             format: if global.json { Format::Json } else { Format::Text },
             quiet: global.quiet,
+            data_colour: global.color,
             talk: Talk { bars: MultiProgress::with_draw_target(bars), colour },
         }
     }
@@ -83,6 +85,21 @@ impl Output {
     /// Whether stderr takes colour.
     pub(crate) fn is_coloured(&self) -> bool {
         self.talk.colour != ColorChoice::Never
+    }
+
+    /// Whether data may be coloured: on a terminal, unless `--color`, NO_COLOR or TERM say otherwise.
+    pub(crate) fn data_is_coloured(&self) -> bool {
+        match self.data_colour {
+            Color::Auto => AutoStream::choice(&io::stdout()) != ColorChoice::Never,
+            Color::Always => true,
+            Color::Never => false,
+        }
+    }
+
+    /// How many columns stdout has; 80 where it is no terminal.
+    pub(crate) fn columns(&self) -> usize {
+        let given = rustix::termios::tcgetwinsize(io::stdout()).map(|size| usize::from(size.ws_col));
+        given.ok().filter(|columns| *columns > 0).unwrap_or(80)
     }
 
     /// Stderr as a writer that does not tear a progress bar.
@@ -304,4 +321,24 @@ fn trimmed(table: &Table) -> String {
     let lines: Vec<String> =
         table.lines().map(|line| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned()).collect();
     lines.join("\n")
+}
+
+/// Bytes for people: `712 B`, `3.1 MiB`, `1.4 TiB`.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut number = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while number >= 1023.95 && unit + 1 < UNITS.len() {
+        number /= 1024.0;
+        unit += 1;
+    }
+    format!("{number:.1} {}", UNITS[unit])
+}
+
+/// `1 shard`, `3 shards`.
+pub(crate) fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }

@@ -37,6 +37,7 @@ fn assert_shown(name: &str, run: &Run, folder: &Path) {
         (r" +time\n", " time\n"),
         (r"PostgreSQL \d+\.\d+", "PostgreSQL [VERSION]"),
         (r#""elapsed_ms":\d+"#, r#""elapsed_ms":[TIME]"#),
+        (r"held +\d{7}", "held  [LEFT]"),
     ];
     insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(name, run.shown()) });
 }
@@ -177,7 +178,9 @@ fn sql_beside_a_dead_host() {
 fn migrate_up_and_status() {
     let cluster = cluster(2);
     assert_shown("migrate_status_before", &run(&cluster, &["migrate", "status"]), cluster.directory());
-    assert_eq!(run(&cluster, &["migrate", "up"]).exit, 0);
+    let early = run(&cluster, &["migrate", "up"]);
+    assert!(early.exit == 1 && early.stderr.contains("run `pgshard bootstrap`"), "{}", early.stderr);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
     cluster.write("migrations/0002_photos.sql", "CREATE TABLE {shard}.photos (id bigint)");
     cluster.write("migrations/0001_users.sql", &format!("{USERS} -- changed"));
     assert_shown("migrate_status_text", &run(&cluster, &["migrate", "status"]), cluster.directory());
@@ -279,4 +282,40 @@ fn tickets() {
     assert_eq!(json["hosts"]["db1"]["names"]["users"]["claims"], serde_json::json!({ "1": "db1", "2": "db2" }));
     assert!(json["hosts"]["db2"]["error"].as_str().unwrap().contains("out of reach"));
     assert_shown("tickets", &Run { exit: 0, stdout: shown, stderr: String::new() }, cluster.directory());
+}
+
+/// Worker numbers: where there are none yet, the table made, twice, and who holds what.
+#[test]
+fn workers() {
+    let cluster = cluster(1);
+    let mut shown = String::new();
+    let mut show = |args: &[&str]| {
+        let run = run(&cluster, args);
+        shown += &format!("$ pgshard {}\n{}\n", args.join(" "), run.shown());
+        run
+    };
+    show(&["workers", "status", "--host", "db1"]);
+    show(&["workers", "install", "--host", "db1"]);
+    show(&["workers", "install", "--host", "db1", "--json"]);
+    show(&["workers", "install"]);
+    show(&["workers", "status", "--host", "db9"]);
+    show(&["workers", "status", "--host", "db1", "--json"]);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let client = cluster.app(0).await;
+        for (space, keep_ms) in [("events", 0_i64), ("events", 3_600_000), ("photos", 3_600_000)] {
+            let sql =
+                "SELECT worker FROM pgshard_workers.acquire($1, md5(clock_timestamp()::text)::uuid, $2, 30000, $3)";
+            client.query_one(sql, &[&space, &1_700_000_000_000_i64, &keep_ms]).await.unwrap();
+        }
+    });
+    // The first number was free again, but there were others that nobody had had.
+    let json = run(&cluster, &["workers", "status", "--host", "db1", "--json"]).json().remove(0);
+    let held = |space: &str, worker: &str| json["spaces"][space][worker]["held"].as_bool();
+    assert_eq!((held("events", "0"), held("events", "1"), held("photos", "0")), (Some(false), Some(true), Some(true)));
+    assert!(json["spaces"]["photos"]["0"]["left_ms"].as_u64().unwrap() > 3_000_000);
+    assert_eq!(json["spaces"]["events"]["1"]["ceiling"], "2023-11-14T22:13:50Z");
+    let status = run(&cluster, &["workers", "status", "--host", "db1"]);
+    shown += &format!("$ pgshard workers status --host db1\n{}\n", status.shown());
+    assert_shown("workers", &Run { exit: 0, stdout: shown, stderr: String::new() }, cluster.directory());
 }

@@ -90,7 +90,8 @@ on_each_version! {
         fix(&client, EPOCH_MS + LAST_MS).await;
         let mut ids = next_id(&client, "shard_0005", 10).await;
         for (ms, words) in [
-            (EPOCH_MS + LAST_MS + 1, "the 41 bits of the cluster's IDs are used up"),
+            // Two milliseconds late would do.
+            (EPOCH_MS + LAST_MS + 3, "the 41 bits of the cluster's IDs are used up"),
             (EPOCH_MS - 1, "the clock of this server is before the epoch of the cluster's IDs"),
         ] {
             fix(&client, ms).await;
@@ -126,7 +127,7 @@ on_each_version! {
             )).await.unwrap();
             let source: String = client
                 .query_one("SELECT prosrc FROM pg_proc WHERE oid = 'shard_0005.next_id'::regproc", &[]).await.unwrap().get(0);
-            assert_eq!((source.matches("test_clock.stop(").count(), source.matches(fresh).count()), (1, 3));
+            assert_eq!((source.matches("test_clock.stop(").count(), source.matches(fresh).count()), (1, 4));
             let (gate, sleeper) = (servers.app(0).await, servers.app(0).await);
             fix(&client, EPOCH_MS + 1000).await;
             let mut ids = next_id(&client, "shard_0005", 1).await;
@@ -141,9 +142,9 @@ on_each_version! {
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            // A burst of a millisecond, and then the clock goes on: the offset grows by as much as the tickets had.
-            ids.extend(next_id(&client, "shard_0005", 1030).await);
-            fix(&client, EPOCH_MS + 1002).await;
+            // A burst of three milliseconds, and then the clock goes on: the offset grows by as much as the tickets had.
+            ids.extend(next_id(&client, "shard_0005", 3 * 1024 + 6).await);
+            fix(&client, EPOCH_MS + 1006).await;
             ids.extend(next_id(&client, "shard_0005", 5).await);
             gate.batch_execute("COMMIT").await.unwrap();
             let late = sleeping.await.unwrap()[0];

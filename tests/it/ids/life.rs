@@ -59,10 +59,10 @@ on_each_version! {
             command.args(["-h", "127.0.0.1", "-U", "app", "-d", database, "-p"]).arg(servers.server(0).port().to_string());
             command
         };
-        if !binaries.program("pg_dump").exists() {
-            // Some packages have the server's programs only.
-            eprintln!("{} has no pg_dump", binaries.directory().display());
-            return;
+        // Some packages have the server's programs only; never passed over for that.
+        for name in ["pg_dump", "psql"] {
+            let program = binaries.program(name);
+            assert!(program.exists(), "{} is not there: install the client programs of PostgreSQL {version}", program.display());
         }
         let database = servers.server(0).url().rsplit('/').next().unwrap().to_owned();
         let dump = program("pg_dump", &database).args(["-n", "shard_0005"]).output().unwrap();

@@ -2,6 +2,7 @@
 
 mod audit;
 mod cluster;
+mod standby;
 #[macro_use]
 mod versions;
 mod world;
@@ -10,6 +11,6 @@ mod writers;
 #[allow(unused_imports, reason = "support for all modules, whichever of them are there")]
 pub(crate) use cluster::{TestCluster, connect};
 #[allow(unused_imports, reason = "support for all modules, whichever of them are there")]
-pub(crate) use world::{Ran, World, go_on, lines, never_stopped, other, stopped};
+pub(crate) use world::{Ran, TABLES, World, go_on, lines, never_stopped, other, stopped};
 #[allow(unused_imports, reason = "support for all modules, whichever of them are there")]
 pub(crate) use writers::{Notes, Writers};

@@ -18,7 +18,9 @@ use tokio_postgres::Client;
 
 use super::TestCluster;
 
-const TABLES: &str = "
+/// Users and photos, as a shard migration.
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) const TABLES: &str = "
     CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL);
     CREATE TABLE {shard}.photos (
         id bigint PRIMARY KEY DEFAULT {shard}.next_id(),

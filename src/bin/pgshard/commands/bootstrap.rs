@@ -35,7 +35,7 @@ pub(crate) async fn run(
         migrations: context::migrations(&config)?,
         width: jobs,
     };
-    let watcher = Watcher { output, bars: Mutex::default() };
+    let watcher = Watcher::new(output);
     let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;
     tell(&report, output)?;
     Ok(exit(&report))
@@ -50,8 +50,8 @@ pub(crate) fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
     config.hosts.values().map(host).collect()
 }
 
-fn exit(report: &Report) -> Exit {
-    let refused = |host: &HostReport| matches!(host.fault, Some(HostFault::Refused(_)));
+pub(super) fn exit(report: &Report) -> Exit {
+    let refused = |host: &HostReport| matches!(host.fault, Some(HostFault::Refused(_) | HostFault::Drift(_)));
     match (report.is_complete(), report.changed()) {
         (true, _) => Exit::Done,
         (false, true) => Exit::Partly,
@@ -61,7 +61,7 @@ fn exit(report: &Report) -> Exit {
 }
 
 /// Draws a bar for each host, or writes the events that programs want to know.
-struct Watcher<'a> {
+pub(super) struct Watcher<'a> {
     output: &'a Output,
     bars: Mutex<BTreeMap<HostName, ProgressBar>>,
 }
@@ -82,6 +82,8 @@ struct HostDone {
     created: usize,
     migrated: usize,
     unchanged: usize,
+    /// The once-per-host migrations that were run.
+    once: Vec<String>,
     failed: Vec<ShardFailed>,
     /// Why the host was left as it was, or halfway; `null` where it was not.
     fault: Option<String>,
@@ -95,7 +97,11 @@ struct ShardFailed {
 }
 
 impl Watcher<'_> {
-    fn saw(&self, event: &Event<'_>) {
+    pub(super) fn new(output: &Output) -> Watcher<'_> {
+        Watcher { output, bars: Mutex::default() }
+    }
+
+    pub(super) fn saw(&self, event: &Event<'_>) {
         match event {
             Event::HostPlanned { host, to_do, unchanged } => {
                 let (to_do, unchanged) = (*to_do, *unchanged);
@@ -140,7 +146,7 @@ impl Watcher<'_> {
 }
 
 /// The last word: what was done on each host, and what was not, with the reasons and remedies.
-fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
+pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
     for (name, host) in &report.hosts {
         if let Some(fault) = &host.fault {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
@@ -193,6 +199,7 @@ fn done(host: &HostReport) -> HostDone {
         created: host.created.len(),
         migrated: host.migrated.len(),
         unchanged: host.unchanged,
+        once: host.once.clone(),
         failed: failed.collect(),
         fault: host.fault.as_ref().map(ToString::to_string),
         elapsed_ms: host.elapsed.as_millis(),

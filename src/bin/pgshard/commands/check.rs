@@ -37,8 +37,17 @@ const LOOKS_MAX: u32 = 3;
 /// Long enough for an open that is under way to be everywhere.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// What the hosts have written down.
+    Rows,
+    /// What the shards are made of, too.
+    Definitions,
+}
+
 /// Compares the config, the map and the hosts, and names every difference.
-pub(crate) async fn run(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let migrations = context::migrations(&config)?;
     let folder = config.cluster.migrations.as_ref().map(|_| &migrations);
@@ -56,6 +65,14 @@ pub(crate) async fn run(config: Option<&Path>, output: &Output) -> Result<Exit, 
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
+    let mut findings = findings;
+    if depth == Depth::Definitions {
+        let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()));
+        // Of a host that did not answer it is said once that it does not.
+        let asked = hosts.filter(|(name, _)| matches!(survey.get(name), Some(Ok(facts)) if facts.control.is_some()));
+        findings.extend(schema::compare(&schema::definitions(asked).await));
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    }
     // A notice is as it should be.
     let ok = findings.iter().all(|finding| finding.severity == Severity::Notice);
     match output.format() {

@@ -1,7 +1,11 @@
 //! `pgshard map`: the shard map, shown, compared and made anew.
 
+mod cells;
+mod svg;
+
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use pgshard::ShardId;
 use pgshard::config::Config;
@@ -10,6 +14,9 @@ use pgshard::schema;
 use pgshard::store::{MapStore, PublishError};
 use serde::Serialize;
 
+use self::cells::Picture;
+use super::measure::weigh;
+use crate::args::MapShow;
 use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
@@ -29,8 +36,8 @@ struct HostShown {
     count: usize,
 }
 
-/// Which host serves which shards. Hosts without any are shown too.
-pub(crate) async fn show(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+/// Which host serves which shards, as a list and drawn. Hosts without any are shown too.
+pub(crate) async fn show(args: MapShow, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let host = |name: &HostName| {
@@ -38,6 +45,11 @@ pub(crate) async fn show(config: Option<&Path>, output: &Output) -> Result<Exit,
     };
     let hosts: BTreeMap<String, HostShown> = config.hosts.keys().map(host).collect();
     let shown = Shown { version: map.version().get(), shards: map.shards().get(), hosts };
+    let weighed = match &args.by {
+        None => None,
+        Some(by) => Some((by, weigh(&config, by, Duration::from_secs(args.sample_s), output).await?)),
+    };
+    let picture = Picture::of(&config, &map, weighed.as_ref().map(|(by, weighed)| (*by, weighed)));
     match output.format() {
         Format::Json => output.object(shown)?,
         Format::Text => {
@@ -45,7 +57,13 @@ pub(crate) async fn show(config: Option<&Path>, output: &Output) -> Result<Exit,
             let rows =
                 shown.hosts.iter().map(|(name, host)| [name.clone(), host.count.to_string(), host.ranges.clone()]);
             output.table(&[("host", Align::Left), ("count", Align::Right), ("shards", Align::Left)], rows)?;
+            output.data(format_args!("\n{}", picture.text(output.columns(), output.data_is_coloured())))?;
         }
+    }
+    if let Some(file) = args.svg {
+        std::fs::write(&file, svg::draw(&picture))
+            .map_err(|error| Failure::new(Exit::Failed, format!("cannot write {}: {error}", file.display())))?;
+        output.note(format_args!("wrote {}", file.display()));
     }
     Ok(Exit::Done)
 }

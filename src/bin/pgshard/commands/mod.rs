@@ -5,16 +5,20 @@ mod check;
 mod completions;
 mod demo;
 mod dev;
+mod host;
 mod id;
 mod init;
 mod locate;
 mod man;
 mod map;
+mod measure;
 mod migrate;
 mod moves;
+mod rebalance;
 mod relocate;
 mod sql;
 mod tickets;
+mod workers;
 
 use std::sync::Arc;
 
@@ -22,8 +26,12 @@ use self::init::Overwrite;
 use self::locate::Target;
 use self::moves::Verb;
 use pgshard::mover::Options;
+use pgshard::schema::migrate::Which;
 
-use crate::args::{Args, Command, DevCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand};
+use crate::args::{
+    Args, Command, DevCommand, HostCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand,
+    WorkersCommand,
+};
 use crate::confirm::Consent;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -37,11 +45,24 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
             init::run(args.hosts, args.shards, overwrite, config, output)
         }
-        Command::Check(_) => check::run(config, output).await,
-        Command::Bootstrap(args) | Command::Migrate { command: MigrateCommand::Up(args) } => {
-            bootstrap::run(&args.hosts, &args.assume_empty, args.jobs, config, output).await
+        Command::Check(args) => {
+            let depth = if args.ddl { check::Depth::Definitions } else { check::Depth::Rows };
+            check::run(depth, config, output).await
         }
-        Command::Migrate { command: MigrateCommand::Status(_) } => migrate::status(config, output).await,
+        Command::Bootstrap(args) => bootstrap::run(&args.hosts, &args.assume_empty, args.jobs, config, output).await,
+        Command::Migrate { command } => match command {
+            MigrateCommand::New(args) => migrate::new(&args.name, config, output),
+            MigrateCommand::Status(_) => migrate::status(config, output).await,
+            MigrateCommand::Plan(args) => migrate::plan(&args.target, config, output).await,
+            MigrateCommand::Up(args) => {
+                let how = migrate::How { which: Which::Pending, canary: args.canary, pace: args.pace.pace() };
+                migrate::up(&args.target, how, config, output).await
+            }
+            MigrateCommand::Retry(args) => {
+                let how = migrate::How { which: Which::Failed, canary: None, pace: args.pace.pace() };
+                migrate::up(&args.target, how, config, output).await
+            }
+        },
         Command::Locate(args) => {
             let target = args.key.map(Target::Key).or(args.id.map(Target::Id));
             let target = target.ok_or_else(|| Failure::usage("locate what? --key or --id"))?;
@@ -57,8 +78,12 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             TicketsCommand::Status(_) => tickets::status(config, output).await,
             TicketsCommand::Next(args) => tickets::next(args.name, args.count.get(), config, output).await,
         },
+        Command::Workers { command } => match command {
+            WorkersCommand::Install(args) => workers::install(&args.host, config, output).await,
+            WorkersCommand::Status(args) => workers::status(&args.host, config, output).await,
+        },
         Command::Map { command } => match command {
-            MapCommand::Show(_) => map::show(config, output).await,
+            MapCommand::Show(args) => map::show(args, config, output).await,
             MapCommand::Diff(args) => map::diff(args.other.as_deref(), config, output).await,
             MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
         },
@@ -90,6 +115,13 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             }
             Some(MovesCommand::Gc(_)) => moves::gc(config, output).await,
         },
+        Command::Rebalance(args) => rebalance::run(args, config, output).await,
+        Command::Drain(args) => rebalance::drain(args, config, output).await,
+        Command::Host { command } => match command {
+            HostCommand::Add(args) => host::add(args, config, output).await,
+            HostCommand::Remove(args) => host::remove(&args.name, Consent::from_flag(args.yes), config, output).await,
+            HostCommand::List(_) => host::list(config, output).await,
+        },
         Command::Demo(args) => demo::run(args, output).await,
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
         Command::Dev { command } => match command {
@@ -117,7 +149,9 @@ pub(crate) enum Interrupt {
 pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
-        Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) } => {
+        Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,
+        Command::Host { command: HostCommand::Add(_) } => Some("run the same command again: it does what is left"),
+        Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) } => {
             Some("run the same command again: it does what is left")
         }
         Command::Tickets { command: TicketsCommand::Create(_) } => {
@@ -128,11 +162,13 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Dev { command: DevCommand::Status(_) }
         | Command::Init(_)
         | Command::Check(_)
-        | Command::Migrate { command: MigrateCommand::Status(_) }
+        | Command::Migrate { .. }
         | Command::Locate(_)
         | Command::Id { .. }
         | Command::Tickets { .. }
+        | Command::Workers { .. }
         | Command::Map { .. }
+        | Command::Host { .. }
         | Command::Sql(_)
         | Command::Demo(_)
         | Command::Completions(_)

@@ -119,7 +119,8 @@ fn print_count(report: &Report) -> String {
     }
 }
 
-fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> String {
+/// What to do about a shard that did not get to its end.
+pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> String {
     match error {
         // Such a shard is served by its target; there is nothing to resume or to abort.
         Error::NotNow { .. } | Error::TooLate { .. } if verb == Verb::Complete => String::new(),
@@ -171,7 +172,8 @@ pub(crate) fn failure(error: Error) -> Failure {
     }
 }
 
-fn code(error: &Error) -> Exit {
+/// How a command ends for this error of a mover, were it the only one.
+pub(crate) fn code(error: &Error) -> Exit {
     match error {
         Error::Refused { .. } | Error::Claimed { .. } | Error::TooLate { .. } | Error::NotNow { .. } => Exit::Refused,
         Error::GaveUp { .. } | Error::PauseTooLong { .. } => Exit::GaveUp,

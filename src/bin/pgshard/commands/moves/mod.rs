@@ -21,7 +21,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
-pub(crate) use end::{failure, nothing_moved, tell};
+pub(crate) use end::{code, failure, nothing_moved, remedy, tell};
 pub(crate) use list::{list, show};
 pub(crate) use watch::Watcher;
 
@@ -161,7 +161,8 @@ fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
     if silent.is_empty() { Exit::Done } else { Exit::Failed }
 }
 
-fn chain(error: &Error) -> String {
+/// An error with its causes, on one line.
+pub(crate) fn chain(error: &Error) -> String {
     let mut text = error.to_string();
     // A database error's own words are in it already.
     let mut cause = match error {
@@ -175,6 +176,7 @@ fn chain(error: &Error) -> String {
     text
 }
 
-fn millis(duration: Duration) -> f64 {
+/// Milliseconds with two digits behind the point.
+pub(crate) fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e5).round() / 100.0
 }

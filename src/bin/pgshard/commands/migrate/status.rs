@@ -1,11 +1,11 @@
-//! `pgshard migrate`: the application's migrations over all shards.
+//! `pgshard migrate status`: which migrations which shards have.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use pgshard::ShardId;
-use pgshard::map::{ShardMap, print_shards};
-use pgshard::schema::{ControlFacts, Migrations, RecordedMigration, Survey};
+use pgshard::map::{HostName, ShardMap, print_shards};
+use pgshard::schema::{Attempt, ControlFacts, Migration, Migrations, RecordedMigration, Survey};
 use serde::Serialize;
 
 use crate::context;
@@ -16,8 +16,18 @@ use crate::output::{Align, Format, Output};
 #[derive(Serialize)]
 struct Status {
     migrations: Vec<MigrationStatus>,
+    /// Those that run once per host.
+    once_per_host: Vec<OnceStatus>,
     /// The hosts whose shards are in no list, since they do not say.
     silent_hosts: Vec<String>,
+}
+
+/// A once-per-host migration, and the hosts that have it.
+#[derive(Serialize)]
+struct OnceStatus {
+    name: String,
+    applied: Vec<String>,
+    pending: Vec<String>,
 }
 
 /// One migration, and the shards by what they have of it.
@@ -29,6 +39,10 @@ struct MigrationStatus {
     pending: String,
     /// The shards that ran it when its text was another, as ranges.
     changed: String,
+    /// The shards where it was tried and did not succeed, as ranges.
+    failed: String,
+    /// What the first of them failed with.
+    message: Option<String>,
     /// Whether its file is in the folder; where not, it was run and taken away.
     in_folder: bool,
 }
@@ -46,6 +60,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
     }
     let status = Status {
         migrations: statuses(&migrations, &map, &survey),
+        once_per_host: once_per_host(&migrations, &survey),
         silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(host, _)| host.to_string()).collect(),
     };
     match output.format() {
@@ -56,6 +71,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                 ("applied", Align::Right),
                 ("pending", Align::Left),
                 ("changed", Align::Left),
+                ("failed", Align::Left),
                 ("", Align::Left),
             ];
             let dash = |ranges: &str| if ranges.is_empty() { "-".to_owned() } else { ranges.to_owned() };
@@ -66,16 +82,48 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                     migration.applied.to_string(),
                     dash(&migration.pending),
                     dash(&migration.changed),
+                    dash(&migration.failed),
                     note.to_owned(),
                 ]
             });
             output.table(&columns, rows)?;
+            for once in &status.once_per_host {
+                let hosts = |hosts: &[String]| if hosts.is_empty() { "-".to_owned() } else { hosts.join(", ") };
+                let (applied, pending) = (hosts(&once.applied), hosts(&once.pending));
+                output.data(format_args!("{} (once per host): applied {applied}; pending {pending}", once.name))?;
+            }
+            for migration in &status.migrations {
+                if let Some(message) = &migration.message {
+                    output.note(format_args!("{} failed in {}: {message}", migration.name, migration.failed));
+                }
+            }
             if status.migrations.is_empty() {
                 output.note("there are no migrations");
             }
         }
     }
     Ok(if status.silent_hosts.is_empty() { Exit::Done } else { Exit::Partly })
+}
+
+fn once_per_host(migrations: &Migrations, survey: &Survey) -> Vec<OnceStatus> {
+    let controls = || survey.iter().filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?.control.as_ref()?)));
+    let status = |one: &Migration| {
+        let has = |control: &ControlFacts| control.host_migrations.iter().any(|had| had.name == one.name());
+        let (with, without): (Vec<_>, Vec<_>) = controls().partition(|(_, control)| has(control));
+        let names = |hosts: Vec<(&HostName, &ControlFacts)>| hosts.iter().map(|(name, _)| name.to_string()).collect();
+        OnceStatus { name: one.name().to_owned(), applied: names(with), pending: names(without) }
+    };
+    migrations.of_hosts().map(status).collect()
+}
+
+/// The shards that failed, by the word of the host that owns them.
+fn attempts(survey: &Survey) -> BTreeMap<ShardId, &Attempt> {
+    let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
+    let owned = |control: &ControlFacts, shard| control.shards.get(shard).is_some_and(|row| row.state.is_owner());
+    controls
+        .flat_map(|control| control.attempts.iter().filter(|(shard, _)| owned(control, shard)))
+        .map(|(shard, attempt)| (*shard, attempt))
+        .collect()
 }
 
 /// Every migration that is in the folder or was run, in the order of the names. pgshard's own are left out.
@@ -87,7 +135,9 @@ fn statuses(migrations: &Migrations, map: &ShardMap, survey: &Survey) -> Vec<Mig
         ran.filter(|name| !name.starts_with("pgshard:")).chain(expected.keys().copied()).collect();
     let answering: Vec<ShardId> =
         map.iter().filter(|(_, host, _)| matches!(survey.get(*host), Some(Ok(_)))).map(|(shard, ..)| shard).collect();
+    let attempts = attempts(survey);
     let status = |name: &str| {
+        let failed: Vec<_> = attempts.iter().filter(|(_, attempt)| attempt.name == name).collect();
         let checksum = expected.get(name);
         let has = |shard: &ShardId| {
             let of_shard = recorded.get(shard)?;
@@ -100,6 +150,10 @@ fn statuses(migrations: &Migrations, map: &ShardMap, survey: &Survey) -> Vec<Mig
             applied: answering.iter().filter(|shard| has(shard).is_some()).count(),
             pending: print_shards(lack.copied()),
             changed: print_shards(answering.iter().filter(other).copied()),
+            failed: print_shards(failed.iter().map(|(shard, _)| **shard)),
+            message: failed.first().map(|(_, attempt)| {
+                attempt.message.clone().unwrap_or_else(|| "it was begun and not heard of again".to_owned())
+            }),
             in_folder: checksum.is_some(),
         }
     };

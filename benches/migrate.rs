@@ -1,0 +1,249 @@
+//! A column more in every table of every shard: `pgshard migrate up`, beside psql with one transaction a shard (one psql a
+//! host), and one psql process a shard, as tools do that know one schema at a time; of those a sample, for their time. The
+//! same servers, the same run. Then `check --ddl` over all of it. Prints times, medians and ratios.
+//!
+//! `cargo bench --bench migrate -- [--shards N] [--runs N] [--hosts N] [--sample N] [--major N] [--throwaway]`
+//!
+//! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, Server, ServerOptions};
+use pgshard::id::Epoch;
+use pgshard::map::ShardEpoch;
+use pgshard::pg::ConnectOptions;
+use pgshard::schema::bootstrap::{self, Host};
+use pgshard::schema::migrate::{Pace, Request, Which};
+use pgshard::schema::{self, Migrations};
+use pgshard::{SchemaPrefix, ShardCount, ShardId};
+
+const TABLES: &str = "
+CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL);
+CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL REFERENCES {shard}.users);
+CREATE INDEX photos_user ON {shard}.photos (user_id);
+CREATE TABLE {shard}.likes (photo_id bigint NOT NULL REFERENCES {shard}.photos, user_id bigint, PRIMARY KEY (photo_id, user_id));";
+
+fn add(column: &str) -> String {
+    let alter = |table: &str| format!("ALTER TABLE {{shard}}.{table} ADD COLUMN {column} text;\n");
+    ["users", "photos", "likes"].map(alter).concat()
+}
+
+struct Arguments {
+    shards: u32,
+    runs: usize,
+    hosts: usize,
+    sample: usize,
+    major: Option<u32>,
+    durability: Durability,
+}
+
+impl Arguments {
+    fn read() -> Arguments {
+        let durability = Durability::Durable;
+        let mut read = Arguments { shards: 4096, runs: 3, hosts: 2, sample: 128, major: None, durability };
+        let mut list = std::env::args().skip(1);
+        while let Some(name) = list.next() {
+            let mut number = || -> u32 {
+                let value = list.next().unwrap_or_default();
+                value.parse().unwrap_or_else(|_| panic!("{name} takes a number, not {value:?}"))
+            };
+            match name.as_str() {
+                "--shards" => read.shards = number(),
+                "--runs" => read.runs = number() as usize,
+                "--hosts" => read.hosts = number() as usize,
+                "--sample" => read.sample = number() as usize,
+                "--major" => read.major = Some(number()),
+                "--throwaway" => read.durability = Durability::Throwaway,
+                // What `cargo bench` says to every bench.
+                "--bench" => {}
+                other => panic!("unknown argument {other}"),
+            }
+        }
+        read
+    }
+}
+
+fn main() {
+    let arguments = Arguments::read();
+    let binaries = match arguments.major {
+        Some(major) => Binaries::of_major(major),
+        None => Binaries::first(),
+    };
+    let binaries = binaries.expect("there is a PostgreSQL on this machine");
+    let server =
+        ServerOptions { durability: arguments.durability, shared_buffers_mib: 128, ..ServerOptions::default() };
+    let options = ClusterOptions { hosts: arguments.hosts, binaries: binaries.clone(), server };
+    let cluster = Cluster::start(&options).expect("the servers start");
+    let shards = ShardCount::new(arguments.shards).expect("1 to 8192 shards");
+    println!(
+        "PostgreSQL {}, a column more in 3 tables of {shards} shards on {} hosts, {:?}",
+        binaries.version(),
+        arguments.hosts,
+        arguments.durability
+    );
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let mut bench = Bench { cluster: &cluster, binaries: &binaries, shards, runtime, files: BTreeMap::new() };
+    bench.bootstrap();
+    let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for run in 1..=arguments.runs {
+        let mut timed = vec![("pgshard", bench.pgshard(run)), ("psql", bench.psql(run))];
+        timed.push(("psql a shard", bench.psql_a_shard(run, arguments.sample)));
+        timed.push(("check --ddl", bench.check_ddl()));
+        for (name, time) in timed {
+            println!("run {run}: {name:<14} {:>9.3} s", time.as_secs_f64());
+            times.entry(name).or_default().push(time.as_secs_f64());
+        }
+    }
+    let median = |name: &str| {
+        let mut of = times[name].clone();
+        of.sort_unstable_by(f64::total_cmp);
+        of[of.len() / 2]
+    };
+    for name in times.keys() {
+        println!(
+            "median: {name:<14} {:>9.3} s  {:>8.0} shards/s",
+            median(name),
+            f64::from(arguments.shards) / median(name)
+        );
+    }
+    println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.sample);
+    let ours = median("pgshard");
+    println!(
+        "psql / pgshard: {:.2}; psql a shard / pgshard: {:.2}",
+        median("psql") / ours,
+        median("psql a shard") / ours
+    );
+}
+
+struct Bench<'a> {
+    cluster: &'a Cluster,
+    binaries: &'a Binaries,
+    shards: ShardCount,
+    runtime: tokio::runtime::Runtime,
+    files: BTreeMap<String, String>,
+}
+
+impl Bench<'_> {
+    fn connect(server: &Server) -> ConnectOptions {
+        ConnectOptions::parse(&server.url()).expect("a good URL")
+    }
+
+    fn definition(&self) -> schema::Cluster {
+        schema::Cluster {
+            shards: self.shards,
+            epoch: Epoch::from_unix_ms(1_293_840_000_000).expect("a good epoch"),
+            schema_prefix: SchemaPrefix::default(),
+        }
+    }
+
+    fn bootstrap(&mut self) {
+        self.files.insert("0001_tables.sql".to_owned(), TABLES.to_owned());
+        let host = |(at, server): (usize, &Server)| Host {
+            name: server.name().clone(),
+            connect: Bench::connect(server),
+            shards: self.shards_on(at).map(|shard| (shard, ShardEpoch::FIRST)).collect(),
+        };
+        let request = bootstrap::Request {
+            cluster: self.definition(),
+            hosts: self.cluster.servers().iter().enumerate().map(host).collect(),
+            only: BTreeSet::new(),
+            vouched: BTreeSet::new(),
+            migrations: Migrations::from_texts(&self.files).expect("good migrations"),
+            width: bootstrap::Request::WIDTH,
+        };
+        let report = self.runtime.block_on(schema::bootstrap(&request, &|_| {}));
+        assert!(report.is_complete(), "{report:?}");
+    }
+
+    fn pgshard(&mut self, run: usize) -> Duration {
+        self.files.insert(format!("{:04}_run.sql", run + 1), add(&format!("a{run}")));
+        let request = Request {
+            cluster: self.definition(),
+            hosts: self
+                .cluster
+                .servers()
+                .iter()
+                .map(|server| (server.name().clone(), Bench::connect(server)))
+                .collect(),
+            only_hosts: BTreeSet::new(),
+            only_shards: None,
+            which: Which::Pending,
+            migrations: Migrations::from_texts(&self.files).expect("good migrations"),
+            canary: None,
+            pace: Pace::default(),
+        };
+        let started = Instant::now();
+        let report = self.runtime.block_on(schema::migrate(&request, &|_| {}));
+        let elapsed = started.elapsed();
+        let migrated: usize = report.hosts.values().map(|host| host.migrated.len()).sum();
+        assert!(report.is_complete() && migrated == usize::from(self.shards.get()), "{report:?}");
+        elapsed
+    }
+
+    /// One psql a host, one transaction a shard.
+    fn psql(&self, run: usize) -> Duration {
+        let files = (0..self.cluster.servers().len()).map(|host| {
+            let mut sql = String::new();
+            for shard in self.shards_on(host) {
+                let ddl = add(&format!("b{run}")).replace("{shard}", &SchemaPrefix::default().schema(shard));
+                writeln!(sql, "BEGIN;\n{ddl}COMMIT;").expect("a string takes all");
+            }
+            let file = tempfile::NamedTempFile::new().expect("a temporary file");
+            std::fs::write(file.path(), sql).expect("the temporary file can be written");
+            file
+        });
+        let files: Vec<_> = files.collect();
+        let started = Instant::now();
+        let servers = self.cluster.servers().iter().zip(&files);
+        let running: Vec<_> =
+            servers.map(|(server, file)| self.psql_on(server).arg("-f").arg(file.path()).spawn()).collect();
+        for psql in running {
+            assert!(psql.expect("psql starts").wait().expect("psql ends").success());
+        }
+        started.elapsed()
+    }
+
+    /// One psql process a shard, one after the other on each host; the time of the sample, scaled to all shards.
+    fn psql_a_shard(&self, run: usize, sample: usize) -> Duration {
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            for (at, server) in self.cluster.servers().iter().enumerate() {
+                scope.spawn(move || {
+                    for shard in self.shards_on(at).take(sample) {
+                        let ddl = add(&format!("c{run}")).replace("{shard}", &SchemaPrefix::default().schema(shard));
+                        let done = self.psql_on(server).arg("-1").arg("-c").arg(ddl).status();
+                        assert!(done.expect("psql runs").success());
+                    }
+                });
+            }
+        });
+        let most = (0..self.cluster.servers().len()).map(|host| self.shards_on(host).count()).max().unwrap_or(0);
+        started.elapsed().mul_f64(most as f64 / sample.clamp(1, most.max(1)) as f64)
+    }
+
+    fn check_ddl(&self) -> Duration {
+        let started = Instant::now();
+        let hosts = self.cluster.servers().iter().map(|server| (server.name().clone(), Bench::connect(server)));
+        let survey = self.runtime.block_on(schema::definitions(hosts));
+        let findings = schema::compare(&survey);
+        // Of the sample of each run, which has a column more.
+        assert!(findings.iter().all(|finding| finding.code == "ddl_differs"), "{findings:?}");
+        started.elapsed()
+    }
+
+    fn shards_on(&self, host: usize) -> impl Iterator<Item = ShardId> {
+        let hosts = self.cluster.servers().len();
+        let count = usize::from(self.shards.get());
+        let bound = move |at: usize| at * count / hosts;
+        self.shards.iter().skip(bound(host)).take(bound(host + 1) - bound(host))
+    }
+
+    fn psql_on(&self, server: &Server) -> Command {
+        let mut psql = Command::new(self.binaries.program("psql"));
+        psql.args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-d"]).arg(server.url()).stdout(Stdio::null());
+        psql
+    }
+}

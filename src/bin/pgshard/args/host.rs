@@ -1,0 +1,66 @@
+//! `pgshard host`.
+
+use clap::{Args as ArgGroup, Subcommand};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum HostCommand {
+    Add(HostAdd),
+    Remove(HostRemove),
+    List(HostList),
+}
+
+/// Check a new host, give it a control schema, and write it into the config
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The host gets no shards: `pgshard rebalance` or `pgshard move` brings them. The role that connects
+must be able to create schemas there; roles and extensions that shards elsewhere use are looked
+for, and named where they are missing. The config keeps its comments. Doing it again with the same
+URL goes on where it stopped.
+
+A password is never taken from the command line, where other users of the machine can read it.
+
+Examples:
+  pgshard host add db3 postgres://app@10.0.0.3/app --password-env DB3_PASSWORD
+  pgshard host add db3 'host=10.0.0.3 dbname=app user=app sslmode=verify-full' --password-file secrets/db3")]
+pub(crate) struct HostAdd {
+    /// Its name in the config
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// A libpq URL or key=value string, without a password
+    #[arg(value_name = "URL")]
+    pub(crate) url: String,
+    /// The environment variable that holds the password
+    #[arg(long, value_name = "VARIABLE", conflicts_with = "password_file")]
+    pub(crate) password_env: Option<String>,
+    /// The file whose first line is the password; from the config's folder if it is not absolute
+    #[arg(long, value_name = "FILE")]
+    pub(crate) password_file: Option<String>,
+}
+
+/// Take a host out of the config; it must hold no shard
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+`pgshard drain` empties it first. Nothing is dropped on the host: what stays there is named.
+Applications that still have the old config do no harm: they find signposts there.
+
+Examples:
+  pgshard drain db1 --complete && pgshard host remove db1")]
+pub(crate) struct HostRemove {
+    /// Its name in the config
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+/// Every host with its version, shards, size, connections, WAL and lag
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+`wal kept` is what replication slots hold back, `lag` how far the slowest standby is behind in
+replay; a role needs pg_monitor to see that. The exit code is 1 if a host does not answer.
+
+Examples:
+  pgshard host list
+  pgshard host list --json | jq '.hosts | map_values(.bytes)'")]
+pub(crate) struct HostList {}

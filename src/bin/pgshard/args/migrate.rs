@@ -1,0 +1,158 @@
+//! `pgshard migrate` as clap sees it.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use clap::{Args as ArgGroup, Subcommand};
+use pgshard::schema::migrate::{Canary, Pace};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MigrateCommand {
+    New(MigrateNew),
+    Status(MigrateStatus),
+    Plan(MigratePlan),
+    Up(MigrateUp),
+    Retry(MigrateRetry),
+}
+
+/// Write the next migration's file, with comments that say what can be in it
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard migrate new add_captions
+  $EDITOR \"$(pgshard migrate new add_captions)\"")]
+pub(crate) struct MigrateNew {
+    /// What the migration is called: a-z A-Z 0-9 _ -
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+}
+
+/// Which migrations which shards have, as the hosts say
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Pending are the shards that lack a migration, changed those that ran it when its text was another, failed
+those where it was tried and did not succeed. One query a host, however many shards there are.
+
+Examples:
+  pgshard migrate status
+  pgshard migrate status --json | jq '.migrations[] | select(.pending != \"\")'")]
+pub(crate) struct MigrateStatus {}
+
+/// What `up` would run where, and what it would leave alone; changes nothing
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The exit code is 4 if `up` would refuse.
+
+Examples:
+  pgshard migrate plan
+  pgshard migrate plan --only 0-255 --json")]
+pub(crate) struct MigratePlan {
+    #[command(flatten)]
+    pub(crate) target: MigrateTarget,
+}
+
+/// Run the migrations that shards lack, while the application works
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then it is put
+off, and tried again after a pause that grows, so that nobody queues up behind a busy table. A shard that
+fails is named and the others go on; a shard that a move has claimed waits for the end of the move. The
+exit code is then 8. Doing it again does only what is left. Nothing is run anywhere if a file was edited
+or taken away after it was run, or put in before one that was run: exit code 4.
+
+Shards that are not there yet are made by `pgshard bootstrap`, with all migrations.
+
+Examples:
+  pgshard migrate up --canary 1%
+  pgshard migrate up --only 0-255 --host db3
+  pgshard migrate up --json | tail -n 1 | jq '.hosts | map_values(.failed)'")]
+pub(crate) struct MigrateUp {
+    /// Begin with so many shards, such as 8 or 1%; the others follow only if none of them failed
+    #[arg(long, value_name = "COUNT", value_parser = canary)]
+    pub(crate) canary: Option<Canary>,
+    #[command(flatten)]
+    pub(crate) target: MigrateTarget,
+    #[command(flatten)]
+    pub(crate) pace: MigratePace,
+}
+
+/// Run what is pending in the shards that failed, and in no other
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Which shards have failed, and with what, `pgshard migrate status` says; the hosts keep it. Shards that were
+not tried, because of a canary or an interrupt, are left to `up`.
+
+Examples:
+  pgshard migrate retry
+  pgshard migrate retry --only 17 --lock-timeout-ms 1000")]
+pub(crate) struct MigrateRetry {
+    #[command(flatten)]
+    pub(crate) target: MigrateTarget,
+    #[command(flatten)]
+    pub(crate) pace: MigratePace,
+}
+
+/// Where.
+#[derive(Debug, ArgGroup)]
+pub(crate) struct MigrateTarget {
+    /// These shards only, such as 17 or 0-255,300 [default: all]
+    #[arg(long, value_name = "SHARDS")]
+    pub(crate) only: Option<String>,
+    /// This host only; can be repeated [default: all hosts]
+    #[arg(long = "host", value_name = "HOST")]
+    pub(crate) hosts: Vec<String>,
+}
+
+/// How hard.
+#[derive(Debug, ArgGroup)]
+pub(crate) struct MigratePace {
+    /// Shards of one host at the same time
+    #[arg(long, value_name = "COUNT", default_value = "4")]
+    pub(crate) jobs: NonZeroUsize,
+    /// Shards of all hosts at the same time
+    #[arg(long, value_name = "COUNT", default_value = "64")]
+    pub(crate) max_jobs: NonZeroUsize,
+    /// How long to wait for a lock, while the application's statements wait behind us
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) lock_timeout_ms: u64,
+    /// How long to come back to a shard that is busy, before it has failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub(crate) patience_s: u64,
+}
+
+impl MigratePace {
+    pub(crate) fn pace(&self) -> Pace {
+        Pace {
+            width: self.jobs,
+            width_in_all: self.max_jobs,
+            lock_timeout: Duration::from_millis(self.lock_timeout_ms),
+            patience: Duration::from_secs(self.patience_s),
+        }
+    }
+}
+
+/// `8` or `1%`.
+fn canary(text: &str) -> Result<Canary, String> {
+    let mistake = || "a number of shards, such as 8, or a part of them, such as 1%".to_owned();
+    match text.strip_suffix('%') {
+        Some(percent) => match percent.parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Canary::Percent(percent)),
+            _ => Err(mistake()),
+        },
+        None => text.parse().map(Canary::Shards).map_err(|_| mistake()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn canaries() {
+        assert_eq!(canary("8"), Ok(Canary::Shards(NonZeroUsize::new(8).unwrap())));
+        assert_eq!(canary("0.5%"), Ok(Canary::Percent(0.5)));
+        for text in ["0", "", "%", "-1", "101%", "0%", "NaN%", "a"] {
+            assert!(canary(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `pgshard host list`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use futures_util::future::join_all;
+use pgshard::config::HostConfig;
+use pgshard::schema::{self, HostStatus};
+use serde::Serialize;
+
+use super::version;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::{Failure, chain};
+use crate::output::{Align, Format, Output, size};
+
+#[derive(Serialize)]
+struct Listed {
+    hosts: BTreeMap<String, ListedHost>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum ListedHost {
+    Answered {
+        version: String,
+        in_recovery: bool,
+        shards: Option<u32>,
+        bytes: u64,
+        connections: u32,
+        connections_max: u32,
+        wal_level: String,
+        wal: String,
+        wal_kept_bytes: Option<u64>,
+        standbys: u32,
+        lag_bytes: Option<u64>,
+        lag_ms: Option<f64>,
+    },
+    Silent {
+        error: String,
+    },
+}
+
+/// How every host is, all asked at the same time.
+pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let answers = join_all(config.hosts.values().map(status)).await;
+    let answers: Vec<(String, Result<HostStatus, String>)> =
+        config.hosts.keys().map(ToString::to_string).zip(answers).collect();
+    match output.format() {
+        Format::Json => {
+            let hosts = answers.iter().map(|(name, answer)| (name.clone(), listed(answer))).collect();
+            output.object(Listed { hosts })?;
+        }
+        Format::Text => {
+            let columns = [
+                ("host", Align::Left),
+                ("version", Align::Right),
+                ("shards", Align::Right),
+                ("size", Align::Right),
+                ("connections", Align::Right),
+                ("wal", Align::Left),
+                ("wal level", Align::Left),
+                ("wal kept", Align::Right),
+                ("standbys", Align::Right),
+                ("lag", Align::Left),
+            ];
+            output.table(&columns, answers.iter().map(|(name, answer)| row(name, answer)))?;
+        }
+    }
+    let silent = answers.iter().filter_map(|(name, answer)| Some((name, answer.as_ref().err()?)));
+    let mut exit = Exit::Done;
+    for (name, error) in silent {
+        output.error_with_remedy(format_args!("host {name}: {error}"), "start it, or correct its url in the config");
+        exit = Exit::Failed;
+    }
+    Ok(exit)
+}
+
+async fn status(host: &HostConfig) -> Result<HostStatus, String> {
+    let connection = host.connect.connect("pgshard host").await.map_err(|error| chain(&error).join(": "))?;
+    schema::host_status(connection.client()).await.map_err(|error| chain(&error).join(": "))
+}
+
+fn listed(answer: &Result<HostStatus, String>) -> ListedHost {
+    match answer {
+        Err(error) => ListedHost::Silent { error: error.clone() },
+        Ok(of) => ListedHost::Answered {
+            version: version(of.version),
+            in_recovery: of.in_recovery,
+            shards: of.shards,
+            bytes: of.bytes,
+            connections: of.connections,
+            connections_max: of.connections_max,
+            wal_level: of.wal_level.clone(),
+            wal: of.wal.clone(),
+            wal_kept_bytes: of.wal_kept,
+            standbys: of.standbys,
+            lag_bytes: of.lag_bytes,
+            lag_ms: of.lag_ms.map(|ms| (ms * 100.0).round() / 100.0),
+        },
+    }
+}
+
+fn row(name: &str, answer: &Result<HostStatus, String>) -> [String; 10] {
+    let none = || "-".to_owned();
+    let Ok(of) = answer else {
+        let [version, shards, bytes, connections, wal, level, kept, standbys, lag] = std::array::from_fn(|_| none());
+        return [name.to_owned(), version, shards, bytes, connections, wal, level, kept, standbys, lag];
+    };
+    let lag = match (of.lag_bytes, of.lag_ms) {
+        (None, _) => none(),
+        (Some(bytes), None) => size(bytes),
+        (Some(bytes), Some(ms)) => format!("{}, {ms:.0} ms", size(bytes)),
+    };
+    let standby = if of.in_recovery { " (standby)" } else { "" };
+    [
+        name.to_owned(),
+        format!("{}{standby}", version(of.version)),
+        of.shards.map_or_else(none, |shards| shards.to_string()),
+        size(of.bytes),
+        format!("{}/{}", of.connections, of.connections_max),
+        of.wal.clone(),
+        of.wal_level.clone(),
+        of.wal_kept.map_or_else(none, size),
+        of.standbys.to_string(),
+        lag,
+    ]
+}

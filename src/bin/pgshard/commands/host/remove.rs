@@ -1,0 +1,129 @@
+//! `pgshard host remove`.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use pgshard::config::Config;
+use pgshard::map::{HostName, print_shards};
+use pgshard::mover::{Observer, Options, Phase};
+use pgshard::schema::{self, HostFacts, ShardState};
+use serde::Serialize;
+
+use super::super::moves::chain;
+use super::super::relocate::mover;
+use super::edit_failure;
+use crate::confirm::{Consent, confirm};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::{self, Failure};
+use crate::output::{Format, Output};
+
+#[derive(Serialize)]
+struct Removed<'a> {
+    host: &'a str,
+    /// What stays on its server.
+    left: Vec<String>,
+}
+
+/// Takes a host out of the config, if nothing needs it.
+pub(crate) async fn remove(
+    name: &str,
+    consent: Consent,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let name = context::host(&config, name)?;
+    let facts = facts(&config, &name).await?;
+    let mut refusals = owned(&config, &name, facts.as_ref()).await?;
+    refusals.extend(moves_that_need_it(&config, &name).await?);
+    if !refusals.is_empty() {
+        return Err(Failure::several(Exit::Refused, refusals));
+    }
+    config.without_host(&name).map_err(edit_failure)?;
+    let left = facts.as_ref().map(left_there).unwrap_or_default();
+    for what in &left {
+        output.note(format_args!("stays on {name}: {what}"));
+    }
+    if !confirm(&format!("take {name} out of {}?", config.path.display()), consent, output).await? {
+        return Err(Failure::new(Exit::Failed, "the config stays as it is"));
+    }
+    config.remove_host(&name).map_err(edit_failure)?;
+    match output.format() {
+        Format::Json => output.object(Removed { host: name.as_str(), left })?,
+        Format::Text => output.data(format_args!("{name} is no longer in {}", config.path.display()))?,
+    }
+    Ok(Exit::Done)
+}
+
+/// What the host says; `None` where it was never bootstrapped.
+async fn facts(config: &Config, name: &HostName) -> Result<Option<HostFacts>, Failure> {
+    let host = config.hosts.get(name).map(|host| (host.name.clone(), host.connect.clone()));
+    match schema::survey(host).await.remove(name) {
+        Some(Ok(facts)) => Ok(facts.control.is_some().then_some(facts)),
+        Some(Err(error)) => {
+            let error = format!("host {name}: {}", failure::chain(&error).join(": "));
+            Err(Failure::new(Exit::Failed, error)
+                .hint("what it holds is not known; if it is gone for good and had no shards, take it out by hand"))
+        }
+        None => Ok(None),
+    }
+}
+
+/// The shards that are here or coming, by the host and by the map.
+async fn owned(config: &Config, name: &HostName, facts: Option<&HostFacts>) -> Result<Vec<String>, Failure> {
+    let mut refusals = Vec::new();
+    let map = context::map(config).await?;
+    let mut here: BTreeSet<_> = map.shards_on(name).collect();
+    if let Some(control) = facts.and_then(|facts| facts.control.as_ref()) {
+        let owned = control.shards.iter().filter(|(_, row)| row.state != ShardState::Moved);
+        here.extend(owned.map(|(shard, _)| *shard));
+        if !control.incoming.is_empty() {
+            let shards = print_shards(control.incoming.keys().copied());
+            refusals.push(format!("shards {shards} are being moved to {name}\n  remedy: `pgshard moves`"));
+        }
+        if !control.moving.is_empty() {
+            let shards = print_shards(control.moving.iter().copied());
+            refusals
+                .push(format!("moves of shards {shards} away from {name} are not finished\n  remedy: `pgshard moves`"));
+        }
+    }
+    if !here.is_empty() {
+        let shards = print_shards(here);
+        refusals.push(format!("{name} holds shards {shards}\n  remedy: `pgshard drain {name}`"));
+    }
+    Ok(refusals)
+}
+
+/// Moves to it whose old copies are kept on other hosts: to drop those, their target must be asked.
+async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<String>, Failure> {
+    let (entries, silent) = mover(config, Options::default(), Observer::silent()).list(None).await;
+    if let Some((host, error)) = silent.into_iter().next() {
+        let error = format!("host {host} may have moves to {name}: {}", chain(&error));
+        return Err(Failure::new(Exit::Failed, error).hint("every host must answer"));
+    }
+    let kept = entries.into_iter().filter(|entry| entry.target == *name && entry.phase == Phase::Kept);
+    let ids: BTreeSet<_> = kept.map(|entry| entry.id).collect();
+    let refusal = |id| {
+        format!("move {id} to {name} keeps old copies on other hosts\n  remedy: `pgshard moves complete {id}` first")
+    };
+    Ok(ids.into_iter().map(refusal).collect())
+}
+
+/// What stays on its server when nobody asks it any more.
+fn left_there(facts: &HostFacts) -> Vec<String> {
+    let Some(control) = &facts.control else { return Vec::new() };
+    let mut left = vec!["the control schema pgshard".to_owned()];
+    let copies: BTreeSet<_> = control.ledger.iter().filter(|row| row.kind == "left").map(|row| row.shard).collect();
+    if !copies.is_empty() {
+        let shards = print_shards(copies);
+        left.push(format!(
+            "the old copies of shards {shards}, which `pgshard moves complete` would drop while it is in the config"
+        ));
+    }
+    if !control.shards.is_empty() {
+        let shards = print_shards(control.shards.keys().copied());
+        left.push(format!("the signposts of shards {shards}"));
+    }
+    left
+}

@@ -1,0 +1,176 @@
+//! What each shard weighs, asked of the hosts: by them alone it is known where a shard is, too.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use pgshard::ShardId;
+use pgshard::config::{Config, HostConfig};
+use pgshard::map::{HostName, print_shards};
+use pgshard::schema::{self, Measure};
+
+use super::moves;
+use crate::args::By;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::{Failure, chain};
+use crate::output::Output;
+
+/// Where a shard is and what it weighs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Weighed {
+    pub(crate) host: HostName,
+    pub(crate) weight: u64,
+    pub(crate) bytes: u64,
+}
+
+/// How often the hosts are asked when two of them own a shard, or none: while one is opened that can look so.
+const LOOKS_MAX: u32 = 5;
+
+/// Long enough for an open that is under way to be everywhere.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
+/// Weighs every shard. Shards that no host owns are left out, and said.
+///
+/// # Errors
+/// When a host does not answer, or two own a shard; when the query of `sql:` fails or gives no number.
+pub(crate) async fn weigh(
+    config: &Config,
+    by: &By,
+    sample: Duration,
+    output: &Output,
+) -> Result<BTreeMap<ShardId, Weighed>, Failure> {
+    let first = look(config).await?;
+    let weights: BTreeMap<ShardId, u64> = match by {
+        By::Count => first.keys().map(|shard| (*shard, 1)).collect(),
+        By::Bytes => first.iter().map(|(shard, (_, measure))| (*shard, measure.bytes)).collect(),
+        By::Writes => {
+            output.note(format_args!("counting writes for {} s", sample.as_secs()));
+            tokio::time::sleep(sample).await;
+            let second = look(config).await?;
+            let written = second.iter().map(|(shard, (host, now))| {
+                // A shard that came in between has a counter that began anew, as has a server whose statistics were reset.
+                let before = first.get(shard).filter(|(on, before)| on == host && before.writes <= now.writes);
+                (*shard, now.writes - before.map_or(0, |(_, before)| before.writes))
+            });
+            let written: BTreeMap<ShardId, u64> = written.collect();
+            if written.values().all(|written| *written == 0) {
+                output.warning("nothing was written to any shard meanwhile: count for longer with --sample-s");
+            }
+            written
+        }
+        By::Sql(sql) => ask(config, sql).await?,
+    };
+    let missing: Vec<ShardId> = config.cluster.shards.iter().filter(|shard| !first.contains_key(shard)).collect();
+    if !missing.is_empty() {
+        let missing = print_shards(missing);
+        output.warning(format_args!("no host owns shards {missing}: they are left out; `pgshard check` says why"));
+    }
+    let weighed = first.into_iter().map(|(shard, (host, measure))| {
+        let weight = weights.get(&shard).copied().unwrap_or(0);
+        (shard, Weighed { host, weight, bytes: measure.bytes })
+    });
+    Ok(weighed.collect())
+}
+
+/// Asks until each shard has one owner.
+async fn look(config: &Config) -> Result<BTreeMap<ShardId, (HostName, Measure)>, Failure> {
+    let mut looks = 0;
+    loop {
+        looks += 1;
+        let answers = join_all(config.hosts.values().map(measured)).await;
+        let mut owned: BTreeMap<ShardId, (HostName, Measure)> = BTreeMap::new();
+        let mut twice = Vec::new();
+        for (host, answer) in config.hosts.keys().zip(answers) {
+            for (shard, measure) in answer? {
+                if owned.insert(shard, (host.clone(), measure)).is_some() {
+                    twice.push(shard);
+                }
+            }
+        }
+        let whole = owned.len() == usize::from(config.cluster.shards.get());
+        if twice.is_empty() && (whole || looks >= LOOKS_MAX) {
+            return Ok(owned);
+        }
+        if looks >= LOOKS_MAX {
+            let error = format!("two hosts own shards {}", print_shards(twice));
+            return Err(Failure::new(Exit::Failed, error).hint("`pgshard check` says what to do"));
+        }
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    }
+}
+
+async fn measured(host: &HostConfig) -> Result<BTreeMap<ShardId, Measure>, Failure> {
+    let failed = |error: &(dyn std::error::Error + 'static)| {
+        let error = format!("host {}: {}", host.name, chain(error).join(": "));
+        Failure::new(Exit::Failed, error).hint("every host must answer; `pgshard check` says what is wrong with it")
+    };
+    let connection = host.connect.connect("pgshard measure").await.map_err(|error| failed(&error))?;
+    schema::measure(connection.client()).await.map_err(|error| failed(&error))
+}
+
+/// A number for each shard by the operator's query.
+async fn ask(config: &Config, sql: &str) -> Result<BTreeMap<ShardId, u64>, Failure> {
+    let router = context::router(config, context::map(config).await?, "pgshard measure");
+    // As a subquery it can be nothing but a SELECT of one value.
+    let sql = format!("SELECT coalesce(({sql}), 0)::double precision");
+    let mut answers = router.all_shards().query(&sql, &[]);
+    let mut numbers = BTreeMap::new();
+    while let Some((shard, rows)) = answers.next().await {
+        let rows = rows.map_err(|error| {
+            Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error).join(": ")))
+                .hint("the query must give one number a shard")
+        })?;
+        let number: f64 = rows.first().map_or(0.0, |row| row.get(0));
+        if !(number.is_finite() && number >= 0.0) {
+            return Err(Failure::usage(format!("shard {shard} cannot weigh {number}")));
+        }
+        numbers.insert(shard, number);
+    }
+    Ok(scaled(&numbers))
+}
+
+/// Whole numbers as they are; fractions as parts of a large total, which is what the planner looks at.
+fn scaled(numbers: &BTreeMap<ShardId, f64>) -> BTreeMap<ShardId, u64> {
+    const TOTAL: f64 = (1u64 << 50) as f64;
+    let total: f64 = numbers.values().sum();
+    let whole = numbers.values().all(|number| number.fract() == 0.0) && total < TOTAL;
+    let factor = if whole || total == 0.0 { 1.0 } else { TOTAL / total };
+    numbers.iter().map(|(shard, number)| (*shard, (number * factor) as u64)).collect()
+}
+
+/// A weight as a column shows it.
+pub(crate) fn shown(by: &By, weight: u64) -> String {
+    match by {
+        By::Bytes => crate::output::size(weight),
+        By::Count | By::Writes | By::Sql(_) => weight.to_string(),
+    }
+}
+
+/// What a mover says of a shard that did not get to its end.
+pub(crate) fn words(error: &pgshard::mover::Error) -> String {
+    match error {
+        pgshard::mover::Error::Refused { refusals } => {
+            refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        }
+        error => moves::chain(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fractions_keep_their_proportions() {
+        let of = |numbers: &[f64]| {
+            let shard = |number: usize| ShardId::new(number as u16).expect("a small number");
+            let numbers = numbers.iter().enumerate().map(|(at, number)| (shard(at), *number)).collect();
+            scaled(&numbers).into_values().collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[1.0, 7.0]), [1, 7]);
+        assert_eq!(of(&[0.0, 0.0]), [0, 0]);
+        let parts = of(&[0.25, 0.75]);
+        assert_eq!(parts[0] * 3, parts[1]);
+    }
+}

@@ -1,0 +1,63 @@
+//! `pgshard migrate`: the application's migrations over all shards.
+
+mod new;
+mod plan;
+mod status;
+
+use std::path::Path;
+
+use pgshard::config::Config;
+use pgshard::map::{RangesError, parse_shards};
+use pgshard::schema;
+use pgshard::schema::migrate::{Canary, Pace, Request, Which};
+
+pub(crate) use new::new;
+pub(crate) use plan::plan;
+pub(crate) use status::status;
+
+use super::bootstrap::{Watcher, exit, tell};
+use crate::args::MigrateTarget;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// How to migrate.
+pub(crate) struct How {
+    pub(crate) which: Which,
+    pub(crate) canary: Option<Canary>,
+    pub(crate) pace: Pace,
+}
+
+/// Runs the migrations that shards lack.
+pub(crate) async fn up(
+    target: &MigrateTarget,
+    how: How,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let request = request(&config, target, how)?;
+    let watcher = Watcher::new(output);
+    let report = schema::migrate(&request, &|event| watcher.saw(&event)).await;
+    tell(&report, output)?;
+    Ok(exit(&report))
+}
+
+fn request(config: &Config, target: &MigrateTarget, how: How) -> Result<Request, Failure> {
+    let shards = target.only.as_deref().map(|text| parse_shards(text, config.cluster.shards));
+    let mistakes = |mistakes: Vec<RangesError>| {
+        Failure::several(Exit::Usage, mistakes.iter().map(|mistake| format!("--only: {mistake}")))
+    };
+    let shards = shards.transpose().map_err(mistakes)?;
+    Ok(Request {
+        cluster: context::cluster(config),
+        hosts: config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect(),
+        only_hosts: context::hosts(config, &target.hosts)?,
+        only_shards: shards.map(|shards| shards.into_iter().collect()),
+        which: how.which,
+        migrations: context::migrations(config)?,
+        canary: how.canary,
+        pace: how.pace,
+    })
+}

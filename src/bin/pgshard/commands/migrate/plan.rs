@@ -1,0 +1,140 @@
+//! `pgshard migrate plan`: what `up` would run where.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use pgshard::ShardId;
+use pgshard::map::{HostName, print_shards};
+use pgshard::schema::migrate::{HostPlan, Pace, Plan, Which};
+use pgshard::schema::{self, Migration, Migrations, Survey};
+use serde::Serialize;
+
+use super::{How, request};
+use crate::args::MigrateTarget;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::{Failure, chain};
+use crate::output::{Format, Output};
+
+#[derive(Serialize)]
+struct Planned<'a> {
+    refused: bool,
+    hosts: BTreeMap<&'a str, PlannedHost<'a>>,
+    /// What the migrations are that run somewhere.
+    migrations: Vec<PlannedFile<'a>>,
+    silent_hosts: Vec<&'a str>,
+}
+
+#[derive(Serialize)]
+struct PlannedHost<'a> {
+    once: Vec<&'a str>,
+    groups: Vec<Group<'a>>,
+    unchanged: usize,
+    /// The shards that are left alone, as ranges, by the reason.
+    left: BTreeMap<String, String>,
+    fault: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Group<'a> {
+    shards: String,
+    count: usize,
+    migrations: Vec<&'a str>,
+}
+
+#[derive(Serialize)]
+struct PlannedFile<'a> {
+    name: &'a str,
+    directive: Option<&'static str>,
+    first_line: &'a str,
+}
+
+/// Says what `up` would do.
+pub(crate) async fn plan(target: &MigrateTarget, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let how = How { which: Which::Pending, canary: None, pace: Pace::default() };
+    let request = request(&config, target, how)?;
+    let survey = context::survey(&config).await;
+    let plan = schema::migrate::plan(&request, &survey);
+    for (host, facts) in &survey {
+        if let Err(error) = facts {
+            output.warning(format_args!("{host}: {}: what would run there is not known", chain(error).join(": ")));
+        }
+    }
+    let planned = planned(&plan, &request.migrations, &survey);
+    match output.format() {
+        Format::Json => output.object(&planned)?,
+        Format::Text => show(&planned, &plan, output)?,
+    }
+    Ok(match (planned.refused, planned.silent_hosts.is_empty()) {
+        (true, _) => Exit::Refused,
+        (false, true) => Exit::Done,
+        (false, false) => Exit::Partly,
+    })
+}
+
+fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -> Planned<'a> {
+    let host = |(name, host): (&'a HostName, &'a HostPlan)| {
+        let groups = host.groups(migrations).into_iter();
+        let groups =
+            groups.map(|(migrations, shards)| Group { count: shards.len(), shards: print_shards(shards), migrations });
+        let mut left: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
+        for (shard, fault) in &host.left {
+            left.entry(fault.to_string()).or_default().push(*shard);
+        }
+        let planned = PlannedHost {
+            once: if host.fault.is_none() { host.once(migrations) } else { Vec::new() },
+            groups: groups.collect(),
+            unchanged: host.unchanged,
+            left: left.into_iter().map(|(why, shards)| (why, print_shards(shards))).collect(),
+            fault: host.fault.as_ref().map(ToString::to_string),
+        };
+        (name.as_str(), planned)
+    };
+    let hosts: BTreeMap<&str, PlannedHost<'_>> = plan.hosts.iter().map(host).collect();
+    let used: BTreeSet<&str> = hosts
+        .values()
+        .flat_map(|host| host.once.iter().chain(host.groups.iter().flat_map(|group| &group.migrations)))
+        .copied()
+        .collect();
+    let file =
+        |one: &'a Migration| PlannedFile { name: one.name(), directive: one.directive(), first_line: one.first_line() };
+    let files = migrations.of_hosts().chain(migrations.iter()).filter(|one| used.contains(one.name())).map(file);
+    Planned {
+        refused: plan.is_refused(),
+        migrations: files.collect(),
+        silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(name, _)| name.as_str()).collect(),
+        hosts,
+    }
+}
+
+fn show(planned: &Planned<'_>, plan: &Plan, output: &Output) -> Result<(), Failure> {
+    for (name, host) in &planned.hosts {
+        if let Some(fault) = plan.hosts.get(*name).and_then(|host| host.fault.as_ref()) {
+            output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
+            continue;
+        }
+        for once in &host.once {
+            output.data(format_args!("{name}: once: {once}"))?;
+        }
+        for group in &host.groups {
+            let plural = if group.count == 1 { "shard" } else { "shards" };
+            let names = group.migrations.join(", ");
+            output.data(format_args!("{name}: {} {plural} ({}): {names}", group.count, group.shards))?;
+        }
+        for (why, shards) in &host.left {
+            output.data(format_args!("{name}: left alone ({shards}): {why}"))?;
+        }
+        if host.unchanged > 0 {
+            output.note(format_args!("{name}: {} have all", host.unchanged));
+        }
+    }
+    for file in &planned.migrations {
+        let directive = file.directive.map(|directive| format!(" ({directive})")).unwrap_or_default();
+        output.data(format_args!("{}{directive}: {}", file.name, file.first_line))?;
+    }
+    if planned.migrations.is_empty() && !planned.refused {
+        output.note("nothing to do");
+    }
+    Ok(())
+}

@@ -1,0 +1,350 @@
+//! A plan, done: wave after wave, a mover's request for each group.
+//!
+//! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is planned anew around it. Anything
+//! worse ends the run after its wave: the hosts are asked again by the next one.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use pgshard::ShardId;
+use pgshard::map::print_shards;
+use pgshard::mover::{Error, Mode, MoveId, Mover, Report, Request};
+use pgshard::rebalance::{Group, Hold, Pace, Problem, Wave, plan, waves};
+use serde::Serialize;
+
+use super::super::measure::words;
+use super::super::moves::{self, Verb, millis};
+use super::this_command;
+use super::watch::{Told, ToldGroup, Watcher};
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Format, Output, counted, seconds, size};
+
+/// Hears Ctrl-C, and asks the mover to stop in order.
+pub(super) struct Stop {
+    asked: Arc<AtomicBool>,
+    listener: tokio::task::AbortHandle,
+}
+
+impl Stop {
+    pub(super) fn new(mover: &Mover) -> Stop {
+        let (asked, mover) = (Arc::new(AtomicBool::new(false)), mover.clone());
+        let heard = asked.clone();
+        let listener = tokio::spawn(async move {
+            if tokio::signal::ctrl_c().await.is_ok() {
+                heard.store(true, Ordering::Relaxed);
+                mover.stop();
+            }
+        });
+        Stop { asked, listener: listener.abort_handle() }
+    }
+
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.listener.abort();
+    }
+}
+
+/// A shard that did not get where it should.
+struct Failed {
+    shard: ShardId,
+    exit: Exit,
+    message: String,
+    remedy: String,
+}
+
+/// The last event.
+#[derive(Serialize)]
+pub(super) struct Done {
+    moved: usize,
+    bytes: u64,
+    waves: usize,
+    pause_ms_max: f64,
+    total_ms: u128,
+    moves: Vec<String>,
+    failed: Vec<FailedShard>,
+}
+
+#[derive(Serialize)]
+struct FailedShard {
+    shard: ShardId,
+    message: String,
+}
+
+/// A run and what it has done so far.
+pub(super) struct Run<'a> {
+    mover: &'a Mover,
+    stop: &'a Stop,
+    watcher: &'a Watcher,
+    output: &'a Output,
+    mode: Option<Mode>,
+    completes: bool,
+    started: Instant,
+    moved: BTreeSet<ShardId>,
+    bytes: u64,
+    waves: usize,
+    longest_pause: Duration,
+    /// The moves whose old copies are kept.
+    kept: Vec<MoveId>,
+    moves: Vec<MoveId>,
+    failed: Vec<Failed>,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(
+        mover: &'a Mover,
+        stop: &'a Stop,
+        watcher: &'a Watcher,
+        output: &'a Output,
+        mode: Option<Mode>,
+        completes: bool,
+    ) -> Run<'a> {
+        Run {
+            mover,
+            stop,
+            watcher,
+            output,
+            mode,
+            completes,
+            started: Instant::now(),
+            moved: BTreeSet::new(),
+            bytes: 0,
+            waves: 0,
+            longest_pause: Duration::ZERO,
+            kept: Vec::new(),
+            moves: Vec::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    /// The shards that did not get where they should.
+    pub(super) fn failed_shards(&self) -> BTreeSet<ShardId> {
+        self.failed.iter().map(|failed| failed.shard).collect()
+    }
+
+    /// Finishes moves of an earlier run.
+    pub(super) async fn resume(&mut self, ids: BTreeSet<MoveId>) {
+        for id in ids {
+            if self.stop.is_asked() {
+                return;
+            }
+            match self.mover.resume(id).await {
+                Ok(report) => self.take(&report).await,
+                // Somebody else has finished or aborted it meanwhile.
+                Err(Error::NoSuchMove { .. }) => {}
+                Err(error) => self.output.warning(format_args!("move {id}: {}", moves::chain(&error))),
+            }
+        }
+    }
+
+    /// Moves all that the problem's plan says, wave by wave.
+    ///
+    /// # Errors
+    /// When the problem is none: it was planned before.
+    pub(super) async fn waves(&mut self, mut problem: Problem, pace: Pace) -> Result<(), Failure> {
+        let weight: HashMap<ShardId, u64> = problem.shards.iter().map(|shard| (shard.shard, shard.bytes)).collect();
+        let mut announced = false;
+        'plan: loop {
+            let planned = plan(&problem)?;
+            if !announced {
+                self.watcher.begin(planned.moves.len());
+                announced = true;
+            }
+            let all = waves(&problem, &planned.moves, pace)?;
+            for (at, wave) in all.iter().enumerate() {
+                if self.stop.is_asked() {
+                    break 'plan;
+                }
+                self.tell_wave(wave, self.waves + 1, self.waves + all.len() - at);
+                let before = (self.moved.clone(), self.failed.len());
+                for ended in join_all(wave.groups.iter().map(|group| self.group(group))).await {
+                    self.settle(ended).await;
+                }
+                self.waves += 1;
+                for group in &wave.groups {
+                    for shard in problem.shards.iter_mut().filter(|shard| group.shards.contains(&shard.shard)) {
+                        if self.moved.contains(&shard.shard) && !before.0.contains(&shard.shard) {
+                            shard.host = group.target.clone();
+                            self.bytes += weight.get(&shard.shard).copied().unwrap_or(0);
+                            problem.options.moves_max = problem.options.moves_max.map(|most| most.saturating_sub(1));
+                        }
+                    }
+                }
+                let failed = &self.failed[before.1..];
+                if failed.iter().any(|failed| !matches!(failed.exit, Exit::Refused | Exit::GaveUp)) {
+                    break 'plan;
+                }
+                if !failed.is_empty() {
+                    let failed: BTreeSet<ShardId> = failed.iter().map(|failed| failed.shard).collect();
+                    for shard in problem.shards.iter_mut().filter(|shard| failed.contains(&shard.shard)) {
+                        shard.hold = Hold::Stays;
+                    }
+                    continue 'plan;
+                }
+            }
+            break;
+        }
+        self.watcher.finish();
+        Ok(())
+    }
+
+    fn tell_wave(&self, wave: &Wave, number: usize, of: usize) {
+        let told = |group: &Group| ToldGroup {
+            source: group.source.to_string(),
+            target: group.target.to_string(),
+            shards: print_shards(group.shards.iter().copied().collect::<BTreeSet<_>>()),
+        };
+        let groups: Vec<ToldGroup> = wave.groups.iter().map(told).collect();
+        let words: Vec<String> =
+            groups.iter().map(|group| format!("{} -> {}: {}", group.source, group.target, group.shards)).collect();
+        self.output.note(format_args!("wave {number} of {of}: {}", words.join("; ")));
+        self.watcher.tell(Told::Wave { wave: number, waves: of, groups });
+    }
+
+    /// Plans and runs one group; without the shards that preflight refuses.
+    async fn group(&self, group: &Group) -> Ended {
+        let mut ended = Ended::default();
+        let mut request = Request { shards: group.shards.clone(), target: group.target.clone(), mode: self.mode };
+        // Each round leaves at least one shard out.
+        while !request.shards.is_empty() && !self.stop.is_asked() {
+            let error = match self.mover.plan(&request).await {
+                Ok(plan) => {
+                    ended.there = plan.already_there.clone();
+                    ended.report = Some(self.mover.run(&plan).await);
+                    return ended;
+                }
+                Err(error) => error,
+            };
+            let named: BTreeSet<ShardId> = match &error {
+                Error::Refused { refusals } => refusals.iter().filter_map(|refusal| refusal.shard).collect(),
+                _ => BTreeSet::new(),
+            };
+            let refused: Vec<ShardId> =
+                request.shards.iter().copied().filter(|shard| named.is_empty() || named.contains(shard)).collect();
+            for shard in &refused {
+                ended.refused.push(Failed { shard: *shard, ..refusal_of(*shard, &error) });
+            }
+            if refused.is_empty() {
+                return ended;
+            }
+            request.shards.retain(|shard| !refused.contains(shard));
+        }
+        ended
+    }
+
+    async fn settle(&mut self, ended: Ended) {
+        self.moved.extend(ended.there);
+        self.failed.extend(ended.refused);
+        if let Some(report) = ended.report {
+            self.take(&report).await;
+        }
+    }
+
+    /// Takes in how a move ended; drops its old copies if that was asked for.
+    async fn take(&mut self, report: &Report) {
+        self.moves.push(report.id);
+        for done in &report.done {
+            self.moved.insert(done.shard);
+            self.longest_pause = self.longest_pause.max(done.pause.unwrap_or_default());
+        }
+        for (shard, error) in &report.failed {
+            let remedy = moves::remedy(Verb::Resume, *shard, error, report.id);
+            self.failed.push(Failed { shard: *shard, exit: moves::code(error), message: words(error), remedy });
+        }
+        if report.done.is_empty() {
+            return;
+        }
+        if !self.completes || !report.failed.is_empty() {
+            self.kept.push(report.id);
+            return;
+        }
+        let wrong: Vec<String> = match self.mover.complete(report.id).await {
+            Ok(completed) => completed.failed.iter().map(|(_, error)| moves::chain(error)).collect(),
+            Err(error) => vec![moves::chain(&error)],
+        };
+        if !wrong.is_empty() {
+            self.kept.push(report.id);
+            self.output.warning(format_args!("old copies of move {} are kept: {}", report.id, wrong.join("; ")));
+        }
+    }
+
+    /// The last word, and the exit code.
+    ///
+    /// # Errors
+    /// When stdout cannot be written.
+    pub(super) fn end(&self, told_all: bool) -> Result<Exit, Failure> {
+        let elapsed = self.started.elapsed();
+        if self.output.format() == Format::Json {
+            let failed = |failed: &Failed| FailedShard { shard: failed.shard, message: failed.message.clone() };
+            self.watcher.tell(Told::Done(Done {
+                moved: self.moved.len(),
+                bytes: self.bytes,
+                waves: self.waves,
+                pause_ms_max: millis(self.longest_pause),
+                total_ms: elapsed.as_millis(),
+                moves: self.moves.iter().map(ToString::to_string).collect(),
+                failed: self.failed.iter().map(failed).collect(),
+            }));
+        }
+        if !self.moved.is_empty() {
+            let (moved, pause) = (counted(self.moved.len(), "shard"), millis(self.longest_pause));
+            let (bytes, took) = (size(self.bytes), seconds(elapsed));
+            self.output.note(format_args!("moved {moved}, {bytes}, in {took}; the longest pause was {pause} ms"));
+        }
+        let interrupted = self.stop.is_asked() || !told_all;
+        for failed in self.failed.iter().filter(|failed| failed.exit != Exit::Interrupted) {
+            self.output.error_with_remedy(format_args!("shard {}: {}", failed.shard, failed.message), &failed.remedy);
+        }
+        if interrupted {
+            let how =
+                format!("it finishes what is open and plans the rest anew: {}", this_command(&mut std::env::args()));
+            return Ok(self.output.interrupted(Some(&how)));
+        }
+        match self.kept.as_slice() {
+            [] => {}
+            [only] => {
+                self.output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {only}`"));
+            }
+            several => self.output.hint(format_args!(
+                "the old copies of {} moves are kept: `pgshard moves` lists them, `pgshard moves complete ID` drops those of one",
+                several.len()
+            )),
+        }
+        let codes: Vec<Exit> = self.failed.iter().map(|failed| failed.exit).collect();
+        Ok(match codes.as_slice() {
+            [] => Exit::Done,
+            _ if !self.moved.is_empty() => Exit::Partly,
+            codes if codes.contains(&Exit::Waits) => Exit::Waits,
+            [first, ..] => *first,
+        })
+    }
+}
+
+/// How a group ended.
+#[derive(Default)]
+struct Ended {
+    report: Option<Report>,
+    there: Vec<ShardId>,
+    refused: Vec<Failed>,
+}
+
+fn refusal_of(shard: ShardId, error: &Error) -> Failed {
+    let (message, remedy) = match error {
+        Error::Refused { refusals } => {
+            let own = refusals.iter().filter(|refusal| refusal.shard.is_none_or(|of| of == shard));
+            let (messages, remedies): (Vec<String>, Vec<String>) =
+                own.map(|refusal| (refusal.to_string(), refusal.remedy.clone())).unzip();
+            (messages.join("; "), remedies.join("; "))
+        }
+        error => (words(error), "`pgshard check`, then the same command again".to_owned()),
+    };
+    Failed { shard, exit: moves::code(error), message, remedy }
+}

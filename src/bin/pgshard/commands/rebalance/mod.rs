@@ -1,0 +1,204 @@
+//! `pgshard rebalance` and `pgshard drain`: measure, plan, show, ask, move in waves.
+//!
+//! Nothing is remembered between two runs but what the hosts have: a run that was interrupted is gone on with by the same
+//! command, which finishes the moves that are open and plans the rest from what is then.
+
+mod execute;
+mod show;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::path::Path;
+use std::sync::Arc;
+
+use pgshard::ShardId;
+use pgshard::config::Config;
+use pgshard::map::HostName;
+use pgshard::mover::{Entry, Mover};
+use pgshard::rebalance::{Hold, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
+
+use self::execute::{Run, Stop};
+use self::watch::Watcher;
+use super::measure::{Weighed, weigh};
+use super::moves;
+use super::relocate::mover;
+use crate::args::{By, Doing, Drain, Measure, Rebalance};
+use crate::confirm::{Consent, confirm};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Output, counted};
+
+/// What the two commands have in common.
+struct Asked {
+    drained: Option<String>,
+    measure: Measure,
+    options: Options,
+    doing: Doing,
+}
+
+/// Evens out all hosts.
+pub(crate) async fn run(args: Rebalance, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    let options = Options { threshold: args.threshold.0 / 100.0, moves_max: args.max_moves };
+    go(Asked { drained: None, measure: args.measure, options, doing: args.doing }, config, output).await
+}
+
+/// Empties a host.
+pub(crate) async fn drain(args: Drain, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    let options = Options::default();
+    go(Asked { drained: Some(args.host), measure: args.measure, options, doing: args.doing }, config, output).await
+}
+
+async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let drained = asked.drained.as_deref().map(|name| context::host(&config, name)).transpose()?;
+    let Asked { measure, options, doing, .. } = asked;
+    let by = measure.by.clone();
+    let consent = Consent::from_flag(doing.yes);
+    let watcher = Watcher::new(output.clone());
+    let mover = mover(&config, doing.pace.options(), watcher.observer());
+
+    let Some(open) = unless_interrupted(open_moves(&mover)).await else { return Ok(output.interrupted(None)) };
+    let open = open?;
+    let mut stuck: BTreeSet<ShardId> = open.iter().map(|entry| entry.shard).collect();
+    let stop = Stop::new(&mover);
+    let mut run = Run::new(&mover, &stop, &watcher, output, doing.mode.map(Into::into), doing.complete);
+    if !open.is_empty() {
+        let ids: BTreeSet<_> = open.iter().map(|entry| entry.id).collect();
+        let (moves, shards) = (counted(ids.len(), "move"), counted(stuck.len(), "shard"));
+        if doing.plan {
+            output.note(format_args!("{moves} of {shards} will be finished first; the plan leaves these shards alone"));
+        } else {
+            let question = format!("finish {moves} of {shards} first, left open by an earlier run or somebody else?");
+            let Some(yes) = unless_interrupted(confirm(&question, consent, output)).await else {
+                return Ok(output.interrupted(None));
+            };
+            if !yes? {
+                return Err(Failure::new(Exit::Failed, "nothing was moved").hint("`pgshard moves` shows what is open"));
+            }
+            run.resume(ids).await;
+            stuck = run.failed_shards();
+        }
+    }
+    if stop.is_asked() {
+        return run.end(false);
+    }
+
+    let weighing = weigh(&config, &by, measure.sample(), output);
+    let Some(weighed) = unless_interrupted(weighing).await else { return Ok(output.interrupted(None)) };
+    let mut problem = problem(&config, &weighed?, &stuck, options);
+    if let Some(host) = &drained {
+        problem = problem.draining(host);
+    }
+    let pace = Pace { groups_per_host: doing.groups_per_host.get(), shards_per_group: doing.group_size.get() };
+    let planned = plan(&problem).map_err(|error| Failure::new(Exit::Failed, error))?;
+    let count = waves(&problem, &planned.moves, pace)?.len();
+    refuse_half_a_drain(drained.as_ref(), &planned, &stuck)?;
+    show::plan(&planned, &by, count, doing.plan, output)?;
+    if doing.plan {
+        return Ok(Exit::Done);
+    }
+    if planned.moves.is_empty() {
+        output.note("nothing to do");
+        return run.end(true);
+    }
+    let bytes: u64 = planned.moves.iter().map(|one| one.bytes).sum();
+    let what = format!("{}, {}", counted(planned.moves.len(), "shard"), crate::output::size(bytes));
+    let after = if doing.complete { " and drop the old copies" } else { "" };
+    let question = format!("move {what}, in {}{after}?", counted(count, "wave"));
+    let Some(yes) = unless_interrupted(confirm(&question, consent, output)).await else {
+        return Ok(output.interrupted(None));
+    };
+    if !yes? {
+        return Err(Failure::new(Exit::Failed, "nothing was moved"));
+    }
+    run.waves(problem, pace).await?;
+    run.end(true)
+}
+
+/// The outcome, or `None` when Ctrl-C came first: for what changes nothing.
+async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        outcome = work => Some(outcome),
+        Ok(()) = tokio::signal::ctrl_c() => None,
+    }
+}
+
+/// What is open on any host: moves of an earlier run, or of somebody else.
+async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
+    let (entries, silent) = mover.list(None).await;
+    if let Some((host, error)) = silent.into_iter().next() {
+        let error = format!("host {host}: {}", moves::chain(&error));
+        return Err(
+            Failure::new(Exit::Failed, error).hint("every host must answer; `pgshard check` says what is wrong")
+        );
+    }
+    Ok(entries.into_iter().filter(|entry| !entry.phase.is_ended()).collect())
+}
+
+/// The planner's problem, from the config and what the hosts say.
+fn problem(
+    config: &Config,
+    weighed: &BTreeMap<ShardId, Weighed>,
+    stuck: &BTreeSet<ShardId>,
+    options: Options,
+) -> Problem {
+    let hosts = config.hosts.values().map(|host| Host { name: host.name.clone(), limits: host.limits });
+    let shards = weighed.iter().map(|(shard, of)| Shard {
+        shard: *shard,
+        host: of.host.clone(),
+        weight: of.weight,
+        bytes: of.bytes,
+        hold: match config.rebalance.pinned.get(shard) {
+            _ if stuck.contains(shard) => Hold::Stays,
+            Some(host) => Hold::Pinned(host.clone()),
+            None => Hold::Free,
+        },
+    });
+    Problem { hosts: hosts.collect(), shards: shards.collect(), apart: config.rebalance.apart.clone(), options }
+}
+
+/// A drain that would leave shards behind is refused whole: what it is for is an empty host.
+fn refuse_half_a_drain(
+    drained: Option<&HostName>,
+    planned: &pgshard::rebalance::Plan,
+    stuck: &BTreeSet<ShardId>,
+) -> Result<(), Failure> {
+    let Some(host) = drained else { return Ok(()) };
+    let left = planned.unmet.iter().filter(|unmet| unmet.host == *host);
+    let reasons: Vec<String> = left
+        .map(|unmet| match unmet.reason {
+            _ if stuck.contains(&unmet.shard) => {
+                format!("shard {}: a move of it is open\n  remedy: `pgshard moves`", unmet.shard)
+            }
+            Reason::Emptied { .. } => format!(
+                "shard {}: no other host can take it\n  remedy: pinned shards must be let go in the config, other hosts \
+                 need room (max_shards, max_bytes) and none of the shards that it is kept apart from",
+                unmet.shard
+            ),
+            _ => unmet.to_string(),
+        })
+        .collect();
+    if reasons.is_empty() { Ok(()) } else { Err(Failure::several(Exit::Refused, reasons)) }
+}
+
+/// What goes on with this command.
+fn this_command(by: &mut dyn Iterator<Item = String>) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=%@,+".contains(c);
+    let quoted = |arg: String| {
+        if !arg.is_empty() && arg.chars().all(plain) { arg } else { format!("'{}'", arg.replace('\'', r"'\''")) }
+    };
+    let args: Vec<String> = by.skip(1).map(quoted).collect();
+    format!("pgshard {}", args.join(" "))
+}
+
+/// How the table calls what is spread.
+fn column(by: &By) -> &'static str {
+    match by {
+        By::Count => "shards",
+        By::Bytes => "size",
+        By::Writes => "writes",
+        By::Sql(_) => "weight",
+    }
+}

@@ -1,0 +1,86 @@
+//! How a rebalance gets on: one bar over all waves on a terminal, events in JSON.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use indicatif::ProgressBar;
+use pgshard::ShardId;
+use pgshard::mover::{Event, Observer, Phase};
+use serde::Serialize;
+
+use super::super::moves::millis;
+use crate::output::Output;
+
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(super) enum Told {
+    Wave { wave: usize, waves: usize, groups: Vec<ToldGroup> },
+    Started { r#move: String, shards: usize },
+    FenceRetried { shard: ShardId, attempt: u32, reason: String },
+    Opened { shard: ShardId, host: String, pause_ms: f64 },
+    Failed { shard: ShardId, message: String },
+    Done(super::execute::Done),
+}
+
+#[derive(Serialize)]
+pub(super) struct ToldGroup {
+    pub(super) source: String,
+    pub(super) target: String,
+    pub(super) shards: String,
+}
+
+pub(super) struct Watcher {
+    output: Arc<Output>,
+    bar: Mutex<Option<ProgressBar>>,
+}
+
+impl Watcher {
+    pub(super) fn new(output: Arc<Output>) -> Arc<Watcher> {
+        Arc::new(Watcher { output, bar: Mutex::default() })
+    }
+
+    pub(super) fn observer(self: &Arc<Watcher>) -> Observer {
+        let watcher = self.clone();
+        Observer::new(move |event| watcher.saw(event))
+    }
+
+    /// Begins a bar of so many shards.
+    pub(super) fn begin(&self, shards: usize) {
+        self.finish();
+        *self.bar() = Some(self.output.progress("moving".to_owned(), "shards", shards as u64));
+    }
+
+    pub(super) fn finish(&self) {
+        if let Some(bar) = self.bar().take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    pub(super) fn tell(&self, told: Told) {
+        self.output.event(told);
+    }
+
+    fn bar(&self) -> std::sync::MutexGuard<'_, Option<ProgressBar>> {
+        // Nothing is half done when a panic lets go of it.
+        self.bar.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn saw(&self, event: Event) {
+        let told = match event {
+            Event::Started { id, shards } => Told::Started { r#move: id.to_string(), shards },
+            Event::Reached { phase, .. } => {
+                if let (Phase::Kept, Some(bar)) = (phase, &*self.bar()) {
+                    bar.inc(1);
+                }
+                return;
+            }
+            Event::FenceRetried { shard, attempt, reason } => Told::FenceRetried { shard, attempt, reason },
+            Event::Opened { shard, host, pause } => {
+                Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
+            }
+            Event::Failed { shard, error } => Told::Failed { shard, message: error },
+            // A rebalance is of thousands of tables: what becomes of each shard is enough.
+            _ => return,
+        };
+        self.tell(told);
+    }
+}

@@ -1,0 +1,45 @@
+//! What the shards of a host weigh, in one query a host.
+
+use std::collections::BTreeMap;
+
+use tokio_postgres::Client;
+
+use crate::shard::ShardId;
+
+/// What one shard weighs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Measure {
+    /// Its tables with their indexes and TOAST, in bytes on disk.
+    pub bytes: u64,
+    /// Rows inserted, updated and deleted since the host's statistics began, or since the shard came: a counter, of which two
+    /// readings give a rate. The server writes it down up to a second late.
+    pub writes: u64,
+}
+
+/// Measures the shards that a host owns.
+///
+/// Locks: ACCESS SHARE on each table for the moment in which its size is read. Somebody who holds ACCESS EXCLUSIVE on one
+/// is waited for, five seconds at most.
+///
+/// # Errors
+/// When the host has no control schema, or a lock does not come.
+///
+/// # Cancel safety
+/// Only reads.
+pub async fn measure(client: &Client) -> Result<BTreeMap<ShardId, Measure>, tokio_postgres::Error> {
+    client.batch_execute("SET lock_timeout = '5s'").await?;
+    let sql = "SELECT s.shard_id, coalesce(sum(pg_catalog.pg_total_relation_size(c.oid)), 0)::bigint,
+            coalesce(sum(pg_catalog.pg_stat_get_tuples_inserted(c.oid) + pg_catalog.pg_stat_get_tuples_updated(c.oid)
+                + pg_catalog.pg_stat_get_tuples_deleted(c.oid)), 0)::bigint
+        FROM pgshard.shard s
+        LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
+        LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relkind IN ('r', 'm')
+        WHERE s.state <> 'moved' GROUP BY s.shard_id";
+    let rows = client.query(sql, &[]).await?;
+    let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
+    let measure = |row: &tokio_postgres::Row| {
+        let shard = u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new)?;
+        Some((shard, Measure { bytes: unsigned(row.get(1)), writes: unsigned(row.get(2)) }))
+    };
+    Ok(rows.iter().filter_map(measure).collect())
+}

@@ -1,0 +1,295 @@
+//! The work on one host: a queue of shards, and a few connections that take from it.
+//!
+//! A shard that is busy goes back into the queue with a pause that grows, so that others come first and nobody queues up
+//! behind us again at once.
+//!
+//! What may not break: it ends. Each shard is tried for as long as the patience lasts, and each try is bounded.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::sync::Semaphore;
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use super::outside::Alone;
+use super::steps::{Step, steps, together};
+use super::transaction::{self, Outcome};
+use super::{NO_PANIC, Pace, run_once};
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, Connection, quote_literal};
+use crate::schema::bootstrap::{Event, HostReport, Observer};
+use crate::schema::control::Cluster;
+use crate::schema::facts::chain;
+use crate::schema::fault::{HostFault, ShardFault};
+use crate::schema::migrations::{Migrations, Pending};
+use crate::schema::session;
+use crate::shard::ShardId;
+
+/// So many shards of a host may fail before the first is done; then the rest is not tried. All of thousands failing for
+/// the same reason helps nobody.
+const FAILURES_MAX: usize = 32;
+
+/// The pause before a busy shard is tried again: this, doubled each time, up to the other, and each between half and one and a
+/// half of it, so that several do not come back together.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// The work on one host, and what it has come to.
+pub(in crate::schema) struct OnHost<'a> {
+    pub(super) host: &'a HostName,
+    connect: &'a ConnectOptions,
+    cluster: &'a Cluster,
+    migrations: &'a Migrations,
+    pace: Pace,
+    in_all: &'a Semaphore,
+    observer: Observer<'a>,
+    pub(in crate::schema) report: Mutex<HostReport>,
+    queue: Mutex<Vec<Task>>,
+    done: AtomicUsize,
+    failed: AtomicUsize,
+}
+
+/// A shard in the queue.
+struct Task {
+    shard: ShardId,
+    steps: Vec<Step>,
+    /// How many of them are done.
+    done: usize,
+    tries: u32,
+    /// When it was first tried.
+    since: Option<Instant>,
+    /// Not before.
+    due: Instant,
+}
+
+/// What the queue has for a connection.
+enum Next {
+    Now(Task),
+    At(Instant),
+    Nothing,
+}
+
+/// A connection, and the one that holds the shard while something runs on it without a transaction.
+struct Worker {
+    client: Connection,
+    guard: Option<Connection>,
+}
+
+impl<'a> OnHost<'a> {
+    pub(in crate::schema) fn new(
+        host: &'a HostName,
+        connect: &'a ConnectOptions,
+        cluster: &'a Cluster,
+        migrations: &'a Migrations,
+        pace: Pace,
+        in_all: &'a Semaphore,
+        observer: Observer<'a>,
+    ) -> OnHost<'a> {
+        OnHost {
+            host,
+            connect,
+            cluster,
+            migrations,
+            pace,
+            in_all,
+            observer,
+            report: Mutex::default(),
+            queue: Mutex::default(),
+            done: AtomicUsize::new(0),
+            failed: AtomicUsize::new(0),
+        }
+    }
+
+    /// Runs the once-per-host migrations from this one on.
+    pub(super) async fn once(&self, from: usize) {
+        if from == self.migrations.of_hosts().len() {
+            return;
+        }
+        let outcome = match session::open(self.connect, "pgshard migrate").await {
+            Ok(client) => {
+                let (done, outcome) = run_once(&client, self.migrations, from).await;
+                self.report.lock().expect(NO_PANIC).once = done;
+                outcome
+            }
+            Err(fault) => Err(fault),
+        };
+        self.lose(outcome.err());
+    }
+
+    /// Migrates these shards, unless the host was given up before.
+    pub(in crate::schema) async fn run(&self, shards: Vec<(ShardId, Pending)>) {
+        if shards.is_empty() || self.is_lost() {
+            return;
+        }
+        let width = self.pace.width.get().min(shards.len());
+        let due = Instant::now();
+        let task = |(shard, pending)| {
+            let steps = steps(self.cluster, self.migrations, pending, shard);
+            Task { shard, steps, done: 0, tries: 0, since: None, due }
+        };
+        // Taken from the end.
+        *self.queue.lock().expect(NO_PANIC) = shards.into_iter().rev().map(task).collect();
+        let workers = (0..width).map(|_| async {
+            let client = session::open(self.connect, "pgshard migrate").await?;
+            let mut worker = Worker { client, guard: None };
+            self.work(&mut worker).await
+        });
+        let outcomes = join_all(workers).await;
+        // Fewer connections than wished for are slower, not wrong, as long as the queue was emptied.
+        let left = !self.queue.lock().expect(NO_PANIC).is_empty();
+        let fault = outcomes.into_iter().filter_map(Result::err).find(|fault| left || is_lost(fault));
+        self.lose(fault);
+    }
+
+    /// Shards that were tried and have failed, and the host itself.
+    pub(super) fn failures(&self) -> usize {
+        self.failed.load(Ordering::Relaxed) + usize::from(self.is_lost())
+    }
+
+    /// Whether the host was given up.
+    pub(super) fn is_lost(&self) -> bool {
+        self.report.lock().expect(NO_PANIC).fault.is_some()
+    }
+
+    fn lose(&self, fault: Option<HostFault>) {
+        if fault.is_some() {
+            self.report.lock().expect(NO_PANIC).fault = fault;
+        }
+    }
+
+    pub(super) fn failed(&self, shard: ShardId, fault: ShardFault) {
+        (self.observer)(Event::ShardFailed { host: self.host, shard, fault: &fault });
+        self.report.lock().expect(NO_PANIC).failed.insert(shard, fault);
+    }
+
+    /// One connection's share: shards from the queue until there are none.
+    async fn work(&self, worker: &mut Worker) -> Result<(), HostFault> {
+        loop {
+            match self.next() {
+                Next::Nothing => return Ok(()),
+                Next::At(due) => tokio::time::sleep_until(due.into()).await,
+                Next::Now(task) => {
+                    let _turn = self.in_all.acquire().await.expect("nobody closes the semaphore");
+                    self.try_one(worker, task).await?;
+                }
+            }
+        }
+    }
+
+    fn next(&self) -> Next {
+        let mut queue = self.queue.lock().expect(NO_PANIC);
+        let now = Instant::now();
+        match queue.iter().rposition(|task| task.due <= now) {
+            Some(at) => Next::Now(queue.remove(at)),
+            None => queue.iter().map(|task| task.due).min().map_or(Next::Nothing, Next::At),
+        }
+    }
+
+    async fn try_one(&self, worker: &mut Worker, mut task: Task) -> Result<(), HostFault> {
+        let failed = self.failed.load(Ordering::Relaxed);
+        if failed >= FAILURES_MAX && self.done.load(Ordering::Relaxed) == 0 {
+            self.failed(task.shard, ShardFault::NotTried { failed });
+            return Ok(());
+        }
+        let lost = |error: tokio_postgres::Error| HostFault::Lost { reason: chain(&error) };
+        let since = *task.since.get_or_insert_with(Instant::now);
+        match self.steps_of(worker, &mut task).await? {
+            Outcome::Done => {
+                self.done.fetch_add(1, Ordering::Relaxed);
+                self.report.lock().expect(NO_PANIC).migrated.push(task.shard);
+                (self.observer)(Event::ShardDone { host: self.host, shard: task.shard });
+            }
+            Outcome::Again(_) if since.elapsed() < self.pace.patience => {
+                task.tries += 1;
+                let pause = PAUSE_MIN.saturating_mul(1 << task.tries.min(8).saturating_sub(1)).min(PAUSE_MAX);
+                task.due = Instant::now() + pause.mul_f64(0.5 + fastrand::f64());
+                self.queue.lock().expect(NO_PANIC).insert(0, task);
+            }
+            Outcome::Again(fault) => {
+                let holder = self.holder(&worker.client, task.shard).await.map_err(lost)?;
+                let (words, seconds) = (fault.to_string(), since.elapsed().as_secs());
+                let fault = ShardFault::Busy { words, tries: task.tries + 1, seconds, holder };
+                self.give_up(worker, &task, fault).await?;
+            }
+            // It has not been touched, and its turn comes when the move has ended.
+            Outcome::Failed(ShardFault::Moving) => self.failed(task.shard, ShardFault::Moving),
+            Outcome::Failed(fault) => self.give_up(worker, &task, fault).await?,
+        }
+        Ok(())
+    }
+
+    /// As many steps as succeed. What is done stays done.
+    async fn steps_of(&self, worker: &mut Worker, task: &mut Task) -> Result<Outcome, HostFault> {
+        let lost = |error: tokio_postgres::Error| HostFault::Lost { reason: chain(&error) };
+        let lock_timeout = self.pace.lock_timeout;
+        while task.done < task.steps.len() {
+            let next = together(&task.steps[task.done..]);
+            let outcome = if next[0].outside.is_none() {
+                transaction::run(&worker.client, task.shard, next, lock_timeout).await.map_err(lost)?
+            } else {
+                let guard = match worker.guard.take() {
+                    Some(guard) => guard,
+                    None => session::open(self.connect, "pgshard migrate").await?,
+                };
+                let schema = self.cluster.schema_prefix.schema(task.shard);
+                let (shard, patience) = (task.shard, self.pace.patience);
+                let alone = Alone { shard, schema: &schema, step: &next[0], lock_timeout, patience };
+                let outcome = alone.run(&worker.client, &guard).await.map_err(lost)?;
+                worker.guard = Some(guard);
+                outcome
+            };
+            match outcome {
+                Outcome::Done => task.done += next.len(),
+                other => return Ok(other),
+            }
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Writes down that the shard has failed, for `retry` and `status`.
+    async fn give_up(&self, worker: &Worker, task: &Task, fault: ShardFault) -> Result<(), HostFault> {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        let step = match &fault {
+            ShardFault::Migration { migration, .. } => task.steps.iter().find(|step| step.recorded.name == *migration),
+            _ => None,
+        };
+        if let Some(step) = step.or(task.steps.get(task.done)) {
+            let recorded = &step.recorded;
+            let sql = format!(
+                "INSERT INTO pgshard.migration_attempt AS a (shard_id, name, checksum, begun, message)
+                 VALUES ({}, {}, {}, false, {message})
+                 ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,
+                     begun = a.begun AND a.name = excluded.name, message = excluded.message, tried_at = clock_timestamp()",
+                task.shard,
+                quote_literal(&recorded.name),
+                quote_literal(&recorded.checksum),
+                message = quote_literal(&fault.to_string()),
+            );
+            let noted = worker.client.batch_execute(&sql).await;
+            noted.map_err(|error| HostFault::Lost { reason: chain(&error) })?;
+        }
+        self.failed(task.shard, fault);
+        Ok(())
+    }
+
+    /// Who is in the way: the oldest transaction that holds a lock on one of the shard's relations.
+    async fn holder(&self, client: &Client, shard: ShardId) -> Result<Option<String>, tokio_postgres::Error> {
+        let sql = "SELECT pg_catalog.format('process %s (%s) has been in a transaction for %s s: %s', a.pid,
+                coalesce(nullif(a.application_name, ''), a.usename::text, '?'), pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start)::int8,
+                pg_catalog.left(a.query, 100))
+            FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+            WHERE n.nspname = $1 AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
+            ORDER BY a.xact_start LIMIT 1";
+        let schema = self.cluster.schema_prefix.schema(shard);
+        let rows = client.query_typed(sql, &[(&schema, Type::TEXT)]).await?;
+        Ok(rows.first().map(|row| row.get(0)))
+    }
+}
+
+fn is_lost(fault: &HostFault) -> bool {
+    matches!(fault, HostFault::Lost { .. })
+}

@@ -1,0 +1,210 @@
+//! The application's migrations over all shards that are there, while the application works.
+//!
+//! It reads all hosts, plans ([`plan`], pure), then works on the hosts at the same time: their once-per-host migrations,
+//! the shards of the canary, the rest. Each shard has transactions of its own and waits for a lock for a moment only; then it is
+//! put off, and others come first. A shard that fails is named and the others go on. Run again it does only what is left.
+//!
+//! What may not break: nothing is run where a file was edited, taken away or put in between; a shard that a move has
+//! claimed is left alone until the move has ended; and a migration is recorded with what it did, or not at all.
+
+mod host;
+mod once;
+mod outside;
+mod plan;
+mod steps;
+mod transaction;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio::sync::Semaphore;
+
+use super::bootstrap::{Event, HostReport, Observer, Report, flush, lock, read};
+use super::control::Cluster;
+use super::facts::{Survey, chain};
+use super::fault::{HostFault, ShardFault};
+use super::migrations::Migrations;
+use super::session;
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, Connection};
+use crate::shard::ShardId;
+
+pub(super) use host::OnHost;
+pub(super) use once::run_once;
+pub use plan::{HostPlan, Plan, plan};
+
+/// What is to be migrated, and how.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The cluster, as the config has it.
+    pub cluster: Cluster,
+    /// Every host of the config. All are read, whichever are written to.
+    pub hosts: Vec<(HostName, ConnectOptions)>,
+    /// The hosts to write to; all if there is none.
+    pub only_hosts: BTreeSet<HostName>,
+    /// The shards to migrate; `None` for all.
+    pub only_shards: Option<BTreeSet<ShardId>>,
+    /// All that lack something, or only those that failed before.
+    pub which: Which,
+    /// The application's migrations.
+    pub migrations: Migrations,
+    /// The shards to begin with. If one of them fails, no other is touched.
+    pub canary: Option<Canary>,
+    /// How hard to work.
+    pub pace: Pace,
+}
+
+/// Which shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All that lack something.
+    Pending,
+    /// Those that lack something and failed when it was last tried, by the hosts' own records.
+    Failed,
+}
+
+/// How many shards to begin with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Canary {
+    /// So many.
+    Shards(NonZeroUsize),
+    /// So many of a hundred, rounded up.
+    Percent(f64),
+}
+
+impl Canary {
+    /// How many of these; one at least.
+    fn of(self, shards: usize) -> usize {
+        match self {
+            Canary::Shards(count) => count.get(),
+            Canary::Percent(percent) => ((shards as f64 * percent / 100.0).ceil() as usize).max(1),
+        }
+    }
+}
+
+/// How hard to work.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Shards of one host at the same time. Each takes a connection, and a second one while something runs without a transaction.
+    pub width: NonZeroUsize,
+    /// Shards of all hosts at the same time.
+    pub width_in_all: NonZeroUsize,
+    /// How long to wait for a lock, with the application's statements waiting behind us.
+    pub lock_timeout: Duration,
+    /// How long to come back to a shard that is busy, before it has failed.
+    pub patience: Duration,
+}
+
+impl Default for Pace {
+    /// Four a host, 64 in all, 100 ms for a lock, a minute for a shard.
+    fn default() -> Pace {
+        Pace {
+            width: NonZeroUsize::new(4).expect("four is not zero"),
+            width_in_all: NonZeroUsize::new(64).expect("64 is not zero"),
+            lock_timeout: Duration::from_millis(100),
+            patience: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Runs the migrations that the shards lack. A host or shard that fails is in the report; the others go on.
+///
+/// # Cancel safety
+/// Dropping the future closes the connections. A transaction that is under way happens whole or not at all; what runs
+/// without one is finished or cleaned up by the next run.
+pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
+    let started = Instant::now();
+    let mut hosts: Vec<&(HostName, ConnectOptions)> = request.hosts.iter().collect();
+    hosts.sort_by(|a, b| a.0.cmp(&b.0));
+    let chosen = |name: &HostName| request.only_hosts.is_empty() || request.only_hosts.contains(name);
+    let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard migrate"))).await;
+    // One host after the other, by name: two of us cannot wait for each other in a circle. Those that are only read are not locked.
+    let mut sessions: BTreeMap<HostName, Connection> = BTreeMap::new();
+    let mut survey = Survey::new();
+    let mut faults: BTreeMap<HostName, HostFault> = BTreeMap::new();
+    for ((name, _), session) in hosts.iter().zip(opened) {
+        let held = match session {
+            Ok(session) if chosen(name) => lock(session).await,
+            other => other,
+        };
+        match held {
+            Ok(session) => drop(sessions.insert(name.clone(), session)),
+            Err(fault) => drop(faults.insert(name.clone(), fault)),
+        }
+    }
+    let facts = join_all(sessions.iter().map(|(name, session)| async { (name.clone(), read(session).await) })).await;
+    for (name, facts) in facts {
+        if let Err(error) = &facts {
+            faults.insert(name.clone(), HostFault::Unread { reason: chain(error) });
+        }
+        survey.insert(name, facts);
+    }
+    let plan = plan(request, &survey);
+    let in_all = Semaphore::new(request.pace.width_in_all.get());
+    let mut works: Vec<OnHost<'_>> = Vec::new();
+    let mut report = Report::default();
+    for (name, connect) in hosts.into_iter().filter(|(name, _)| chosen(name)) {
+        let fault = faults.remove(name).or_else(|| plan.hosts.get(name).and_then(|host| host.fault.clone()));
+        match (plan.hosts.get(name), fault) {
+            (Some(of_host), None) => {
+                observer(Event::HostPlanned { host: name, to_do: of_host.to_do(), unchanged: of_host.unchanged });
+                let work =
+                    OnHost::new(name, connect, &request.cluster, &request.migrations, request.pace, &in_all, observer);
+                work.report.lock().expect(NO_PANIC).unchanged = of_host.unchanged;
+                for (shard, fault) in &of_host.left {
+                    work.failed(*shard, fault.clone());
+                }
+                works.push(work);
+            }
+            (_, fault) => {
+                let fault = fault.unwrap_or_else(|| HostFault::Unread { reason: "it was not asked".to_owned() });
+                report.hosts.insert(name.clone(), HostReport::left(fault));
+            }
+        }
+    }
+    run(&works, &plan, request.canary).await;
+    for work in works {
+        let mut of_host = work.report.into_inner().expect(NO_PANIC);
+        if let (None, Some(session), true) = (&of_host.fault, sessions.get(work.host), of_host.changed()) {
+            of_host.fault = flush(session).await.err();
+        }
+        of_host.migrated.sort_unstable();
+        report.hosts.insert(work.host.clone(), of_host);
+    }
+    for (name, of_host) in &mut report.hosts {
+        of_host.elapsed = started.elapsed();
+        if let Some(fault) = &of_host.fault {
+            observer(Event::HostFailed { host: name, fault });
+        }
+        observer(Event::HostDone { host: name, report: of_host });
+    }
+    report
+}
+
+/// The once-per-host migrations, then the canary's shards, then the others.
+async fn run(works: &[OnHost<'_>], plan: &Plan, canary: Option<Canary>) {
+    join_all(works.iter().map(|work| work.once(plan.hosts[work.host].host_from))).await;
+    let canary = canary.map(|canary| plan.canary(canary)).unwrap_or_default();
+    let shards = |work: &OnHost<'_>, first: bool| {
+        let all = plan.hosts[work.host].shards.iter();
+        all.filter(|(shard, _)| canary.contains(shard) == first).map(|(shard, pending)| (*shard, *pending)).collect()
+    };
+    if !canary.is_empty() {
+        join_all(works.iter().map(|work| work.run(shards(work, true)))).await;
+        let failed: usize = works.iter().map(OnHost::failures).sum();
+        if failed > 0 {
+            for work in works.iter().filter(|work| !work.is_lost()) {
+                for (shard, _) in shards(work, false) {
+                    work.failed(shard, ShardFault::Canary { failed });
+                }
+            }
+            return;
+        }
+    }
+    join_all(works.iter().map(|work| work.run(shards(work, false)))).await;
+}
+
+/// The locks are held for single statements that cannot panic.
+const NO_PANIC: &str = "nobody panics while holding the lock";

@@ -1,0 +1,43 @@
+//! Once-per-host migrations: what a database needs once, before its shards.
+
+use tokio_postgres::Client;
+
+use crate::pg::quote_literal;
+use crate::schema::batch::{CLEAN, line, words};
+use crate::schema::fault::HostFault;
+use crate::schema::migrations::Migrations;
+
+/// Runs them from this one on, each in a transaction with its record, and gives the names of those that were run. The
+/// caller holds the host's lock.
+///
+/// Locks: those of the files, each waited for ten seconds at most.
+pub(in crate::schema) async fn run_once(
+    client: &Client,
+    migrations: &Migrations,
+    from: usize,
+) -> (Vec<String>, Result<(), HostFault>) {
+    let mut done = Vec::new();
+    for one in migrations.of_hosts().skip(from) {
+        let begin = format!("BEGIN; SET LOCAL lock_timeout = '10s'; {CLEAN}");
+        let record = format!(
+            "{CLEAN} INSERT INTO pgshard.host_migration (name, checksum) VALUES ({}, {}); COMMIT",
+            quote_literal(one.name()),
+            quote_literal(one.checksum())
+        );
+        let text = one.text();
+        let run = async {
+            client.batch_execute(&begin).await?;
+            client.batch_execute(&text).await?;
+            client.batch_execute(&record).await
+        };
+        if let Err(error) = run.await {
+            if client.is_closed() || client.batch_execute("ROLLBACK").await.is_err() {
+                return (done, Err(HostFault::Lost { reason: words(&error) }));
+            }
+            let (migration, line, words) = (one.name().to_owned(), line(&error, &text), words(&error));
+            return (done, Err(HostFault::Migration { migration, line, words }));
+        }
+        done.push(one.name().to_owned());
+    }
+    (done, Ok(()))
+}

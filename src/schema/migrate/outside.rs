@@ -1,0 +1,145 @@
+//! A migration of one shard that runs outside of transactions: CREATE INDEX CONCURRENTLY and the like.
+//!
+//! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is written down;
+//! so whoever comes after a crash knows that an index of the name, valid or not, is ours.
+//!
+//! What may not break: no index is dropped, or taken for made, that is not ours; none that is not valid stays when we
+//! can help it; and while a server still works for a client that is gone, nobody begins anew.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+
+use super::steps::{Step, record};
+use super::transaction::{HOLD, Outcome, begin, judge};
+use crate::pg::{quote_ident, quote_literal};
+use crate::schema::batch::LOCK_WORK;
+use crate::schema::control::LOCK_SPACE;
+use crate::schema::fault::ShardFault;
+use crate::schema::script::Repeatable;
+use crate::shard::ShardId;
+
+/// The shard and what is run there.
+pub(super) struct Alone<'a> {
+    pub(super) shard: ShardId,
+    pub(super) schema: &'a str,
+    pub(super) step: &'a Step,
+    /// For the shard's row.
+    pub(super) lock_timeout: Duration,
+    /// For the statement: nobody waits behind it, and it waits for others' transactions.
+    pub(super) patience: Duration,
+}
+
+impl Alone<'_> {
+    /// Runs the step on `client`, while `guard` holds the shard.
+    ///
+    /// Locks: the shard's row FOR SHARE by the guard, to the end; on the table SHARE UPDATE EXCLUSIVE, behind which no
+    /// reader or writer waits.
+    ///
+    /// # Errors
+    /// When a connection is lost. The next run finds the attempt.
+    pub(super) async fn run(&self, client: &Client, guard: &Client) -> Result<Outcome, tokio_postgres::Error> {
+        // READ COMMITTED, and idle: it has no snapshot for which CREATE INDEX CONCURRENTLY would wait.
+        if let Err(error) = guard.batch_execute(&begin(self.shard, self.lock_timeout)).await {
+            guard.batch_execute("ROLLBACK").await?;
+            return Ok(judge(&error, None, HOLD));
+        }
+        // Kept by the server's process for as long as it is at the statement, also if nobody waits for its end any more.
+        let work = format!(
+            "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_advisory_lock_shared({LOCK_SPACE}, {LOCK_WORK})",
+            self.patience.as_millis().max(1)
+        );
+        client.batch_execute(&work).await?;
+        let outcome = self.attempt(client).await;
+        client
+            .batch_execute(&format!("SELECT pg_catalog.pg_advisory_unlock_shared({LOCK_SPACE}, {LOCK_WORK})"))
+            .await?;
+        let outcome = outcome?;
+        if !matches!(outcome, Outcome::Done) {
+            guard.batch_execute("ROLLBACK").await?;
+            return Ok(outcome);
+        }
+        let record = format!("{}; COMMIT", record(self.shard, std::slice::from_ref(self.step)));
+        match guard.batch_execute(&record).await {
+            Ok(()) => Ok(Outcome::Done),
+            Err(error) => {
+                guard.batch_execute("ROLLBACK").await?;
+                Ok(judge(&error, None, "record the migrations"))
+            }
+        }
+    }
+
+    async fn attempt(&self, client: &Client) -> Result<Outcome, tokio_postgres::Error> {
+        if let Some(Repeatable::Index(index)) = &self.step.outside {
+            match self.look(client, index).await? {
+                (Some(_), false) => {
+                    let words = format!("there is an index {index} already, which no migration has begun");
+                    return Ok(Outcome::Failed(self.fault(words)));
+                }
+                (Some(true), true) => return Ok(Outcome::Done),
+                (Some(false), true) => {
+                    if let Err(error) = self.drop_index(client, index).await {
+                        return self.told(error);
+                    }
+                }
+                (None, _) => {}
+            }
+        }
+        self.note_begun(client, true).await?;
+        let Err(error) = client.batch_execute(&self.step.sql).await else { return Ok(Outcome::Done) };
+        let outcome = self.told(error)?;
+        if let Some(Repeatable::Index(index)) = &self.step.outside
+            && self.look(client, index).await?.0 == Some(false)
+            && self.drop_index(client, index).await.is_err()
+        {
+            // The attempt stays written down as begun, so that the next one drops it.
+            return Ok(outcome);
+        }
+        self.note_begun(client, false).await?;
+        Ok(outcome)
+    }
+
+    /// What the server's refusal means; an error without one is a lost connection.
+    fn told(&self, error: tokio_postgres::Error) -> Result<Outcome, tokio_postgres::Error> {
+        if error.as_db_error().is_none() { Err(error) } else { Ok(judge(&error, Some(self.step), "run it")) }
+    }
+
+    fn fault(&self, words: String) -> ShardFault {
+        ShardFault::Migration { migration: self.step.recorded.name.clone(), line: None, words }
+    }
+
+    /// Whether there is an index of the name, and a valid one; and whether an attempt at this migration was begun.
+    async fn look(&self, client: &Client, index: &str) -> Result<(Option<bool>, bool), tokio_postgres::Error> {
+        let sql =
+            "SELECT (SELECT i.indisvalid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid
+                JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2),
+            EXISTS (SELECT FROM pgshard.migration_attempt WHERE shard_id = $3 AND name = $4 AND begun)";
+        let (shard, name) = (self.shard.as_i32(), &self.step.recorded.name);
+        let rows = client
+            .query_typed(
+                sql,
+                &[(&self.schema, Type::TEXT), (&index, Type::TEXT), (&shard, Type::INT4), (name, Type::TEXT)],
+            )
+            .await?;
+        Ok(rows.first().map_or((None, false), |row| (row.get(0), row.get(1))))
+    }
+
+    /// Locks: SHARE UPDATE EXCLUSIVE on the table; waits for the transactions that use it.
+    async fn drop_index(&self, client: &Client, index: &str) -> Result<(), tokio_postgres::Error> {
+        let name = format!("{}.{}", quote_ident(self.schema), quote_ident(index));
+        client.batch_execute(&format!("DROP INDEX CONCURRENTLY IF EXISTS {name}")).await
+    }
+
+    async fn note_begun(&self, client: &Client, begun: bool) -> Result<(), tokio_postgres::Error> {
+        let recorded = &self.step.recorded;
+        let (name, checksum) = (quote_literal(&recorded.name), quote_literal(&recorded.checksum));
+        let sql = format!(
+            "INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun) VALUES ({}, {name}, {checksum}, {begun})
+             ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,
+                 begun = excluded.begun, message = NULL, tried_at = clock_timestamp()",
+            self.shard
+        );
+        client.batch_execute(&sql).await
+    }
+}

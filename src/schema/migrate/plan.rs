@@ -1,0 +1,154 @@
+//! What is to be run where, from what all hosts say. Pure.
+//!
+//! What may not break: if any shard or host of those that are asked for has run what the folder does not have, nothing
+//! is run anywhere; which shards are there is the hosts' word, not the map's.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Canary, Request, Which};
+use crate::map::{HostName, ShardEpoch, print_shards};
+use crate::schema::control::pending;
+use crate::schema::facts::{ControlFacts, ShardState, Survey};
+use crate::schema::fault::{HostFault, ShardFault};
+use crate::schema::migrations::{Migrations, Pending};
+use crate::schema::own::OWN;
+use crate::shard::ShardId;
+
+/// What is to be run where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// By host; those that could not be read are not there.
+    pub hosts: BTreeMap<HostName, HostPlan>,
+}
+
+/// What is to be run on a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostPlan {
+    /// From which once-per-host migration on.
+    pub(super) host_from: usize,
+    pub(super) shards: BTreeMap<ShardId, Pending>,
+    /// How many shards lack nothing.
+    pub unchanged: usize,
+    /// The shards that lack something and are left alone, each with the reason.
+    pub left: BTreeMap<ShardId, ShardFault>,
+    /// Why nothing is run on the host.
+    pub fault: Option<HostFault>,
+}
+
+impl Plan {
+    /// Whether nothing is run because of what was edited, taken away or put in between.
+    pub fn is_refused(&self) -> bool {
+        self.hosts.values().any(|host| matches!(host.fault, Some(HostFault::Drift(_) | HostFault::Refused(_))))
+    }
+
+    /// The shards of the canary: spread evenly over all that are to be migrated, host by host.
+    pub(super) fn canary(&self, canary: Canary) -> BTreeSet<ShardId> {
+        let all: Vec<ShardId> = self.hosts.values().flat_map(|host| host.shards.keys().copied()).collect();
+        let count = canary.of(all.len()).min(all.len());
+        (0..count).map(|at| all[at * all.len() / count]).collect()
+    }
+}
+
+impl HostPlan {
+    /// How many shards are to be migrated.
+    pub fn to_do(&self) -> usize {
+        self.shards.len() + self.left.len()
+    }
+
+    /// The once-per-host migrations to run, in order.
+    pub fn once<'a>(&self, migrations: &'a Migrations) -> Vec<&'a str> {
+        migrations.of_hosts().skip(self.host_from).map(|one| one.name()).collect()
+    }
+
+    /// The shards to migrate, those that lack the same together, each with what they lack, in order.
+    pub fn groups<'a>(&self, migrations: &'a Migrations) -> Vec<(Vec<&'a str>, Vec<ShardId>)> {
+        let mut groups: BTreeMap<Pending, Vec<ShardId>> = BTreeMap::new();
+        for (shard, pending) in &self.shards {
+            groups.entry(*pending).or_default().push(*shard);
+        }
+        let names = |pending: Pending| {
+            let own = OWN[pending.own_from..].iter().map(|own| own.name);
+            own.chain(migrations.iter().skip(pending.from).map(|one| one.name())).collect()
+        };
+        groups.into_iter().map(|(pending, shards)| (names(pending), shards)).collect()
+    }
+}
+
+/// What is to be run where, by what the hosts say.
+pub fn plan(request: &Request, survey: &Survey) -> Plan {
+    let chosen = |name: &HostName| request.only_hosts.is_empty() || request.only_hosts.contains(name);
+    let mut plan = Plan::default();
+    for (name, facts) in survey.iter().filter(|(name, _)| chosen(name)) {
+        let Ok(facts) = facts else { continue };
+        let of_host = match (pending(facts, &request.cluster, name), &facts.control) {
+            (Err(refusals), _) => HostPlan { fault: Some(HostFault::Refused(refusals)), ..HostPlan::default() },
+            (Ok(versions), Some(control)) if versions.is_empty() => host_plan(request, survey, name, control),
+            _ => HostPlan { fault: Some(HostFault::NotBootstrapped), ..HostPlan::default() },
+        };
+        plan.hosts.insert(name.clone(), of_host);
+    }
+    if plan.hosts.values().any(|host| matches!(host.fault, Some(HostFault::Drift(_)))) {
+        for host in plan.hosts.values_mut() {
+            host.fault.get_or_insert(HostFault::Withheld);
+        }
+    }
+    plan
+}
+
+fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &ControlFacts) -> HostPlan {
+    let migrations = &request.migrations;
+    let mut plan = HostPlan::default();
+    let mut drifts: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
+    match migrations.pending_on_host(&control.host_migrations) {
+        Ok(from) => plan.host_from = from,
+        Err(found) => drifts.extend(found.iter().map(|drift| (format!("{drift} ({})", drift.remedy()), Vec::new()))),
+    }
+    let mut lacks = BTreeMap::new();
+    for set in &control.applied {
+        let verdict = migrations.pending(&set.migrations);
+        lacks.extend(set.shards.iter().map(|shard| (*shard, verdict.clone())));
+    }
+    let nothing = migrations.pending(&[]);
+    let everything = Pending { own_from: OWN.len(), from: migrations.iter().len() };
+    let wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
+    for (shard, row) in control.shards.iter().filter(|(shard, row)| row.state.is_owner() && wanted(shard)) {
+        let pending = match lacks.get(shard).unwrap_or(&nothing) {
+            Ok(pending) => *pending,
+            Err(found) => {
+                for drift in found {
+                    drifts.entry(format!("{drift} ({})", drift.remedy())).or_default().push(*shard);
+                }
+                continue;
+            }
+        };
+        if request.which == Which::Failed && !control.attempts.contains_key(shard) {
+            continue;
+        }
+        if pending == everything {
+            plan.unchanged += 1;
+        } else if row.state == ShardState::Fenced || control.moving.contains(shard) {
+            plan.left.insert(*shard, ShardFault::Moving);
+        } else if let Some((host, epoch)) = later_owner(survey, name, *shard, row.epoch) {
+            plan.left.insert(*shard, ShardFault::ServedElsewhere { host, epoch });
+        } else {
+            plan.shards.insert(*shard, pending);
+        }
+    }
+    if !drifts.is_empty() {
+        let said = drifts.into_iter().map(|(drift, shards)| match shards.len() {
+            0 => format!("the host: {drift}"),
+            1 => format!("shard {}: {drift}", shards[0]),
+            _ => format!("shards {}: {drift}", print_shards(shards)),
+        });
+        plan.fault = Some(HostFault::Drift(said.collect()));
+    }
+    plan
+}
+
+/// Another host that owns the shard, and rightly.
+fn later_owner(survey: &Survey, here: &HostName, shard: ShardId, since: ShardEpoch) -> Option<(HostName, ShardEpoch)> {
+    survey.iter().filter(|(name, _)| *name != here).find_map(|(name, facts)| {
+        let row = facts.as_ref().ok()?.control.as_ref()?.shards.get(&shard)?;
+        (row.state.is_owner() && row.epoch >= since).then(|| (name.clone(), row.epoch))
+    })
+}

@@ -1,0 +1,98 @@
+//! Migrations of one shard in one transaction.
+//!
+//! What may not break: what was done and the record of it are one commit; and nobody waits behind us for longer than the
+//! lock timeout.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio_postgres::Client;
+
+use super::steps::{Step, record};
+use crate::pg::state;
+use crate::schema::batch::{CLEAN, LOCK_WORK, line, passes, words};
+use crate::schema::control::LOCK_SPACE;
+use crate::schema::fault::ShardFault;
+use crate::shard::ShardId;
+
+/// What became of some steps of a shard.
+pub(super) enum Outcome {
+    /// They are done and recorded.
+    Done,
+    /// They were rolled back for a reason that passes: somebody holds a lock, for the most part.
+    Again(ShardFault),
+    /// They were rolled back.
+    Failed(ShardFault),
+}
+
+/// More messages than this are not sent ahead of their answers: `join_all` keeps the order of a few only.
+const AHEAD_MAX: usize = 30;
+
+/// Runs the steps in one transaction. All of it is on the wire before the first answer: a failure aborts the transaction, the
+/// rest is refused, and the COMMIT at the end rolls back.
+///
+/// Locks: the shard's row FOR SHARE, and those of the steps, each waited for as long as the timeout at most.
+///
+/// # Errors
+/// When the connection is lost. The transaction then has happened whole or not at all.
+pub(super) async fn run(
+    client: &Client,
+    shard: ShardId,
+    steps: &[Step],
+    lock_timeout: Duration,
+) -> Result<Outcome, tokio_postgres::Error> {
+    let mut messages = vec![begin(shard, lock_timeout)];
+    // A text may end in a comment, or without its semicolon; and how it leaves the session must not matter to the next.
+    messages.extend(steps.iter().map(|step| format!("{}\n;\n{CLEAN}", step.sql)));
+    messages.push(record(shard, steps));
+    messages.push("COMMIT".to_owned());
+    let answers: Vec<Result<(), tokio_postgres::Error>> = if messages.len() < AHEAD_MAX {
+        join_all(messages.iter().map(|sql| client.batch_execute(sql))).await
+    } else {
+        let mut answers = Vec::with_capacity(messages.len());
+        for sql in &messages {
+            answers.push(client.batch_execute(sql).await);
+        }
+        answers
+    };
+    let first = answers.into_iter().enumerate().find_map(|(at, answer)| answer.err().map(|error| (at, error)));
+    let Some((at, error)) = first else { return Ok(Outcome::Done) };
+    if client.is_closed() || error.as_db_error().is_none() {
+        return Err(error);
+    }
+    let failed = at.checked_sub(1).and_then(|at| steps.get(at));
+    let doing = if at == 0 { HOLD } else { "record the migrations" };
+    Ok(judge(&error, failed, doing))
+}
+
+/// The begin of every transaction of a migration, with the shard held.
+pub(super) fn begin(shard: ShardId, lock_timeout: Duration) -> String {
+    // Commits do not wait for the disk; the last one of the host does, and takes the log before it along.
+    format!(
+        "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '{}ms'; {CLEAN} \
+         SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK}); \
+         SELECT pgshard.hold_for_migration({shard})",
+        lock_timeout.as_millis().max(1)
+    )
+}
+
+/// What was being done when the shard cannot be held.
+pub(super) const HOLD: &str = "hold the shard";
+
+/// What an error of a step, or of what stands around it, means for the shard.
+pub(super) fn judge(error: &tokio_postgres::Error, step: Option<&Step>, doing: &'static str) -> Outcome {
+    if doing == HOLD && error.code().is_some_and(|code| code.code() == state::REFUSED) {
+        return Outcome::Failed(ShardFault::Moving);
+    }
+    let words = words(error);
+    let fault = match step {
+        Some(step) => {
+            ShardFault::Migration { migration: step.recorded.name.clone(), line: line(error, &step.sql), words }
+        }
+        None => ShardFault::Statement { doing, words },
+    };
+    match error.code() {
+        Some(code) if passes(code) => Outcome::Again(fault),
+        _ => Outcome::Failed(fault),
+    }
+}

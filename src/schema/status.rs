@@ -1,0 +1,138 @@
+//! How a host is, for `pgshard host list`; and what it offers to shards, for `pgshard host add`.
+
+use std::collections::BTreeSet;
+
+use tokio_postgres::Client;
+
+/// How a host is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostStatus {
+    /// `server_version_num`: 150004 is 15.4.
+    pub version: i32,
+    /// Whether it is a standby.
+    pub in_recovery: bool,
+    /// The shards that it owns; `None` before bootstrap.
+    pub shards: Option<u32>,
+    /// The size of the database, in bytes: old copies and everything else in it too.
+    pub bytes: u64,
+    /// Sessions in the database now, this one among them.
+    pub connections: u32,
+    /// `max_connections`, of all databases of the server.
+    pub connections_max: u32,
+    /// `wal_level`.
+    pub wal_level: String,
+    /// Where the WAL ends, `0/3000148`.
+    pub wal: String,
+    /// The WAL that replication slots keep, in bytes; `None` where there are no slots.
+    pub wal_kept: Option<u64>,
+    /// Standbys and others that stream from it.
+    pub standbys: u32,
+    /// How far the slowest of them is behind in replay, in bytes; `None` where there are none, or the role may not see
+    /// (it needs `pg_monitor`).
+    pub lag_bytes: Option<u64>,
+    /// The same in milliseconds; `None` also where nothing was written of late.
+    pub lag_ms: Option<f64>,
+}
+
+/// Reads how a host is.
+///
+/// # Errors
+/// When a query fails.
+///
+/// # Cancel safety
+/// Only reads.
+pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::Error> {
+    let sql = "WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                ELSE pg_catalog.pg_current_wal_lsn() END AS lsn)
+        SELECT pg_catalog.current_setting('server_version_num')::int4, pg_catalog.pg_is_in_recovery(),
+            pg_catalog.pg_database_size(pg_catalog.current_database()),
+            (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database())::int4,
+            pg_catalog.current_setting('max_connections')::int4, pg_catalog.current_setting('wal_level'), lsn::text,
+            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0))::bigint FROM pg_catalog.pg_replication_slots),
+            (SELECT count(*) FROM pg_catalog.pg_stat_replication)::int4,
+            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), 0))::bigint FROM pg_catalog.pg_stat_replication),
+            (SELECT max(extract(epoch FROM replay_lag) * 1000)::double precision FROM pg_catalog.pg_stat_replication),
+            pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
+        FROM wal";
+    let row = client.query_one(sql, &[]).await?;
+    let shards = if row.get(11) {
+        let sql = "SELECT count(*)::int4 FROM pgshard.shard WHERE state <> 'moved'";
+        Some(unsigned(client.query_one(sql, &[]).await?.get(0)))
+    } else {
+        None
+    };
+    let bytes = |at: usize| row.get::<_, Option<i64>>(at).map(|bytes| u64::try_from(bytes).unwrap_or(0));
+    Ok(HostStatus {
+        version: row.get(0),
+        in_recovery: row.get(1),
+        shards,
+        bytes: bytes(2).unwrap_or(0),
+        connections: unsigned(row.get(3)),
+        connections_max: unsigned(row.get(4)),
+        wal_level: row.get(5),
+        wal: row.get::<_, Option<String>>(6).unwrap_or_default(),
+        wal_kept: bytes(7),
+        standbys: unsigned(row.get(8)),
+        lag_bytes: bytes(9),
+        lag_ms: row.get(10),
+    })
+}
+
+fn unsigned(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
+
+/// What a host has that shards on it may need.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// The database's encoding.
+    pub encoding: String,
+    /// Its `LC_COLLATE` and `LC_CTYPE`.
+    pub collation: String,
+    /// `wal_level`.
+    pub wal_level: String,
+    /// The roles there are.
+    pub roles: BTreeSet<String>,
+    /// The roles that something in a shard of this host is granted to.
+    pub granted: BTreeSet<String>,
+    /// The extensions in the database, `plpgsql` not among them.
+    pub extensions: BTreeSet<String>,
+}
+
+/// Reads what a host offers to shards. Works before bootstrap; then nothing is granted.
+///
+/// # Errors
+/// When a query fails.
+///
+/// # Cancel safety
+/// Only reads.
+pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgres::Error> {
+    let sql = "SELECT pg_catalog.pg_encoding_to_char(d.encoding)::text, d.datcollate::text || '/' || d.datctype::text,
+            pg_catalog.current_setting('wal_level'),
+            ARRAY(SELECT rolname::text FROM pg_catalog.pg_roles),
+            ARRAY(SELECT extname::text FROM pg_catalog.pg_extension WHERE extname <> 'plpgsql'),
+            pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
+        FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()";
+    let row = client.query_one(sql, &[]).await?;
+    let names = |at: usize| row.get::<_, Vec<String>>(at).into_iter().collect();
+    let mut found = Surroundings {
+        encoding: row.get(0),
+        collation: row.get(1),
+        wal_level: row.get(2),
+        roles: names(3),
+        granted: BTreeSet::new(),
+        extensions: names(4),
+    };
+    if row.get(5) {
+        // Every access list of a shard's schema and of what is in it.
+        let sql = "WITH here AS (SELECT n.oid, n.nspacl FROM pgshard.shard s
+                JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name WHERE s.state <> 'moved'),
+            lists AS (SELECT nspacl AS list FROM here
+                UNION ALL SELECT c.relacl FROM here JOIN pg_catalog.pg_class c ON c.relnamespace = here.oid
+                UNION ALL SELECT p.proacl FROM here JOIN pg_catalog.pg_proc p ON p.pronamespace = here.oid)
+            SELECT DISTINCT r.rolname::text FROM lists, pg_catalog.aclexplode(list) AS entry
+            JOIN pg_catalog.pg_roles r ON r.oid = entry.grantee";
+        found.granted = client.query(sql, &[]).await?.iter().map(|row| row.get(0)).collect();
+    }
+    Ok(found)
+}

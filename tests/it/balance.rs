@@ -1,0 +1,155 @@
+//! Balance: hosts come and go while an application writes, rebalances are killed and interrupted and go on; nothing is lost.
+
+use pgshard::ShardCount;
+use pgshard::config::Config;
+use pgshard::dev::config_text;
+use rustix::process::{Signal, kill_process};
+
+use crate::support::{Ran, TABLES, TestCluster, World, Writers, go_on, other, stopped};
+
+/// How many shards the map has on each host of the file.
+fn counts(world: &World) -> Vec<(String, usize)> {
+    let config = Config::load(&world.config.path).unwrap();
+    config.hosts.keys().map(|host| (host.to_string(), config.map.shards_on(host).count())).collect()
+}
+
+fn pairs(counts: &[(&str, usize)]) -> Vec<(String, usize)> {
+    counts.iter().map(|(host, count)| ((*host).to_owned(), *count)).collect()
+}
+
+/// Servers for all, and a config that knows only the first of them.
+async fn small_start(versions: &[u32], first: usize, shards: u16) -> World {
+    let servers = TestCluster::start_mixed(versions);
+    let hosts: Vec<_> = (0..first).map(|host| (servers.name(host), servers.server(host).url())).collect();
+    servers.write("migrations/0001_tables.sql", TABLES);
+    let text = config_text(ShardCount::new(shards.into()).unwrap(), &hosts, Some("migrations"));
+    let path = servers.write("pgshard.toml", &text);
+    let config = Config::load(path).unwrap();
+    let world = World { servers, config };
+    world.run(&["bootstrap"]).await.ended(0);
+    world
+}
+
+on_each_version! {
+    /// The story of adding capacity: two hosts become four, the first is retired, and the writers notice nothing, although
+    /// their router was made when there were two.
+    async fn two_hosts_become_four_and_the_first_is_retired(version) {
+        let mut world = small_start(&[version, other(version), version, other(version)], 2, 24).await;
+        let writers = Writers::start(&world, 3).await;
+        for (host, name) in [(2, "db3"), (3, "db4")] {
+            let url = world.servers.server(host).url();
+            let added = world.run(&["host", "add", name, &url]).await;
+            assert_eq!(added.ended(0).last()["bootstrapped"], true);
+        }
+        let refused = world.run(&["host", "remove", "db1", "--yes"]).await;
+        assert!(refused.ended(4).stderr.contains("db1 holds shards 0-11"), "{}", refused.stderr);
+
+        let rebalance = ["rebalance", "--by", "count", "--yes", "--group-size", "4"];
+        let done = world.run(&rebalance).await.ended(0).last();
+        assert_eq!((done["moved"].as_u64(), done["failed"].as_array().map(Vec::len)), (Some(12), Some(0)));
+        assert_eq!(counts(&world), pairs(&[("db1", 6), ("db2", 6), ("db3", 6), ("db4", 6)]));
+        // There is nothing left to do.
+        assert_eq!(world.run(&rebalance).await.ended(0).last()["moved"], 0);
+
+        // Also with what the first wave has left behind.
+        world.run(&["drain", "db1", "--by", "count", "--yes", "--complete"]).await.ended(0);
+        assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 8), ("db3", 8), ("db4", 8)]));
+        world.config = Config::load(&world.config.path).unwrap();
+        let removed = world.run(&["host", "remove", "db1", "--yes"]).await.ended(0).last();
+        assert!(removed["left"].as_array().unwrap().len() == 3, "{removed}");
+        assert_eq!(counts(&world), pairs(&[("db2", 8), ("db3", 8), ("db4", 8)]));
+
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+        let check = world.run(&["check"]).await;
+        check.ended(0);
+        let listed = world.run(&["host", "list"]).await.ended(0).last();
+        assert_eq!(listed["hosts"]["db3"]["shards"], 8);
+    }
+
+    /// Killed in the midst of a wave, and interrupted in another: the same command goes on, from what is then.
+    async fn a_rebalance_goes_on_after_a_kill_and_after_ctrl_c(version) {
+        let world = World::new(&[version, other(version)], 12).await;
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        world.write("pgshard.toml", &text.replace("[hosts.db2]", "[hosts.db2]\nweight = 3"));
+        let writers = Writers::start(&world, 2).await;
+        for point in ["after decide=kill", "after rows=kill"] {
+            let args = ["rebalance", "--by", "count", "--yes", "--group-size", "2"];
+            world.run_until(&args, point).await.ended(-9);
+        }
+        world.run(&["rebalance", "--by", "count", "--yes", "--complete"]).await.ended(0);
+        assert_eq!(counts(&world), pairs(&[("db1", 3), ("db2", 9)]));
+
+        let drain = ["drain", "db1", "--yes", "--group-size", "1"];
+        let child = world.command(&drain, &[("PGSHARD_FAILPOINT", "after swap=stop")]).spawn().unwrap();
+        let pid = stopped(&child).await;
+        kill_process(pid, Signal::INT).unwrap();
+        go_on(pid);
+        let interrupted = Ran::of(child).await;
+        interrupted.ended(130);
+        assert!(interrupted.stderr.contains("pgshard drain db1 --yes --group-size 1"), "{}", interrupted.stderr);
+        world.run(&drain).await.ended(0);
+        assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 12)]));
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+    }
+
+    /// A host that does not fit is refused, what its shards will lack is named, and no password is taken from the command line.
+    async fn a_host_is_checked_before_it_is_added(version) {
+        let world = small_start(&[version, other(version)], 1, 4).await;
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        let url = world.servers.server(1).url();
+        let secret = url.replace("app@", "app:hunter2@");
+        let refused = world.run(&["host", "add", "db2", &secret]).await;
+        assert!(refused.ended(2).stderr.contains("--password-env"), "{}", refused.stderr);
+        assert!(!refused.stderr.contains("hunter2"), "{}", refused.stderr);
+        let same = world.run(&["host", "add", "db2", &world.servers.server(0).url()]).await;
+        assert!(same.ended(2).stderr.contains("is the same database as \"db1\""), "{}", same.stderr);
+        let down = world.run(&["host", "add", "db2", "postgres://app@127.0.0.1:1/app"]).await;
+        down.ended(1);
+        assert_eq!(std::fs::read_to_string(&world.config.path).unwrap(), text);
+
+        let admin = world.servers.superuser(0).await;
+        admin.batch_execute("CREATE ROLE web; GRANT SELECT ON shard_0001.users TO web").await.unwrap();
+        let added = world.run(&["host", "add", "db2", &url]).await.ended(0).last();
+        assert!(added["missing"][0].as_str().unwrap().contains("CREATE ROLE \"web\""), "{added}");
+        world.servers.superuser(1).await.batch_execute("CREATE ROLE web").await.unwrap();
+        let again = world.run(&["host", "add", "db2", &url]).await.ended(0).last();
+        assert_eq!((&again["bootstrapped"], &again["missing"]), (&false.into(), &serde_json::json!([])));
+        world.run(&["rebalance", "--yes", "--by", "count"]).await.ended(0);
+        assert_eq!(counts(&world), pairs(&[("db1", 2), ("db2", 2)]));
+        // A move to db2 keeps old copies on db1: without db2 nobody could tell whether they may go.
+        let back = world.run(&["drain", "db2", "--yes"]).await;
+        back.ended(0);
+        let refused = world.run(&["host", "remove", "db2", "--yes"]).await;
+        assert!(refused.ended(4).stderr.contains("pgshard moves complete"), "{}", refused.stderr);
+    }
+
+    /// Constraints of the config are heeded, a shard that cannot be moved is named and the others go; a drain that would
+    /// leave one behind is refused whole.
+    async fn what_cannot_move_is_named(version) {
+        let world = World::new(&[version, version], 8).await;
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        let rules = "[rebalance]\napart = [\"0, 1\"]\n[rebalance.pinned]\ndb1 = \"7\"\n\n[map]";
+        world.write("pgshard.toml", &text.replace("[map]", rules));
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("CREATE VIEW public.outside AS SELECT id FROM shard_0002.users").await.unwrap();
+
+        let plan = world.run(&["rebalance", "--by", "count", "--threshold", "0", "--plan"]).await.ended(0).last();
+        let moves = plan["moves"].as_array().unwrap();
+        let of = |shard: u64| moves.iter().find(|one| one["shard"] == shard).map(|one| one["target"].as_str().unwrap());
+        assert_eq!(of(7), Some("db1"), "{plan}");
+        assert!(of(0).is_some() != of(1).is_some(), "{plan}");
+
+        let refused = world.run(&["drain", "db1", "--yes"]).await;
+        // Shard 7 is still on db2, so it does not stand in the way; shards 0 and 1 cannot both go where one of them is.
+        assert!(refused.ended(4).stderr.contains("no other host can take it"), "{}", refused.stderr);
+        world.write("pgshard.toml", &text);
+        let drained = world.run(&["drain", "db1", "--by", "sql:SELECT count(*) FROM {shard}.users", "--yes"]).await;
+        let done = drained.ended(8).last();
+        assert_eq!((done["moved"].as_u64(), done["failed"][0]["shard"].as_u64()), (Some(3), Some(2)), "{done}");
+        db1.batch_execute("DROP VIEW public.outside").await.unwrap();
+        world.run(&["drain", "db1", "--yes"]).await.ended(0);
+        assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 8)]));
+    }
+}

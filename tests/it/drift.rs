@@ -1,0 +1,64 @@
+//! `pgshard check --ddl`, and what else `check` finds of what nobody recorded.
+
+use serde_json::Value;
+
+use crate::support::World;
+
+/// The findings, without those that every world has: `code: message`.
+async fn findings(world: &World, args: &[&str]) -> Vec<String> {
+    let report = world.run(args).await.last();
+    let text = |finding: &Value, name: &str| finding[name].as_str().unwrap_or_default().to_owned();
+    let all = report["findings"].as_array().unwrap().iter();
+    let mut said: Vec<String> =
+        all.map(|finding| format!("{}: {}", text(finding, "code"), text(finding, "message"))).collect();
+    said.dedup();
+    said
+}
+
+on_each_version! {
+    /// Shards of the same make are no finding, though each has its number in its functions; those that somebody altered by
+    /// hand are grouped, and it is said in what they differ.
+    async fn groups(version) {
+        let world = World::new(&[version, version], 48).await;
+        world.run(&["check", "--ddl"]).await.ended(0);
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        for shard in [3, 4] {
+            db1.batch_execute(&format!("ALTER TABLE shard_000{shard}.photos ADD COLUMN extra text;
+                DROP INDEX shard_000{shard}.photos_user_id_id_idx")).await.unwrap();
+        }
+        db2.batch_execute("ALTER TABLE shard_0040.users ALTER name DROP NOT NULL;
+            CREATE OR REPLACE FUNCTION shard_0040.id_high_water() RETURNS bigint LANGUAGE sql AS 'SELECT 40::bigint';
+            GRANT SELECT ON shard_0041.users TO PUBLIC").await.unwrap();
+        let said = findings(&world, &["check", "--ddl"]).await;
+        assert_eq!(said, [
+            "ddl_differs: 2 shards (3-4): made otherwise than 44 others: index photos_user_id_id_idx: missing; \
+             table photos: column extra: only here; table photos: order of columns: id, user_id, title, made_at, extra, \
+             elsewhere id, user_id, title, made_at",
+            "ddl_differs: shard 40: made otherwise than 44 others: function id_high_water(): differs; \
+             table users: column name: text, elsewhere text NOT NULL",
+            "ddl_differs: shard 41: made otherwise than 44 others: table users: SELECT granted to PUBLIC: only here",
+        ]);
+        world.run(&["check", "--ddl"]).await.ended(1);
+        world.run(&["check"]).await.ended(0);
+    }
+
+    /// Schemas, slots and publications of no move; a signpost that was dropped.
+    async fn strays(version) {
+        let world = World::new(&[version, version], 8).await;
+        let db1 = world.servers.app(0).await;
+        world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+        let superuser = world.servers.superuser(0).await;
+        superuser.batch_execute("SELECT pg_create_logical_replication_slot('pgshard_lost', 'pgoutput')").await.unwrap();
+        db1.batch_execute("CREATE SCHEMA shard_0002__left_e7; DROP SCHEMA shard_0001 CASCADE;
+            CREATE PUBLICATION pgshard_lost FOR TABLE shard_0000.users").await.unwrap();
+        let said = findings(&world, &["check"]).await;
+        assert_eq!(said, [
+            "signpost_missing: shard 1: it has moved away, and no signpost stands where it was",
+            "stray_publication: the publication pgshard_lost belongs to no move",
+            "stray_schema: shard 2: the schema shard_0002__left_e7 looks like a move's, and no ledger has it",
+            "stray_slot: the replication slot pgshard_lost belongs to no move, and keeps the server's log",
+            "old_copy: shard 1: its old copy is kept",
+        ]);
+        superuser.batch_execute("SELECT pg_drop_replication_slot('pgshard_lost')").await.unwrap();
+    }
+}

@@ -1,0 +1,336 @@
+//! `pgshard migrate` on real servers: busy tables, failures, kills, canaries, moves, and statements without a transaction.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::support::{World, Writers};
+
+const ADD: (&str, &str) = ("migrations/0002_caption.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption text");
+
+impl World {
+    fn file(&self, (name, sql): (&str, &str)) {
+        self.servers.write(name, sql);
+    }
+
+    /// How many of the hosts' shards (those that are served) have a column or an index of this name.
+    async fn having(&self, name: &str) -> i64 {
+        let sql = "SELECT count(*) FROM pgshard.shard s JOIN pg_namespace n ON n.nspname = s.schema_name
+            WHERE s.state = 'serving' AND (
+                EXISTS (SELECT FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+                        WHERE c.relnamespace = n.oid AND c.relkind = 'r' AND a.attname = $1)
+                OR EXISTS (SELECT FROM pg_class c JOIN pg_index i ON i.indexrelid = c.oid
+                           WHERE c.relnamespace = n.oid AND c.relname = $1 AND i.indisvalid))";
+        let mut count = 0;
+        for client in self.all().await {
+            count += client.query_one(sql, &[&name]).await.unwrap().get::<_, i64>(0);
+        }
+        count
+    }
+
+    /// How many shards have recorded a migration, on the host that serves them.
+    async fn recorded(&self, name: &str) -> i64 {
+        let sql = "SELECT count(*) FROM pgshard.shard_migration JOIN pgshard.shard USING (shard_id)
+            WHERE state = 'serving' AND name = $1";
+        let mut count = 0;
+        for client in self.all().await {
+            count += client.query_one(sql, &[&name]).await.unwrap().get::<_, i64>(0);
+        }
+        count
+    }
+}
+
+on_each_version! {
+    /// A transaction that stays open on one shard's table does not make its writers wait: the migration gives way each
+    /// time, does all others meanwhile, and that shard when its turn comes.
+    async fn a_busy_table(version) {
+        let world = World::new(&[version, version], 16).await;
+        world.file(ADD);
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("INSERT INTO shard_0003.users (name) VALUES ('a');
+            INSERT INTO shard_0003.photos (user_id, title) SELECT id, 'x' FROM shard_0003.users").await.unwrap();
+        let holder = world.servers.app(0).await;
+        holder.batch_execute("BEGIN; SELECT * FROM shard_0003.photos").await.unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let writer = {
+            let (client, stop) = (world.servers.app(0).await, stop.clone());
+            tokio::spawn(async move {
+                let (mut worst, mut wrote) = (Duration::ZERO, 0);
+                while !stop.load(Ordering::Relaxed) {
+                    let begun = Instant::now();
+                    client.batch_execute("UPDATE shard_0003.photos SET title = title || 'y'").await.unwrap();
+                    (worst, wrote) = (worst.max(begun.elapsed()), wrote + 1);
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+                (worst, wrote)
+            })
+        };
+        let up = world.command(&["migrate", "up"], &[]).spawn().unwrap();
+        // All but that one, while the holder holds.
+        let begun = Instant::now();
+        while world.having("caption").await < 15 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "the others do not wait");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        assert_eq!(world.having("caption").await, 15);
+        holder.batch_execute("COMMIT").await.unwrap();
+        crate::support::Ran::of(up).await.ended(0);
+        stop.store(true, Ordering::Relaxed);
+        let (worst, wrote) = writer.await.unwrap();
+        assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (16, 16));
+        eprintln!("{wrote} writes, the longest {worst:?}");
+        assert!(wrote > 10);
+    }
+
+    /// A shard that stays busy, and one that fails, are named and written down; the others are done. `retry` does those
+    /// two and no others; `up` then finds nothing to do.
+    async fn failures_and_retry(version) {
+        let world = World::new(&[version, version], 16).await;
+        world.file(ADD);
+        let db2 = world.servers.app(1).await;
+        // In the way of the second migration, in one shard.
+        db2.batch_execute("CREATE TABLE shard_0012.albums ()").await.unwrap();
+        world.file(("migrations/0003_albums.sql", "CREATE TABLE {shard}.albums (id bigint);"));
+        let holder = world.servers.app(0).await;
+        holder.batch_execute("BEGIN; SELECT * FROM shard_0003.photos").await.unwrap();
+        let ran = world.run(&["migrate", "up", "--patience-s", "1"]).await;
+        ran.ended(8);
+        let done = ran.last();
+        assert_eq!((&done["hosts"]["db1"]["migrated"], &done["hosts"]["db2"]["migrated"]), (&7.into(), &7.into()));
+        let busy = done["hosts"]["db1"]["failed"][0]["message"].as_str().unwrap();
+        assert!(busy.starts_with("busy, tried") && busy.contains("has been in a transaction"), "{busy}");
+        let failed = &done["hosts"]["db2"]["failed"][0];
+        assert_eq!(failed["message"], "0003_albums failed: relation \"albums\" already exists (42P07)");
+        // Both of its migrations are one transaction.
+        assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (14, 14));
+        let status = world.run(&["migrate", "status"]).await.last();
+        assert_eq!((&status["migrations"][1]["failed"], &status["migrations"][2]["failed"]), (&"3".into(), &"12".into()));
+
+        holder.batch_execute("COMMIT").await.unwrap();
+        db2.batch_execute("DROP TABLE shard_0012.albums").await.unwrap();
+        world.file(("migrations/0004_more.sql", "ALTER TABLE {shard}.albums ADD COLUMN more int"));
+        world.run(&["migrate", "retry"]).await.ended(0);
+        assert_eq!((world.having("caption").await, world.recorded("0004_more").await), (16, 2));
+        world.run(&["migrate", "retry"]).await.ended(0);
+        assert_eq!(world.recorded("0004_more").await, 2);
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!(world.recorded("0004_more").await, 16);
+        assert!(world.run(&["migrate", "up"]).await.ended(0).stderr.contains("nothing to do"));
+        // An edited, a missing and a late file: refused with all of it, nothing is run.
+        world.file(("migrations/0002_caption.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption varchar"));
+        std::fs::remove_file(world.servers.directory().join("migrations/0004_more.sql")).unwrap();
+        world.file(("migrations/0005_new.sql", "ALTER TABLE {shard}.photos ADD COLUMN new int"));
+        let before = world.everything().await;
+        for command in ["up", "plan"] {
+            let ran = world.run(&["migrate", command]).await;
+            ran.ended(4);
+            for words in ["0002_caption was changed", "0004_more was run, and its file is not there"] {
+                assert!(ran.stdout.contains(words) || ran.stderr.contains(words), "{}{}", ran.stdout, ran.stderr);
+            }
+        }
+        assert_eq!(world.everything().await, before);
+    }
+
+    /// The canary's shards fail: no other is touched. They succeed: the others follow.
+    async fn a_canary(version) {
+        let world = World::new(&[version, version], 32).await;
+        world.file(("migrations/0002_bad.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption nothing"));
+        let ran = world.run(&["migrate", "up", "--canary", "5%"]).await;
+        let done = ran.ended(1).last();
+        let failed = |host: &str| done["hosts"][host]["failed"].as_array().unwrap().clone();
+        let held = |host: &str| failed(host).iter().filter(|one| one["message"] == "not tried: 2 of the canary failed").count();
+        assert_eq!((held("db1"), held("db2"), world.having("caption").await), (15, 15, 0));
+        std::fs::remove_file(world.servers.directory().join("migrations/0002_bad.sql")).unwrap();
+        world.file(ADD);
+        world.run(&["migrate", "up", "--canary", "3"]).await.ended(0);
+        assert_eq!(world.having("caption").await, 32);
+    }
+
+    /// Only these shards, only this host.
+    async fn a_part(version) {
+        let world = World::new(&[version, version], 16).await;
+        world.file(ADD);
+        world.run(&["migrate", "up", "--only", "3-9"]).await.ended(0);
+        assert_eq!(world.having("caption").await, 7);
+        let plan = world.run(&["migrate", "plan"]).await.ended(0).last();
+        assert_eq!(plan["hosts"]["db1"]["groups"][0]["shards"], "0-2");
+        assert_eq!(plan["migrations"][0]["first_line"], ADD.1);
+        world.run(&["migrate", "up", "--host", "db2"]).await.ended(0);
+        assert_eq!(world.having("caption").await, 13);
+        world.run(&["migrate", "up", "--only", "16"]).await.ended(2);
+    }
+
+    /// Once in each database and before its shards, in bootstrap and in `up`; a host where it fails is left alone, the other
+    /// goes on.
+    async fn once_per_host(version) {
+        let world = World::with_tables(&[version, version], 8, &[
+            ("0001_shared.sql", "-- pgshard: once-per-host\nCREATE TYPE public.mood AS ENUM ('good', 'bad')"),
+            ("0002_tables.sql", "CREATE TABLE {shard}.photos (id bigint, mood public.mood)"),
+        ]).await;
+        assert_eq!(world.having("mood").await, 8);
+        world.file(("migrations/0003_shared.sql",
+            "-- pgshard: once-per-host\nCREATE FUNCTION public.nice() RETURNS int LANGUAGE sql AS 'SELECT 1'"));
+        world.file(("migrations/0004_nice.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption int DEFAULT public.nice()"));
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("CREATE FUNCTION public.nice() RETURNS int LANGUAGE sql AS 'SELECT 2'").await.unwrap();
+        let done = world.run(&["migrate", "up"]).await.ended(8).last();
+        let fault = done["hosts"]["db1"]["fault"].as_str().unwrap();
+        assert!(fault.starts_with("0003_shared failed: function \"nice\" already exists"), "{fault}");
+        assert_eq!(world.having("caption").await, 4);
+        db1.batch_execute("DROP FUNCTION public.nice()").await.unwrap();
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!(world.having("caption").await, 8);
+        let status = world.run(&["migrate", "status"]).await.last();
+        assert_eq!(status["once_per_host"][1]["applied"], serde_json::json!(["db1", "db2"]));
+        world.file(("migrations/0003_shared.sql", "-- pgshard: once-per-host\nSELECT 1"));
+        world.run(&["migrate", "up"]).await.ended(4);
+    }
+
+    /// An index is made while writers go on. Where its data do not allow it, nothing is left; an index of the name that
+    /// nobody began is not ours; what a killed attempt left, valid or not, is cleaned up or taken over.
+    async fn without_a_transaction(version) {
+        let world = World::new(&[version, version], 8).await;
+        world.file(("migrations/0002_titles.sql",
+            "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY photos_title ON {shard}.photos (user_id, title);"));
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("INSERT INTO shard_0001.users (name) VALUES ('a');
+            INSERT INTO shard_0001.photos (user_id, title) SELECT id, 'x' FROM shard_0001.users, generate_series(1, 2);
+            CREATE INDEX photos_title ON shard_0002.photos (id)").await.unwrap();
+        let writers = Writers::start(&world, 2).await;
+        let ran = world.run(&["migrate", "up"]).await;
+        let done = ran.ended(8).last();
+        let failed: Vec<(i64, String)> = done["hosts"]["db1"]["failed"].as_array().unwrap().iter()
+            .map(|one| (one["shard"].as_i64().unwrap(), one["message"].as_str().unwrap().to_owned())).collect();
+        assert_eq!(failed[0].0, 1, "{failed:?}");
+        assert!(failed[0].1.contains("could not create unique index"), "{failed:?}");
+        assert_eq!(failed[1], (2, "0002_titles failed: there is an index photos_title already, which no migration has begun".to_owned()));
+        let left = "SELECT count(*) FROM pg_class WHERE relname = 'photos_title' AND relnamespace = 'shard_0001'::regnamespace";
+        assert_eq!(db1.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0);
+        assert_eq!(world.recorded("0002_titles").await, 6);
+        writers.stop().await.flawless();
+
+        // As a killed attempt leaves them: begun, with an index that is not valid, or a valid one, or none.
+        let superuser = world.servers.superuser(0).await;
+        for (shard, valid) in [(1, false), (2, true)] {
+            db1.batch_execute(&format!("DROP INDEX IF EXISTS shard_000{shard}.photos_title; DELETE FROM shard_000{shard}.photos;
+                CREATE UNIQUE INDEX photos_title ON shard_000{shard}.photos (user_id, title);
+                UPDATE pgshard.migration_attempt SET begun = true WHERE shard_id = {shard}")).await.unwrap();
+            superuser.batch_execute(&format!("UPDATE pg_index SET indisvalid = {valid}
+                WHERE indexrelid = 'shard_000{shard}.photos_title'::regclass")).await.unwrap();
+        }
+        let oid = "SELECT array_agg(oid ORDER BY relnamespace::regnamespace::text) FROM pg_class WHERE relname = 'photos_title'
+            AND relnamespace IN ('shard_0001'::regnamespace, 'shard_0002'::regnamespace)";
+        let before: Vec<u32> = db1.query_one(oid, &[]).await.unwrap().get(0);
+        world.run(&["migrate", "retry"]).await.ended(0);
+        let after: Vec<u32> = db1.query_one(oid, &[]).await.unwrap().get(0);
+        assert_eq!((before[0] == after[0], before[1] == after[1]), (false, true));
+        assert_eq!((world.having("photos_title").await, world.recorded("0002_titles").await), (8, 8));
+        // A new shard has it at once, and the same.
+        assert_eq!(db1.query_one("SELECT count(*) FROM pgshard.migration_attempt", &[]).await.unwrap().get::<_, i64>(0), 0);
+    }
+
+    /// The client is killed while the server still builds an index: nobody begins anew meanwhile, and afterwards the one
+    /// that was made is taken over.
+    async fn killed_at_an_index(version) {
+        let world = World::new(&[version], 4).await;
+        world.file(("migrations/0002_i.sql",
+            "-- pgshard: no-transaction\nCREATE INDEX CONCURRENTLY photos_title ON {shard}.photos (title)"));
+        let db1 = world.servers.app(0).await;
+        // CREATE INDEX CONCURRENTLY waits for its end.
+        db1.batch_execute("BEGIN; INSERT INTO shard_0001.users (name) VALUES ('a');
+            LOCK TABLE shard_0001.photos IN ROW EXCLUSIVE MODE").await.unwrap();
+        let mut up = world.command(&["migrate", "up", "--only", "1"], &[]).spawn().unwrap();
+        let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+        let other = world.servers.superuser(0).await;
+        let begun = Instant::now();
+        while other.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        up.kill().await.unwrap();
+        db1.batch_execute("COMMIT").await.unwrap();
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!((world.having("photos_title").await, world.recorded("0002_i").await), (4, 4));
+        let left = "SELECT count(*) FROM pg_index WHERE NOT indisvalid";
+        assert_eq!(other.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0);
+    }
+
+    /// Killed in the middle, again and again: each shard has all of a migration or nothing, and the last run finishes.
+    async fn killed_in_the_middle(version) {
+        let world = World::new(&[version, version], 64).await;
+        world.file(ADD);
+        world.file(("migrations/0003_two.sql", "CREATE TABLE {shard}.two (id int); SELECT pg_catalog.pg_sleep(0.02)"));
+        for round in 0..4 {
+            let mut up = world.command(&["migrate", "up", "--jobs", "2"], &[]).spawn().unwrap();
+            tokio::time::sleep(Duration::from_millis(60 + 70 * round)).await;
+            let _ = up.kill().await;
+        }
+        // The last one's server processes may still be at it; the next run waits for them.
+        let ran = world.run(&["migrate", "up"]).await;
+        ran.ended(0);
+        assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (64, 64));
+        assert_eq!(world.recorded("0003_two").await, 64);
+        world.run(&["check"]).await.ended(0);
+    }
+
+    /// Shards move to and fro while they are migrated, under writers: every move succeeds, every shard has the migration and
+    /// the record of it, on the host where it is, and no row is lost.
+    async fn moves_meanwhile(version) {
+        let world = World::new(&[version, version], 8).await;
+        let writers = Writers::start(&world, 2).await;
+        for round in 0..4 {
+            world.file((&format!("migrations/000{}_c.sql", round + 2),
+                &format!("ALTER TABLE {{shard}}.photos ADD COLUMN c{round} text; CREATE TABLE {{shard}}.t{round} (id bigint);
+                    CREATE FUNCTION {{shard}}.f{round}() RETURNS int LANGUAGE sql AS 'SELECT {round}'; SELECT pg_catalog.pg_sleep(0.05)")));
+            let target = if round % 2 == 0 { "db2" } else { "db1" };
+            let shards = "0-3";
+            let move_ = ["move", shards, "--to", target, "--yes", "--fence-attempts", "200"];
+            let (moved, first) = tokio::join!(world.run(&move_), async {
+                tokio::time::sleep(Duration::from_millis(40 * round)).await;
+                world.run(&["migrate", "up", "--jobs", "1"]).await
+            });
+            moved.ended(0);
+            assert!([0, 8].contains(&first.code()), "{}{}", first.stdout, first.stderr);
+            for one in first.last()["hosts"].as_object().unwrap().values().flat_map(|host| host["failed"].as_array().unwrap().clone()) {
+                assert_eq!(one["message"], "a move away from here is at work, and migrations wait for it");
+            }
+            world.run(&["migrate", "up"]).await.ended(0);
+            let (column, name) = (format!("c{round}"), format!("000{}_c", round + 2));
+            assert_eq!((world.having(&column).await, world.recorded(&name).await), (8, 8));
+        }
+        writers.stop().await.flawless();
+        world.audit_places().await;
+    }
+
+    /// A migration that takes longer than a lease does not cost a mover its move.
+    async fn a_long_migration_and_a_mover(version) {
+        let world = World::new(&[version, version], 4).await;
+        world.file(("migrations/0002_long.sql", "CREATE TABLE {shard}.long (id int); SELECT pg_catalog.pg_sleep(4)"));
+        let up = world.command(&["migrate", "up", "--only", "1"], &[]).spawn().unwrap();
+        let db1 = world.servers.superuser(0).await;
+        let asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        while db1.query_one(asleep, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let moved = world.run_with(&["move", "1", "--to", "db2", "--yes"], &[("PGSHARD_LEASE_MS", "1000")]).await;
+        moved.ended(0);
+        crate::support::Ran::of(up).await.ended(0);
+        assert_eq!((world.host_of(1), world.recorded("0002_long").await), (1, 1));
+        let db2 = world.servers.app(1).await;
+        db2.query("SELECT * FROM shard_0001.long", &[]).await.unwrap();
+    }
+}
+
+/// The next number, whatever the files hold; never over one that is there.
+#[tokio::test]
+async fn new_files() {
+    let world = World::new(&[18], 4).await;
+    let first = world.run(&["migrate", "new", "add_captions"]).await.ended(0).last();
+    assert!(first["file"].as_str().unwrap().ends_with("migrations/0002_add_captions.sql"));
+    let second = world.run(&["migrate", "new", "more"]).await.ended(0).last();
+    assert!(second["file"].as_str().unwrap().ends_with("migrations/0003_more.sql"));
+    world.run(&["migrate", "new", "../x"]).await.ended(2);
+    // What only has comments is not run by mistake.
+    assert!(world.run(&["migrate", "up"]).await.ended(2).stderr.contains("holds no statement"));
+}
