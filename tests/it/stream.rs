@@ -239,7 +239,7 @@ fn deed(schema: &str, number: u64, lane: u64) -> String {
         ),
         9 => format!("BEGIN; DELETE FROM {table} WHERE id = {id}; INSERT INTO {table} VALUES ({id}, 0, 'back', NULL); COMMIT"),
         10 => format!("BEGIN; UPDATE {table} SET tag = 0; ROLLBACK"),
-        _ if random % 40 == 0 => format!("TRUNCATE {table}"),
+        _ if random.is_multiple_of(40) => format!("TRUNCATE {table}"),
         _ => format!("INSERT INTO {table} SELECT g, {number}, 'many', NULL FROM generate_series({id}, {id} + 20) g ON CONFLICT DO NOTHING"),
     }
 }
