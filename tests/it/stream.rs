@@ -527,7 +527,11 @@ on_each_version!(
         scene.copy_and_follow(8192).await;
         scene.stream.caught_up().await.unwrap();
         scene.stream.kill();
-        scene.source.execute("SELECT pg_drop_replication_slot($1)", &[&scene.stream.name()]).await.unwrap();
+        // Its walsender finds out a moment later.
+        let drop = "SELECT pg_drop_replication_slot($1)";
+        while scene.source.execute(drop, &[&scene.stream.name()]).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         scene.stream.follow(PATIENCE);
         let error = tokio::time::timeout(PATIENCE, scene.stream.marker(shard(0), 1, "")).await.unwrap().unwrap_err();
         assert!(error.to_string().contains("is gone: abort the move"), "{error}");
