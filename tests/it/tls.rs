@@ -3,6 +3,7 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
+use pgshard::mover::stream_testing::replicated;
 use pgshard::pg::{ConnectError, ConnectOptions};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
@@ -106,4 +107,48 @@ async fn modes() {
     }
     let missing = world.connect("localhost", "sslmode=verify-full sslrootcert=/nowhere.pem").await;
     assert!(matches!(missing, Err(ConnectError::Tls { .. })), "{missing:?}");
+}
+
+/// Replication connections are opened by ourselves: the same modes, and every way to show a password.
+#[tokio::test]
+async fn replication_connections() {
+    let world = World::start(15).await;
+    let port = world.cluster.server(0).port();
+    let options = |name: &str, keys: &str| {
+        let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {keys}");
+        ConnectOptions::parse(&text).unwrap()
+    };
+    let encrypted = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+    let (ours, theirs) = (world.authority.display(), world.stranger.display());
+    for (name, keys, expected) in [
+        ("localhost", "sslmode=disable".to_owned(), Some("f")),
+        ("localhost", "sslmode=prefer".to_owned(), Some("t")),
+        ("localhost", format!("sslmode=verify-full sslrootcert={ours}"), Some("t")),
+        ("localhost", format!("sslmode=verify-full sslrootcert={theirs}"), None),
+        ("db.example", format!("sslmode=verify-full sslrootcert={ours}"), None),
+    ] {
+        let answer = replicated(&options(name, &keys), encrypted).await.ok().flatten();
+        assert_eq!(answer.as_deref(), expected, "{name} {keys}");
+    }
+
+    let superuser = world.cluster.superuser(0).await;
+    let rules = world.cluster.server(0).data_directory().join("pg_hba.conf");
+    let before = std::fs::read_to_string(&rules).unwrap();
+    for (method, stored) in [("scram-sha-256", "scram-sha-256"), ("md5", "md5"), ("password", "scram-sha-256")] {
+        let sql = format!("SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD 'pass wörd'");
+        superuser.batch_execute(&sql).await.unwrap();
+        std::fs::write(&rules, format!("host all app 127.0.0.1/32 {method}\n{before}")).unwrap();
+        superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
+        // Until the reload is heard, no password is asked for.
+        let wrong = options("localhost", "password=wrong sslmode=require");
+        for _ in 0..200 {
+            if replicated(&wrong, encrypted).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+        }
+        assert_eq!(replicated(&wrong, encrypted).await.unwrap_err().code(), Some("28P01"), "{method}");
+        let right = options("localhost", "password='pass wörd' sslmode=require");
+        assert_eq!(replicated(&right, encrypted).await.unwrap().as_deref(), Some("t"), "{method}");
+    }
 }

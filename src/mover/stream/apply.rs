@@ -176,11 +176,6 @@ impl Applier {
         })
     }
 
-    /// Whether a transaction is open.
-    pub(crate) fn is_open(&self) -> bool {
-        self.open
-    }
-
     /// A new row.
     pub(crate) async fn insert(&mut self, layout: &Arc<Layout>, row: &Row) -> Result<(), Failure> {
         self.wait(layout, Work::Insert, layout.values(row), Texts::new()).await

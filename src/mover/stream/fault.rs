@@ -38,18 +38,18 @@ pub(crate) enum Failure {
     /// One shard cannot go on; the others can, from where all is durable.
     Shard(ShardId, Fault),
     /// A connection, or something that may pass.
-    Passing(Error),
+    Passing(Box<Error>),
     /// Nothing that would help.
-    Final(Error),
+    Final(Box<Error>),
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         match error {
             Error::SlotLost { .. } | Error::Malformed { .. } | Error::UnknownHost { .. } | Error::OtherHost { .. } => {
-                Failure::Final(error)
+                Failure::Final(Box::new(error))
             }
-            error => Failure::Passing(error),
+            error => Failure::Passing(Box::new(error)),
         }
     }
 }

@@ -26,6 +26,7 @@ pub(crate) enum Basis {
     /// The pieces in `pgshard.chunk`: what a piece has seen is in it.
     Pieces,
     /// The slot's position: the target is a copy as of then, and every change is applied.
+    #[allow(dead_code, reason = "for the driver")]
     Position,
 }
 
@@ -56,6 +57,7 @@ pub(crate) struct FollowerOptions {
 
 impl FollowerOptions {
     /// A minute.
+    #[allow(dead_code, reason = "for the driver")]
     pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 }
 
@@ -272,6 +274,7 @@ pub(crate) struct Paused {
 
 impl Paused {
     /// Everything that was committed at the source before this position is at the target, and nothing else.
+    #[allow(dead_code, reason = "for the driver")]
     pub(crate) fn position(&self) -> u64 {
         self.view.borrow().position
     }

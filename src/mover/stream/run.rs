@@ -513,8 +513,9 @@ impl<'a> Run<'a> {
             }
             Command::Pause { granted, mut steps } => {
                 if granted.send(()).is_ok() {
-                    let limit = tokio::time::timeout(PAUSE_LIMIT, self.stand(&mut steps)).await;
-                    limit.unwrap_or(Ok(()))?;
+                    // What was read ahead may be lost then: begun anew, the stream has it again.
+                    let over = || Error::Unfollowed { shard: None, why: "a pause was too long".to_owned() };
+                    tokio::time::timeout(PAUSE_LIMIT, self.stand(&mut steps)).await.map_err(|_| over())??;
                 }
             }
         }

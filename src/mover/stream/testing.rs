@@ -18,11 +18,16 @@ use crate::mover::names::MoveId;
 use crate::mover::options::Observer;
 use crate::mover::session::Hosts;
 use crate::mover::throttle::Throttle;
-use crate::pg::quote_ident;
+use crate::pg::{ConnectOptions, ReplicationError, quote_ident};
 use crate::shard::ShardId;
 
 use super::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_beacon};
 use super::slot::{self, Direction, Owner};
+
+/// The first value that a statement gives on a replication connection.
+pub async fn replicated(options: &ConnectOptions, sql: &str) -> Result<Option<String>, ReplicationError> {
+    options.replicate("a test").await?.value(sql).await
+}
 
 /// A shard of a test: number, lease, schema at the source, schema at the target.
 pub type Part = (ShardId, Uuid, String, String);

@@ -85,7 +85,7 @@ impl Worker {
                 Err(failure) => failure,
             };
             match failure {
-                Failure::Final(error) => return Err(error),
+                Failure::Final(error) => return Err(*error),
                 Failure::Shard(shard, fault) => {
                     self.lose(shard, fault);
                     continue;
@@ -95,9 +95,13 @@ impl Worker {
                         (failing_since, pause) = (None, FIRST_PAUSE);
                     }
                     let since = *failing_since.get_or_insert_with(Instant::now);
-                    tracing::warn!(stream = self.options.stream, error = words(&error), "the stream is taken up again");
+                    tracing::warn!(
+                        stream = self.options.stream,
+                        error = words(&*error),
+                        "the stream is taken up again"
+                    );
                     if since.elapsed() + pause > self.options.patience {
-                        return Err(error);
+                        return Err(*error);
                     }
                 }
             }
