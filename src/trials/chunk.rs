@@ -109,7 +109,6 @@ async fn assert_same(source: &Session, target: &Session, work: &ShardCopy) {
 /// Copies under load, applies what was written meanwhile, and compares.
 async fn exact(versions: [u32; 2]) {
     let seed = fastrand::u64(..);
-    eprintln!("seed {seed}");
     let pair = Pair::start(versions).await;
     let work = pair.shard(7, TABLES, KEYS).await;
     fill(&pair).await;
@@ -125,9 +124,9 @@ async fn exact(versions: [u32; 2]) {
     target.client.batch_execute(&KEYS.replace("{shard}", &work.target_schema)).await.unwrap();
     let mut loaded = load(&target, work.hold, &work.tables).await.unwrap();
     let counts = apply_all(&source, &target, &work, &mut loaded).await;
-    eprintln!("{committed} transactions, {chunks} pieces, {snapshots} snapshots, {counts:?}");
     assert_same(&source, &target, &work).await;
-    assert!(snapshots > 20 && counts.skipped > 100 && counts.applied > 100, "there was something to get wrong");
+    let story = format!("{committed} transactions by seed {seed}, {chunks} pieces, {snapshots} snapshots, {counts:?}");
+    assert!(snapshots > 20 && counts.skipped > 100 && counts.applied > 100, "little to get wrong: {story}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
