@@ -53,17 +53,19 @@ pub(super) fn all() -> Vec<Property<Protocol>> {
 
 /// Those of a shard that may be fenced more than once.
 pub(super) fn of_fences() -> Vec<Property<Protocol>> {
-    vec![Property::sometimes("a fence ends by its deadline and a later one is decided", |_, w: &World| {
-        w.fences > 1 && is_moved(w)
-    })]
+    vec![
+        Property::sometimes("a mover takes over while the shard is fenced, and the move is kept", |_, w: &World| {
+            w.seen.taken_while_fenced && w.source.live.journal.phase == Phase::Kept
+        }),
+        Property::sometimes("a fence ends by its deadline and a later one is decided", |_, w: &World| {
+            w.fences > 1 && is_moved(w)
+        }),
+    ]
 }
 
 /// Those of the clients, which not every bound has.
 pub(super) fn of_routers() -> Vec<Property<Protocol>> {
     vec![
-        Property::sometimes("a mover takes over while the shard is fenced, and the move is kept", |_, w: &World| {
-            w.seen.taken_while_fenced && w.source.live.journal.phase == Phase::Kept
-        }),
         Property::sometimes("a router is sent on by the signpost", |_, w: &World| {
             w.routers.iter().any(believes_target)
         }),
