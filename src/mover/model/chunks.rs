@@ -367,7 +367,6 @@ const SCRIPTS: [[Change; 3]; 4] = [
 fn every_change_counts_exactly_once() {
     for script in SCRIPTS {
         let checker = Rule { script, mutant: None }.checker().spawn_bfs().join();
-        println!("{} worlds: {script:?}", checker.unique_state_count());
         checker.assert_properties();
     }
 }

@@ -60,11 +60,8 @@ const fn bounds(mode: Mode) -> Bounds {
 
 fn keeps_its_rules(bounds: Bounds) {
     let (states, broken) = explore(Protocol { bounds, mutant: None });
-    for (rule, story) in &broken {
-        println!("broken: {rule}\n{story}\n");
-    }
-    println!("{states} worlds: {bounds:?}");
-    assert!(broken.is_empty(), "{:?}, {bounds:?}", broken.keys());
+    let stories: Vec<_> = broken.iter().map(|(rule, story)| format!("broken: {rule}\n{story}\n")).collect();
+    assert!(broken.is_empty(), "{states} worlds: {bounds:?}\n{}", stories.join("\n"));
 }
 
 #[test]
@@ -160,13 +157,11 @@ fn every_mutant_is_caught() {
         let (rule, bounds) = killer(mutant);
         let first = HasDiscoveries::AnyOf(BTreeSet::from([rule]));
         let checker = Protocol { bounds, mutant: Some(mutant) }.checker().finish_when(first).spawn_bfs().join();
-        let worlds = checker.unique_state_count();
-        println!("{mutant:?}: {rule}: {worlds} worlds");
         assert!(checker.discovery(rule).is_some(), "{mutant:?} keeps the rule: {rule}");
     }
 }
 
-/// Larger bounds, for an evening: `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide -- --nocapture`.
+/// Larger bounds, for an evening: `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide`.
 #[test]
 fn wide() {
     if std::env::var("PGSHARD_MODEL").as_deref() != Ok("wide") {
