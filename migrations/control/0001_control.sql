@@ -536,6 +536,8 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     s pgshard.shard%ROWTYPE;
 BEGIN
+    -- What was seen to be served again may have been cleared away at the target.
+    PERFORM pgshard.commit_durably();
     UPDATE pgshard.shard
     SET state = 'serving', peer = NULL, move_id = NULL, attempt = NULL, lease = NULL, fence_deadline = NULL,
         last_fence_at = clock_timestamp()

@@ -25,6 +25,8 @@ mod failpoint;
 mod group;
 mod heartbeat;
 mod journal;
+#[cfg(test)]
+mod model;
 mod names;
 mod observe;
 mod options;

@@ -249,7 +249,11 @@ pub(crate) fn next(goal: Goal, observed: Observed) -> Step {
         }
         (Goal::Abort, _, Source::Serving, Target::Nothing | Target::Incoming { .. } | Target::Taken) => Step::Discard,
 
-        (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready }) if ready == Some(attempt) => {
+        // Online, "ready" is the follower's word that every change is there. That definitions and sequences were looked at
+        // behind this fence is known to the mover that has made it only, and that one has the stream.
+        (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready })
+            if ready == Some(attempt) && (mode == Mode::Blocking || stream == Stream::On) =>
+        {
             Step::DecideAndOpen { attempt }
         }
         // What is missing at the target comes by the stream. Without one, the source serves until there is.

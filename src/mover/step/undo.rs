@@ -3,6 +3,8 @@
 //! Unfence. Before: fenced by this move. After: the source serves as before. Discard. Before: the source serves. After:
 //! nothing of the move is left but its line in the journal. Dies halfway: the next abort, or `moves gc`, goes on.
 
+use uuid::Uuid;
+
 use super::ShardMove;
 use crate::map::ShardEpoch;
 use crate::mover::error::Error;
@@ -28,9 +30,14 @@ impl ShardMove<'_> {
         let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
         let what = "dropping what the move built";
         // Only this move's: the row says whose the schema is.
-        let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
+        let sql = "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
         self.target.batch(what, "BEGIN").await?;
-        if !self.target.rows(what, sql, &[&shard, id]).await?.is_empty() {
+        if let Some(row) = self.target.rows(what, sql, &[&shard, id]).await?.first() {
+            // A mover that was paused here, and taken over, would drop what the other has built and perhaps decided for.
+            if row.get::<_, Uuid>(0) != self.hold.lease {
+                self.target.batch(what, "ROLLBACK").await?;
+                return Err(Error::LeaseLost { shard: self.hold.shard });
+            }
             let incoming = self.names.incoming();
             self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&incoming))).await?;
             self.target

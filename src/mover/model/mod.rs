@@ -1,0 +1,261 @@
+//! The protocol of a move as a model that is explored exhaustively: two or three movers, two routers, a client that
+//! bypasses them, crashes between any two statements, lost messages. What a mover does next is decided by the very
+//! `state::next` that the driver runs. `docs/model.md` says what is modelled and what is not.
+//!
+//! Each transition stands for one statement or transaction of the mover (`movers`), the router (`clients`) or a function of
+//! `migrations/control/0001_control.sql` (`source`, `target`); the rules are in `properties`, the wrong variants that they
+//! must find in `mutant`. The applying rule for single rows has a model of its own, `chunks`.
+
+mod chunks;
+mod clients;
+mod movers;
+mod mutant;
+mod properties;
+mod source;
+mod target;
+mod tests;
+mod world;
+
+use stateright::{Model, Property};
+
+use super::state::{Phase, Stream};
+use crate::mover::state::Mode;
+use mutant::Mutant;
+use source::Functions;
+use world::{
+    Aim, At, Direct, Faults, Host, Journal, Log, MOVERS, Mover, Named, ROUTERS, Router, Row, Seen, Source, Stored,
+    Target, World,
+};
+
+/// How much is explored.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    mode: Mode,
+    /// Two: one that may fail in every way, and the operator's, which does not. Three: two that may fail.
+    movers: usize,
+    /// With one write each.
+    routers: usize,
+    /// Whether there is a client with plain SQL.
+    direct: bool,
+    /// How often the shard is fenced at most; a mover that wants to once more gives up.
+    fences: u8,
+    faults: Faults,
+}
+
+/// The model.
+#[derive(Clone, Copy, Debug)]
+struct Protocol {
+    bounds: Bounds,
+    mutant: Option<Mutant>,
+}
+
+/// Something that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    /// Mover m runs its next statement.
+    Mover(usize),
+    /// Mover m is started: takeover.
+    Start(usize, Aim),
+    /// The barrier of mover m is out of time.
+    Blocked(usize),
+    /// The target ends the transaction that mover m has left open.
+    IdleTimeout(usize),
+    /// The follower of mover m applies a transaction.
+    Apply(usize),
+    /// The follower tells the slot how far the target is.
+    Confirm,
+    /// The next step of a router.
+    Router(usize),
+    /// The next step of the client with plain SQL.
+    Direct,
+    /// Somebody ends a fence past its deadline.
+    Expire,
+    /// `moves gc` on what an ended move has left on the target, and on the source.
+    SweepTarget,
+    SweepSource,
+    /// `moves complete`.
+    Complete,
+    /// A host writes what was committed asynchronously to disk, and to its standbys.
+    Flush(Host),
+    // Faults.
+    Crash(usize),
+    Unsent(usize),
+    Unheard(usize),
+    HostCrash(Host),
+}
+
+impl Protocol {
+    fn functions(&self) -> Functions {
+        Functions { mode: self.bounds.mode, mutant: self.mutant }
+    }
+
+    /// What may happen without anything going wrong.
+    fn steps(&self, world: &World, actions: &mut Vec<Action>) {
+        self.mover_actions(world, actions);
+        self.client_actions(world, actions);
+        let (source, target) = (&world.source.live, &world.target.live);
+        if matches!(source.row, Row::Fenced { .. }) {
+            actions.push(Action::Expire);
+        }
+        if world.confirmed < self.confirmable(world) && self.bounds.faults.target_crashes > 0 {
+            actions.push(Action::Confirm);
+        }
+        if source.journal.phase.is_ended() {
+            if target.incoming.is_some() && world.locked_by.is_none() {
+                actions.push(Action::SweepTarget);
+            }
+            if source.signpost_in_ledger && source.row == Row::Serving {
+                actions.push(Action::SweepSource);
+            }
+        }
+        if source.journal.phase == Phase::Kept && target.serving {
+            actions.push(Action::Complete);
+        }
+        if world.source.live != world.source.durable {
+            actions.push(Action::Flush(Host::Source));
+        }
+        if world.target.live != world.target.durable {
+            actions.push(Action::Flush(Host::Target));
+        }
+    }
+
+    fn faults(&self, world: &World, actions: &mut Vec<Action>) {
+        self.mover_faults(world, actions);
+        if world.faults.source_crashes > 0 {
+            actions.push(Action::HostCrash(Host::Source));
+        }
+        if world.faults.target_crashes > 0 {
+            actions.push(Action::HostCrash(Host::Target));
+        }
+    }
+
+    /// How far the slot may forget: what is durable at the target.
+    fn confirmable(&self, world: &World) -> u8 {
+        match self.mutant {
+            Some(Mutant::SlotBeforeDurability) => world.target.live.applied,
+            _ => world.target.durable.applied,
+        }
+    }
+
+    fn happen(&self, world: &World, action: Action) -> Option<World> {
+        let mut after = *world;
+        match action {
+            Action::Mover(m) => after = self.mover(world, m)?,
+            Action::Start(m, aim) => after = self.start(world, m, aim),
+            Action::Blocked(m) => after = self.blocked(world, m)?,
+            Action::IdleTimeout(m) => self.roll_back(&mut after, m),
+            Action::Apply(m) => after = self.follow(world, m)?,
+            Action::Confirm => after.confirmed = self.confirmable(world),
+            Action::Router(n) => after = self.router(world, n)?,
+            Action::Direct => after = self.direct(world)?,
+            Action::Expire => {
+                after.source.live = self.functions().expire_fence(&world.source.live)?;
+                if self.mutant != Some(Mutant::AsynchronousControl) {
+                    after.source.flush();
+                }
+            }
+            Action::SweepTarget => after.target.live = world.target.live.discarded(),
+            Action::SweepSource => after.source.live = self.functions().drop_signpost(&world.source.live),
+            Action::Complete => {
+                after.source.live.copy = false;
+                after.source.live.journal.phase = Phase::Completed;
+            }
+            Action::Flush(Host::Source) => after.source.flush(),
+            Action::Flush(Host::Target) => after.target.flush(),
+            Action::Crash(m) => after = self.crash(world, m),
+            Action::Unsent(m) => after = self.unsent(world, m),
+            Action::Unheard(m) => after = self.unheard(world, m)?,
+            Action::HostCrash(Host::Source) => {
+                after.faults.source_crashes -= 1;
+                after.source.crash();
+                Self::disconnect(&mut after, Host::Source);
+            }
+            Action::HostCrash(Host::Target) => {
+                after.faults.target_crashes -= 1;
+                after.target.crash();
+                after.locked_by = None;
+                Self::disconnect(&mut after, Host::Target);
+            }
+        }
+        // A host that never crashes need not be told what it would lose.
+        if self.bounds.faults.source_crashes == 0 {
+            after.source.flush();
+        }
+        if self.bounds.faults.target_crashes == 0 {
+            after.target.flush();
+        }
+        (after != *world).then_some(after)
+    }
+
+    /// Whether nothing happens any more unless something goes wrong.
+    fn is_quiet(&self, world: &World) -> bool {
+        let mut actions = Vec::new();
+        self.steps(world, &mut actions);
+        !actions.into_iter().any(|action| self.happen(world, action).is_some())
+    }
+}
+
+impl Model for Protocol {
+    type State = World;
+    type Action = Action;
+
+    /// The first mover has claimed the shard; or it was resumed at once, to abort.
+    fn init_states(&self) -> Vec<World> {
+        let journal = Journal { phase: Phase::Claimed, attempt: 0, lease: 0, token: None };
+        let asleep = Mover { at: At::Asleep, aim: Aim::Finish, stream: Stream::Off, restarts: 0 };
+        let mut movers = [asleep; MOVERS];
+        movers[0].at = At::Look;
+        let world = World {
+            source: Stored::new(Source {
+                row: Row::Serving,
+                named: Named::Shard,
+                journal,
+                markers: 0,
+                log: Log::EMPTY,
+                signpost: false,
+                signpost_in_ledger: false,
+                copy: true,
+            }),
+            target: Stored::new(Target {
+                incoming: None,
+                schema: false,
+                schema_in_ledger: false,
+                loaded: false,
+                rows: 0,
+                applied: 0,
+                serving: false,
+            }),
+            locked_by: None,
+            confirmed: 0,
+            fences: 0,
+            movers,
+            routers: [Router::Ready { cached: Host::Source }; ROUTERS],
+            direct: Direct::Idle,
+            faults: self.bounds.faults,
+            seen: Seen::default(),
+        };
+        let mut aborting = world;
+        aborting.movers[0].aim = Aim::Abort;
+        vec![world, aborting]
+    }
+
+    fn actions(&self, world: &World, actions: &mut Vec<Action>) {
+        self.steps(world, actions);
+        self.faults(world, actions);
+    }
+
+    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+        self.happen(world, action)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let mut all = properties::all();
+        if self.bounds.fences > 1 {
+            all.extend(properties::of_fences());
+        }
+        if self.bounds.routers > 0 {
+            all.extend(properties::of_routers());
+        }
+        all
+    }
+}

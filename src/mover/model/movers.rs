@@ -1,0 +1,551 @@
+//! Movers: the loop of `driver.rs` with its real decision, `state::next`, and what each statement does when it is
+//! answered, refused, or not heard of again.
+
+use super::super::state::{self, Goal, Observed, Phase, Step, Stream};
+use super::mutant::Mutant;
+use super::world::{Aim, At, Incoming, Lease, Mover, Record, Row, Target, World};
+use super::{Action, Protocol};
+use crate::mover::state::Mode;
+
+/// How often the operator starts the last mover again before the model calls it a move that does not end.
+const RESTARTS_MAX: u8 = 4;
+
+/// How a statement ended, if it did.
+enum Ran {
+    /// It waits for a lock.
+    Waits,
+    /// Done; this is next.
+    Then(At),
+    /// `Error::Superseded`, or an unknown outcome: look again.
+    Again,
+    /// Any other error: the mover gives up.
+    Fails,
+    /// As `Fails`, and the operator knows that the move can only be finished.
+    TooLate,
+}
+
+impl Protocol {
+    pub(super) fn mover_actions(&self, world: &World, actions: &mut Vec<Action>) {
+        for m in 0..self.bounds.movers {
+            let mover = world.movers[m];
+            match mover.at {
+                At::Asleep if world.movers[m - 1].at != At::Asleep => {
+                    actions.extend([Aim::Finish, Aim::Abort].map(|aim| Action::Start(m, aim)));
+                }
+                At::Asleep | At::Ended | At::Crashed => {}
+                at => {
+                    actions.push(Action::Mover(m));
+                    if matches!(at, At::Barrier { .. }) && Self::is_held(world) || matches!(at, At::Drain { .. }) {
+                        actions.push(Action::Blocked(m));
+                    }
+                    if matches!(at, At::Decide { .. } | At::CommitOpen { .. })
+                        && world.locked_by == Some(m as Lease)
+                        && !self.is_reliable(m)
+                    {
+                        actions.push(Action::IdleTimeout(m));
+                    }
+                }
+            }
+            if mover.stream == Stream::On && !matches!(mover.at, At::Ended | At::Crashed) {
+                actions.push(Action::Apply(m));
+            }
+        }
+    }
+
+    pub(super) fn mover_faults(&self, world: &World, actions: &mut Vec<Action>) {
+        for m in (0..self.bounds.movers).filter(|m| !self.is_reliable(*m)) {
+            if matches!(world.movers[m].at, At::Asleep | At::Ended | At::Crashed) {
+                continue;
+            }
+            if world.faults.mover_crashes > 0 {
+                actions.push(Action::Crash(m));
+            }
+            if world.faults.lost_messages > 0 {
+                actions.extend([Action::Unsent(m), Action::Unheard(m)]);
+            }
+        }
+    }
+
+    /// The last mover is the operator who does not give up: it does not crash, and what it sends arrives.
+    fn is_reliable(&self, m: usize) -> bool {
+        m + 1 == self.bounds.movers
+    }
+
+    pub(super) fn start(&self, world: &World, m: usize, aim: Aim) -> World {
+        let mut after = *world;
+        after.movers[m] = Mover { at: At::TakeSource, aim, ..world.movers[m] };
+        after
+    }
+
+    pub(super) fn crash(&self, world: &World, m: usize) -> World {
+        let mut after = *world;
+        after.faults.mover_crashes -= 1;
+        after.movers[m].at = At::Crashed;
+        after.movers[m].stream = Stream::Off;
+        self.roll_back(&mut after, m);
+        after
+    }
+
+    /// The mover's connections break before its statement is sent.
+    pub(super) fn unsent(&self, world: &World, m: usize) -> World {
+        let mut after = *world;
+        after.faults.lost_messages -= 1;
+        self.broken(&mut after, m, world.movers[m].at);
+        after
+    }
+
+    /// They break after it was run, before the answer.
+    pub(super) fn unheard(&self, world: &World, m: usize) -> Option<World> {
+        let mut after = self.mover(world, m)?;
+        after.faults.lost_messages -= 1;
+        self.broken(&mut after, m, world.movers[m].at);
+        Some(after)
+    }
+
+    fn broken(&self, after: &mut World, m: usize, sent: At) {
+        self.roll_back(after, m);
+        let ran = match sent {
+            // `Driver::reconnect`.
+            At::OpenPrepared { .. } | At::Decide { .. } | At::CommitOpen { .. } | At::FinishOpen { .. } => Ran::Again,
+            At::LeaveServing => {
+                self.end(after, m, Aim::Abort);
+                return;
+            }
+            _ => Ran::Fails,
+        };
+        self.went(after, m, ran);
+    }
+
+    /// What is open on the target under this mover's connection is undone.
+    pub(super) fn roll_back(&self, world: &mut World, m: usize) {
+        if world.locked_by == Some(m as Lease) {
+            world.locked_by = None;
+        }
+    }
+
+    /// The budget of the barrier, or of the drain, is over: swap back, try again later.
+    pub(super) fn blocked(&self, world: &World, m: usize) -> Option<World> {
+        let (At::Barrier { attempt, .. } | At::Drain { attempt, .. }) = world.movers[m].at else { return None };
+        let mut after = *world;
+        after.movers[m].at = At::Unfence { attempt };
+        Some(after)
+    }
+
+    /// The next statement of a mover; `None` if it waits.
+    pub(super) fn mover(&self, world: &World, m: usize) -> Option<World> {
+        let mut after = *world;
+        let ran = self.statement(&mut after, m);
+        if matches!(ran, Ran::Waits) {
+            return None;
+        }
+        let at = world.movers[m].at;
+        // Who takes over has no lease yet, who shows the token needs none, and a signpost that stands beside the shard is
+        // inert and in the ledger.
+        if !matches!(at, At::TakeSource | At::TakeTarget | At::FinishOpen { .. } | At::Signpost) {
+            let lease = m as Lease;
+            let others = world.target.live.incoming.is_some_and(|incoming| incoming.lease != lease);
+            after.seen.zombie |= after.source.live != world.source.live && world.source.live.journal.lease != lease;
+            after.seen.zombie |= after.target.live != world.target.live && others;
+        }
+        // Sessions of movers commit synchronously, whatever the database's default.
+        if self.mutant != Some(Mutant::AsynchronousControl)
+            && after.source.live != world.source.live
+            && !self.is_late(at)
+        {
+            after.source.flush();
+        }
+        self.went(&mut after, m, ran);
+        Some(after)
+    }
+
+    /// Whether a mutant has this commit asynchronous.
+    fn is_late(&self, at: At) -> bool {
+        match self.mutant {
+            Some(Mutant::FailOverLosesFence) => matches!(at, At::Mark { .. } | At::Decide { .. }),
+            Some(Mutant::StopAtWalPosition) => matches!(at, At::Mark { .. }),
+            _ => false,
+        }
+    }
+
+    fn went(&self, after: &mut World, m: usize, ran: Ran) {
+        match ran {
+            Ran::Waits => {}
+            Ran::Then(at) => after.movers[m].at = at,
+            Ran::Again => {
+                self.roll_back(after, m);
+                after.movers[m].at = At::Look;
+            }
+            Ran::Fails => {
+                self.roll_back(after, m);
+                after.movers[m].at = At::LeaveServing;
+            }
+            Ran::TooLate => self.end(after, m, Aim::Finish),
+        }
+    }
+
+    /// The end of one run. The operator starts the last mover again, to abort, and to finish if it is too late for that.
+    fn end(&self, after: &mut World, m: usize, next: Aim) {
+        let mover = &mut after.movers[m];
+        mover.stream = Stream::Off;
+        if self.is_reliable(m) && mover.restarts < RESTARTS_MAX {
+            *mover = Mover { at: At::TakeSource, aim: next, restarts: mover.restarts + 1, ..*mover };
+        } else {
+            mover.at = At::Ended;
+        }
+    }
+
+    fn statement(&self, after: &mut World, m: usize) -> Ran {
+        let lease = m as Lease;
+        let then = |at: At, done: Option<()>| if done.is_some() { Ran::Then(at) } else { Ran::Fails };
+        let aim = after.movers[m].aim;
+        // Statements on the row of pgshard.incoming wait for whoever has it locked.
+        let waits = after.locked_by.is_some_and(|by| by != lease);
+        // Its transaction there was ended from outside, or went down with the server.
+        let ended = after.locked_by != Some(lease);
+        let sql = self.functions();
+        let (source, target) = (&mut after.source, &mut after.target);
+        match after.movers[m].at {
+            At::Asleep | At::Ended | At::Crashed => Ran::Waits,
+
+            At::TakeSource => {
+                after.seen.taken_while_fenced |= matches!(source.live.row, Row::Fenced { .. });
+                source.live = sql.take_over(&source.live, lease);
+                Ran::Then(At::TakeTarget)
+            }
+            At::TakeTarget => {
+                // The former mover's sessions are ended, and with them what they have open.
+                after.locked_by = None;
+                if let Some(incoming) = &mut target.live.incoming {
+                    incoming.lease = lease;
+                }
+                Ran::Then(At::Look)
+            }
+            At::Look if source.live.journal.lease != lease => Ran::Fails,
+            At::Look => {
+                let (phase, token) = (source.live.journal.phase, source.live.journal.token);
+                Ran::Then(At::LookTarget { phase, row: source.live.row, token })
+            }
+            At::LookTarget { phase, row, token } => {
+                let stream = after.movers[m].stream;
+                self.decided(aim, stream, (phase, row, token), &target.live)
+            }
+
+            _ if waits && at_incoming(after.movers[m].at) => Ran::Waits,
+            At::Announce => then(At::Build, apply(&mut target.live, |t| t.announce(lease, self.mutant))),
+            At::Build => {
+                let next = if self.mutant == Some(Mutant::LedgerAfterCreation) { At::Record } else { At::Signpost };
+                then(next, apply(&mut target.live, |t| t.build(lease)))
+            }
+            At::Record => {
+                target.live.schema_in_ledger = true;
+                Ran::Then(At::Signpost)
+            }
+            At::Signpost => then(At::Prepared, apply(&mut source.live, |s| sql.build_signpost(s))),
+            At::Prepared => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Prepared))),
+
+            // All pieces at once. What the snapshot saw is flushed on the source before the target keeps it.
+            At::Load if target.live.loaded => Ran::Then(At::Loaded),
+            At::Load => {
+                source.flush();
+                let (rows, applied) = (source.live.log.writes(), source.live.log.length());
+                let load = |t: &Target| t.under(lease).map(|_| Target { loaded: true, rows, applied, ..*t });
+                then(At::Loaded, apply(&mut target.live, load))
+            }
+            At::Loaded => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Loaded))),
+            At::Follow => {
+                after.movers[m].stream = Stream::On;
+                Ran::Then(At::Look)
+            }
+            // Up to a beacon that is committed now.
+            At::CatchUp => {
+                source.flush();
+                if target.live.applied >= source.durable.log.length() {
+                    return Ran::Then(At::CaughtUp);
+                }
+                let done = self.apply_next(after, lease);
+                then(At::CatchUp, done)
+            }
+            At::CaughtUp => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Ready))),
+
+            // `ShardMove::preset`: by which token the target may be opened, and that it is ready for no attempt.
+            At::Preset if after.fences >= self.bounds.fences => Ran::Fails,
+            At::Preset => {
+                after.fences += 1;
+                let token = Some(after.fences);
+                let keeps = self.mutant == Some(Mutant::MarkerOfEarlierAttempt);
+                let preset = |t: &Target| {
+                    let incoming = t.under(lease)?;
+                    let ready = incoming.ready.filter(|_| keeps);
+                    Some(Target { incoming: Some(Incoming { ready, hash: token, ..incoming }), ..*t })
+                };
+                let done = apply(&mut target.live, preset);
+                target.flush();
+                then(At::Swap { token }, done)
+            }
+            At::Swap { token: None } if after.fences >= self.bounds.fences => Ran::Fails,
+            At::Swap { token } => {
+                let made = token.unwrap_or(after.fences + 1);
+                match (sql.fence(&source.live, lease, made), self.bounds.mode) {
+                    (Some(fenced), mode) => {
+                        source.live = fenced;
+                        after.fences = after.fences.max(made);
+                        let attempt = fenced.journal.attempt;
+                        Ran::Then(if mode == Mode::Online { At::Barrier { attempt, token } } else { At::Look })
+                    }
+                    // `Driver::rebuild`, whatever the reason.
+                    (None, Mode::Blocking) => Ran::Then(At::Announce),
+                    (None, Mode::Online) => Ran::Again,
+                }
+            }
+            At::Barrier { attempt, token } => {
+                let stop = source.live.log.length();
+                let held = Self::is_held(after);
+                if held && self.mutant == Some(Mutant::StopBeforeBarrier) {
+                    return Ran::Then(At::BarrierAt { attempt, token, stop });
+                }
+                if held && self.mutant != Some(Mutant::FenceWithoutBarrier) {
+                    return Ran::Waits;
+                }
+                Ran::Then(At::Mark { attempt, token, stop: None })
+            }
+            At::BarrierAt { attempt, token, stop } => {
+                if Self::is_held(after) {
+                    return Ran::Waits;
+                }
+                Ran::Then(At::Mark { attempt, token, stop: Some(stop) })
+            }
+            At::Mark { attempt, token, stop } => {
+                let held = Self::is_held(after);
+                if sql.mark(&mut after.source, attempt, lease).is_none() {
+                    return Ran::Again;
+                }
+                after.seen.marked_early |= held;
+                let wal = after.source.durable.log.length();
+                let stop = if self.mutant == Some(Mutant::StopAtWalPosition) { Some(wal) } else { stop };
+                Ran::Then(match self.bounds.mode {
+                    Mode::Blocking => At::Check { attempt, token, stop },
+                    Mode::Online => At::Drain { attempt, token, stop },
+                })
+            }
+            // That nothing but rows has changed behind the fence.
+            At::Check { attempt, token, stop } => {
+                after.seen.checked |= token.map_or(0, |token| 1 << token);
+                Ran::Then(match self.bounds.mode {
+                    Mode::Blocking => At::Rows { attempt, token, stop },
+                    Mode::Online => At::OpenPrepared { attempt },
+                })
+            }
+            At::Rows { attempt, token, stop } => {
+                if target.live.under(lease).is_none() {
+                    return Ran::Fails;
+                }
+                let copied = match stop {
+                    Some(stop) => source.live.log.up_to(stop).writes(),
+                    None => source.live.log.writes(),
+                };
+                after.locked_by = Some(lease);
+                Ran::Then(At::Ready { attempt, token, copied })
+            }
+            At::Ready { .. } if ended => Ran::Fails,
+            At::CommitOpen { .. } if ended => Ran::Again,
+            At::Ready { attempt, token, copied } => {
+                after.locked_by = None;
+                let ready = |t: &Target| t.ready(lease, attempt, token).map(|t| Target { rows: copied, ..t });
+                let done = apply(&mut target.live, ready);
+                target.flush();
+                then(At::Copied, done)
+            }
+            At::Drain { attempt, token, stop } => self.drain(after, lease, (attempt, token, stop)),
+            At::Copied => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Copied))),
+
+            At::OpenPrepared { attempt } => {
+                if !target.live.may_open(lease, attempt) {
+                    return Ran::Again;
+                }
+                after.locked_by = Some(lease);
+                let swapped = self.mutant == Some(Mutant::OpenBeforeDecide);
+                Ran::Then(if swapped { At::CommitOpen { attempt } } else { At::Decide { attempt } })
+            }
+            At::Decide { attempt } => {
+                if sql.decide(source, attempt, lease).is_none() {
+                    return Ran::Again;
+                }
+                after.seen.decided = true;
+                after.seen.unchecked |=
+                    source.live.journal.token.is_none_or(|token| after.seen.checked & 1 << token == 0);
+                let swapped = self.mutant == Some(Mutant::OpenBeforeDecide);
+                if swapped { Ran::Again } else { Ran::Then(At::CommitOpen { attempt }) }
+            }
+            At::CommitOpen { attempt } => {
+                after.locked_by = None;
+                target.live = target.live.opened();
+                target.flush();
+                let swapped = self.mutant == Some(Mutant::OpenBeforeDecide);
+                Ran::Then(if swapped { At::Decide { attempt } } else { At::Look })
+            }
+            At::FinishOpen { token } => {
+                let Some(outcome) = target.live.finish_open(token, self.mutant) else { return Ran::Again };
+                if let Some(opened) = outcome {
+                    target.live = opened;
+                    target.flush();
+                }
+                Ran::Then(At::Look)
+            }
+            At::Publish => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Kept))),
+
+            At::Unfence { attempt } => {
+                let _ = apply(&mut source.live, |s| sql.unfence(s, attempt, Some(lease)));
+                Ran::Then(At::Look)
+            }
+            At::DiscardTarget => match target.live.incoming {
+                Some(incoming) if incoming.lease != lease && self.mutant != Some(Mutant::CancelWithoutLease) => {
+                    Ran::Fails
+                }
+                Some(_) => {
+                    target.live = target.live.discarded();
+                    Ran::Then(At::DiscardSource)
+                }
+                None => Ran::Then(At::DiscardSource),
+            },
+            At::DiscardSource => {
+                if source.live.journal.lease != lease && self.mutant != Some(Mutant::CancelWithoutLease) {
+                    return Ran::Fails;
+                }
+                source.live = sql.drop_signpost(&source.live);
+                Ran::Then(At::Aborted)
+            }
+            At::Aborted => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Aborted))),
+
+            At::LeaveServing => {
+                if let Row::Fenced { attempt, lease: of } = source.live.row
+                    && of == lease
+                {
+                    let _ = apply(&mut source.live, |s| sql.unfence(s, attempt, Some(lease)));
+                }
+                self.end(after, m, Aim::Abort);
+                Ran::Then(after.movers[m].at)
+            }
+        }
+    }
+
+    /// `observe` and `state::next`: what the driver does with what the hosts said.
+    fn decided(&self, aim: Aim, stream: Stream, (phase, row, token): (Phase, Row, Option<u8>), target: &Target) -> Ran {
+        let attempt_of = i32::from;
+        let source = match row {
+            Row::Serving => state::Source::Serving,
+            Row::Fenced { attempt, .. } => state::Source::Fenced { attempt: attempt_of(attempt) },
+            Row::Moved { .. } => state::Source::Moved,
+        };
+        let shown = match row {
+            Row::Moved { token } => token,
+            Row::Serving | Row::Fenced { .. } => token,
+        };
+        let reuses = |ready: Option<u8>| match row {
+            Row::Fenced { attempt, .. } if self.mutant == Some(Mutant::MarkerOfEarlierAttempt) => {
+                ready.and(Some(attempt))
+            }
+            _ => ready,
+        };
+        let there = match target.incoming {
+            _ if target.serving => state::Target::Opened,
+            Some(incoming) => state::Target::Incoming { ready: reuses(incoming.ready).map(attempt_of) },
+            None => state::Target::Nothing,
+        };
+        let goal = match aim {
+            Aim::Finish => Goal::Finish,
+            Aim::Abort => Goal::Abort,
+        };
+        let observed = Observed { mode: self.bounds.mode, phase, source, target: there, stream };
+        let narrow = |attempt: i32| attempt as u8;
+        Ran::Then(match state::next(goal, observed) {
+            Step::Prepare => At::Announce,
+            Step::Load => At::Load,
+            // `group.rs` starts the follower before it lets a shard go on to what needs one.
+            Step::CatchUp | Step::Fence if self.bounds.mode == Mode::Online && stream == Stream::Off => At::Follow,
+            Step::CatchUp => At::CatchUp,
+            Step::Fence if self.bounds.mode == Mode::Online => At::Preset,
+            Step::Fence => At::Swap { token: None },
+            Step::Copy { attempt } => At::Barrier { attempt: narrow(attempt), token },
+            // `Driver::drain`: what was set before that fence is not known any more.
+            Step::Drain { attempt } => At::Unfence { attempt: narrow(attempt) },
+            Step::DecideAndOpen { attempt } => At::OpenPrepared { attempt: narrow(attempt) },
+            Step::Open => At::FinishOpen { token: shown },
+            Step::Publish => At::Publish,
+            Step::Unfence { attempt } => At::Unfence { attempt: narrow(attempt) },
+            Step::Discard => At::DiscardTarget,
+            Step::Done => At::Ended,
+            Step::TooLate => return Ran::TooLate,
+            Step::Stuck => return Ran::Fails,
+        })
+    }
+}
+
+/// Whether the statement wants the row of `pgshard.incoming` for itself.
+fn at_incoming(at: At) -> bool {
+    matches!(
+        at,
+        At::Announce
+            | At::Build
+            | At::Rows { .. }
+            | At::Preset
+            | At::OpenPrepared { .. }
+            | At::FinishOpen { .. }
+            | At::DiscardTarget
+    )
+}
+
+fn apply<T: Copy>(to: &mut T, change: impl FnOnce(&T) -> Option<T>) -> Option<()> {
+    *to = change(to)?;
+    Some(())
+}
+
+impl Protocol {
+    /// The follower's next transaction.
+    pub(super) fn follow(&self, world: &World, m: usize) -> Option<World> {
+        let marker = matches!(world.source.durable.log.get(self.position(world)), Some(Record::Marker(_)));
+        if marker && world.locked_by.is_some_and(|by| by != m as Lease) {
+            return None;
+        }
+        let mut after = *world;
+        self.apply_next(&mut after, m as Lease)?;
+        Some(after)
+    }
+
+    /// Where the stream goes on: behind what is applied, unless the slot has forgotten that already.
+    fn position(&self, world: &World) -> u8 {
+        world.target.live.applied.max(world.confirmed)
+    }
+
+    /// One transaction of the stream, with its progress by compare-and-swap on lease and position. A marker's says that the
+    /// target is ready for its attempt, and is synchronous.
+    fn apply_next(&self, after: &mut World, lease: Lease) -> Option<()> {
+        let at = self.position(after);
+        let record = after.source.durable.log.get(at)?;
+        let target = &mut after.target;
+        let incoming = target.live.under(lease).filter(|_| target.live.loaded)?;
+        target.live.applied = at + 1;
+        match record {
+            Record::Write(n) => target.live.rows |= 1 << n,
+            Record::Marker(attempt) => {
+                target.live.incoming = Some(Incoming { ready: Some(attempt), ..incoming });
+                target.flush();
+            }
+        }
+        Some(())
+    }
+
+    /// Waits for the follower to get to the marker of this attempt.
+    fn drain(&self, after: &mut World, lease: Lease, (attempt, token, stop): (u8, Option<u8>, Option<u8>)) -> Ran {
+        let ready = after.target.live.under(lease).and_then(|incoming| incoming.ready);
+        let early = match stop {
+            Some(stop) => self.position(after) >= stop,
+            None => self.mutant == Some(Mutant::MarkerOfEarlierAttempt) && ready.is_some(),
+        };
+        if early {
+            let said = apply(&mut after.target.live, |t| t.ready(lease, attempt, token));
+            after.target.flush();
+            return if said.is_some() { Ran::Then(At::Check { attempt, token, stop }) } else { Ran::Fails };
+        }
+        if ready == Some(attempt) { Ran::Then(At::Check { attempt, token, stop }) } else { Ran::Waits }
+    }
+}

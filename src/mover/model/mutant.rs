@@ -1,0 +1,60 @@
+//! Wrong variants of the protocol. Each is a bug that a project in the field has had, or the nearest thing to it that could
+//! be made in ours; the model must find every one.
+
+/// One thing done wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Mutant {
+    /// The marker is written without waiting for transactions that hold locks.
+    FenceWithoutBarrier,
+    /// The drain stops where the WAL ended at the swap.
+    StopBeforeBarrier,
+    /// The drain stops at the flushed position after the barrier, behind which asynchronous commits lie.
+    StopAtWalPosition,
+    /// Who may write is read in the transaction's snapshot, not when the lock is got.
+    GateInSnapshot,
+    /// The target's COMMIT goes out before decide.
+    OpenBeforeDecide,
+    /// The target may be opened because it is ready, whatever the source says.
+    DecisionOnBothSides,
+    /// Un-fence sets the row to serving whatever it says.
+    UnfenceWithoutCompareAndSwap,
+    /// The slot forgets what is applied, durable or not.
+    SlotBeforeDurability,
+    /// A target that was ready for an earlier attempt counts as ready, and the drain is content with any marker.
+    MarkerOfEarlierAttempt,
+    /// The shard is renamed away and no signpost put in its place: `search_path` leads on to `public`.
+    RenameWithFallThrough,
+    /// The marker and decide are committed without waiting for disk and standbys.
+    FailOverLosesFence,
+    /// Un-fence gives the row back to serving, but not the name.
+    DenyNotReverted,
+    /// Abort drops what was built without asking whether the move is still its own.
+    CancelWithoutLease,
+    /// The ledger is told after the schema was created.
+    LedgerAfterCreation,
+    /// Decide names the move, but neither attempt nor lease.
+    DecideAnyFence,
+    /// Takeover and un-fence are committed as the database's default has it: `synchronous_commit = off`.
+    AsynchronousControl,
+}
+
+impl Mutant {
+    pub(super) const ALL: [Mutant; 16] = [
+        Mutant::FenceWithoutBarrier,
+        Mutant::StopBeforeBarrier,
+        Mutant::StopAtWalPosition,
+        Mutant::GateInSnapshot,
+        Mutant::OpenBeforeDecide,
+        Mutant::DecisionOnBothSides,
+        Mutant::UnfenceWithoutCompareAndSwap,
+        Mutant::SlotBeforeDurability,
+        Mutant::MarkerOfEarlierAttempt,
+        Mutant::RenameWithFallThrough,
+        Mutant::FailOverLosesFence,
+        Mutant::DenyNotReverted,
+        Mutant::CancelWithoutLease,
+        Mutant::LedgerAfterCreation,
+        Mutant::DecideAnyFence,
+        Mutant::AsynchronousControl,
+    ];
+}

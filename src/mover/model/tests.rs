@@ -1,0 +1,179 @@
+//! The model explored: the protocol keeps its rules, every mutant breaks one.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use stateright::{Checker, Expectation, HasDiscoveries, Model, Path};
+
+use super::mutant::Mutant;
+use super::properties::*;
+use super::world::{Faults, World};
+use super::{Action, Bounds, Protocol};
+use crate::mover::state::Mode;
+
+const NONE: Faults = Faults { mover_crashes: 0, source_crashes: 0, target_crashes: 0, lost_messages: 0 };
+
+/// A run, a line a step: what happened, and what has become of it.
+fn story(path: Path<World, Action>) -> String {
+    let mut lines = Vec::new();
+    let mut cause = None;
+    for (world, action) in path.into_vec() {
+        let at: Vec<_> = world.movers.iter().map(|mover| format!("{:?}", mover.at)).collect();
+        let (source, target) = (&world.source.live, &world.target.live);
+        let records: Vec<_> = (0..source.log.length()).filter_map(|n| source.log.get(n)).collect();
+        lines.push(format!(
+            "{:<24} movers {}; source {:?} {:?} {records:?}; target {:?} rows {:b} serving {}",
+            cause.map(|cause: Action| format!("{cause:?}")).unwrap_or_default(),
+            at.join(", "),
+            source.row,
+            source.journal,
+            target.incoming,
+            target.rows,
+            target.serving,
+        ));
+        cause = action;
+    }
+    lines.join("\n")
+}
+
+/// Everything within the bounds; the rules that were broken, each with a run.
+fn explore(protocol: Protocol) -> (usize, BTreeMap<&'static str, String>) {
+    let checker = protocol.checker().spawn_bfs().join();
+    let properties = protocol.properties();
+    let found = checker.discoveries();
+    let is_missing = |name: &str| !found.contains_key(name);
+    let mut broken: BTreeMap<_, _> = properties
+        .iter()
+        .filter(|p| matches!(p.expectation, Expectation::Sometimes) && is_missing(p.name))
+        .map(|p| (p.name, "never happens".to_owned()))
+        .collect();
+    for (name, path) in found.clone() {
+        if properties.iter().any(|p| p.name == name && !matches!(p.expectation, Expectation::Sometimes)) {
+            broken.insert(name, story(path));
+        }
+    }
+    (checker.unique_state_count(), broken)
+}
+
+const fn bounds(mode: Mode) -> Bounds {
+    Bounds { mode, movers: 2, routers: 0, direct: false, fences: 2, faults: NONE }
+}
+
+fn keeps_its_rules(bounds: Bounds) {
+    let (states, broken) = explore(Protocol { bounds, mutant: None });
+    let stories: Vec<_> = broken.iter().map(|(rule, story)| format!("broken: {rule}\n{story}\n")).collect();
+    assert!(broken.is_empty(), "{states} worlds: {bounds:?}\n{}", stories.join("\n"));
+}
+
+#[test]
+fn movers_alone() {
+    for mode in [Mode::Blocking, Mode::Online] {
+        keeps_its_rules(Bounds { faults: Faults { mover_crashes: 1, ..NONE }, ..bounds(mode) });
+        keeps_its_rules(Bounds { faults: Faults { lost_messages: 1, ..NONE }, ..bounds(mode) });
+    }
+}
+
+#[test]
+fn a_client_that_bypasses_the_routers() {
+    for mode in [Mode::Blocking, Mode::Online] {
+        keeps_its_rules(Bounds { direct: true, ..bounds(mode) });
+    }
+}
+
+#[test]
+fn two_routers() {
+    for mode in [Mode::Blocking, Mode::Online] {
+        keeps_its_rules(Bounds { routers: 2, fences: 1, ..bounds(mode) });
+    }
+}
+
+#[test]
+fn hosts_that_crash() {
+    for mode in [Mode::Blocking, Mode::Online] {
+        for (source_crashes, target_crashes) in [(1, 0), (0, 1)] {
+            let faults = Faults { source_crashes, target_crashes, ..NONE };
+            keeps_its_rules(Bounds { direct: true, fences: 1, faults, ..bounds(mode) });
+        }
+    }
+}
+
+/// The rules about the end are asked of worlds in which nothing happens any more. That every run comes to one is this: in
+/// no run is a world met twice.
+#[test]
+fn no_run_goes_in_circles() {
+    for mode in [Mode::Blocking, Mode::Online] {
+        let protocol = Protocol { bounds: bounds(mode), mutant: None };
+        let mut finished: HashMap<World, bool> = HashMap::new();
+        let mut path = vec![protocol.init_states()];
+        while let Some(choices) = path.last_mut() {
+            let Some(world) = choices.last().copied() else {
+                path.pop();
+                if let Some(left) = path.last_mut().and_then(Vec::pop) {
+                    finished.insert(left, true);
+                }
+                continue;
+            };
+            match finished.get(&world) {
+                Some(true) => drop(choices.pop()),
+                Some(false) => panic!("{mode:?}: a run comes back to {world:?}"),
+                None => {
+                    finished.insert(world, false);
+                    path.push(protocol.next_states(&world));
+                }
+            }
+        }
+        assert!(finished.len() > 1_000);
+    }
+}
+
+/// The rule that a mutant breaks, and the smallest world in which it does.
+fn killer(mutant: Mutant) -> (&'static str, Bounds) {
+    let (blocking, online) = (bounds(Mode::Blocking), bounds(Mode::Online));
+    let with_client = Bounds { direct: true, ..online };
+    let source_crashes = Faults { source_crashes: 1, ..NONE };
+    let target_crashes = Faults { target_crashes: 1, ..NONE };
+    match mutant {
+        Mutant::FenceWithoutBarrier => (FENCE_BEFORE_STOP, with_client),
+        Mutant::StopBeforeBarrier => (NO_LOST_WRITE, with_client),
+        Mutant::StopAtWalPosition => (NO_LOST_WRITE, Bounds { faults: source_crashes, ..with_client }),
+        Mutant::GateInSnapshot => (FENCE_BEFORE_STOP, with_client),
+        Mutant::OpenBeforeDecide => (OPEN_NEEDS_DECISION, online),
+        Mutant::DecisionOnBothSides => (OPEN_NEEDS_DECISION, Bounds { routers: 1, ..online }),
+        Mutant::UnfenceWithoutCompareAndSwap => (DECIDE_ONCE, online),
+        Mutant::SlotBeforeDurability => (NO_LOST_WRITE, Bounds { faults: target_crashes, ..with_client }),
+        Mutant::MarkerOfEarlierAttempt => (NO_LOST_WRITE, with_client),
+        Mutant::RenameWithFallThrough => (NO_MISPLACED_WRITE, with_client),
+        Mutant::FailOverLosesFence => (SINGLE_OWNER, Bounds { faults: source_crashes, ..online }),
+        Mutant::DenyNotReverted => (WRITABLE_AGAIN, online),
+        Mutant::CancelWithoutLease => (NO_RESURRECTION, online),
+        Mutant::LedgerAfterCreation => (LEDGER_COVERS, blocking),
+        Mutant::DecideAnyFence => (NEVER_STRANDED, blocking),
+        Mutant::AsynchronousControl => (NEVER_STRANDED, Bounds { fences: 1, faults: source_crashes, ..blocking }),
+    }
+}
+
+#[test]
+fn every_mutant_is_caught() {
+    for mutant in Mutant::ALL {
+        let (rule, bounds) = killer(mutant);
+        let first = HasDiscoveries::AnyOf(BTreeSet::from([rule]));
+        let checker = Protocol { bounds, mutant: Some(mutant) }.checker().finish_when(first).spawn_bfs().join();
+        assert!(checker.discovery(rule).is_some(), "{mutant:?} keeps the rule: {rule}");
+    }
+}
+
+/// Larger bounds, for an evening: `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide`.
+#[test]
+fn wide() {
+    if std::env::var("PGSHARD_MODEL").as_deref() != Ok("wide") {
+        return;
+    }
+    for mode in [Mode::Blocking, Mode::Online] {
+        let crashes = Faults { mover_crashes: 1, ..NONE };
+        keeps_its_rules(Bounds { routers: 1, direct: true, faults: crashes, ..bounds(mode) });
+        for (source_crashes, target_crashes) in [(1, 0), (0, 1)] {
+            let faults = Faults { source_crashes, target_crashes, ..crashes };
+            keeps_its_rules(Bounds { direct: true, faults, ..bounds(mode) });
+        }
+        keeps_its_rules(Bounds { movers: 3, faults: crashes, ..bounds(mode) });
+    }
+}

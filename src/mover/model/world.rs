@@ -1,0 +1,354 @@
+//! The world that the model explores: what two hosts hold in memory and on disk, and where every actor stands.
+//!
+//! Small and `Copy`: a million of these are kept apart by their hashes. What a host would lose if it crashed is the
+//! difference between the two halves of [`Stored`].
+
+use super::super::state::{Phase, Stream};
+
+/// A mover's number; its lease is the same.
+pub(super) type Lease = u8;
+
+/// Most movers that a world can have.
+pub(super) const MOVERS: usize = 3;
+
+/// Most routers that a world can have. The write of router n is the bit n, that of the bypassing client the bit after.
+pub(super) const ROUTERS: usize = 2;
+
+/// What a server has committed (`live`), and what of that is on disk, and on the standbys that may be promoted (`durable`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Stored<T> {
+    pub(super) live: T,
+    pub(super) durable: T,
+}
+
+impl<T: Copy> Stored<T> {
+    pub(super) fn new(both: T) -> Stored<T> {
+        Stored { live: both, durable: both }
+    }
+
+    /// What a synchronous commit does: all that was committed before is on disk, too.
+    pub(super) fn flush(&mut self) {
+        self.durable = self.live;
+    }
+
+    /// A crash, or the promotion of a standby.
+    pub(super) fn crash(&mut self) {
+        self.live = self.durable;
+    }
+}
+
+/// `pgshard.shard` on the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Row {
+    Serving,
+    Fenced { attempt: u8, lease: Lease },
+    Moved { token: Option<u8> },
+}
+
+/// What stands under the shard's name on the source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Named {
+    Shard,
+    Signpost,
+    /// The shard was renamed away and nothing was put in its place. Only mutants do this.
+    Nothing,
+}
+
+/// The move's row in `pgshard.move`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Journal {
+    pub(super) phase: Phase,
+    pub(super) attempt: u8,
+    pub(super) lease: Lease,
+    /// `open_token`.
+    pub(super) token: Option<u8>,
+}
+
+/// One commit of the source, as its WAL carries it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Record {
+    Write(u8),
+    Marker(u8),
+}
+
+/// The commits of the source that matter to the stream, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Log {
+    length: u8,
+    records: [Record; 8],
+}
+
+impl Log {
+    pub(super) const EMPTY: Log = Log { length: 0, records: [Record::Write(0); 8] };
+
+    pub(super) fn push(&mut self, record: Record) {
+        self.records[usize::from(self.length)] = record;
+        self.length += 1;
+    }
+
+    pub(super) fn length(&self) -> u8 {
+        self.length
+    }
+
+    /// Its first records.
+    pub(super) fn up_to(&self, length: u8) -> Log {
+        Log { length: length.min(self.length), ..*self }
+    }
+
+    pub(super) fn get(&self, at: u8) -> Option<Record> {
+        (at < self.length).then(|| self.records[usize::from(at)])
+    }
+
+    /// The writes in it, as bits: what the shard's tables hold on the source.
+    pub(super) fn writes(&self) -> u8 {
+        let records = self.records.iter().take(usize::from(self.length));
+        records.fold(0, |bits, record| match record {
+            Record::Write(n) => bits | 1 << n,
+            Record::Marker(_) => bits,
+        })
+    }
+}
+
+/// The source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Source {
+    pub(super) row: Row,
+    pub(super) named: Named,
+    pub(super) journal: Journal,
+    /// `pgshard.marker`, as bits by attempt.
+    pub(super) markers: u8,
+    pub(super) log: Log,
+    /// Whether the signpost was built: beside the shard, or in its place.
+    pub(super) signpost: bool,
+    /// Its row in `pgshard.ledger`.
+    pub(super) signpost_in_ledger: bool,
+    /// The rows of the shard, under whatever name.
+    pub(super) copy: bool,
+}
+
+/// `pgshard.incoming` on the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Incoming {
+    pub(super) lease: Lease,
+    pub(super) ready: Option<u8>,
+    /// Of which token `open_hash` is the hash.
+    pub(super) hash: Option<u8>,
+}
+
+/// The target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Target {
+    pub(super) incoming: Option<Incoming>,
+    /// The schema `__incoming`.
+    pub(super) schema: bool,
+    /// Its row in `pgshard.ledger`.
+    pub(super) schema_in_ledger: bool,
+    /// Online: whether the rows were copied.
+    pub(super) loaded: bool,
+    /// The writes that its tables hold, as bits.
+    pub(super) rows: u8,
+    /// `progress.applied_lsn`: how many records of the source's log are in.
+    pub(super) applied: u8,
+    /// `pgshard.shard` says serving, and the schema has its final name: one transaction does both.
+    pub(super) serving: bool,
+}
+
+/// Where a mover wants to get: [`Goal`](super::super::state::Goal), which cannot be hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Aim {
+    Finish,
+    Abort,
+}
+
+/// The statement that a mover sends next. Between any two anything may happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum At {
+    /// It has not been started.
+    Asleep,
+    /// Takeover: the lease on the source, then that on the target.
+    TakeSource,
+    TakeTarget,
+    /// The loop's head: journal and row of the source.
+    Look,
+    /// … and the target's: then `state::next` is asked.
+    LookTarget {
+        phase: Phase,
+        row: Row,
+        token: Option<u8>,
+    },
+    // Prepare.
+    Announce,
+    Build,
+    Record,
+    Signpost,
+    Prepared,
+    // Online only: rows, then everything up to now.
+    Load,
+    Loaded,
+    /// The follower is started.
+    Follow,
+    CatchUp,
+    CaughtUp,
+    Preset,
+    // Fence. The token was made before, online.
+    Swap {
+        token: Option<u8>,
+    },
+    Barrier {
+        attempt: u8,
+        token: Option<u8>,
+    },
+    /// Only mutants: the stop position is known before the barrier.
+    BarrierAt {
+        attempt: u8,
+        token: Option<u8>,
+        stop: u8,
+    },
+    /// `stop`: where the drain ends, if it is not at the marker. Only mutants have one.
+    Mark {
+        attempt: u8,
+        token: Option<u8>,
+        stop: Option<u8>,
+    },
+    Check {
+        attempt: u8,
+        token: Option<u8>,
+        stop: Option<u8>,
+    },
+    // Copy, blocking: one transaction on the target.
+    Rows {
+        attempt: u8,
+        token: Option<u8>,
+        stop: Option<u8>,
+    },
+    Ready {
+        attempt: u8,
+        token: Option<u8>,
+        copied: u8,
+    },
+    // Drain, online.
+    Drain {
+        attempt: u8,
+        token: Option<u8>,
+        stop: Option<u8>,
+    },
+    Copied,
+    // Decide and open.
+    OpenPrepared {
+        attempt: u8,
+    },
+    Decide {
+        attempt: u8,
+    },
+    CommitOpen {
+        attempt: u8,
+    },
+    FinishOpen {
+        token: Option<u8>,
+    },
+    Publish,
+    // The way back.
+    Unfence {
+        attempt: u8,
+    },
+    DiscardTarget,
+    DiscardSource,
+    Aborted,
+    /// After an error: take back a fence of ours, then end.
+    LeaveServing,
+    Ended,
+    Crashed,
+}
+
+/// A mover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Mover {
+    pub(super) at: At,
+    pub(super) aim: Aim,
+    /// Whether its follower runs.
+    pub(super) stream: Stream,
+    /// How often the operator has started it again. Only the last mover is.
+    pub(super) restarts: u8,
+}
+
+/// A host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Host {
+    Source,
+    Target,
+}
+
+/// A router with one write to bring in. It answers to the application only when that is committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Router {
+    /// Sends the statement to the host that its cache names.
+    Ready { cached: Host },
+    /// The statement has its lock on the shard's table.
+    Holding { on: Host },
+    /// It was told the token by the source; its `finish_open` is on its way.
+    Opening { token: Option<u8> },
+    /// Committed, or its connection broke while the outcome was unknown.
+    Done,
+}
+
+/// A client with plain SQL to the source and a transaction that may last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Direct {
+    Idle,
+    /// BEGIN, and a snapshot in which the shard was there (`saw`) or a signpost was.
+    Begun {
+        saw: bool,
+    },
+    Holding,
+    Done,
+}
+
+/// What may still go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Faults {
+    pub(super) mover_crashes: u8,
+    pub(super) source_crashes: u8,
+    pub(super) target_crashes: u8,
+    pub(super) lost_messages: u8,
+}
+
+/// What no property can read off the hosts afterwards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Seen {
+    /// A write was committed on a host that did not own the shard.
+    pub(super) misplaced: bool,
+    /// A write was committed on the source after the marker of the attempt that is fenced.
+    pub(super) after_marker: bool,
+    /// A marker was committed while a writer was in flight.
+    pub(super) marked_early: bool,
+    /// A mover changed something that another had taken over.
+    pub(super) zombie: bool,
+    /// The source has decided.
+    pub(super) decided: bool,
+    /// For which tokens the definitions and sequences behind the fence were looked at, as bits.
+    pub(super) checked: u8,
+    /// It has decided for a fence behind which nobody had looked.
+    pub(super) unchecked: bool,
+    /// A takeover happened while the shard was fenced.
+    pub(super) taken_while_fenced: bool,
+    /// A router has opened the target.
+    pub(super) opened_by_router: bool,
+}
+
+/// Everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct World {
+    pub(super) source: Stored<Source>,
+    pub(super) target: Stored<Target>,
+    /// Whose open transaction on the target holds the row of `pgshard.incoming`.
+    pub(super) locked_by: Option<Lease>,
+    /// How far the slot has been told that it may forget.
+    pub(super) confirmed: u8,
+    /// Tokens so far, one a fence: a crash of the source may take an attempt's number back, never a token.
+    pub(super) fences: u8,
+    pub(super) movers: [Mover; MOVERS],
+    pub(super) routers: [Router; ROUTERS],
+    pub(super) direct: Direct,
+    pub(super) faults: Faults,
+    pub(super) seen: Seen,
+}
