@@ -42,7 +42,7 @@ fn loading(c: &mut Criterion) {
 
 fn routing(c: &mut Criterion) {
     let mut group = c.benchmark_group("route a key to its host");
-    let map = load(&text(|shard| shard % 4)).map;
+    let map = load(&text(|shard| shard % 4)).map.expect("the config keeps its map");
     let shards = map.shards();
     let mut key = 0i64;
     let mut next_key = move || {

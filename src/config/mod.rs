@@ -7,6 +7,7 @@
 mod cluster;
 mod connect;
 mod hosts;
+mod map;
 mod render;
 #[cfg(test)]
 mod tests;
@@ -20,12 +21,13 @@ pub use crate::store::Diagnostic;
 pub use cluster::Cluster;
 pub use connect::{ConnectError, connect};
 pub use hosts::HostConfig;
-pub use render::{HostSettings, Settings, render, template};
+pub use map::ConfigStore;
+pub use render::{HostSettings, Settings, render, render_map, template};
 
 use crate::map::{HostName, ShardMap};
-use crate::store::map_text::{MAP_REMEDY, parse_toml, read_map};
+use crate::store::Findings;
+use crate::store::map_text::{MAP_REMEDY, parse_toml};
 use crate::store::section::Section;
-use crate::store::{FileStore, Findings};
 
 /// A config, read and checked.
 #[derive(Clone, Debug)]
@@ -36,8 +38,9 @@ pub struct Config {
     pub cluster: Cluster,
     /// The hosts by name, at least one. A host may have no shards.
     pub hosts: BTreeMap<HostName, HostConfig>,
-    /// The map as it stood in the file; later ones come from [`Config::map_store`].
-    pub map: ShardMap,
+    /// The map as it stood in the file, later ones come from [`Config::map_store`]; `None` where it is kept elsewhere.
+    pub map: Option<ShardMap>,
+    store: ConfigStore,
 }
 
 /// Why there is no config.
@@ -122,8 +125,8 @@ impl Config {
     }
 
     /// The store that keeps this cluster's map.
-    pub fn map_store(&self) -> FileStore {
-        FileStore::new(&self.path, self.cluster.shards)
+    pub fn map_store(&self) -> ConfigStore {
+        self.store.clone()
     }
 }
 
@@ -150,7 +153,8 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
 
     let map = root.need("map", MAP_REMEDY, findings).and_then(|map| map.section(findings));
     let shards = cluster.as_ref().and_then(|cluster| cluster.shards);
-    let map = map.and_then(|map| read_map(&map, shards, names.as_deref(), findings));
+    let map = map.and_then(|map| map::read(&map, path, shards, names.as_deref(), findings));
 
-    Some(Config { path: path.to_owned(), cluster: cluster?.complete()?, hosts: hosts?, map: map? })
+    let (cluster, hosts, (map, store)) = (cluster?.complete()?, hosts?, map?);
+    Some(Config { path: path.to_owned(), cluster, hosts, map, store })
 }

@@ -56,6 +56,11 @@ pub fn render(settings: &Settings) -> String {
     out
 }
 
+/// The `[map]` section that keeps this map in the file.
+pub fn render_map(map: &ShardMap) -> String {
+    print_map(map)
+}
+
 fn write_all(out: &mut String, settings: &Settings) -> std::fmt::Result {
     writeln!(out, "# Every key is explained in what `pgshard init` writes.\n\n[cluster]")?;
     writeln!(out, "# These three cannot change once the cluster is bootstrapped.")?;

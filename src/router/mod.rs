@@ -140,6 +140,7 @@ impl Router {
     /// Outside a tokio runtime.
     pub fn follow(&self, mut maps: MapWatch) {
         let inner = Arc::downgrade(&self.0);
+        let refresh = maps.refresh();
         let task = tokio::spawn(async move {
             let mut map = maps.current();
             loop {
@@ -155,8 +156,28 @@ impl Router {
             }
         });
         let mut follower = self.0.follower.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(former) = follower.replace(task.abort_handle()) {
+        if let Some((former, _)) = follower.replace((task.abort_handle(), refresh)) {
             former.abort();
+        }
+    }
+
+    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, whatever it waits for; for the
+    /// signal that says "read your config again". Returns at once, and does nothing where no store is followed.
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router) -> std::io::Result<()> {
+    /// use tokio::signal::unix::{SignalKind, signal};
+    /// let mut hangups = signal(SignalKind::hangup())?;
+    /// tokio::spawn(async move {
+    ///     while hangups.recv().await.is_some() {
+    ///         router.refresh_map();
+    ///     }
+    /// });
+    /// # Ok(()) }
+    /// ```
+    pub fn refresh_map(&self) {
+        if let Some((_, refresh)) = &*self.0.follower.lock().unwrap_or_else(PoisonError::into_inner) {
+            refresh.now();
         }
     }
 

@@ -13,6 +13,7 @@ use super::host::Host;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{SchemaPrefix, ShardCount, ShardId};
+use crate::store::Refresh;
 
 /// What every handle of a router shares.
 pub(super) struct Inner {
@@ -22,8 +23,8 @@ pub(super) struct Inner {
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) sql: SqlCache,
     pub(super) retry_for: Duration,
-    /// The task that follows a store's maps.
-    pub(super) follower: Mutex<Option<AbortHandle>>,
+    /// The task that follows a store's maps, and what makes the store look.
+    pub(super) follower: Mutex<Option<(AbortHandle, Refresh)>>,
     /// Statements and transactions that were run again.
     pub(super) retries: AtomicU64,
 }
@@ -111,7 +112,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(follower) = self.follower.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some((follower, _)) = self.follower.lock().unwrap_or_else(PoisonError::into_inner).take() {
             follower.abort();
         }
     }

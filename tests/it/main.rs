@@ -14,5 +14,6 @@ mod ids;
 mod moves;
 mod races;
 mod router;
+mod store;
 mod tickets;
 mod tls;
