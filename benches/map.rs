@@ -16,6 +16,7 @@ fn text(host_of: impl Fn(u16) -> u16) -> String {
     let shards = ShardCount::MAX;
     let map = ShardMap::new(MapVersion::FIRST, shards, shards.iter().map(|shard| (shard, place(shard.get()))));
     render(&Settings {
+        key: pgshard::KeyKind::Integer,
         epoch: Epoch::from_unix_ms(1_767_225_600_000).expect("a year of this century"),
         prefix: Default::default(),
         migrations: None,

@@ -60,6 +60,7 @@ impl Config {
         });
         let mut options = Options::new(hosts.collect(), map);
         options.prefix = self.cluster.prefix.clone();
+        options.key = self.cluster.key;
         options
     }
 }

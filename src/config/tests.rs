@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ShardCount;
 use crate::id::Epoch;
-use crate::shard::SchemaPrefix;
+use crate::shard::{KeyKind, SchemaPrefix};
 use crate::store::testing::any_map;
 
 fn now() -> Timestamp {
@@ -128,6 +128,8 @@ fn single_mistakes() {
         ("\"2011-01-01T00:00:00Z\"", "\"2026-06-01T12:00:00.001Z\""),
         ("\"2011-01-01T00:00:00Z\"", "\"2011-01-01T00:00:00.0001Z\""),
         ("\"2011-01-01T00:00:00Z\"", "20110101"),
+        ("shards = 256", "shards = 256\nkey = \"string\""),
+        ("shards = 256", "shards = 256\nkey = \"hash\""),
         ("[cluster]", "[clutser]"),
         ("[hosts.db1]", "[[hosts.db1]]"),
         ("[hosts.db1]", "[host.db1]"),
@@ -232,6 +234,8 @@ fn mistakes_about_the_map_in_postgres() {
     let all = cases.map(|map| format!("## {map}\n{}", said(&with_postgres(map))));
     let all = all.join("\n");
     let told: String = all.lines().filter(|line| !line.starts_with("## ")).collect();
+    let torn = said(&with_postgres("url = \"postgres://map:\nhunter2@10.0.0.9/control\""));
+    assert!(torn.contains("not TOML") && !torn.contains("hunter2"), "{torn}");
     assert!(!told.contains("hunter2"), "{told}");
     insta::assert_snapshot!(all);
 }
@@ -264,6 +268,7 @@ fn any_settings() -> impl Strategy<Value = Settings> {
             Some(Settings {
                 epoch: Epoch::from_unix_ms(epoch).ok()?,
                 prefix: SchemaPrefix::new(&prefix).ok()?,
+                key: KeyKind::ALL[map.hosts().len() % KeyKind::ALL.len()],
                 migrations: migrations.map(PathBuf::from),
                 hosts: hosts.collect(),
                 map,
@@ -294,6 +299,7 @@ proptest! {
             shards: settings.map.shards(),
             epoch: settings.epoch,
             prefix: settings.prefix,
+            key: settings.key,
             migrations: settings.migrations,
         });
         prop_assert_eq!(config.hosts.len(), settings.hosts.len());

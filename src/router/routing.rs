@@ -12,13 +12,14 @@ use super::error::Error;
 use super::host::Host;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
-use crate::shard::{SchemaPrefix, ShardCount, ShardId};
+use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::Refresh;
 
 /// What every handle of a router shares.
 pub(super) struct Inner {
     pub(super) shards: ShardCount,
     pub(super) prefix: SchemaPrefix,
+    pub(super) key: KeyKind,
     pub(super) hosts: HashMap<HostName, Arc<Host>>,
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) sql: SqlCache,

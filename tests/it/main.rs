@@ -11,6 +11,7 @@ mod cli;
 mod dev;
 mod fence;
 mod ids;
+mod keys;
 mod moves;
 mod races;
 mod router;

@@ -104,7 +104,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: TicketsCommand,
     },
-    /// Show the shard map, compare it, its history, make it anew from the hosts, take it elsewhere
+    /// Show the shard map, compare it, make it anew from the hosts, take it to a database and back
     Map {
         #[command(subcommand)]
         command: MapCommand,
@@ -204,11 +204,12 @@ No database is asked: the answer is the config's shard map.
 
 Examples:
   pgshard locate --key 31341
+  pgshard locate --key ann@x.org
   pgshard locate --id 11637205501278089 --json | jq -r .host")]
 pub(crate) struct Locate {
-    /// A sharding key, normally a user ID; its shard is key mod N
+    /// A sharding key, normally a user ID, of the kind that [cluster] key names
     #[arg(long, value_name = "KEY", allow_negative_numbers = true)]
-    pub(crate) key: Option<i64>,
+    pub(crate) key: Option<String>,
     /// An ID made by next_id(), signed or unsigned
     #[arg(long, value_name = "ID", allow_negative_numbers = true, value_parser = values::id)]
     pub(crate) id: Option<i64>,

@@ -65,6 +65,7 @@ pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> 
     };
     Router::new(Options {
         prefix: config.cluster.prefix.clone(),
+        key: config.cluster.key,
         application_name: application_name.to_owned(),
         ..Options::new(config.hosts.values().map(host).collect(), Arc::new(map))
     })
@@ -84,7 +85,7 @@ pub(crate) fn by_host(map: &ShardMap, shards: &[ShardId]) -> BTreeMap<HostName, 
 /// What may never differ between the hosts.
 pub(crate) fn cluster(config: &Config) -> Cluster {
     let cluster = &config.cluster;
-    Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone() }
+    Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone(), key: cluster.key }
 }
 
 /// The application's shard migrations; none where the config names no folder.

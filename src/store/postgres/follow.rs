@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::session::Session;
 use super::{Follow, PostgresStore};
+use crate::map::ShardMap;
 use crate::store::{MapSender, MapWatch, StoreError};
 
 /// How soon a database that went away is asked again the first time; twice as long each time after, up to the poll interval.
@@ -54,7 +55,8 @@ impl Follower {
     async fn follow(mut self, sender: MapSender) {
         loop {
             tokio::select! {
-                () = self.heard.notified() => {}
+                // Not while the database fails: the end of a connection is heard, too, and would be no pause.
+                () = self.heard.notified(), if self.failures == 0 => {}
                 () = sender.refresh_wanted() => {}
                 () = tokio::time::sleep(self.wait()) => {}
                 () = sender.closed() => return,
@@ -92,7 +94,7 @@ impl Follower {
     }
 
     /// The map, when it is not the one that was seen.
-    async fn look(&mut self) -> Result<Option<crate::map::ShardMap>, StoreError> {
+    async fn look(&mut self) -> Result<Option<ShardMap>, StoreError> {
         // Whatever goes wrong, the next look begins with a new connection.
         let session = match (self.session.take(), self.store.follow) {
             (Some(session), _) => session,

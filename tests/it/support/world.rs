@@ -66,7 +66,12 @@ impl World {
         };
         let cluster = &config.cluster;
         let request = bootstrap::Request {
-            cluster: Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone() },
+            cluster: Cluster {
+                shards: cluster.shards,
+                epoch: cluster.epoch,
+                schema_prefix: cluster.prefix.clone(),
+                key: cluster.key,
+            },
             hosts: config.hosts.values().map(host).collect(),
             only: Default::default(),
             vouched: Default::default(),
