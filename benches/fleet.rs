@@ -12,7 +12,7 @@ use pgshard::map::{Changes, HostName, MapVersion, Placement, ShardEpoch, ShardMa
 use pgshard::pg::ConnectOptions;
 use pgshard::router::{HostOptions, Options};
 use pgshard::store::postgres::Follow;
-use pgshard::store::{MapStore, MapWatch, PostgresStore, publish_merged};
+use pgshard::store::{MapStore, MapWatch, PostgresStore};
 use pgshard::{Router, ShardCount, ShardId};
 
 const ROUTERS: usize = 100;
@@ -56,12 +56,13 @@ async fn told(store: &PostgresStore, connect: &ConnectOptions, what: &str, round
         let kept = store.load().await?;
         let shard = ShardId::new(fastrand::u16(..SHARDS as u16)).ok_or("a shard")?;
         let epoch = kept.epoch(shard).ok_or("an epoch")?.get() + 1;
+        let newer = kept.merged(&Changes::from_iter([(shard, place(epoch as usize % 4, epoch))]));
         let began = Instant::now();
         let waiting: Vec<_> = routers
             .iter()
             .map(|(router, watch)| tokio::spawn(arrived(router.clone(), watch.clone(), kept.version().next(), began)))
             .collect();
-        publish_merged(store, &Changes::from_iter([(shard, place(epoch as usize % 4, epoch))])).await?;
+        store.publish(kept.version(), &newer).await?;
         for one in waiting {
             times.push(one.await?);
         }

@@ -232,8 +232,12 @@ mod tests {
     #[test]
     fn references_and_owned_texts_are_the_same_key() {
         let shards = ShardCount::MAX;
-        assert_eq!(shards.shard_of_key("ann@x.org"), shards.shard_of_key(&String::from("ann@x.org")));
-        assert_eq!(shards.shard_of_key(&&7_u8), shards.shard_of_key(7_i128));
+        let (owned, number) = (String::from("ann@x.org"), 7_u8);
+        let borrowed: &String = &owned;
+        assert_eq!(shards.shard_of_key("ann@x.org"), shards.shard_of_key(borrowed));
+        assert_eq!(shards.shard_of_key("ann@x.org"), shards.shard_of_key(owned.clone()));
+        let borrowed: &u8 = &number;
+        assert_eq!(shards.shard_of_key(borrowed), shards.shard_of_key(7_i128));
     }
 
     proptest! {

@@ -40,7 +40,7 @@ pub enum Follow {
 /// A watch holds one connection; loading and publishing open one each time.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
-    connect: ConnectOptions,
+    connect: Arc<ConnectOptions>,
     shards: ShardCount,
     copy: Option<Copy>,
     follow: Follow,
@@ -74,7 +74,7 @@ impl PostgresStore {
     /// A store in this database, for a cluster of so many shards. Nothing is connected yet.
     pub fn new(connect: ConnectOptions, shards: ShardCount) -> PostgresStore {
         let (follow, poll_interval) = (Follow::default(), Self::POLL_INTERVAL);
-        PostgresStore { connect, shards, copy: None, follow, poll_interval, reason: "".into() }
+        PostgresStore { connect: Arc::new(connect), shards, copy: None, follow, poll_interval, reason: "".into() }
     }
 
     /// The same store that keeps a copy of the map in this file, for a start while the database is away.
