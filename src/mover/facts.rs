@@ -119,7 +119,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
     }
     let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
             d.datcollate::text || '/' || d.datctype::text, has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
-            (SELECT format('%s shards, epoch %s ms, prefix %s', shards, epoch_ms, schema_prefix) FROM pgshard.cluster)
+            (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, schema_prefix, key_kind) FROM pgshard.cluster)
         FROM pg_database d WHERE d.datname = current_database()";
     let row = session.row(what, sql, &[]).await?;
     let Some(cluster) = row.get::<_, Option<String>>(6) else { return Ok(Err(not_bootstrapped())) };
