@@ -257,6 +257,7 @@ impl Bench<'_> {
         });
         Request {
             cluster: schema::Cluster {
+                key: pgshard::KeyKind::Integer,
                 shards: self.shards,
                 epoch: Epoch::from_unix_ms(EPOCH_MS).expect("a good epoch"),
                 schema_prefix: SchemaPrefix::default(),

@@ -16,6 +16,7 @@ fn text(host_of: impl Fn(u16) -> u16) -> String {
     let shards = ShardCount::MAX;
     let map = ShardMap::new(MapVersion::FIRST, shards, shards.iter().map(|shard| (shard, place(shard.get()))));
     render(&Settings {
+        key: pgshard::KeyKind::Integer,
         epoch: Epoch::from_unix_ms(1_767_225_600_000).expect("a year of this century"),
         prefix: Default::default(),
         migrations: None,
@@ -42,7 +43,7 @@ fn loading(c: &mut Criterion) {
 
 fn routing(c: &mut Criterion) {
     let mut group = c.benchmark_group("route a key to its host");
-    let map = load(&text(|shard| shard % 4)).map;
+    let map = load(&text(|shard| shard % 4)).map.expect("the config keeps its map");
     let shards = map.shards();
     let mut key = 0i64;
     let mut next_key = move || {

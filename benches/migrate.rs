@@ -136,6 +136,7 @@ impl Bench<'_> {
             shards: self.shards,
             epoch: Epoch::from_unix_ms(1_293_840_000_000).expect("a good epoch"),
             schema_prefix: SchemaPrefix::default(),
+            key: pgshard::KeyKind::Integer,
         }
     }
 

@@ -7,7 +7,7 @@
 //!   most 8192), and N never changes.
 //! - A **host** is one PostgreSQL database that holds shards, by the name that the config gives it
 //!   ([`map::HostName`]).
-//! - The **key**, normally the user's ID, picks the shard: key mod N.
+//! - The **key**, normally the user's ID, picks the shard: key mod N (texts and UUIDs by a hash, [`KeyKind`]).
 //! - An **ID** ([`id::Id`]) is 64 bits: 41 of milliseconds, 13 of shard, 10 of sequence.
 //! - The **map** ([`map::ShardMap`]) says which host serves which shard. It has a version; each shard in it has an epoch,
 //!   which grows with every move.
@@ -69,7 +69,7 @@
 //! - It is a library and no proxy: it parses no SQL, and each statement names its shard.
 //! - It does not split shards, and cannot change N. Take many.
 //! - It does not replicate, back up or fail over. Hosts are whatever PostgreSQL you trust.
-//! - Not yet: moves that copy while the shard is open, rollback of a finished move, the map in PostgreSQL.
+//! - Not yet: moves that copy while the shard is open, rollback of a finished move.
 //!
 //! # Modules
 //!
@@ -78,7 +78,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | `shard` (at the root) | [`ShardId`], [`ShardCount`], [`SchemaPrefix`]: pure |
+//! | `shard` (at the root) | [`ShardId`], [`ShardCount`], [`SchemaPrefix`], [`Key`]: pure |
 //! | [`id`] | IDs, their epoch, spans of time as ranges of IDs: pure |
 //! | [`map`] | the shard map: pure |
 //! | [`pg`] | connecting, TLS, passwords, quoting, SQLSTATEs, `{shard}` in SQL |
@@ -123,9 +123,14 @@ mod trials;
 
 pub use config::connect;
 pub use router::Router;
-pub use shard::{PrefixError, SchemaPrefix, ShardCount, ShardId};
+pub use shard::{Key, KeyKind, KeyKindError, KeyTextError, PrefixError, SchemaPrefix, ShardCount, ShardId};
 
 /// The README's Rust is compiled with the documentation's other examples.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct Readme;
+
+/// So is that of the page about keys.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/keys.md")]
+pub struct Keys;

@@ -3,9 +3,13 @@
 //! Pure values, no I/O. What may not break: [`ShardCount::shard_of_key`] is for ever. A change of one result would
 //! send a user's rows to a shard where nobody looks for them.
 
+mod key;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use key::{Key, KeyKind, KeyKindError, KeyTextError};
 
 /// The number of one logical shard: `0 ≤ id < N ≤ 8192`.
 ///
@@ -77,7 +81,8 @@ impl ShardCount {
         self.0
     }
 
-    /// The shard of a sharding key: `key mod N`, Euclidean, so that it is never negative.
+    /// The shard of a sharding key: of an integer `key mod N`, Euclidean, so that it is never negative; of texts and UUIDs
+    /// as [`KeyKind`] says.
     ///
     /// ```
     /// use pgshard::ShardCount;
@@ -85,9 +90,8 @@ impl ShardCount {
     /// assert_eq!(shards.shard_of_key(31341).get(), 1341);
     /// assert_eq!(ShardCount::new(4096).unwrap().shard_of_key(-1).get(), 4095);
     /// ```
-    pub const fn shard_of_key(self, key: i64) -> ShardId {
-        // The remainder is below N ≤ 8192, so the narrowing keeps it whole.
-        ShardId(key.rem_euclid(self.0 as i64) as u16)
+    pub fn shard_of_key(self, key: impl Key) -> ShardId {
+        key.shard(self)
     }
 
     /// Shard `number` of this cluster, or `None` when `number ≥ N`.

@@ -7,8 +7,22 @@ use std::path::{Path, PathBuf};
 
 /// The modules of the library from the bottom up. A module uses itself and those before it. The reasons are in
 /// ARCHITECTURE.md.
-const ORDER: [&str; 14] =
-    ["shard", "id", "map", "pg", "store", "idgen", "router", "fanout", "schema", "rebalance", "mover", "config", "dev", "trials"];
+const ORDER: [&str; 14] = [
+    "shard",
+    "id",
+    "map",
+    "pg",
+    "store",
+    "idgen",
+    "router",
+    "fanout",
+    "schema",
+    "rebalance",
+    "mover",
+    "config",
+    "dev",
+    "trials",
+];
 
 /// Beside the order: these do not know of each other, although one stands before the other.
 const STRANGERS: [(&str, &str); 2] = [("mover", "router"), ("mover", "fanout")];

@@ -15,6 +15,7 @@ CREATE TABLE pgshard.cluster (
     epoch_ms      bigint  NOT NULL,
     schema_prefix text    NOT NULL,
     host_name     text    NOT NULL,
+    key_kind      text    NOT NULL DEFAULT 'integer',  -- how a key becomes a shard: docs/keys.md
     created_at    timestamptz NOT NULL DEFAULT now()
 );
 GRANT SELECT ON pgshard.cluster TO PUBLIC;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 use crate::id::{Epoch, EpochError};
-use crate::shard::{SchemaPrefix, ShardCount};
+use crate::shard::{KeyKind, SchemaPrefix, ShardCount};
 use crate::store::Findings;
-use crate::store::section::{Entry, Section};
+use crate::store::section::{Entry, Section, similar};
 
 /// What is the same for all hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub struct Cluster {
     pub epoch: Epoch,
     /// What stands before the number in a shard's schema; `shard_` where the config says nothing.
     pub prefix: SchemaPrefix,
+    /// How a key becomes a shard; integers where the config says nothing.
+    pub key: KeyKind,
     /// The folder of the application's shard migrations, if it has any: absolute, or from the working directory.
     pub migrations: Option<PathBuf>,
 }
@@ -27,12 +29,14 @@ pub(super) struct PartialCluster {
     pub(super) shards: Option<ShardCount>,
     epoch: Option<Epoch>,
     prefix: Option<SchemaPrefix>,
+    key: Option<KeyKind>,
     migrations: Option<PathBuf>,
 }
 
 impl PartialCluster {
     pub(super) fn complete(self) -> Option<Cluster> {
-        Some(Cluster { shards: self.shards?, epoch: self.epoch?, prefix: self.prefix?, migrations: self.migrations })
+        let (shards, epoch, prefix, key) = (self.shards?, self.epoch?, self.prefix?, self.key?);
+        Some(Cluster { shards, epoch, prefix, key, migrations: self.migrations })
     }
 }
 
@@ -42,7 +46,7 @@ pub(super) fn read(
     now: Timestamp,
     findings: &mut Findings<'_>,
 ) -> PartialCluster {
-    section.only(&["shards", "epoch", "schema_prefix", "migrations"], findings);
+    section.only(&["shards", "epoch", "schema_prefix", "key", "migrations"], findings);
     let remedy = "add shards = 4096: many more than you will ever have servers, as it cannot change later";
     let shards = section.need("shards", remedy, findings).and_then(|entry| read_shards(&entry, findings));
     let remedy = "add epoch = \"2026-01-01T00:00:00Z\": a recent date, as IDs last 69 years from there";
@@ -57,6 +61,10 @@ pub(super) fn read(
             }
         }),
     };
+    let key = match section.get("key") {
+        None => Some(KeyKind::default()),
+        Some(entry) => entry.string(findings).and_then(|text| read_key(text, &entry, findings)),
+    };
     let migrations = section.get("migrations").and_then(|entry| {
         let path = folder.join(entry.string(findings)?);
         if !path.is_dir() {
@@ -67,7 +75,17 @@ pub(super) fn read(
         }
         Some(path)
     });
-    PartialCluster { shards, epoch, prefix, migrations }
+    PartialCluster { shards, epoch, prefix, key, migrations }
+}
+
+fn read_key(text: &str, entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<KeyKind> {
+    let kind = text.parse::<KeyKind>();
+    if let Err(error) = &kind {
+        let names = KeyKind::ALL.map(KeyKind::as_str);
+        let hint = similar(text, names).unwrap_or_else(|| format!("known are {}", names.join(", ")));
+        findings.add(&entry.at(), error.to_string(), Some(hint));
+    }
+    kind.ok()
 }
 
 fn read_shards(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ShardCount> {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::{Config, ConfigError, HostConfig};
+use crate::map::ShardMap;
 use crate::router::{HostOptions, HostSource, Options, Router};
 use crate::store::{MapStore, StoreError};
 
@@ -22,7 +23,8 @@ pub enum ConnectError {
 /// A router for the cluster of this config file. It follows the map: what a move publishes, it takes. A host that was added to
 /// the file since is met when the first shard is there.
 ///
-/// No host is connected to before it is needed, so that one that is down keeps nobody from starting. The background task
+/// No host is connected to before it is needed, so that one that is down keeps nobody from starting. The database of a map
+/// that is kept in PostgreSQL may be away, too, if the config names a `cache` and that has a copy. The background task
 /// that follows the map ends when the last clone of the router is dropped.
 ///
 /// ```no_run
@@ -43,17 +45,19 @@ pub enum ConnectError {
 /// Nothing is left behind when the future is dropped.
 pub async fn connect(path: impl AsRef<Path>) -> Result<Router, ConnectError> {
     let config = Config::load(path)?;
-    let router = Router::new(config.router_options());
-    router.follow(config.map_store().watch().await.map_err(ConnectError::Map)?);
+    let maps = config.map_store().watch().await.map_err(ConnectError::Map)?;
+    let router = Router::new(config.router_options(maps.current()));
+    router.follow(maps);
     Ok(router)
 }
 
 impl Config {
-    /// What a router of this cluster takes; to be changed as need be before [`Router::new`].
-    pub fn router_options(&self) -> Options {
+    /// What a router of this cluster takes to begin with this map; to be changed as need be before [`Router::new`].
+    pub fn router_options(&self, map: Arc<ShardMap>) -> Options {
         let hosts = self.hosts.values().map(HostConfig::router_options);
-        let mut options = Options::new(hosts.collect(), Arc::new(self.map.clone()));
+        let mut options = Options::new(hosts.collect(), map);
         options.prefix = self.cluster.prefix.clone();
+        options.key = self.cluster.key;
         let path = self.path.clone();
         // A file that cannot be read just now names nobody; what the map says of it is told elsewhere.
         options.host_source = Some(HostSource::new(move |name| {

@@ -114,7 +114,8 @@ fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: 
     PartialHost { name, connect, pool_size, limits: read_limits(section, findings) }
 }
 
-fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Password> {
+/// The source of a password, where the section names one.
+pub(super) fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) -> Option<Password> {
     let given = |key: &str, findings: &mut Findings<'_>| {
         let entry = section.get(key)?;
         let text = entry.string(findings)?;
@@ -169,7 +170,7 @@ const URL_KEYS: [&str; 22] = [
 
 /// Reads the connection string. It may hold a password, whole or, mistyped, in a part that the parser takes for
 /// something else: so nothing of it is ever shown but names that we know anyway.
-fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ConnectOptions> {
+pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ConnectOptions> {
     let text = entry.string(findings)?;
     let error = match ConnectOptions::parse(text) {
         Ok(connect) => return Some(connect),

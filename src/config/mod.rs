@@ -8,6 +8,7 @@ mod cluster;
 mod connect;
 mod edit;
 mod hosts;
+mod map;
 mod rebalance;
 mod render;
 #[cfg(test)]
@@ -23,13 +24,14 @@ pub use cluster::Cluster;
 pub use connect::{ConnectError, connect};
 pub use edit::{EditError, NewHost};
 pub use hosts::HostConfig;
+pub use map::ConfigStore;
 pub use rebalance::Rebalance;
-pub use render::{HostSettings, Settings, render, template};
+pub use render::{HostSettings, Settings, render, render_map, template};
 
 use crate::map::{HostName, ShardMap};
-use crate::store::map_text::{MAP_REMEDY, parse_toml, read_map};
+use crate::store::Findings;
+use crate::store::map_text::{MAP_REMEDY, parse_toml};
 use crate::store::section::Section;
-use crate::store::{FileStore, Findings};
 
 /// A config, read and checked.
 #[derive(Clone, Debug)]
@@ -42,8 +44,9 @@ pub struct Config {
     pub hosts: BTreeMap<HostName, HostConfig>,
     /// Where `rebalance` may put shards.
     pub rebalance: Rebalance,
-    /// The map as it stood in the file; later ones come from [`Config::map_store`].
-    pub map: ShardMap,
+    /// The map as it stood in the file, later ones come from [`Config::map_store`]; `None` where it is kept elsewhere.
+    pub map: Option<ShardMap>,
+    store: ConfigStore,
 }
 
 /// Why there is no config.
@@ -128,8 +131,8 @@ impl Config {
     }
 
     /// The store that keeps this cluster's map.
-    pub fn map_store(&self) -> FileStore {
-        FileStore::new(&self.path, self.cluster.shards)
+    pub fn map_store(&self) -> ConfigStore {
+        self.store.clone()
     }
 }
 
@@ -156,11 +159,12 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
 
     let map = root.need("map", MAP_REMEDY, findings).and_then(|map| map.section(findings));
     let shards = cluster.as_ref().and_then(|cluster| cluster.shards);
-    let map = map.and_then(|map| read_map(&map, shards, names.as_deref(), findings));
+    let map = map.and_then(|map| map::read(&map, path, shards, names.as_deref(), findings));
 
     let rebalance = root.get("rebalance").and_then(|rebalance| rebalance.section(findings));
     let rebalance = rebalance.map(|section| rebalance::read(&section, shards, names.as_deref(), findings));
 
-    let (path, cluster, hosts, map) = (path.to_owned(), cluster?.complete()?, hosts?, map?);
-    Some(Config { path, cluster, hosts, rebalance: rebalance.unwrap_or_default(), map })
+    let (cluster, hosts, (map, store)) = (cluster?.complete()?, hosts?, map?);
+    let path = path.to_owned();
+    Some(Config { path, cluster, hosts, rebalance: rebalance.unwrap_or_default(), map, store })
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::HostConfig;
 use crate::id::Epoch;
 use crate::map::{HostName, ShardMap};
-use crate::shard::SchemaPrefix;
+use crate::shard::{KeyKind, SchemaPrefix};
 use crate::store::map_text::{print_map, quoted};
 
 /// A whole config with every key explained, for `pgshard init`. It is valid as it stands; its hosts are made up.
@@ -21,6 +21,8 @@ pub struct Settings {
     pub epoch: Epoch,
     /// What stands before the number in a shard's schema.
     pub prefix: SchemaPrefix,
+    /// How a key becomes a shard.
+    pub key: KeyKind,
     /// The folder of the application's migrations, as the file shall say it.
     pub migrations: Option<PathBuf>,
     /// The hosts, in the order in which they shall stand.
@@ -56,12 +58,20 @@ pub fn render(settings: &Settings) -> String {
     out
 }
 
+/// The `[map]` section that keeps this map in the file.
+pub fn render_map(map: &ShardMap) -> String {
+    print_map(map)
+}
+
 fn write_all(out: &mut String, settings: &Settings) -> std::fmt::Result {
     writeln!(out, "# Every key is explained in what `pgshard init` writes.\n\n[cluster]")?;
-    writeln!(out, "# These three cannot change once the cluster is bootstrapped.")?;
+    writeln!(out, "# These cannot change once the cluster is bootstrapped.")?;
     writeln!(out, "shards = {}", settings.map.shards())?;
     writeln!(out, "epoch = {}", quoted(&settings.epoch.timestamp().to_string()))?;
     writeln!(out, "schema_prefix = {}", quoted(settings.prefix.as_str()))?;
+    if settings.key != KeyKind::default() {
+        writeln!(out, "key = {}", quoted(settings.key.as_str()))?;
+    }
     if let Some(migrations) = &settings.migrations {
         writeln!(out, "migrations = {}", quoted(&migrations.display().to_string()))?;
     }

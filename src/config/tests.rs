@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ShardCount;
 use crate::id::Epoch;
-use crate::shard::SchemaPrefix;
+use crate::shard::{KeyKind, SchemaPrefix};
 use crate::store::testing::any_map;
 
 fn now() -> Timestamp {
@@ -128,6 +128,8 @@ fn single_mistakes() {
         ("\"2011-01-01T00:00:00Z\"", "\"2026-06-01T12:00:00.001Z\""),
         ("\"2011-01-01T00:00:00Z\"", "\"2011-01-01T00:00:00.0001Z\""),
         ("\"2011-01-01T00:00:00Z\"", "20110101"),
+        ("shards = 256", "shards = 256\nkey = \"string\""),
+        ("shards = 256", "shards = 256\nkey = \"hash\""),
         ("[cluster]", "[clutser]"),
         ("[hosts.db1]", "[[hosts.db1]]"),
         ("[hosts.db1]", "[host.db1]"),
@@ -139,6 +141,8 @@ fn single_mistakes() {
         ("host=10.0.0.2", "host=10.0.0.9,10.0.0.1"),
         ("version = 1", "version = 1.5"),
         ("version = 1", "store = \"postgres\"\nurl = \"postgres://app@10.0.0.9/app\""),
+        ("version = 1", "store = \"postgers\"\nversion = 1"),
+        ("version = 1", "version = 1\nurl = \"postgres://app@10.0.0.9/app\""),
         ("version = 1", "version = 1\nstore = \"etcd\""),
         ("version = 1\n", "versoin = 1\n"),
         ("[map.placement]\n", ""),
@@ -225,7 +229,46 @@ fn values_arrive() {
     let password = |name: &str| format!("{:?}", config.hosts[name].connect.password());
     assert_eq!(password("db1"), format!("File({:?})", folder.join("secret")));
     assert_eq!(password("db2"), "Env(\"X\")");
-    assert_eq!(config.map_store().path(), config.path);
+    assert!(matches!(config.map_store(), ConfigStore::File(store) if store.path() == config.path));
+}
+
+/// `[map]` of a config that keeps it in a database.
+fn with_postgres(map: &str) -> String {
+    let end = GOOD.find("version = 1").unwrap();
+    format!("{}store = \"postgres\"\n{map}", &GOOD[..end])
+}
+
+#[test]
+fn the_map_in_postgres() {
+    let map = "url = \"postgres://map@10.0.0.9/control?sslrootcert=ca.pem\"\npassword_file = \"secret\"\ncache = \"map.toml\"";
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = Config::parse_at(&with_postgres(map), folder.join("pgshard.toml"), now()).unwrap();
+    assert_eq!(config.map, None);
+    let ConfigStore::Postgres(store) = config.map_store() else { panic!("{:?}", config.map_store()) };
+    assert_eq!(store.database().to_string(), "map@10.0.0.9:5432/control");
+    assert_eq!(format!("{:?}", store.database().password()), format!("File({:?})", folder.join("secret")));
+    assert_eq!(store.database().tls().root_cert.as_deref(), Some(folder.join("ca.pem").as_path()));
+    assert_eq!(store.copy_path(), Some(folder.join("map.toml").as_path()));
+}
+
+#[test]
+fn mistakes_about_the_map_in_postgres() {
+    let cases = [
+        "",
+        "url = \"10.0.0.9\"",
+        "url = \"postgres://map:hunter2@10.0.0.9:x/control\"",
+        "url = \"postgres://map@10.0.0.9/control\"\ncahce = \"x\"\npassword_env = \"A\"\npassword_file = \"b\"",
+        "url = \"postgres://map@10.0.0.9/control\"\ncache = \"no/such/folder/map.toml\"",
+        "url = \"postgres://map@10.0.0.9/control\"\ncache = \"src\"",
+        "url = \"postgres://map@10.0.0.9/control\"\nversion = 1\n[map.placement]\ndb1 = \"0-255\"",
+    ];
+    let all = cases.map(|map| format!("## {map}\n{}", said(&with_postgres(map))));
+    let all = all.join("\n");
+    let told: String = all.lines().filter(|line| !line.starts_with("## ")).collect();
+    let torn = said(&with_postgres("url = \"postgres://map:\nhunter2@10.0.0.9/control\""));
+    assert!(torn.contains("not TOML") && !torn.contains("hunter2"), "{torn}");
+    assert!(!told.contains("hunter2"), "{told}");
+    insta::assert_snapshot!(all);
 }
 
 #[test]
@@ -256,6 +299,7 @@ fn any_settings() -> impl Strategy<Value = Settings> {
             Some(Settings {
                 epoch: Epoch::from_unix_ms(epoch).ok()?,
                 prefix: SchemaPrefix::new(&prefix).ok()?,
+                key: KeyKind::ALL[map.hosts().len() % KeyKind::ALL.len()],
                 migrations: migrations.map(PathBuf::from),
                 hosts: hosts.collect(),
                 map,
@@ -281,11 +325,12 @@ proptest! {
     fn print_undoes_parse(settings in any_settings()) {
         let text = render(&settings);
         let config = parse(&text).unwrap_or_else(|found| panic!("{text}\n{}", found[0]));
-        prop_assert_eq!(config.map, settings.map.clone());
+        prop_assert_eq!(config.map, Some(settings.map.clone()));
         prop_assert_eq!(config.cluster, Cluster {
             shards: settings.map.shards(),
             epoch: settings.epoch,
             prefix: settings.prefix,
+            key: settings.key,
             migrations: settings.migrations,
         });
         prop_assert_eq!(config.hosts.len(), settings.hosts.len());
@@ -331,7 +376,7 @@ proptest! {
         let text = GOOD.replace("256", &count.to_string()).replace("0-127", &format!("0-{cut}")).replace("128-255", &second);
         let config = parse(&text).unwrap_or_else(|found| panic!("{text}\n{}", found[0]));
         for shard in shards.iter() {
-            let host = config.map.host(shard).unwrap();
+            let host = config.map.as_ref().unwrap().host(shard).unwrap();
             prop_assert!(config.hosts.contains_key(host));
         }
     }

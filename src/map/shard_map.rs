@@ -215,13 +215,25 @@ impl ShardMap {
             return Err(errors);
         }
         let slots: Vec<Placement> = slots.into_iter().flatten().collect();
-        let mut hosts: Vec<HostName> = slots.iter().map(|placement| placement.host.clone()).collect();
+        // Neighbours are on one host as a rule: then a handful of names is sorted and looked up, instead of thousands.
+        let mut hosts: Vec<HostName> = Vec::new();
+        for placement in &slots {
+            if hosts.last() != Some(&placement.host) {
+                hosts.push(placement.host.clone());
+            }
+        }
         hosts.sort_unstable();
         hosts.dedup();
         if hosts.len() > Self::HOSTS_MAX {
             return Err(vec![MapError::TooManyHosts]);
         }
-        let index = |host| hosts.binary_search(host).expect("every host of a slot was collected") as u16;
+        let mut last = 0;
+        let mut index = |host: &HostName| {
+            if hosts[last] != *host {
+                last = hosts.binary_search(host).expect("every host of a slot was collected");
+            }
+            last as u16
+        };
         let host_of = slots.iter().map(|placement| index(&placement.host)).collect();
         let epochs = slots.iter().map(|placement| placement.epoch).collect();
         Ok(ShardMap { version, hosts: hosts.into(), host_of, epochs })

@@ -139,7 +139,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
     }
     let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
             d.datcollate::text || '/' || d.datctype::text, has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
-            (SELECT format('%s shards, epoch %s ms, prefix %s', shards, epoch_ms, schema_prefix) FROM pgshard.cluster),
+            (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, schema_prefix, key_kind) FROM pgshard.cluster),
             current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
             current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM pg_replication_slots),
             current_setting('max_wal_senders')::bigint - (SELECT count(*) FROM pg_stat_replication),

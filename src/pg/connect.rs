@@ -1,9 +1,12 @@
 //! Opening a connection.
 
+use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
@@ -66,6 +69,26 @@ impl ConnectOptions {
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub async fn connect(&self, application_name: &str) -> Result<Connection, ConnectError> {
+        self.open(application_name, None).await
+    }
+
+    /// Opens a connection for LISTEN: each notification that arrives, and the end of the connection, wakes `heard`. Several
+    /// of them may wake it once.
+    ///
+    /// # Errors
+    /// As [`ConnectOptions::connect`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the socket.
+    pub async fn connect_listening(
+        &self,
+        application_name: &str,
+        heard: Arc<Notify>,
+    ) -> Result<Connection, ConnectError> {
+        self.open(application_name, Some(heard)).await
+    }
+
+    async fn open(&self, application_name: &str, heard: Option<Arc<Notify>>) -> Result<Connection, ConnectError> {
         let to = || self.to_string();
         let mut config = self.config.clone();
         if config.get_application_name().is_none() {
@@ -83,11 +106,11 @@ impl ConnectOptions {
         let opened = async {
             if self.tls.mode == SslMode::Disable {
                 let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
-                return Ok(Connection { client, driver: drive(connection) });
+                return Ok(Connection { client, driver: drive(connection, heard) });
             }
             let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?;
             let (client, connection) = config.connect(tls).await.map_err(refused)?;
-            Ok(Connection { client, driver: drive(connection) })
+            Ok(Connection { client, driver: drive(connection, heard) })
         };
         match tokio::time::timeout(limit, opened).await {
             Ok(outcome) => outcome,
@@ -96,15 +119,28 @@ impl ConnectOptions {
     }
 }
 
-fn drive<S, T>(connection: tokio_postgres::Connection<S, T>) -> JoinHandle<()>
+fn drive<S, T>(mut connection: tokio_postgres::Connection<S, T>, heard: Option<Arc<Notify>>) -> JoinHandle<()>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     T: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
 {
     tokio::spawn(async move {
-        if let Err(error) = connection.await {
-            // Whoever waits for an answer gets the error too; this line is for connections that nobody waits on.
-            tracing::debug!(%error, "a connection ended");
+        while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+            match (message, &heard) {
+                (Ok(AsyncMessage::Notification(_)), Some(heard)) => heard.notify_one(),
+                (Ok(AsyncMessage::Notice(notice)), _) => tracing::debug!(notice = notice.message(), "the server says"),
+                (Ok(_), _) => {}
+                (Err(error), _) => {
+                    // Whoever waits for an answer gets the error too; this line is for connections that nobody waits on.
+                    tracing::debug!(%error, "a connection ended");
+                    break;
+                }
+            }
+        }
+        // Before the waking, so that who is woken finds the client closed.
+        drop(connection);
+        if let Some(heard) = heard {
+            heard.notify_one();
         }
     })
 }

@@ -7,7 +7,7 @@ use tokio_postgres::error::{DbError, SqlState};
 
 use crate::map::HostName;
 use crate::pg::{self, state};
-use crate::shard::{ShardCount, ShardId};
+use crate::shard::{KeyKind, ShardCount, ShardId};
 
 /// Why a call did not give what was asked for. Display names the shard and the host; the cause is the source.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +30,24 @@ pub enum Error {
         shard: ShardId,
         /// N.
         shards: ShardCount,
+    },
+    /// The key is of another kind than the cluster's keys.
+    #[error("the keys of this cluster are {cluster}, and this one is {given}: nothing was sent")]
+    WrongKey {
+        /// The kind of the key.
+        given: KeyKind,
+        /// What the config says.
+        cluster: KeyKind,
+    },
+    /// The host belongs to another cluster than the config, or the config has been changed where it cannot be.
+    #[error("host {host} of shard {shard} is not as the config says: run `pgshard check`")]
+    HostDiffers {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// What differs.
+        source: HostDiffers,
     },
     /// A map for another number of shards: not a map of this cluster.
     #[error("the map is for {given} shards and the cluster has {shards}")]
@@ -181,6 +199,28 @@ pub enum Error {
     },
 }
 
+/// What a host recorded at bootstrap and the router was told otherwise. By either of them keys would go to other shards.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostDiffers {
+    /// Another kind of keys.
+    #[error("it recorded that keys are {recorded}, the config says {config}")]
+    Key {
+        /// The kind there.
+        recorded: String,
+        /// The router's.
+        config: KeyKind,
+    },
+    /// Another N.
+    #[error("it recorded {recorded} shards, the config says {config}")]
+    Shards {
+        /// N there.
+        recorded: i32,
+        /// The router's.
+        config: ShardCount,
+    },
+}
+
 /// Why a host did not say where a shard is.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -188,6 +228,9 @@ pub enum LookUpError {
     /// No connection.
     #[error("out of reach")]
     Connect(#[source] Box<pg::ConnectError>),
+    /// The host is of another cluster.
+    #[error("it is not as the config says")]
+    Differs(#[source] HostDiffers),
     /// No connection in time, or no answer.
     #[error("no answer within {} ms", .0.as_millis())]
     TimedOut(Duration),
@@ -251,7 +294,7 @@ impl Error {
             Error::LookUp { source, .. } => match &**source {
                 LookUpError::Connect(_) | LookUpError::TimedOut(_) => true,
                 LookUpError::Statement(source) => source.as_db_error().is_none(),
-                LookUpError::Answer(_) => false,
+                LookUpError::Answer(_) | LookUpError::Differs(_) => false,
             },
             _ => false,
         }

@@ -15,7 +15,7 @@ use super::sql::SqlText;
 use super::stale::Met;
 use super::transaction::{Transaction, TransactionBuilder};
 use crate::map::HostName;
-use crate::shard::ShardId;
+use crate::shard::{KeyKind, ShardId};
 
 /// A shard to run SQL on. Made by [`Router::by_key`], [`Router::by_id`] and [`Router::shard`] without I/O; holds no
 /// connection.
@@ -27,11 +27,23 @@ use crate::shard::ShardId;
 pub struct Shard<'r> {
     router: &'r Router,
     id: ShardId,
+    /// The kind of the key that the handle was made of.
+    key: KeyKind,
 }
 
 impl<'r> Shard<'r> {
     pub(super) fn new(router: &'r Router, id: ShardId) -> Shard<'r> {
-        Shard { router, id }
+        Shard::of_key(router, id, router.key_kind())
+    }
+
+    pub(super) fn of_key(router: &'r Router, id: ShardId, key: KeyKind) -> Shard<'r> {
+        Shard { router, id, key }
+    }
+
+    /// That the handle was made of a key of the cluster.
+    pub(super) fn checked(self) -> Result<(), Error> {
+        let cluster = self.router.key_kind();
+        if self.key == cluster { Ok(()) } else { Err(Error::WrongKey { given: self.key, cluster }) }
     }
 
     /// The shard's number.
@@ -156,7 +168,7 @@ impl<'r> Shard<'r> {
 
     /// A transaction with an isolation level, or read-only.
     pub fn build_transaction(self) -> TransactionBuilder<'r> {
-        TransactionBuilder::new(self.router, self.id)
+        TransactionBuilder::new(self.router, self)
     }
 
     /// A connection to the host that the router takes to serve the shard now, for what this library does not cover:
@@ -172,12 +184,14 @@ impl<'r> Shard<'r> {
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     pub async fn client(self) -> Result<RawClient, Error> {
+        self.checked()?;
         let place = self.router.inner().place(self.id)?;
         let lease = place.host.lease(self.id).await?;
         Ok(RawClient::new(lease, self.id, place.host.name.clone(), self.schema()))
     }
 
     async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+        self.checked()?;
         let inner = self.router.inner();
         let shard = self.id;
         let sql = inner.sql.read(sql);

@@ -1,17 +1,17 @@
 //! A host: its pools, and the questions where a shard is.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deadpool::Runtime;
 use deadpool::managed::{Pool, PoolError, TimeoutType};
 
-use super::error::{Error, LookUpError, PoolPhase};
+use super::error::{Error, HostDiffers, LookUpError, PoolPhase};
 use super::look::Question;
 use super::options::{HostOptions, Options};
-use super::session::{Lease, Manager};
+use super::session::{Lease, Manager, OpenError};
 use crate::map::HostName;
 use crate::pg::ConnectError;
 use crate::shard::ShardId;
@@ -35,9 +35,13 @@ impl Host {
 
     /// Makes the pools; no connection is opened.
     pub(super) fn new(host: &HostOptions, options: &Options) -> Host {
+        let met = Arc::<AtomicBool>::default();
         let pool = |size: usize, statements_max| {
             let manager = Manager {
                 connect: host.connect.clone(),
+                key: options.key,
+                shards: options.map.shards(),
+                met: met.clone(),
                 application_name: options.application_name.clone(),
                 statements_max,
             };
@@ -68,6 +72,7 @@ impl Host {
             Ok(session) => Ok(Lease::new(session)),
             Err(error) => Err(match self.pool_fault(error) {
                 PoolFault::Connect(source) => Error::Connect { shard, host: host(), source },
+                PoolFault::Differs(source) => Error::HostDiffers { shard, host: host(), source },
                 PoolFault::TimedOut(phase, limit) => {
                     Error::PoolTimeout { shard, host: host(), phase, limit_ms: limit.as_millis() }
                 }
@@ -81,6 +86,7 @@ impl Host {
             Ok(session) => Ok(Lease::new(session)),
             Err(error) => Err(match self.pool_fault(error) {
                 PoolFault::Connect(source) => LookUpError::Connect(source),
+                PoolFault::Differs(source) => LookUpError::Differs(source),
                 PoolFault::TimedOut(_, limit) => LookUpError::TimedOut(limit),
             }),
         }
@@ -100,9 +106,10 @@ impl Host {
         self.look_ups.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn pool_fault(&self, error: PoolError<ConnectError>) -> PoolFault {
+    fn pool_fault(&self, error: PoolError<OpenError>) -> PoolFault {
         match error {
-            PoolError::Backend(error) => PoolFault::Connect(Box::new(error)),
+            PoolError::Backend(OpenError::Connect(error)) => PoolFault::Connect(Box::new(error)),
+            PoolError::Backend(OpenError::Differs(error)) => PoolFault::Differs(error),
             PoolError::Timeout(TimeoutType::Wait) => PoolFault::TimedOut(PoolPhase::Wait, self.wait_max),
             PoolError::Timeout(TimeoutType::Create) => PoolFault::TimedOut(PoolPhase::Create, self.create_max),
             PoolError::Timeout(TimeoutType::Recycle) => PoolFault::TimedOut(PoolPhase::Recycle, self.recycle_max),
@@ -115,5 +122,6 @@ impl Host {
 
 enum PoolFault {
     Connect(Box<ConnectError>),
+    Differs(HostDiffers),
     TimedOut(PoolPhase, Duration),
 }

@@ -41,10 +41,10 @@ use self::routing::{Inner, Snapshot};
 use self::sql::SqlCache;
 use crate::id::Id;
 use crate::map::{HostName, ShardMap};
-use crate::shard::{SchemaPrefix, ShardCount, ShardId};
+use crate::shard::{Key, KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::MapWatch;
 
-pub use error::{Error, Expected, LookUpError, PoolPhase};
+pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase};
 pub use handle::Shard;
 pub use options::{HostOptions, HostSource, Options};
 pub use raw::RawClient;
@@ -73,6 +73,7 @@ impl Router {
             hosts: ArcSwap::from_pointee(hosts.collect()),
             snapshot: ArcSwap::from_pointee(Snapshot::new(options.map.clone())),
             prefix: options.prefix.clone(),
+            key: options.key,
             sql: SqlCache::new(),
             retry_for: options.retry_for,
             options,
@@ -82,9 +83,26 @@ impl Router {
         }))
     }
 
-    /// The shard of a key. No I/O, no allocation.
-    pub fn by_key(&self, key: i64) -> Shard<'_> {
-        Shard::new(self, self.0.shards.shard_of_key(key))
+    /// The shard of a key: any integer type, or a text or UUID where the cluster's keys are those. No I/O, no allocation.
+    ///
+    /// A key of another kind than the cluster's is refused: whatever is run on the handle gives [`Error::WrongKey`], before
+    /// anything is sent. Its number means nothing then; who takes only that uses [`Router::try_by_key`].
+    pub fn by_key<K: Key>(&self, key: K) -> Shard<'_> {
+        Shard::of_key(self, self.0.shards.shard_of_key(key), K::KIND)
+    }
+
+    /// The shard of a key, or at once why it has none. No I/O, no allocation.
+    ///
+    /// # Errors
+    /// [`Error::WrongKey`] when the cluster's keys are of another kind.
+    pub fn try_by_key<K: Key>(&self, key: K) -> Result<Shard<'_>, Error> {
+        let shard = self.by_key(key);
+        shard.checked().map(|()| shard)
+    }
+
+    /// What the cluster's keys are.
+    pub fn key_kind(&self) -> KeyKind {
+        self.0.key
     }
 
     /// The shard that an ID names. No I/O, no allocation.
@@ -142,6 +160,7 @@ impl Router {
     /// Outside a tokio runtime.
     pub fn follow(&self, mut maps: MapWatch) {
         let inner = Arc::downgrade(&self.0);
+        let refresh = maps.refresh();
         let task = tokio::spawn(async move {
             let mut map = maps.current();
             loop {
@@ -157,8 +176,28 @@ impl Router {
             }
         });
         let mut follower = self.0.follower.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(former) = follower.replace(task.abort_handle()) {
+        if let Some((former, _)) = follower.replace((task.abort_handle(), refresh)) {
             former.abort();
+        }
+    }
+
+    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, whatever it waits for; for the
+    /// signal that says "read your config again". Returns at once, and does nothing where no store is followed.
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router) -> std::io::Result<()> {
+    /// use tokio::signal::unix::{SignalKind, signal};
+    /// let mut hangups = signal(SignalKind::hangup())?;
+    /// tokio::spawn(async move {
+    ///     while hangups.recv().await.is_some() {
+    ///         router.refresh_map();
+    ///     }
+    /// });
+    /// # Ok(()) }
+    /// ```
+    pub fn refresh_map(&self) {
+        if let Some((_, refresh)) = &*self.0.follower.lock().unwrap_or_else(PoisonError::into_inner) {
+            refresh.now();
         }
     }
 

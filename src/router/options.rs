@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::map::{HostName, ShardMap};
 use crate::pg::ConnectOptions;
-use crate::shard::SchemaPrefix;
+use crate::shard::{KeyKind, SchemaPrefix};
 
 /// One host: its name in the map, how to reach it, and how many connections to keep.
 #[derive(Clone, Debug)]
@@ -52,6 +52,8 @@ pub struct Options {
     pub host_source: Option<HostSource>,
     /// What the names of the shards' schemas begin with.
     pub prefix: SchemaPrefix,
+    /// What keys are. A host that recorded another kind is refused.
+    pub key: KeyKind,
     /// The map to start with.
     pub map: Arc<ShardMap>,
     /// How long a call may wait for a shard that is being moved, in all. Default 15 s: longer than a fence's deadline
@@ -78,6 +80,7 @@ impl Options {
             hosts,
             host_source: None,
             prefix: SchemaPrefix::default(),
+            key: KeyKind::default(),
             map,
             retry_for: Duration::from_secs(15),
             wait_max: Duration::from_secs(5),

@@ -13,7 +13,8 @@ use super::host::Host;
 use super::options::Options;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
-use crate::shard::{SchemaPrefix, ShardCount, ShardId};
+use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
+use crate::store::Refresh;
 
 /// How long a host that nobody knows is not asked for again: the source reads a file.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
@@ -22,6 +23,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(100);
 pub(super) struct Inner {
     pub(super) shards: ShardCount,
     pub(super) prefix: SchemaPrefix,
+    pub(super) key: KeyKind,
     /// Those it was made with, and those it has met since and been told of. A host is never taken out: its pool is empty once
     /// nobody uses it.
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
@@ -32,8 +34,8 @@ pub(super) struct Inner {
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) sql: SqlCache,
     pub(super) retry_for: Duration,
-    /// The task that follows a store's maps.
-    pub(super) follower: Mutex<Option<AbortHandle>>,
+    /// The task that follows a store's maps, and what makes the store look.
+    pub(super) follower: Mutex<Option<(AbortHandle, Refresh)>>,
     /// Statements and transactions that were run again.
     pub(super) retries: AtomicU64,
 }
@@ -150,7 +152,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(follower) = self.follower.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some((follower, _)) = self.follower.lock().unwrap_or_else(PoisonError::into_inner).take() {
             follower.abort();
         }
     }

@@ -4,16 +4,19 @@
 //! is cleaned first; one that may be in the middle of something, or may remember a signpost, never goes back.
 
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use deadpool::managed::{self, Metrics, Object, RecycleError, RecycleResult};
 use lru::LruCache;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row, Statement};
 
+use super::error::HostDiffers;
 use super::kind::Kind;
 use super::stale::Met;
 use crate::pg::{ConnectError, ConnectOptions, Connection};
+use crate::shard::{KeyKind, ShardCount};
 
 /// Everything that a session can have been left with, as far as it can be undone without forgetting the prepared
 /// statements of the driver itself (so not DISCARD ALL).
@@ -25,19 +28,55 @@ pub(super) struct Manager {
     pub(super) connect: ConnectOptions,
     pub(super) application_name: String,
     pub(super) statements_max: usize,
+    pub(super) key: KeyKind,
+    pub(super) shards: ShardCount,
+    /// Whether a connection was had to the host, and found to lead to one of this cluster.
+    pub(super) met: Arc<AtomicBool>,
+}
+
+/// Why a session is not opened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Differs(#[from] HostDiffers),
+}
+
+impl Manager {
+    /// On the first connection to a host: whether it makes shards of keys as this router does. A host that has recorded nothing
+    /// is none of a cluster, and says so to every statement.
+    async fn meet(&self, connection: &Connection) -> Result<(), HostDiffers> {
+        if self.met.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let recorded = connection.query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[]).await;
+        if let Ok([row]) = recorded.as_deref() {
+            let (shards, key): (i32, String) = (row.get(0), row.get(1));
+            if shards != i32::from(self.shards.get()) {
+                return Err(HostDiffers::Shards { recorded: shards, config: self.shards });
+            }
+            if key != self.key.as_str() {
+                return Err(HostDiffers::Key { recorded: key, config: self.key });
+            }
+            self.met.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 impl managed::Manager for Manager {
     type Type = Session;
-    type Error = ConnectError;
+    type Error = OpenError;
 
-    async fn create(&self) -> Result<Session, ConnectError> {
+    async fn create(&self) -> Result<Session, OpenError> {
         let connection = self.connect.connect(&self.application_name).await?;
+        self.meet(&connection).await?;
         let statements = NonZeroUsize::new(self.statements_max).map(|max| Mutex::new(LruCache::new(max)));
         Ok(Session { connection, statements, dirty: false })
     }
 
-    async fn recycle(&self, session: &mut Session, _: &Metrics) -> RecycleResult<ConnectError> {
+    async fn recycle(&self, session: &mut Session, _: &Metrics) -> RecycleResult<OpenError> {
         if session.connection.is_closed() {
             return Err(RecycleError::message("the connection is closed"));
         }

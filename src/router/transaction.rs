@@ -13,7 +13,7 @@ use tokio_postgres::{IsolationLevel, Row};
 
 use super::Router;
 use super::error::Error;
-use super::handle::{NEXT_IDS, at_most_one, one, reserved};
+use super::handle::{NEXT_IDS, Shard, at_most_one, one, reserved};
 use super::kind::Kind;
 use super::recover::{Next, Recovery};
 use super::session::{Answer, Failed, Lease, Prepare, is_lost};
@@ -27,13 +27,13 @@ use crate::shard::ShardId;
 #[must_use]
 pub struct TransactionBuilder<'r> {
     router: &'r Router,
-    shard: ShardId,
+    shard: Shard<'r>,
     isolation: Option<IsolationLevel>,
     read_only: bool,
 }
 
 impl<'r> TransactionBuilder<'r> {
-    pub(super) fn new(router: &'r Router, shard: ShardId) -> TransactionBuilder<'r> {
+    pub(super) fn new(router: &'r Router, shard: Shard<'r>) -> TransactionBuilder<'r> {
         TransactionBuilder { router, shard, isolation: None, read_only: false }
     }
 
@@ -62,8 +62,9 @@ impl<'r> TransactionBuilder<'r> {
         Fut: Future<Output = Result<T, E>>,
         E: From<Error>,
     {
+        self.shard.checked()?;
         let inner = self.router.inner();
-        let shard = self.shard;
+        let shard = self.shard.id();
         let mut recovery = Recovery::new(inner, shard);
         let mut prepare = Prepare::Once;
         let mut reconnected = false;

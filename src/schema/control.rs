@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 use super::facts::{ControlFacts, FactsError, HostFacts, host_facts};
 use crate::id::Epoch;
 use crate::map::HostName;
-use crate::shard::{SchemaPrefix, ShardCount};
+use crate::shard::{KeyKind, SchemaPrefix, ShardCount};
 
 /// What may never differ between the hosts of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +20,8 @@ pub struct Cluster {
     pub epoch: Epoch,
     /// What stands before a shard's number in the name of its schema.
     pub schema_prefix: SchemaPrefix,
+    /// How a key becomes a shard.
+    pub key: KeyKind,
 }
 
 /// One step of the control schema.
@@ -115,6 +117,14 @@ pub enum Refusal {
         /// What to do.
         remedy: String,
     },
+    /// Another kind of keys.
+    #[error("it recorded that keys are {recorded}, the config says {config}")]
+    Key {
+        /// The kind there.
+        recorded: String,
+        /// The kind in the config.
+        config: KeyKind,
+    },
     /// Another host.
     #[error("it recorded that it is the host {recorded}, the config calls it {config}")]
     HostName {
@@ -142,7 +152,7 @@ impl Refusal {
                 "use the pgshard that bootstrapped the host, or a later release of it".to_owned()
             }
             Refusal::Lost => "put the row of pgshard.cluster back, as on the other hosts".to_owned(),
-            Refusal::Shards { .. } | Refusal::Epoch { .. } | Refusal::Prefix { .. } => {
+            Refusal::Shards { .. } | Refusal::Epoch { .. } | Refusal::Prefix { .. } | Refusal::Key { .. } => {
                 "it cannot change once bootstrapped: put the old value back into the config, or use an empty database"
                     .to_owned()
             }
@@ -167,6 +177,7 @@ impl Refusal {
             Refusal::Epoch { .. } => "epoch_differs",
             Refusal::Prefix { .. } => "prefix_differs",
             Refusal::HostMigrations { .. } => "host_migrations_drift",
+            Refusal::Key { .. } => "key_differs",
             Refusal::HostName { .. } => "host_name_differs",
         }
     }
@@ -209,6 +220,9 @@ pub fn differences(control: &ControlFacts, cluster: &Cluster, host: &HostName) -
             if recorded.schema_prefix != cluster.schema_prefix.as_str() {
                 let (recorded, config) = (recorded.schema_prefix.clone(), cluster.schema_prefix.clone());
                 refusals.push(Refusal::Prefix { recorded, config });
+            }
+            if recorded.key_kind != cluster.key.as_str() {
+                refusals.push(Refusal::Key { recorded: recorded.key_kind.clone(), config: cluster.key });
             }
             if recorded.host_name != host.as_str() {
                 let (recorded, config) = (recorded.host_name.clone(), host.clone());
@@ -288,10 +302,11 @@ pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) ->
         recorded.map_err(sql("record a control migration"))?;
     }
     if facts.control.is_none() {
-        let record = "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name) VALUES ($1, $2, $3, $4)";
+        let record = "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name, key_kind)
+            VALUES ($1, $2, $3, $4, $5)";
         let (shards, epoch_ms) = (i32::from(cluster.shards.get()), cluster.epoch.unix_ms());
-        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
-            [&shards, &epoch_ms, &cluster.schema_prefix.as_str(), &host.as_str()];
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+            [&shards, &epoch_ms, &cluster.schema_prefix.as_str(), &host.as_str(), &cluster.key.as_str()];
         transaction.execute(record, &values).await.map_err(sql("record the cluster"))?;
     }
     transaction.commit().await.map_err(sql("commit"))?;
@@ -314,6 +329,7 @@ pub(super) mod tests {
             shards: ShardCount::new(16).unwrap(),
             epoch: Epoch::from_unix_ms(1_293_840_000_000).unwrap(),
             schema_prefix: SchemaPrefix::default(),
+            key: KeyKind::Integer,
         }
     }
 
@@ -330,6 +346,7 @@ pub(super) mod tests {
                 epoch_ms: 1_293_840_000_000,
                 schema_prefix: "shard_".to_owned(),
                 host_name: host.to_owned(),
+                key_kind: "integer".to_owned(),
             }),
             ..ControlFacts::default()
         };
@@ -375,6 +392,7 @@ pub(super) mod tests {
         let control = other.control.as_mut().unwrap();
         let recorded = control.cluster.as_mut().unwrap();
         (recorded.shards, recorded.epoch_ms, recorded.schema_prefix) = (32, 5, "s".to_owned());
+        recorded.key_kind = "uuid:sha256".to_owned();
         control.migrations[0].checksum = "other".to_owned();
         control.migrations.push(RecordedControl { version: 99, name: "later".to_owned(), checksum: String::new() });
         other.server.in_recovery = true;
@@ -389,6 +407,7 @@ pub(super) mod tests {
                 "it recorded 32 shards, the config says 16",
                 "it recorded the epoch 5 ms after 1970, the config says 2011-01-01T00:00:00Z (1293840000000 ms)",
                 "it recorded the schema prefix \"s\", the config says \"shard_\"",
+                "it recorded that keys are uuid:sha256, the config says integer",
                 "it recorded that it is the host db7, the config calls it db1",
                 "its control migration 1 (control) was run with another text than this pgshard has",
                 "its control schema has version 99, this pgshard knows 1",

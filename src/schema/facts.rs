@@ -112,6 +112,8 @@ pub struct RecordedCluster {
     pub schema_prefix: String,
     /// The name that the config gave the host.
     pub host_name: String,
+    /// How a key becomes a shard, [`crate::KeyKind::as_str`].
+    pub key_kind: String,
 }
 
 /// Whether a host owns a shard.
@@ -262,7 +264,7 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
 const CONTROL: &str = r#"
 SELECT json_build_object(
     'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version) FROM pgshard.control_migration),
-    'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name) FROM pgshard.cluster),
+    'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name, key_kind) FROM pgshard.cluster),
     'shards', (SELECT json_agg(json_build_array(shard_id, schema_name, state, epoch, peer, move_id,
                    date_part('epoch', fence_deadline - clock_timestamp()) * 1000,
                    date_part('epoch', clock_timestamp() - last_fence_at) * 1000)) FROM pgshard.shard),

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 
+use super::folders::Folders;
 use super::map_edit::edit_map;
 use super::map_text::parse_map;
-use super::replace::{Stamp, failed, lock, write_over};
+use super::replace::{Stamp, blocking, failed, lock, write_over};
 use super::{MapSender, MapStore, MapWatch, PublishError, StoreError, check_replaceable};
 use crate::map::{MapVersion, ShardMap};
 use crate::shard::ShardCount;
@@ -30,7 +31,8 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// How often a watched file is looked at, unless said otherwise.
+    /// How often a watched file is looked at, unless said otherwise. Where its file system tells of changes, which local ones
+    /// do, this is only the net.
     pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
     /// A store in this file, for a cluster of so many shards. Nothing is read yet.
@@ -86,6 +88,9 @@ impl FileStore {
     }
 }
 
+/// How long to wait after a change before the file is looked at: who writes into it, instead of replacing it, is then done.
+const SETTLE: Duration = Duration::from_millis(10);
+
 /// How often a publication starts over because the file was edited under it.
 const PUBLISH_ATTEMPTS: u32 = 5;
 
@@ -103,11 +108,11 @@ impl MapStore for FileStore {
     fn watch(&self) -> BoxFuture<'_, Result<MapWatch, StoreError>> {
         async move {
             let store = self.clone();
-            // The stamp is taken first: a change between the two is then seen as one.
-            let (seen, map) = blocking(move || (store.stamp(), store.read())).await;
+            // What is looked at first is told of a change in between.
+            let (folders, seen, map) = blocking(move || (Folders::of(&store.path), store.stamp(), store.read())).await;
             let sender = MapSender::new(Arc::new(map?));
             let watch = sender.subscribe();
-            tokio::spawn(self.clone().follow(sender, seen));
+            tokio::spawn(self.clone().follow(sender, seen, folders));
             Ok(watch)
         }
         .boxed()
@@ -119,19 +124,29 @@ impl FileStore {
         fs::metadata(&self.path).map(|metadata| Stamp::of(&metadata)).ok()
     }
 
-    /// Looks at the file again and again until nobody reads the maps any more.
-    async fn follow(self, sender: MapSender, mut seen: Option<Stamp>) {
+    /// Looks at the file whenever its folder changes, when a reader asks, and at every poll interval, until nobody reads the
+    /// maps any more.
+    async fn follow(self, sender: MapSender, mut seen: Option<Stamp>, mut folders: Folders) {
         loop {
             tokio::select! {
+                () = folders.changed() => tokio::time::sleep(SETTLE).await,
+                () = sender.refresh_wanted() => {}
                 () = tokio::time::sleep(self.poll_interval) => {}
                 () = sender.closed() => return,
             }
             let store = self.clone();
             let look = move || {
                 let stamp = store.stamp();
-                (stamp != seen).then(|| (stamp, store.read()))
+                if stamp == seen {
+                    return (folders, None);
+                }
+                folders.renew();
+                let map = store.read();
+                (folders, Some((stamp, map)))
             };
-            let Some((stamp, map)) = blocking(look).await else { continue };
+            let looked;
+            (folders, looked) = blocking(look).await;
+            let Some((stamp, map)) = looked else { continue };
             seen = stamp;
             match map {
                 Ok(map) => sender.send(map),
@@ -148,18 +163,6 @@ impl FileStore {
     }
 }
 
-/// File systems block: their calls run beside the runtime.
-async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(call).await {
-        Ok(value) => value,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // Only a runtime that is being shut down cancels; then this task goes next.
-            Err(_) => std::future::pending().await,
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -168,7 +171,7 @@ mod tests {
     use crate::map::{Changes, HostName};
     use crate::store::map_text::print_map;
     use crate::store::publish_merged;
-    use crate::store::testing::{place, store_contract};
+    use crate::store::testing::{first_map, place, store_contract};
     use crate::{ShardCount, ShardId};
 
     const TEXT: &str = "# ours\n[map]\nversion = 1 # counted\n[map.placement]\n\tdb1 = \"0-7\" # all\n";
@@ -205,12 +208,10 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn contract() {
         let folder = tempfile::tempdir().unwrap();
-        store_contract(|map| {
-            let path = folder.path().join("pgshard.toml");
-            fs::write(&path, print_map(map)).unwrap();
-            Arc::new(FileStore::new(path, map.shards()).with_poll_interval(Duration::from_millis(5)))
-        })
-        .await;
+        let path = folder.path().join("pgshard.toml");
+        let map = first_map();
+        fs::write(&path, print_map(&map)).unwrap();
+        store_contract(Arc::new(FileStore::new(path, map.shards()))).await;
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left behind");
     }
 
@@ -279,5 +280,77 @@ mod tests {
         let store = FileStore::new("/nowhere/pgshard.toml", ShardCount::MAX);
         assert_eq!(store.load().await.unwrap_err().to_string(), "cannot read /nowhere/pgshard.toml");
         assert!(store.watch().await.is_err());
+    }
+
+    /// A store that finds out by events or not at all: its polls are an hour apart.
+    fn patient(path: PathBuf) -> FileStore {
+        FileStore::new(path, ShardCount::new(8).unwrap()).with_poll_interval(Duration::from_secs(3600))
+    }
+
+    async fn next(watch: &mut MapWatch) -> HostName {
+        let map = tokio::time::timeout(Duration::from_secs(60), watch.changed()).await;
+        map.expect("the change is seen").unwrap().hosts()[0].clone()
+    }
+
+    #[tokio::test]
+    async fn an_editor_is_noticed() {
+        let (folder, store) = Folder::with(TEXT);
+        let mut watch = patient(store.path().to_owned()).watch().await.unwrap();
+        for name in ["db2", "db3"] {
+            save(&folder, &store, &TEXT.replace("db1", name));
+            assert_eq!(next(&mut watch).await.as_str(), name);
+        }
+        // Written in place.
+        fs::write(store.path(), TEXT.replace("db1", "db4")).unwrap();
+        assert_eq!(next(&mut watch).await.as_str(), "db4");
+    }
+
+    /// As the kubelet does it: the file is a link through `..data`, a link that is swapped for one to another folder.
+    #[tokio::test]
+    async fn a_swapped_config_map_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let publish = |time: &str, name: &str| {
+            fs::create_dir(at(time)).unwrap();
+            fs::write(at(time).join("pgshard.toml"), TEXT.replace("db1", name)).unwrap();
+            std::os::unix::fs::symlink(time, at("..data_tmp")).unwrap();
+            fs::rename(at("..data_tmp"), at("..data")).unwrap();
+        };
+        publish("..2026_01", "db1");
+        std::os::unix::fs::symlink("..data/pgshard.toml", at("pgshard.toml")).unwrap();
+        let mut watch = patient(at("pgshard.toml")).watch().await.unwrap();
+        for (time, name) in [("..2026_02", "db2"), ("..2026_03", "db3")] {
+            publish(time, name);
+            assert_eq!(next(&mut watch).await.as_str(), name);
+        }
+        fs::remove_dir_all(at("..2026_02")).unwrap();
+        publish("..2026_04", "db4");
+        assert_eq!(next(&mut watch).await.as_str(), "db4");
+    }
+
+    #[tokio::test]
+    async fn a_file_behind_a_link_is_noticed() {
+        let (folder, store) = Folder::with(TEXT);
+        let beside = tempfile::tempdir().unwrap();
+        let link = beside.path().join("link.toml");
+        std::os::unix::fs::symlink(store.path(), &link).unwrap();
+        let mut watch = patient(link).watch().await.unwrap();
+        save(&folder, &store, &TEXT.replace("db1", "db2"));
+        assert_eq!(next(&mut watch).await.as_str(), "db2");
+    }
+
+    /// Where nothing tells of changes, SIGHUP's way is left.
+    #[tokio::test]
+    async fn a_reader_can_ask() {
+        let (folder, store) = Folder::with(TEXT);
+        let store = patient(store.path().to_owned());
+        let sender = MapSender::new(Arc::new(store.read().unwrap()));
+        let mut watch = sender.subscribe();
+        // Folders of another file.
+        let folders = Folders::of(Path::new("/nowhere/pgshard.toml"));
+        tokio::spawn(store.clone().follow(sender, store.stamp(), folders));
+        save(&folder, &store, &TEXT.replace("db1", "db2"));
+        watch.refresh().now();
+        assert_eq!(next(&mut watch).await.as_str(), "db2");
     }
 }

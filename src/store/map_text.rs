@@ -36,6 +36,9 @@ pub(super) fn parse_map(text: &str, file: &Path, shards: ShardCount) -> Result<S
     map.ok_or_else(|| findings.into_sorted())
 }
 
+/// Where a map can be kept, as `map.store` says it.
+const STORES: [&str; 2] = ["file", "postgres"];
+
 pub(crate) const MAP_REMEDY: &str =
     "add [map] with version = 1, and [map.placement] with a line such as db1 = \"0-4095\" for each host";
 
@@ -47,10 +50,10 @@ pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Document<&'a
             let end = findings.text().len();
             let at = error.span().unwrap_or(end..end);
             let message = format!("this is not TOML: {}", error.message().replace('\n', ", "));
-            // A string without an end leaves its rest on lines of their own: below [hosts] that may be a password.
+            // A string without an end leaves its rest on lines of their own: below [hosts] and [map] that may be a password.
             let before = findings.text().get(..at.start).unwrap_or_default();
             let header = before.lines().rev().find(|line| line.trim_start().starts_with('['));
-            if header.is_some_and(|header| header.contains("hosts")) {
+            if header.is_some_and(|header| header.contains("hosts") || header.trim_start().starts_with("[map]")) {
                 findings.add_unshown(&at, message, None);
             } else {
                 findings.add(&at, message, None);
@@ -80,13 +83,14 @@ pub(crate) fn read_map(
         match store.string(findings) {
             Some("file") | None => {}
             Some("postgres") => {
-                let message = "the map cannot be kept in PostgreSQL by this version of pgshard";
-                let hint = "it comes with a later version; store = \"file\" keeps the map in this file";
+                let message = "the map is not kept in this file any more, but in PostgreSQL";
+                let hint = "restart what still follows the file, so that it follows the database";
                 findings.add(&store.at(), message, Some(hint.to_owned()));
                 return None;
             }
             Some(other) => {
-                findings.add(&store.at(), format!("unknown store {other:?}"), Some("known is \"file\"".to_owned()))
+                let hint = similar(other, STORES).unwrap_or_else(|| "known are \"file\" and \"postgres\"".to_owned());
+                findings.add(&store.at(), format!("unknown store {other:?}"), Some(hint))
             }
         }
     }

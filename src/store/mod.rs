@@ -1,13 +1,15 @@
-//! Where the shard map is kept: [`MapStore`], in memory or in the config file.
+//! Where the shard map is kept: [`MapStore`], in memory, in the config file, or in PostgreSQL.
 //!
 //! What may not break: a store publishes with compare-and-swap on the version, so that of two publishers that started
 //! from the same map one is told so; and a map that cannot be read is never handed out in place of one that could.
 
 mod diagnostic;
 mod file;
+mod folders;
 mod map_edit;
 pub(crate) mod map_text;
 mod memory;
+pub mod postgres;
 pub(crate) mod replace;
 pub(crate) mod section;
 #[cfg(test)]
@@ -24,9 +26,11 @@ pub use diagnostic::Diagnostic;
 pub(crate) use diagnostic::Findings;
 pub use file::FileStore;
 pub use memory::MemoryStore;
-pub use watch::{MapSender, MapWatch};
+pub use postgres::PostgresStore;
+pub use watch::{MapSender, MapWatch, Refresh};
 
 use crate::map::{Changes, MapVersion, ShardMap};
+use crate::pg;
 use crate::shard::ShardCount;
 
 /// Keeps the shard map of a cluster. Object-safe: who uses it holds an `Arc<dyn MapStore>`.
@@ -104,6 +108,62 @@ pub enum StoreError {
         /// What would be wrong with the file; a host that `[hosts]` does not have, most likely.
         diagnostics: Vec<Diagnostic>,
     },
+    /// The map's database cannot be reached.
+    #[error("the map's database is out of reach")]
+    Connect {
+        /// Why.
+        source: Box<pg::ConnectError>,
+    },
+    /// The map's database took too long.
+    #[error("cannot {doing} in {to}: no answer within {} s", limit.as_secs())]
+    TimedOut {
+        /// What was tried.
+        doing: &'static str,
+        /// `user@address/database`.
+        to: String,
+        /// The limit.
+        limit: Duration,
+    },
+    /// The map's database refuses.
+    #[error("cannot {doing} in {to}")]
+    Sql {
+        /// What was tried.
+        doing: &'static str,
+        /// `user@address/database`.
+        to: String,
+        /// What the server or the driver says.
+        source: tokio_postgres::Error,
+    },
+    /// The tables of the map are not there.
+    #[error("{to} has no schema pgshard_map: `pgshard map import` makes it")]
+    NotInstalled {
+        /// `user@address/database`.
+        to: String,
+    },
+    /// The tables are there, and no map is in them.
+    #[error("{to} keeps no map: `pgshard map import` brings one there")]
+    NoMap {
+        /// `user@address/database`.
+        to: String,
+    },
+    /// The map kept is of a cluster with another number of shards.
+    #[error("{to} keeps a map of {kept} shards, the config says {config}: it is the map of another cluster")]
+    OtherShards {
+        /// `user@address/database`.
+        to: String,
+        /// N of the map kept.
+        kept: i32,
+        /// N of the config.
+        config: ShardCount,
+    },
+    /// The tables hold what no pgshard writes.
+    #[error("{to} keeps what is no map: {what}")]
+    Damaged {
+        /// `user@address/database`.
+        to: String,
+        /// What is wrong with it.
+        what: String,
+    },
 }
 
 fn all(diagnostics: &[Diagnostic]) -> String {
@@ -114,7 +174,23 @@ fn all(diagnostics: &[Diagnostic]) -> String {
 impl StoreError {
     /// Whether the same call can succeed a moment later.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, StoreError::Locked { .. } | StoreError::Unsteady { .. })
+        match self {
+            StoreError::Locked { .. } | StoreError::Unsteady { .. } => true,
+            // Of two statements on the map's row one may be told to begin again, as the server's settings are.
+            StoreError::Sql { source, .. } => {
+                source.code().is_some_and(|code| ["40001", "40P01"].contains(&code.code()))
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the map's database could not be asked, as against one that gave an answer: only then a copy may stand in.
+    pub fn is_away(&self) -> bool {
+        match self {
+            StoreError::Connect { .. } | StoreError::TimedOut { .. } => true,
+            StoreError::Sql { source, .. } => source.code().is_none_or(pg::state::is_transient),
+            _ => false,
+        }
     }
 }
 

@@ -105,6 +105,18 @@ fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
     new.set_permissions(fs::Permissions::from_mode(mode))
 }
 
+/// File systems block: their calls run beside the runtime.
+pub(super) async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(call).await {
+        Ok(value) => value,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only a runtime that is being shut down cancels; then this task goes next.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

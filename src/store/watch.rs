@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::StoreError;
 use crate::map::ShardMap;
@@ -12,6 +12,7 @@ use crate::map::ShardMap;
 pub struct MapSender {
     maps: watch::Sender<Arc<ShardMap>>,
     error: watch::Sender<Option<Arc<StoreError>>>,
+    refresh: Arc<Notify>,
 }
 
 /// A reader's end: the map as it is, and as it becomes.
@@ -21,17 +22,31 @@ pub struct MapSender {
 pub struct MapWatch {
     maps: watch::Receiver<Arc<ShardMap>>,
     error: watch::Receiver<Option<Arc<StoreError>>>,
+    refresh: Refresh,
+}
+
+/// Asks the store behind a [`MapWatch`] to look now. Keeps nothing alive: the store stops when its readers are gone.
+#[derive(Clone, Debug)]
+pub struct Refresh(Arc<Notify>);
+
+impl Refresh {
+    /// Makes the store look at once, whatever it waits for. Without effect where it is told of every change anyhow (in
+    /// memory). Returns at once; several calls may make one look.
+    pub fn now(&self) {
+        self.0.notify_one();
+    }
 }
 
 impl MapSender {
     /// A sender that starts with this map.
     pub fn new(map: Arc<ShardMap>) -> MapSender {
-        MapSender { maps: watch::Sender::new(map), error: watch::Sender::new(None) }
+        MapSender { maps: watch::Sender::new(map), error: watch::Sender::new(None), refresh: Arc::default() }
     }
 
     /// A new reader, who sees the current map first.
     pub fn subscribe(&self) -> MapWatch {
-        MapWatch { maps: self.maps.subscribe(), error: self.error.subscribe() }
+        let refresh = Refresh(self.refresh.clone());
+        MapWatch { maps: self.maps.subscribe(), error: self.error.subscribe(), refresh }
     }
 
     /// The map handed out last.
@@ -62,6 +77,14 @@ impl MapSender {
     /// Changes nothing: may be dropped at any time.
     pub async fn closed(&self) {
         self.maps.closed().await;
+    }
+
+    /// Waits until a reader wants the store to look ([`Refresh::now`]).
+    ///
+    /// # Cancel safety
+    /// A wish that was not waited for stays.
+    pub async fn refresh_wanted(&self) {
+        self.refresh.notified().await;
     }
 
     pub(super) fn replace_if<E>(&self, replace: impl FnOnce(&ShardMap) -> Result<ShardMap, E>) -> Result<(), E> {
@@ -100,5 +123,10 @@ impl MapWatch {
     /// Why the map that is kept now could not be read; `None` when [`MapWatch::current`] is that map.
     pub fn last_error(&self) -> Option<Arc<StoreError>> {
         self.error.borrow().clone()
+    }
+
+    /// What makes the store look at once: after SIGHUP, say.
+    pub fn refresh(&self) -> Refresh {
+        self.refresh.clone()
     }
 }

@@ -47,6 +47,7 @@ impl Pair {
             shards: ShardCount::new(64).unwrap(),
             epoch: Epoch::from_unix_ms(1_700_000_000_000).unwrap(),
             schema_prefix: SchemaPrefix::default(),
+            key: crate::KeyKind::Integer,
         };
         for (at, name) in [(0, &pair.route.source), (1, &pair.route.target)] {
             let mut client = pair.app(at).await;

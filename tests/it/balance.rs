@@ -10,7 +10,11 @@ use crate::support::{Ran, TABLES, TestCluster, World, Writers, go_on, other, sto
 /// How many shards the map has on each host of the file.
 fn counts(world: &World) -> Vec<(String, usize)> {
     let config = Config::load(&world.config.path).unwrap();
-    config.hosts.keys().map(|host| (host.to_string(), config.map.shards_on(host).count())).collect()
+    config
+        .hosts
+        .keys()
+        .map(|host| (host.to_string(), config.map.as_ref().expect("the file has the map").shards_on(host).count()))
+        .collect()
 }
 
 fn pairs(counts: &[(&str, usize)]) -> Vec<(String, usize)> {

@@ -36,6 +36,7 @@ fn cluster_of(shards: u16) -> Cluster {
         shards: ShardCount::new(shards.into()).unwrap(),
         epoch: Epoch::from_unix_ms(1_293_840_000_000).unwrap(),
         schema_prefix: SchemaPrefix::default(),
+        key: pgshard::KeyKind::Integer,
     }
 }
 

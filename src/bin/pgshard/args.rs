@@ -119,7 +119,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: WorkersCommand,
     },
-    /// Show the shard map, compare it, make it anew from the hosts
+    /// Show the shard map, compare it, make it anew from the hosts, take it to a database and back
     Map {
         #[command(subcommand)]
         command: MapCommand,
@@ -214,11 +214,12 @@ No database is asked: the answer is the config's shard map.
 
 Examples:
   pgshard locate --key 31341
+  pgshard locate --key ann@x.org
   pgshard locate --id 11637205501278089 --json | jq -r .host")]
 pub(crate) struct Locate {
-    /// A sharding key, normally a user ID; its shard is key mod N
+    /// A sharding key, normally a user ID, of the kind that [cluster] key names
     #[arg(long, value_name = "KEY", allow_negative_numbers = true)]
-    pub(crate) key: Option<i64>,
+    pub(crate) key: Option<String>,
     /// An ID made by next_id(), signed or unsigned
     #[arg(long, value_name = "ID", allow_negative_numbers = true, value_parser = values::id)]
     pub(crate) id: Option<i64>,
@@ -453,7 +454,10 @@ pub(crate) struct WorkersStatus {
 pub(crate) enum MapCommand {
     Show(MapShow),
     Diff(MapDiff),
+    History(MapHistory),
     Rebuild(MapRebuild),
+    Import(MapImport),
+    Export(MapExport),
 }
 
 /// Which host serves which shards, as the map says, as a list and drawn
@@ -479,19 +483,67 @@ pub(crate) struct MapShow {
     pub(crate) svg: Option<PathBuf>,
 }
 
-/// What is different between the map and what the hosts say, or another config
+/// What is different between the map and what the hosts say, another config, or an earlier version
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Without OTHER the hosts are asked which shards they serve; `pgshard map rebuild` publishes that.
+Without OTHER the hosts are asked which shards they serve; `pgshard map rebuild` publishes that. Earlier
+versions are there where the map is kept in PostgreSQL: the newest thousand.
 
 Examples:
   pgshard map diff
-  pgshard map diff /backup/pgshard.toml --json | jq '.changes | length'")]
+  pgshard map diff /backup/pgshard.toml --json | jq '.changes | length'
+  pgshard map diff --from 12 --to 15")]
 pub(crate) struct MapDiff {
     /// Another config, whose map is taken as the newer [default: what the hosts say]
     #[arg(value_name = "OTHER")]
     pub(crate) other: Option<PathBuf>,
+    /// The version to begin with, from the history
+    #[arg(long, value_name = "VERSION", conflicts_with = "other")]
+    pub(crate) from: Option<u64>,
+    /// The version to end with [default: the map as it is]
+    #[arg(long, value_name = "VERSION", requires = "from")]
+    pub(crate) to: Option<u64>,
 }
+
+/// Which versions the map had: when, by whom and why each was published, and what it changed
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Where the map is kept in PostgreSQL: the newest thousand are there. The config file keeps none; put it
+under version control.
+
+Examples:
+  pgshard map history
+  pgshard map history -n 100 --json | jq -r '.versions[] | [.version, .published_at, .reason] | @tsv'")]
+pub(crate) struct MapHistory {
+    /// How many, the newest first
+    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub(crate) count: u16,
+}
+
+/// Bring the map of a config file into the database of this config
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The config in use names the database: [map] store = \"postgres\" and its url. Tables are made where there are
+none. Where a map is kept already, the newer placements of the file are taken into it, each by its epoch,
+after showing them and asking; nothing newer is taken back. Doing it again changes nothing.
+
+Examples:
+  pgshard --config new.toml map import pgshard.toml")]
+pub(crate) struct MapImport {
+    /// A config that keeps its map in the file
+    #[arg(value_name = "FROM")]
+    pub(crate) from: PathBuf,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}
+
+/// Print the map as the [map] section of a config file
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard map export > map.toml")]
+pub(crate) struct MapExport {}
 
 /// Make the map anew from what the hosts say, and publish it
 #[derive(Debug, ArgGroup)]

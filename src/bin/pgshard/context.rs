@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pgshard::ShardId;
-use pgshard::config::{Config, ConfigError, HostConfig};
+use pgshard::config::{Config, ConfigError, ConfigStore, HostConfig};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, ShardMap};
 use pgshard::router::{HostOptions, Options, Router};
 use pgshard::schema::{self, Cluster, Migrations, Survey};
-use pgshard::store::{MapStore, StoreError};
+use pgshard::store::StoreError;
 
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -28,15 +28,22 @@ pub(crate) fn config(flag: Option<&Path>) -> Result<Config, Failure> {
     })
 }
 
-/// The map as it is kept now.
+/// The map as it is kept now; while its database is away, the copy on disk.
 ///
 /// # Errors
 /// With [`Exit::Usage`] where it is wrong, as with the config.
 pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
-    config.map_store().load().await.map_err(|error| match error {
+    config.map_store().load_or_copy().await.map_err(|error| match error {
         StoreError::Text { diagnostics } => Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string)),
         error => error.into(),
     })
+}
+
+/// The store of the config's map; what is published is said to be by this command line.
+pub(crate) fn store(config: &Config) -> ConfigStore {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let line: Vec<String> = std::iter::once("pgshard".to_owned()).chain(words).collect();
+    config.map_store().with_reason(&line.join(" "))
 }
 
 /// What every host of the config says, all asked at the same time; each has its connection's timeout to answer.
@@ -58,6 +65,7 @@ pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> 
     };
     Router::new(Options {
         prefix: config.cluster.prefix.clone(),
+        key: config.cluster.key,
         application_name: application_name.to_owned(),
         ..Options::new(config.hosts.values().map(host).collect(), Arc::new(map))
     })
@@ -77,7 +85,7 @@ pub(crate) fn by_host(map: &ShardMap, shards: &[ShardId]) -> BTreeMap<HostName, 
 /// What may never differ between the hosts.
 pub(crate) fn cluster(config: &Config) -> Cluster {
     let cluster = &config.cluster;
-    Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone() }
+    Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone(), key: cluster.key }
 }
 
 /// The application's shard migrations; none where the config names no folder.

@@ -169,14 +169,3 @@ async fn rows_of(source: &Session, schema: &str, table: &TableShape) -> Result<f
     let rows: i64 = source.row(what, &sql, &[]).await?.get(0);
     Ok(rows.max(1) as f64 * 100.0 / percent)
 }
-
-/// Forgets all pieces of a shard: what they describe is about to be dropped. In the transaction that the session is in.
-///
-/// Locks: rows of pgshard.chunk and pgshard.reread until the end of the transaction.
-pub(crate) async fn forget(target: &Session, work: super::Hold) -> Result<(), Error> {
-    for table in ["chunk", "reread"] {
-        let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
-        target.execute("forgetting what was copied", &sql, &[work.id.uuid(), &work.shard.as_i32()]).await?;
-    }
-    Ok(())
-}

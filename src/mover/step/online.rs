@@ -64,6 +64,8 @@ impl ShardMove<'_> {
                 self.target.batch(what, &statement.sql).await?;
             }
         }
+        // The pieces were committed without waiting for the disk: this commit waits for them too.
+        self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
         self.target.batch(what, "COMMIT").await?;
         self.at("after keys")?;
         self.timings.since("keys", began);

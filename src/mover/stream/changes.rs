@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::mover::chunk::chunks::{Chunks, Unseen};
+use crate::mover::chunk::copy::flush;
 use crate::mover::chunk::snapshot::Snapshot;
 use crate::mover::chunk::table::TableShape;
 use crate::mover::error::Error;
@@ -273,6 +274,7 @@ async fn read_row(
             texts.iter().map(|text| text as &(dyn tokio_postgres::types::ToSql + Sync)).collect();
         let rows = source.rows(what, &layout.reread(&name, &types), &params).await?;
         source.batch(what, "COMMIT").await?;
+        flush(source).await?;
         let values = rows.first().map(|row| {
             let values: Vec<Option<String>> = row.get(0);
             values.into_iter().map(|value| value.map(|value| value.into_bytes().into())).collect()

@@ -178,7 +178,7 @@ impl Fence {
             left: 0,
         };
         let row = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder)
-            VALUES ($1, $2, 'db1', $3, 'online', 'prepared', $4, $5, now() + interval '1 minute', 'a test')";
+            VALUES ($1, $2, 'db1', $3, 'blocking', 'prepared', $4, $5, now() + interval '1 minute', 'a test')";
         fence.client.execute(row, &[&fence.move_id, &shard, &TARGET, &EPOCH, &fence.lease]).await.unwrap();
         fence
     }

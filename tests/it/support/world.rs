@@ -60,14 +60,20 @@ impl World {
 
     async fn bootstrap(&self) {
         let config = &self.config;
+        let map = config.map.as_ref().expect("the config keeps its map");
         let host = |host: &HostConfig| bootstrap::Host {
             name: host.name.clone(),
             connect: host.connect.clone(),
-            shards: config.map.iter().filter(|(_, on, _)| **on == host.name).map(|(s, _, e)| (s, e)).collect(),
+            shards: map.iter().filter(|(_, on, _)| **on == host.name).map(|(s, _, e)| (s, e)).collect(),
         };
         let cluster = &config.cluster;
         let request = bootstrap::Request {
-            cluster: Cluster { shards: cluster.shards, epoch: cluster.epoch, schema_prefix: cluster.prefix.clone() },
+            cluster: Cluster {
+                shards: cluster.shards,
+                epoch: cluster.epoch,
+                schema_prefix: cluster.prefix.clone(),
+                key: cluster.key,
+            },
             hosts: config.hosts.values().map(host).collect(),
             only: Default::default(),
             vouched: Default::default(),
@@ -109,7 +115,7 @@ impl World {
 
     /// The map as the file has it now.
     pub(crate) fn published(&self) -> pgshard::map::ShardMap {
-        Config::load(&self.config.path).unwrap().map
+        Config::load(&self.config.path).unwrap().map.expect("the config keeps its map")
     }
 
     /// Where the file says that a shard is: 0 for `db1`.

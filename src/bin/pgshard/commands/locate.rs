@@ -13,10 +13,10 @@ use crate::failure::Failure;
 use crate::output::{Format, Output};
 
 /// What is looked for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Target {
     /// A sharding key.
-    Key(i64),
+    Key(String),
     /// An ID.
     Id(i64),
 }
@@ -43,9 +43,9 @@ pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) 
     let config = context::config(config)?;
     let map = context::map(&config).await?;
     let shards = config.cluster.shards;
-    let shard: ShardId = match target {
-        Target::Key(key) => shards.shard_of_key(key),
-        Target::Id(id) => Id::decode(id).shard(),
+    let shard: ShardId = match &target {
+        Target::Key(key) => config.cluster.key.shard_of_text(key, shards).map_err(Failure::usage)?,
+        Target::Id(id) => Id::decode(*id).shard(),
     };
     let Some(placement) = map.placement(shard) else {
         let last = shards.get() - 1;
@@ -54,7 +54,7 @@ pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) 
             .hint("it is not an ID of this cluster, or it lost digits on the way (a double keeps 53 bits)"));
     };
     let what = match target {
-        Target::Key(key) => What::Key { key: key.to_string(), shard: shard.get() },
+        Target::Key(key) => What::Key { key, shard: shard.get() },
         Target::Id(id) => What::Id(Decoded::new(id, Some(config.cluster.epoch))),
     };
     let located = Located {

@@ -100,7 +100,7 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
     if !confirm(&question, consent, output).await? {
         return Err(Failure::new(Exit::Failed, "the map stays as it is"));
     }
-    config.map_store().publish(map.version(), &rebuilt).await.map_err(|error| match error {
+    context::store(&config).publish(map.version(), &rebuilt).await.map_err(|error| match error {
         PublishError::Conflict { .. } => {
             Failure::from(error).hint("run it again: somebody else has published meanwhile")
         }
@@ -146,7 +146,8 @@ impl Place {
     }
 }
 
-fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -> Result<(), Failure> {
+/// What is different in the newer map.
+pub(super) fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -> Result<(), Failure> {
     let changes = map.diff(newer);
     if changes.is_empty() {
         output.note("there is no difference");
@@ -162,18 +163,26 @@ fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -> Result<()
             output.object(Changes { from_version, to_version, changes: changes.iter().map(one).collect() })?;
         }
         Format::Text => {
-            // Shards that go the same way are one line.
-            let mut groups: Vec<(&Change, Vec<ShardId>)> = Vec::new();
-            for change in &changes {
-                match groups.iter_mut().find(|(of, _)| (&of.from, &of.to) == (&change.from, &change.to)) {
-                    Some((_, shards)) => shards.push(change.shard),
-                    None => groups.push((change, vec![change.shard])),
-                }
-            }
-            let place = |placement: &Placement| format!("{} @{}", placement.host, placement.epoch);
-            let rows = groups.into_iter().map(|(of, shards)| [print_shards(shards), place(&of.from), place(&of.to)]);
+            let rows = grouped(&changes).into_iter().map(|(of, shards)| [shards, place(&of.from), place(&of.to)]);
             output.table(&[("shards", Align::Left), ("from", Align::Left), ("to", Align::Left)], rows)?;
         }
     }
     Ok(())
+}
+
+/// Shards that go the same way, together.
+pub(super) fn grouped(changes: &[Change]) -> Vec<(&Change, String)> {
+    let mut groups: Vec<(&Change, Vec<ShardId>)> = Vec::new();
+    for change in changes {
+        match groups.iter_mut().find(|(of, _)| (&of.from, &of.to) == (&change.from, &change.to)) {
+            Some((_, shards)) => shards.push(change.shard),
+            None => groups.push((change, vec![change.shard])),
+        }
+    }
+    groups.into_iter().map(|(of, shards)| (of, print_shards(shards))).collect()
+}
+
+/// `db2 @3`
+pub(super) fn place(placement: &Placement) -> String {
+    format!("{} @{}", placement.host, placement.epoch)
 }

@@ -11,6 +11,8 @@ mod init;
 mod locate;
 mod man;
 mod map;
+mod map_carry;
+mod map_versions;
 mod measure;
 mod migrate;
 mod moves;
@@ -84,7 +86,15 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         },
         Command::Map { command } => match command {
             MapCommand::Show(args) => map::show(args, config, output).await,
-            MapCommand::Diff(args) => map::diff(args.other.as_deref(), config, output).await,
+            MapCommand::Diff(args) => match args.from {
+                None => map::diff(args.other.as_deref(), config, output).await,
+                Some(from) => map_versions::diff(from, args.to, config, output).await,
+            },
+            MapCommand::History(args) => map_versions::history(args.count.into(), config, output).await,
+            MapCommand::Import(args) => {
+                map_carry::import(&args.from, Consent::from_flag(args.yes), config, output).await
+            }
+            MapCommand::Export(_) => map_carry::export(config, output).await,
             MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
         },
         Command::Move(args) => {

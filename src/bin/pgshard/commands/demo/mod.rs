@@ -118,7 +118,7 @@ async fn create(config: &Config) -> Result<(usize, Duration), Failure> {
     let started = Instant::now();
     let request = schema::bootstrap::Request {
         cluster: context::cluster(config),
-        hosts: bootstrap::hosts(config, &config.map),
+        hosts: bootstrap::hosts(config, &context::map(config).await?),
         only: Default::default(),
         vouched: Default::default(),
         migrations: Migrations::read(config.cluster.migrations.as_deref().unwrap_or(Path::new("migrations")))?,

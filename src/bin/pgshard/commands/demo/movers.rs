@@ -11,6 +11,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use super::Stage;
+use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
 
@@ -25,10 +26,11 @@ const KILLED_AT: &str = "fenced";
 /// Moves so many shards, one after the other, from host to host in turn.
 pub(super) async fn run(path: &Path, config: &Config, count: u16, stage: &Stage<'_>) -> Result<Vec<Moved>, Failure> {
     let hosts: Vec<&HostName> = config.hosts.keys().collect();
+    let map = context::map(config).await?;
     let mut moved = Vec::new();
     for turn in 0..usize::from(count) {
         let (source, target) = (hosts[turn % hosts.len()], hosts[(turn + 1) % hosts.len()]);
-        let shard = config.map.shards_on(source).nth(turn / hosts.len());
+        let shard = map.shards_on(source).nth(turn / hosts.len());
         let Some(shard) = shard else { continue };
         let kill = turn == usize::from(count) / 2;
         let pause_ms =

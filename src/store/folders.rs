@@ -1,0 +1,83 @@
+//! Told by the kernel when something changes beside a file: its folder is watched, and that of what it links to.
+//!
+//! Folders, because nobody writes into the file itself: editors and publications put another in its place, and Kubernetes
+//! swaps the link `..data` that the file's own link goes through. What may not break: an event only means "look". A file
+//! system that has none, or a watch that cannot be had, makes the next look late, no more.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
+use tokio::sync::Notify;
+
+/// The folders of one file.
+pub(super) struct Folders {
+    path: PathBuf,
+    /// `None` where the system gives none.
+    watcher: Option<RecommendedWatcher>,
+    watched: Vec<PathBuf>,
+    changed: Arc<Notify>,
+}
+
+impl Folders {
+    /// Watches the folders of this file.
+    pub(super) fn of(path: &Path) -> Folders {
+        let changed = Arc::<Notify>::default();
+        let tell = changed.clone();
+        let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
+            // Our own reading is an event, too.
+            if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
+                tell.notify_one();
+            }
+        });
+        let watcher = watcher.inspect_err(|error| tracing::info!(%error, "the config is not watched, only looked at"));
+        let mut folders = Folders { path: path.to_owned(), watcher: watcher.ok(), watched: Vec::new(), changed };
+        folders.renew();
+        folders
+    }
+
+    /// Watches what are the folders now: a link may lead elsewhere than before, and a folder may be another of its name.
+    pub(super) fn renew(&mut self) {
+        let Some(watcher) = &mut self.watcher else { return };
+        for folder in self.watched.drain(..) {
+            // A folder that is gone took its watch along.
+            let _ = watcher.unwatch(&folder);
+        }
+        for folder in links_and_target(&self.path) {
+            match watcher.watch(&folder, RecursiveMode::NonRecursive) {
+                Ok(()) => self.watched.push(folder),
+                Err(error) => tracing::debug!(%error, folder = %folder.display(), "a folder is not watched"),
+            }
+        }
+    }
+
+    /// Waits for a change beside the file.
+    ///
+    /// # Cancel safety
+    /// A change that was not waited for stays.
+    pub(super) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}
+
+/// The folder of the file, and those of the links on the way to what it is; each once.
+fn links_and_target(path: &Path) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    let mut add = |of: &Path| {
+        let parent = of.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if !folders.iter().any(|folder| folder == parent) {
+            folders.push(parent.to_owned());
+        }
+    };
+    let mut at = path.to_owned();
+    // As many links as the kernel follows.
+    for _ in 0..40 {
+        add(&at);
+        let Ok(to) = std::fs::read_link(&at) else { break };
+        at = at.parent().unwrap_or(Path::new("")).join(to);
+    }
+    if let Ok(target) = std::fs::canonicalize(path) {
+        add(&target);
+    }
+    folders
+}

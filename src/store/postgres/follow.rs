@@ -1,0 +1,131 @@
+//! A watch: told by LISTEN, asks by itself now and then, and goes on with the last map while the database is away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::session::Session;
+use super::{Follow, PostgresStore};
+use crate::map::ShardMap;
+use crate::store::{MapSender, MapWatch, StoreError};
+
+/// How soon a database that went away is asked again the first time; twice as long each time after, up to the poll interval.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+
+/// What a watch remembers between two looks.
+struct Follower {
+    store: PostgresStore,
+    /// Woken by notifications and by the end of the connection.
+    heard: Arc<Notify>,
+    /// `None` when it is to be opened.
+    session: Option<Session>,
+    /// The publication handed out last; `None` when it was the copy on disk.
+    seen: Option<Uuid>,
+    /// Looks that failed, one after the other.
+    failures: u32,
+}
+
+/// Reads the map, or its copy, and follows it in a task that ends with the last reader.
+pub(super) async fn begin(store: PostgresStore) -> Result<MapWatch, StoreError> {
+    let mut follower = Follower { store, heard: Arc::default(), session: None, seen: None, failures: 0 };
+    let (map, stale) = match follower.look().await {
+        Ok(Some(map)) => (Arc::new(map), None),
+        Ok(None) => unreachable!("a first look gives the map or an error"),
+        Err(error) => match follower.store.copied(&error).await {
+            Some(map) => (Arc::new(map), Some(error)),
+            None => return Err(error),
+        },
+    };
+    let sender = MapSender::new(map.clone());
+    match stale {
+        None => follower.store.keep_copy(&map).await,
+        Some(error) => {
+            follower.failures = 1;
+            sender.failed(error);
+        }
+    }
+    let watch = sender.subscribe();
+    tokio::spawn(follower.follow(sender));
+    Ok(watch)
+}
+
+impl Follower {
+    async fn follow(mut self, sender: MapSender) {
+        loop {
+            tokio::select! {
+                // Not while the database fails: the end of a connection is heard, too, and would be no pause.
+                () = self.heard.notified(), if self.failures == 0 => {}
+                () = sender.refresh_wanted() => {}
+                () = tokio::time::sleep(self.wait()) => {}
+                () = sender.closed() => return,
+            }
+            let looked = tokio::select! {
+                looked = self.look() => looked,
+                () = sender.closed() => return,
+            };
+            let database = &self.store.connect;
+            match looked {
+                Ok(news) => {
+                    if std::mem::take(&mut self.failures) > 0 {
+                        tracing::info!("the map is followed again in {database}");
+                    }
+                    match news {
+                        Some(map) => {
+                            sender.send(map);
+                            self.store.keep_copy(&sender.current()).await;
+                        }
+                        // Clears the error; nobody is told of the same map twice.
+                        None => sender.send(sender.current().as_ref().clone()),
+                    }
+                }
+                Err(error) => {
+                    self.failures = self.failures.saturating_add(1);
+                    if self.failures == 1 {
+                        let version = sender.current().version();
+                        let error = &error as &dyn std::error::Error;
+                        tracing::warn!(error, "the shard map stays at version {version}: {database} does not give it");
+                    }
+                    sender.failed(error);
+                }
+            }
+        }
+    }
+
+    /// The map, when it is not the one that was seen.
+    async fn look(&mut self) -> Result<Option<ShardMap>, StoreError> {
+        // Whatever goes wrong, the next look begins with a new connection.
+        let session = match (self.session.take(), self.store.follow) {
+            (Some(session), _) => session,
+            (None, Follow::Polling) => Session::open(&self.store.connect, None).await?,
+            (None, Follow::Listening) => {
+                let session = Session::open(&self.store.connect, Some(self.heard.clone())).await?;
+                // Before the map is read, so that one that is published in between is not missed.
+                session.listen().await?;
+                session
+            }
+        };
+        let kept = session.fetch(self.store.shards, self.seen).await?;
+        if kept.is_none() && self.seen.is_none() {
+            return Err(session.empty());
+        }
+        if self.store.follow == Follow::Listening {
+            self.session = Some(session);
+        }
+        Ok(kept.map(|kept| {
+            self.seen = Some(kept.publication);
+            kept.map
+        }))
+    }
+
+    /// Until the next look that nobody asks for, give or take a quarter: a fleet does not come in step.
+    fn wait(&self) -> Duration {
+        let interval = self.store.poll_interval;
+        let wait = match self.failures {
+            0 => interval,
+            failures => RETRY_FIRST.saturating_mul(1 << (failures - 1).min(16)).min(interval),
+        };
+        wait.mul_f64(0.75 + fastrand::f64() / 2.0)
+    }
+}

@@ -1,0 +1,51 @@
+//! The maps that were: when, by whom and why each was published. For people; nothing is decided by it.
+
+use jiff::Timestamp;
+
+use super::PostgresStore;
+use super::session::Session;
+use crate::map::{MapVersion, ShardMap};
+use crate::store::StoreError;
+
+/// A map that was published, and how it came about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publication {
+    /// The map.
+    pub map: ShardMap,
+    /// When, by the database's clock.
+    pub published_at: Timestamp,
+    /// The database role.
+    pub role: String,
+    /// Machine and process.
+    pub publisher: String,
+    /// What [`PostgresStore::with_reason`] said; empty where it said nothing.
+    pub reason: String,
+}
+
+impl PostgresStore {
+    /// The most publications that the database keeps.
+    pub const HISTORY_MAX: usize = 1000;
+
+    /// The newest publications, at most so many, the newest first.
+    ///
+    /// # Errors
+    /// When the database cannot be asked, or holds what is no map.
+    ///
+    /// # Cancel safety
+    /// Reads only: may be dropped at any time.
+    pub async fn history(&self, count: usize) -> Result<Vec<Publication>, StoreError> {
+        let session = Session::open(&self.connect, None).await?;
+        session.history(self.shards, count.min(Self::HISTORY_MAX) as i64).await
+    }
+
+    /// The map that had this version; `None` when the history does not have it (any more).
+    ///
+    /// # Errors
+    /// When the database cannot be asked, or holds what is no map.
+    ///
+    /// # Cancel safety
+    /// Reads only: may be dropped at any time.
+    pub async fn version(&self, version: MapVersion) -> Result<Option<ShardMap>, StoreError> {
+        Session::open(&self.connect, None).await?.version(self.shards, version).await
+    }
+}

@@ -1,0 +1,210 @@
+//! The map in a table of a control database, so that a fleet of application servers follows it.
+//!
+//! What may not break: publishing is a compare-and-swap in one statement; a database that cannot be asked takes nobody's
+//! map away; and the copy on disk is used only while the database cannot be asked.
+
+mod copy;
+mod follow;
+mod history;
+mod session;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt};
+
+use self::copy::Copy;
+use self::session::Session;
+use super::{MapStore, MapWatch, PublishError, StoreError};
+use crate::map::{MapVersion, ShardMap};
+use crate::pg::ConnectOptions;
+use crate::shard::ShardCount;
+
+pub use history::Publication;
+
+/// How a watch learns that the map has changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Follow {
+    /// By LISTEN on a connection of its own, which is also asked at every poll interval.
+    #[default]
+    Listening,
+    /// By asking at every poll interval only, over a connection that is opened for it: where connections are dear, or a pooler
+    /// in transaction mode stands between, through which LISTEN hears nothing.
+    Polling,
+}
+
+/// Keeps the map in the schema `pgshard_map` of one database, one cluster's map a database. `pgshard map import` makes it, or
+/// [`PostgresStore::install`].
+///
+/// A watch holds one connection; loading and publishing open one each time.
+#[derive(Clone, Debug)]
+pub struct PostgresStore {
+    connect: Arc<ConnectOptions>,
+    shards: ShardCount,
+    copy: Option<Copy>,
+    follow: Follow,
+    poll_interval: Duration,
+    reason: Arc<str>,
+}
+
+/// A map, and whether it is the one that is kept.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The map.
+    pub map: ShardMap,
+    /// Why it is the copy on disk; `None` when it is the database's.
+    pub stale: Option<StoreError>,
+}
+
+/// What [`PostgresStore::install`] found.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// There was no map; the one given is kept now.
+    Created,
+    /// There was one. It stays.
+    Kept(ShardMap),
+}
+
+impl PostgresStore {
+    /// How often a watch asks the database, unless said otherwise. Notifications come by themselves: this is for those that
+    /// got lost.
+    pub const POLL_INTERVAL: Duration = Duration::from_secs(5);
+
+    /// A store in this database, for a cluster of so many shards. Nothing is connected yet.
+    pub fn new(connect: ConnectOptions, shards: ShardCount) -> PostgresStore {
+        let (follow, poll_interval) = (Follow::default(), Self::POLL_INTERVAL);
+        PostgresStore { connect: Arc::new(connect), shards, copy: None, follow, poll_interval, reason: "".into() }
+    }
+
+    /// The same store that keeps a copy of the map in this file, for a start while the database is away.
+    #[must_use]
+    pub fn with_copy(self, path: impl Into<PathBuf>) -> PostgresStore {
+        PostgresStore { copy: Some(Copy::new(path.into(), self.shards)), ..self }
+    }
+
+    /// The same store that asks so often, give or take a quarter; at least every millisecond.
+    #[must_use]
+    pub fn with_poll_interval(self, interval: Duration) -> PostgresStore {
+        PostgresStore { poll_interval: interval.max(Duration::from_millis(1)), ..self }
+    }
+
+    /// The same store that learns of changes in this way.
+    #[must_use]
+    pub fn with_follow(self, follow: Follow) -> PostgresStore {
+        PostgresStore { follow, ..self }
+    }
+
+    /// The same store that records this reason with what it publishes, a command line for example.
+    #[must_use]
+    pub fn with_reason(self, reason: impl Into<Arc<str>>) -> PostgresStore {
+        PostgresStore { reason: reason.into(), ..self }
+    }
+
+    /// The database.
+    pub fn database(&self) -> &ConnectOptions {
+        &self.connect
+    }
+
+    /// The file of the copy.
+    pub fn copy_path(&self) -> Option<&Path> {
+        self.copy.as_ref().map(Copy::path)
+    }
+
+    /// Makes the tables where they are missing, and keeps this map where there is none. Two that do so at the same time wait
+    /// for each other.
+    ///
+    /// # Errors
+    /// When the database cannot be asked, or the role may not create schemas there, or the map kept is of another cluster.
+    ///
+    /// # Cancel safety
+    /// All or nothing.
+    pub async fn install(&self, map: &ShardMap) -> Result<Installed, StoreError> {
+        let mut session = Session::open(&self.connect, None).await?;
+        if session.install(map, &self.reason).await? {
+            return Ok(Installed::Created);
+        }
+        Ok(Installed::Kept(session.map(self.shards).await?))
+    }
+
+    /// The map as it is kept now; while the database cannot be asked, the copy on disk.
+    ///
+    /// # Errors
+    /// As [`MapStore::load`], when there is no copy.
+    ///
+    /// # Cancel safety
+    /// Reads only: may be dropped at any time.
+    pub async fn load_or_copy(&self) -> Result<Loaded, StoreError> {
+        let error = match self.load().await {
+            Ok(map) => return Ok(Loaded { map, stale: None }),
+            Err(error) => error,
+        };
+        match self.copied(&error).await {
+            Some(map) => Ok(Loaded { map, stale: Some(error) }),
+            None => Err(error),
+        }
+    }
+
+    /// The copy on disk, if this error is one for which it may stand in.
+    async fn copied(&self, error: &StoreError) -> Option<ShardMap> {
+        let copy = self.copy.as_ref().filter(|_| error.is_away())?;
+        let path = copy.path().display();
+        match copy.read().await {
+            Ok(map) => {
+                let error = error as &dyn std::error::Error;
+                tracing::warn!(
+                    error,
+                    "the map's database cannot be asked: version {} is taken from the copy {path}",
+                    map.version()
+                );
+                Some(map)
+            }
+            Err(error) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the copy of the map {path} cannot be used");
+                None
+            }
+        }
+    }
+
+    /// Keeps a copy of what the database said.
+    async fn keep_copy(&self, map: &Arc<ShardMap>) {
+        let Some(copy) = &self.copy else { return };
+        if let Err(error) = copy.write(map, &self.connect).await {
+            // The map itself is all right; only a start while the database is away would miss this one.
+            let (error, path) = (&error as &dyn std::error::Error, copy.path().display());
+            tracing::warn!(error, "version {} of the map is not in the copy {path}", map.version());
+        }
+    }
+}
+
+impl MapStore for PostgresStore {
+    fn load(&self) -> BoxFuture<'_, Result<ShardMap, StoreError>> {
+        async move {
+            let session = Session::open(&self.connect, None).await?;
+            session.map(self.shards).await
+        }
+        .boxed()
+    }
+
+    fn publish<'a>(&'a self, expected: MapVersion, map: &'a ShardMap) -> BoxFuture<'a, Result<(), PublishError>> {
+        async move {
+            if map.shards() != self.shards {
+                return Err(PublishError::OtherCluster { kept: self.shards, given: map.shards() });
+            }
+            if map.version() <= expected {
+                return Err(PublishError::NotNewer { expected, given: map.version() });
+            }
+            let session = Session::open(&self.connect, None).await?;
+            match session.publish(Some(expected), map, &self.reason).await? {
+                (true, _) => Ok(()),
+                (false, Some(found)) => Err(PublishError::Conflict { expected, found }),
+                (false, None) => Err(session.empty().into()),
+            }
+        }
+        .boxed()
+    }
+
+    fn watch(&self) -> BoxFuture<'_, Result<MapWatch, StoreError>> {
+        follow::begin(self.clone()).boxed()
+    }
+}

@@ -1,0 +1,219 @@
+//! The statements that read and replace the map, each with a limit to its time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+use uuid::Uuid;
+
+use super::history::Publication;
+use crate::map::{HostName, MapVersion, Placement, ShardMap, parse_ranges};
+use crate::pg::{ConnectOptions, Connection};
+use crate::shard::ShardCount;
+use crate::store::StoreError;
+
+/// The tables and the function.
+const TABLES: &str = include_str!("../../../migrations/store/0001_map.sql");
+
+/// The `pgshard_map.format` that these statements are written for.
+const FORMAT: i32 = 1;
+
+/// How long one statement may take. They touch one row, or read as many as asked for.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// One installs at a time: the bytes "pgsh", and which.
+const LOCK: &str = "SET LOCAL lock_timeout = '10s'; SELECT pg_catalog.pg_advisory_xact_lock(1885827944, 1001)";
+
+/// A connection to the control database.
+pub(super) struct Session {
+    connection: Connection,
+    /// `user@address/database`, for messages.
+    to: String,
+}
+
+/// A map as it is kept.
+pub(super) struct Kept {
+    pub(super) map: ShardMap,
+    /// Which publication it is of.
+    pub(super) publication: Uuid,
+}
+
+/// A parameter with its type, so that a statement takes one round trip.
+type Typed<'a> = (&'a (dyn ToSql + Sync), Type);
+
+impl Session {
+    /// Connects; with `heard`, for LISTEN.
+    pub(super) async fn open(connect: &ConnectOptions, heard: Option<Arc<Notify>>) -> Result<Session, StoreError> {
+        let opened = match heard {
+            Some(heard) => connect.connect_listening(APPLICATION_NAME, heard).await,
+            None => connect.connect(APPLICATION_NAME).await,
+        };
+        let connection = opened.map_err(|source| StoreError::Connect { source: Box::new(source) })?;
+        Ok(Session { connection, to: connect.to_string() })
+    }
+
+    /// Notifications from now on.
+    pub(super) async fn listen(&self) -> Result<(), StoreError> {
+        self.within("listen for new maps", self.connection.batch_execute("LISTEN pgshard_map")).await
+    }
+
+    /// The map, unless it is of the publication seen; `None` then, or when there is none.
+    pub(super) async fn fetch(&self, shards: ShardCount, seen: Option<Uuid>) -> Result<Option<Kept>, StoreError> {
+        let sql = "SELECT m.version, m.shards, m.placement::text, m.publication, f.version
+            FROM pgshard_map.map m, pgshard_map.format f WHERE m.publication IS DISTINCT FROM $1";
+        let rows = self.rows("read the map", sql, &[(&seen, Type::UUID)]).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let format: i32 = row.get(4);
+        if format != FORMAT {
+            return Err(self.damaged(format!("tables of format {format}, this pgshard knows {FORMAT}")));
+        }
+        let map = self.map_of(shards, row.get(0), row.get(1), row.get(2))?;
+        Ok(Some(Kept { map, publication: row.get(3) }))
+    }
+
+    /// The map.
+    pub(super) async fn map(&self, shards: ShardCount) -> Result<ShardMap, StoreError> {
+        Ok(self.fetch(shards, None).await?.ok_or_else(|| self.empty())?.map)
+    }
+
+    /// The newest maps, newest first, each with its publication.
+    pub(super) async fn history(&self, shards: ShardCount, count: i64) -> Result<Vec<Publication>, StoreError> {
+        let sql = "SELECT version, shards, placement::text, published_at, role, publisher, reason
+            FROM pgshard_map.history ORDER BY version DESC LIMIT $1";
+        let rows = self.rows("read the map's history", sql, &[(&count, Type::INT8)]).await?;
+        let publication = |row: &Row| {
+            Ok(Publication {
+                map: self.map_of(shards, row.get(0), row.get(1), row.get(2))?,
+                published_at: row.get(3),
+                role: row.get(4),
+                publisher: row.get(5),
+                reason: row.get(6),
+            })
+        };
+        rows.iter().map(publication).collect()
+    }
+
+    /// The map that had this version.
+    pub(super) async fn version(
+        &self,
+        shards: ShardCount,
+        version: MapVersion,
+    ) -> Result<Option<ShardMap>, StoreError> {
+        let sql = "SELECT version, shards, placement::text FROM pgshard_map.history WHERE version = $1";
+        let rows = self.rows("read the map's history", sql, &[(&as_i64(version), Type::INT8)]).await?;
+        rows.first().map(|row| self.map_of(shards, row.get(0), row.get(1), row.get(2))).transpose()
+    }
+
+    /// Replaces the map of a version, or, without one, makes the first. Whether it was done, and the version found.
+    pub(super) async fn publish(
+        &self,
+        expected: Option<MapVersion>,
+        map: &ShardMap,
+        reason: &str,
+    ) -> Result<(bool, Option<MapVersion>), StoreError> {
+        let placement: BTreeMap<&str, String> =
+            map.hosts().iter().map(|host| (host.as_str(), map.ranges(host))).collect();
+        let placement = serde_json::to_string(&placement).expect("texts by texts are JSON");
+        let (expected, version, shards) = (expected.map(as_i64), as_i64(map.version()), i32::from(map.shards().get()));
+        let publisher = publisher();
+        let sql = "SELECT published, was FROM pgshard_map.publish($1, $2, $3, $4::text::jsonb, $5, $6)";
+        let parameters: [Typed<'_>; 6] = [
+            (&expected, Type::INT8),
+            (&version, Type::INT8),
+            (&shards, Type::INT4),
+            (&placement, Type::TEXT),
+            (&publisher, Type::TEXT),
+            (&reason, Type::TEXT),
+        ];
+        let rows = self.rows("publish the map", sql, &parameters).await?;
+        let row = rows.first().expect("a function that returns no set gives a row");
+        Ok((row.get(0), row.get::<_, Option<i64>>(1).map(|found| MapVersion::new(found.unsigned_abs()))))
+    }
+
+    /// Makes the tables where there are none, and the first map where there is none; whether the latter was done.
+    pub(super) async fn install(&mut self, map: &ShardMap, reason: &str) -> Result<bool, StoreError> {
+        self.within("begin", self.connection.batch_execute("BEGIN")).await?;
+        self.within("get the lock on the map's tables", self.connection.batch_execute(LOCK)).await?;
+        let sql = "SELECT pg_catalog.to_regnamespace('pgshard_map') IS NOT NULL";
+        let there = self.rows("look for the map's tables", sql, &[]).await?;
+        if !there.first().is_some_and(|row| row.get(0)) {
+            self.within("make the map's tables", self.connection.batch_execute(TABLES)).await?;
+        }
+        let (made, _) = self.publish(None, map, reason).await?;
+        self.within("commit", self.connection.batch_execute("COMMIT")).await?;
+        Ok(made)
+    }
+
+    /// There is no map.
+    pub(super) fn empty(&self) -> StoreError {
+        StoreError::NoMap { to: self.to.clone() }
+    }
+
+    fn damaged(&self, what: impl Into<String>) -> StoreError {
+        StoreError::Damaged { to: self.to.clone(), what: what.into() }
+    }
+
+    fn map_of(&self, wanted: ShardCount, version: i64, shards: i32, placement: &str) -> Result<ShardMap, StoreError> {
+        if shards != i32::from(wanted.get()) {
+            return Err(StoreError::OtherShards { to: self.to.clone(), kept: shards, config: wanted });
+        }
+        let lists: BTreeMap<String, String> =
+            serde_json::from_str(placement).map_err(|error| self.damaged(error.to_string()))?;
+        let mut placements = Vec::with_capacity(usize::from(wanted.get()));
+        for (host, list) in lists {
+            let host = HostName::new(&host).map_err(|error| self.damaged(error.to_string()))?;
+            let items = parse_ranges(&list, wanted).map_err(|errors| self.damaged(joined(&errors)))?;
+            for item in items {
+                placements.extend(item.shards().map(|s| (s, Placement { host: host.clone(), epoch: item.epoch })));
+            }
+        }
+        let version = MapVersion::new(version.unsigned_abs());
+        ShardMap::new(version, wanted, placements).map_err(|errors| self.damaged(joined(&errors)))
+    }
+
+    async fn rows(&self, doing: &'static str, sql: &str, parameters: &[Typed<'_>]) -> Result<Vec<Row>, StoreError> {
+        let parameters: Vec<Typed<'_>> = parameters.to_vec();
+        self.within(doing, async { self.connection.query_typed(sql, &parameters).await }).await
+    }
+
+    async fn within<T>(
+        &self,
+        doing: &'static str,
+        work: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, StoreError> {
+        match tokio::time::timeout(LIMIT, work).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(source)) if source.code().is_some_and(is_missing) => {
+                Err(StoreError::NotInstalled { to: self.to.clone() })
+            }
+            Ok(Err(source)) => Err(StoreError::Sql { doing, to: self.to.clone(), source }),
+            Err(_) => Err(StoreError::TimedOut { doing, to: self.to.clone(), limit: LIMIT }),
+        }
+    }
+}
+
+/// What `pg_stat_activity` shows.
+const APPLICATION_NAME: &str = "pgshard map";
+
+fn is_missing(code: &SqlState) -> bool {
+    [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME].contains(code)
+}
+
+/// Versions count publications, so that they fit by far.
+fn as_i64(version: MapVersion) -> i64 {
+    i64::try_from(version.get()).unwrap_or(i64::MAX)
+}
+
+fn joined(errors: &[impl ToString]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Machine and process, for people.
+fn publisher() -> String {
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{machine} pid {}", std::process::id())
+}

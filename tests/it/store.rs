@@ -1,0 +1,304 @@
+//! The map in PostgreSQL: what every store promises, and what happens when the control database goes away and comes back.
+
+#[path = "../../src/store/testing/contract.rs"]
+mod contract;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pgshard::config::Config;
+use pgshard::dev::StopMode;
+use pgshard::map::{Changes, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
+use pgshard::pg::ConnectOptions;
+use pgshard::store::postgres::{Follow, Installed};
+use pgshard::store::{MapStore, MapWatch, PostgresStore, PublishError, StoreError, publish_merged};
+use pgshard::{ShardCount, ShardId};
+
+use self::contract::{first_map, place, store_contract};
+use crate::support::{TestCluster, World, other};
+
+/// Polls that do not come within a test: what is seen was told.
+const NEVER: Duration = Duration::from_secs(3600);
+
+fn store(cluster: &TestCluster) -> PostgresStore {
+    let connect = ConnectOptions::parse(&cluster.server(0).url()).unwrap();
+    PostgresStore::new(connect, first_map().shards())
+}
+
+/// A server that keeps the first map.
+async fn installed(version: u32) -> (TestCluster, PostgresStore) {
+    let cluster = TestCluster::start(version, 1);
+    let store = store(&cluster);
+    assert_eq!(store.install(&first_map()).await.unwrap(), Installed::Created);
+    (cluster, store)
+}
+
+/// Shard 7 on `db{host}`, in an epoch that is newer each time.
+fn moved(host: u8) -> Changes {
+    Changes::from_iter([(ShardId::new(7).unwrap(), place(host, u32::from(host) + 1))])
+}
+
+/// Waits for the map with this version.
+async fn version(watch: &mut MapWatch, version: u64) -> Arc<ShardMap> {
+    let wait = async {
+        loop {
+            let map = watch.current();
+            if map.version() >= MapVersion::new(version) {
+                return map;
+            }
+            watch.changed().await.expect("the store goes on");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("the map arrives")
+}
+
+/// Waits until the watch has an error.
+async fn failing(watch: &MapWatch) -> Arc<StoreError> {
+    let wait = async {
+        loop {
+            match watch.last_error() {
+                Some(error) => return error,
+                None => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), wait).await.expect("the store says what is wrong")
+}
+
+on_each_version! {
+    async fn what_every_store_promises(version) {
+        let (_cluster, store) = installed(version).await;
+        store_contract(Arc::new(store)).await;
+    }
+
+    /// Of many that start from one map exactly one publishes; the others are told whose version they met.
+    async fn one_of_many_publishes(version) {
+        let (_cluster, store) = installed(version).await;
+        let tries = (0..8_u8).map(|at| {
+            let store = store.clone();
+            tokio::spawn(async move { store.publish(MapVersion::FIRST, &first_map().merged(&moved(at + 1))).await })
+        });
+        let mut published = 0;
+        for one in tries.collect::<Vec<_>>() {
+            match one.await.unwrap() {
+                Ok(()) => published += 1,
+                Err(PublishError::Conflict { found, .. }) => assert_eq!(found, MapVersion::new(2)),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert_eq!((published, store.history(10).await.unwrap().len()), (1, 2));
+    }
+
+    /// Tables are made once, whoever makes them; a map that is there stays.
+    async fn installing_twice(version) {
+        let cluster = TestCluster::start(version, 1);
+        let store = store(&cluster);
+        let error = store.load().await.unwrap_err();
+        assert!(matches!(error, StoreError::NotInstalled { .. }) && !error.is_away(), "{error}");
+        assert!(error.to_string().contains("pgshard map import"), "{error}");
+        let (map, other) = (first_map(), first_map().merged(&moved(1)));
+        let (one, two) = tokio::join!(store.install(&map), store.install(&other));
+        let (one, two) = (one.unwrap(), two.unwrap());
+        assert!((one == Installed::Created) != (two == Installed::Created), "{one:?} {two:?}");
+        let kept = store.load().await.unwrap();
+        assert_eq!(store.install(&map).await.unwrap(), Installed::Kept(kept));
+
+        let more = PostgresStore::new(store.database().clone(), ShardCount::new(64).unwrap());
+        let error = more.watch().await.unwrap_err().to_string();
+        assert!(error.ends_with("keeps a map of 32 shards, the config says 64: it is the map of another cluster"), "{error}");
+
+        let client = cluster.app(0).await;
+        client.batch_execute("UPDATE pgshard_map.map SET placement = '{\"db1\": \"0-30\"}'").await.unwrap();
+        let error = store.load().await.unwrap_err().to_string();
+        assert!(error.ends_with("keeps what is no map: shard 31 has no host"), "{error}");
+        client.batch_execute("DELETE FROM pgshard_map.map").await.unwrap();
+        assert!(matches!(store.watch().await, Err(StoreError::NoMap { .. })));
+        assert!(matches!(store.publish(MapVersion::FIRST, &other).await, Err(PublishError::Store(StoreError::NoMap { .. }))));
+    }
+
+    /// Who, when and why; the newest thousand.
+    async fn the_history(version) {
+        let (cluster, store) = installed(version).await;
+        let why = store.clone().with_reason("pgshard map rebuild");
+        let second = publish_merged(&why, &moved(1)).await.unwrap();
+        let history = store.history(10).await.unwrap();
+        assert_eq!(history.iter().map(|one| one.map.clone()).collect::<Vec<_>>(), [second.clone(), first_map()]);
+        assert_eq!((history[0].role.as_str(), history[0].reason.as_str()), ("app", "pgshard map rebuild"));
+        assert!(history[0].publisher.ends_with(&format!("pid {}", std::process::id())));
+        assert!(history[0].published_at >= history[1].published_at);
+        assert_eq!(store.version(MapVersion::FIRST).await.unwrap(), Some(first_map()));
+        assert_eq!(store.version(MapVersion::new(9)).await.unwrap(), None);
+
+        let client = cluster.app(0).await;
+        client.batch_execute(
+            "INSERT INTO pgshard_map.history (version, shards, placement, publisher, reason)
+             SELECT v, shards, placement, '', '' FROM generate_series(3, 1500) v, pgshard_map.map;
+             UPDATE pgshard_map.map SET version = 1500",
+        ).await.unwrap();
+        publish_merged(&store, &moved(2)).await.unwrap();
+        let kept = "SELECT count(*), min(version), max(version) FROM pgshard_map.history";
+        let row = client.query_one(kept, &[]).await.unwrap();
+        assert_eq!((row.get(0), row.get(1), row.get(2)), (PostgresStore::HISTORY_MAX as i64, 502_i64, 1501_i64));
+    }
+
+    /// Notifications alone bring every map, also to a watch whose connection was ended.
+    async fn told_by_notifications(version_of) {
+        let (cluster, store) = installed(version_of).await;
+        let mut watch = store.clone().with_poll_interval(NEVER).watch().await.unwrap();
+        publish_merged(&store, &moved(1)).await.unwrap();
+        version(&mut watch, 2).await;
+
+        let superuser = cluster.superuser(0).await;
+        let ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pgshard map'";
+        assert_eq!(superuser.query_one(ended, &[]).await.unwrap().get::<_, i64>(0), 1);
+        let failed = failing(&watch).await;
+        assert!(failed.is_away(), "{failed}");
+        // Published before it listens again, or after: it is seen either way.
+        publish_merged(&store, &moved(2)).await.unwrap();
+        version(&mut watch, 3).await;
+        publish_merged(&store, &moved(3)).await.unwrap();
+        version(&mut watch, 4).await;
+        assert!(watch.last_error().is_none());
+        drop(watch);
+        let gone = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard map'";
+        while superuser.query_one(gone, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// A notification that nobody sent: the poll finds the map, or whoever asks for a look.
+    async fn a_lost_notification(version_of) {
+        let (cluster, store) = installed(version_of).await;
+        let often = store.clone().with_poll_interval(Duration::from_millis(20));
+        let mut watches = [
+            often.watch().await.unwrap(),
+            often.with_follow(Follow::Polling).watch().await.unwrap(),
+        ];
+        let mut never = store.clone().with_poll_interval(NEVER).watch().await.unwrap();
+        let client = cluster.app(0).await;
+        client.batch_execute("UPDATE pgshard_map.map SET version = 2, publication = gen_random_uuid()").await.unwrap();
+        for watch in &mut watches {
+            version(watch, 2).await;
+        }
+        assert_eq!(never.current().version(), MapVersion::FIRST);
+        never.refresh().now();
+        version(&mut never, 2).await;
+        // The same version with another map, as after a fail-over that lost the first.
+        client.batch_execute(
+            "UPDATE pgshard_map.map SET placement = '{\"db9\": \"0-31\"}', publication = gen_random_uuid()",
+        ).await.unwrap();
+        let map = tokio::time::timeout(Duration::from_secs(60), watches[0].changed()).await.unwrap().unwrap();
+        assert_eq!(map.hosts(), [HostName::new("db9").unwrap()]);
+    }
+
+    /// A database that is away takes no map away: not while the process runs, and not at the next start.
+    async fn the_database_is_away(version_of) {
+        let (cluster, store) = installed(version_of).await;
+        let path = cluster.directory().join("map.toml");
+        let copying = store.clone().with_copy(&path).with_poll_interval(Duration::from_millis(50));
+        let mut watch = copying.watch().await.unwrap();
+        publish_merged(&store, &moved(1)).await.unwrap();
+        let second = version(&mut watch, 2).await;
+        while copying_of(&path).as_deref() != Some("version = 2") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let server = cluster.server(0);
+        tokio::task::block_in_place(|| server.stop(StopMode::Immediate)).unwrap();
+        assert!(failing(&watch).await.is_away());
+        assert_eq!(watch.current(), second);
+
+        // The next process.
+        let error = store.watch().await.unwrap_err();
+        assert!(error.is_away(), "{error}");
+        assert!(copying.load().await.unwrap_err().is_away(), "who publishes is not given the copy");
+        let loaded = copying.load_or_copy().await.unwrap();
+        assert_eq!((&loaded.map, loaded.stale.is_some()), (&*second, true));
+        let mut restarted = copying.watch().await.unwrap();
+        assert_eq!(restarted.current(), second);
+        assert!(restarted.last_error().unwrap().is_away(), "it says that this is the copy");
+
+        tokio::task::block_in_place(|| server.start()).unwrap();
+        publish_merged(&store, &moved(2)).await.unwrap();
+        let third = version(&mut watch, 3).await;
+        assert_eq!(version(&mut restarted, 3).await, third);
+        assert!(restarted.last_error().is_none() && watch.last_error().is_none());
+    }
+
+    /// A database that answers is believed, whatever the copy has; a copy that is none is not.
+    async fn the_copy_is_the_last_resort(version_of) {
+        let (cluster, store) = installed(version_of).await;
+        let path = cluster.directory().join("map.toml");
+        let copying = store.clone().with_copy(&path);
+        drop(copying.watch().await.unwrap());
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("# The map as app@127.0.0.1:") && text.contains("db0 = \"0-31\""), "{text}");
+        let client = cluster.app(0).await;
+        client.batch_execute("DROP SCHEMA pgshard_map CASCADE").await.unwrap();
+        assert!(matches!(copying.watch().await, Err(StoreError::NotInstalled { .. })));
+        assert!(matches!(copying.load_or_copy().await, Err(StoreError::NotInstalled { .. })));
+        tokio::task::block_in_place(|| cluster.server(0).stop(StopMode::Fast)).unwrap();
+        assert_eq!(copying.load_or_copy().await.unwrap().map, first_map());
+        std::fs::write(&path, text.replace("0-31", "0-30")).unwrap();
+        assert!(copying.load_or_copy().await.unwrap_err().is_away());
+        let files = std::fs::read_dir(cluster.directory()).unwrap().map(|file| file.unwrap().file_name());
+        assert_eq!(files.collect::<Vec<_>>(), ["map.toml"], "no temporary file is left behind");
+    }
+
+    /// A cluster goes from the file to the database and back, with routers that run; movers publish where it is.
+    async fn from_file_to_database_and_back(version_of) {
+        let world = World::new(&[version_of, other(version_of)], 8).await;
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        let (head, _) = text.split_once("[map]").unwrap();
+        let url = world.servers.server(0).url();
+        let fleet = format!("{head}[map]\nstore = \"postgres\"\nurl = \"{url}\"\ncache = \"map.toml\"\n");
+        let fleet = world.write("fleet.toml", &fleet);
+        let (file, fleet_path) = (world.config.path.to_str().unwrap(), fleet.to_str().unwrap());
+
+        let ran = world.run(&["--config", fleet_path, "map", "show"]).await;
+        assert!(ran.ended(1).stderr.contains("`pgshard map import` makes it"), "{}", ran.stderr);
+        world.run(&["map", "import", file]).await.ended(2);
+        world.run(&["map", "history"]).await.ended(2);
+        for _ in 0..2 {
+            world.run(&["--config", fleet_path, "map", "import", file]).await.ended(0);
+        }
+        let router = pgshard::connect(&fleet).await.unwrap();
+        assert_eq!(*router.map(), world.published());
+
+        world.run(&["--config", fleet_path, "move", "1", "--to", "db2", "--yes"]).await.ended(0);
+        let shard = ShardId::new(1).unwrap();
+        let db2 = HostName::new("db2").unwrap();
+        while router.map().host(shard) != Some(&db2) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(world.host_of(1), 0, "the file is not written any more");
+        let history = world.run(&["--config", fleet_path, "map", "history"]).await.ended(0).last();
+        let versions = history["versions"].as_array().unwrap();
+        assert_eq!((versions.len(), &versions[0]["version"], &versions[0]["changed"]), (2, &2.into(), &1.into()));
+        assert_eq!(versions[0]["changes"], "1: db1 @1 -> db2 @2");
+        assert!(versions[0]["reason"].as_str().unwrap().contains("move 1 --to db2 --yes"), "{history}");
+        assert!(versions[1]["reason"].as_str().unwrap().contains("map import"), "{history}");
+        let diff = world.run(&["--config", fleet_path, "map", "diff", "--from", "1"]).await.ended(0).last();
+        assert_eq!((&diff["from_version"], &diff["changes"][0]["to"]["host"]), (&1.into(), &"db2".into()));
+        world.run(&["--config", fleet_path, "map", "diff", "--from", "1", "--to", "7"]).await.ended(1);
+        world.run(&["--config", fleet_path, "check"]).await;
+
+        // Meanwhile somebody published in the file; it is taken in by epochs, and what is older is not.
+        let to = Placement { host: db2.clone(), epoch: ShardEpoch::new(5).unwrap() };
+        publish_merged(&world.config.map_store(), &Changes::from_iter([(ShardId::new(3).unwrap(), to)])).await.unwrap();
+        world.run(&["--config", fleet_path, "map", "import", file, "--yes"]).await.ended(0);
+        let exported = world.run(&["--config", fleet_path, "map", "export"]).await;
+        let back = Config::parse(&format!("{head}{}", exported.ended(0).stdout), &world.config.path).unwrap();
+        let map = back.map.clone().unwrap();
+        assert_eq!(map.version(), MapVersion::new(3));
+        assert_eq!((map.host(shard), map.host(ShardId::new(3).unwrap())), (Some(&db2), Some(&db2)));
+        while *router.map() != map {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// The version that the copy has.
+fn copying_of(path: &std::path::Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines().find(|line| line.starts_with("version")).map(str::to_owned)
+}
