@@ -5,6 +5,7 @@ mod dead;
 mod faults;
 mod holes;
 mod online;
+mod online_holes;
 mod refusals;
 mod restart;
 mod rich;
