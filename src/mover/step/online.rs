@@ -46,7 +46,8 @@ impl ShardMove<'_> {
                 "they are not what they were when the target was built; abort the move and start it again",
             ));
         }
-        Ok(Blueprint { stamp, creation: self.creation(&facts).await? })
+        let fingerprint = fingerprint(&facts).to_string();
+        Ok(Blueprint { stamp, fingerprint, creation: self.creation(&facts).await? })
     }
 
     /// Keys and most indexes. Changes of transactions that commit after `from` are applied from now on.
@@ -170,7 +171,9 @@ impl ShardMove<'_> {
         if let Some(crossing) = crossings.first() {
             return Ok(Err(Changed::Definition(crossing.to_string())));
         }
-        if built.stamp != self.stamp(left).await? {
+        if built.stamp != self.stamp(left).await?
+            && built.fingerprint != fingerprint(&self.facts_at_source(&Namespace::Oid(left)).await?).as_str()
+        {
             let what = "somebody altered them during the move; abort the move and start it again";
             return Ok(Err(Changed::Definition(what.to_owned())));
         }

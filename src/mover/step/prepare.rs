@@ -18,6 +18,7 @@ use crate::schema::fingerprint::fingerprint;
 /// What the target was built from, for as long as the mover lives.
 pub(crate) struct Blueprint {
     pub(crate) stamp: Stamp,
+    pub(crate) fingerprint: String,
     pub(crate) creation: Creation,
 }
 
@@ -37,11 +38,12 @@ impl ShardMove<'_> {
         self.at("after target schema")?;
         self.build_signpost().await?;
         self.at("after signpost")?;
-        let note = Note { fingerprint: Some(fingerprint(&facts).to_string()), ..Note::default() };
+        let fingerprint = fingerprint(&facts).to_string();
+        let note = Note { fingerprint: Some(fingerprint.clone()), ..Note::default() };
         self.source.advance(self.hold, Phase::Prepared, &note).await?;
         self.reached(Phase::Prepared);
         self.at("after prepare")?;
-        Ok(Blueprint { stamp, creation })
+        Ok(Blueprint { stamp, fingerprint, creation })
     }
 
     /// Tells the target that the shard is coming, and its ledger what will be built.

@@ -84,8 +84,8 @@ on_each_version! {
     async fn hole_04_a_marker_that_is_not_durable(version) {
         let world = world(version, "").await;
         world.servers.superuser(1).await
-            .batch_execute("ALTER ROLE app SET synchronous_commit = off; ALTER SYSTEM SET wal_writer_delay = '10s'")
-            .await.unwrap();
+            .batch_execute("ALTER ROLE app SET synchronous_commit = off").await.unwrap();
+        world.servers.superuser(1).await.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
         world.servers.superuser(1).await.batch_execute("SELECT pg_reload_conf()").await.unwrap();
         for (place, to, from) in [("before ready", "db2", 0), ("after ready", "db2", 0)] {
             if world.host_of(0) != from {
@@ -115,7 +115,7 @@ on_each_version! {
         let db = world.servers.app(0).await;
         db.batch_execute("INSERT INTO shard_0000.hidden SELECT n, n % 3 = 0 FROM generate_series(1, 10) n;
             ALTER TABLE shard_0000.hidden ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-            CREATE POLICY some ON shard_0000.hidden USING (show)").await.unwrap();
+            CREATE POLICY shown ON shard_0000.hidden USING (show)").await.unwrap();
         let ran = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await;
         if ran.code() == 0 {
             let count = world.servers.superuser(1).await.query_one("SELECT count(*) FROM shard_0000.hidden", &[]).await.unwrap();

@@ -160,6 +160,9 @@ on_each_version! {
     async fn there_and_back_under_writers(version) {
         let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", SCHEMA)]).await;
         world.servers.app(0).await.batch_execute(DATA).await.unwrap();
+        // Without a key, and open to UPDATE and DELETE.
+        let full = ["bookings", "dropped", "nothing"].map(|table| format!("ALTER TABLE shard_0000.{table} REPLICA IDENTITY FULL"));
+        world.servers.app(0).await.batch_execute(&full.join(";")).await.unwrap();
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let deeds = r#"
             INSERT INTO shard_0000.accounts (full_name, tags, home) VALUES ('new', '{x}', ROW('a', 1, 2));
