@@ -268,6 +268,10 @@ pub(super) struct Driver<'a> {
 /// A shard whose tables are altered more often than this while it is moved is left alone.
 const REBUILDS_MAX: u32 = 3;
 
+/// How long a mover that has claimed a shard waits for a migration of it that was there before: longer than most indexes take
+/// to build.
+const MIGRATION_PATIENCE: Duration = Duration::from_secs(3600);
+
 /// How long deciding and opening are tried. A shard that is not decided by then is served by its source again; one that
 /// is, is left to `resume`, and routers try as well.
 const OPEN_FOR: Duration = Duration::from_secs(10);
@@ -318,7 +322,12 @@ impl<'a> Driver<'a> {
             match step {
                 Step::Prepare if until == Until::End && online => return Err(self.gone()),
                 Step::Load => return Err(self.gone()),
-                Step::Prepare => self.built = Some(self.work.prepare().await?),
+                Step::Prepare => {
+                    if online {
+                        self.after_migrations().await?;
+                    }
+                    self.built = Some(self.work.prepare().await?);
+                }
                 Step::CatchUp => self.catch_up(&now.entry).await?,
                 Step::Fence if online => self.fence_online(&now).await?,
                 Step::Fence => self.fence().await?,
@@ -336,6 +345,37 @@ impl<'a> Driver<'a> {
                     return Err(Error::Stuck { shard: self.work.hold.shard, observed });
                 }
             }
+        }
+    }
+
+    /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does, which an
+    /// online move notices at its end only. Those that come now are refused.
+    ///
+    /// Locks: the row of pgshard.shard, for one statement that does not wait.
+    async fn after_migrations(&self) -> Result<(), Error> {
+        let (shard, until) = (self.work.hold.shard, Instant::now() + MIGRATION_PATIENCE);
+        let what = "waiting for a migration of the shard to end";
+        let sql = "SELECT FROM pgshard.shard WHERE shard_id = $1 FOR NO KEY UPDATE NOWAIT";
+        let mut told = false;
+        loop {
+            let error = match self.work.source.rows(what, sql, &[&shard.as_i32()]).await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let held = matches!(&error, Error::Database { source, .. } if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE));
+            if !held || Instant::now() > until {
+                return Err(error);
+            }
+            if self.mover.is_stopped() {
+                return Err(Error::Interrupted { shard });
+            }
+            if self.heartbeat.is_lost(shard) {
+                return Err(Error::LeaseLost { shard });
+            }
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(%shard, "{what}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
@@ -529,6 +569,10 @@ impl<'a> Driver<'a> {
     }
 
     async fn publish(&mut self) -> Result<(), Error> {
+        if let Some(follower) = self.follower {
+            // The records by which it follows go with what comes now: it would take that for another mover's work, and warn.
+            follower.detach(self.work.hold.shard).await;
+        }
         let store: &dyn MapStore = &*self.mover.store;
         // Where somebody else has opened it, the pause was over before we looked.
         let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));

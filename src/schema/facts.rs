@@ -413,16 +413,15 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let words = match error.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.as_db_error()) {
-            Some(refused) => crate::pg::state::words(refused),
-            None => error.to_string(),
-        };
+        let refused = error.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.as_db_error());
+        let words = refused.map_or_else(|| error.to_string(), crate::pg::state::words);
         // The driver's Display may or may not hold its own cause already.
         if !line.contains(&words) {
             line.push_str(": ");
             line.push_str(&words);
         }
-        cause = error.source();
+        // The server's answer is the last word: its own cause is the same once more.
+        cause = if refused.is_some() { None } else { error.source() };
     }
     line
 }
