@@ -41,12 +41,7 @@ type End = (ShardId, Result<ShardReport, Error>);
 /// Moves the parts, which are of one move and have the same source and target, to their ends.
 pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
     let Some(first) = parts.first() else { return Vec::new() };
-    let group = Group {
-        mover,
-        shared: Shared::of(first),
-        lease: Uuid::new_v4(),
-        first: first.shard,
-    };
+    let group = Group { mover, shared: Shared::of(first), lease: Uuid::new_v4(), first: first.shard };
     let shards: Vec<ShardId> = parts.iter().map(|part| part.shard).collect();
     match group.run(parts).await {
         Ok(ends) => ends,

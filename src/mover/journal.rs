@@ -122,7 +122,8 @@ impl Entry {
 }
 
 fn way_back(json: &str) -> Option<WayBack> {
-    let (stream, fed, taken_by, lost): (String, bool, Option<Uuid>, Option<String>) = serde_json::from_str(json).ok()?;
+    let (stream, fed, taken_by, lost): (String, bool, Option<Uuid>, Option<String>) =
+        serde_json::from_str(json).ok()?;
     Some(WayBack { stream, fed, taken_by: taken_by.map(MoveId::from), lost })
 }
 

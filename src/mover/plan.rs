@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
-use super::ddl::{Creation, Statement};
 use super::back;
+use super::ddl::{Creation, Statement};
 use super::facts::{HostFacts, Lock, Row, ShardFacts, StreamFacts};
 use super::names::Names;
 use super::refusal::Refusal;
@@ -215,7 +215,14 @@ pub(crate) fn judge(
         bytes: facts.bytes,
         before_data,
         after_data,
-        warnings: facts.locks.iter().filter(|lock| lock.seconds > 1.0).map(busy).chain(notes).chain(no_way_back).collect(),
+        warnings: facts
+            .locks
+            .iter()
+            .filter(|lock| lock.seconds > 1.0)
+            .map(busy)
+            .chain(notes)
+            .chain(no_way_back)
+            .collect(),
     })
 }
 

@@ -6,6 +6,7 @@
 use tokio_postgres::types::PgLsn;
 
 use crate::map::ShardEpoch;
+use crate::mover::chunk::table;
 use crate::mover::ddl::{self, Target};
 use crate::mover::error::Error;
 use crate::mover::facts;
@@ -15,7 +16,6 @@ use crate::mover::session::Session;
 use crate::mover::state::Phase;
 use crate::mover::step::{self, ShardMove, at_open};
 use crate::mover::stream::slot::{self, Owner};
-use crate::mover::chunk::table;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace};
 use crate::schema::fingerprint::fingerprint;
@@ -186,7 +186,8 @@ pub(crate) async fn loosen(source: &Session, target: &Session, names: &Names, en
     if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
         return lose(source, entry.id, entry.shard, "its old copy was altered").await;
     }
-    let target = Target { schema: &names.incoming(), final_schema: &names.schema, version: facts::version(source).await? };
+    let target =
+        Target { schema: &names.incoming(), final_schema: &names.schema, version: facts::version(source).await? };
     let Ok(creation) = ddl::create(&facts, &target) else {
         return lose(source, entry.id, entry.shard, "its old copy cannot be restored").await;
     };
@@ -258,7 +259,8 @@ pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, 
     let sql = "UPDATE pgshard.progress p SET lease = $3 FROM pgshard.back b
         WHERE p.move_id = $1 AND p.shard_id = $2 AND b.move_id = $1 AND b.shard_id = $2
           AND b.lost IS NULL AND b.taken_by IS NULL";
-    let taken = source.execute("taking the feed over", sql, &[hold.id.uuid(), &hold.shard.as_i32(), &hold.lease]).await?;
+    let taken =
+        source.execute("taking the feed over", sql, &[hold.id.uuid(), &hold.shard.as_i32(), &hold.lease]).await?;
     Ok(taken == 1)
 }
 
@@ -266,7 +268,9 @@ pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, 
 pub(crate) fn refusal(entry: &Entry) -> Option<String> {
     let back = match (&entry.phase, &entry.way_back) {
         (Phase::Kept, Some(back)) => back,
-        (Phase::Kept, None) => return Some("it has no way back: it was moved blocking, or its target could not give one".to_owned()),
+        (Phase::Kept, None) => {
+            return Some("it has no way back: it was moved blocking, or its target could not give one".to_owned());
+        }
         _ => return Some("only a shard that is kept can be taken back".to_owned()),
     };
     match (&back.lost, back.taken_by) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::map::HostName;
+use crate::mover::Mover;
 use crate::mover::chunk::table;
 use crate::mover::driver::{chain, stopped};
 use crate::mover::error::Error;
@@ -22,7 +23,6 @@ use crate::mover::state::Phase;
 use crate::mover::stream::fault::Fault;
 use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use crate::mover::stream::slot;
-use crate::mover::Mover;
 use crate::shard::ShardId;
 
 use super::{copy, stream};
@@ -138,7 +138,8 @@ impl Feeding {
         let Some(first) = entries.first() else { return Ok(None) };
         let view = self.follower.view().borrow().clone();
         for hold in &self.shards {
-            if let Some(Fault::Diverged { table, what }) = view.shards.get(&hold.shard).and_then(|of| of.fault.clone()) {
+            if let Some(Fault::Diverged { table, what }) = view.shards.get(&hold.shard).and_then(|of| of.fault.clone())
+            {
                 copy::lose(&self.source, *id, hold.shard, &format!("{table} of the old copy differs: {what}")).await?;
                 self.follower.detach(hold.shard).await;
             }
@@ -153,7 +154,12 @@ impl Feeding {
             stream::tidy_up(&mover.hosts.open(source).await?, &target, *id).await?;
             return Ok(None);
         }
-        mover.observer.tell(Event::Fed { id: *id, bytes: view.lag.bytes, seconds: view.lag.seconds, changes: view.changes });
+        mover.observer.tell(Event::Fed {
+            id: *id,
+            bytes: view.lag.bytes,
+            seconds: view.lag.seconds,
+            changes: view.changes,
+        });
         Ok(Some(self))
     }
 

@@ -48,7 +48,19 @@ pub(super) async fn rollback(mover: &Mover, of: MoveId) -> Result<Report, Error>
     if !parts.is_empty() {
         mover.observer.tell(Event::Started { id, shards: parts.len() });
     }
-    let mut report = report(id, driver::work(mover, parts, Goal::Finish).await);
+    let mut ends = driver::work(mover, parts.clone(), Goal::Finish).await;
+    // What could not even begin leaves no claim behind.
+    let refused_there = |part: &Part| {
+        ends.iter().any(|(shard, end)| *shard == part.shard && matches!(end, Err(Error::NoWayBack { .. })))
+    };
+    let undo: Vec<Part> =
+        parts.into_iter().filter(refused_there).map(|part| Part { start: Start::TakeOver, ..part }).collect();
+    for (shard, end) in driver::work(mover, undo, Goal::Abort).await {
+        if let (Err(error), Some(at)) = (end, ends.iter().position(|(of, _)| *of == shard)) {
+            ends[at].1 = Err(error);
+        }
+    }
+    let mut report = report(id, ends);
     report.failed.extend(refused);
     report.failed.sort_by_key(|(shard, _)| *shard);
     report.unknown = unknown;

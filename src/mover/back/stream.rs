@@ -30,7 +30,9 @@ pub(crate) fn impossible(host: &facts::StreamFacts) -> Option<&'static str> {
     match host {
         of if of.wal_level != "logical" => Some("its wal_level is not logical"),
         of if !of.may_replicate => Some("its role may not read its changes: ALTER ROLE … REPLICATION"),
-        of if of.free_slots <= SLOTS_LEFT => Some("too few replication slots are left there: raise max_replication_slots"),
+        of if of.free_slots <= SLOTS_LEFT => {
+            Some("too few replication slots are left there: raise max_replication_slots")
+        }
         of if of.free_senders < 1 => Some("no walsender is left there: raise max_wal_senders"),
         of if of.prepared > 0 => Some("a slot would wait for its prepared transactions"),
         _ => None,

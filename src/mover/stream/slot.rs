@@ -24,7 +24,8 @@ pub(crate) fn stream_name(id: MoveId) -> String {
 
 /// The name of those of its way back, on its target: of a move with several sources, each has its own.
 pub(crate) fn back_name(id: MoveId, source: &HostName) -> String {
-    let of_source: String = Sha256::digest(source.as_str().as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    let of_source: String =
+        Sha256::digest(source.as_str().as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     format!("{}{BACK}{of_source}", stream_name(id))
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pgshard::mover::{BACK_FAILPOINTS, MoveId, Options, Phase, Report};
+use pgshard::mover::{Error, Failpoint, Leases, MoveId, Mover, Options, Phase, Report};
 use tokio_postgres::Client;
 
 use crate::support::{World, Writers, lines, other};
@@ -112,5 +112,162 @@ on_each_version! {
         assert!(done.failed.is_empty(), "{done:?}");
         world.audit_places().await;
         assert!(world.mover().list(None).await.0.is_empty());
+    }
+    /// What the mover applied at the target does not come back, what a transaction wrote there that is older than the
+    /// switch does.
+    async fn what_began_before_the_switch(version) {
+        let world = world(version, 2).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        db1.batch_execute(&changes(0, 0)).await.unwrap();
+        // The slot of the way back is made, and the move fails.
+        let plan = world.mover().plan(&world.online("0", "db2")).await.unwrap();
+        let report = failing(&world, "after verify").run(&plan).await;
+        assert!(matches!(report.failed[..], [(_, Error::Failpoint { .. })]), "{report:?}");
+        // These go through the mover, after the slot.
+        db1.batch_execute(&changes(0, 1)).await.unwrap();
+        let old = world.servers.app(1).await;
+        old.batch_execute("BEGIN; INSERT INTO shard_0001.users (name) VALUES ('before')").await.unwrap();
+        kept(&world.mover().resume(report.id).await.unwrap());
+        db2.batch_execute(&changes(0, 2)).await.unwrap();
+        old.batch_execute("INSERT INTO shard_0000.items (name) VALUES ('of an older transaction'); COMMIT").await.unwrap();
+        let there = rows(&db2, 0).await;
+        assert!(there.contains("INSERT of an older transaction"), "{there}");
+        kept(&world.mover().rollback(report.id).await.unwrap());
+        assert_eq!(rows(&db1, 0).await, there);
+        world.audit_places().await;
+    }
+
+    /// Fed, killed, fed by another; taken back while it is fed.
+    async fn old_copies_are_fed(version) {
+        let world = world(version, 2).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        let id = moved(&world, "0", "db2").await;
+        for round in 1..3 {
+            db2.batch_execute(&changes(0, round)).await.unwrap();
+            let mut feeding = world.command(&["moves", "feed"], &[("PGSHARD_LEASE_MS", "1000")]).spawn().unwrap();
+            copied(&db1, &db2).await;
+            feeding.kill().await.unwrap();
+        }
+        db2.batch_execute(&changes(0, 3)).await.unwrap();
+        let (one, another) = (with_leases(&world), with_leases(&world));
+        let tasks = [one.clone(), another.clone()].map(|mover| tokio::spawn(async move { mover.feed(None).await }));
+        copied(&db1, &db2).await;
+        db2.batch_execute(&changes(0, 4)).await.unwrap();
+        kept(&world.mover().rollback(id).await.unwrap());
+        let there = rows(&db1, 0).await;
+        for round in 1..5 {
+            assert!(there.contains(&format!("INSERT r{round} 1")), "{there}");
+        }
+        one.stop();
+        another.stop();
+        for task in tasks {
+            task.await.unwrap();
+        }
+        world.audit_places().await;
+        let entry = world.mover().list(None).await.0.remove(0);
+        assert!(world.mover().complete(entry.id).await.unwrap().failed.is_empty());
+        world.audit_places().await;
+    }
+
+    /// A way back that is broken is given up, and nothing else is.
+    async fn a_broken_way_back_harms_nobody(version) {
+        let world = world(version, 8).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        let mut ids = Vec::new();
+        for shard in ["0", "1", "2", "3"] {
+            ids.push(moved(&world, shard, "db2").await);
+        }
+        // Of shard 0 the slot is gone, 1 was altered, the old copy of 2 was written to, 3 has gone on.
+        let slot = format!("pgshard_{}_back_%", ids[0].to_string().replace('-', ""));
+        let sql = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name LIKE $1";
+        assert_eq!(db2.query(sql, &[&slot]).await.unwrap().len(), 1);
+        db2.batch_execute("ALTER TABLE shard_0001.items ADD COLUMN more integer").await.unwrap();
+        db2.batch_execute("INSERT INTO shard_0002.users (id, name) VALUES (1, 'x')").await.unwrap();
+        db1.batch_execute("INSERT INTO shard_0002__left_e1.users (id, name) VALUES (1, 'x')").await.unwrap();
+        moved(&world, "3", "db1").await;
+        let mover = with_leases(&world);
+        let feeding = tokio::spawn({ let mover = mover.clone(); async move { mover.feed(None).await } });
+        let lost = async |shard: i32| -> Option<String> {
+            let sql = "SELECT lost FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+                WHERE shard_id = $1 AND m.phase = 'kept'";
+            db1.query_one(sql, &[&shard]).await.unwrap().get(0)
+        };
+        while lost(0).await.is_none() || lost(2).await.is_none() || lost(3).await.is_none() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        mover.stop();
+        feeding.await.unwrap();
+        assert!(lost(2).await.unwrap().contains("users"), "{:?}", lost(2).await);
+        for id in &ids {
+            let report = world.mover().rollback(*id).await.unwrap();
+            assert!(matches!(report.failed[..], [(_, Error::NoWayBack { .. })]), "{report:?}");
+            world.run(&["moves", "rollback", &id.to_string(), "--yes"]).await.ended(4);
+        }
+        for shard in 0..3 {
+            assert_eq!(world.state(1, shard).await, "serving");
+        }
+        assert!(world.mover().gc().await.failed.is_empty());
+        world.audit_places().await;
+        for entry in world.mover().list(None).await.0 {
+            let report = world.mover().complete(entry.id).await.unwrap();
+            assert!(report.failed.is_empty(), "{report:?}");
+        }
+        world.audit_places().await;
+        assert_eq!(db1.query("SELECT FROM pgshard.back", &[]).await.unwrap().len(), 0);
+    }
+
+    /// Killed where the way back is made, taken and left; then resumed, or aborted and begun anew.
+    async fn killed_on_the_way_back(version) {
+        let making = ["after back publication", "after back slot", "after back row", "after loosen"];
+        let going = ["after adopt", "after swap", "after decide", "after open", "after end of former"];
+        let world = world(version, 2 * (making.len() + going.len()) as u16).await;
+        let writers = Writers::start(&world, 2).await;
+        for (shard, name) in making.into_iter().chain(going).enumerate() {
+            let shard = shard.to_string();
+            let id = if making.contains(&name) {
+                let args = ["move", &shard, "--to", "db2", "--mode", "online", "--yes"];
+                let id = world.run_until(&args, &format!("{name}=kill")).await.ended(-9).id();
+                world.run(&["moves", "resume", &id]).await.ended(0);
+                id
+            } else {
+                moved(&world, &shard, "db2").await.to_string()
+            };
+            let args = ["moves", "rollback", &id, "--yes"];
+            if going.contains(&name) {
+                let back = world.run_until(&args, &format!("{name}=kill")).await.ended(-9).id();
+                let verb = if version == 15 && ["after adopt", "after swap"].contains(&name) { "abort" } else { "resume" };
+                world.run(&["moves", verb, &back]).await.ended(0);
+                if verb == "abort" {
+                    world.audit_places().await;
+                    world.run(&args).await.ended(0);
+                }
+            } else {
+                world.run(&args).await.ended(0);
+            }
+            assert_eq!(world.host_of(shard.parse().unwrap()), 0, "{name}");
+            world.audit_places().await;
+        }
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+    }
+}
+
+fn failing(world: &World, name: &str) -> Mover {
+    let failpoint = Some(Failpoint::parse(&format!("{name}=fail")).unwrap());
+    world.mover_with(Options { failpoint, ..Options::default() })
+}
+
+fn with_leases(world: &World) -> Mover {
+    let leases = Leases::of(Duration::from_secs(1));
+    world.mover_with(Options { leases, ..Options::default() })
+}
+
+/// Waits until the old copy of shard 0 has what its new host has.
+async fn copied(from: &Client, to: &Client) {
+    let left = "SELECT concat_ws('|', id, parent, name, md5(long)) FROM shard_0000__left_e1.items
+        UNION ALL SELECT line FROM shard_0000__left_e1.notes ORDER BY 1";
+    let there = rows(to, 0).await;
+    while lines(from, left).await != there {
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -88,7 +88,11 @@ impl World {
                 let there = names(sql).await;
                 let known = names(&format!("SELECT name FROM pgshard.ledger WHERE kind = '{kind}'")).await;
                 assert_eq!(there, known, "db{}: every {kind}, and what the ledger says", host + 1);
-                assert!(there.is_subset(&open), "db{}: a {kind} that nobody needs: {there:?}, needed {open:?}", host + 1);
+                assert!(
+                    there.is_subset(&open),
+                    "db{}: a {kind} that nobody needs: {there:?}, needed {open:?}",
+                    host + 1
+                );
             }
         }
     }
