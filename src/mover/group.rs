@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
+use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
 use crate::map::HostName;
@@ -23,8 +24,8 @@ use super::chunk::{Route, ShardCopy, table};
 use super::driver::{Driver, Part, Shared, Until, begin, chain, connect};
 use super::error::Error;
 use super::heartbeat::Heartbeat;
-use super::journal::{Hold, Note, Signed};
-use super::names::Names;
+use super::journal::{Hold, Note, Signed, WayBack};
+use super::names::{MoveId, Names};
 use super::options::Event;
 use super::session::Session;
 use super::state::{Goal, Phase};
@@ -82,8 +83,9 @@ impl<'a> Group<'a> {
             if held.is_empty() {
                 return tidy_up(self.mover, &self.shared).await;
             }
-            let follower = self.follow(&source, &held).await?;
             let target = self.session(&self.shared.target).await?;
+            let others = self.others(&source, &target, &held, position).await?;
+            let follower = self.follow(&source, &held, others).await?;
             let way_back = back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?;
             let cut_over = std::mem::take(&mut held);
             let rest = self
@@ -290,7 +292,7 @@ impl<'a> Group<'a> {
     }
 
     /// Starts to apply what the source's transactions have changed since.
-    async fn follow(&self, source: &Session, held: &[Held]) -> Result<Follower, Error> {
+    async fn follow(&self, source: &Session, held: &[Held], others: BTreeMap<ShardId, u64>) -> Result<Follower, Error> {
         let mut shards = Vec::with_capacity(held.len());
         for one in held {
             let copy = self.to_copy(source, one.part.shard).await?;
@@ -305,8 +307,31 @@ impl<'a> Group<'a> {
             id: self.shared.id,
             stream: self.stream(),
             shards,
+            others,
             patience: FollowerOptions::PATIENCE,
         }))
+    }
+
+    /// How far the shards are that will need the slot and are not in our hands: of this move, or of the one that is taken
+    /// back. One that has no progress yet needs all that the slot has.
+    async fn others(
+        &self,
+        source: &Session,
+        target: &Session,
+        held: &[Held],
+        position: u64,
+    ) -> Result<BTreeMap<ShardId, u64>, Error> {
+        let mut unended: Vec<(MoveId, ShardId)> = Vec::new();
+        let of_move = source.entries(Some(self.shared.id)).await?;
+        let of_move = of_move.iter().filter(|entry| !entry.phase.is_ended() && entry.target == self.shared.target);
+        unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
+        if let Some(of) = self.shared.back_of {
+            let kept = target.entries(Some(of)).await?;
+            let open = kept.iter().filter(|entry| entry.way_back.as_ref().is_some_and(WayBack::is_open));
+            unended.extend(open.map(|entry| (entry.id, entry.shard)));
+        }
+        unended.retain(|(_, shard)| held.iter().all(|one| one.part.shard != *shard));
+        applied(target, unended, position).await
     }
 
     /// A shard's tables as they stand at the source, and where they go.
@@ -349,7 +374,11 @@ impl<'a> Group<'a> {
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
         (drive.built, drive.follower, drive.way_back) = (held.built, Some(follower), way_back.clone());
         let end = self.drive(&mut drive, Until::End).await;
-        follower.detach(shard).await;
+        // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
+        // find that the shard has.
+        if matches!(end, Some((_, Ok(_)))) {
+            follower.detach(shard).await;
+        }
         Err(end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard })))
     }
 
@@ -390,6 +419,23 @@ impl<'a> Group<'a> {
     fn at(&self, failpoint: &'static str) -> Result<(), Error> {
         self.mover.options.at(failpoint)
     }
+}
+
+/// How far these shards are; those that have not begun, as far as the slot is.
+///
+/// Locks: ACCESS SHARE on a table of ours.
+pub(super) async fn applied(
+    target: &Session,
+    shards: Vec<(MoveId, ShardId)>,
+    position: u64,
+) -> Result<BTreeMap<ShardId, u64>, Error> {
+    let mut positions = BTreeMap::new();
+    for (id, shard) in shards {
+        let sql = "SELECT applied_lsn FROM pgshard.progress WHERE move_id = $1 AND shard_id = $2";
+        let rows = target.rows("reading the progress", sql, &[id.uuid(), &shard.as_i32()]).await?;
+        positions.insert(shard, rows.first().map_or(position, |row| u64::from(row.get::<_, PgLsn>(0))));
+    }
+    Ok(positions)
 }
 
 /// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its source

@@ -14,6 +14,7 @@ use crate::mover::chunk::table;
 use crate::mover::driver::{chain, stopped};
 use crate::mover::error::Error;
 use crate::mover::facts;
+use crate::mover::group::applied;
 use crate::mover::heartbeat::Heartbeat;
 use crate::mover::journal::{Entry, Hold, Signed, WayBack};
 use crate::mover::names::{MoveId, Names};
@@ -120,6 +121,9 @@ impl Feeding {
             return Ok(None);
         }
         session.sign(holds[0], Signed::Group).await?;
+        let not_fed = entries.iter().filter(|entry| holds.iter().all(|hold| hold.shard != entry.shard));
+        let position = slot::slot_state(&target, &name).await?.map_or(0, |state| state.confirmed);
+        let others = applied(&session, not_fed.map(|entry| (entry.id, entry.shard)).collect(), position).await?;
         let follower = Follower::start(FollowerOptions {
             hosts: mover.hosts.clone(),
             source: first.target.clone(),
@@ -127,6 +131,7 @@ impl Feeding {
             id: *id,
             stream: name,
             shards,
+            others,
             patience: FollowerOptions::PATIENCE,
         });
         mover.observer.tell(Event::Feeding { id: *id, shards: holds.len() });

@@ -116,6 +116,7 @@ impl Stream {
             id: self.id,
             stream: self.name.clone(),
             shards: self.shards.iter().map(shard).collect(),
+            others: Default::default(),
             patience,
         }));
     }
