@@ -36,6 +36,10 @@ impl<'a> Driver<'a> {
         }
         let built = self.built.as_ref().expect("it was set just now");
         self.work.caught_up(&built.creation, follower).await?;
+        // Not before: a table that gets its replica identity last would refuse what the stream brings once it is published.
+        if let Some(stream) = &self.way_back {
+            self.work.prepare_back(stream).await?;
+        }
         self.abide(super::verify::shard(&self.work, &self.mover.hosts, follower)).await?;
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;

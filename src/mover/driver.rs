@@ -36,6 +36,25 @@ pub(super) struct Part {
     pub(super) mode: Mode,
     pub(super) epoch: ShardEpoch,
     pub(super) start: Start,
+    /// The move that this one takes back.
+    pub(super) back_of: Option<MoveId>,
+}
+
+/// What shards have in common that come online from one host to another in one move.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Shared {
+    pub(super) id: MoveId,
+    pub(super) source: HostName,
+    pub(super) target: HostName,
+    /// The move that this one takes back.
+    pub(super) back_of: Option<MoveId>,
+}
+
+impl Shared {
+    pub(super) fn of(part: &Part) -> Shared {
+        let Part { id, source, target, back_of, .. } = part.clone();
+        Shared { id, source, target, back_of }
+    }
 }
 
 /// How a mover comes by a shard.
@@ -57,6 +76,7 @@ impl Part {
             mode: entry.mode,
             epoch: entry.epoch,
             start: Start::TakeOver,
+            back_of: entry.back_of,
         }
     }
 }
@@ -75,10 +95,8 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(Sh
         }
     }
     // An abort takes each shard back by itself; what they shared is dropped after the last of them.
-    let shared: BTreeSet<(HostName, MoveId)> = match goal {
-        Goal::Abort => {
-            single.iter().filter(|part| part.mode == Mode::Online).map(|part| (part.source.clone(), part.id)).collect()
-        }
+    let shared: BTreeSet<Shared> = match goal {
+        Goal::Abort => single.iter().filter(|part| part.mode == Mode::Online).map(Shared::of).collect(),
         Goal::Finish => BTreeSet::new(),
     };
     let each = stream::iter(single).map(|part| async move {
@@ -93,17 +111,16 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(Sh
     let (mut ends, grouped) = tokio::join!(each.buffer_unordered(jobs).collect::<Vec<_>>(), groups);
     ends.extend(grouped.into_iter().flatten());
     ends.sort_by_key(|(shard, _)| *shard);
-    for (source, id) in shared {
-        tidy_up(mover, &source, id).await;
+    for shared in &shared {
+        tidy_up(mover, shared).await;
     }
     ends
 }
 
 /// Drops what the shards of a move that come from one host shared, if all of them have ended.
-pub(super) async fn tidy_up(mover: &Mover, source: &HostName, id: MoveId) {
-    let tidied = async { group::tidy_up(&mover.options, &mover.hosts.open(source).await?, id).await };
-    if let Err(error) = tidied.await {
-        tracing::warn!(host = %source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
+pub(super) async fn tidy_up(mover: &Mover, shared: &Shared) {
+    if let Err(error) = group::tidy_up(mover, shared).await {
+        tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
     }
 }
 
@@ -151,6 +168,7 @@ pub(super) async fn connect<'a>(mover: &'a Mover, part: &Part, hold: Hold) -> Re
         prefix: &mover.prefix,
         mode: part.mode,
         epoch: part.epoch,
+        back_of: part.back_of,
         source,
         target,
         options: &mover.options,
@@ -191,7 +209,7 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let options = work.options;
     let holder = options.holder.as_str();
     let (mode, lease_for) = (part.mode, options.leases.lease);
-    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder };
+    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, back_of: part.back_of };
     work.source.claim(work.hold, &claim).await?;
     // After the claim: before it, one that comes too late would keep the lock from the one that was first.
     heartbeat.hold(work.hold).await?;
@@ -251,6 +269,8 @@ pub(super) struct Driver<'a> {
     goal: Goal,
     /// Whoever applies the source's changes, if somebody does.
     pub(super) follower: Option<&'a Follower>,
+    /// The name of the way back's publication and slot, if there is one.
+    pub(super) way_back: Option<String>,
     /// How often this mover has fenced.
     pub(super) fences: u32,
     /// How often this mover has built the target anew because somebody altered the shard.
@@ -284,6 +304,7 @@ impl<'a> Driver<'a> {
             heartbeat,
             goal,
             follower: None,
+            way_back: None,
             fences: 0,
             rebuilds: 0,
             built: None,

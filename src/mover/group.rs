@@ -21,18 +21,18 @@ use super::chunk::copy::Copied;
 use super::chunk::plan::CHUNK_BYTES;
 use super::chunk::work::{CopyOptions, copy_all};
 use super::chunk::{Route, ShardCopy, table};
-use super::driver::{Driver, Part, Until, begin, chain, connect};
+use super::driver::{Driver, Part, Shared, Until, begin, chain, connect};
 use super::error::Error;
 use super::heartbeat::Heartbeat;
-use super::journal::{Hold, Note, Signed};
+use super::journal::{Hold, Note, Signed, WayBack};
 use super::names::{MoveId, Names};
-use super::options::{Event, Options};
+use super::options::Event;
 use super::session::Session;
 use super::state::{Goal, Phase};
 use super::step::{Blueprint, ShardMove};
 use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
-use super::stream::slot::{self, Direction};
-use super::{Mover, ShardReport, facts};
+use super::stream::slot;
+use super::{Mover, ShardReport, back, facts};
 
 /// How long the slot's creation waits for the transactions that are under way on its server.
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
@@ -42,14 +42,7 @@ type End = (ShardId, Result<ShardReport, Error>);
 /// Moves the parts, which are of one move and have the same source and target, to their ends.
 pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
     let Some(first) = parts.first() else { return Vec::new() };
-    let group = Group {
-        mover,
-        id: first.id,
-        source: first.source.clone(),
-        target: first.target.clone(),
-        lease: Uuid::new_v4(),
-        first: first.shard,
-    };
+    let group = Group { mover, shared: Shared::of(first), lease: Uuid::new_v4(), first: first.shard };
     let shards: Vec<ShardId> = parts.iter().map(|part| part.shard).collect();
     match group.run(parts).await {
         Ok(ends) => ends,
@@ -63,9 +56,7 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
 
 struct Group<'a> {
     mover: &'a Mover,
-    id: MoveId,
-    source: HostName,
-    target: HostName,
+    shared: Shared,
     /// The same for all shards of the group: whoever takes one over takes the stream over.
     lease: Uuid,
     /// The shard whose number the ledger gives with what is of all of them.
@@ -80,31 +71,35 @@ struct Held {
 
 impl<'a> Group<'a> {
     async fn run(&self, parts: Vec<Part>) -> Result<Vec<End>, Error> {
-        let session = self.session(&self.source).await?;
+        let session = self.session(&self.shared.source).await?;
         session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
         let heartbeat = Heartbeat::start(session, self.mover.options.leases);
         let mut ends = Vec::new();
         let mut held = self.each(&mut ends, parts, async |part| self.begin(part, &heartbeat).await).await;
         let streamed = async {
-            let source = self.session(&self.source).await?;
+            let source = self.session(&self.shared.source).await?;
             if held.is_empty() {
-                return tidy_up(&self.mover.options, &source, self.id).await;
+                return tidy_up(self.mover, &self.shared).await;
             }
             let position = self.slot(&source, &mut held, &mut ends, &heartbeat).await?;
             self.load(&source, &mut held, &mut ends, &heartbeat, position).await?;
             if held.is_empty() {
-                return tidy_up(&self.mover.options, &source, self.id).await;
+                return tidy_up(self.mover, &self.shared).await;
             }
-            let follower = self.follow(&source, &held).await?;
+            let target = self.session(&self.shared.target).await?;
+            let others = self.others(&source, &target, &held, position).await?;
+            let follower = self.follow(&source, &held, others).await?;
+            let way_back = back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?;
             let cut_over = std::mem::take(&mut held);
-            let rest =
-                self.each(&mut ends, cut_over, async |held| self.cut_over(held, &heartbeat, &follower).await).await;
+            let rest = self
+                .each(&mut ends, cut_over, async |held| self.cut_over(held, &heartbeat, &follower, &way_back).await)
+                .await;
             debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
             follower.stop().await;
-            tidy_up(&self.mover.options, &source, self.id).await
+            tidy_up(self.mover, &self.shared).await
         };
         if let Err(error) = streamed.await {
-            tracing::warn!(source = %self.source, error = chain(&error), "the stream of a move");
+            tracing::warn!(source = %self.shared.source, error = chain(&error), "the stream of a move");
             ends.extend(self.all_failed(held, error, &heartbeat).await);
         }
         Ok(ends)
@@ -174,16 +169,22 @@ impl<'a> Group<'a> {
         ends: &mut Vec<End>,
         heartbeat: &Heartbeat,
     ) -> Result<u64, Error> {
-        let name = slot::stream_name(self.id, Direction::Forward);
-        let owner = slot::Owner { name: &name, id: self.id, shard: self.first, options: &self.mover.options };
+        let name = self.stream();
+        let owner = slot::Owner { name: &name, id: self.shared.id, shard: self.first, options: &self.mover.options };
         let there = slot::slot_state(source, &name).await?;
+        if self.shared.back_of.is_some() {
+            // It was made before the shards came here: one that is made now would not know what has changed since.
+            let lost = |state| Error::SlotLost { host: self.shared.source.clone(), slot: name.clone(), state };
+            let there = there.ok_or_else(|| lost("gone"))?;
+            return if there.wal_status.as_deref() == Some("lost") { Err(lost("lost")) } else { Ok(there.confirmed) };
+        }
         let lost = there.as_ref().is_some_and(|state| state.wal_status.as_deref() == Some("lost"));
         if lost {
-            tracing::warn!(slot = name, host = %self.source, "the server has dropped WAL that the slot needs: the shards are copied again");
+            tracing::warn!(slot = name, host = %self.shared.source, "the server has dropped WAL that the slot needs: the shards are copied again");
             slot::drop_slot(source, &name).await?;
         }
         let kept = there.filter(|_| !lost).map(|state| state.confirmed);
-        let target = self.session(&self.target).await?;
+        let target = self.session(&self.shared.target).await?;
         let wanted = self.wanted(&target).await?;
         let behind = |held: &Held| {
             let from = wanted.get(&held.part.shard);
@@ -208,7 +209,7 @@ impl<'a> Group<'a> {
         // Before the first row is copied. Locks: rows of pgshard.incoming, for one statement.
         let sql = "UPDATE pgshard.incoming SET stream_from = $4
             WHERE move_id = $1 AND lease = $2 AND shard_id = ANY ($3) AND stream_from IS NULL";
-        let params: [&(dyn ToSql + Sync); 4] = [self.id.uuid(), &self.lease, &shards, &PgLsn::from(position)];
+        let params: [&(dyn ToSql + Sync); 4] = [self.shared.id.uuid(), &self.lease, &shards, &PgLsn::from(position)];
         target.execute("writing where the stream begins", sql, &params).await?;
         Ok(position)
     }
@@ -220,7 +221,8 @@ impl<'a> Group<'a> {
         let sql = "SELECT i.shard_id, coalesce(p.applied_lsn, i.stream_from)
             FROM pgshard.incoming i LEFT JOIN pgshard.progress p USING (move_id, shard_id)
             WHERE i.move_id = $1 AND i.source = $2 AND i.stream_from IS NOT NULL";
-        let rows = target.rows("reading the progress", sql, &[self.id.uuid(), &self.source.as_str()]).await?;
+        let rows =
+            target.rows("reading the progress", sql, &[self.shared.id.uuid(), &self.shared.source.as_str()]).await?;
         let of = |row: &tokio_postgres::Row| {
             let shard = u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new)?;
             Some((shard, row.get::<_, PgLsn>(1).into()))
@@ -256,7 +258,7 @@ impl<'a> Group<'a> {
             copies.push(self.to_copy(source, one.part.shard).await?);
         }
         let options = CopyOptions {
-            route: Route { source: self.source.clone(), target: self.target.clone() },
+            route: Route { source: self.shared.source.clone(), target: self.shared.target.clone() },
             jobs: self.mover.options.copy_jobs,
             chunk_bytes: CHUNK_BYTES,
             throttle: self.mover.throttle.clone(),
@@ -304,9 +306,9 @@ impl<'a> Group<'a> {
             let built = match held.built.take() {
                 Some(built) => built,
                 None => {
-                    let entries = work.source.entries(Some(self.id)).await?;
+                    let entries = work.source.entries(Some(self.shared.id)).await?;
                     let entry = entries.iter().find(|entry| entry.shard == shard);
-                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.id })?).await?
+                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
                 }
             };
             work.loaded(&built.creation, position.into(), copied.rows as i64, copied.bytes as i64).await?;
@@ -319,23 +321,47 @@ impl<'a> Group<'a> {
     }
 
     /// Starts to apply what the source's transactions have changed since.
-    async fn follow(&self, source: &Session, held: &[Held]) -> Result<Follower, Error> {
+    async fn follow(&self, source: &Session, held: &[Held], others: BTreeMap<ShardId, u64>) -> Result<Follower, Error> {
         let mut shards = Vec::with_capacity(held.len());
         for one in held {
             let copy = self.to_copy(source, one.part.shard).await?;
             let ShardCopy { hold, target_schema, tables, .. } = copy;
-            shards.push(FollowedShard { hold, target_schema, tables, basis: Basis::Pieces });
+            let basis = if self.shared.back_of.is_some() { Basis::Position } else { Basis::Pieces };
+            shards.push(FollowedShard { hold, target_schema, tables, basis });
         }
         Ok(Follower::start(FollowerOptions {
             hosts: self.mover.hosts.clone(),
-            source: self.source.clone(),
-            target: self.target.clone(),
-            id: self.id,
-            stream: slot::stream_name(self.id, Direction::Forward),
+            source: self.shared.source.clone(),
+            target: self.shared.target.clone(),
+            id: self.shared.id,
+            stream: self.stream(),
             shards,
+            others,
             patience: FollowerOptions::PATIENCE,
             failpoints: self.mover.options.clone(),
         }))
+    }
+
+    /// How far the shards are that will need the slot and are not in our hands: of this move, or of the one that is taken
+    /// back. One that has no progress yet needs all that the slot has.
+    async fn others(
+        &self,
+        source: &Session,
+        target: &Session,
+        held: &[Held],
+        position: u64,
+    ) -> Result<BTreeMap<ShardId, u64>, Error> {
+        let mut unended: Vec<(MoveId, ShardId)> = Vec::new();
+        let of_move = source.entries(Some(self.shared.id)).await?;
+        let of_move = of_move.iter().filter(|entry| !entry.phase.is_ended() && entry.target == self.shared.target);
+        unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
+        if let Some(of) = self.shared.back_of {
+            let kept = target.entries(Some(of)).await?;
+            let open = kept.iter().filter(|entry| entry.way_back.as_ref().is_some_and(WayBack::is_open));
+            unended.extend(open.map(|entry| (entry.id, entry.shard)));
+        }
+        unended.retain(|(_, shard)| held.iter().all(|one| one.part.shard != *shard));
+        applied(target, unended, position).await
     }
 
     /// A shard's tables as they stand at the source, and where they go.
@@ -349,12 +375,26 @@ impl<'a> Group<'a> {
     }
 
     async fn phases(&self, source: &Session) -> Result<BTreeMap<ShardId, Phase>, Error> {
-        let entries = source.entries(Some(self.id)).await?;
+        let entries = source.entries(Some(self.shared.id)).await?;
         Ok(entries.into_iter().map(|entry| (entry.shard, entry.phase)).collect())
     }
 
+    /// The name of publication and slot: a rollback finds those of the way back.
+    fn stream(&self) -> String {
+        match self.shared.back_of {
+            None => slot::stream_name(self.shared.id),
+            Some(of) => slot::back_name(of, &self.shared.target),
+        }
+    }
+
     /// From the last changes to the end.
-    async fn cut_over(&self, held: Held, heartbeat: &Heartbeat, follower: &Follower) -> Result<(), End> {
+    async fn cut_over(
+        &self,
+        held: Held,
+        heartbeat: &Heartbeat,
+        follower: &Follower,
+        way_back: &Option<String>,
+    ) -> Result<(), End> {
         let shard = held.part.shard;
         let work = connect(self.mover, &held.part, self.hold(shard)).await;
         let work = match work {
@@ -362,9 +402,13 @@ impl<'a> Group<'a> {
             Err(error) => return Err(self.left(&held, error, heartbeat).await),
         };
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        (drive.built, drive.follower) = (held.built, Some(follower));
+        (drive.built, drive.follower, drive.way_back) = (held.built, Some(follower), way_back.clone());
         let end = self.drive(&mut drive, Until::End).await;
-        follower.detach(shard).await;
+        // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
+        // find that the shard has.
+        if matches!(end, Some((_, Ok(_)))) {
+            follower.detach(shard).await;
+        }
         Err(end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard })))
     }
 
@@ -393,7 +437,7 @@ impl<'a> Group<'a> {
     }
 
     fn hold(&self, shard: ShardId) -> Hold {
-        Hold { id: self.id, shard, lease: self.lease }
+        Hold { id: self.shared.id, shard, lease: self.lease }
     }
 
     async fn session(&self, host: &HostName) -> Result<Session, Error> {
@@ -407,17 +451,44 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Drops publication and slot of a move on one host once no shard needs them: every shard that came from there has ended.
+/// How far these shards are; those that have not begun, as far as the slot is.
+///
+/// Locks: ACCESS SHARE on a table of ours.
+pub(super) async fn applied(
+    target: &Session,
+    shards: Vec<(MoveId, ShardId)>,
+    position: u64,
+) -> Result<BTreeMap<ShardId, u64>, Error> {
+    let mut positions = BTreeMap::new();
+    for (id, shard) in shards {
+        let sql = "SELECT applied_lsn FROM pgshard.progress WHERE move_id = $1 AND shard_id = $2";
+        let rows = target.rows("reading the progress", sql, &[id.uuid(), &shard.as_i32()]).await?;
+        positions.insert(shard, rows.first().map_or(position, |row| u64::from(row.get::<_, PgLsn>(0))));
+    }
+    Ok(positions)
+}
+
+/// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its source
+/// has ended, those of ways back that nobody can go.
 ///
 /// Locks: none.
-pub(super) async fn tidy_up(options: &Options, source: &Session, id: MoveId) -> Result<(), Error> {
-    let entries = source.entries(Some(id)).await?;
+pub(super) async fn tidy_up(mover: &Mover, shared: &Shared) -> Result<(), Error> {
+    let Shared { id, source, target, back_of } = shared;
+    let source = mover.hosts.open(source).await?;
+    let target = mover.hosts.open(target).await?;
+    back::stream::tidy_up(&source, &target, *id).await?;
+    let entries = source.entries(Some(*id)).await?;
     if entries.iter().any(|entry| !entry.phase.is_ended()) {
         return Ok(());
     }
-    let name = slot::stream_name(id, Direction::Forward);
-    slot::drop_slot(source, &name).await?;
-    options.at("after slot drop")?;
-    slot::drop_publication(source, &name).await?;
-    options.at("after publication drop")
+    let name = slot::stream_name(*id);
+    slot::drop_slot(&source, &name).await?;
+    mover.options.at("after slot drop")?;
+    slot::drop_publication(&source, &name).await?;
+    mover.options.at("after publication drop")?;
+    if let Some(of) = back_of {
+        back::stream::tidy_up(&target, &source, *of).await?;
+    }
+    // The shards have left: whoever brought them here cannot take them back any more.
+    back::stream::look_after(mover, &source).await.map(drop)
 }

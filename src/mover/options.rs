@@ -31,6 +31,8 @@ pub struct Options {
     pub drain_deadline: Duration,
     /// Online: how many pieces are copied at the same time.
     pub copy_jobs: usize,
+    /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
+    pub back_wal_max: u64,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
     /// Who this is, for people who look at the journal: host and process.
@@ -49,6 +51,7 @@ impl Default for Options {
             pause_max: Duration::from_secs(300),
             drain_deadline: Duration::from_secs(2),
             copy_jobs: 4,
+            back_wal_max: 10 << 30,
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
             failpoint: None,
@@ -119,6 +122,31 @@ pub enum Event {
         host: HostName,
         /// How long nobody could use it.
         pause: Duration,
+    },
+    /// The old copies of a move's shards take changes from now on.
+    Feeding {
+        /// The move.
+        id: MoveId,
+        /// How many shards.
+        shards: usize,
+    },
+    /// How far the old copies of a move are behind, every two seconds.
+    Fed {
+        /// The move.
+        id: MoveId,
+        /// Of WAL that was read and not applied.
+        bytes: u64,
+        /// Between the commit of what was applied last and the present; 0 if nothing is left.
+        seconds: f64,
+        /// Changes applied since this mover feeds it.
+        changes: u64,
+    },
+    /// The old copies of a move are not fed for now.
+    NotFed {
+        /// The move.
+        id: MoveId,
+        /// The error with its causes.
+        error: String,
     },
     /// A shard's part of the move ended without success.
     Failed {

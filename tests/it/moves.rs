@@ -10,6 +10,7 @@ mod refusals;
 mod restart;
 mod rich;
 mod rivals;
+mod rollback;
 mod takeover;
 
 use pgshard::mover::Phase;

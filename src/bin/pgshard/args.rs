@@ -243,6 +243,8 @@ pub(crate) enum MovesCommand {
     Show(MovesShow),
     Resume(MovesGoOn),
     Abort(MovesAbort),
+    Rollback(MovesRollback),
+    Feed(MovesFeed),
     Complete(MovesComplete),
     Gc(MovesGc),
 }
@@ -281,6 +283,53 @@ pub(crate) struct MovesAbort {
     pub(crate) pace: Pace,
 }
 
+/// Take shards that a move has kept back to where they were, with all that was written since
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The old copies catch up with what was changed since, are compared, and take over; each shard is closed for
+milliseconds, as by the move itself. It is a move of its own: resume, abort or take it back in turn.
+
+Possible for as long as the move is kept and its way back is open: the column `back` of `pgshard moves`.")]
+pub(crate) struct MovesRollback {
+    /// The move [default: the only one whose old copies are kept]
+    pub(crate) id: Option<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) pace: Pace,
+}
+
+/// Keep old copies up to date, so that a rollback is quick; runs until it is stopped
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Without it the new hosts keep the log that a rollback would need. It can be killed at any time; the next one
+goes on. New moves are taken up by themselves. Run it under systemd, or beside the application.")]
+pub(crate) struct MovesFeed {
+    /// The move [default: all whose old copies are kept]
+    pub(crate) id: Option<String>,
+    #[command(flatten)]
+    pub(crate) limit: BackLimit,
+    /// For pgshard's own tests: how long a lease outlives who feeds
+    #[arg(long, hide = true, env = "PGSHARD_LEASE_MS", value_name = "MS", default_value_t = 10_000)]
+    pub(crate) lease_ms: u64,
+}
+
+/// How much a way back may cost.
+#[derive(Debug, ArgGroup)]
+pub(crate) struct BackLimit {
+    /// How much log a new host may keep for a rollback, in MiB; beyond, the rollback is given up
+    #[arg(long, value_name = "MIB", default_value_t = 10_240, value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    pub(crate) max_wal_mib: u64,
+}
+
+impl BackLimit {
+    /// The mover's options.
+    pub(crate) fn options(self) -> Options {
+        Options { back_wal_max: self.max_wal_mib << 20, ..Options::default() }
+    }
+}
+
 /// Drop the old copies that a move has kept; cannot be undone
 #[derive(Debug, ArgGroup)]
 pub(crate) struct MovesComplete {
@@ -291,8 +340,11 @@ pub(crate) struct MovesComplete {
     pub(crate) yes: bool,
 }
 
-/// Put right what dead moves left: fences past their deadline, shards decided but not opened, schemas of moves that ended
+/// Put right what dead moves left: late fences, shards decided but not opened, slots and schemas that nobody needs
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 A move that can be resumed is never touched, nor an old copy that is kept.")]
-pub(crate) struct MovesGc {}
+pub(crate) struct MovesGc {
+    #[command(flatten)]
+    pub(crate) limit: BackLimit,
+}

@@ -105,7 +105,8 @@ impl ShardMove<'_> {
             self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
         }
         self.carry_migrations().await?;
-        let sql = "UPDATE pgshard.incoming SET at_open = $2 WHERE shard_id = $1";
+        // What an old copy was relieved of is what it gets back.
+        let sql = "UPDATE pgshard.incoming SET at_open = coalesce(at_open, $2) WHERE shard_id = $1";
         self.target.execute(what, sql, &[&shard, &at_open(creation)]).await?;
         self.at("in caught up")?;
         self.target.batch(what, "COMMIT").await?;
@@ -235,7 +236,7 @@ fn of(creation: &Creation, when: Online) -> impl Iterator<Item = &Statement> {
 }
 
 /// What the open runs. Foreign keys are added unproved: to prove them takes a scan.
-fn at_open(creation: &Creation) -> String {
+pub(crate) fn at_open(creation: &Creation) -> String {
     of(creation, Online::Open)
         .map(|statement| match statement.stage {
             Stage::ForeignKey if is_key(&statement.sql) => format!("{} NOT VALID;\n", statement.sql),
