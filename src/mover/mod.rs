@@ -23,6 +23,7 @@ mod error;
 mod facts;
 mod failpoint;
 mod group;
+pub(crate) mod guard;
 mod heartbeat;
 mod journal;
 #[cfg(test)]
@@ -32,6 +33,7 @@ mod observe;
 mod options;
 mod plan;
 mod preflight;
+mod progress;
 mod refusal;
 pub mod sequences;
 mod session;
@@ -41,6 +43,7 @@ mod stream;
 pub mod target;
 pub(crate) mod throttle;
 mod verify;
+mod wish;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,11 +64,13 @@ pub use journal::Entry;
 pub use names::MoveId;
 pub use options::{Event, Observer, Options};
 pub use plan::{Plan, ShardPlan};
+pub use progress::{Pieces, Progress, ShardProgress, StreamProgress};
 pub use refusal::Refusal;
 pub use session::Hosts;
 pub use state::{Mode, Phase};
 #[doc(hidden)]
 pub use stream::testing as stream_testing;
+pub use wish::{FenceAt, Wanted};
 
 #[cfg(test)]
 pub(crate) use journal::Hold;
@@ -161,7 +166,7 @@ impl Mover {
         options: Options,
         observer: Observer,
     ) -> Mover {
-        let (stop, throttle) = (watch::Sender::new(false), Throttle::open());
+        let (stop, throttle) = (watch::Sender::new(false), Throttle::of(options.rate_max));
         Mover { hosts, prefix, store, options: Arc::new(options), observer, stop, throttle }
     }
 

@@ -9,6 +9,7 @@ mod restart;
 mod rich;
 mod rivals;
 mod takeover;
+mod watch;
 
 use pgshard::mover::Phase;
 

@@ -92,6 +92,7 @@ impl Stream {
             chunk_bytes,
             throttle: Throttle::open(),
             stop: watch::channel(false).1,
+            altered: watch::channel(Default::default()).1,
             observer: Observer::silent(),
         };
         for (_, copied) in copy_all(&self.hosts, self.shards.clone(), &options).await {
