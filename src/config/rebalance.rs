@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(parse_bytes("1.5TiB"), Some(1_649_267_441_664));
         assert_eq!(parse_bytes("7b"), Some(7));
         for wrong in ["", "GB", "500", "5 XB", "-1 GB", "1..5 GB", "9999999 TB"] {
-            assert_eq!(bytes(wrong), None, "{wrong}");
+            assert_eq!(parse_bytes(wrong), None, "{wrong}");
         }
     }
 }

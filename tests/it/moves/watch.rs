@@ -109,7 +109,6 @@ on_each_version! {
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         let ran = Ran::of(mover).await;
         ran.ended(130);
-        assert!(ran.stdout.contains(r#""event":"waits""#), "{}", ran.stdout);
         // Nobody works on it: a watcher says so instead of waiting for ever.
         let idle = world.run(&["moves", "watch", &id]).await;
         assert!(idle.ended(7).stderr.contains("nobody works on the move"), "{}", idle.stderr);
@@ -181,6 +180,8 @@ on_each_version! {
         assert_eq!((world.state(0, 0).await, world.state(1, 1).await), ("serving".to_owned(), "serving".to_owned()));
         let attempts = "SELECT attempt = 0 AND phase = 'prepared' FROM pgshard.move WHERE shard_id = 0";
         assert!(db1.query_one(attempts, &[]).await.unwrap().get::<_, bool>(0), "it stopped in the midst of the copy");
+        // Undone for the one, too late for the other.
+        world.run(&["moves", "abort", &ran.id()]).await.ended(8);
         let mover = spawn(&world, &["move", "2", "--to", "db2", "--yes", "--mode", "online", "--hold"]);
         until(&db1, "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND shard_id = 2").await;
         db1.batch_execute("ALTER TABLE shard_0002.users ADD COLUMN bio text").await.unwrap();

@@ -93,6 +93,9 @@ fn show(plan: &Plan, output: &Output) {
     };
     let (count, target) = (of(plan.shards.len(), "shard"), &plan.target);
     output.note(format_args!("{count} ({shards}) to {target}, {}; {pause}", mebibytes(bytes)));
+    for warning in &plan.warnings {
+        output.warning(warning);
+    }
     for shard in &plan.shards {
         for warning in &shard.warnings {
             output.note(format_args!("  shard {}: {warning}", shard.shard));
@@ -106,6 +109,7 @@ struct PlanReport<'a> {
     mode: &'static str,
     shards: Vec<PlannedShard<'a>>,
     already_there: &'a [ShardId],
+    warnings: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -139,7 +143,8 @@ fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
             warnings: &shard.warnings,
         });
         let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
-        output.object(PlanReport { target, mode, shards: shards.collect(), already_there: &plan.already_there })?;
+        let (already_there, warnings) = (&plan.already_there, &plan.warnings);
+        output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings })?;
         return Ok(());
     }
     let columns = [
@@ -157,6 +162,9 @@ fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
         [shard.shard.to_string(), source, target, shard.tables.to_string(), bytes, closed]
     });
     output.table(&columns, rows)?;
+    for warning in &plan.warnings {
+        output.data(format_args!("warning: {warning}"))?;
+    }
     for shard in &plan.shards {
         output.data(format_args!("\nshard {}:", shard.shard))?;
         for (at, step) in shard.steps(&plan.target, plan.mode).iter().enumerate() {
