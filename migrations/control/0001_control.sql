@@ -52,6 +52,8 @@ GRANT SELECT ON pgshard.shard TO PUBLIC;
 -- The shards that a move is bringing here. Beside pgshard.shard, so that an abort leaves what stood there.
 -- `ready_attempt`: everything is in place for the attempt with this number; only the open is missing.
 -- `open_hash`: the SHA-256 of the token that the source gives away when, and only when, it has decided.
+-- `stream_from`: online, where the changes begin that are wanted of the source, since the first row was copied. A slot that
+-- begins later has left some out.
 -- `at_open`: statements that the open runs, in the schema under its incoming name: what must not be there while changes are
 -- applied, as triggers and foreign keys.
 CREATE TABLE pgshard.incoming (
@@ -63,6 +65,7 @@ CREATE TABLE pgshard.incoming (
     epoch         integer NOT NULL,
     ready_attempt integer,
     open_hash     text,
+    stream_from   pg_lsn,
     at_open       text,
     created_at    timestamptz NOT NULL DEFAULT now()
 );

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::driver::{Driver, stopped};
@@ -31,7 +32,7 @@ impl<'a> Driver<'a> {
             self.built = Some(self.work.blueprint(entry).await?);
         }
         let built = self.built.as_ref().expect("it was set just now");
-        self.work.caught_up(&built.creation).await?;
+        self.work.caught_up(&built.creation, follower).await?;
         self.abide(super::verify::shard(&self.work, &self.mover.hosts, follower)).await?;
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;
@@ -58,6 +59,11 @@ impl<'a> Driver<'a> {
                 return Err(Error::Altered { shard, what: reason });
             }
             Err(Error::Superseded { reason, .. }) => return self.look_again(reason),
+            // Nothing was fenced, so nobody waits for us meanwhile.
+            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                let reason = "a migration, or another transaction, holds the shard's row in pgshard.shard".to_owned();
+                return self.again(reason).await;
+            }
             Err(error) => return Err(error),
         };
         self.fenced_at = Some(before);

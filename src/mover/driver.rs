@@ -96,12 +96,17 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(Sh
     ends.extend(grouped.into_iter().flatten());
     ends.sort_by_key(|(shard, _)| *shard);
     for (source, id) in shared {
-        let tidied = async { group::tidy_up(&mover.options, &mover.hosts.open(&source).await?, id).await };
-        if let Err(error) = tidied.await {
-            tracing::warn!(host = %source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
-        }
+        tidy_up(mover, &source, id).await;
     }
     ends
+}
+
+/// Drops what the shards of a move that come from one host shared, if all of them have ended.
+pub(super) async fn tidy_up(mover: &Mover, source: &HostName, id: MoveId) {
+    let tidied = async { group::tidy_up(&mover.options, &mover.hosts.open(source).await?, id).await };
+    if let Err(error) = tidied.await {
+        tracing::warn!(host = %source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
+    }
 }
 
 /// An error with its causes, on one line.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream;
 use tokio::sync::watch;
+use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
 use crate::map::HostName;
@@ -175,6 +176,9 @@ impl<'a> Group<'a> {
         let mut held = self.each(&mut ends, parts, async |part| self.begin(part, heartbeat).await).await;
         let streamed = async {
             let source = self.session(&self.source).await?;
+            if held.is_empty() {
+                return tidy_up(&self.mover.options, &source, self.id).await;
+            }
             let position = self.slot(&source, &mut held, &mut ends, heartbeat).await?;
             self.load(&source, &mut held, &mut ends, heartbeat, position).await?;
             if held.is_empty() {
@@ -264,20 +268,23 @@ impl<'a> Group<'a> {
         heartbeat: &Heartbeat,
     ) -> Result<u64, Error> {
         let name = slot::stream_name(self.id, Direction::Forward);
-        let owner = slot::Owner { name: &name, id: self.id, shard: self.first };
+        let owner = slot::Owner { name: &name, id: self.id, shard: self.first, options: &self.mover.options };
         let there = slot::slot_state(source, &name).await?;
         let lost = there.as_ref().is_some_and(|state| state.wal_status.as_deref() == Some("lost"));
         if lost {
             tracing::warn!(slot = name, host = %self.source, "the server has dropped WAL that the slot needs: the shards are copied again");
             slot::drop_slot(source, &name).await?;
         }
-        if there.is_none() || lost {
-            let phases = self.phases(source).await?;
-            let began = |held: &Held| phases.get(&held.part.shard).is_some_and(|phase| *phase > Phase::Prepared);
-            let (again, rest) = std::mem::take(held).into_iter().partition(began);
-            *held = rest;
-            held.extend(self.each(ends, again, async |held| self.prepare_again(held, heartbeat).await).await);
-        }
+        let kept = there.filter(|_| !lost).map(|state| state.confirmed);
+        let target = self.session(&self.target).await?;
+        let wanted = self.wanted(&target).await?;
+        let behind = |held: &Held| {
+            let from = wanted.get(&held.part.shard);
+            from.is_some_and(|from| kept.is_none_or(|kept| *from < kept))
+        };
+        let (again, rest) = std::mem::take(held).into_iter().partition(behind);
+        *held = rest;
+        held.extend(self.each(ends, again, async |held| self.prepare_again(held, heartbeat).await).await);
         let mut tables = Vec::new();
         for one in held.iter() {
             let schema = self.mover.prefix.schema(one.part.shard);
@@ -290,7 +297,28 @@ impl<'a> Group<'a> {
         self.at("after publication")?;
         let position = slot::create_slot(source, owner, SLOT_PATIENCE).await?;
         self.at("after slot")?;
+        let shards: Vec<i32> = held.iter().map(|held| held.part.shard.as_i32()).collect();
+        // Before the first row is copied. Locks: rows of pgshard.incoming, for one statement.
+        let sql = "UPDATE pgshard.incoming SET stream_from = $4
+            WHERE move_id = $1 AND lease = $2 AND shard_id = ANY ($3) AND stream_from IS NULL";
+        let params: [&(dyn ToSql + Sync); 4] = [self.id.uuid(), &self.lease, &shards, &PgLsn::from(position)];
+        target.execute("writing where the stream begins", sql, &params).await?;
         Ok(position)
+    }
+
+    /// Where the changes begin that each shard with rows at the target still wants.
+    ///
+    /// Locks: none but ACCESS SHARE on the control tables.
+    async fn wanted(&self, target: &Session) -> Result<BTreeMap<ShardId, u64>, Error> {
+        let sql = "SELECT i.shard_id, coalesce(p.applied_lsn, i.stream_from)
+            FROM pgshard.incoming i LEFT JOIN pgshard.progress p USING (move_id, shard_id)
+            WHERE i.move_id = $1 AND i.source = $2 AND i.stream_from IS NOT NULL";
+        let rows = target.rows("reading the progress", sql, &[self.id.uuid(), &self.source.as_str()]).await?;
+        let of = |row: &tokio_postgres::Row| {
+            let shard = u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new)?;
+            Some((shard, row.get::<_, PgLsn>(1).into()))
+        };
+        Ok(rows.iter().filter_map(of).collect())
     }
 
     /// Back to the beginning with a shard whose changes since its copy are not known any more.
@@ -315,14 +343,11 @@ impl<'a> Group<'a> {
         position: u64,
     ) -> Result<(), Error> {
         let phases = self.phases(source).await?;
-        let (missing, loaded): (Vec<Held>, Vec<Held>) = std::mem::take(held)
-            .into_iter()
-            .partition(|one| phases.get(&one.part.shard).is_some_and(|phase| *phase == Phase::Prepared));
-        *held = loaded;
-        let missing = self.each(ends, missing, async |one| self.known(one, source, heartbeat).await).await;
-        *held = self.each(ends, std::mem::take(held), async |one| self.known(one, source, heartbeat).await).await;
-        let mut copies = Vec::with_capacity(missing.len());
-        for one in &missing {
+        let lacks = |one: &Held| phases.get(&one.part.shard).is_some_and(|phase| *phase == Phase::Prepared);
+        let known = async |one| self.known(one, source, heartbeat).await;
+        *held = self.each(ends, std::mem::take(held), known).await;
+        let mut copies = Vec::new();
+        for one in held.iter().filter(|one| lacks(one)) {
             copies.push(self.to_copy(source, one.part.shard).await?);
         }
         let options = CopyOptions {
@@ -333,12 +358,16 @@ impl<'a> Group<'a> {
             stop: self.mover.stop.subscribe(),
             altered: self.guard.found(),
             observer: self.mover.observer.clone(),
+            failpoints: self.mover.options.clone(),
         };
         let began = Instant::now();
         let mut copied: BTreeMap<ShardId, Result<Copied, Error>> =
             copy_all(&self.mover.hosts, copies, &options).await.into_iter().collect();
         let took = began.elapsed();
         self.at("after pieces")?;
+        // From here on, nothing ends but single shards.
+        let (missing, loaded): (Vec<Held>, Vec<Held>) = std::mem::take(held).into_iter().partition(lacks);
+        *held = loaded;
         let mut rows_there = Vec::new();
         for one in missing {
             let shard = one.part.shard;
@@ -426,6 +455,7 @@ impl<'a> Group<'a> {
             stream: slot::stream_name(self.id, Direction::Forward),
             shards,
             patience: FollowerOptions::PATIENCE,
+            failpoints: self.mover.options.clone(),
         }))
     }
 
@@ -529,5 +559,6 @@ pub(super) async fn tidy_up(options: &Options, source: &Session, id: MoveId) -> 
     let name = slot::stream_name(id, Direction::Forward);
     slot::drop_slot(source, &name).await?;
     options.at("after slot drop")?;
-    slot::drop_publication(source, &name).await
+    slot::drop_publication(source, &name).await?;
+    options.at("after publication drop")
 }

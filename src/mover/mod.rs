@@ -45,7 +45,7 @@ pub(crate) mod throttle;
 mod verify;
 mod wish;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -286,6 +286,11 @@ impl Mover {
         let (ended, open): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.phase.is_ended());
         let mut report = report(id, driver::work(self, open.into_iter().map(Part::of).collect(), goal).await);
         report.unknown = unknown;
+        // Whoever brought these to their ends may have died before it dropped what they shared.
+        let shared = ended.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| &entry.source);
+        for source in shared.collect::<BTreeSet<_>>() {
+            driver::tidy_up(self, source, id).await;
+        }
         for entry in ended {
             match (goal, entry.phase) {
                 (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => {

@@ -383,6 +383,7 @@ mod tests {
                 vec![("db1", "0 moved 2 db2"), quiet],
                 vec![
                     "alarm served_nowhere db2 shard 0: db1 says that it has moved to db2 (epoch 2), which does not serve it",
+                    "warning signpost_astray db1 shard 0: its signpost leads to db2, which does not know it",
                 ],
             ),
             (

@@ -79,6 +79,7 @@ fn options(pair: &Pair, pace: Pace) -> CopyOptions {
         stop: tokio::sync::watch::channel(false).1,
         altered: tokio::sync::watch::channel(Default::default()).1,
         observer: Observer::silent(),
+        failpoints: Default::default(),
     }
 }
 
@@ -257,7 +258,8 @@ async fn a_truncate_between_lock_and_snapshot() {
     client.batch_execute("BEGIN; TRUNCATE shard_0007.t; INSERT INTO shard_0007.t VALUES (11)").await.unwrap();
     let xid: i64 = one(&client, "SELECT pg_current_xact_id()::text::bigint").await;
     let throttle = Throttle::open();
-    let copying = crate::mover::chunk::copy::copy((&source, &target), &work, &all, "trial", &throttle, |_| ());
+    let plain = crate::mover::Options::default();
+    let copying = crate::mover::chunk::copy::copy((&source, &target), &work, &all, "trial", &plain, &throttle, |_| ());
     let committing = async {
         let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
         let other = pair.app(0).await;

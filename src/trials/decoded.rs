@@ -64,7 +64,8 @@ pub(crate) async fn apply_all(
     for row in source.client.query(sql, &[]).await.unwrap() {
         let (xid, data): (i64, String) = (row.get(0), row.get(1));
         let xid = widen(u32::try_from(xid).unwrap(), near);
-        if data.starts_with("BEGIN") || data.starts_with("COMMIT") {
+        // A message is what makes a snapshot durable at the source.
+        if ["BEGIN", "COMMIT", "message:"].iter().any(|start| data.starts_with(start)) {
             continue;
         }
         let (names, mut change) = parse(&data);

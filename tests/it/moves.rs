@@ -2,6 +2,7 @@
 
 mod crash;
 mod dead;
+mod faults;
 mod holes;
 mod online;
 mod refusals;

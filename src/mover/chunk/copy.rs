@@ -7,6 +7,7 @@ use tokio_postgres::SimpleQueryMessage;
 
 use crate::mover::copy::{pipe, qualified, statements};
 use crate::mover::error::Error;
+use crate::mover::options::Options;
 use crate::mover::session::Session;
 use crate::mover::throttle::Throttle;
 use crate::pg::quote_literal;
@@ -37,6 +38,7 @@ pub(crate) async fn copy(
     work: &ShardCopy,
     pieces: &[Piece],
     application_name: &str,
+    options: &Options,
     throttle: &Throttle,
     mut copied: impl FnMut(u64),
 ) -> Result<Option<Vec<Copied>>, Error> {
@@ -57,6 +59,7 @@ pub(crate) async fn copy(
     flush(source).await?;
     prove_lease(target, work.hold).await?;
     let done = keep(target, work, pieces, &sizes, &snapshot).await?;
+    options.at("in a piece")?;
     target.batch(what, if done { "COMMIT" } else { "ROLLBACK" }).await?;
     Ok(done.then_some(sizes))
 }

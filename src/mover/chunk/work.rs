@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use crate::mover::error::Error;
 use crate::mover::guard::{Altered, altered};
 use crate::mover::journal::Signed;
-use crate::mover::options::{Event, Observer};
+use crate::mover::options::{Event, Observer, Options};
 use crate::mover::session::{Hosts, Session};
 use crate::mover::throttle::Throttle;
 use crate::pg::state;
@@ -37,6 +37,8 @@ pub(crate) struct CopyOptions {
     /// The shards whose copies are worth nothing any more.
     pub(crate) altered: watch::Receiver<Altered>,
     pub(crate) observer: Observer,
+    /// Whose failpoints are passed on the way.
+    pub(crate) failpoints: Arc<Options>,
 }
 
 /// How often a bundle is tried when a lock is not to be had or a connection is lost.
@@ -165,6 +167,7 @@ impl All {
         match task {
             Task::Cut(_) => {
                 cut(&source, &target, work, self.options.chunk_bytes).await?;
+                self.options.failpoints.at("after bounds")?;
                 self.sort_out(*at, pieces(&source, &target, work).await?);
             }
             Task::Copy(_, pieces) => {
@@ -172,8 +175,12 @@ impl All {
                 self.options.throttle.go().await;
                 let (name, throttle) = (work.hold.session_name(Signed::Shard), &self.options.throttle);
                 let tell = |bytes| self.options.observer.tell(Event::Copying { shard: work.shard(), bytes });
-                match copy((&source, &target), work, pieces, &name, throttle, tell).await? {
-                    Some(copied) => self.note(*at, pieces, &copied),
+                let route = (&source, &target);
+                match copy(route, work, pieces, &name, &self.options.failpoints, throttle, tell).await? {
+                    Some(copied) => {
+                        self.options.failpoints.at("after a piece")?;
+                        self.note(*at, pieces, &copied);
+                    }
                     // Somebody did one of them: each for itself, then.
                     None if pieces.len() > 1 => {
                         let single = pieces.iter().map(|piece| Task::Copy(*at, vec![piece.clone()]));

@@ -11,12 +11,14 @@ use std::time::Instant;
 use tokio_postgres::types::PgLsn;
 
 use super::{Blueprint, ShardMove};
+use crate::mover::chunk::table;
 use crate::mover::ddl::{Creation, Online, Stage, Statement};
 use crate::mover::error::Error;
 use crate::mover::facts::{self, Lock};
 use crate::mover::journal::{Entry, Note};
 use crate::mover::sequences::{self, Preset};
 use crate::mover::state::Phase;
+use crate::mover::stream::follower::Follower;
 use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
 
@@ -66,6 +68,7 @@ impl ShardMove<'_> {
         }
         // The pieces were committed without waiting for the disk: this commit waits for them too.
         self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
+        self.at("in keys")?;
         self.target.batch(what, "COMMIT").await?;
         self.at("after keys")?;
         self.timings.since("keys", began);
@@ -78,15 +81,22 @@ impl ShardMove<'_> {
 
     /// Indexes that want a consistent state, the list of migrations, and the statements for the open.
     ///
-    /// Locks: on the target SHARE and more on tables that only the mover's own stream uses, which waits; rows of the
-    /// control tables.
-    pub(crate) async fn caught_up(&self, creation: &Creation) -> Result<(), Error> {
+    /// Locks: on the target SHARE ROW EXCLUSIVE and more on tables that only the mover's own stream uses, which waits; all at
+    /// once and while it holds none, or the two could wait for each other. Rows of the control tables.
+    pub(crate) async fn caught_up(&self, creation: &Creation, follower: &Follower) -> Result<(), Error> {
         let what = "building indexes and constraints";
         let began = Instant::now();
         self.begin_on_target(what).await?;
         let sql = "SELECT at_open IS NOT NULL FROM pgshard.incoming WHERE shard_id = $1";
         let shard = self.hold.shard.as_i32();
         if !self.target.row(what, sql, &[&shard]).await?.get::<_, bool>(0) {
+            let paused = follower.pause().await?;
+            let incoming = facts::schema_oid(&self.target, &self.names.incoming()).await?.unwrap_or(0);
+            for table in table::shapes(&self.target, incoming).await? {
+                let table = format!("{}.{}", quoted(&self.names.incoming()), quoted(&table.name));
+                self.target.batch(what, &format!("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")).await?;
+            }
+            drop(paused);
             self.target.batch(what, &preamble(&self.names.incoming())).await?;
             for statement in of(creation, Online::CaughtUp) {
                 self.target.batch(what, &statement.sql).await?;
@@ -96,6 +106,7 @@ impl ShardMove<'_> {
         self.carry_migrations().await?;
         let sql = "UPDATE pgshard.incoming SET at_open = $2 WHERE shard_id = $1";
         self.target.execute(what, sql, &[&shard, &at_open(creation)]).await?;
+        self.at("in caught up")?;
         self.target.batch(what, "COMMIT").await?;
         self.timings.since("indexes", began);
         self.at("after caught up")
@@ -126,6 +137,7 @@ impl ShardMove<'_> {
         let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL WHERE shard_id = $1";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
         self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
+        self.at("in preset")?;
         self.target.batch(what, "COMMIT").await?;
         self.at("after preset")?;
         Ok(presets)

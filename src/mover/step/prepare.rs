@@ -92,7 +92,8 @@ impl ShardMove<'_> {
             return Err(Error::Refused { refusals });
         }
         let sql =
-            "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL, at_open = NULL WHERE shard_id = $1";
+            "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL, at_open = NULL, stream_from = NULL
+             WHERE shard_id = $1";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
         self.forget_pieces().await?;
         self.target.batch(what, "COMMIT").await

@@ -34,6 +34,7 @@ impl ShardMove<'_> {
             Mode::Online => {
                 self.validate_keys(built).await;
                 self.forget_pieces().await?;
+                self.at("after forgotten")?;
             }
         }
         if let Some(pause) = pause {

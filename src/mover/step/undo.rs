@@ -54,7 +54,9 @@ impl ShardMove<'_> {
                 .await?;
         }
         self.forget_pieces().await?;
+        self.at("in discard")?;
         self.target.batch(what, "COMMIT").await?;
+        self.at("after target discard")?;
         drop_signpost(&self.source, &self.names).await?;
         self.at("after discard")?;
         self.source.advance(self.hold, Phase::Aborted, &Note::default()).await?;

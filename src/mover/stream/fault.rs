@@ -46,9 +46,11 @@ pub(crate) enum Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         match error {
-            Error::SlotLost { .. } | Error::Malformed { .. } | Error::UnknownHost { .. } | Error::OtherHost { .. } => {
-                Failure::Final(Box::new(error))
-            }
+            Error::SlotLost { .. }
+            | Error::Malformed { .. }
+            | Error::UnknownHost { .. }
+            | Error::OtherHost { .. }
+            | Error::Failpoint { .. } => Failure::Final(Box::new(error)),
             error => Failure::Passing(Box::new(error)),
         }
     }

@@ -3,6 +3,7 @@
 //! What may not break: a future here resolves for what is durable at the target, never for what was merely read.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -14,6 +15,7 @@ use crate::mover::chunk::table::TableShape;
 use crate::mover::error::Error;
 use crate::mover::journal::Hold;
 use crate::mover::names::MoveId;
+use crate::mover::options::Options;
 use crate::mover::session::{Hosts, Session};
 use crate::shard::ShardId;
 
@@ -53,6 +55,8 @@ pub(crate) struct FollowerOptions {
     pub(crate) shards: Vec<FollowedShard>,
     /// For how long connections that break are opened again, without any progress between.
     pub(crate) patience: Duration,
+    /// Whose failpoints are passed on the way.
+    pub(crate) failpoints: Arc<Options>,
 }
 
 impl FollowerOptions {

@@ -338,7 +338,10 @@ impl<'a> Run<'a> {
             self.record(&batch.touched, batch.end).await?;
         }
         self.settle(&batch.touched).await?;
+        let at = |applied, made_ready| if ready.is_empty() { applied } else { made_ready };
+        self.worker.options.failpoints.at(at("before applied", "before ready"))?;
         self.applier.commit().await?;
+        self.worker.options.failpoints.at(at("after applied", "after ready"))?;
         for shard in &batch.touched {
             if let Some(of) = self.shards.get_mut(shard) {
                 of.applied = batch.end;
@@ -458,13 +461,16 @@ impl<'a> Run<'a> {
                 of.applied = self.position;
             }
         }
+        self.report(None);
         Ok(())
     }
 
-    /// Tells the source and whoever waits how far all is durable.
+    /// Tells the source and whoever waits how far all is durable. The source hears of nothing that a shard's row does not
+    /// say: a shard whose row is behind the slot has lost changes, and whoever resumes it must be able to see that.
     fn report(&self, committed_at: Option<i64>) {
-        let held = self.worker.held.values().copied().min().unwrap_or(u64::MAX);
-        self.transport.durable(self.position.min(held));
+        let rows = self.shards.values().map(|of| of.applied);
+        let told = rows.chain(self.worker.held.values().copied()).min().unwrap_or(self.position);
+        self.transport.durable(self.position.min(told));
         let server = self.transport.server();
         let bytes = server.wal_end.saturating_sub(self.position);
         self.worker.view.send_modify(|view| {

@@ -11,6 +11,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::mover::error::Error;
 use crate::mover::names::MoveId;
+use crate::mover::options::Options;
 use crate::mover::session::Session;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
@@ -31,11 +32,13 @@ pub(crate) fn stream_name(id: MoveId, direction: Direction) -> String {
 }
 
 /// Whose publication and slot: what the ledger says of them. A group is in it under one of its shards.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Owner<'a> {
     pub(crate) name: &'a str,
     pub(crate) id: MoveId,
     pub(crate) shard: ShardId,
+    /// Whose failpoints are passed on the way.
+    pub(crate) options: &'a Options,
 }
 
 /// How a slot stands.
@@ -70,6 +73,7 @@ pub(crate) async fn create_publication(
     if !source.row(what, there, &[&owner.name]).await?.get::<_, bool>(0) {
         source.batch(what, &format!("CREATE PUBLICATION {name}")).await?;
     }
+    owner.options.at("in publication")?;
     let own = ["marker", "beacon"].map(|table| ("pgshard".to_owned(), table.to_owned()));
     let published = "SELECT n.nspname::text, c.relname::text
         FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
@@ -102,6 +106,7 @@ pub(crate) async fn create_publication(
 pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Duration) -> Result<u64, Error> {
     let what = "creating the slot";
     register(source, "slot", owner).await?;
+    owner.options.at("before slot")?;
     let until = Instant::now() + patience;
     loop {
         if let Some(state) = slot_state(source, owner.name).await? {

@@ -1,6 +1,7 @@
 //! For our own tests with servers: a stream without a move around it. Not for users; it changes without notice.
 #![allow(missing_docs, reason = "nobody else is to use it")]
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use crate::mover::error::Error;
 use crate::mover::facts;
 use crate::mover::journal::Hold;
 use crate::mover::names::MoveId;
-use crate::mover::options::Observer;
+use crate::mover::options::{Observer, Options};
 use crate::mover::session::Hosts;
 use crate::mover::throttle::Throttle;
 use crate::pg::{ConnectOptions, ReplicationError, quote_ident};
@@ -64,14 +65,15 @@ impl Stream {
             let (source_schema, target_schema) = (source_schema.clone(), target_schema.clone());
             shards.push(ShardCopy { hold, source_schema, target_schema, tables });
         }
-        let owner = Owner { name: &name, id, shard: parts[0].0 };
+        let options = Options::default();
+        let owner = Owner { name: &name, id, shard: parts[0].0, options: &options };
         slot::create_publication(&from, owner, &names).await?;
         let position = slot::create_slot(&from, owner, Duration::from_secs(5)).await?;
         for (shard, lease, schema, _) in parts {
-            let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
-                VALUES ($1, $2, $3, $4, $5, 2)";
-            let params: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
-                [&shard.as_i32(), schema, id.uuid(), lease, &source.as_str()];
+            let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch, stream_from)
+                VALUES ($1, $2, $3, $4, $5, 2, $6)";
+            let params: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
+                [&shard.as_i32(), schema, id.uuid(), lease, &source.as_str(), &PgLsn::from(position)];
             to.execute("testing", sql, &params).await?;
             let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)";
             to.execute("testing", sql, &[id.uuid(), &shard.as_i32(), lease, &PgLsn::from(position)]).await?;
@@ -94,6 +96,7 @@ impl Stream {
             stop: watch::channel(false).1,
             altered: watch::channel(Default::default()).1,
             observer: Observer::silent(),
+            failpoints: Arc::new(Options::default()),
         };
         for (_, copied) in copy_all(&self.hosts, self.shards.clone(), &options).await {
             copied?;
@@ -118,6 +121,7 @@ impl Stream {
             stream: self.name.clone(),
             shards: self.shards.iter().map(shard).collect(),
             patience,
+            failpoints: Arc::new(Options::default()),
         }));
     }
 

@@ -1,11 +1,39 @@
-//! The mover killed, and a step failing, at every place there is; then resumed, and separately aborted, under writers.
+//! The mover of closed shards killed, and a step failing, at every place there is; then resumed, and separately aborted,
+//! under writers. The places of online moves: `faults`.
 
 use pgshard::mover::FAILPOINTS;
 
 use crate::support::{World, Writers, other};
 
-/// The failpoints that only the way back passes.
-const ON_THE_WAY_BACK: [&str; 3] = ["before unfence", "after unfence", "after discard"];
+use super::faults::BACK as ON_THE_WAY_BACK;
+
+/// The places that only an online move passes.
+const ONLINE: [&str; 24] = [
+    "before publication",
+    "in publication",
+    "after publication",
+    "before slot",
+    "after slot",
+    "after bounds",
+    "in a piece",
+    "after a piece",
+    "after pieces",
+    "in keys",
+    "after keys",
+    "after loaded",
+    "before applied",
+    "after applied",
+    "in caught up",
+    "after caught up",
+    "after verify",
+    "after catch-up",
+    "in preset",
+    "after preset",
+    "after drain",
+    "after forgotten",
+    "after slot drop",
+    "after publication drop",
+];
 
 /// From here on the shard is the target's.
 fn decided(name: &str) -> bool {
@@ -24,7 +52,7 @@ enum Verb {
 async fn interrupt(world: &World, shard: u16, name: &str, action: &str) -> Option<String> {
     let to = format!("db{}", 2 - world.host_of(shard));
     let shard = shard.to_string();
-    let args = ["move", shard.as_str(), "--to", to.as_str(), "--yes"];
+    let args = ["move", shard.as_str(), "--to", to.as_str(), "--mode", "blocking", "--yes"];
     let code = if action == "kill" { -9 } else { 7 };
     if !ON_THE_WAY_BACK.contains(&name) {
         let ran = world.run_until(&args, &format!("{name}={action}")).await;
@@ -66,9 +94,10 @@ async fn end(world: &World, shard: u16, name: &str, id: &str, verb: Verb) {
 
 /// One world, a shard for each failpoint.
 async fn at_every_step(version: u32, action: &str, verb: Verb) {
-    let world = World::new(&[version, other(version)], FAILPOINTS.len() as u16).await;
+    let places: Vec<_> = FAILPOINTS.into_iter().filter(|name| !ONLINE.contains(name)).collect();
+    let world = World::new(&[version, other(version)], places.len() as u16).await;
     let writers = Writers::start(&world, 3).await;
-    for (shard, name) in FAILPOINTS.into_iter().enumerate() {
+    for (shard, name) in places.into_iter().enumerate() {
         let shard = shard as u16;
         let begun = std::time::Instant::now();
         let id = interrupt(&world, shard, name, action).await;

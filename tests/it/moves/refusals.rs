@@ -57,7 +57,7 @@ on_each_version! {
         root.batch_execute("
             CREATE FUNCTION public.note() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END';
             CREATE EVENT TRIGGER note_all ON ddl_command_end EXECUTE FUNCTION public.note()").await.unwrap();
-        let plan = world.run(&["move", "0", "--to", "db2", "--plan"]).await.ended(0).last();
+        let plan = world.run(&["move", "0", "--to", "db2", "--plan", "--mode", "online"]).await.ended(0).last();
         let warnings = plan["warnings"].to_string();
         assert!(warnings.contains("db2 has event triggers") && warnings.contains("note_all"), "{warnings}");
         assert!(warnings.contains("the slot waits for its end") && warnings.contains("pg_sleep"), "{warnings}");

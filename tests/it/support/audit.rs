@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pgshard::id::Id;
 
-use super::world::World;
+use super::world::{World, lines};
 use super::writers::Notes;
 
 impl World {
@@ -58,6 +58,7 @@ impl World {
             let open = client.query(sql, &[]).await.unwrap();
             assert!(open.is_empty(), "db{}: open moves {open:?}", host + 1);
         }
+        self.audit_streams(None).await;
         let names: Vec<_> = self.config.hosts.keys().collect();
         for (shard, host, epoch) in map.iter() {
             let by = serving.get(&shard.get()).cloned().unwrap_or_default();
@@ -65,6 +66,61 @@ impl World {
             assert_eq!((names[*on], *at), (host, epoch.as_i32()), "shard {shard}: the host, and the map");
         }
         assert_eq!(serving.len(), usize::from(map.shards().get()));
+    }
+
+    /// That no host has a slot or a publication without a row in its ledger, and none at all of this move, which has ended.
+    pub(crate) async fn audit_streams(&self, ended: Option<&str>) {
+        for (host, client) in self.all().await.iter().enumerate() {
+            // One statement, one snapshot: moves go on beside this one, and they write the ledger first.
+            let sql = "SELECT 'slot ' || slot_name FROM pg_replication_slots s WHERE database = current_database()
+                    AND NOT EXISTS (SELECT FROM pgshard.ledger WHERE kind = 'slot' AND name = slot_name)
+                UNION ALL SELECT 'publication ' || pubname FROM pg_publication
+                    WHERE NOT EXISTS (SELECT FROM pgshard.ledger WHERE kind = 'publication' AND name = pubname)";
+            let mut unknown = lines(client, sql).await;
+            // Slots are not seen by a snapshot: one that has just come, or gone, may be at odds with the ledger for a moment.
+            for _ in 0..20 {
+                if unknown.is_empty() {
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                unknown = lines(client, sql).await;
+            }
+            assert_eq!(unknown, "", "db{}: without a row in the ledger", host + 1);
+            let name = format!("pgshard_{}", ended.unwrap_or("none").replace('-', ""));
+            let sql = format!(
+                "SELECT 'slot' FROM pg_replication_slots WHERE slot_name = '{name}'
+                 UNION ALL SELECT 'publication' FROM pg_publication WHERE pubname = '{name}'
+                 UNION ALL SELECT 'ledger: ' || kind FROM pgshard.ledger WHERE name = '{name}'"
+            );
+            assert_eq!(lines(client, &sql).await, "", "db{}: left of {name}", host + 1);
+        }
+    }
+
+    /// The same as [`World::audit_places`] for one shard that no move is at: other shards may be on their way.
+    pub(crate) async fn audit_shard(&self, shard: u16) {
+        let mut serving = Vec::new();
+        for (host, client) in self.all().await.iter().enumerate() {
+            let at = format!("shard {shard} on db{}", host + 1);
+            let state = self.state(host, shard).await;
+            match state.as_str() {
+                "serving" => serving.push(host),
+                "moved" | "none" => {}
+                other => panic!("{at} is {other}, and no move is open"),
+            }
+            let open = format!(
+                "SELECT 'a move in phase ' || phase FROM pgshard.move
+                    WHERE shard_id = {shard} AND phase NOT IN ('kept', 'completed', 'aborted')
+                 UNION ALL SELECT 'an incoming row' FROM pgshard.incoming WHERE shard_id = {shard}
+                 UNION ALL SELECT 'progress' FROM pgshard.progress WHERE shard_id = {shard}
+                 UNION ALL SELECT 'pieces' FROM pgshard.chunk WHERE shard_id = {shard}
+                 UNION ALL SELECT kind || ' in the ledger' FROM pgshard.ledger
+                    WHERE shard_id = {shard} AND kind IN ('incoming', 'signpost')
+                 UNION ALL SELECT 'the schema ' || nspname FROM pg_namespace
+                    WHERE nspname LIKE 'shard\\_{shard:04}\\_\\_%' AND nspname NOT IN (SELECT name FROM pgshard.ledger)"
+            );
+            assert_eq!(lines(client, &open).await, "", "{at}: left of a move");
+        }
+        assert_eq!(serving, [self.host_of(shard)], "shard {shard}: the host, and the map");
     }
 
     /// That every row is there once, and where it belongs. The writers have ended.

@@ -140,13 +140,17 @@ impl World {
         self.servers.app(host).await.query_one(sql, &[&i32::from(shard)]).await.unwrap().get(0)
     }
 
-    /// The command on the world's config, as JSON.
+    /// The command on the world's config, as JSON. A move is a blocking one unless its arguments say more.
     pub(crate) fn command(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
         for name in ["PGSHARD_FAILPOINT", "PGSHARD_LOG", "RUST_LOG", "PGSHARD_LEASE_MS"] {
             command.env_remove(name);
         }
-        command.args(args).arg("--json").env("PGSHARD_CONFIG", &self.config.path).envs(environment.iter().copied());
+        command.args(args);
+        if args.first() == Some(&"move") && !args.contains(&"--mode") {
+            command.args(["--mode", "blocking"]);
+        }
+        command.arg("--json").env("PGSHARD_CONFIG", &self.config.path).envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         command
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::SinkExt;
 use pgshard::Router;
 use pgshard::router::Error;
 use tokio::task::JoinSet;
@@ -93,6 +94,18 @@ impl Writers {
         let urls = world.servers.servers().iter().map(|server| server.url()).collect();
         running.spawn(by_hand(urls, i64::from(router.shards_total().get()), stop.clone()));
         Writers { stop, running }
+    }
+
+    /// The same, and others that know only SQL: transactions of all kinds, COPY, commits that wait for no disk (so no server may
+    /// crash), updates and deletions.
+    pub(crate) async fn start_all(world: &World, writers: usize) -> Writers {
+        let mut all = Writers::start(world, writers).await;
+        let urls: Vec<String> = world.servers.servers().iter().map(|server| server.url()).collect();
+        let shards = world.config.cluster.shards.get();
+        for writer in 0..2 {
+            all.running.spawn(plainly(urls.clone(), shards, writer, all.stop.clone()));
+        }
+        all
     }
 
     /// Ends them all.
@@ -233,4 +246,137 @@ async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes
         tokio::time::sleep(REST).await;
     }
     notes
+}
+
+/// What a writer in plain SQL does at once.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    /// A REPEATABLE READ transaction that has looked around before it writes.
+    Repeatable,
+    Copy,
+    /// A commit that does not wait for the disk.
+    Asynchronous,
+    /// A row that was written before, to the same value.
+    Touch,
+    Delete,
+}
+
+const DEEDS: [Deed; 7] =
+    [Deed::Repeatable, Deed::Copy, Deed::Asynchronous, Deed::Touch, Deed::Repeatable, Deed::Asynchronous, Deed::Delete];
+
+/// An application that goes by the map in its own head, and asks the next host when one refuses.
+async fn plainly(urls: Vec<String>, shards: u16, writer: usize, stop: Arc<AtomicBool>) -> Notes {
+    let mut notes = Notes::default();
+    let mut places = vec![0; usize::from(shards)];
+    let mut clients: Vec<Option<Client>> = urls.iter().map(|_| None).collect();
+    let mut number = 0_usize;
+    while !stop.load(Ordering::Relaxed) {
+        number += 1;
+        let deed = DEEDS[number % DEEDS.len()];
+        let payload = format!("wsql{writer}-{number}");
+        let row = match (deed, notes.acknowledged.len()) {
+            (Deed::Touch | Deed::Delete, 0) => continue,
+            (Deed::Touch | Deed::Delete, rows) => Some(fastrand::usize(0..rows)),
+            _ => None,
+        };
+        let shard = match row {
+            Some(row) => pgshard::id::Id::decode(notes.acknowledged[row].id).shard().get(),
+            None => fastrand::u16(0..shards),
+        };
+        let begun = Instant::now();
+        loop {
+            let host = places[usize::from(shard)];
+            let client = match clients[host].take().filter(|client| !client.is_closed()) {
+                Some(client) => client,
+                None => {
+                    let Ok((client, connection)) = tokio_postgres::connect(&urls[host], NoTls).await else {
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                        continue;
+                    };
+                    tokio::spawn(connection);
+                    client
+                }
+            };
+            let noted = row.map(|row| notes.acknowledged[row].clone());
+            let answer = match perform(&client, shard, deed, noted.as_ref(), &payload).await {
+                Ok(id) => {
+                    match (deed, row) {
+                        (Deed::Delete, Some(row)) => drop(notes.acknowledged.swap_remove(row)),
+                        (Deed::Touch, _) => {}
+                        _ => notes.acknowledged.push(Noted { table: "users", id, payload }),
+                    }
+                    clients[host] = Some(client);
+                    break;
+                }
+                Err(answer) => answer,
+            };
+            if answer.as_db_error().is_none() {
+                match (deed, row) {
+                    (Deed::Delete, Some(row)) => notes.in_doubt.push(notes.acknowledged.swap_remove(row).payload),
+                    (Deed::Touch, _) => {}
+                    _ => notes.in_doubt.push(payload),
+                }
+                break;
+            }
+            let _ = client.batch_execute("ROLLBACK").await;
+            let look = client.query_one("SELECT state FROM pgshard.look($1)", &[&i32::from(shard)]).await;
+            if !look.is_ok_and(|row| row.get::<_, Option<&str>>(0) == Some("serving")) {
+                places[usize::from(shard)] = (host + 1) % urls.len();
+            }
+            clients[host] = Some(client);
+            if begun.elapsed() > Duration::from_secs(60) {
+                notes.errors.push(format!("{payload}, {deed:?} in shard {shard}: refused for a minute: {answer:?}"));
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+        tokio::time::sleep(REST).await;
+    }
+    notes
+}
+
+/// Gives the ID of the row.
+async fn perform(
+    client: &Client,
+    shard: u16,
+    deed: Deed,
+    noted: Option<&Noted>,
+    payload: &str,
+) -> Result<i64, tokio_postgres::Error> {
+    let schema = format!("shard_{shard:04}");
+    let insert = format!("INSERT INTO {schema}.users (name) VALUES ($1) RETURNING id");
+    match (deed, noted) {
+        (Deed::Touch, Some(row)) => {
+            let sql = format!("UPDATE {schema}.users SET name = $2 WHERE id = $1");
+            let hit = client.execute(&sql, &[&row.id, &row.payload]).await?;
+            assert_eq!(hit, 1, "{row:?} is there to be updated");
+            Ok(row.id)
+        }
+        (Deed::Delete, Some(row)) => {
+            let sql = format!("DELETE FROM {schema}.users WHERE id = $1");
+            let hit = client.execute(&sql, &[&row.id]).await?;
+            assert_eq!(hit, 1, "{row:?} is there to be deleted");
+            Ok(row.id)
+        }
+        (Deed::Copy, _) => {
+            let id: i64 = client.query_one(&format!("SELECT {schema}.next_id()"), &[]).await?.get(0);
+            let sink = client.copy_in(&format!("COPY {schema}.users (id, name) FROM STDIN")).await?;
+            let mut sink = std::pin::pin!(sink);
+            sink.send(bytes::Bytes::from(format!("{id}\t{payload}\n"))).await?;
+            sink.finish().await?;
+            Ok(id)
+        }
+        (Deed::Repeatable, _) => {
+            client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class LIMIT 1").await?;
+            let id = client.query_one(&insert, &[&payload]).await?.get(0);
+            client.batch_execute("COMMIT").await?;
+            Ok(id)
+        }
+        _ => {
+            client.batch_execute("BEGIN; SET LOCAL synchronous_commit = off").await?;
+            let id = client.query_one(&insert, &[&payload]).await?.get(0);
+            client.batch_execute("COMMIT").await?;
+            Ok(id)
+        }
+    }
 }
