@@ -134,6 +134,10 @@ CREATE TABLE pgshard.move (
     bytes       bigint,
     timings     jsonb   NOT NULL DEFAULT '{}',        -- milliseconds by step
     last_error  text,
+    -- What an operator wants of the mover, which asks with every heartbeat: 'go'; 'hold': do all but the fence, until
+    -- `hold_until` or until told otherwise; 'pause': neither copy nor fence.
+    wanted      text NOT NULL DEFAULT 'go' CHECK (wanted IN ('go', 'hold', 'pause')),
+    hold_until  timestamptz,
     created_at  timestamptz NOT NULL DEFAULT now(),
     updated_at  timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (move_id, shard_id)

@@ -25,7 +25,7 @@ pub use connect::{ConnectError, connect};
 pub use edit::{EditError, NewHost};
 pub use hosts::HostConfig;
 pub use map::ConfigStore;
-pub use rebalance::Rebalance;
+pub use rebalance::{Rebalance, parse_bytes};
 pub use render::{HostSettings, Settings, render, render_map, template};
 
 use crate::map::{HostName, ShardMap};

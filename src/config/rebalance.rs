@@ -184,7 +184,7 @@ const UNITS: [(&str, u64); 9] = [
 fn read_bytes(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<u64> {
     let bytes = match entry.item().as_integer() {
         Some(number) => u64::try_from(number).ok(),
-        None => bytes(entry.string(findings)?),
+        None => parse_bytes(entry.string(findings)?),
     };
     if bytes.is_none() {
         let hint = "write it like \"500 GB\" or \"1.5 TiB\", or as a number of bytes".to_owned();
@@ -193,8 +193,8 @@ fn read_bytes(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<u64> {
     bytes
 }
 
-/// `500 GB`, `1.5TiB`.
-fn bytes(text: &str) -> Option<u64> {
+/// A size with its unit, as the config has it: `500 GB`, `1.5TiB`.
+pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let number: f64 = text[..end].parse().ok()?;
@@ -211,11 +211,11 @@ mod tests {
 
     #[test]
     fn sizes() {
-        assert_eq!(bytes("500 GB"), Some(500_000_000_000));
-        assert_eq!(bytes("1.5TiB"), Some(1_649_267_441_664));
-        assert_eq!(bytes("7b"), Some(7));
+        assert_eq!(parse_bytes("500 GB"), Some(500_000_000_000));
+        assert_eq!(parse_bytes("1.5TiB"), Some(1_649_267_441_664));
+        assert_eq!(parse_bytes("7b"), Some(7));
         for wrong in ["", "GB", "500", "5 XB", "-1 GB", "1..5 GB", "9999999 TB"] {
-            assert_eq!(bytes(wrong), None, "{wrong}");
+            assert_eq!(parse_bytes(wrong), None, "{wrong}");
         }
     }
 }

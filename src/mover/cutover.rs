@@ -18,10 +18,7 @@ use super::sequences::Preset;
 use super::step::{Behind, Changed, token_hash};
 use super::stream::follower::{Follower, write_beacon};
 
-/// The stream is that close before a shard is fenced: what is left is applied while it is closed.
-const CLOSE: Duration = Duration::from_millis(250);
-
-/// How long a mover waits for the stream to be close, before each attempt to fence.
+/// How long a mover waits for the stream to be close, before each attempt to fence. Then it gives up.
 const CLOSE_WITHIN: Duration = Duration::from_secs(600);
 
 impl<'a> Driver<'a> {
@@ -149,15 +146,19 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// Waits, with the shard open, until the stream is close behind.
+    /// Waits, with the shard open, until the stream is close behind: what is left is applied while the shard is closed.
     async fn close(&self) -> Result<(), Error> {
-        let follower = self.following()?;
+        let (follower, lag_max) = (self.following()?, self.work.options.lag_max);
         let until = Instant::now() + CLOSE_WITHIN;
         loop {
             let began = Instant::now();
             self.abide(self.pass_a_beacon(follower)).await?;
-            if began.elapsed() <= CLOSE || Instant::now() >= until {
+            if began.elapsed() <= lag_max {
                 return Ok(());
+            }
+            if Instant::now() >= until {
+                let blockers = format!("the target stays further behind than {} ms", lag_max.as_millis());
+                return Err(Error::GaveUp { shard: self.work.hold.shard, attempts: self.fences, blockers });
             }
         }
     }
@@ -206,14 +207,28 @@ impl<'a> Driver<'a> {
         self.follower.ok_or(Error::Interrupted { shard: self.work.hold.shard })
     }
 
-    /// The work, or until the lease is lost or a stop is asked for. Only with the shard open.
-    async fn abide<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    /// The work, or until the lease is lost, a stop is asked for, the shard is found altered or its stream ends. Only with the
+    /// shard open.
+    pub(super) async fn abide<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let shard = self.work.hold.shard;
         let mut stop = self.mover.stop.subscribe();
         tokio::select! {
             outcome = work => outcome,
             () = self.heartbeat.lost(shard) => Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
+            error = self.unfollowed() => Err(error),
+        }
+    }
+
+    /// Waits until what the shard is waited for with is worth nothing any more: it was altered, or is not followed.
+    async fn unfollowed(&self) -> Error {
+        let shard = self.work.hold.shard;
+        match (self.guard, self.follower) {
+            (Some(guard), Some(follower)) => tokio::select! {
+                error = guard.altered(shard) => error,
+                error = follower.lost(shard) => error,
+            },
+            _ => std::future::pending().await,
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::shard::ShardId;
 use crate::store::MapStore;
 
 use super::error::Error;
+use super::guard::Guard;
 use super::heartbeat::Heartbeat;
 use super::journal::{Claim, Entry, Hold, Signed};
 use super::names::{MoveId, Names};
@@ -24,6 +25,7 @@ use super::session::Session;
 use super::state::{self, Goal, Mode, Step};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::stream::follower::Follower;
+use super::wish::Wanted;
 use super::{Mover, ShardReport, group};
 
 /// One shard's part of a move, before anybody works on it.
@@ -135,7 +137,7 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardReport, Error> {
+pub(super) async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardReport, Error> {
     if mover.is_stopped() {
         return Err(Error::Interrupted { shard: part.shard });
     }
@@ -209,7 +211,8 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let options = work.options;
     let holder = options.holder.as_str();
     let (mode, lease_for) = (part.mode, options.leases.lease);
-    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, back_of: part.back_of };
+    let (fence_at, back_of) = (options.fence_at, part.back_of);
+    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of };
     work.source.claim(work.hold, &claim).await?;
     // After the claim: before it, one that comes too late would keep the lock from the one that was first.
     heartbeat.hold(work.hold).await?;
@@ -259,6 +262,8 @@ pub(super) enum Until {
     End,
     /// Until nothing is left that can be done without reading the source's changes.
     Stream,
+    /// Until only the fence is missing.
+    Ready,
 }
 
 /// One shard on its way, in the hands of this mover.
@@ -271,6 +276,8 @@ pub(super) struct Driver<'a> {
     pub(super) follower: Option<&'a Follower>,
     /// The name of the way back's publication and slot, if there is one.
     pub(super) way_back: Option<String>,
+    /// Whoever looks that the shard is not altered, if somebody does.
+    pub(super) guard: Option<&'a Guard>,
     /// How often this mover has fenced.
     pub(super) fences: u32,
     /// How often this mover has built the target anew because somebody altered the shard.
@@ -305,6 +312,7 @@ impl<'a> Driver<'a> {
             goal,
             follower: None,
             way_back: None,
+            guard: None,
             fences: 0,
             rebuilds: 0,
             built: None,
@@ -340,8 +348,13 @@ impl<'a> Driver<'a> {
             {
                 return Ok(None);
             }
+            if until == Until::Ready && matches!(step, Step::Fence | Step::Drain { .. }) {
+                return Ok(None);
+            }
             match step {
-                Step::Prepare if until == Until::End && online => return Err(self.gone()),
+                // Looked at again: the wait can be of hours.
+                Step::Fence if self.wait_to_fence().await? => {}
+                Step::Prepare if until != Until::Stream && online => return Err(self.gone()),
                 Step::Load => return Err(self.gone()),
                 Step::Prepare => {
                     if online {
@@ -398,6 +411,25 @@ impl<'a> Driver<'a> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Waits while the fence is held back. False: it is not.
+    async fn wait_to_fence(&self) -> Result<bool, Error> {
+        let shard = self.work.hold.shard;
+        let wanted = self.heartbeat.wanted(shard);
+        if wanted == Wanted::Go {
+            return Ok(false);
+        }
+        tracing::info!(%shard, wanted = wanted.as_str(), "waiting before the fence");
+        self.work.observer.tell(Event::Waits { shard, wanted });
+        let mut wishes = self.heartbeat.wishes();
+        let told = async {
+            // An error means that the heartbeat is gone, and with it the lease.
+            let _ = wishes.wait_for(|of| of.get(&shard).copied().unwrap_or_default() == Wanted::Go).await;
+            Ok(())
+        };
+        self.abide(told).await?;
+        Ok(true)
     }
 
     async fn fence(&mut self) -> Result<(), Error> {

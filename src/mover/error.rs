@@ -10,6 +10,7 @@ use crate::store::{PublishError, StoreError};
 
 use super::chunk::verify::RowDifference;
 use super::names::MoveId;
+use super::plan::Bytes;
 use super::refusal::Refusal;
 use super::state::Phase;
 
@@ -142,6 +143,22 @@ pub enum Error {
         /// What is different.
         what: String,
     },
+    /// The slot kept more WAL than it may: the move was aborted before the source's disk is full. The source serves.
+    #[error(
+        "shard {shard}: aborted, because host {host} had to keep {} of WAL for the move, more than the {} that it may",
+        Bytes(kept.cast_signed()),
+        Bytes(limit.cast_signed())
+    )]
+    WalLimit {
+        /// The shard.
+        shard: ShardId,
+        /// The source.
+        host: HostName,
+        /// How much it kept, in bytes.
+        kept: u64,
+        /// How much it may.
+        limit: u64,
+    },
     /// No host knows the move.
     #[error("no host knows the move {id}")]
     NoSuchMove {
@@ -234,8 +251,8 @@ pub enum Error {
         /// The walsender.
         pid: i32,
     },
-    /// The slot is gone, or the source has thrown away WAL that it needs. What was copied cannot be brought up to date.
-    #[error("the slot {slot} on host {host} is {state}: abort the move and start again")]
+    /// The slot is gone, or the source has thrown away WAL that it needs. A resume copies again.
+    #[error("the slot {slot} on host {host} is {state}: what was copied cannot be brought up to date")]
     SlotLost {
         /// The source.
         host: HostName,
@@ -311,7 +328,7 @@ impl Error {
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }
                 | Error::Stuck { .. }
-                | Error::SlotLost { .. }
+                | Error::WalLimit { .. }
                 | Error::Diverged { .. }
                 | Error::NoWayBack { .. }
         )

@@ -1,5 +1,6 @@
 //! What preflight reads. No writes, no choices: [`plan`](super::plan) judges.
 
+use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::map::{HostName, ShardEpoch};
@@ -28,6 +29,19 @@ pub(crate) struct HostFacts {
     pub(crate) cluster: String,
     pub(crate) may_create: bool,
     pub(crate) in_recovery: bool,
+    /// `server_version_num`.
+    pub(crate) version: i32,
+    /// The owner of the control schema, and whether it may do what the role may: it renames what the role has built.
+    pub(crate) keeper: String,
+    pub(crate) keeper_may: bool,
+    /// By how much the host's clock is ahead of this machine's, in seconds.
+    pub(crate) ahead_s: f64,
+    /// Event triggers that are enabled, of which every DDL of a move is one.
+    pub(crate) event_triggers: Vec<String>,
+    /// Locks that all transactions of the server can have together.
+    pub(crate) locks_max: i64,
+    /// Whether commits wait for standbys, and there is none.
+    pub(crate) commits_hang: bool,
     pub(crate) stream: StreamFacts,
 }
 
@@ -44,6 +58,8 @@ pub(crate) struct StreamFacts {
     pub(crate) free_senders: i64,
     /// Whether prepared transactions are open in any database: a slot's creation waits for them.
     pub(crate) prepared: i64,
+    /// Transactions that have written and are old, in any database: a slot's creation waits for them, too.
+    pub(crate) old: Vec<String>,
 }
 
 /// A row of `pgshard.shard`.
@@ -143,9 +159,26 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
             current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
             current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM pg_replication_slots),
             current_setting('max_wal_senders')::bigint - (SELECT count(*) FROM pg_stat_replication),
-            (SELECT count(*) FROM pg_prepared_xacts)
-        FROM pg_database d WHERE d.datname = current_database()";
+            (SELECT count(*) FROM pg_prepared_xacts),
+            current_setting('server_version_num')::integer, o.rolname::text, pg_has_role(o.oid, current_user, 'USAGE'),
+            extract(epoch FROM clock_timestamp())::double precision,
+            ARRAY(SELECT evtname::text FROM pg_event_trigger WHERE evtenabled IN ('O', 'A') ORDER BY 1),
+            current_setting('max_locks_per_transaction')::bigint
+                * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),
+            current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'
+                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')),
+            ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: %s', pid,
+                      round(extract(epoch FROM clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?'))
+                  FROM pg_stat_activity
+                  WHERE backend_xid IS NOT NULL AND xact_start < clock_timestamp() - interval '2 s' AND pid <> pg_backend_pid()
+                  ORDER BY xact_start LIMIT 3)
+        FROM pg_database d
+        JOIN pg_roles o ON o.oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard')
+        WHERE d.datname = current_database()";
+    let asked = Timestamp::now();
     let row = session.row(what, sql, &[]).await?;
+    // Half of the way there and back is the answer's.
+    let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
     let Some(cluster) = row.get::<_, Option<String>>(6) else { return Ok(Err(not_bootstrapped())) };
     Ok(Ok(HostFacts {
         name,
@@ -155,6 +188,13 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         collation: row.get(3),
         may_create: row.get(4),
         in_recovery: row.get(5),
+        version: row.get(12),
+        keeper: row.get(13),
+        keeper_may: row.get(14),
+        ahead_s: row.get::<_, f64>(15) - here,
+        event_triggers: row.get(16),
+        locks_max: row.get(17),
+        commits_hang: row.get(18),
         cluster,
         stream: StreamFacts {
             wal_level: row.get(7),
@@ -162,6 +202,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
             free_slots: row.get(9),
             free_senders: row.get(10),
             prepared: row.get(11),
+            old: row.get(19),
         },
     }))
 }

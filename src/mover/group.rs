@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
+use tokio::sync::watch;
 use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
@@ -21,8 +22,9 @@ use super::chunk::copy::Copied;
 use super::chunk::plan::CHUNK_BYTES;
 use super::chunk::work::{CopyOptions, copy_all};
 use super::chunk::{Route, ShardCopy, table};
-use super::driver::{Driver, Part, Shared, Until, begin, chain, connect};
+use super::driver::{self, Driver, Part, Shared, Start, Until, begin, chain, connect, stopped};
 use super::error::Error;
+use super::guard::{Guard, TooMuch};
 use super::heartbeat::Heartbeat;
 use super::journal::{Hold, Note, Signed, WayBack};
 use super::names::{MoveId, Names};
@@ -32,6 +34,8 @@ use super::state::{Goal, Phase};
 use super::step::{Blueprint, ShardMove};
 use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use super::stream::slot;
+use super::throttle::Pace;
+use super::wish::Wanted;
 use super::{Mover, ShardReport, back, facts};
 
 /// How long the slot's creation waits for the transactions that are under way on its server.
@@ -42,7 +46,19 @@ type End = (ShardId, Result<ShardReport, Error>);
 /// Moves the parts, which are of one move and have the same source and target, to their ends.
 pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
     let Some(first) = parts.first() else { return Vec::new() };
-    let group = Group { mover, shared: Shared::of(first), lease: Uuid::new_v4(), first: first.shard };
+    let (stop, pace) = (watch::Sender::new(false), Pace { rate: mover.throttle.rate(), paused: false });
+    let pace = watch::Sender::new(pace);
+    // What stops or slows a group is not told to the others.
+    let own = Mover { stop, throttle: mover.throttle.and(pace.subscribe()), ..mover.clone() };
+    let group = Group {
+        mover: &own,
+        whole: mover,
+        pace,
+        guard: Guard::new(),
+        shared: Shared::of(first),
+        lease: Uuid::new_v4(),
+        first: first.shard,
+    };
     let shards: Vec<ShardId> = parts.iter().map(|part| part.shard).collect();
     match group.run(parts).await {
         Ok(ends) => ends,
@@ -55,7 +71,13 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
 }
 
 struct Group<'a> {
+    /// The mover as the group has it: with a stop and a throttle of its own.
     mover: &'a Mover,
+    /// The mover that was asked.
+    whole: &'a Mover,
+    /// What the group's throttle obeys.
+    pace: watch::Sender<Pace>,
+    guard: Guard,
     shared: Shared,
     /// The same for all shards of the group: whoever takes one over takes the stream over.
     lease: Uuid,
@@ -74,15 +96,87 @@ impl<'a> Group<'a> {
         let session = self.session(&self.shared.source).await?;
         session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
         let heartbeat = Heartbeat::start(session, self.mover.options.leases);
+        let taken = parts.clone();
+        let mut work = Box::pin(self.all(parts, &heartbeat));
+        let too_much = tokio::select! {
+            ends = &mut work => return Ok(ends),
+            too_much = self.mind(&heartbeat) => too_much,
+        };
+        self.mover.stop();
+        let ends = work.as_mut().await;
+        drop(work);
+        drop(heartbeat);
+        Ok(self.save_the_disk(taken, ends, too_much).await)
+    }
+
+    /// While the group works: passes on what its mover is asked for, and looks after the slot. Returns when that keeps too much.
+    async fn mind(&self, heartbeat: &Heartbeat) -> TooMuch {
+        let mut asked = self.whole.stop.subscribe();
+        let stopping = async {
+            stopped(&mut asked).await;
+            self.mover.stop();
+            std::future::pending().await
+        };
+        let mut wishes = heartbeat.wishes();
+        let pausing = async {
+            loop {
+                let paused = wishes.borrow_and_update().values().any(|wanted| *wanted == Wanted::Pause);
+                self.pace.send_if_modified(|pace| std::mem::replace(&mut pace.paused, paused) != paused);
+                if wishes.changed().await.is_err() {
+                    std::future::pending().await
+                }
+            }
+        };
+        let name = self.stream();
+        tokio::select! {
+            too_much = self.guard.look(&self.mover.hosts, &self.shared.source, &name, self.mover.options.wal_max) => too_much,
+            too_much = stopping => too_much,
+            too_much = pausing => too_much,
+        }
+    }
+
+    /// Drops the slot, then aborts what is not decided and finishes what is. Nobody of the group works any more.
+    async fn save_the_disk(&self, parts: Vec<Part>, ends: Vec<End>, too_much: TooMuch) -> Vec<End> {
+        let TooMuch { kept, limit } = too_much;
+        let name = self.stream();
+        tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more WAL than it may: the move is aborted");
+        let dropped = async { slot::drop_slot(&self.whole.hosts.open(&self.shared.source).await?, &name).await };
+        if let Err(error) = dropped.await {
+            tracing::error!(slot = name, host = %self.shared.source, error = chain(&error), "the slot could not be dropped");
+        }
+        let abort = |(shard, end): End| {
+            let part = parts.iter().find(|part| part.shard == shard).cloned();
+            async move {
+                let (Err(_), Some(part)) = (&end, part) else { return (shard, end) };
+                let part = Part { start: Start::TakeOver, ..part };
+                match driver::part_to_end(self.whole, &part, Goal::Abort).await {
+                    Ok(_) => {
+                        let host = self.shared.source.clone();
+                        self.failed(shard, Error::WalLimit { shard, host, kept, limit })
+                    }
+                    Err(Error::TooLate { .. }) => (shard, driver::part_to_end(self.whole, &part, Goal::Finish).await),
+                    Err(error) => self.failed(shard, error),
+                }
+            }
+        };
+        let ends = stream::iter(ends).map(abort).buffer_unordered(self.mover.options.jobs.max(1)).collect().await;
+        let tidied = async { tidy_up(self.whole, &self.shared).await };
+        if let Err(error) = tidied.await {
+            tracing::warn!(host = %self.shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
+        }
+        ends
+    }
+
+    async fn all(&self, parts: Vec<Part>, heartbeat: &Heartbeat) -> Vec<End> {
         let mut ends = Vec::new();
-        let mut held = self.each(&mut ends, parts, async |part| self.begin(part, &heartbeat).await).await;
+        let mut held = self.each(&mut ends, parts, async |part| self.begin(part, heartbeat).await).await;
         let streamed = async {
             let source = self.session(&self.shared.source).await?;
             if held.is_empty() {
                 return tidy_up(self.mover, &self.shared).await;
             }
-            let position = self.slot(&source, &mut held, &mut ends, &heartbeat).await?;
-            self.load(&source, &mut held, &mut ends, &heartbeat, position).await?;
+            let position = self.slot(&source, &mut held, &mut ends, heartbeat).await?;
+            self.load(&source, &mut held, &mut ends, heartbeat, position).await?;
             if held.is_empty() {
                 return tidy_up(self.mover, &self.shared).await;
             }
@@ -90,9 +184,14 @@ impl<'a> Group<'a> {
             let others = self.others(&source, &target, &held, position).await?;
             let follower = self.follow(&source, &held, others).await?;
             let way_back = back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?;
+            if heartbeat.wishes().borrow().values().any(|wanted| *wanted != Wanted::Go) {
+                let rest = std::mem::take(&mut held);
+                let make_ready = async |held| self.make_ready(held, heartbeat, &follower, &way_back).await;
+                held = self.each(&mut ends, rest, make_ready).await;
+            }
             let cut_over = std::mem::take(&mut held);
             let rest = self
-                .each(&mut ends, cut_over, async |held| self.cut_over(held, &heartbeat, &follower, &way_back).await)
+                .each(&mut ends, cut_over, async |held| self.cut_over(held, heartbeat, &follower, &way_back).await)
                 .await;
             debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
             follower.stop().await;
@@ -100,9 +199,9 @@ impl<'a> Group<'a> {
         };
         if let Err(error) = streamed.await {
             tracing::warn!(source = %self.shared.source, error = chain(&error), "the stream of a move");
-            ends.extend(self.all_failed(held, error, &heartbeat).await);
+            ends.extend(self.all_failed(held, error, heartbeat).await);
         }
-        Ok(ends)
+        ends
     }
 
     /// Does the same with each, a few at a time. Gives those that go on; the ends of the others are put to the ends.
@@ -253,6 +352,8 @@ impl<'a> Group<'a> {
     ) -> Result<(), Error> {
         let phases = self.phases(source).await?;
         let lacks = |one: &Held| phases.get(&one.part.shard).is_some_and(|phase| *phase == Phase::Prepared);
+        let known = async |one| self.known(one, source, heartbeat).await;
+        *held = self.each(ends, std::mem::take(held), known).await;
         let mut copies = Vec::new();
         for one in held.iter().filter(|one| lacks(one)) {
             copies.push(self.to_copy(source, one.part.shard).await?);
@@ -263,6 +364,7 @@ impl<'a> Group<'a> {
             chunk_bytes: CHUNK_BYTES,
             throttle: self.mover.throttle.clone(),
             stop: self.mover.stop.subscribe(),
+            altered: self.guard.found(),
             observer: self.mover.observer.clone(),
             failpoints: self.mover.options.clone(),
         };
@@ -285,6 +387,31 @@ impl<'a> Group<'a> {
         let keys = async |(one, rows): (Held, Copied)| self.keys(one, rows, took, position, heartbeat).await;
         held.extend(self.each(ends, rows_there, keys).await);
         Ok(())
+    }
+
+    /// Learns what the shard's target was built from, if this mover did not build it, and has it watched over.
+    async fn known(&self, mut held: Held, source: &Session, heartbeat: &Heartbeat) -> Result<Held, End> {
+        let shard = held.part.shard;
+        let known = async {
+            let schema = facts::schema_oid(source, &self.mover.prefix.schema(shard)).await?;
+            let built = match held.built.take() {
+                Some(built) => built,
+                None => {
+                    let work = connect(self.mover, &held.part, self.hold(shard)).await?;
+                    let entries = work.source.entries(Some(self.shared.id)).await?;
+                    let entry = entries.iter().find(|entry| entry.shard == shard);
+                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
+                }
+            };
+            if let Some(schema) = schema {
+                self.guard.watch_over(shard, schema, built.stamp.clone());
+            }
+            Ok::<_, Error>(built)
+        };
+        match known.await {
+            Ok(built) => Ok(Held { built: Some(built), ..held }),
+            Err(error) => Err(self.left(&held, error, heartbeat).await),
+        }
     }
 
     /// Keys and indexes of a shard whose rows are there.
@@ -387,6 +514,32 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// All but the fence, which is held back for all of them.
+    async fn make_ready(
+        &self,
+        held: Held,
+        heartbeat: &Heartbeat,
+        follower: &Follower,
+        way_back: &Option<String>,
+    ) -> Result<Held, End> {
+        let shard = held.part.shard;
+        let work = connect(self.mover, &held.part, self.hold(shard)).await;
+        let work = match work {
+            Ok(work) => work,
+            Err(error) => return Err(self.left(&held, error, heartbeat).await),
+        };
+        let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
+        (drive.built, drive.follower) = (held.built, Some(follower));
+        (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
+        match self.drive(&mut drive, Until::Ready).await {
+            None => Ok(Held { part: held.part, built: drive.built }),
+            Some(end) => {
+                self.guard.let_go(shard);
+                Err(end)
+            }
+        }
+    }
+
     /// From the last changes to the end.
     async fn cut_over(
         &self,
@@ -402,8 +555,10 @@ impl<'a> Group<'a> {
             Err(error) => return Err(self.left(&held, error, heartbeat).await),
         };
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        (drive.built, drive.follower, drive.way_back) = (held.built, Some(follower), way_back.clone());
+        (drive.built, drive.follower) = (held.built, Some(follower));
+        (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
         let end = self.drive(&mut drive, Until::End).await;
+        self.guard.let_go(shard);
         // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
         // find that the shard has.
         if matches!(end, Some((_, Ok(_)))) {

@@ -5,7 +5,7 @@
 //! routers, who want the shard back whatever became of the mover. None of them is needed for safety; that is the
 //! compare-and-swap on the lease's token in every statement.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use crate::shard::ShardId;
 use super::error::Error;
 use super::journal::{Entry, Hold};
 use super::session::Session;
+use super::wish::{WANTED, Wanted};
 
 /// How long things of a mover live without it.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +61,8 @@ pub(crate) struct Heartbeat {
     session: Arc<Session>,
     held: Arc<Mutex<Vec<Held>>>,
     lost: watch::Receiver<BTreeSet<ShardId>>,
+    wanted: watch::Sender<BTreeMap<ShardId, Wanted>>,
+    leases: Leases,
     task: JoinHandle<()>,
 }
 
@@ -73,8 +76,9 @@ impl Heartbeat {
         let session = Arc::new(session);
         let held = Arc::new(Mutex::new(Vec::new()));
         let (report, lost) = watch::channel(BTreeSet::new());
-        let task = tokio::spawn(beat(session.clone(), held.clone(), leases, report));
-        Heartbeat { session, held, lost, task }
+        let wanted = watch::Sender::new(BTreeMap::new());
+        let task = tokio::spawn(beat(session.clone(), held.clone(), leases, report, wanted.clone()));
+        Heartbeat { session, held, lost, wanted, leases, task }
     }
 
     /// Takes a shard's session lock from a mover that has lost the shard and whose connection is about to end, and renews
@@ -89,12 +93,31 @@ impl Heartbeat {
         while !lock(&self.session, hold).await? && Instant::now() < until {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        // A wish that was there before us is known from the start.
+        if let Some(wanted) = renew(&self.session, hold, self.leases).await? {
+            self.wanted.send_modify(|of| {
+                of.insert(hold.shard, wanted);
+            });
+        }
         Ok(())
     }
 
     /// Renews the lease of a shard no longer: it is at its end.
     pub(crate) fn let_go(&self, shard: ShardId) {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).retain(|held| held.hold.shard != shard);
+        self.wanted.send_modify(|of| {
+            of.remove(&shard);
+        });
+    }
+
+    /// What was wanted of a shard at the last beat.
+    pub(crate) fn wanted(&self, shard: ShardId) -> Wanted {
+        self.wanted.borrow().get(&shard).copied().unwrap_or_default()
+    }
+
+    /// What is wanted of each shard that is held, as it changes.
+    pub(crate) fn wishes(&self) -> watch::Receiver<BTreeMap<ShardId, Wanted>> {
+        self.wanted.subscribe()
     }
 
     /// Makes the move of a shard ours: at once when its mover is gone, after its lease when it is paused. Whoever did that
@@ -152,6 +175,7 @@ async fn beat(
     held: Arc<Mutex<Vec<Held>>>,
     leases: Leases,
     report: watch::Sender<BTreeSet<ShardId>>,
+    wishes: watch::Sender<BTreeMap<ShardId, Wanted>>,
 ) {
     loop {
         tokio::time::sleep(leases.beat).await;
@@ -165,8 +189,11 @@ async fn beat(
             // Let go of meanwhile.
             let Some(held) = held.iter_mut().find(|held| held.hold.shard == hold.shard) else { continue };
             match beat {
-                Ok(true) => held.renewed = Instant::now(),
-                Ok(false) => gone.push(hold.shard),
+                Ok(Some(wanted)) => {
+                    held.renewed = Instant::now();
+                    wishes.send_if_modified(|of| of.insert(hold.shard, wanted) != Some(wanted));
+                }
+                Ok(None) => gone.push(hold.shard),
                 Err(error) => {
                     tracing::warn!(shard = %hold.shard, %error, "a heartbeat failed");
                     if held.renewed.elapsed() > leases.lease || session.client.is_closed() {
@@ -183,13 +210,19 @@ async fn beat(
     }
 }
 
+/// Gives what is wanted of the shard; `None`: its lease is somebody else's.
+///
 /// Locks: the move's row, and while it is fenced the shard's, for this one transaction.
-async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<bool, Error> {
-    let sql = "SELECT pgshard.heartbeat($1, $2, $3, $4, $5)";
+async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<Option<Wanted>, Error> {
+    let sql = format!(
+        "SELECT pgshard.heartbeat($1, $2, $3, $4, $5),
+             (SELECT {WANTED} FROM pgshard.move WHERE move_id = $2 AND shard_id = $1)"
+    );
     let (id, shard) = (hold.id.uuid(), hold.shard.as_i32());
     let (lease, fence) = (leases.lease_ms(), leases.fence_ms());
-    let row = session.row("renewing the lease", sql, &[&shard, id, &hold.lease, &lease, &fence]).await?;
-    Ok(row.get(0))
+    let row = session.row("renewing the lease", &sql, &[&shard, id, &hold.lease, &lease, &fence]).await?;
+    let wanted = row.get::<_, Option<String>>(1).and_then(|name| Wanted::parse(&name)).unwrap_or_default();
+    Ok(row.get::<_, bool>(0).then_some(wanted))
 }
 
 /// Takes the session lock of a shard's mover. False: a mover that has it lives, or is paused.

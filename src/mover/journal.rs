@@ -18,6 +18,7 @@ use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::session::Session;
 use super::state::{Mode, Phase};
+use super::wish::{FenceAt, Wanted};
 
 /// One shard of one move, as its source's journal has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +55,10 @@ pub struct Entry {
     pub back_of: Option<MoveId>,
     /// The way back, if there is one or was.
     pub way_back: Option<WayBack>,
+    /// What its mover may do at present.
+    pub wanted: Wanted,
+    /// When a hold ends, if it ends by itself.
+    pub hold_until: Option<Timestamp>,
     /// When the shard was claimed.
     pub created_at: Timestamp,
     /// When the row last changed.
@@ -85,7 +90,9 @@ impl WayBack {
 
 pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
      > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
-     rows, bytes, timings, last_error, created_at, updated_at, fingerprint, open_token, back_of, \
+     rows, bytes, timings, last_error, \
+     CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END AS wanted, hold_until, \
+     created_at, updated_at, fingerprint, open_token, back_of, \
      (SELECT json_build_array(b.stream, b.at_open IS NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b \
       WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS way_back";
 
@@ -112,6 +119,8 @@ impl Entry {
             last_error: row.try_get("last_error")?,
             back_of: row.try_get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
             way_back: row.try_get::<_, Option<String>>("way_back")?.and_then(|text| way_back(&text)),
+            wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
+            hold_until: row.try_get("hold_until")?,
             created_at: row.try_get("created_at")?,
             updated_at: row.try_get("updated_at")?,
             fingerprint: row.try_get("fingerprint")?,
@@ -189,23 +198,43 @@ impl Session {
         rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed("reading the journal", error))
     }
 
-    /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index.
+    /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index. What is wanted
+    /// of the move's other shards by now is wanted of this one too.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.move for this one statement.
     pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
-        let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder, back_of)
-             SELECT $1, $2, $3, $4, $5, 'claimed', $6, $7, clock_timestamp() + $8 * interval '1 ms', $9, $10
-             FROM pgshard.shard WHERE shard_id = $2 AND state = 'serving' AND epoch = $6";
+        let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder,
+                 wanted, hold_until, back_of)
+             SELECT $1, $2, $3, $4, $5, 'claimed', $6, $7, clock_timestamp() + $8 * interval '1 ms', $9,
+                 coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END, $12
+             FROM pgshard.shard s
+             LEFT JOIN (SELECT wanted, hold_until FROM pgshard.move WHERE move_id = $1 LIMIT 1) m ON true
+             WHERE s.shard_id = $2 AND s.state = 'serving' AND s.epoch = $6";
         let lease_ms = claim.lease_for.as_millis() as f64;
         let source = self.host.as_str();
         let (shard, epoch, mode) = (hold.shard.as_i32(), claim.epoch.as_i32(), claim.mode.as_str());
         let (id, target) = (hold.id.uuid(), claim.target.as_str());
         let back_of = claim.back_of.map(|id| *id.uuid());
+        let (wanted, until) = claim.fence_at.wish();
+        let wanted = wanted.as_str();
         let claimed = self
             .execute(
                 "claiming the shard",
                 sql,
-                &[id, &shard, &source, &target, &mode, &epoch, &hold.lease, &lease_ms, &claim.holder, &back_of],
+                &[
+                    id,
+                    &shard,
+                    &source,
+                    &target,
+                    &mode,
+                    &epoch,
+                    &hold.lease,
+                    &lease_ms,
+                    &claim.holder,
+                    &wanted,
+                    &until,
+                    &back_of,
+                ],
             )
             .await;
         match claimed {
@@ -290,6 +319,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) lease_for: Duration,
     pub(crate) holder: &'a str,
     pub(crate) back_of: Option<MoveId>,
+    pub(crate) fence_at: FenceAt,
 }
 
 /// What a step adds to the journal besides the phase.

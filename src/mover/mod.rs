@@ -24,6 +24,7 @@ mod error;
 mod facts;
 mod failpoint;
 mod group;
+pub(crate) mod guard;
 mod heartbeat;
 mod journal;
 #[cfg(test)]
@@ -33,6 +34,7 @@ mod observe;
 mod options;
 mod plan;
 mod preflight;
+mod progress;
 mod refusal;
 pub mod sequences;
 mod session;
@@ -42,6 +44,7 @@ mod stream;
 pub mod target;
 pub(crate) mod throttle;
 mod verify;
+mod wish;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -62,11 +65,13 @@ pub use journal::{Entry, WayBack};
 pub use names::MoveId;
 pub use options::{Event, Observer, Options};
 pub use plan::{Plan, ShardPlan};
+pub use progress::{Pieces, Progress, ShardProgress, StreamProgress};
 pub use refusal::Refusal;
 pub use session::Hosts;
 pub use state::{Mode, Phase};
 #[doc(hidden)]
 pub use stream::testing as stream_testing;
+pub use wish::{FenceAt, Wanted};
 
 #[cfg(test)]
 pub(crate) use journal::Hold;
@@ -162,7 +167,7 @@ impl Mover {
         options: Options,
         observer: Observer,
     ) -> Mover {
-        let (stop, throttle) = (watch::Sender::new(false), Throttle::open());
+        let (stop, throttle) = (watch::Sender::new(false), Throttle::of(options.rate_max));
         Mover { hosts, prefix, store, options: Arc::new(options), observer, stop, throttle }
     }
 

@@ -1,6 +1,7 @@
 //! What can be set about moving, and how a mover tells what it does.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use super::failpoint::Failpoint;
 use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::state::Phase;
+use super::wish::{FenceAt, Wanted};
 
 /// How to move. [`Options::default`] is what the command uses.
 #[derive(Clone, Debug)]
@@ -33,6 +35,15 @@ pub struct Options {
     pub copy_jobs: usize,
     /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
     pub back_wal_max: u64,
+    /// When the shards of a new move are fenced.
+    pub fence_at: FenceAt,
+    /// The most that is copied, in bytes a second, of all shards together. `None`: as fast as it goes.
+    pub rate_max: Option<NonZeroU64>,
+    /// Online: no shard is fenced while the target is further behind than this.
+    pub lag_max: Duration,
+    /// Online: the most WAL, in bytes, that a source may have to keep for a move. Past it the shards that are not decided are
+    /// aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
+    pub wal_max: u64,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
     /// Who this is, for people who look at the journal: host and process.
@@ -52,6 +63,10 @@ impl Default for Options {
             drain_deadline: Duration::from_secs(2),
             copy_jobs: 4,
             back_wal_max: 10 << 30,
+            fence_at: FenceAt::Ready,
+            rate_max: None,
+            lag_max: Duration::from_millis(250),
+            wal_max: 10 << 30,
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
             failpoint: None,
@@ -113,6 +128,13 @@ pub enum Event {
         attempt: u32,
         /// Why.
         reason: String,
+    },
+    /// The mover waits before a fence, as it was told to.
+    Waits {
+        /// The shard.
+        shard: ShardId,
+        /// What is wanted of its move.
+        wanted: Wanted,
     },
     /// The shard is served by its target.
     Opened {

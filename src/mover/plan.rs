@@ -24,6 +24,8 @@ pub struct Plan {
     pub shards: Vec<ShardPlan>,
     /// Shards that were asked for and are on the target already.
     pub already_there: Vec<ShardId>,
+    /// What may make the move slow or hard, of hosts and all shards together.
+    pub warnings: Vec<String>,
 }
 
 /// What a move will do with one shard.
@@ -243,12 +245,24 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
             let remedy = format!("GRANT CREATE ON DATABASE {} TO {}", host.database, host.role);
             refuse(host, "does not let the role create or rename schemas".to_owned(), &remedy);
         }
+        if !host.keeper_may {
+            let remedy = format!("GRANT {} TO {}, or connect as {}", host.role, host.keeper, host.keeper);
+            refuse(
+                host,
+                format!("has a control schema of {}, who may not act for {}", host.keeper, host.role),
+                &remedy,
+            );
+        }
+        if host.commits_hang {
+            let remedy = "start a standby that synchronous_standby_names waits for, or correct that setting";
+            refuse(host, "has no synchronous standby, and commits wait for one".to_owned(), remedy);
+        }
         if host.in_recovery {
             refuse(host, "is a standby: it takes no writes".to_owned(), "name the primary in the config");
         }
     }
     if mode == Mode::Online {
-        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared } = &source.stream;
+        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared, old: _ } = &source.stream;
         if wal_level != "logical" {
             let remedy = "set wal_level = logical there and restart the server, or move with --mode blocking";
             refuse(source, format!("has wal_level {wal_level}: it cannot tell its changes"), remedy);
@@ -289,6 +303,60 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
     refusals
 }
 
+/// Clocks that differ by more are named: IDs stay unique, and are out of order among hosts.
+const CLOCKS_S: f64 = 0.5;
+
+/// What an operator should know before shards of these sizes (tables, bytes) go from one host to the other.
+pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes: &[(usize, i64)]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if target.version / 10000 < source.version / 10000 {
+        let (from, to) = (source.version / 10000, target.version / 10000);
+        warnings.push(format!("{} has PostgreSQL {to}, older than {} with {from}", target.name, source.name));
+    }
+    let apart = source.ahead_s - target.ahead_s;
+    if apart.abs() > CLOCKS_S {
+        let way = if apart > 0.0 { "behind" } else { "ahead of" };
+        let apart = apart.abs();
+        warnings
+            .push(format!("the clock of {} is {apart:.1} s {way} that of {}: set it right", target.name, source.name));
+    }
+    for host in [source, target] {
+        if !host.event_triggers.is_empty() {
+            let triggers = host.event_triggers.join(", ");
+            warnings.push(format!(
+                "{} has event triggers, which see what the move creates and renames: {triggers}",
+                host.name
+            ));
+        }
+        // A schema's tables are made in one transaction: each with its key, its TOAST table and their indexes.
+        if let Some(tables) = sizes.iter().map(|(tables, _)| *tables).max().filter(|t| 5 * *t as i64 > host.locks_max) {
+            let name = &host.name;
+            warnings.push(format!(
+                "{name} has locks for {} objects, a shard has {tables} tables: raise max_locks_per_transaction",
+                host.locks_max
+            ));
+        }
+    }
+    if mode == Mode::Online {
+        warnings
+            .extend(source.stream.old.iter().map(|old| format!("{}: {old}; the slot waits for its end", source.name)));
+    }
+    let bytes: i64 = sizes.iter().map(|(_, bytes)| bytes).sum();
+    if bytes >= ROOM_BYTES {
+        let kept = if mode == Mode::Online { ", and keeps the WAL of what is written there meanwhile" } else { "" };
+        warnings.push(format!(
+            "{} needs about {} of room and writes as much WAL; {} keeps the old copies until `pgshard moves complete`{kept}",
+            target.name,
+            Bytes(bytes),
+            source.name
+        ));
+    }
+    warnings
+}
+
+/// Less than this has room anywhere.
+const ROOM_BYTES: i64 = 1 << 30;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -303,12 +371,20 @@ mod tests {
             cluster: "4 shards, epoch 0, prefix shard_".to_owned(),
             may_create: true,
             in_recovery: false,
+            version: 150004,
+            keeper: "app".to_owned(),
+            keeper_may: true,
+            ahead_s: 0.0,
+            event_triggers: Vec::new(),
+            locks_max: 12_800,
+            commits_hang: false,
             stream: StreamFacts {
                 wal_level: "logical".to_owned(),
                 may_replicate: true,
                 free_slots: 1,
                 free_senders: 1,
                 prepared: 0,
+                old: Vec::new(),
             },
         }
     }
@@ -359,6 +435,19 @@ mod tests {
     }
 
     #[test]
+    fn what_an_operator_should_know() {
+        let sizes = [(3, 10_000)];
+        assert!(warnings(&host("db1"), &host("db2"), Mode::Online, &sizes).is_empty());
+        let stream = StreamFacts { old: vec!["backend 7 has a transaction".to_owned()], ..host("db1").stream };
+        let source = HostFacts { version: 180000, ahead_s: 2.0, stream, ..host("db1") };
+        let target = HostFacts { event_triggers: vec!["audit".to_owned()], locks_max: 10, ..host("db2") };
+        let said = |mode| warnings(&source, &target, mode, &[(3, 2 << 30)]);
+        assert_eq!(said(Mode::Online).len(), 6, "{:#?}", said(Mode::Online));
+        assert_eq!(said(Mode::Blocking).len(), 5);
+        assert!(said(Mode::Online)[1].starts_with("the clock of db2 is 2.0 s behind that of db1"));
+    }
+
+    #[test]
     fn hosts_that_do_not_fit() {
         let other = HostFacts {
             encoding: "LATIN1".to_owned(),
@@ -366,15 +455,18 @@ mod tests {
             cluster: "8 shards".to_owned(),
             may_create: false,
             in_recovery: true,
+            keeper_may: false,
+            commits_hang: true,
             ..host("db2")
         };
-        assert_eq!(judge_hosts(&host("db1"), &other, Mode::Blocking).len(), 5);
+        assert_eq!(judge_hosts(&host("db1"), &other, Mode::Blocking).len(), 7);
         let stream = StreamFacts {
             wal_level: "replica".to_owned(),
             may_replicate: false,
             free_slots: 0,
             free_senders: 0,
             prepared: 2,
+            old: Vec::new(),
         };
         let mute = HostFacts { stream, ..host("db1") };
         assert_eq!(judge_hosts(&mute, &host("db2"), Mode::Online).len(), 5);

@@ -59,7 +59,13 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
             }
         }
         if refusals.is_empty() {
-            return Ok(Plan { target: request.target.clone(), mode, shards, already_there });
+            let mut warnings = Vec::new();
+            for source in fitting.values() {
+                let own = shards.iter().filter(|shard| shard.source == source.name);
+                let sizes: Vec<_> = own.map(|shard| (shard.tables, shard.bytes)).collect();
+                warnings.extend(plan::warnings(source, target, mode, &sizes));
+            }
+            return Ok(Plan { target: request.target.clone(), mode, shards, already_there, warnings });
         }
     }
     refusals.sort();

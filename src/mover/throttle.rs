@@ -12,7 +12,7 @@ use tokio::time::Instant;
 pub(crate) struct Pace {
     /// Bytes a second of all workers together. `None`: as fast as it goes.
     pub(crate) rate: Option<NonZeroU64>,
-    /// Nothing more goes over until this is false.
+    /// Nothing more is begun until this is false.
     pub(crate) paused: bool,
 }
 
@@ -35,18 +35,40 @@ impl Throttle {
 
     /// A gate that is always open.
     pub(crate) fn open() -> Throttle {
-        Throttle::new(watch::channel(Pace::default()).1)
+        Throttle::of(None)
     }
 
-    /// Waits while there is a pause, and until this many bytes may go.
+    /// A gate that lets so many bytes a second through.
+    pub(crate) fn of(rate: Option<NonZeroU64>) -> Throttle {
+        Throttle::new(watch::channel(Pace { rate, paused: false }).1)
+    }
+
+    /// A gate that obeys this channel's pauses too, and shares this one's rate with it.
+    pub(crate) fn and(&self, pace: watch::Receiver<Pace>) -> Throttle {
+        Throttle { pace, next: Arc::clone(&self.next) }
+    }
+
+    /// The rate at present.
+    pub(crate) fn rate(&self) -> Option<NonZeroU64> {
+        self.pace.borrow().rate
+    }
+
+    /// Waits while there is a pause. To be called before something is begun that should not be held open meanwhile.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(crate) async fn go(&self) {
+        let mut pace = self.pace.clone();
+        // An error means that nobody can end the pause any more.
+        let _ = pace.wait_for(|pace| !pace.paused).await;
+    }
+
+    /// Waits until this many bytes may go. Not for the end of a pause: what is under way holds a snapshot.
     ///
     /// # Cancel safety
     /// Dropped, the bytes may have been counted; the others wait a little longer.
     pub(crate) async fn pass(&self, bytes: u64) {
-        let mut pace = self.pace.clone();
-        // An error means that nobody can end the pause any more.
-        let _ = pace.wait_for(|pace| !pace.paused).await;
-        let Some(rate) = self.pace.borrow().rate else { return };
+        let Some(rate) = self.rate() else { return };
         let takes = Duration::from_secs_f64(bytes as f64 / rate.get() as f64);
         let at = {
             let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,12 +105,13 @@ mod tests {
     async fn a_pause_ends_when_told_or_when_nobody_can() {
         let (tell, pace) = watch::channel(Pace { rate: None, paused: true });
         let throttle = Throttle::new(pace);
-        let passed = tokio::time::timeout(Duration::from_secs(3600), throttle.pass(1)).await;
-        assert!(passed.is_err());
-        tell.send_replace(Pace::default());
+        let gone = tokio::time::timeout(Duration::from_secs(3600), throttle.go()).await;
+        assert!(gone.is_err());
         throttle.pass(1).await;
+        tell.send_replace(Pace::default());
+        throttle.go().await;
         tell.send_replace(Pace { rate: None, paused: true });
         drop(tell);
-        throttle.pass(1).await;
+        throttle.go().await;
     }
 }

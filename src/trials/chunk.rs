@@ -77,6 +77,7 @@ fn options(pair: &Pair, pace: Pace) -> CopyOptions {
         chunk_bytes: 32 * 1024,
         throttle: Throttle::new(tokio::sync::watch::channel(pace).1),
         stop: tokio::sync::watch::channel(false).1,
+        altered: tokio::sync::watch::channel(Default::default()).1,
         observer: Observer::silent(),
         failpoints: Default::default(),
     }

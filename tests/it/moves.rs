@@ -12,6 +12,7 @@ mod rich;
 mod rivals;
 mod rollback;
 mod takeover;
+mod watch;
 
 use pgshard::mover::Phase;
 

@@ -10,14 +10,16 @@ mod map;
 mod migrate;
 mod tickets;
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
-use pgshard::mover::{Failpoint, Leases, Mode, Options};
+use jiff::Timestamp;
+use pgshard::mover::{Failpoint, FenceAt, Leases, Mode, Options};
 
 use crate::exit::Exit;
+use crate::values;
 
 pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
 pub(crate) use cluster::{Bootstrap, Check, Init, Sql};
@@ -161,6 +163,7 @@ interrupted: `pgshard moves resume`.
 Examples:
   pgshard move 17 --to db2 --plan
   pgshard move 0-255,300 --to db3 --yes
+  pgshard move 0-255 --to db3 --yes --max-rate 20MB --at 03:30
   pgshard move 17 --to db2 --yes --json | tail -n 1 | jq .pause_ms")]
 pub(crate) struct Move {
     /// The shards, like 17 or 0-255,300, from whatever hosts
@@ -174,11 +177,28 @@ pub(crate) struct Move {
     /// How the rows get across [default: online if all sources have wal_level = logical, else blocking]
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<MoveMode>,
+    /// Do all but the fence, then wait for `pgshard moves continue`; the source serves, the target follows
+    #[arg(long, conflicts_with = "at")]
+    pub(crate) hold: bool,
+    /// Do all but the fence, then wait until then: 22:30 (local time, the next one), or RFC 3339
+    #[arg(long, value_name = "TIME", value_parser = values::moment)]
+    pub(crate) at: Option<Timestamp>,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
     #[command(flatten)]
     pub(crate) pace: Pace,
+}
+
+impl Move {
+    /// When the shards are fenced.
+    pub(crate) fn fence_at(&self) -> FenceAt {
+        match (self.hold, self.at) {
+            (true, _) => FenceAt::Told,
+            (false, Some(at)) => FenceAt::Time(at),
+            (false, None) => FenceAt::Ready,
+        }
+    }
 }
 
 /// How the rows of a move get across.
@@ -214,6 +234,15 @@ pub(crate) struct Pace {
     /// How long a shard may be closed while it is copied; then the source serves again
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub(crate) max_pause_s: u64,
+    /// Online: the most that is copied in a second, of all shards together, such as 20MB [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = values::rate)]
+    pub(crate) max_rate: Option<NonZeroU64>,
+    /// Online: fence no shard while the target is further behind
+    #[arg(long, value_name = "MS", default_value_t = 250, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) max_lag_ms: u64,
+    /// Online: the most WAL that a source may have to keep for the move; past it the move is aborted
+    #[arg(long, value_name = "BYTES", default_value = "10GiB", value_parser = values::bytes)]
+    pub(crate) max_wal: u64,
     /// For pgshard's own tests
     #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
     pub(crate) failpoint: Option<Failpoint>,
@@ -230,6 +259,9 @@ impl Pace {
             barrier_budget: Duration::from_millis(self.fence_budget_ms),
             fence_attempts: self.fence_attempts,
             pause_max: Duration::from_secs(self.max_pause_s),
+            rate_max: self.max_rate,
+            lag_max: Duration::from_millis(self.max_lag_ms),
+            wal_max: self.max_wal,
             failpoint: self.failpoint,
             leases: Leases::of(Duration::from_millis(self.lease_ms)),
             ..Options::default()
@@ -241,6 +273,9 @@ impl Pace {
 pub(crate) enum MovesCommand {
     List(MovesList),
     Show(MovesShow),
+    Watch(MovesWatch),
+    Pause(MovesPause),
+    Continue(MovesContinue),
     Resume(MovesGoOn),
     Abort(MovesAbort),
     Rollback(MovesRollback),
@@ -257,6 +292,34 @@ pub(crate) struct MovesList {}
 #[derive(Debug, ArgGroup)]
 pub(crate) struct MovesShow {
     /// The move [default: the only one there is]
+    pub(crate) id: Option<String>,
+}
+
+/// How far a move is, until it has ended: phases, rows, WAL that its source keeps, who is in the way
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+From any machine; it only reads. A table on a terminal, else a line for each change; with --json an object a
+line. Ends with the move: exit code 0 if all of its shards are at the target, 1 if it was aborted, 8 if some
+were, 7 if nobody works on it any more.")]
+pub(crate) struct MovesWatch {
+    /// The move [default: the only one that is open]
+    pub(crate) id: Option<String>,
+}
+
+/// Have a move stand still: nothing more is copied, nothing is fenced
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+From any machine. Its mover hears it within two seconds, and finishes the pieces that are under way. The source
+keeps the log of what is changed, or the target applies it: watch how much with `pgshard moves watch`.")]
+pub(crate) struct MovesPause {
+    /// The move [default: the only one that is open]
+    pub(crate) id: Option<String>,
+}
+
+/// Let a move go on that was paused, or is held before its fences
+#[derive(Debug, ArgGroup)]
+pub(crate) struct MovesContinue {
+    /// The move [default: the only one that is open]
     pub(crate) id: Option<String>,
 }
 

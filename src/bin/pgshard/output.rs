@@ -153,20 +153,8 @@ impl Output {
         columns: &[(&str, Align)],
         rows: impl IntoIterator<Item = Row>,
     ) -> Result<(), OutputError> {
-        let mut table = plain_table();
-        table.set_header(columns.iter().map(|(name, _)| *name));
-        for row in rows {
-            table.add_row(row.into_iter().map(|cell| printable(&cell)));
-        }
-        if table.is_empty() {
-            return Ok(());
-        }
-        for (index, (_, align)) in columns.iter().enumerate() {
-            if let (Align::Right, Some(column)) = (align, table.column_mut(index)) {
-                column.set_cell_alignment(CellAlignment::Right);
-            }
-        }
-        self.data(trimmed(&table))
+        let table = drawn(columns, rows);
+        if table.is_empty() { Ok(()) } else { self.data(table) }
     }
 
     /// Data as names and values, one pair a line.
@@ -247,6 +235,22 @@ impl Output {
         Exit::Interrupted
     }
 
+    /// Whether what is shown on stderr can be drawn anew: on a terminal, unless `--quiet`.
+    pub(crate) fn redraws(&self) -> bool {
+        !self.talk.bars.is_hidden()
+    }
+
+    /// Whether a command that only shows something may draw it anew instead of adding lines.
+    pub(crate) fn is_board(&self) -> bool {
+        self.format == Format::Text && self.redraws() && io::stdout().is_terminal()
+    }
+
+    /// Lines on stderr that are drawn anew, only on a terminal: they are its message.
+    pub(crate) fn board(&self) -> ProgressBar {
+        let style = ProgressStyle::with_template("{msg}").expect("the template names indicatif's own keys");
+        self.talk.bars.add(ProgressBar::new_spinner().with_style(style))
+    }
+
     /// A bar with rate and time left, drawn only on a terminal. `unit` is what is counted, in the plural.
     pub(crate) fn progress(&self, what: String, unit: &str, total: u64) -> ProgressBar {
         let template = format!("{{prefix}} {{bar:30}} {{pos}}/{{len}} {unit} · {{rate}} · {{eta}} left");
@@ -307,6 +311,27 @@ fn printable(text: &str) -> String {
         return text.to_owned();
     }
     text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_default().to_string() }).collect()
+}
+
+/// A table as [`Output::table`] prints it; nothing if it has no rows.
+pub(crate) fn drawn<Row: IntoIterator<Item = String>>(
+    columns: &[(&str, Align)],
+    rows: impl IntoIterator<Item = Row>,
+) -> String {
+    let mut table = plain_table();
+    table.set_header(columns.iter().map(|(name, _)| *name));
+    for row in rows {
+        table.add_row(row.into_iter().map(|cell| printable(&cell)));
+    }
+    if table.is_empty() {
+        return String::new();
+    }
+    for (index, (_, align)) in columns.iter().enumerate() {
+        if let (Align::Right, Some(column)) = (align, table.column_mut(index)) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    trimmed(&table)
 }
 
 fn plain_table() -> Table {

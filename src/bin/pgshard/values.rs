@@ -1,6 +1,8 @@
 //! Values of the command line that clap does not know: IDs, times, epochs.
 
-use jiff::{Timestamp, civil, tz::TimeZone};
+use std::num::NonZeroU64;
+
+use jiff::{Timestamp, ToSpan, Zoned, civil, tz::TimeZone};
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
 
@@ -17,6 +19,34 @@ pub(crate) fn time(text: &str) -> Result<Timestamp, String> {
         .ok()
         .or_else(day)
         .ok_or_else(|| "not a time such as 2026-11-01T08:00:00Z or 2026-11-01 (midnight UTC)".to_owned())
+}
+
+/// A moment to come: `22:30` by the local clock, today or tomorrow, or a time such as `2026-11-01T22:30:00Z`.
+pub(crate) fn moment(text: &str) -> Result<Timestamp, String> {
+    moment_after(text, &Zoned::now())
+}
+
+fn moment_after(text: &str, now: &Zoned) -> Result<Timestamp, String> {
+    let wrong = || "not a time such as 22:30 or 2026-11-01T22:30:00Z".to_owned();
+    if let Ok(moment) = text.parse::<Timestamp>() {
+        return Ok(moment);
+    }
+    let time = text.parse::<civil::Time>().map_err(|_| wrong())?;
+    let on = |day: civil::Date| day.to_datetime(time).to_zoned(now.time_zone().clone()).map_err(|_| wrong());
+    let today = on(now.date())?;
+    let next = if today > *now { today } else { on(now.date().checked_add(1.day()).map_err(|_| wrong())?)? };
+    Ok(next.timestamp())
+}
+
+/// A size: `20MB`, `10 GiB`, or a number of bytes.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let number = text.trim().parse().ok().or_else(|| pgshard::config::parse_bytes(text));
+    number.ok_or_else(|| "not a size such as 20MB or 10GiB".to_owned())
+}
+
+/// A size that is not zero, a second.
+pub(crate) fn rate(text: &str) -> Result<NonZeroU64, String> {
+    NonZeroU64::new(bytes(text)?).ok_or_else(|| "nothing would ever be copied: use `pgshard moves pause`".to_owned())
 }
 
 /// An epoch: a time, or Unix milliseconds.
@@ -45,6 +75,24 @@ mod tests {
         assert_eq!(id("9243064899993605849"), Ok(-9203679173715945767));
         assert!(id("1e3").is_err());
         assert!(id("18446744073709551616").is_err());
+    }
+
+    #[test]
+    fn sizes_and_rates() {
+        assert_eq!(bytes("1048576"), bytes("1 MiB"));
+        assert_eq!(rate("20MB").map(NonZeroU64::get), Ok(20_000_000));
+        assert!(rate("0").is_err());
+        assert!(bytes("lots").is_err());
+    }
+
+    #[test]
+    fn a_clock_time_is_the_next_one() {
+        let now: Zoned = "2026-11-01T22:00:00+01:00[Europe/Prague]".parse().unwrap();
+        let moment = |text| moment_after(text, &now).map(|moment| moment.to_string());
+        assert_eq!(moment("22:30").as_deref(), Ok("2026-11-01T21:30:00Z"));
+        assert_eq!(moment("22:00").as_deref(), Ok("2026-11-02T21:00:00Z"));
+        assert_eq!(moment("2026-12-24T18:00:00+01:00").as_deref(), Ok("2026-12-24T17:00:00Z"));
+        assert!(moment("soon").is_err());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::mover::error::Error;
+use crate::mover::guard::{Altered, altered};
 use crate::mover::journal::Signed;
 use crate::mover::options::{Event, Observer, Options};
 use crate::mover::session::{Hosts, Session};
@@ -33,6 +34,8 @@ pub(crate) struct CopyOptions {
     pub(crate) throttle: Throttle,
     /// True: stop where you are.
     pub(crate) stop: watch::Receiver<bool>,
+    /// The shards whose copies are worth nothing any more.
+    pub(crate) altered: watch::Receiver<Altered>,
     pub(crate) observer: Observer,
     /// Whose failpoints are passed on the way.
     pub(crate) failpoints: Arc<Options>,
@@ -168,6 +171,8 @@ impl All {
                 self.sort_out(*at, pieces(&source, &target, work).await?);
             }
             Task::Copy(_, pieces) => {
+                // Before the snapshot is taken: a pause may be long.
+                self.options.throttle.go().await;
                 let (name, throttle) = (work.hold.session_name(Signed::Shard), &self.options.throttle);
                 let tell = |bytes| self.options.observer.tell(Event::Copying { shard: work.shard(), bytes });
                 let route = (&source, &target);
@@ -259,8 +264,15 @@ async fn worker(all: Arc<All>) {
 /// Does a task, again with growing pauses when it failed for a reason that passes.
 async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
     let mut attempt = 1;
+    let (Task::Cut(at) | Task::Copy(at, _)) = task;
+    let shard = all.shards[*at].shard();
     loop {
-        match all.perform(sessions, task).await {
+        let outcome = tokio::select! {
+            outcome = all.perform(sessions, task) => outcome,
+            // The sessions are in transactions: they end with this.
+            error = altered(&all.options.altered, shard) => Err(error),
+        };
+        match outcome {
             Err(error) if attempt < ATTEMPTS && passes(&error) => {
                 tracing::debug!(attempt, %error, "a piece is tried again");
                 tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow(attempt - 1))).await;

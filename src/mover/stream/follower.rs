@@ -204,6 +204,17 @@ impl Follower {
         }
     }
 
+    /// Waits until the shard is not followed any more: why not.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(crate) async fn lost(&self, shard: ShardId) -> Error {
+        match self.wait(shard, |_, _| None).await {
+            Err(error) => error,
+            Ok(()) => std::future::pending().await,
+        }
+    }
+
     /// Why a shard is not followed any more; `None` while it is.
     pub(crate) fn failed(&self, shard: ShardId) -> Option<Error> {
         let view = self.view.borrow();

@@ -135,7 +135,7 @@ pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Du
 }
 
 /// Who keeps a slot from being made: the oldest transactions that have written.
-async fn blockers(source: &Session) -> Result<String, Error> {
+pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
     let sql = "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch FROM
                 clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?')), xact_start
             FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()

@@ -94,6 +94,7 @@ impl Stream {
             chunk_bytes,
             throttle: Throttle::open(),
             stop: watch::channel(false).1,
+            altered: watch::channel(Default::default()).1,
             observer: Observer::silent(),
             failpoints: Arc::new(Options::default()),
         };

@@ -49,6 +49,28 @@ on_each_version! {
         assert_eq!(world.everything().await, before);
     }
 
+    /// What makes a move slow or hard is said before anybody is asked; what makes it impossible is refused.
+    async fn what_an_operator_should_know(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let (root, writer) = (world.servers.superuser(1).await, world.servers.app(0).await);
+        writer.batch_execute("BEGIN; INSERT INTO shard_0001.users (name) VALUES ('old'); SELECT pg_sleep(2.1)").await.unwrap();
+        root.batch_execute("
+            CREATE FUNCTION public.note() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END';
+            CREATE EVENT TRIGGER note_all ON ddl_command_end EXECUTE FUNCTION public.note()").await.unwrap();
+        let plan = world.run(&["move", "0", "--to", "db2", "--plan", "--mode", "online"]).await.ended(0).last();
+        let warnings = plan["warnings"].to_string();
+        assert!(warnings.contains("db2 has event triggers") && warnings.contains("note_all"), "{warnings}");
+        assert!(warnings.contains("the slot waits for its end") && warnings.contains("pg_sleep"), "{warnings}");
+        assert_eq!(warnings.contains("older than"), version == 18, "{warnings}");
+        writer.batch_execute("ROLLBACK").await.unwrap();
+        // Whoever owns the control schema opens what the role has built.
+        root.batch_execute("CREATE ROLE keeper; ALTER SCHEMA pgshard OWNER TO keeper; GRANT USAGE, CREATE ON SCHEMA pgshard TO app")
+            .await.unwrap();
+        let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
+        let said = &ran.ended(4).stderr;
+        assert!(said.contains("has a control schema of keeper") && said.contains("GRANT app TO keeper"), "{said}");
+    }
+
     /// A host without a control schema is no target, and the remedy is named.
     async fn a_target_that_is_not_bootstrapped(version) {
         let world = World::new(&[version, version], 4).await;

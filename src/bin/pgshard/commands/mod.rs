@@ -28,7 +28,7 @@ use std::time::Duration;
 use self::init::Overwrite;
 use self::locate::Target;
 use self::moves::Verb;
-use pgshard::mover::{Leases, Options};
+use pgshard::mover::{Leases, Options, Wanted};
 use pgshard::schema::migrate::Which;
 
 use crate::args::{
@@ -99,19 +99,23 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
         },
         Command::Move(args) => {
+            let fence_at = args.fence_at();
             let asked = relocate::Asked {
                 shards: args.shards,
                 target: args.to,
                 mode: args.mode.map(Into::into),
                 only_plan: args.plan,
                 consent: Consent::from_flag(args.yes),
-                options: args.pace.options(),
+                options: Options { fence_at, ..args.pace.options() },
             };
             relocate::run(asked, config, output).await
         }
         Command::Moves { command } => match command {
             None | Some(MovesCommand::List(_)) => moves::list(config, output).await,
             Some(MovesCommand::Show(args)) => moves::show(args.id.as_deref(), config, output).await,
+            Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
+            Some(MovesCommand::Pause(args)) => moves::want(Wanted::Pause, args.id.as_deref(), config, output).await,
+            Some(MovesCommand::Continue(args)) => moves::want(Wanted::Go, args.id.as_deref(), config, output).await,
             Some(MovesCommand::Resume(args)) => {
                 let options = args.pace.options();
                 moves::act(Verb::Resume, args.id.as_deref(), Consent::Given, options, config, output).await

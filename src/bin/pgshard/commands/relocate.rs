@@ -56,7 +56,8 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
         return Err(Failure::new(Exit::Failed, "nothing was moved"));
     }
     let started = std::time::Instant::now();
-    let report = moves::until_done(&mover, mover.run(&plan)).await;
+    let work = moves::until_done(&mover, mover.run(&plan));
+    let report = moves::shown(&mover, || watcher.id(), output, work).await;
     watcher.finish();
     moves::tell(moves::Verb::Resume, &report, started.elapsed(), output)
 }
@@ -92,6 +93,9 @@ fn show(plan: &Plan, output: &Output) {
     };
     let (count, target) = (of(plan.shards.len(), "shard"), &plan.target);
     output.note(format_args!("{count} ({shards}) to {target}, {}; {pause}", mebibytes(bytes)));
+    for warning in &plan.warnings {
+        output.warning(warning);
+    }
     for shard in &plan.shards {
         for warning in &shard.warnings {
             output.note(format_args!("  shard {}: {warning}", shard.shard));
@@ -105,6 +109,7 @@ struct PlanReport<'a> {
     mode: &'static str,
     shards: Vec<PlannedShard<'a>>,
     already_there: &'a [ShardId],
+    warnings: &'a [String],
 }
 
 #[derive(Serialize)]
@@ -138,7 +143,8 @@ fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
             warnings: &shard.warnings,
         });
         let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
-        output.object(PlanReport { target, mode, shards: shards.collect(), already_there: &plan.already_there })?;
+        let (already_there, warnings) = (&plan.already_there, &plan.warnings);
+        output.object(PlanReport { target, mode, shards: shards.collect(), already_there, warnings })?;
         return Ok(());
     }
     let columns = [
@@ -156,6 +162,9 @@ fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
         [shard.shard.to_string(), source, target, shard.tables.to_string(), bytes, closed]
     });
     output.table(&columns, rows)?;
+    for warning in &plan.warnings {
+        output.data(format_args!("warning: {warning}"))?;
+    }
     for shard in &plan.shards {
         output.data(format_args!("\nshard {}:", shard.shard))?;
         for (at, step) in shard.steps(&plan.target, plan.mode).iter().enumerate() {

@@ -145,14 +145,27 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             let each: Vec<String> = refusals.iter().map(|refusal| format!("{refusal}: {}", refusal.remedy)).collect();
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
         }
+        Error::Group { source, .. } => remedy(verb, shard, source, id),
         Error::GaveUp { .. } => {
             format!(
                 "the source serves; end what blocks it, then `pgshard moves resume {id}`, or `pgshard moves abort {id}`"
             )
         }
-        Error::Differs { .. } => {
+        Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => {
             format!("the source serves; `pgshard moves abort {id}`, and find out which host's disk or memory is bad")
         }
+        Error::Altered { .. } => format!(
+            "the source serves; undo what was altered and `pgshard moves resume {id}`, or `pgshard moves abort {id}` and move it again"
+        ),
+        Error::WalLimit { host, .. } => format!(
+            "the source serves, and nothing of the move is left there; move fewer shards at a time or when less is written, \
+             or allow more with --max-wal if the disk of {host} has room"
+        ),
+        Error::SlotLost { host, .. } => format!(
+            "the source serves; raise max_slot_wal_keep_size on {host} if it was lost, then `pgshard moves resume {id}`, which \
+             copies again, or `pgshard moves abort {id}`"
+        ),
+        Error::SlotBlocked { .. } => format!("end those transactions, then `pgshard moves resume {id}`"),
         Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
         Error::Connect { .. } => {
             format!("when the host answers, `pgshard moves resume {id}`; how far it is, `pgshard moves show {id}`")
@@ -191,8 +204,13 @@ pub(crate) fn code(error: &Error) -> Exit {
         | Error::TooLate { .. }
         | Error::NotNow { .. }
         | Error::NoWayBack { .. } => Exit::Refused,
-        Error::GaveUp { .. } | Error::PauseTooLong { .. } => Exit::GaveUp,
-        Error::Differs { .. } => Exit::Differs,
+        Error::Group { source, .. } => match code(source) {
+            // A host that went away in the midst of a move is not one that could not be asked before it.
+            Exit::Failed if !matches!(**source, Error::Stuck { .. }) => Exit::Waits,
+            code => code,
+        },
+        Error::GaveUp { .. } | Error::PauseTooLong { .. } | Error::WalLimit { .. } => Exit::GaveUp,
+        Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => Exit::Differs,
         Error::Interrupted { .. } => Exit::Interrupted,
         Error::OtherHost { .. } => Exit::Usage,
         Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {

@@ -2,7 +2,9 @@
 
 mod end;
 mod list;
+mod progress;
 mod watch;
+mod wish;
 
 use std::future::Future;
 use std::path::Path;
@@ -23,7 +25,9 @@ use crate::output::{Align, Format, Output};
 
 pub(crate) use end::{code, failure, nothing_moved, remedy, tell};
 pub(crate) use list::{list, show};
+pub(crate) use progress::{shown, watch};
 pub(crate) use watch::Watcher;
+pub(crate) use wish::want;
 
 /// What to do with a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +61,7 @@ pub(crate) async fn act(
     let id = the_move(&mover, id, fits).await?;
     let started = Instant::now();
     let report = match verb {
-        Verb::Resume => until_done(&mover, mover.resume(id)).await,
+        Verb::Resume => shown(&mover, || Some(id), output, until_done(&mover, mover.resume(id))).await,
         Verb::Abort => until_done(&mover, mover.abort(id)).await,
         Verb::Rollback => {
             let (entries, _) = mover.list(Some(id)).await;

@@ -1,10 +1,10 @@
 //! How a mover gets on, while it works: a bar on a terminal, events in JSON.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use indicatif::ProgressBar;
 use pgshard::ShardId;
-use pgshard::mover::{Event, Observer, Phase};
+use pgshard::mover::{Event, MoveId, Observer, Phase, Wanted};
 use serde::Serialize;
 
 use super::end::Done;
@@ -18,6 +18,7 @@ pub(super) enum Told {
     Reached { shard: ShardId, phase: &'static str },
     TableCopied { shard: ShardId, table: String, rows: u64, bytes: u64 },
     FenceRetried { shard: ShardId, attempt: u32, reason: String },
+    Waits { shard: ShardId, wanted: &'static str },
     Opened { shard: ShardId, host: String, pause_ms: f64 },
     Feeding { r#move: String, shards: usize },
     Fed { r#move: String, behind_bytes: u64, behind_s: f64, changes: u64 },
@@ -30,16 +31,22 @@ pub(super) enum Told {
 pub(crate) struct Watcher {
     output: Arc<Output>,
     bar: Mutex<Option<ProgressBar>>,
+    id: OnceLock<MoveId>,
 }
 
 impl Watcher {
     pub(crate) fn new(output: Arc<Output>) -> Arc<Watcher> {
-        Arc::new(Watcher { output, bar: Mutex::default() })
+        Arc::new(Watcher { output, bar: Mutex::default(), id: OnceLock::new() })
     }
 
     pub(crate) fn observer(self: &Arc<Watcher>) -> Observer {
         let watcher = self.clone();
         Observer::new(move |event| watcher.saw(event))
+    }
+
+    /// The move, once it has begun.
+    pub(crate) fn id(&self) -> Option<MoveId> {
+        self.id.get().copied()
     }
 
     pub(crate) fn finish(&self) {
@@ -56,6 +63,8 @@ impl Watcher {
     fn saw(&self, event: Event) {
         let told = match event {
             Event::Started { id, shards } => {
+                // A watcher sees one move begin.
+                let _ = self.id.set(id);
                 self.output.note(format_args!("move {id}"));
                 *self.bar() = Some(self.output.progress("moving".to_owned(), "shards", shards as u64));
                 Told::Started { r#move: id.to_string(), shards }
@@ -70,6 +79,11 @@ impl Watcher {
             Event::FenceRetried { shard, attempt, reason } => {
                 self.output.note(format_args!("shard {shard}: fence {attempt} was taken back, {reason}"));
                 Told::FenceRetried { shard, attempt, reason }
+            }
+            Event::Waits { shard, wanted } => {
+                let why = if wanted == Wanted::Pause { "paused" } else { "held before its fence" };
+                self.output.note(format_args!("shard {shard} is {why}, until `pgshard moves continue`"));
+                Told::Waits { shard, wanted: wanted.as_str() }
             }
             Event::Opened { shard, host, pause } => {
                 Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }

@@ -1,0 +1,402 @@
+//! `pgshard moves watch`: how far a move is, until it has ended; and the same table beside a mover's own work.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
+use std::future::Future;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use pgshard::ShardId;
+use pgshard::mover::{Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress, StreamProgress, Wanted};
+use serde::Serialize;
+
+use super::super::relocate::mover;
+use super::{chain, failure, the_move};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output, drawn, seconds, size};
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// The looks that a rate is of.
+const LOOKS: usize = 30;
+
+/// Shows a move until it has ended, or waits for somebody to go on with it.
+pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let mover = mover(&config, Options::default(), Observer::silent());
+    let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
+    let board = output.is_board().then(|| output.board());
+    let mut meter = Meter::default();
+    let mut told = Told::default();
+    let mut ended_before = None;
+    loop {
+        let progress = mover.progress(id).await.map_err(failure)?;
+        let rate = meter.saw(&progress);
+        match &board {
+            Some(board) => board.set_message(table(&progress, rate)),
+            None => told.tell(&progress, rate, output)?,
+        }
+        let end = end(&progress);
+        // Twice the same: between two shards of a blocking move nobody may hold any for a moment.
+        if let (Some(exit), true) = (end, end == ended_before) {
+            if let Some(board) = &board {
+                board.finish_and_clear();
+                output.data(table(&progress, None))?;
+            }
+            return finish(&progress, exit, output);
+        }
+        ended_before = end;
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            _ = tokio::signal::ctrl_c() => {
+                if let Some(board) = &board {
+                    board.finish_and_clear();
+                }
+                output.note(format_args!("the move {id} goes on without being watched"));
+                return Ok(Exit::Interrupted);
+            }
+        }
+    }
+}
+
+/// Does a mover's work, with the table beside it on a terminal once the move has its ID.
+pub(crate) async fn shown<T>(
+    mover: &Mover,
+    id: impl Fn() -> Option<MoveId>,
+    output: &Output,
+    work: impl Future<Output = T>,
+) -> T {
+    if !output.redraws() {
+        return work.await;
+    }
+    let board = output.board();
+    let outcome = tokio::select! {
+        outcome = work => outcome,
+        never = show(mover, id, &board) => match never {},
+    };
+    board.finish_and_clear();
+    outcome
+}
+
+async fn show(mover: &Mover, id: impl Fn() -> Option<MoveId>, board: &ProgressBar) -> Infallible {
+    let mut meter = Meter::default();
+    loop {
+        tokio::time::sleep(EVERY).await;
+        let Some(id) = id() else { continue };
+        // A host that does not answer is the mover's business.
+        if let Ok(progress) = mover.progress(id).await {
+            let rate = meter.saw(&progress);
+            board.set_message(table(&progress, rate));
+        }
+    }
+}
+
+/// How a move that was looked at has ended; `None` while somebody works on it.
+fn end(progress: &Progress) -> Option<Exit> {
+    let phases = || progress.shards.iter().map(|shard| shard.entry.phase);
+    if phases().all(Phase::is_ended) {
+        let done = |phase| matches!(phase, Phase::Kept | Phase::Completed);
+        return Some(match (phases().any(done), phases().any(|phase| !done(phase))) {
+            (_, false) => Exit::Done,
+            (true, true) => Exit::Partly,
+            (false, true) => Exit::Failed,
+        });
+    }
+    let open = || progress.shards.iter().filter(|shard| !shard.entry.phase.is_ended());
+    open().all(|shard| shard.entry.lease_left.is_zero()).then_some(Exit::Waits)
+}
+
+fn finish(progress: &Progress, exit: Exit, output: &Output) -> Result<Exit, Failure> {
+    let mut phases: BTreeMap<&str, usize> = BTreeMap::new();
+    for shard in &progress.shards {
+        *phases.entry(shard.entry.phase.as_str()).or_default() += 1;
+    }
+    let id = progress.id;
+    if output.format() == Format::Json {
+        output.object(Line::Ended { r#move: id.to_string(), phases, exit_code: exit.code() })?;
+    }
+    if exit == Exit::Waits {
+        for shard in progress.shards.iter().filter(|shard| !shard.entry.phase.is_ended()) {
+            if let Some(error) = &shard.entry.last_error {
+                output.note(format_args!("shard {}: {error}", shard.entry.shard));
+            }
+        }
+        output.error_with_remedy(
+            format_args!("nobody works on the move {id}"),
+            &format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
+        );
+    }
+    Ok(exit)
+}
+
+/// How fast rows come over, and how long it takes.
+#[derive(Clone, Copy, Debug)]
+struct Rate {
+    per_second: f64,
+    left: Option<Duration>,
+}
+
+/// The looks of the last half minute.
+#[derive(Default)]
+struct Meter(VecDeque<(Instant, u64)>);
+
+impl Meter {
+    /// Notes how much is there. The rate, once there are two looks and something is missing.
+    fn saw(&mut self, progress: &Progress) -> Option<Rate> {
+        let copying = progress.shards.iter().filter(|shard| is_copied_now(shard));
+        let pieces: Vec<_> = copying.map(|shard| shard.pieces).collect();
+        let bytes = progress.shards.iter().map(|shard| shard.pieces.bytes).sum();
+        let now = Instant::now();
+        // Shards that have ended have no pieces any more.
+        if self.0.back().is_some_and(|(_, before)| *before > bytes) {
+            self.0.clear();
+        }
+        self.0.push_back((now, bytes));
+        if self.0.len() > LOOKS {
+            self.0.pop_front();
+        }
+        let (since, before) = *self.0.front()?;
+        let took = now.duration_since(since).as_secs_f64();
+        if pieces.is_empty() || took <= 0.0 {
+            return None;
+        }
+        let per_second = (bytes - before) as f64 / took;
+        let (all, copied) = pieces.iter().fold((0, 0), |(all, copied), of| (all + of.all, copied + of.copied));
+        let here: u64 = pieces.iter().map(|of| of.bytes).sum();
+        let left = (copied > 0 && per_second > 0.0).then(|| {
+            let missing = here as f64 / copied as f64 * all.saturating_sub(copied) as f64;
+            Duration::try_from_secs_f64(missing / per_second).unwrap_or_default()
+        });
+        Some(Rate { per_second, left })
+    }
+}
+
+fn is_copied_now(shard: &ShardProgress) -> bool {
+    shard.entry.mode == Mode::Online && shard.entry.phase <= Phase::Prepared && shard.pieces.copied < shard.pieces.all
+}
+
+/// All of it, as a table and a line for each stream.
+fn table(progress: &Progress, rate: Option<Rate>) -> String {
+    let columns = [
+        ("shard", Align::Right),
+        ("from", Align::Left),
+        ("to", Align::Left),
+        ("phase", Align::Left),
+        ("pieces", Align::Right),
+        ("bytes", Align::Right),
+        ("attempt", Align::Right),
+        ("", Align::Left),
+    ];
+    let rows = progress.shards.iter().map(|shard| {
+        let entry = &shard.entry;
+        [
+            entry.shard.to_string(),
+            entry.source.to_string(),
+            entry.target.to_string(),
+            entry.phase.to_string(),
+            pieces(shard).unwrap_or_else(|| "-".to_owned()),
+            bytes(shard).map_or_else(|| "-".to_owned(), size),
+            entry.attempt.to_string(),
+            remarks(shard).join("; "),
+        ]
+    });
+    let mut lines = vec![format!("move {}", progress.id), drawn(&columns, rows)];
+    lines.extend(rate.map(|rate| words(&rate)));
+    lines.extend(progress.streams.iter().map(stream));
+    lines.extend(progress.unknown.iter().map(|(host, error)| format!("host {host}: {}", chain(error))));
+    lines.join("\n")
+}
+
+/// `3/12`; with how many were compared, once one was.
+fn pieces(shard: &ShardProgress) -> Option<String> {
+    let of = shard.pieces;
+    let compared = if of.verified > 0 { format!(", {} compared", of.verified) } else { String::new() };
+    (of.all > 0).then(|| format!("{}/{}{compared}", of.copied, of.all))
+}
+
+fn bytes(shard: &ShardProgress) -> Option<u64> {
+    let written = shard.entry.bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    written.or((shard.pieces.all > 0).then_some(shard.pieces.bytes))
+}
+
+/// What else there is to say of a shard.
+fn remarks(shard: &ShardProgress) -> Vec<String> {
+    let entry = &shard.entry;
+    let mut remarks = Vec::new();
+    if !entry.phase.is_ended() {
+        match (entry.wanted, entry.hold_until) {
+            (Wanted::Pause, _) => remarks.push("paused".to_owned()),
+            (Wanted::Hold, Some(until)) => remarks.push(format!("held until {until}")),
+            (Wanted::Hold, None) => remarks.push("held".to_owned()),
+            _ => {}
+        }
+        if entry.lease_left.is_zero() {
+            remarks.push("nobody works on it".to_owned());
+        }
+    }
+    remarks.extend(shard.blockers.iter().cloned());
+    if let (Some(error), false) = (&entry.last_error, entry.phase.is_ended()) {
+        remarks.push(error.clone());
+    }
+    remarks
+}
+
+fn words(rate: &Rate) -> String {
+    let left = rate.left.map(|left| format!(", {} left", seconds(left))).unwrap_or_default();
+    format!("copying at {}/s{left}", size(rate.per_second as u64))
+}
+
+fn stream(of: &StreamProgress) -> String {
+    let mut text = format!("{} keeps {} of WAL", of.source, size(of.kept));
+    match (&of.wal_status, of.pid) {
+        (None, _) => text = format!("{}: no slot yet", of.source),
+        (Some(status), Some(_)) => text.push_str(&format!(" ({status}); the target is {} behind", size(of.lag_bytes))),
+        (Some(status), None) => text.push_str(&format!(" ({status}), {} to apply later", size(of.lag_bytes))),
+    }
+    if let Some(lag) = of.lag {
+        text.push_str(&format!(", {}", seconds(lag)));
+    }
+    for blocker in &of.blockers {
+        text.push_str(&format!("; waits for {blocker}"));
+    }
+    text
+}
+
+/// What was said of each shard and stream: said again only when it is otherwise.
+#[derive(Default)]
+struct Told {
+    shards: BTreeMap<ShardId, String>,
+    streams: BTreeMap<String, String>,
+}
+
+impl Told {
+    fn tell(&mut self, progress: &Progress, rate: Option<Rate>, output: &Output) -> Result<(), Failure> {
+        for shard in &progress.shards {
+            // Neither a rate nor a lease that was renewed is news.
+            let mut news = vec![shard.entry.phase.to_string()];
+            news.extend(pieces(shard).map(|pieces| format!("{pieces} pieces")));
+            news.extend(bytes(shard).map(size));
+            if shard.entry.attempt > 0 {
+                news.push(format!("attempt {}", shard.entry.attempt));
+            }
+            let said = [news, remarks_without_age(shard)].concat().join(", ");
+            if self.shards.get(&shard.entry.shard) == Some(&said) {
+                continue;
+            }
+            match output.format() {
+                Format::Json => output.object(Line::shard(shard, rate))?,
+                Format::Text => {
+                    let (shard, rate) = (shard.entry.shard, rate.map(|rate| format!("; {}", words(&rate))));
+                    output.data(format_args!("shard {shard}: {said}{}", rate.unwrap_or_default()))?;
+                }
+            }
+            self.shards.insert(shard.entry.shard, said);
+        }
+        for of in &progress.streams {
+            let coarse = |bytes: u64| bytes.checked_ilog2().unwrap_or(0);
+            let said = format!("{:?} {} {} {:?}", of.wal_status, of.pid.is_some(), coarse(of.kept), of.blockers);
+            // People want a line when it doubles; programs every look.
+            let changed = self.streams.insert(of.slot.clone(), said.clone()).is_none_or(|before| before != said);
+            match output.format() {
+                Format::Json => output.object(Line::stream(of))?,
+                Format::Text if changed => output.data(stream(of))?,
+                Format::Text => {}
+            }
+        }
+        for (host, error) in &progress.unknown {
+            let said = chain(error);
+            if self.streams.insert(host.to_string(), said.clone()).is_none_or(|before| before != said) {
+                output.warning(format_args!("host {host}: {said}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The remarks, with blockers by who they are and not by how old: that changes with every look.
+fn remarks_without_age(shard: &ShardProgress) -> Vec<String> {
+    let cut = |text: String| match (text.find(", its transaction is "), text.find(" s old")) {
+        (Some(from), Some(to)) if from < to => format!("{}{}", &text[..from], &text[to + " s old".len()..]),
+        _ => text,
+    };
+    remarks(shard).into_iter().map(cut).collect()
+}
+
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Line<'a> {
+    Shard {
+        shard: ShardId,
+        source: &'a str,
+        target: &'a str,
+        phase: &'static str,
+        wanted: &'static str,
+        attempt: i32,
+        pieces: u64,
+        pieces_copied: u64,
+        pieces_compared: u64,
+        rows: u64,
+        bytes: u64,
+        bytes_per_second: Option<u64>,
+        left_ms: Option<u64>,
+        holder: Option<&'a str>,
+        blockers: &'a [String],
+        last_error: Option<&'a str>,
+    },
+    Stream {
+        source: &'a str,
+        slot: &'a str,
+        pid: Option<i32>,
+        wal_status: Option<&'a str>,
+        wal_kept: u64,
+        lag_bytes: u64,
+        lag_ms: Option<u64>,
+        blockers: &'a [String],
+    },
+    Ended {
+        r#move: String,
+        phases: BTreeMap<&'a str, usize>,
+        exit_code: u8,
+    },
+}
+
+impl Line<'_> {
+    fn shard(shard: &ShardProgress, rate: Option<Rate>) -> Line<'_> {
+        let (entry, pieces) = (&shard.entry, shard.pieces);
+        Line::Shard {
+            shard: entry.shard,
+            source: entry.source.as_str(),
+            target: entry.target.as_str(),
+            phase: entry.phase.as_str(),
+            wanted: entry.wanted.as_str(),
+            attempt: entry.attempt,
+            pieces: pieces.all,
+            pieces_copied: pieces.copied,
+            pieces_compared: pieces.verified,
+            rows: entry.rows.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(pieces.rows),
+            bytes: bytes(shard).unwrap_or(0),
+            bytes_per_second: rate.map(|rate| rate.per_second as u64),
+            left_ms: rate.and_then(|rate| rate.left).map(|left| left.as_millis() as u64),
+            holder: (!entry.lease_left.is_zero()).then_some(entry.holder.as_str()),
+            blockers: &shard.blockers,
+            last_error: entry.last_error.as_deref(),
+        }
+    }
+
+    fn stream(of: &StreamProgress) -> Line<'_> {
+        Line::Stream {
+            source: of.source.as_str(),
+            slot: &of.slot,
+            pid: of.pid,
+            wal_status: of.wal_status.as_deref(),
+            wal_kept: of.kept,
+            lag_bytes: of.lag_bytes,
+            lag_ms: of.lag.map(|lag| lag.as_millis() as u64),
+            blockers: &of.blockers,
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! `pgshard moves pause` and `continue`: telling the mover of a move, wherever it runs, what is wanted.
+
+use std::path::Path;
+
+use pgshard::map::print_shards;
+use pgshard::mover::{Observer, Options, Wanted};
+use serde::Serialize;
+
+use super::super::relocate::mover;
+use super::{failure, the_move, unheard};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Format, Output};
+
+#[derive(Serialize)]
+struct Told {
+    r#move: String,
+    shards: String,
+    wanted: &'static str,
+}
+
+/// Says what is wanted of a move.
+pub(crate) async fn want(
+    wanted: Wanted,
+    id: Option<&str>,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let mover = mover(&config, Options::default(), Observer::silent());
+    let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
+    let (shards, silent) = mover.want(id, wanted).await.map_err(failure)?;
+    if shards.is_empty() && silent.is_empty() {
+        return Err(Failure::new(Exit::Refused, format!("every shard of the move {id} has ended")));
+    }
+    let list = print_shards(shards.iter().copied());
+    if output.format() == Format::Json {
+        output.object(Told { r#move: id.to_string(), shards: list, wanted: wanted.as_str() })?;
+    } else if wanted == Wanted::Go {
+        output.note(format_args!("move {id} goes on with shards {list}, if its mover lives"));
+    } else {
+        output
+            .note(format_args!("move {id} stands still with shards {list}; its changes are kept or applied meanwhile"));
+        output.hint(format_args!("`pgshard moves continue {id}`"));
+    }
+    let exit = unheard(&silent, output);
+    Ok(if exit != Exit::Done && !shards.is_empty() { Exit::Partly } else { exit })
+}

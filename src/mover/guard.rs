@@ -1,0 +1,142 @@
+//! What is looked at every few seconds while the shards of a group are copied and followed: that nobody alters them, and
+//! that the slot does not fill the source's disk.
+//!
+//! What may not break: it changes nothing by itself. Whoever works on a shard is told, and ends in order.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::map::HostName;
+use crate::schema::catalog::{self, Stamp};
+use crate::shard::ShardId;
+
+use super::driver::chain;
+use super::error::Error;
+use super::session::{Hosts, Session};
+use super::stream::slot;
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// For each shard that was altered: how.
+pub(crate) type Altered = BTreeMap<ShardId, String>;
+
+/// What is known of the shards that are watched over.
+pub(crate) struct Guard {
+    /// The schema at the source by its OID, which a fence does not change, and its stamp as the target was built.
+    stamps: Mutex<BTreeMap<ShardId, (u32, Stamp)>>,
+    altered: watch::Sender<Altered>,
+}
+
+/// The slot keeps more than it may.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TooMuch {
+    pub(super) kept: u64,
+    pub(super) limit: u64,
+}
+
+impl Guard {
+    pub(super) fn new() -> Guard {
+        Guard { stamps: Mutex::default(), altered: watch::Sender::new(Altered::new()) }
+    }
+
+    /// Watches over this shard from now on.
+    pub(super) fn watch_over(&self, shard: ShardId, schema: u32, stamp: Stamp) {
+        // Nothing is half done when a panic lets go of it.
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).insert(shard, (schema, stamp));
+    }
+
+    /// No longer: what becomes of its old copy does not matter.
+    pub(super) fn let_go(&self, shard: ShardId) {
+        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).remove(&shard);
+    }
+
+    /// The shards that were altered, as they are found.
+    pub(super) fn found(&self) -> watch::Receiver<Altered> {
+        self.altered.subscribe()
+    }
+
+    /// Waits until the shard is found altered: the error that says so. Never returns while it is as it was.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(super) async fn altered(&self, shard: ShardId) -> Error {
+        altered(&self.altered.subscribe(), shard).await
+    }
+
+    /// Looks until the slot keeps more than it may. On a connection of its own, opened again when it is lost.
+    pub(super) async fn look(&self, hosts: &Hosts, source: &HostName, slot: &str, wal_max: u64) -> TooMuch {
+        let mut session = None;
+        loop {
+            match self.look_once(&mut session, hosts, source, slot, wal_max).await {
+                Ok(Some(too_much)) => return too_much,
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(%source, error = chain(&error), "the guard of a move cannot look");
+                    session = None;
+                }
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    async fn look_once(
+        &self,
+        session: &mut Option<Session>,
+        hosts: &Hosts,
+        source: &HostName,
+        slot: &str,
+        wal_max: u64,
+    ) -> Result<Option<TooMuch>, Error> {
+        let session = match session {
+            Some(session) => session,
+            None => session.insert(hosts.open(source).await?),
+        };
+        let limit = wal_limit(session, wal_max).await?;
+        if let Some(state) = slot::slot_state(session, slot).await? {
+            let kept = u64::try_from(state.kept_bytes).unwrap_or(0);
+            if kept > limit {
+                return Ok(Some(TooMuch { kept, limit }));
+            }
+        }
+        let watched: Vec<_> = {
+            let stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+            stamps.iter().map(|(shard, (schema, stamp))| (*shard, *schema, stamp.clone())).collect()
+        };
+        for (shard, schema, was) in watched {
+            let now = catalog::stamp(session.client.client(), schema).await;
+            let now = now.map_err(|error| Error::Catalog { host: source.clone(), source: error })?;
+            if now != was {
+                self.let_go(shard);
+                let what = "a table, function or grant of it was made, altered or dropped since".to_owned();
+                self.altered.send_modify(|altered| drop(altered.insert(shard, what)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Waits until a shard is among those that were altered.
+pub(crate) async fn altered(found: &watch::Receiver<Altered>, shard: ShardId) -> Error {
+    let mut found = found.clone();
+    let what = found.wait_for(|altered| altered.contains_key(&shard)).await;
+    match what.map(|altered| altered.get(&shard).cloned().unwrap_or_default()) {
+        Ok(what) => Error::Altered { shard, what },
+        // Nobody looks any more.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// The most WAL that a slot of ours may keep on a server: as asked for, and nine tenths of what the server would keep before it
+/// gives the slot up.
+///
+/// Locks: none.
+pub(super) async fn wal_limit(source: &Session, wal_max: u64) -> Result<u64, Error> {
+    let sql = "SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'";
+    let rows = source.rows("reading how much WAL a slot may keep", sql, &[]).await?;
+    let mebibytes = rows.first().and_then(|row| u64::try_from(row.get::<_, i64>(0)).ok());
+    Ok(mebibytes.map_or(wal_max, |mebibytes| wal_max.min((mebibytes << 20) / 10 * 9)))
+}

@@ -1,0 +1,196 @@
+//! Moves that are looked at, paused, held and guarded, from other processes than the mover's.
+
+use std::time::Duration;
+
+use pgshard::ShardId;
+use serde_json::Value;
+use tokio::process::Child;
+use tokio_postgres::Client;
+
+use crate::support::{Ran, World, Writers, other};
+
+/// Beats of 600 ms, so that a wish is heard soon.
+const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "3000");
+
+/// About so many kilobytes of photos in each of these shards, all on db1.
+async fn fill(db: &Client, shards: std::ops::Range<u16>, kilobytes: u32) {
+    for shard in shards {
+        let schema = format!("shard_{shard:04}");
+        db.batch_execute(&format!(
+            "INSERT INTO {schema}.users (name) VALUES ('u');
+             INSERT INTO {schema}.photos (user_id, title)
+             SELECT id, repeat('x', 1000) FROM {schema}.users, generate_series(1, {kilobytes})"
+        ))
+        .await
+        .unwrap();
+    }
+}
+
+/// Asks until the answer is true.
+#[track_caller]
+fn until<'a>(db: &'a Client, sql: &'a str) -> impl Future<Output = ()> + 'a {
+    let caller = std::panic::Location::caller();
+    async move {
+        let asked = async {
+            while !db.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), asked).await.unwrap_or_else(|_| panic!("{caller}: never: {sql}"));
+    }
+}
+
+async fn id(db: &Client) -> String {
+    let sql = "SELECT move_id::text FROM pgshard.move ORDER BY created_at DESC LIMIT 1";
+    db.query_one(sql, &[]).await.unwrap().get(0)
+}
+
+fn events<'a>(lines: &'a [Value], event: &str) -> Vec<&'a Value> {
+    lines.iter().filter(|line| line["event"] == event).collect()
+}
+
+fn spawn(world: &World, args: &[&str]) -> Child {
+    world.command(args, &[LEASE]).spawn().unwrap()
+}
+
+on_each_version! {
+    /// Another process sees pieces, bytes and WAL of a slow copy, has it stand still, and lets it go on.
+    async fn watched_paused_and_continued(version) {
+        let world = World::new(&[version, other(version)], 16).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        fill(&db1, 0..8, 100).await;
+        // Four shards are copied at a time, which takes two seconds; the others come after.
+        let mover = spawn(&world, &["move", "0-7", "--to", "db2", "--yes", "--mode", "online", "--max-rate", "200kB"]);
+        until(&db2, "SELECT count(DISTINCT shard_id) = 8 FROM pgshard.chunk").await;
+        let id = id(&db1).await;
+        let watch = spawn(&world, &["moves", "watch", &id]);
+        let told = world.run(&["moves", "pause", &id]).await.ended(0).last();
+        assert_eq!((&told["wanted"], &told["shards"]), (&"pause".into(), &"0-7".into()));
+        // What is under way is finished; then nothing more is begun.
+        let still = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%' AND state = 'active')";
+        until(&db1, "SELECT wanted = 'pause' FROM pgshard.move LIMIT 1").await;
+        tokio::time::sleep(Duration::from_millis(700)).await; // A beat.
+        until(&db1, still).await;
+        let copied = "SELECT count(snapshot) FROM pgshard.chunk";
+        let before: i64 = db2.query_one(copied, &[]).await.unwrap().get(0);
+        tokio::time::sleep(Duration::from_millis(500)).await; // In which four more would have begun.
+        until(&db1, still).await;
+        assert_eq!(db2.query_one(copied, &[]).await.unwrap().get::<_, i64>(0), before);
+        let all: i64 = db2.query_one("SELECT count(*) FROM pgshard.chunk", &[]).await.unwrap().get(0);
+        assert!(before < all, "{before} of {all}");
+        // The watcher has seen it, too: it looks every second.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        world.run(&["moves", "continue", &id]).await.ended(0);
+        Ran::of(mover).await.ended(0);
+        let watched = Ran::of(watch).await;
+        let lines = watched.ended(0).json();
+        let shards = events(&lines, "shard");
+        assert!(shards.iter().any(|line| line["wanted"] == "pause"), "{}", watched.stdout);
+        assert!(shards.iter().any(|line| line["pieces_copied"].as_u64() < line["pieces"].as_u64()), "{}", watched.stdout);
+        assert!(shards.iter().any(|line| line["phase"] == "kept"), "{}", watched.stdout);
+        assert!(events(&lines, "stream").iter().any(|line| line["wal_kept"].as_u64() > Some(0)), "{}", watched.stdout);
+        let last = watched.last();
+        assert_eq!((&last["event"], &last["exit_code"], &last["phases"]["kept"]), (&"ended".into(), &0.into(), &8.into()));
+        world.run(&["moves", "pause", &id]).await.ended(4);
+        world.audit_places().await;
+    }
+
+    /// All but the fence is done and kept up to date, over an interrupt and a resume, until somebody says so.
+    async fn held_before_the_fence(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let db1 = world.servers.app(0).await;
+        let writers = Writers::start(&world, 2).await;
+        let args = ["move", "0-1", "--to", "db2", "--yes", "--mode", "online", "--hold", "--jobs", "1"];
+        let mover = spawn(&world, &args);
+        let ready = "SELECT count(*) = 2 FROM pgshard.move WHERE phase = 'ready'";
+        until(&db1, ready).await;
+        let id = id(&db1).await;
+        let pid = rustix::process::Pid::from_raw(mover.id().unwrap() as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let ran = Ran::of(mover).await;
+        ran.ended(130);
+        // Nobody works on it: a watcher says so instead of waiting for ever.
+        let idle = world.run(&["moves", "watch", &id]).await;
+        assert!(idle.ended(7).stderr.contains("nobody works on the move"), "{}", idle.stderr);
+        let resumed = spawn(&world, &["moves", "resume", &id]);
+        until(&db1, "SELECT bool_and(lease_until > clock_timestamp()) FROM pgshard.move").await;
+        let mover = world.mover();
+        let list = mover.progress(id.parse().unwrap()).await.unwrap();
+        for shard in &list.shards {
+            assert_eq!(shard.entry.wanted, pgshard::mover::Wanted::Hold);
+            assert!(shard.pieces.all > 0 && shard.pieces.verified == shard.pieces.all, "{shard:?}");
+        }
+        // Until then it is not fenced.
+        until(&db1, "SELECT bool_and(active) FROM pg_replication_slots").await;
+        let fenced = "SELECT bool_and(attempt = 0 AND phase = 'ready') FROM pgshard.move";
+        assert!(db1.query_one(fenced, &[]).await.unwrap().get::<_, bool>(0));
+        world.run(&["moves", "continue"]).await.ended(0);
+        Ran::of(resumed).await.ended(0);
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+    }
+
+    /// A time is a hold that ends by itself.
+    async fn held_until_a_time(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let db1 = world.servers.app(0).await;
+        let soon = (jiff::Timestamp::now() + Duration::from_secs(6)).to_string();
+        let mover = spawn(&world, &["move", "0", "--to", "db2", "--yes", "--mode", "online", "--at", &soon]);
+        until(&db1, "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND attempt = 0").await;
+        Ran::of(mover).await.ended(0);
+        assert!(jiff::Timestamp::now() >= soon.parse().unwrap());
+        world.audit_places().await;
+    }
+
+    /// Before the slot fills the source's disk, the move is given up and the slot is dropped.
+    async fn a_slot_that_keeps_too_much(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        let db1 = world.servers.app(0).await;
+        fill(&db1, 0..1, 100).await;
+        let args = ["move", "0", "--to", "db2", "--yes", "--mode", "online", "--max-rate", "10kB", "--max-wal", "2MB"];
+        let mover = spawn(&world, &args);
+        until(&db1, "SELECT count(*) = 1 FROM pg_replication_slots").await;
+        fill(&db1, 1..2, 4000).await;
+        let ran = Ran::of(mover).await;
+        let said = &ran.ended(5).stderr;
+        assert!(said.contains("of WAL for the move") && said.contains("--max-wal"), "{said}");
+        assert_eq!(world.state(0, 0).await, "serving");
+        let nothing = "SELECT NOT EXISTS (SELECT FROM pg_replication_slots) AND NOT EXISTS (SELECT FROM pg_publication)
+            AND NOT EXISTS (SELECT FROM pgshard.ledger) AND NOT EXISTS (SELECT FROM pgshard.incoming)";
+        for client in world.all().await {
+            assert!(client.query_one(nothing, &[]).await.unwrap().get::<_, bool>(0));
+        }
+        let phase: String = db1.query_one("SELECT phase FROM pgshard.move", &[]).await.unwrap().get(0);
+        assert_eq!(phase, "aborted");
+        world.audit_places().await;
+    }
+
+    /// Somebody alters a shard while it is copied, another while it is followed: those stop, and say why. Others go on.
+    async fn altered_while_open(version) {
+        let world = World::new(&[version, other(version)], 8).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        fill(&db1, 0..2, 100).await;
+        let args = ["move", "0-1", "--to", "db2", "--yes", "--mode", "online", "--max-rate", "30kB"];
+        let mover = spawn(&world, &args);
+        until(&db2, "SELECT count(DISTINCT shard_id) = 2 FROM pgshard.chunk").await;
+        db1.batch_execute("CREATE TABLE shard_0000.fresh (a integer)").await.unwrap();
+        let ran = Ran::of(mover).await;
+        let said = &ran.ended(8).stderr;
+        assert!(said.contains("shard 0: its tables were altered") && !said.contains("shard 1:"), "{said}");
+        assert_eq!((world.state(0, 0).await, world.state(1, 1).await), ("serving".to_owned(), "serving".to_owned()));
+        let attempts = "SELECT attempt = 0 AND phase = 'prepared' FROM pgshard.move WHERE shard_id = 0";
+        assert!(db1.query_one(attempts, &[]).await.unwrap().get::<_, bool>(0), "it stopped in the midst of the copy");
+        // Undone for the one, too late for the other.
+        world.run(&["moves", "abort", &ran.id()]).await.ended(8);
+        let mover = spawn(&world, &["move", "2", "--to", "db2", "--yes", "--mode", "online", "--hold"]);
+        until(&db1, "SELECT count(*) = 1 FROM pgshard.move WHERE phase = 'ready' AND shard_id = 2").await;
+        db1.batch_execute("ALTER TABLE shard_0002.users ADD COLUMN bio text").await.unwrap();
+        let ran = Ran::of(mover).await;
+        assert!(ran.ended(7).stderr.contains("shard 2: its tables were altered"), "{}", ran.stderr);
+        assert_eq!(world.state(0, 2).await, "serving");
+        world.run(&["moves", "abort", &ran.id()]).await.ended(0);
+        let shard = ShardId::new(2).unwrap();
+        assert!(world.mover().list(None).await.0.iter().all(|entry| entry.shard != shard));
+        world.audit_places().await;
+    }
+}
