@@ -364,6 +364,9 @@ impl<'a> Group<'a> {
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
         (drive.built, drive.follower) = (held.built, Some(follower));
         let end = self.drive(&mut drive, Until::End).await;
+        // With its connections: a transaction that failed half-way holds locks that the follower waits for, and the follower
+        // would be waited for here.
+        drop(drive);
         follower.detach(shard).await;
         Err(end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard })))
     }
