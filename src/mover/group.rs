@@ -559,6 +559,9 @@ impl<'a> Group<'a> {
         (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
         let end = self.drive(&mut drive, Until::End).await;
         self.guard.let_go(shard);
+        // With its connections: a transaction that failed half-way holds locks that the follower waits for, and the follower
+        // would be waited for here.
+        drop(drive);
         // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
         // find that the shard has.
         if matches!(end, Some((_, Ok(_)))) {
