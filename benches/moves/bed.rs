@@ -100,6 +100,16 @@ impl Bed {
         assert!(report.failed.is_empty(), "{:?}", report.failed);
     }
 
+    /// So that nobody pays for what another has written.
+    pub(crate) async fn settle(&self) {
+        for host in 0..self.cluster.servers().len() {
+            let client = self.superuser(host).await;
+            // In a message each: a VACUUM wants no transaction around it.
+            client.batch_execute("VACUUM (ANALYZE)").await.expect("a vacuum");
+            client.batch_execute("CHECKPOINT").await.expect("a checkpoint");
+        }
+    }
+
     /// 0 is `db1`.
     pub(crate) fn host(&self, at: usize) -> HostName {
         self.cluster.servers()[at].name().clone()

@@ -107,16 +107,7 @@ async fn fill(bed: &Bed, size: u32) {
         });
         futures_util::future::join_all(filled).await;
     }
-    settle(bed).await;
-}
-
-/// So that nobody pays for what another has written.
-async fn settle(bed: &Bed) {
-    for host in 0..2 {
-        let client = bed.superuser(host).await;
-        client.batch_execute("VACUUM (ANALYZE)").await.expect("a vacuum");
-        client.batch_execute("CHECKPOINT").await.expect("a checkpoint");
-    }
+    bed.settle().await;
 }
 
 /// In GB.
@@ -127,7 +118,7 @@ async fn size(bed: &Bed) -> f64 {
 }
 
 async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Vec<f64>>) -> Result<Duration, String> {
-    settle(bed).await;
+    bed.settle().await;
     let began = Instant::now();
     let (report, entries) = bed.go(vec![shard(0)], 1 - source).await;
     let took = began.elapsed();
@@ -144,7 +135,7 @@ async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Ve
 
 /// An empty database on the other host. Gives the URLs of where the shard is, and of it.
 async fn database(bed: &Bed, source: usize) -> (String, String) {
-    settle(bed).await;
+    bed.settle().await;
     let client = bed.superuser(1 - source).await;
     client.batch_execute("DROP DATABASE IF EXISTS copy").await.expect("a database is dropped");
     client.batch_execute("CREATE DATABASE copy TEMPLATE template0").await.expect("a database is made");

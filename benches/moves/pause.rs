@@ -41,9 +41,7 @@ pub(crate) async fn run(arguments: &Arguments) {
     let bed = Bed::new(arguments, SHARDS.into(), TABLES, 256).await;
     let moving: Vec<ShardId> = (0..MOVING).map(shard).collect();
     fill(&bed, 0, moving.iter().copied(), arguments.rows).await;
-    for host in 0..2 {
-        bed.superuser(host).await.batch_execute("VACUUM ANALYZE; CHECKPOINT").await.expect("a checkpoint");
-    }
+    bed.settle().await;
     println!(
         "\npause: {} moves of shards with 2 tables of {} rows, {MOVING} at a go, under {} writes/s on {SHARDS} shards",
         arguments.moves, arguments.rows, arguments.rate

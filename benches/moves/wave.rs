@@ -22,9 +22,7 @@ pub(crate) async fn run(arguments: &Arguments) {
     let bed = Bed::new(arguments, 2 * shards, TABLES, 256).await;
     let all: Vec<ShardId> = (0..shards as u16).map(shard).collect();
     fill(&bed, 0, all.iter().copied(), ROWS).await;
-    for host in 0..2 {
-        bed.superuser(host).await.batch_execute("VACUUM ANALYZE; CHECKPOINT").await.expect("a checkpoint");
-    }
+    bed.settle().await;
     println!("\nwave: {shards} shards with 2 tables of {ROWS} rows, under {RATE} writes/s");
     let writers = Writers::start(&bed, RATE).await;
     let slots = Slots::watch(&bed).await;
