@@ -78,8 +78,7 @@ impl Bed {
 
     fn mover(&self) -> Mover {
         let hosts = Hosts::new(self.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
-        let mut options = Options::default();
-        options.jobs = self.jobs.unwrap_or(options.jobs);
+        let options = Options { jobs: self.jobs.unwrap_or(Options::default().jobs), ..Options::default() };
         let store = Arc::new(self.config.map_store());
         Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, Observer::silent())
     }

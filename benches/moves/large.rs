@@ -66,19 +66,17 @@ pub(crate) async fn run(arguments: &Arguments) {
     let mut parts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for run in 1..=arguments.runs {
         let source = (run as usize - 1) % 2;
-        let mut timed = vec![("pg_dump -Fd -j, pg_restore -j", dump_folder(&bed, arguments, source).await)];
-        timed.push(("pg_dump -Fc | pg_restore", dump_pipe(&bed, arguments, source).await));
-        timed.push(("pgcopydb clone", copydb(&bed, arguments, source).await));
-        timed.push(("pgshard move", pgshard(&bed, source, &mut parts).await));
-        for (name, time) in timed {
-            match time {
-                Ok(time) => {
-                    println!("  run {run}: {name:<30} {:8.1} s", time.as_secs_f64());
-                    times.entry(name).or_default().push(time.as_secs_f64());
-                }
-                Err(why) => println!("  run {run}: {name:<30} left out: {why}"),
+        let mut note = |name, time: Result<Duration, String>| match time {
+            Ok(time) => {
+                println!("  run {run}: {name:<30} {:8.1} s", time.as_secs_f64());
+                times.entry(name).or_default().push(time.as_secs_f64());
             }
-        }
+            Err(why) => println!("  run {run}: {name:<30} left out: {why}"),
+        };
+        note("pg_dump -Fd -j, pg_restore -j", dump_folder(&bed, arguments, source).await);
+        note("pg_dump -Fc | pg_restore", dump_pipe(&bed, arguments, source).await);
+        note("pgcopydb clone", copydb(&bed, arguments, source).await);
+        note("pgshard move", pgshard(&bed, source, &mut parts).await);
     }
     let medians: BTreeMap<&str, f64> =
         times.into_iter().map(|(name, times)| (name, Times::of(times).median())).collect();
