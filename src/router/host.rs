@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use deadpool::Runtime;
-use deadpool::managed::{Pool, PoolError, TimeoutType};
+use deadpool::managed::{Pool, PoolError, TimeoutType, Timeouts};
 
 use super::error::{Error, HostDiffers, LookUpError, PoolPhase};
 use super::look::Question;
@@ -78,6 +78,17 @@ impl Host {
                 }
             }),
         }
+    }
+
+    /// Borrows a connection that nobody uses, or opens one if the pool has room; does not wait for one.
+    pub(super) async fn lease_if_free(&self) -> Option<Lease> {
+        let timeouts = Timeouts { wait: Some(Duration::ZERO), ..self.pool.timeouts() };
+        self.pool.timeout_get(&timeouts).await.ok().map(Lease::new)
+    }
+
+    /// The most connections of the pool.
+    pub(super) fn pool_size(&self) -> usize {
+        self.pool.status().max_size
     }
 
     /// Borrows a connection for a look-up.

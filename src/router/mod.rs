@@ -20,6 +20,7 @@ mod error;
 mod handle;
 mod host;
 mod kind;
+mod lane;
 mod look;
 mod options;
 mod raw;
@@ -46,6 +47,7 @@ use crate::store::MapWatch;
 
 pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase};
 pub use handle::Shard;
+pub(crate) use lane::{Lane, Ran};
 pub use options::{HostOptions, HostSource, Options};
 pub use raw::RawClient;
 pub use sql::{Sql, SqlText};

@@ -183,7 +183,14 @@ impl Answer for u64 {
 }
 
 impl Session {
-    async fn run<A: Answer>(&self, sql: &str, params: &[&(dyn ToSql + Sync)], prepare: Prepare) -> Result<A, Failed> {
+    /// Runs one statement; several at a time follow each other on the connection. Whoever calls this without
+    /// [`Lease::run`] says himself what the session is in the middle of.
+    pub(super) async fn run<A: Answer>(
+        &self,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+        prepare: Prepare,
+    ) -> Result<A, Failed> {
         let known = match prepare {
             Prepare::Once => self.with_statements(|statements| statements.get(sql).cloned()).flatten(),
             Prepare::Anew => None,
@@ -206,6 +213,11 @@ impl Session {
             }
             failed
         })
+    }
+
+    /// Whether this statement is prepared on the connection.
+    pub(super) fn has(&self, sql: &str) -> bool {
+        self.with_statements(|statements| statements.contains(sql)).unwrap_or(false)
     }
 
     fn with_statements<T>(&self, work: impl FnOnce(&mut LruCache<Box<str>, Statement>) -> T) -> Option<T> {
@@ -279,6 +291,16 @@ impl Lease {
     /// Whether the answer to a statement was not waited for.
     pub(super) fn is_unsettled(&self) -> bool {
         self.doing == Doing::Statement
+    }
+
+    /// From now on answers may be awaited that nobody tells of here: dropped, the connection is closed.
+    pub(super) fn set_unsettled(&mut self) {
+        self.doing = Doing::Statement;
+    }
+
+    /// Every answer has come after all.
+    pub(super) fn set_settled(&mut self) {
+        self.doing = Doing::Nothing;
     }
 
     /// Closes the connection instead of giving it back.
