@@ -52,13 +52,7 @@ pub(super) struct Batch<'a, W, P> {
 impl<W, P> Clone for Batch<'_, W, P> {
     fn clone(&self) -> Self {
         let Batch { router, sql, jobs, params, pace } = self;
-        Batch {
-            router: router.clone(),
-            sql: sql.clone(),
-            jobs: jobs.clone(),
-            params: params.clone(),
-            pace: *pace,
-        }
+        Batch { router: router.clone(), sql: sql.clone(), jobs: jobs.clone(), params: params.clone(), pace: *pace }
     }
 }
 
@@ -132,12 +126,7 @@ where
     }
 
     /// What one connection does. The first waits for its connection; the others take one only if it is free.
-    fn on_lane(
-        self,
-        number: usize,
-        waiting: Arc<Waiting>,
-        progress: Arc<Mutex<Progress>>,
-    ) -> BoxStream<'a, Answer> {
+    fn on_lane(self, number: usize, waiting: Arc<Waiting>, progress: Arc<Mutex<Progress>>) -> BoxStream<'a, Answer> {
         stream::once(async move {
             let Some(first) = lock(&waiting.jobs).front().copied() else { return stream::empty().boxed() };
             let shard = self.jobs[first].0;

@@ -90,7 +90,10 @@ impl ByIds {
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
-    pub async fn query<'s>(self, sql: impl Into<SqlText<'s>>) -> Result<Vec<(ShardId, Row)>, MissingIds<Vec<(ShardId, Row)>>> {
+    pub async fn query<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+    ) -> Result<Vec<(ShardId, Row)>, MissingIds<Vec<(ShardId, Row)>>> {
         let mut all = Vec::new();
         let failed = self.run(sql.into(), |shard, rows| {
             all.extend(rows.into_iter().map(|row| (shard, row)));

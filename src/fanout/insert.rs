@@ -38,11 +38,7 @@ impl Router {
     ///
     /// # Errors
     /// [`Error::WrongKey`] when the cluster's keys are of another kind.
-    pub fn insert_many<'r, T, K: Key>(
-        &self,
-        rows: &'r [T],
-        key: impl Fn(&T) -> K,
-    ) -> Result<InsertMany<'r, T>, Error> {
+    pub fn insert_many<'r, T, K: Key>(&self, rows: &'r [T], key: impl Fn(&T) -> K) -> Result<InsertMany<'r, T>, Error> {
         let mut places: BTreeMap<ShardId, Vec<usize>> = BTreeMap::new();
         for (place, row) in rows.iter().enumerate() {
             places.entry(self.try_by_key(key(row))?.id()).or_default().push(place);

@@ -112,10 +112,14 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         sql: impl Into<SqlText<'s>>,
     ) -> Result<Vec<(ShardId, Row)>, Partial<Vec<(ShardId, Row)>, K>> {
         let mut done = Vec::new();
-        let failed = self.run(sql.into(), |keys| Keys(keys.clone()), |shard, rows| {
-            done.extend(rows.into_iter().map(|row| (shard, row)));
-            Ok(())
-        });
+        let failed = self.run(
+            sql.into(),
+            |keys| Keys(keys.clone()),
+            |shard, rows| {
+                done.extend(rows.into_iter().map(|row| (shard, row)));
+                Ok(())
+            },
+        );
         let failed = failed.await;
         Partial { done, failed, shards: self.wanted.len() }.check()
     }

@@ -10,6 +10,7 @@ use deadpool::managed::{Pool, PoolError, TimeoutType, Timeouts};
 
 use super::error::{Error, HostDiffers, LookUpError, PoolPhase};
 use super::look::Question;
+use super::metrics::HostMetrics;
 use super::options::{HostOptions, Options};
 use super::session::{Lease, Manager, OpenError};
 use crate::map::HostName;
@@ -24,6 +25,7 @@ pub(super) struct Host {
     /// By shard that was ever asked about; at most N.
     questions: Mutex<HashMap<ShardId, Arc<Question>>>,
     look_ups: AtomicU64,
+    pub(super) metrics: HostMetrics,
     wait_max: Duration,
     create_max: Duration,
     recycle_max: Duration,
@@ -59,6 +61,7 @@ impl Host {
             control: pool(Self::CONTROL_SIZE, 8),
             questions: Mutex::default(),
             look_ups: AtomicU64::new(0),
+            metrics: HostMetrics::default(),
             wait_max: options.wait_max,
             create_max: options.create_max,
             recycle_max: options.recycle_max,
@@ -68,7 +71,10 @@ impl Host {
     /// Borrows a connection for a statement on `shard`.
     pub(super) async fn lease(&self, shard: ShardId) -> Result<Lease, Error> {
         let host = || self.name.clone();
-        match self.pool.get().await {
+        let began = Instant::now();
+        let session = self.pool.get().await;
+        self.metrics.pool(&self.name, began.elapsed(), session.is_ok());
+        match session {
             Ok(session) => Ok(Lease::new(session)),
             Err(error) => Err(match self.pool_fault(error) {
                 PoolFault::Connect(source) => Error::Connect { shard, host: host(), source },
@@ -115,6 +121,7 @@ impl Host {
 
     pub(super) fn count_look_up(&self) {
         self.look_ups.fetch_add(1, Ordering::Relaxed);
+        self.metrics.look_up(&self.name);
     }
 
     fn pool_fault(&self, error: PoolError<OpenError>) -> PoolFault {

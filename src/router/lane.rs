@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -93,11 +94,16 @@ impl Lane {
             return Ran::Again;
         }
         let text = sql.render(&held.router.prefix().schema(shard));
+        let began = Instant::now();
         held.awaited.fetch_add(1, Ordering::Relaxed);
         let ran = held.lease().session().run(&text, params, Prepare::Once).await;
         held.awaited.fetch_sub(1, Ordering::Relaxed);
+        let count = |succeeded| held.host.metrics.request(&held.host.name, began.elapsed(), succeeded);
         let failed = match ran {
-            Ok(rows) => return Ran::Done(Ok(rows)),
+            Ok(rows) => {
+                count(true);
+                return Ran::Done(Ok(rows));
+            }
             Err(failed) => failed,
         };
         let host = held.host.name.clone();
@@ -106,6 +112,7 @@ impl Lane {
             if kind == Kind::Read || !failed.sent {
                 return Ran::Again;
             }
+            count(false);
             return Ran::Done(Err(Error::ConnectionLost { shard, host, may_have_run: true, source: failed.error }));
         }
         if failed.may_be_remembered() {
@@ -114,6 +121,7 @@ impl Lane {
         if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
             return Ran::Again;
         }
+        count(false);
         Ran::Done(Err(Error::Statement { shard, host, source: failed.error }))
     }
 }

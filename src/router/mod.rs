@@ -22,6 +22,7 @@ mod host;
 mod kind;
 mod lane;
 mod look;
+mod metrics;
 mod options;
 mod raw;
 mod recover;
@@ -70,6 +71,7 @@ impl Router {
     /// A router for these hosts. No connection is opened before it is needed.
     pub fn new(options: Options) -> Router {
         let hosts = options.hosts.iter().map(|host| (host.name.clone(), Arc::new(Host::new(host, &options))));
+        metrics::map_version(options.map.version());
         Router(Arc::new(Inner {
             shards: options.map.shards(),
             hosts: ArcSwap::from_pointee(hosts.collect()),

@@ -128,6 +128,13 @@ impl Inner {
         }
     }
 
+    /// Counts a call that has ended, at the host that serves its shard by now.
+    pub(super) fn count_request(&self, shard: ShardId, began: Instant, succeeded: bool) {
+        if let Ok(place) = self.place(shard) {
+            place.host.metrics.request(&place.host.name, began.elapsed(), succeeded);
+        }
+    }
+
     /// The name of the host that the router takes to serve the shard.
     pub(super) fn host_name(&self, shard: ShardId) -> Option<HostName> {
         self.snapshot.load().placement(shard).map(|(name, _)| name.clone())
@@ -137,6 +144,7 @@ impl Inner {
         if map.shards() != self.shards {
             return Err(Error::OtherCluster { given: map.shards(), shards: self.shards });
         }
+        super::metrics::map_version(map.version());
         self.snapshot.rcu(|snapshot| snapshot.with_map(map.clone()));
         Ok(())
     }

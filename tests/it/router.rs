@@ -1,7 +1,9 @@
 //! The router on real servers: routing, sessions, and moves that stop in the middle.
 
 mod by_hand;
+mod many;
 mod moves;
+mod orm;
 mod sessions;
 
 use std::collections::BTreeMap;
@@ -68,9 +70,10 @@ on_each_version! {
         let strange = Id::new(1000, shard(64), 0).unwrap().encode();
         assert!(matches!(router.by_id(strange), Err(Error::NoSuchId { id, .. }) if id == strange));
         assert!(matches!(router.shard(shard(64)), Err(Error::NoSuchShard { .. })));
-        let error = router.by_ids(&[ids[0], strange]).query("SELECT 1").await.unwrap_err();
+        let partial = router.by_ids(&[ids[0], strange]).query("SELECT 1").await.unwrap_err();
+        assert_eq!((partial.done.len(), partial.failed.len()), (1, 1));
         assert_eq!(
-            error.to_string(),
+            Error::from(partial).to_string(),
             format!("{strange} is no ID of this cluster: it names shard 64, and there are 64 shards, 0 to 63")
         );
     }
