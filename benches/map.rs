@@ -1,4 +1,5 @@
-//! Loading a map of 8192 shards (goal: 1 ms) and routing keys with it (goal: 20 ns), each beside what it costs at least.
+//! Loading a map of 8192 shards (goal: 1 ms), routing keys with it and decoding IDs (goals: 20 ns), each beside what it
+//! costs at least. That the latter two allocate nothing, `tests/no_allocation.rs` shows.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::path::Path;
 use criterion::{Criterion, criterion_group, criterion_main};
 use pgshard::ShardCount;
 use pgshard::config::{Config, HostSettings, Settings, render};
-use pgshard::id::Epoch;
+use pgshard::id::{Epoch, Id};
 use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 
 /// The text of a config of 8192 shards on four hosts; which shard is where, `host_of` says.
@@ -61,5 +62,27 @@ fn routing(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, loading, routing);
+fn decoding(c: &mut Criterion) {
+    let mut group = c.benchmark_group("decode an ID");
+    let mut id = 0i64;
+    let mut next_id = move || {
+        id = id.wrapping_add(0x9E37_79B9_7F4A_7C15_u64 as i64);
+        id
+    };
+    group.bench_function("Id::decode", |b| {
+        b.iter(|| {
+            let id = Id::decode(black_box(next_id()));
+            id.ms() ^ u64::from(id.shard().get()) ^ u64::from(id.seq())
+        })
+    });
+    group.bench_function("baseline: shifts and masks", |b| {
+        b.iter(|| {
+            let id = black_box(next_id()) as u64;
+            (id >> 23) ^ (id >> 10 & 8191) ^ (id & 1023)
+        })
+    });
+    group.finish();
+}
+
+criterion_group!(benches, loading, routing, decoding);
 criterion_main!(benches);

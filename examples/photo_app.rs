@@ -1,4 +1,4 @@
-//! A small photo service on a sharded database: users, photos, likes.
+//! A photo service on a sharded database: users, photos, likes, the feed of those whom one follows, health and metrics.
 //!
 //! ```text
 //! pgshard dev up --hosts 2 --shards 256 --dir photo_dev
@@ -13,11 +13,15 @@
 //! curl         localhost:3000/photos/ID
 //! curl        'localhost:3000/users/31341/photos?since=7d'
 //! curl        'localhost:3000/photos?ids=ID,ID'
+//! curl        'localhost:3000/feed?users=31341,5001&limit=20'       # the next page: &before=NEXT
+//! curl         localhost:3000/healthz
+//! curl         localhost:3000/metrics                               # docs/metrics.md
 //! ```
 //!
-//! Nothing in it knows of hosts, and `pgshard move` may run meanwhile. `PHOTO_APP_LISTEN` is the address to listen on.
+//! Nothing in it knows of hosts, and `pgshard move` may run meanwhile: `examples/photo_app/load.sh` does that, under load. `PHOTO_APP_LISTEN` is the address to listen on.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
@@ -25,6 +29,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router as Routes};
 use jiff::{Span, Timestamp, tz::TimeZone};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use pgshard::Router;
 use pgshard::config::Config;
 use pgshard::id::{Epoch, Id, IdRange};
@@ -37,16 +42,20 @@ struct App {
     router: Router,
     /// The zero of the IDs' clock.
     epoch: Epoch,
+    metrics: PrometheusHandle,
 }
 
 type Shared = State<Arc<App>>;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    // Before the router: its hosts take their handles when they are first used.
+    let metrics = PrometheusBuilder::new().install_recorder()?;
+    tokio::spawn(upkeep(metrics.clone()));
     // PGSHARD_CONFIG, or ./pgshard.toml. A host that is down keeps nobody from starting.
     let path = Config::find(None);
     let epoch = Config::load(&path)?.cluster.epoch;
-    let app = App { router: pgshard::connect(&path).await?, epoch };
+    let app = App { router: pgshard::connect(&path).await?, epoch, metrics };
 
     let routes = Routes::new()
         .route("/users/{user}", put(put_user))
@@ -54,6 +63,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .route("/photos", get(photos))
         .route("/photos/{id}", get(photo))
         .route("/photos/{id}/likes/{user}", put(like))
+        .route("/feed", get(feed))
+        .route("/healthz", get(health))
+        .route("/metrics", get(rendered_metrics))
         .with_state(Arc::new(app));
     let address = std::env::var("PHOTO_APP_LISTEN").unwrap_or_else(|_| "127.0.0.1:3000".to_owned());
     let listener = tokio::net::TcpListener::bind(&address).await?;
@@ -173,7 +185,7 @@ struct Wanted {
     ids: String,
 }
 
-/// Photos from anywhere, at once; the newest first.
+/// Photos from anywhere, at once, in the order in which they were asked for.
 async fn photos(State(app): Shared, Query(Wanted { ids }): Query<Wanted>) -> Result<Json<Vec<Photo>>, Failure> {
     let ids: Result<Vec<i64>, _> = ids.split(',').map(|id| id.trim().parse()).collect();
     let ids = ids.map_err(|error| Failure::bad_request(format!("ids: {error}")))?;
@@ -181,9 +193,77 @@ async fn photos(State(app): Shared, Query(Wanted { ids }): Query<Wanted>) -> Res
         return Err(Failure::bad_request("ids: at most 1000".to_owned()));
     }
     let sql = format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = ANY($1)");
-    let mut rows = app.router.by_ids(&ids).query(&sql).await?;
-    rows.sort_unstable_by_key(|(_, row)| std::cmp::Reverse(row.get::<_, i64>("id")));
-    Ok(Json(rows.iter().map(|(_, row)| app.photo(row)).collect()))
+    let rows = match app.router.by_ids(&ids).deadline(PATIENCE).query_in_order(&sql).await {
+        Ok(rows) => rows,
+        // A number that is no ID is a photo that is not there.
+        Err(partial) if partial.failed.iter().all(|failed| matches!(failed.error, Error::NoSuchId { .. })) => {
+            partial.done
+        }
+        Err(partial) => return Err(Error::from(partial).into()),
+    };
+    Ok(Json(rows.iter().map(|row| app.photo(row)).collect()))
+}
+
+/// How long a client waits who asks for much at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Deserialize)]
+struct FeedOf {
+    /// `user,user,…`: whom one follows.
+    users: String,
+    /// [`Feed::next`] of the page before.
+    before: Option<i64>,
+    limit: Option<usize>,
+}
+
+#[derive(Serialize)]
+struct Feed {
+    photos: Vec<Photo>,
+    /// What to give as `before` for the next page.
+    next: Option<String>,
+    /// Whether some shards did not answer: what there is, is shown.
+    incomplete: bool,
+}
+
+/// The newest photos of many users, wherever they are. Half a feed is better than none.
+async fn feed(State(app): Shared, Query(of): Query<FeedOf>) -> Result<Json<Feed>, Failure> {
+    let users: Result<Vec<i64>, _> = of.users.split(',').map(|user| user.trim().parse()).collect();
+    let users = users.map_err(|error| Failure::bad_request(format!("users: {error}")))?;
+    let limit = of.limit.unwrap_or(50);
+    if users.len() > 5000 || limit > 500 {
+        return Err(Failure::bad_request("at most 5000 users and 500 photos".to_owned()));
+    }
+    let sql = format!(
+        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC LIMIT $4"
+    );
+    let newest = app.router.by_keys(&users)?.deadline(PATIENCE).newest(&sql, of.before.unwrap_or(i64::MAX), limit);
+    let (page, incomplete) = match newest.await {
+        Ok(page) => (page, false),
+        Err(partial) if partial.failed.len() < partial.shards => (partial.done, true),
+        Err(partial) => return Err(Error::from(partial).into()),
+    };
+    let photos = page.rows.iter().map(|(_, row)| app.photo(row)).collect();
+    Ok(Json(Feed { photos, next: page.next.map(|id| id.to_string()), incomplete }))
+}
+
+/// Whether this process works. A host that is down is no reason to restart it: the others' shards are served.
+async fn health(State(app): Shared) -> Json<serde_json::Value> {
+    let hosts: Vec<String> = app.router.hosts().iter().map(ToString::to_string).collect();
+    Json(serde_json::json!({ "map_version": app.router.map().version().get(), "hosts": hosts }))
+}
+
+/// For Prometheus.
+async fn rendered_metrics(State(app): Shared) -> String {
+    app.metrics.render()
+}
+
+/// Histograms are emptied into their sums now and then, or they would grow where nobody asks.
+async fn upkeep(metrics: PrometheusHandle) {
+    let mut every = tokio::time::interval(Duration::from_secs(5));
+    loop {
+        every.tick().await;
+        metrics.run_upkeep();
+    }
 }
 
 /// What a client is told when it does not get what it asked for.

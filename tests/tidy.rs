@@ -404,3 +404,28 @@ fn findings_are_in_the_manual() {
         "docs/operating.md, ## What `pgshard check` finds, tells of {gone:?}, which nothing gives"
     );
 }
+
+#[test]
+fn metrics_and_spans_are_in_the_manual() {
+    let code = source("src/router/metrics.rs");
+    let consts = code.lines().filter(|line| line.starts_with("const ")).filter_map(|line| line.split('"').nth(1));
+    let mut names: BTreeSet<String> = consts.map(str::to_owned).collect();
+    assert!(names.len() > 5 && names.iter().all(|name| name.starts_with("pgshard_")), "{names:?}");
+    let told: BTreeSet<String> =
+        first_cells("docs/metrics.md", "## Metrics").into_iter().filter(|cell| cell.starts_with("pgshard")).collect();
+    assert_eq!(told, names, "docs/metrics.md, ## Metrics, tells what src/router/metrics.rs has");
+
+    names.clear();
+    for file in library() {
+        // In two parts, so that no other text that has it is one.
+        for found in file.text.split(concat!("name = \"", "pgshard.")).skip(1) {
+            names.insert(format!("pgshard.{}", found.split('"').next().unwrap()));
+        }
+        if file.path != "src/router/metrics.rs" {
+            assert!(!file.text.contains("metrics::counter!"), "{}: metrics have their names in one place", file.path);
+        }
+    }
+    let told: BTreeSet<String> =
+        first_cells("docs/metrics.md", "## Spans").into_iter().filter(|cell| cell.starts_with("pgshard")).collect();
+    assert_eq!(told, names, "docs/metrics.md, ## Spans, tells the spans that there are");
+}

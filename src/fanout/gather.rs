@@ -1,14 +1,16 @@
 //! One statement on many shards.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use futures_util::stream::{self, BoxStream, Stream, StreamExt};
+use futures_util::stream::{Stream, StreamExt};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
+use super::batch::{Answers, Batch, Pace};
 use crate::router::{Error, Router, SqlText};
 use crate::shard::ShardId;
 
@@ -23,7 +25,8 @@ impl Router {
         let mut shards: Vec<ShardId> = shards.into_iter().collect();
         shards.sort_unstable();
         shards.dedup();
-        Shards { router: self.clone(), shards, width: Shards::WIDTH }
+        let pace = Pace { width: Shards::WIDTH, depth: 1, deadline: None };
+        Shards { router: self.clone(), shards, pace }
     }
 }
 
@@ -33,16 +36,32 @@ impl Router {
 pub struct Shards {
     router: Router,
     shards: Vec<ShardId>,
-    width: usize,
+    pace: Pace,
 }
 
 impl Shards {
-    /// How many shards of one host are asked at a time where nothing is said: 8.
+    /// How many connections to one host are used at a time where nothing is said: 8.
     pub const WIDTH: usize = 8;
 
-    /// How many shards of one host are asked at a time, at least 1. More than the host's `pool_size` is of no use.
-    pub fn width(mut self, shards_per_host: usize) -> Shards {
-        self.width = shards_per_host.max(1);
+    /// How many connections to one host are used at a time, at least 1. One is waited for; the others are taken if they
+    /// are free; never more than half of the host's `pool_size`.
+    pub fn width(mut self, connections_per_host: usize) -> Shards {
+        self.pace.width = connections_per_host.max(1);
+        self
+    }
+
+    /// How many statements are on their way on one connection, each behind the other, at least 1; 1 where nothing is said.
+    /// More is faster for statements that take less time than the way to the host; one that takes long holds up those
+    /// behind it.
+    pub fn depth(mut self, statements_per_connection: usize) -> Shards {
+        self.pace.depth = statements_per_connection.max(1);
+        self
+    }
+
+    /// How long the whole may take, from when the first result is asked for. Every shard that has not answered by then
+    /// fails with [`Error::Deadline`].
+    pub fn deadline(mut self, deadline: Duration) -> Shards {
+        self.pace.deadline = Some(deadline);
         self
     }
 
@@ -61,59 +80,40 @@ impl Shards {
     /// # }
     /// ```
     pub fn query<'a>(&self, sql: impl Into<SqlText<'a>>, params: &'a [&'a (dyn ToSql + Sync)]) -> Gather<'a> {
-        let sql = sql.into().to_sql();
-        let jobs = self.shards.iter().map(|shard| (*shard, params));
-        gather(&self.router, jobs, self.width, move |router, shard, params| {
-            let sql = sql.clone();
-            async move { router.shard(shard)?.query(&sql, params).await }
-        })
+        let batch = Batch {
+            router: self.router.clone(),
+            sql: sql.into().to_sql(),
+            jobs: self.shards.iter().map(|shard| (*shard, ())).collect(),
+            params: Arc::new(move |()| params),
+            pace: self.pace,
+        };
+        Gather::new(batch.run(), self.shards.clone())
     }
 }
-
-/// Runs `work` for each job: hosts beside each other, `width` shards of a host at a time.
-pub(super) fn gather<'a, P, W, Fut>(
-    router: &Router,
-    jobs: impl IntoIterator<Item = (ShardId, P)>,
-    width: usize,
-    work: W,
-) -> Gather<'a>
-where
-    P: Send + 'a,
-    W: Fn(Router, ShardId, P) -> Fut + Clone + Send + 'a,
-    Fut: Future<Output = Result<Vec<Row>, Error>> + Send + 'a,
-{
-    let mut by_host: BTreeMap<_, Vec<(ShardId, P)>> = BTreeMap::new();
-    for (shard, params) in jobs {
-        // A shard that does not exist is on no host and fails by itself.
-        by_host.entry(router.shard(shard).ok().map(|shard| shard.host())).or_default().push((shard, params));
-    }
-    let lanes = by_host.into_values().map(|jobs| {
-        let (router, work) = (router.clone(), work.clone());
-        let each = stream::iter(jobs).map(move |(shard, params)| {
-            let running = work(router.clone(), shard, params);
-            async move { (shard, running.await) }
-        });
-        each.buffer_unordered(width).boxed()
-    });
-    Gather { results: stream::select_all(lanes).boxed() }
-}
-
-type Item = (ShardId, Result<Vec<Row>, Error>);
 
 /// The results of a statement on many shards, in the order in which they come: a [`Stream`] of each shard's rows or
 /// error.
+///
+/// Between two results it holds the connections that it uses, and nothing on them goes on: take the results as fast as
+/// they come.
 #[must_use = "nothing is sent before the first result is asked for"]
 pub struct Gather<'a> {
-    results: BoxStream<'a, Item>,
+    answers: Answers<'a>,
+    /// By job.
+    shards: Vec<ShardId>,
 }
 
-impl Gather<'_> {
+impl<'a> Gather<'a> {
+    pub(super) fn new(answers: Answers<'a>, shards: Vec<ShardId>) -> Gather<'a> {
+        Gather { answers, shards }
+    }
+
     /// The next result; `None` after the last.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     pub async fn next(&mut self) -> Option<(ShardId, Result<Vec<Row>, Error>)> {
-        self.results.next().await
+        StreamExt::next(self).await
     }
 }
 
@@ -121,7 +121,8 @@ impl Stream for Gather<'_> {
     type Item = (ShardId, Result<Vec<Row>, Error>);
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.results.as_mut().poll_next(context)
+        let answer = Pin::new(&mut self.answers).poll_next(context);
+        answer.map(|answer| answer.map(|(at, result)| (self.shards[at], result)))
     }
 }
 

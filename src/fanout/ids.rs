@@ -1,45 +1,83 @@
 //! One statement for many IDs, each on the shard that it names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
 
+use futures_util::StreamExt;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
-use super::gather::{Gather, Shards, gather};
+use super::batch::{Answers, Batch, Pace, Params};
+use super::gather::Gather;
+use super::partial::{Failed, Partial};
+use crate::id::Id;
 use crate::router::{Error, Router, SqlText};
 use crate::shard::ShardId;
 
 impl Router {
-    /// The rows of these IDs, wherever they are.
+    /// The rows of these IDs, wherever they are: one statement for all IDs of a shard, many statements on their way at a
+    /// time.
+    ///
+    /// - An ID that is there twice is asked for once.
+    /// - An ID that no row has gives no row.
+    /// - An ID that names a shard the cluster does not have fails with [`Error::NoSuchId`], as its own shard's failure;
+    ///   the others are not held up.
     pub fn by_ids(&self, ids: &[i64]) -> ByIds {
+        let mut order = HashMap::with_capacity(ids.len());
         let mut wanted: BTreeMap<ShardId, Vec<i64>> = BTreeMap::new();
-        let mut unknown = None;
         for id in ids {
-            match self.by_id(*id) {
-                Ok(shard) => wanted.entry(shard.id()).or_default().push(*id),
-                Err(error) => {
-                    unknown.get_or_insert(error);
-                }
-            }
+            let place = order.len();
+            order.entry(*id).or_insert_with(|| {
+                wanted.entry(Id::decode(*id).shard()).or_default().push(*id);
+                place
+            });
         }
-        ByIds { router: self.clone(), wanted, unknown, width: Shards::WIDTH }
+        ByIds { router: self.clone(), wanted: wanted.into_iter().collect(), order, pace: ByIds::PACE }
     }
 }
 
 /// IDs grouped by their shards.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct ByIds {
     router: Router,
-    wanted: BTreeMap<ShardId, Vec<i64>>,
-    /// The first number that is no ID of this cluster.
-    unknown: Option<Error>,
-    width: usize,
+    wanted: Arc<[(ShardId, Vec<i64>)]>,
+    /// Where each ID stands among all, each counted once.
+    order: HashMap<i64, usize>,
+    pace: Pace,
 }
 
+impl Params for Vec<i64> {
+    fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        vec![self]
+    }
+}
+
+/// What [`ByIds`] gives when some of the shards failed.
+pub type MissingIds<T> = Partial<T, i64>;
+
 impl ByIds {
-    /// How many shards of one host are asked at a time, at least 1; [`Shards::WIDTH`] where nothing is said.
-    pub fn width(mut self, shards_per_host: usize) -> ByIds {
-        self.width = shards_per_host.max(1);
+    /// Statements are short: many on few connections.
+    const PACE: Pace = Pace { width: 2, depth: 32, deadline: None };
+
+    /// How many connections to one host are used at a time, at least 1; 2 where nothing is said. As
+    /// [`Shards::width`](super::Shards::width).
+    pub fn width(mut self, connections_per_host: usize) -> ByIds {
+        self.pace.width = connections_per_host.max(1);
+        self
+    }
+
+    /// How many statements are on their way on one connection, at least 1; 32 where nothing is said. As
+    /// [`Shards::depth`](super::Shards::depth).
+    pub fn depth(mut self, statements_per_connection: usize) -> ByIds {
+        self.pace.depth = statements_per_connection.max(1);
+        self
+    }
+
+    /// How long the whole may take; as [`Shards::deadline`](super::Shards::deadline).
+    pub fn deadline(mut self, deadline: Duration) -> ByIds {
+        self.pace.deadline = Some(deadline);
         self
     }
 
@@ -47,32 +85,92 @@ impl ByIds {
     /// (`WHERE id = ANY($1)`). All rows with their shards; in no order.
     ///
     /// # Errors
-    /// When a number is no ID of this cluster (nothing is sent then), or the first failure of a shard. To have the rows of
-    /// the others all the same, use [`ByIds::each`].
+    /// When a shard failed: with the rows of the others, and its IDs. `?` in a function that gives [`Error`] keeps the
+    /// first failure only.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
-    pub async fn query<'s>(self, sql: impl Into<SqlText<'s>>) -> Result<Vec<(ShardId, Row)>, Error> {
-        let mut results = self.each(sql)?;
+    pub async fn query<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+    ) -> Result<Vec<(ShardId, Row)>, MissingIds<Vec<(ShardId, Row)>>> {
         let mut all = Vec::new();
-        while let Some((shard, rows)) = results.next().await {
-            all.extend(rows?.into_iter().map(|row| (shard, row)));
-        }
-        Ok(all)
+        let failed = self.run(sql.into(), |shard, rows| {
+            all.extend(rows.into_iter().map(|row| (shard, row)));
+            Ok(())
+        });
+        let failed = failed.await;
+        Partial { done: all, failed, shards: self.wanted.len() }.check()
+    }
+
+    /// As [`ByIds::query`], the rows in the order of the IDs that were given. The first column of each row must be the ID,
+    /// a `bigint`, that it belongs to. An ID may have several rows; they stay as its shard gave them. Rows of an ID that was
+    /// not asked for come last.
+    ///
+    /// # Errors
+    /// As [`ByIds::query`]; a shard whose first column is no `bigint` has failed.
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`](crate::router::Shard::query).
+    pub async fn query_in_order<'s>(self, sql: impl Into<SqlText<'s>>) -> Result<Vec<Row>, MissingIds<Vec<Row>>> {
+        let mut placed: Vec<(usize, Row)> = Vec::new();
+        let failed = self.run(sql.into(), |shard, rows| {
+            for row in rows {
+                let id: i64 = row.try_get(0).map_err(|source| refused(&self.router, shard, source))?;
+                placed.push((self.order.get(&id).copied().unwrap_or(usize::MAX), row));
+            }
+            Ok(())
+        });
+        let failed = failed.await;
+        placed.sort_by_key(|(place, _)| *place);
+        let done = placed.into_iter().map(|(_, row)| row).collect();
+        Partial { done, failed, shards: self.wanted.len() }.check()
     }
 
     /// As [`ByIds::query`], each shard's rows or failure as it comes.
-    ///
-    /// # Errors
-    /// When a number is no ID of this cluster.
-    pub fn each<'s>(self, sql: impl Into<SqlText<'s>>) -> Result<Gather<'static>, Error> {
-        if let Some(error) = self.unknown {
-            return Err(error);
+    pub fn each<'s>(self, sql: impl Into<SqlText<'s>>) -> Gather<'static> {
+        let shards = self.wanted.iter().map(|(shard, _)| *shard).collect();
+        Gather::new(self.answers(sql.into()), shards)
+    }
+
+    fn answers(&self, sql: SqlText<'_>) -> Answers<'static> {
+        let batch = Batch {
+            router: self.router.clone(),
+            sql: sql.to_sql(),
+            jobs: self.wanted.clone(),
+            params: Arc::new(|ids: &Vec<i64>| ids.clone()),
+            pace: self.pace,
+        };
+        batch.run()
+    }
+
+    /// Runs the statement, gives the rows of each shard to `take`, and comes back with what failed.
+    async fn run(
+        &self,
+        sql: SqlText<'_>,
+        mut take: impl FnMut(ShardId, Vec<Row>) -> Result<(), Error>,
+    ) -> Vec<Failed<i64>> {
+        let mut answers = self.answers(sql);
+        let mut failed = Vec::new();
+        while let Some((at, result)) = answers.next().await {
+            let (shard, ids) = &self.wanted[at];
+            if let Err(error) = result.and_then(|rows| take(*shard, rows)) {
+                let error = match (error, ids.first()) {
+                    (Error::NoSuchShard { shard, shards }, Some(id)) => Error::NoSuchId { id: *id, shard, shards },
+                    (error, _) => error,
+                };
+                failed.push(Failed { shard: *shard, wanted: ids.clone(), error });
+            }
         }
-        let sql = sql.into().to_sql();
-        Ok(gather(&self.router, self.wanted, self.width, move |router, shard, ids: Vec<i64>| {
-            let sql = sql.clone();
-            async move { router.shard(shard)?.query(&sql, &[&ids]).await }
-        }))
+        failed.sort_unstable_by_key(|failed| failed.shard);
+        failed
+    }
+}
+
+/// Rows that are not what the call needs.
+pub(super) fn refused(router: &Router, shard: ShardId, source: tokio_postgres::Error) -> Error {
+    match router.shard(shard) {
+        Ok(handle) => Error::Statement { shard, host: handle.host(), source },
+        Err(error) => error,
     }
 }

@@ -1,11 +1,24 @@
-//! Many shards at once: a statement on every shard, on some, or for a list of IDs.
+//! Many shards at once: a statement on every shard, on some, for a list of IDs or keys; many rows to insert; and the
+//! newest rows of many keys together.
 //!
-//! Each host is worked through beside the others, with a bounded number of shards in flight, so that one that is slow
-//! or dead holds up only its own shards. What may not break: a shard's failure is that shard's result and ends nothing
-//! else; and every shard asked for gives exactly one result.
+//! Each host is worked through beside the others, on a few connections (the width), each with a few statements on their
+//! way (the depth), so that one that is slow or dead holds up only its own shards. One connection to a host is waited
+//! for; the others are used if they are free, and never more than half of the pool.
+//!
+//! What may not break: a shard's failure is that shard's result and ends nothing else ([`Partial`] has what succeeded,
+//! and names the rest); and every shard asked for gives exactly one result.
 
+mod batch;
 mod gather;
 mod ids;
+mod insert;
+mod keys;
+mod partial;
 
+#[doc(inline)]
+pub use crate::__columns as columns;
 pub use gather::{Gather, Shards};
-pub use ids::ByIds;
+pub use ids::{ByIds, MissingIds};
+pub use insert::{Columns, InsertMany, Inserted};
+pub use keys::{ByKeys, Page};
+pub use partial::{Failed, Partial};

@@ -218,6 +218,16 @@ pub enum Error {
         /// What stood in the way last.
         reason: String,
     },
+    /// The deadline of a call over many shards passed before this one had answered.
+    #[error("shard {shard} had not answered when the deadline of {limit_ms} ms passed{}", if *may_have_run { ", and the statement may have run" } else { "" })]
+    Deadline {
+        /// The shard.
+        shard: ShardId,
+        /// The deadline.
+        limit_ms: u128,
+        /// Whether a statement that writes was on its way.
+        may_have_run: bool,
+    },
     /// The host could not be asked whether it still has the shard.
     #[error("host {host} cannot be asked about shard {shard}: run `pgshard check`")]
     LookUp {
@@ -355,7 +365,9 @@ impl Error {
             | Error::PoolTimeout { .. }
             | Error::TooManyWaiting { .. }
             | Error::ShardUnavailable { .. } => true,
-            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => !may_have_run,
+            Error::ConnectionLost { may_have_run, .. }
+            | Error::TimedOut { may_have_run, .. }
+            | Error::Deadline { may_have_run, .. } => !may_have_run,
             Error::Statement { source, .. } => {
                 state::is_signpost(source) || source.code().is_some_and(state::is_transient)
             }
@@ -372,7 +384,9 @@ impl Error {
     pub fn may_have_run(&self) -> bool {
         match self {
             Error::InDoubt { .. } | Error::NotRepeated { .. } => true,
-            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => *may_have_run,
+            Error::ConnectionLost { may_have_run, .. }
+            | Error::TimedOut { may_have_run, .. }
+            | Error::Deadline { may_have_run, .. } => *may_have_run,
             _ => false,
         }
     }

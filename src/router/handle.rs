@@ -200,6 +200,39 @@ impl<'r> Shard<'r> {
         self.build_transaction().run(work).await
     }
 
+    /// As [`Shard::transaction`], for SQL that cannot name the shard's schema, as an ORM's: within it `search_path` is the
+    /// shard's schema, and `{shard}` means it as always.
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// let photos = router.by_key(user).orm_transaction(async |tx| {
+    ///     tx.query("SELECT id, title FROM photos WHERE user_id = $1", &[&user]).await
+    /// }).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// It is set by `SET LOCAL`, so it ends with the transaction, and no other user of the connection meets it; a pooler in
+    /// transaction mode is no obstacle. There is no such mode for single statements: they would need the transaction too.
+    ///
+    /// Nothing is behind the shard's schema but `pg_catalog`: a table that the shard does not have is an error, also where
+    /// `public` has one of that name. Whoever needs what is in `public` (an extension's functions) says so, with
+    /// [`TransactionBuilder::search_path`]; and then a name that is missing in the shard does fall through to `public`, where
+    /// every shard reads and writes the same rows.
+    ///
+    /// # Errors
+    /// As [`Shard::transaction`].
+    ///
+    /// # Cancel safety
+    /// As [`Shard::transaction`].
+    pub async fn orm_transaction<T, E, F, Fut>(self, work: F) -> Result<T, E>
+    where
+        F: Fn(Transaction) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        self.build_transaction().search_path(&[]).run(work).await
+    }
+
     /// A transaction with an isolation level, or read-only.
     pub fn build_transaction(self) -> TransactionBuilder<'r> {
         TransactionBuilder::new(self.router, self)
@@ -224,11 +257,15 @@ impl<'r> Shard<'r> {
         Ok(RawClient::new(lease, self.id, place.host.name.clone(), self.schema()))
     }
 
+    #[tracing::instrument(level = "debug", name = "pgshard.statement", skip_all, fields(shard = %self.id))]
     async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         self.checked()?;
+        let began = Instant::now();
         let sent = AtomicBool::new(false);
         // Boxed: it is large, and whoever calls keeps it in a future of his own.
-        self.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent))).await
+        let result = self.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent))).await;
+        self.router.inner().count_request(self.id, began, result.is_ok());
+        result
     }
 
     async fn run_to_end<A: Answer>(

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use deadpool::Runtime;
-use deadpool::managed::{Pool, PoolError, TimeoutType};
+use deadpool::managed::{Pool, PoolError, TimeoutType, Timeouts};
 use tokio::sync::Semaphore;
 
 use super::circuit::Circuit;
 use super::error::{Error, HostDiffers, LookUpError, PoolPhase, Queue};
 use super::look::Questions;
+use super::metrics::HostMetrics;
 use super::options::{HostOptions, Options, PrepareMode};
 use super::room::Room;
 use super::session::{Lease, Manager, OpenError, Statements};
@@ -30,6 +31,7 @@ pub(super) struct Host {
     getting: AtomicU32,
     getting_max: u32,
     waiters_max: u32,
+    pub(super) metrics: HostMetrics,
     wait_max: Duration,
     recycle_max: Duration,
 }
@@ -80,6 +82,7 @@ impl Host {
             getting: AtomicU32::new(0),
             getting_max: options.waiters_per_host.saturating_add(size),
             waiters_max: options.waiters_per_host,
+            metrics: HostMetrics::default(),
             wait_max: options.wait_max,
             recycle_max: options.recycle_max,
         };
@@ -99,7 +102,10 @@ impl Host {
                 return Err(Error::TooManyWaiting { shard, host: host(), queue, limit });
             }
         };
-        self.connection(&self.pool).await.map_err(|fault| match fault {
+        let began = Instant::now();
+        let lease = self.connection(&self.pool).await;
+        self.metrics.pool(&self.name, began.elapsed(), lease.is_ok());
+        lease.map_err(|fault| match fault {
             PoolFault::Connect(source) => Error::Connect { shard, host: host(), source },
             PoolFault::Down { cause, again_in } => {
                 Error::HostDown { shard, host: host(), again_in_ms: again_in.as_millis(), source: cause }
@@ -109,6 +115,17 @@ impl Host {
                 Error::PoolTimeout { shard, host: host(), phase, limit_ms: limit.as_millis() }
             }
         })
+    }
+
+    /// Borrows a connection that nobody uses, or opens one if the pool has room; does not wait for one.
+    pub(super) async fn lease_if_free(&self) -> Option<Lease> {
+        let timeouts = Timeouts { wait: Some(Duration::ZERO), ..self.pool.timeouts() };
+        self.pool.timeout_get(&timeouts).await.ok().map(Lease::new)
+    }
+
+    /// The most connections of the pool.
+    pub(super) fn pool_size(&self) -> usize {
+        self.pool.status().max_size
     }
 
     /// Borrows a connection for a look-up.

@@ -139,6 +139,7 @@ impl Questions {
             let asked = Instant::now();
             last.asked = Some(asked);
             self.asked.fetch_add(1, Ordering::Relaxed);
+            host.metrics.look_up(&host.name);
             let answer = match tokio::time::timeout(ANSWER_MAX, look(host, &shards)).await {
                 Ok(answer) => answer.map_err(Arc::new),
                 Err(_) => Err(Arc::new(LookUpError::TimedOut(ANSWER_MAX))),

@@ -21,7 +21,9 @@ mod error;
 mod handle;
 mod host;
 mod kind;
+mod lane;
 mod look;
+mod metrics;
 mod options;
 mod raw;
 mod recover;
@@ -50,6 +52,7 @@ use crate::store::MapWatch;
 
 pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
 pub use handle::Shard;
+pub(crate) use lane::{Lane, Ran};
 pub use options::{HostOptions, HostSource, Options, PrepareMode};
 pub use raw::RawClient;
 pub use sql::{Sql, SqlText};
@@ -74,6 +77,7 @@ impl Router {
         let room = options.max_connections.map(|max| Arc::new(Room::new(max, options.wait_max)));
         let host = |host| Arc::new(Host::new(host, &options, room.as_ref()));
         let hosts = options.hosts.iter().map(|options| (options.name.clone(), host(options)));
+        metrics::map_version(options.map.version());
         Router(Arc::new(Inner {
             shards: options.map.shards(),
             hosts: ArcSwap::from_pointee(hosts.collect()),

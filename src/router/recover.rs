@@ -10,6 +10,7 @@ use uuid::Uuid;
 use super::error::{Error, LookUpError, Queue};
 use super::host::Host;
 use super::look::{Answered, Mend};
+use super::metrics::Reason;
 use super::routing::{Inner, Place};
 use super::session::Lease;
 use super::stale::{Met, PeerVerdict, Verdict, judge, judge_peer, pause};
@@ -33,6 +34,8 @@ pub(super) struct Recovery<'r> {
     rounds: u32,
     /// When a decided move was first found not opened.
     unopened: Option<Instant>,
+    /// Why the call is on its way again.
+    reason: Reason,
 }
 
 /// What the caller does next.
@@ -46,7 +49,7 @@ pub(super) enum Next {
 
 impl<'r> Recovery<'r> {
     pub(super) fn new(router: &'r Inner, shard: ShardId) -> Recovery<'r> {
-        Recovery { router, shard, since: None, rounds: 0, unopened: None }
+        Recovery { router, shard, since: None, rounds: 0, unopened: None, reason: Reason::Error }
     }
 
     /// Only asks: whether the failed statement's error is the application's own.
@@ -62,6 +65,7 @@ impl<'r> Recovery<'r> {
     ///
     /// # Errors
     /// When the time for retries is over, or there is nobody to ask.
+    #[tracing::instrument(level = "debug", name = "pgshard.recover", skip_all, fields(shard = %self.shard, host = %place.host.name))]
     pub(super) async fn after(
         &mut self,
         met: Met,
@@ -75,9 +79,11 @@ impl<'r> Recovery<'r> {
             let answered = self.ask(&place.host, met).await?;
             let verdict = judge(met, &answered.look, began.elapsed(), place.epoch);
             tracing::debug!(shard = %self.shard, host = %place.host.name, ?met, ?verdict, "a statement met a move");
+            place.host.metrics.met(&place.host.name, met, &verdict);
             if verdict == Verdict::Own {
                 return Ok(Next::Own);
             }
+            self.reason = Reason::of(met, &verdict);
             if let Some(lease) = lease.take() {
                 lease.discard();
             }
@@ -195,6 +201,7 @@ impl<'r> Recovery<'r> {
     async fn again(&mut self, host: &Host) -> Result<Next, Error> {
         self.rounds += 1;
         self.router.retries.fetch_add(1, Ordering::Relaxed);
+        host.metrics.retry(&host.name, self.reason);
         if self.rounds > 1 {
             self.wait(host, "it answers as if it had moved").await?;
         }

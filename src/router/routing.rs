@@ -133,6 +133,13 @@ impl Inner {
         }
     }
 
+    /// Counts a call that has ended, at the host that serves its shard by now.
+    pub(super) fn count_request(&self, shard: ShardId, began: Instant, succeeded: bool) {
+        if let Ok(place) = self.place(shard) {
+            place.host.metrics.request(&place.host.name, began.elapsed(), succeeded);
+        }
+    }
+
     /// The name of the host that the router takes to serve the shard.
     pub(super) fn host_name(&self, shard: ShardId) -> Option<HostName> {
         self.snapshot.load().placement(shard).map(|(name, _)| name.clone())
@@ -146,10 +153,11 @@ impl Inner {
             true => snapshot.clone(),
             false => Arc::new(snapshot.with_map(map.clone())),
         });
-        match map.version() < before.map.version() {
-            true => Err(Error::OlderMap { given: map.version(), current: before.map.version() }),
-            false => Ok(()),
+        if map.version() < before.map.version() {
+            return Err(Error::OlderMap { given: map.version(), current: before.map.version() });
         }
+        super::metrics::map_version(map.version());
+        Ok(())
     }
 
     /// Takes in what a host has said of itself.

@@ -266,7 +266,9 @@ impl Answer for u64 {
 }
 
 impl Session {
-    async fn run<A: Answer>(
+    /// Runs one statement; several at a time follow each other on the connection, where it is pipelined
+    /// ([`Session::can_pipeline`]). Whoever calls this without [`Lease::run`] says himself what the session is in the middle of.
+    pub(super) async fn run<A: Answer>(
         &self,
         statement: Rendered<'_>,
         params: &[&(dyn ToSql + Sync)],
@@ -311,6 +313,22 @@ impl Session {
             }
             failed
         })
+    }
+
+    /// Whether several statements may be on their way at a time. Without names one can be a transaction of its own, in which
+    /// no other may be caught.
+    pub(super) fn can_pipeline(&self) -> bool {
+        matches!(self.statements, Prepared::Named(_))
+    }
+
+    /// Whether this statement is prepared on the connection.
+    pub(super) fn has(&self, sql: &str) -> bool {
+        match &self.statements {
+            Prepared::Named(Some(statements)) => {
+                statements.lock().unwrap_or_else(PoisonError::into_inner).contains(sql)
+            }
+            Prepared::Named(None) | Prepared::Unnamed(_) => false,
+        }
     }
 }
 
@@ -388,6 +406,16 @@ impl Lease {
     /// Whether the answer to a statement was not waited for.
     pub(super) fn is_unsettled(&self) -> bool {
         self.doing == Doing::Statement
+    }
+
+    /// From now on answers may be awaited that nobody tells of here: dropped, the connection is closed.
+    pub(super) fn set_unsettled(&mut self) {
+        self.doing = Doing::Statement;
+    }
+
+    /// Every answer has come after all.
+    pub(super) fn set_settled(&mut self) {
+        self.doing = Doing::Nothing;
     }
 
     /// Closes the connection instead of giving it back.

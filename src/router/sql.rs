@@ -62,6 +62,11 @@ impl Sql {
         self.0.template.render(schema)
     }
 
+    /// Whether running it changes nothing, as far as its first word says.
+    pub(crate) fn only_reads(&self) -> bool {
+        self.0.kind == Kind::Read
+    }
+
     pub(super) fn kind(&self) -> Kind {
         self.0.kind
     }

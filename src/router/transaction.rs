@@ -21,22 +21,25 @@ use super::session::{Answer, Failed, Lease, Prepare, is_lost};
 use super::sql::{Rendered, SqlText};
 use super::stale::Met;
 use crate::map::HostName;
+use crate::pg::quote_ident;
 use crate::pg::state::is_read_only;
 use crate::shard::ShardId;
 
 /// A transaction to be run; made by [`Shard::build_transaction`](super::Shard::build_transaction).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[must_use]
 pub struct TransactionBuilder<'r> {
     router: &'r Router,
     shard: Shard<'r>,
     isolation: Option<IsolationLevel>,
     read_only: bool,
+    /// What follows the shard's schema in `search_path`; `None` where that is left as it is.
+    behind: Option<Vec<String>>,
 }
 
 impl<'r> TransactionBuilder<'r> {
     pub(super) fn new(router: &'r Router, shard: Shard<'r>) -> TransactionBuilder<'r> {
-        TransactionBuilder { router, shard, isolation: None, read_only: false }
+        TransactionBuilder { router, shard, isolation: None, read_only: false, behind: None }
     }
 
     /// The isolation level; the session's own, mostly READ COMMITTED, where it is not given.
@@ -51,6 +54,13 @@ impl<'r> TransactionBuilder<'r> {
         self
     }
 
+    /// Sets `search_path` for this transaction: the shard's schema, then these; see
+    /// [`Shard::orm_transaction`](super::Shard::orm_transaction).
+    pub fn search_path(mut self, behind: &[&str]) -> Self {
+        self.behind = Some(behind.iter().map(|schema| (*schema).to_owned()).collect());
+        self
+    }
+
     /// Runs the closure; see [`Shard::transaction`](super::Shard::transaction).
     ///
     /// # Errors
@@ -58,6 +68,7 @@ impl<'r> TransactionBuilder<'r> {
     ///
     /// # Cancel safety
     /// As there.
+    #[tracing::instrument(level = "debug", name = "pgshard.transaction", skip_all, fields(shard = %self.shard.id()))]
     pub async fn run<T, E, F, Fut>(self, work: F) -> Result<T, E>
     where
         F: Fn(Transaction) -> Fut,
@@ -65,8 +76,11 @@ impl<'r> TransactionBuilder<'r> {
         E: From<Error>,
     {
         self.shard.checked()?;
+        let (router, shard, began) = (self.router, self.shard, Instant::now());
         let committing = AtomicBool::new(false);
-        self.shard.limited(&committing, Box::pin(self.run_to_end(work, &committing))).await
+        let result = shard.limited(&committing, Box::pin(self.run_to_end(work, &committing))).await;
+        router.inner().count_request(shard.id(), began, result.is_ok());
+        result
     }
 
     async fn run_to_end<T, E, F, Fut>(self, work: F, committing: &AtomicBool) -> Result<T, E>
@@ -93,7 +107,8 @@ impl<'r> TransactionBuilder<'r> {
                 }
                 return Err(E::from(lost_or_refused(shard, host(), source)));
             }
-            let transaction = Transaction::new(self.router, shard, host(), lease, prepare);
+            let named = if self.behind.is_some() { Named::BySearchPath } else { Named::InFull };
+            let transaction = Transaction::new(self.router, shard, host(), lease, (prepare, named));
             let result = work(transaction.clone()).await;
             let Ended { mut lease, met, outdated, failed, read_only } = transaction.end().await;
             // Only an error that a savepoint has caught leaves something to commit.
@@ -157,6 +172,14 @@ impl<'r> TransactionBuilder<'r> {
         if self.read_only {
             begin.push_str(" READ ONLY");
         }
+        if let Some(behind) = &self.behind {
+            begin.push_str("; SET LOCAL search_path = ");
+            begin.push_str(&quote_ident(&self.shard.schema()));
+            for schema in behind {
+                begin.push_str(", ");
+                begin.push_str(&quote_ident(schema));
+            }
+        }
         begin
     }
 }
@@ -191,7 +214,15 @@ struct Running {
     shard: ShardId,
     host: HostName,
     prepare: Prepare,
+    named: Named,
     state: Mutex<State>,
+}
+
+/// How statements name the shard's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Named {
+    InFull,
+    BySearchPath,
 }
 
 struct State {
@@ -220,7 +251,13 @@ struct Ended {
 }
 
 impl Transaction {
-    fn new(router: &Router, shard: ShardId, host: HostName, lease: Lease, prepare: Prepare) -> Transaction {
+    fn new(
+        router: &Router,
+        shard: ShardId,
+        host: HostName,
+        lease: Lease,
+        (prepare, named): (Prepare, Named),
+    ) -> Transaction {
         let state = State {
             lease: Some(lease),
             savepoints: 0,
@@ -230,7 +267,7 @@ impl Transaction {
             failed: false,
             read_only: false,
         };
-        Transaction(Arc::new(Running { router: router.clone(), shard, host, prepare, state: Mutex::new(state) }))
+        Transaction(Arc::new(Running { router: router.clone(), shard, host, prepare, named, state: Mutex::new(state) }))
     }
 
     /// Takes the connection away from the closure and whoever it gave a clone to.
@@ -358,14 +395,19 @@ impl Transaction {
     }
 
     async fn run<A: Answer>(&self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
-        let Running { router, shard, host, prepare, state } = &*self.0;
+        let Running { router, shard, host, prepare, named, state } = &*self.0;
         let shard = *shard;
         let sql = router.inner().sql.read(sql);
         let kind = sql.kind();
         if kind == Kind::Control {
             return Err(Error::TransactionControl { shard });
         }
-        let text = sql.render(&router.prefix().schema(shard));
+        let schema = router.prefix().schema(shard);
+        let mut text = sql.render(&schema);
+        if *named == Named::BySearchPath {
+            // One text means other tables in each shard, with types of their own: a prepared statement is for one shard.
+            text = format!("/* {schema} */ {text}");
+        }
         let mut state = state.lock().await;
         let Some(lease) = &mut state.lease else { return Err(Error::TransactionEnded { shard }) };
         let ran = lease.run(Rendered::new(&sql, &text), params, *prepare).await;

@@ -3,8 +3,10 @@
 mod bounds;
 mod by_hand;
 mod health;
+mod many;
 mod moves;
 mod old_maps;
+mod orm;
 mod pooler;
 mod proxy;
 mod sessions;
@@ -73,9 +75,10 @@ on_each_version! {
         let strange = Id::new(1000, shard(64), 0).unwrap().encode();
         assert!(matches!(router.by_id(strange), Err(Error::NoSuchId { id, .. }) if id == strange));
         assert!(matches!(router.shard(shard(64)), Err(Error::NoSuchShard { .. })));
-        let error = router.by_ids(&[ids[0], strange]).query("SELECT 1").await.unwrap_err();
+        let partial = router.by_ids(&[ids[0], strange]).query("SELECT 1").await.unwrap_err();
+        assert_eq!((partial.done.len(), partial.failed.len()), (1, 1));
         assert_eq!(
-            error.to_string(),
+            Error::from(partial).to_string(),
             format!("{strange} is no ID of this cluster: it names shard 64, and there are 64 shards, 0 to 63")
         );
     }

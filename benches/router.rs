@@ -1,0 +1,425 @@
+//! What the router costs and saves, each beside the same by hand with tokio-postgres, on the same servers in the same run:
+//!
+//! - point reads by a prepared statement over 1000 schemas: the median of one at a time, and the rate with 32 in flight;
+//! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other; also with servers that
+//!   are half a millisecond away, as they are in a data centre (a proxy in this process delays every packet by 0.25 ms);
+//! - a server process's memory after 20 statements on each of 4096 shards, with the bound on prepared statements and without.
+//!
+//! `cargo bench --bench router -- [points] [ids] [memory] [--seconds N] [--rounds N]`; without a name, all of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, ServerOptions};
+use pgshard::id::Id;
+use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
+use pgshard::pg::ConnectOptions;
+use pgshard::router::{HostOptions, Options, Sql};
+use pgshard::{Router, SchemaPrefix, ShardCount, ShardId};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_postgres::{Client, NoTls, Statement};
+
+/// Half of the shards are db1's, the other half db2's.
+const SHARDS: u16 = 8192;
+/// How many of them have a schema: on db1 all, for the memory; on db2 what the IDs need.
+const MADE: [std::ops::Range<u16>; 2] = [0..4096, 4096..4596];
+const SCHEMAS: u16 = 1000;
+const IN_FLIGHT: usize = 32;
+const STATEMENTS: usize = 20;
+const SELECT: &str = "SELECT id, title FROM {shard}.photos WHERE id = $1";
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+struct Arguments {
+    parts: Vec<String>,
+    seconds: u64,
+    rounds: usize,
+}
+
+impl Arguments {
+    fn read() -> Outcome<Arguments> {
+        let mut read = Arguments { parts: Vec::new(), seconds: 2, rounds: 7 };
+        let mut list = std::env::args().skip(1);
+        while let Some(name) = list.next() {
+            let mut number = || list.next().unwrap_or_default().parse::<u64>();
+            match name.as_str() {
+                "--seconds" => read.seconds = number()?,
+                "--rounds" => read.rounds = number()? as usize,
+                "points" | "ids" | "memory" => read.parts.push(name),
+                // What `cargo bench` says to every bench.
+                "--bench" => {}
+                other => return Err(format!("unknown argument {other}").into()),
+            }
+        }
+        Ok(read)
+    }
+
+    fn wants(&self, part: &str) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|wanted| wanted == part)
+    }
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Outcome<()> {
+    let arguments = Arguments::read()?;
+    let binaries = Binaries::first()?;
+    println!("PostgreSQL {}, throwaway", binaries.version());
+    let server =
+        ServerOptions { durability: Durability::Throwaway, shared_buffers_mib: 256, ..ServerOptions::default() };
+    let options = ClusterOptions { hosts: 2, binaries, server };
+    let cluster = tokio::task::block_in_place(|| Cluster::start(&options))?;
+    let bench = Bench { urls: cluster.servers().iter().map(|server| server.url()).collect(), arguments };
+    bench.prepare().await?;
+    if bench.arguments.wants("points") {
+        bench.points().await?;
+    }
+    if bench.arguments.wants("ids") {
+        bench.ids("on this machine", &bench.urls).await?;
+        let mut far = Vec::new();
+        for (url, server) in bench.urls.iter().zip(cluster.servers()) {
+            let port = away(server.port(), Duration::from_micros(250)).await?;
+            far.push(url.replace(&server.port().to_string(), &port.to_string()));
+        }
+        bench.ids("0.5 ms away", &far).await?;
+    }
+    if bench.arguments.wants("memory") {
+        bench.memory().await?;
+    }
+    Ok(())
+}
+
+struct Bench {
+    urls: Vec<String>,
+    arguments: Arguments,
+}
+
+impl Bench {
+    /// A table of one row in each schema.
+    async fn prepare(&self) -> Outcome<()> {
+        for (url, shards) in self.urls.iter().zip(MADE) {
+            let client = connect(url).await?;
+            client
+                .batch_execute(&format!(
+                    "CREATE SCHEMA pgshard; CREATE TABLE pgshard.cluster (shards integer, key_kind text);
+                     INSERT INTO pgshard.cluster VALUES ({SHARDS}, 'integer');"
+                ))
+                .await?;
+            for shard in shards {
+                let (schema, id) = (schema(shard), id(shard));
+                let sql = format!(
+                    "CREATE SCHEMA {schema}; CREATE TABLE {schema}.photos (id bigint PRIMARY KEY, title text NOT NULL);
+                     INSERT INTO {schema}.photos VALUES ({id}, 'Prague');"
+                );
+                client.batch_execute(&sql).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn router(&self, urls: &[String], pool_size: usize, statements: Option<usize>) -> Outcome<Router> {
+        let mut hosts = Vec::new();
+        for (at, url) in urls.iter().enumerate() {
+            hosts.push(HostOptions::new(place(at).host, ConnectOptions::parse(url)?, pool_size));
+        }
+        let shards = ShardCount::new(SHARDS.into()).ok_or("a number of shards")?;
+        let placements = shards.iter().map(|shard| (shard, place(usize::from(shard.get() >= SHARDS / 2))));
+        let map = ShardMap::new(MapVersion::FIRST, shards, placements).map_err(|_| "a map")?;
+        let mut options = Options::new(hosts, Arc::new(map));
+        options.statements_per_connection = statements.unwrap_or(options.statements_per_connection);
+        Ok(Router::new(options))
+    }
+
+    async fn points(&self) -> Outcome<()> {
+        println!("\npoint reads over {SCHEMAS} schemas, a prepared statement for each");
+        let router = self.router(&self.urls, IN_FLIGHT, Some(1024))?;
+        let mut hands = Vec::new();
+        for _ in 0..IN_FLIGHT {
+            hands.push(Arc::new(Hand::new(&self.urls[0], SCHEMAS).await?));
+        }
+        warm(&router).await?;
+        let one = self.router(&self.urls, 1, Some(1024))?;
+        let (mut medians, mut rates) = (Vec::new(), Vec::new());
+        let length = Duration::from_secs(self.arguments.seconds);
+        // The first round is not counted: a plan is generic from the sixth execution on.
+        let first = Duration::from_secs(8 * self.arguments.seconds);
+        for round in 0..=self.arguments.rounds {
+            let length = if round == 0 { first } else { length };
+            // Turn by turn in short slices, so that both meet the same neighbours on the machine.
+            let (mut by_hand, mut routed) = (Vec::new(), Vec::new());
+            let began = Instant::now();
+            while began.elapsed() < length {
+                for shard in 0..SCHEMAS {
+                    let shard = shard * 7 % SCHEMAS;
+                    by_hand.push(timed(hands[0].read(shard)).await?);
+                    routed.push(timed(read(&one, shard)).await?);
+                }
+            }
+            let (hand_rate, router_rate) = rates_of(&hands, &router, length).await?;
+            if round == 0 {
+                continue;
+            }
+            let (hand, ours) = (median(&mut by_hand), median(&mut routed));
+            medians.push(ours / hand);
+            rates.push(router_rate / hand_rate);
+            println!(
+                "  one at a time: by hand {hand:6.1} µs, router {ours:6.1} µs, {:.3} ×   {IN_FLIGHT} in flight: by hand \
+                 {hand_rate:6.0}/s, router {router_rate:6.0}/s, {:.3} ×",
+                ours / hand,
+                router_rate / hand_rate
+            );
+        }
+        println!("  median of rounds: latency {:.3} ×, rate {:.3} ×", median(&mut medians), median(&mut rates));
+        Ok(())
+    }
+
+    async fn ids(&self, what: &str, urls: &[String]) -> Outcome<()> {
+        println!("\n1000 IDs on 1000 shards of 2 hosts, {what}");
+        let shards: Vec<u16> = (0..500).flat_map(|shard| [shard, shard + SHARDS / 2]).collect();
+        let ids: Vec<i64> = shards.iter().map(|shard| id(*shard)).collect();
+        let mut clients = Vec::new();
+        let mut prepared = HashMap::new();
+        for url in urls {
+            clients.push(connect(url).await?);
+        }
+        let client = |shard: u16| &clients[usize::from(shard >= SHARDS / 2)];
+        for shard in &shards {
+            prepared.insert(*shard, client(*shard).prepare(&by_hand(*shard)).await?);
+        }
+        let router = self.router(urls, 16, None)?;
+        let sql = Sql::new("SELECT id, title FROM {shard}.photos WHERE id = ANY($1)");
+        let (mut plain, mut ready, mut ours) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..self.arguments.rounds + 6 {
+            let began = Instant::now();
+            for (shard, id) in shards.iter().zip(&ids) {
+                client(*shard).query_one(&by_hand(*shard), &[id]).await?;
+            }
+            let (first, began) = (began.elapsed(), Instant::now());
+            for (shard, id) in shards.iter().zip(&ids) {
+                client(*shard).query_one(&prepared[shard], &[id]).await?;
+            }
+            let (second, began) = (began.elapsed(), Instant::now());
+            let rows = router.by_ids(&ids).query(&sql).await?;
+            let third = began.elapsed();
+            assert_eq!(rows.len(), ids.len(), "every ID has its row");
+            // Until plans are generic.
+            if round >= 6 {
+                plain.push(first.as_secs_f64());
+                ready.push(second.as_secs_f64());
+                ours.push(third.as_secs_f64());
+            }
+        }
+        let (plain, ready, ours) = (median(&mut plain), median(&mut ready), median(&mut ours));
+        println!("  by_ids                                      {:8.1} ms", ours * 1e3);
+        println!("  loop by hand, a text each                   {:8.1} ms, {:5.1} ×", plain * 1e3, plain / ours);
+        println!("  loop by hand, a statement prepared a schema {:8.1} ms, {:5.1} ×", ready * 1e3, ready / ours);
+        Ok(())
+    }
+
+    async fn memory(&self) -> Outcome<()> {
+        println!("\na server process after {STATEMENTS} statements on each of 4096 shards");
+        for (what, statements) in [("none kept", 0), ("256 kept, the default", 256), ("all kept", 4096 * STATEMENTS)] {
+            let router = self.router(&self.urls, 1, Some(statements))?;
+            let texts: Vec<Sql> = (0..STATEMENTS)
+                .map(|number| {
+                    Sql::new(&format!(
+                        "SELECT id, title, {number} AS n FROM {{shard}}.photos WHERE id > $1 ORDER BY id LIMIT 10"
+                    ))
+                })
+                .collect();
+            let first = ShardId::new(0).ok_or("a shard")?;
+            let pid: i32 = router.shard(first)?.query_one("SELECT pg_catalog.pg_backend_pid()", &[]).await?.get(0);
+            let before = private_kib(pid)?;
+            let began = Instant::now();
+            for shard in MADE[0].clone() {
+                let shard = router.shard(ShardId::new(shard).ok_or("a shard")?)?;
+                for sql in &texts {
+                    shard.query(sql, &[&0_i64]).await?;
+                }
+            }
+            let after = private_kib(pid)?;
+            println!(
+                "  {what:22} {:7.1} MiB more ({:.1} before), {:.0} µs a statement",
+                (after - before) as f64 / 1024.0,
+                before as f64 / 1024.0,
+                began.elapsed().as_secs_f64() * 1e6 / (4096 * STATEMENTS) as f64
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A connection with a statement prepared for each schema.
+struct Hand {
+    client: Client,
+    statements: Vec<Statement>,
+}
+
+impl Hand {
+    async fn new(url: &str, schemas: u16) -> Outcome<Hand> {
+        let client = connect(url).await?;
+        let mut statements = Vec::new();
+        for shard in 0..schemas {
+            statements.push(client.prepare(&by_hand(shard)).await?);
+        }
+        Ok(Hand { client, statements })
+    }
+
+    async fn read(&self, shard: u16) -> Outcome<()> {
+        self.client.query_one(&self.statements[usize::from(shard)], &[&id(shard)]).await?;
+        Ok(())
+    }
+}
+
+async fn read(router: &Router, shard: u16) -> Outcome<()> {
+    let id = id(shard);
+    router.by_id(id)?.query_one(SELECT, &[&id]).await?;
+    Ok(())
+}
+
+/// Opens every connection of the pool, and has every schema's statement prepared on each, as the hands have.
+async fn warm(router: &Router) -> Outcome<()> {
+    let shard = router.shard(ShardId::new(0).ok_or("a shard")?)?;
+    drop(futures_util::future::try_join_all((0..IN_FLIGHT).map(|_| shard.client())).await?);
+    // The pool gives out its connections in turn. One read more a pass than there are schemas, and each schema gets to each.
+    for _ in 0..IN_FLIGHT {
+        for shard in (0..SCHEMAS).chain([0]) {
+            read(router, shard).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads a second with 32 tasks: by hand with a connection each, and by the router with a pool of 32; half a second each in
+/// turn.
+async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Outcome<(f64, f64)> {
+    let slice = Duration::from_millis(500);
+    let (mut by_hand, mut routed, mut slices) = (0, 0, 0);
+    let began = Instant::now();
+    while began.elapsed() < 2 * length {
+        by_hand += in_flight(slice, |task| {
+            let hand = hands[task].clone();
+            move |shard| {
+                let hand = hand.clone();
+                async move { hand.read(shard).await }
+            }
+        })
+        .await?;
+        routed += in_flight(slice, |_| {
+            let router = router.clone();
+            move |shard| {
+                let router = router.clone();
+                async move { read(&router, shard).await }
+            }
+        })
+        .await?;
+        slices += 1;
+    }
+    let seconds = slice.as_secs_f64() * f64::from(slices);
+    Ok((by_hand as f64 / seconds, routed as f64 / seconds))
+}
+
+async fn in_flight<W, R, F>(length: Duration, worker: W) -> Outcome<u64>
+where
+    W: Fn(usize) -> R,
+    R: Fn(u16) -> F + Send + 'static,
+    F: Future<Output = Outcome<()>> + Send,
+{
+    let done = Arc::new(AtomicU64::new(0));
+    let until = Instant::now() + length;
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..IN_FLIGHT {
+        let (read, done) = (worker(task), done.clone());
+        tasks.spawn(async move {
+            while Instant::now() < until {
+                read(fastrand::u16(..SCHEMAS)).await?;
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+            Outcome::Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(done.load(Ordering::Relaxed))
+}
+
+async fn timed(work: impl Future<Output = Outcome<()>>) -> Outcome<f64> {
+    let began = Instant::now();
+    work.await?;
+    Ok(began.elapsed().as_secs_f64() * 1e6)
+}
+
+fn median(of: &mut [f64]) -> f64 {
+    of.sort_unstable_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+/// What only this process has in memory.
+fn private_kib(pid: i32) -> Outcome<i64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:")).ok_or("a line Private_Dirty")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+async fn connect(url: &str) -> Outcome<Client> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+fn place(host: usize) -> Placement {
+    let name = format!("db{}", host + 1);
+    Placement { host: HostName::new(&name).expect("db and a number is a host name"), epoch: ShardEpoch::FIRST }
+}
+
+fn schema(shard: u16) -> String {
+    SchemaPrefix::default().schema(ShardId::new(shard).expect("less than 8192"))
+}
+
+fn id(shard: u16) -> i64 {
+    Id::new(1_000_000, ShardId::new(shard).expect("less than 8192"), 1).expect("a time within 69 years").encode()
+}
+
+fn by_hand(shard: u16) -> String {
+    format!("SELECT id, title FROM {}.photos WHERE id = $1", schema(shard))
+}
+
+/// A port that leads to another one, each way later by `delay`.
+async fn away(port: u16, delay: Duration) -> Outcome<u16> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let near = listener.local_addr()?.port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { return };
+            let _ = (client.set_nodelay(true), server.set_nodelay(true));
+            let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+            tokio::spawn(delayed(from_client, to_server, delay));
+            tokio::spawn(delayed(from_server, to_client, delay));
+        }
+    });
+    Ok(near)
+}
+
+async fn delayed(mut from: tokio::net::tcp::OwnedReadHalf, mut to: tokio::net::tcp::OwnedWriteHalf, delay: Duration) {
+    let (sender, mut packets) = tokio::sync::mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
+    tokio::spawn(async move {
+        while let Some((at, packet)) = packets.recv().await {
+            // A timer is too coarse for a quarter of a millisecond.
+            while at.elapsed() < delay {
+                tokio::task::yield_now().await;
+            }
+            if to.write_all(&packet).await.is_err() {
+                return;
+            }
+        }
+    });
+    let mut buffer = vec![0; 64 * 1024];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        if sender.send((Instant::now(), buffer[..length].to_vec())).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Many rows at once, each to the shard of its key.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::batch::{Batch, Pace, Params};
+use super::partial::{Failed, Partial};
+use crate::router::{Error, Router, SqlText};
+use crate::shard::{Key, ShardId};
+
+impl Router {
+    /// Rows to insert, each on the shard of the key that `key` says.
+    ///
+    /// ```no_run
+    /// # struct Photo { user: i64, title: String }
+    /// # async fn example(router: pgshard::Router, photos: &[Photo]) -> Result<(), Box<dyn std::error::Error>> {
+    /// use pgshard::fanout::columns;
+    /// let sql = "INSERT INTO {shard}.photos (user_id, title)
+    ///     SELECT * FROM unnest($1::bigint[], $2::text[]) RETURNING id";
+    /// let inserted = router.insert_many(photos, |photo| photo.user)?
+    ///     .query(sql, |photos| columns![
+    ///         photos.iter().map(|photo| photo.user),
+    ///         photos.iter().map(|photo| photo.title.clone()),
+    ///     ]).await?;
+    /// for shard in inserted {
+    ///     for (place, row) in shard.places.iter().zip(&shard.rows) {
+    ///         println!("{} is {}", photos[*place].title, row.get::<_, i64>(0));
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WrongKey`] when the cluster's keys are of another kind.
+    pub fn insert_many<'r, T, K: Key>(&self, rows: &'r [T], key: impl Fn(&T) -> K) -> Result<InsertMany<'r, T>, Error> {
+        let mut places: BTreeMap<ShardId, Vec<usize>> = BTreeMap::new();
+        for (place, row) in rows.iter().enumerate() {
+            places.entry(self.try_by_key(key(row))?.id()).or_default().push(place);
+        }
+        let pace = Pace { width: 2, depth: 8, deadline: None };
+        Ok(InsertMany { router: self.clone(), rows, places: places.into_iter().collect(), pace })
+    }
+}
+
+/// Rows grouped by their shards.
+#[must_use]
+pub struct InsertMany<'r, T> {
+    router: Router,
+    rows: &'r [T],
+    places: Arc<[(ShardId, Vec<usize>)]>,
+    pace: Pace,
+}
+
+/// The rows that one shard took.
+#[derive(Debug)]
+pub struct Inserted {
+    /// The shard.
+    pub shard: ShardId,
+    /// Where they stand in the list that was given, in its order.
+    pub places: Vec<usize>,
+    /// What RETURNING gave: of `INSERT … SELECT … FROM unnest`, in the order of `places`. Fewer with ON CONFLICT DO NOTHING.
+    pub rows: Vec<Row>,
+}
+
+/// Parameters that are arrays, one a column; [`columns!`](crate::fanout::columns) makes them.
+pub struct Columns(Vec<Box<dyn ToSql + Sync + Send>>);
+
+impl Columns {
+    /// These arrays, in the order of the statement's parameters.
+    pub fn new(columns: Vec<Box<dyn ToSql + Sync + Send>>) -> Columns {
+        Columns(columns)
+    }
+}
+
+impl fmt::Debug for Columns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} columns", self.0.len())
+    }
+}
+
+impl Params for Columns {
+    fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
+        self.0.iter().map(|column| &**column as _).collect()
+    }
+}
+
+/// [`Columns`] of iterators, one a parameter, each over values of one type: `columns![ids, titles]`.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! __columns {
+    ($($column:expr),+ $(,)?) => {
+        $crate::fanout::Columns::new(vec![$(Box::new($column.collect::<Vec<_>>())),+])
+    };
+}
+
+impl<T: Sync> InsertMany<'_, T> {
+    /// How many connections to one host are used at a time, at least 1; 2 where nothing is said. As
+    /// [`Shards::width`](super::Shards::width).
+    pub fn width(mut self, connections_per_host: usize) -> Self {
+        self.pace.width = connections_per_host.max(1);
+        self
+    }
+
+    /// How many statements are on their way on one connection, at least 1; 8 where nothing is said. As
+    /// [`Shards::depth`](super::Shards::depth).
+    pub fn depth(mut self, statements_per_connection: usize) -> Self {
+        self.pace.depth = statements_per_connection.max(1);
+        self
+    }
+
+    /// How long the whole may take; as [`Shards::deadline`](super::Shards::deadline).
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.pace.deadline = Some(deadline);
+        self
+    }
+
+    /// Runs the statement once on each shard that has rows, with the arrays that `columns` makes of that shard's rows as
+    /// its parameters: `INSERT … SELECT * FROM unnest($1::bigint[], $2::text[])`.
+    ///
+    /// All rows of a shard are in one statement: all of them are inserted or none. Shards have nothing to do with each
+    /// other: those that did not fail keep their rows. (No COPY: it gives no IDs back, knows no ON CONFLICT, and what it saves
+    /// by the row is lost where each shard gets few. For a bulk load into one shard,
+    /// [`Shard::client`](crate::router::Shard::client) has it.)
+    ///
+    /// # Errors
+    /// When a shard failed: with what the others took, and the places of its rows. Where its error
+    /// [`may_have_run`](Error::may_have_run), the rows may be there.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped, some shards may have their rows.
+    pub async fn query<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        columns: impl Fn(&[&T]) -> Columns + Send + Sync,
+    ) -> Result<Vec<Inserted>, Partial<Vec<Inserted>, usize>> {
+        let rows = self.rows;
+        let batch = Batch {
+            router: self.router,
+            sql: sql.into().to_sql(),
+            jobs: self.places.clone(),
+            params: Arc::new(move |places: &Vec<usize>| {
+                let of_shard: Vec<&T> = places.iter().map(|place| &rows[*place]).collect();
+                columns(&of_shard)
+            }),
+            pace: self.pace,
+        };
+        let mut answers = batch.run();
+        let (mut done, mut failed) = (Vec::new(), Vec::new());
+        while let Some((at, result)) = answers.next().await {
+            let (shard, places) = &self.places[at];
+            let (shard, places) = (*shard, places.clone());
+            match result {
+                Ok(rows) => done.push(Inserted { shard, places, rows }),
+                Err(error) => failed.push(Failed { shard, wanted: places, error }),
+            }
+        }
+        done.sort_unstable_by_key(|inserted| inserted.shard);
+        failed.sort_unstable_by_key(|failed| failed.shard);
+        Partial { done, failed, shards: self.places.len() }.check()
+    }
+}
+
+impl<T> fmt::Debug for InsertMany<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InsertMany").field("rows", &self.rows.len()).field("shards", &self.places.len()).finish()
+    }
+}
