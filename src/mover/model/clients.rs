@@ -101,7 +101,7 @@ impl Protocol {
 
     /// Whether a transaction on the source holds a lock with which it can write: what `pgshard.barrier` looks for.
     pub(super) fn is_held(world: &World) -> bool {
-        let routers = world.routers.iter().any(|router| *router == Router::Holding { on: Host::Source });
+        let routers = world.routers.contains(&Router::Holding { on: Host::Source });
         routers || world.direct == Direct::Holding
     }
 

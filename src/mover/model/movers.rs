@@ -301,14 +301,14 @@ impl Protocol {
                 let stop = source.live.log.length();
                 let held = Self::is_held(after);
                 if held && self.mutant == Some(Mutant::StopBeforeBarrier) {
-                    return Ran::Then(At::BarrierAt { attempt, token, stop });
+                    return Ran::Then(At::BarrierAfterStop { attempt, token, stop });
                 }
                 if held && self.mutant != Some(Mutant::FenceWithoutBarrier) {
                     return Ran::Waits;
                 }
                 Ran::Then(At::Mark { attempt, token, stop: None })
             }
-            At::BarrierAt { attempt, token, stop } => {
+            At::BarrierAfterStop { attempt, token, stop } => {
                 if Self::is_held(after) {
                     return Ran::Waits;
                 }

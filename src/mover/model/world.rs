@@ -199,7 +199,7 @@ pub(super) enum At {
         token: Option<u8>,
     },
     /// Only mutants: the stop position is known before the barrier.
-    BarrierAt {
+    BarrierAfterStop {
         attempt: u8,
         token: Option<u8>,
         stop: u8,
