@@ -181,20 +181,11 @@ impl Worker {
     ///
     /// Locks: ACCESS SHARE on two tables of ours.
     async fn progress(&mut self, session: &Session) -> Result<BTreeMap<ShardId, Followed>, Failure> {
-        let sql = "SELECT i.shard_id, p.lease, coalesce(p.applied_lsn, i.stream_from), p.breach, i.ready_attempt
-            FROM pgshard.incoming i LEFT JOIN pgshard.progress p USING (move_id, shard_id)
-            WHERE i.move_id = $1 AND i.source = $2 AND i.stream_from IS NOT NULL";
-        let (id, source) = (self.options.id.uuid(), self.options.source.as_str());
-        let rows = session.rows("reading the progress", sql, &[id, &source]).await?;
+        let sql = "SELECT p.shard_id, p.lease, p.applied_lsn, p.breach, i.ready_attempt
+            FROM pgshard.progress p
+            LEFT JOIN pgshard.incoming i ON i.shard_id = p.shard_id AND i.move_id = p.move_id WHERE p.move_id = $1";
+        let rows = session.rows("reading the progress", sql, &[self.options.id.uuid()]).await?;
         let rows: HashMap<i32, &tokio_postgres::Row> = rows.iter().map(|row| (row.get(0), row)).collect();
-        // Those that somebody else resumes one day: the slot must not leave them behind.
-        for (number, row) in &rows {
-            let shard = u16::try_from(*number).ok().and_then(ShardId::new);
-            let followed = |shard: &ShardId| self.options.shards.iter().any(|of| of.hold.shard == *shard);
-            if let Some(shard) = shard.filter(|shard| !followed(shard)) {
-                self.held.insert(shard, row.get::<_, PgLsn>(2).into());
-            }
-        }
         let mut shards = BTreeMap::new();
         for shard in &self.options.shards {
             let hold = shard.hold;
@@ -203,7 +194,7 @@ impl Worker {
             }
             let row = rows.get(&hold.shard.as_i32());
             let applied = row.map(|row| u64::from(row.get::<_, PgLsn>(2)));
-            let row = row.filter(|row| row.get::<_, Option<uuid::Uuid>>(1) == Some(hold.lease));
+            let row = row.filter(|row| row.get::<_, uuid::Uuid>(1) == hold.lease);
             let (Some(row), Some(applied)) = (row, applied) else {
                 self.held.extend(applied.map(|applied| (hold.shard, applied)));
                 self.lose(hold.shard, Fault::LeaseLost);
