@@ -1,6 +1,7 @@
 //! One large shard, beside the tools that copy a schema of a database that nobody writes to.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -210,6 +211,8 @@ async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Durat
 }
 
 fn finish(mut command: Command) -> Result<(), String> {
+    // When it fails, pgcopydb ends all processes of its group.
+    command.process_group(0);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let done = tokio::task::block_in_place(|| command.output()).map_err(|error| error.to_string())?;
     let last = || String::from_utf8_lossy(&done.stderr).lines().rev().take(3).collect::<Vec<_>>().join(" / ");
