@@ -197,6 +197,8 @@ async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Durat
         .map_err(|error| error.to_string())?;
     let mut command = Command::new("pgcopydb");
     command.args(["clone", "--table-jobs", JOBS, "--index-jobs", JOBS, "--skip-large-objects", "--skip-extensions"]);
+    // It restores the rights on schemas that it leaves out.
+    command.args(["--no-acl", "--no-owner"]);
     command.args(["--source", &from, "--target", &to, "--filters"]).arg(&filters);
     command.arg("--dir").arg(folder.path().join("work"));
     // It runs pg_dump and pg_restore, which may not be older than the server.
