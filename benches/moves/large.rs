@@ -1,6 +1,7 @@
 //! One large shard, beside the tools that copy a schema of a database that nobody writes to.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -196,6 +197,8 @@ async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Durat
         .map_err(|error| error.to_string())?;
     let mut command = Command::new("pgcopydb");
     command.args(["clone", "--table-jobs", JOBS, "--index-jobs", JOBS, "--skip-large-objects", "--skip-extensions"]);
+    // It restores the rights on schemas that it leaves out.
+    command.args(["--no-acl", "--no-owner"]);
     command.args(["--source", &from, "--target", &to, "--filters"]).arg(&filters);
     command.arg("--dir").arg(folder.path().join("work"));
     // It runs pg_dump and pg_restore, which may not be older than the server.
@@ -210,6 +213,8 @@ async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Durat
 }
 
 fn finish(mut command: Command) -> Result<(), String> {
+    // When it fails, pgcopydb ends all processes of its group.
+    command.process_group(0);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let done = tokio::task::block_in_place(|| command.output()).map_err(|error| error.to_string())?;
     let last = || String::from_utf8_lossy(&done.stderr).lines().rev().take(3).collect::<Vec<_>>().join(" / ");
