@@ -10,19 +10,23 @@
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Psql writes
 //! none of pgshard's own rows, so it has a little less to do.
 
+mod support;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, Server, ServerOptions};
+use pgshard::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions};
 use pgshard::id::Epoch;
 use pgshard::map::ShardEpoch;
 use pgshard::pg::ConnectOptions;
 use pgshard::schema::bootstrap::{Host, Request};
 use pgshard::schema::{self, Migrations};
 use pgshard::{SchemaPrefix, ShardCount, ShardId};
+
+use support::Arguments;
 
 const EPOCH_MS: i64 = 1_293_840_000_000;
 
@@ -45,54 +49,10 @@ CREATE TABLE {shard}.likes (
     PRIMARY KEY (photo_id, user_id)
 );";
 
-struct Arguments {
-    shards: u32,
-    runs: usize,
-    hosts: usize,
-    width: usize,
-    major: Option<u32>,
-    durability: Durability,
-}
-
-impl Arguments {
-    fn read() -> Arguments {
-        let mut read = Arguments {
-            shards: 4096,
-            runs: 3,
-            hosts: 2,
-            width: Request::WIDTH.get(),
-            major: None,
-            durability: Durability::Durable,
-        };
-        let mut list = std::env::args().skip(1);
-        while let Some(name) = list.next() {
-            let mut number = || -> u32 {
-                let value = list.next().unwrap_or_default();
-                value.parse().unwrap_or_else(|_| panic!("{name} takes a number, not {value:?}"))
-            };
-            match name.as_str() {
-                "--shards" => read.shards = number(),
-                "--runs" => read.runs = number() as usize,
-                "--hosts" => read.hosts = number() as usize,
-                "--width" => read.width = number() as usize,
-                "--major" => read.major = Some(number()),
-                "--throwaway" => read.durability = Durability::Throwaway,
-                // What `cargo bench` says to every bench.
-                "--bench" => {}
-                other => panic!("unknown argument {other}"),
-            }
-        }
-        read
-    }
-}
-
 fn main() {
-    let arguments = Arguments::read();
-    let binaries = match arguments.major {
-        Some(major) => Binaries::of_major(major),
-        None => Binaries::first(),
-    };
-    let binaries = binaries.expect("there is a PostgreSQL on this machine");
+    let arguments =
+        Arguments::read(&[("shards", 4096), ("runs", 3), ("hosts", 2), ("width", Request::WIDTH.get() as u32)]);
+    let binaries = arguments.binaries();
     let server = ServerOptions {
         durability: arguments.durability,
         shared_buffers_mib: 128,
@@ -100,19 +60,19 @@ fn main() {
         settings: vec![("max_locks_per_transaction".to_owned(), "64".to_owned())],
         ..ServerOptions::default()
     };
-    let options = ClusterOptions { hosts: arguments.hosts, binaries: binaries.clone(), server };
+    let options = ClusterOptions { hosts: arguments.number("hosts"), binaries: binaries.clone(), server };
     let cluster = Cluster::start(&options).expect("the servers start");
-    let shards = ShardCount::new(arguments.shards).expect("1 to 8192 shards");
+    let shards = ShardCount::new(arguments.number("shards") as u32).expect("1 to 8192 shards");
     println!(
         "PostgreSQL {}, {shards} shards x 3 tables on {} hosts, {:?}",
         binaries.version(),
-        arguments.hosts,
+        arguments.number("hosts"),
         arguments.durability
     );
 
     let mut times: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-    for run in 1..=arguments.runs {
-        let bench = Bench { cluster: &cluster, binaries: &binaries, shards, width: arguments.width };
+    for run in 1..=arguments.number("runs") {
+        let bench = Bench { cluster: &cluster, binaries: &binaries, shards, width: arguments.number("width") };
         for (name, time, processor) in bench.run(run) {
             println!("run {run}: {name:<16} {:>9.3} s  servers' processors {processor:>8.2} s", time.as_secs_f64());
             times.entry(name).or_default().push((time.as_secs_f64(), processor));
@@ -124,7 +84,7 @@ fn main() {
     };
     for name in times.keys() {
         let (elapsed, processor) = medians(name);
-        let rate = f64::from(arguments.shards) / elapsed;
+        let rate = f64::from(shards.get()) / elapsed;
         println!("median: {name:<16} {elapsed:>9.3} s  servers' processors {processor:>8.2} s  {rate:>8.0} shards/s");
     }
     let (psql, pgshard) = (medians("psql"), medians("pgshard"));

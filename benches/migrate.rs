@@ -6,12 +6,14 @@
 //!
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off.
 
+mod support;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, Server, ServerOptions};
+use pgshard::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions};
 use pgshard::id::Epoch;
 use pgshard::map::ShardEpoch;
 use pgshard::pg::ConnectOptions;
@@ -19,6 +21,8 @@ use pgshard::schema::bootstrap::{self, Host};
 use pgshard::schema::migrate::{Pace, Request, Which};
 use pgshard::schema::{self, Migrations};
 use pgshard::{SchemaPrefix, ShardCount, ShardId};
+
+use support::Arguments;
 
 const TABLES: &str = "
 CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL);
@@ -31,66 +35,27 @@ fn add(column: &str) -> String {
     ["users", "photos", "likes"].map(alter).concat()
 }
 
-struct Arguments {
-    shards: u32,
-    runs: usize,
-    hosts: usize,
-    sample: usize,
-    major: Option<u32>,
-    durability: Durability,
-}
-
-impl Arguments {
-    fn read() -> Arguments {
-        let durability = Durability::Durable;
-        let mut read = Arguments { shards: 4096, runs: 3, hosts: 2, sample: 128, major: None, durability };
-        let mut list = std::env::args().skip(1);
-        while let Some(name) = list.next() {
-            let mut number = || -> u32 {
-                let value = list.next().unwrap_or_default();
-                value.parse().unwrap_or_else(|_| panic!("{name} takes a number, not {value:?}"))
-            };
-            match name.as_str() {
-                "--shards" => read.shards = number(),
-                "--runs" => read.runs = number() as usize,
-                "--hosts" => read.hosts = number() as usize,
-                "--sample" => read.sample = number() as usize,
-                "--major" => read.major = Some(number()),
-                "--throwaway" => read.durability = Durability::Throwaway,
-                // What `cargo bench` says to every bench.
-                "--bench" => {}
-                other => panic!("unknown argument {other}"),
-            }
-        }
-        read
-    }
-}
-
 fn main() {
-    let arguments = Arguments::read();
-    let binaries = match arguments.major {
-        Some(major) => Binaries::of_major(major),
-        None => Binaries::first(),
-    };
-    let binaries = binaries.expect("there is a PostgreSQL on this machine");
+    let arguments = Arguments::read(&[("shards", 4096), ("runs", 3), ("hosts", 2), ("sample", 128)]);
+    let binaries = arguments.binaries();
     let server =
         ServerOptions { durability: arguments.durability, shared_buffers_mib: 128, ..ServerOptions::default() };
-    let options = ClusterOptions { hosts: arguments.hosts, binaries: binaries.clone(), server };
+    let options = ClusterOptions { hosts: arguments.number("hosts"), binaries: binaries.clone(), server };
     let cluster = Cluster::start(&options).expect("the servers start");
-    let shards = ShardCount::new(arguments.shards).expect("1 to 8192 shards");
+    let shards = ShardCount::new(arguments.number("shards") as u32).expect("1 to 8192 shards");
     println!(
         "PostgreSQL {}, a column more in 3 tables of {shards} shards on {} hosts, {:?}",
         binaries.version(),
-        arguments.hosts,
+        arguments.number("hosts"),
         arguments.durability
     );
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let mut bench = Bench { cluster: &cluster, binaries: &binaries, shards, runtime, files: BTreeMap::new() };
     bench.bootstrap();
     let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for run in 1..=arguments.runs {
+    for run in 1..=arguments.number("runs") {
         let mut timed = vec![("pgshard", bench.pgshard(run)), ("psql", bench.psql(run))];
-        timed.push(("psql a shard", bench.psql_a_shard(run, arguments.sample)));
+        timed.push(("psql a shard", bench.psql_a_shard(run, arguments.number("sample"))));
         timed.push(("check --ddl", bench.check_ddl()));
         for (name, time) in timed {
             println!("run {run}: {name:<14} {:>9.3} s", time.as_secs_f64());
@@ -106,10 +71,10 @@ fn main() {
         println!(
             "median: {name:<14} {:>9.3} s  {:>8.0} shards/s",
             median(name),
-            f64::from(arguments.shards) / median(name)
+            f64::from(shards.get()) / median(name)
         );
     }
-    println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.sample);
+    println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.number("sample"));
     let ours = median("pgshard");
     println!(
         "psql / pgshard: {:.2}; psql a shard / pgshard: {:.2}",

@@ -32,6 +32,7 @@ CREATE TABLE pgshard.control_migration (
 --   serving: this host owns the shard since `epoch`.
 --   fenced:  a signpost stands where the shard was; move `move_id` in its attempt `attempt` is at work, until fence_deadline.
 --   moved:   `peer` owns the shard since `epoch`. A signpost stands here.
+-- `opened_lsn`: what a move brought was committed before it, what the application wrote here was committed after it.
 CREATE TABLE pgshard.shard (
     shard_id       integer PRIMARY KEY CHECK (shard_id BETWEEN 0 AND 8191),
     schema_name    text    NOT NULL UNIQUE,
@@ -44,6 +45,7 @@ CREATE TABLE pgshard.shard (
     fence_deadline timestamptz,
     last_fence_at  timestamptz,
     open_token     uuid,
+    opened_lsn     pg_lsn,
     CHECK (state <> 'moved' OR peer IS NOT NULL),
     CHECK (state <> 'fenced' OR (peer, move_id, attempt, lease, fence_deadline) IS NOT NULL)
 );
@@ -127,6 +129,7 @@ CREATE TABLE pgshard.move (
     holder      text    NOT NULL,                     -- who holds the lease, for people
     fingerprint text,                                 -- of the shard's DDL as the target was built from it
     open_token  uuid,
+    back_of     uuid,                                 -- the move that this one takes back
     rows        bigint,
     bytes       bigint,
     timings     jsonb   NOT NULL DEFAULT '{}',        -- milliseconds by step
@@ -141,6 +144,21 @@ CREATE TABLE pgshard.move (
 );
 -- One move per shard: a second claim finds this index, not a race.
 CREATE UNIQUE INDEX move_one_per_shard ON pgshard.move (shard_id) WHERE phase NOT IN ('kept', 'completed', 'aborted');
+
+-- The way back of shards that a move takes away from here: the old copy can be fed with what the new host changes.
+-- `stream`: publication and slot there. `at_open`: what was taken off the old copy, as the statements that restore it in the
+-- schema under its incoming name; null while nothing was. `fingerprint`: of what is left then.
+CREATE TABLE pgshard.back (
+    move_id     uuid    NOT NULL,
+    shard_id    integer NOT NULL,
+    stream      text    NOT NULL,
+    at_open     text,
+    fingerprint text,
+    taken_by    uuid,                                 -- the move that has taken the old copy for the way back
+    lost        text,                                 -- why there is no way back any more
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (move_id, shard_id)
+);
 
 -- What moves have created on this host and somebody must drop one day. A row is written before, or with, its object.
 CREATE TABLE pgshard.ledger (
@@ -640,11 +658,13 @@ BEGIN
     EXECUTE format('ALTER SCHEMA %I RENAME TO %I', i.schema_name || '__incoming', i.schema_name);
     DELETE FROM pgshard.ledger WHERE kind = 'incoming' AND name = i.schema_name || '__incoming';
     DELETE FROM pgshard.incoming WHERE shard_id = i.shard_id;
-    INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch, last_fence_at)
-    VALUES (i.shard_id, i.schema_name, 'serving', i.epoch, clock_timestamp())
+    -- All that the mover applied here is committed, and nobody else could write yet: a stream that begins at this position
+    -- has the application's changes and none of the mover's.
+    INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch, last_fence_at, opened_lsn)
+    VALUES (i.shard_id, i.schema_name, 'serving', i.epoch, clock_timestamp(), pg_current_wal_insert_lsn())
     ON CONFLICT (shard_id) DO UPDATE
     SET state = 'serving', epoch = excluded.epoch, peer = NULL, move_id = NULL, attempt = NULL, lease = NULL,
-        fence_deadline = NULL, open_token = NULL, last_fence_at = excluded.last_fence_at;
+        fence_deadline = NULL, open_token = NULL, last_fence_at = excluded.last_fence_at, opened_lsn = excluded.opened_lsn;
 END $$;
 
 -- Open by the mover, which commits it only once the source has decided.

@@ -19,7 +19,7 @@ pub fn config_text(shards: ShardCount, hosts: &[(HostName, String)], migrations:
          \n\
          [cluster]\n\
          shards = {shards}                        # N in key % N; cannot change once bootstrapped\n\
-         epoch = \"2011-01-01T00:00:00Z\"       # zero of the 41-bit clock; cannot change either\n"
+         epoch = \"2026-01-01T00:00:00Z\"       # zero of the 41-bit clock; cannot change either\n"
     );
     if let Some(folder) = migrations {
         let folder = toml_edit::Value::from(folder);

@@ -31,6 +31,13 @@ CREATE TABLE {shard}.users (
     name       text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now()
 );
+CREATE TABLE {shard}.photos (
+    id         bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    user_id    bigint NOT NULL REFERENCES {shard}.users,
+    title      text NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX photos_user_id ON {shard}.photos (user_id, id);
 ";
 
 /// What `pgshard dev up` is asked for.
@@ -91,7 +98,12 @@ pub enum ServerState {
         /// The postmaster's process number.
         pid: u32,
     },
-    /// It does not run, or does not take connections.
+    /// It is about to run, or to end: it takes no connections.
+    Between {
+        /// The postmaster's process number.
+        pid: u32,
+    },
+    /// It does not run.
     Stopped,
 }
 
@@ -127,7 +139,7 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
     let migrations = top.join("migrations");
     if !migrations.exists() {
         fs::create_dir(&migrations).map_err(Error::io("create", &migrations))?;
-        let sample = migrations.join("0001_users.sql");
+        let sample = migrations.join("0001_tables.sql");
         fs::write(&sample, SAMPLE_MIGRATION).map_err(Error::io("write", &sample))?;
     }
     let config_state = if config.exists() {
@@ -357,7 +369,11 @@ impl<'a> Detached<'a> {
 
     fn status(self) -> Result<ServerStatus, Error> {
         let port = self.port()?;
-        let state = self.running().map_or(ServerState::Stopped, |pid| ServerState::Running { pid });
+        let state = match (self.running(), self.alive()) {
+            (Some(pid), _) => ServerState::Running { pid },
+            (None, Some(pid)) => ServerState::Between { pid },
+            (None, None) => ServerState::Stopped,
+        };
         let major = self.major()?;
         Ok(ServerStatus { state, port, url: app_url(port), major, name: self.name, directory: self.directory })
     }

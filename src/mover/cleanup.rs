@@ -3,6 +3,8 @@
 //! What may not break: nothing is dropped but schemas that a ledger names, and an old copy only once its shard is known to
 //! be served elsewhere at a later epoch.
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 
 use crate::map::HostName;
@@ -18,7 +20,7 @@ use super::names::{MoveId, Names};
 use super::session::Session;
 use super::state::Phase;
 use super::stream::slot;
-use super::{Mover, Report, ShardReport, border, step};
+use super::{Mover, Report, ShardReport, back, border, step};
 
 /// Something that [`Mover::gc`] put right.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,12 @@ pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error>
         );
         return Err(Error::NotNow { shard: early.shard, phase: early.phase, reason });
     }
+    let taken = entries.iter().find_map(|entry| Some((entry, entry.way_back.as_ref()?.taken_by?)));
+    if let Some((entry, by)) = taken.filter(|(entry, _)| entry.phase == Phase::Kept) {
+        let reason = format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
+        return Err(Error::NotNow { shard: entry.shard, phase: entry.phase, reason });
+    }
+    give_up_ways_back(mover, &entries).await?;
     let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
     for entry in entries.iter().filter(|entry| entry.phase != Phase::Aborted) {
         match complete_shard(mover, entry).await {
@@ -63,6 +71,20 @@ pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error>
         }
     }
     Ok(report)
+}
+
+/// The ways back first, their slots before all: they keep WAL.
+async fn give_up_ways_back(mover: &Mover, entries: &[Entry]) -> Result<(), Error> {
+    let kept = entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.way_back.is_some());
+    let routes: BTreeSet<(MoveId, &HostName, &HostName)> =
+        kept.map(|entry| (entry.id, &entry.source, &entry.target)).collect();
+    for (id, source, target) in routes {
+        let (source, target) = (mover.hosts.open(source).await?, mover.hosts.open(target).await?);
+        back::copy::lose_all(&source, id, "the move was completed").await?;
+        back::stream::tidy_up(&source, &target, id).await?;
+        mover.options.at("after back drop")?;
+    }
+    Ok(())
 }
 
 async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
@@ -92,7 +114,7 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
         // DDL that takes no lock we can see (a GRANT; before 18 a new function or type, too) may have been under way at the
         // fence and committed after it. It is in the old copy only, and whoever made it was told that it is done.
         let kept = fingerprint(&step::facts(&source, &Namespace::Oid(oid)).await?);
-        if entry.fingerprint.as_deref() != Some(kept.as_str()) {
+        if back::copy::fingerprint_of(&source, entry).await?.as_deref() != Some(kept.as_str()) {
             return Err(not_now(format!(
                 "{left} on host {} is not as it was copied: somebody altered it since, or while it was fenced. Compare its \
                  functions, types and grants with those of {} on host {}, drop {left} by hand, then complete the move",
@@ -115,6 +137,10 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
             &[entry.id.uuid(), &shard.as_i32()],
         )
         .await?;
+    for table in ["back", "progress"] {
+        let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
+        source.execute(what, &sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
+    }
     source.batch(what, "COMMIT").await?;
     for (name, of) in ledger(&target, "old signpost").await? {
         if of.shard == shard && of.id == entry.id {
@@ -185,6 +211,11 @@ async fn drop_in_transaction(
             return Ok(false);
         }
         session.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
+        // An old copy that a rollback had taken is not its to drop.
+        let schema = name.strip_suffix("__incoming").unwrap_or(name);
+        if back::copy::give_back(session, schema, of.id, of.shard).await? {
+            return Ok(true);
+        }
     }
     session.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(name))).await?;
     Ok(true)
@@ -203,6 +234,10 @@ pub(super) async fn gc(mover: &Mover) -> CleanupReport {
         }
     }
     for session in sessions {
+        match back::stream::look_after(mover, &session).await {
+            Ok(cleaned) => report.cleaned.extend(cleaned),
+            Err(error) => report.failed.push((session.host.clone(), error)),
+        }
         if let Err(error) = sweep(mover, &session, &mut report).await {
             report.failed.push((session.host.clone(), error));
         }
@@ -258,7 +293,7 @@ impl CleanupReport {
 async fn sweep(mover: &Mover, session: &Session, report: &mut CleanupReport) -> Result<(), Error> {
     // Slots first: they keep WAL.
     for kind in ["slot", "publication"] {
-        for (name, of) in ledger(session, kind).await? {
+        for (name, of) in ledger(session, kind).await?.into_iter().filter(|(name, _)| !slot::is_back(name)) {
             let dropped = match group_ended(session, &of).await {
                 Ok(true) if kind == "slot" => slot::drop_slot(session, &name).await.map(|()| true),
                 Ok(true) => slot::drop_publication(session, &name).await.map(|()| true),

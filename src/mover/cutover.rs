@@ -33,6 +33,10 @@ impl<'a> Driver<'a> {
         }
         let built = self.built.as_ref().expect("it was set just now");
         self.work.caught_up(&built.creation, follower).await?;
+        // Not before: a table that gets its replica identity last would refuse what the stream brings once it is published.
+        if let Some(stream) = &self.way_back {
+            self.work.prepare_back(stream).await?;
+        }
         self.abide(super::verify::shard(&self.work, &self.mover.hosts, follower)).await?;
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;
@@ -48,16 +52,13 @@ impl<'a> Driver<'a> {
             self.built = Some(self.work.blueprint(&now.entry).await?);
         }
         self.close().await?;
-        let left = self.before_fence().await?;
+        self.before_fence(&now.entry).await?;
         let token = Uuid::new_v4();
         let presets = self.work.preset().await?;
         let before = Instant::now();
         let swapped = match self.work.swap(token).await {
             Ok(swapped) => swapped,
-            // A table that came after the signpost was built; if it is anything else, the next look tells.
-            Err(Error::Superseded { reason, .. }) if left.is_some() => {
-                return Err(Error::Altered { shard, what: reason });
-            }
+            // A table that came after the signpost was built, or the shard is not ours any more: the next look tells.
             Err(Error::Superseded { reason, .. }) => return self.look_again(reason),
             // Nothing was fenced, so nobody waits for us meanwhile.
             Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
@@ -163,15 +164,14 @@ impl<'a> Driver<'a> {
     }
 
     /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold locks.
-    async fn before_fence(&self) -> Result<Option<u32>, Error> {
-        let shard = self.work.hold.shard;
+    async fn before_fence(&mut self, entry: &Entry) -> Result<(), Error> {
         let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
-            return Ok(None);
+            return Ok(());
         };
-        let built = self.built.as_ref().expect("no fence without a blueprint");
-        if built.stamp != self.work.stamp(schema).await? {
-            let what = "somebody altered them during the move; abort the move and start it again".to_owned();
-            return Err(Error::Altered { shard, what });
+        let stamp = self.work.stamp(schema).await?;
+        if self.built.as_ref().is_none_or(|built| built.stamp != stamp) {
+            // TRUNCATE and REINDEX change the stamp as well: the definition tells.
+            self.built = Some(self.work.blueprint(entry).await?);
         }
         // A transaction that is that old already will not end within the budget; one that is younger may.
         let until = Instant::now() + Duration::from_secs(5);
@@ -183,7 +183,7 @@ impl<'a> Driver<'a> {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Ok(Some(schema))
+        Ok(())
     }
 
     /// The fence was taken back: after a while, again, unless that was the last attempt.

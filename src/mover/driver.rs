@@ -38,6 +38,25 @@ pub(super) struct Part {
     pub(super) mode: Mode,
     pub(super) epoch: ShardEpoch,
     pub(super) start: Start,
+    /// The move that this one takes back.
+    pub(super) back_of: Option<MoveId>,
+}
+
+/// What shards have in common that come online from one host to another in one move.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Shared {
+    pub(super) id: MoveId,
+    pub(super) source: HostName,
+    pub(super) target: HostName,
+    /// The move that this one takes back.
+    pub(super) back_of: Option<MoveId>,
+}
+
+impl Shared {
+    pub(super) fn of(part: &Part) -> Shared {
+        let Part { id, source, target, back_of, .. } = part.clone();
+        Shared { id, source, target, back_of }
+    }
 }
 
 /// How a mover comes by a shard.
@@ -59,6 +78,7 @@ impl Part {
             mode: entry.mode,
             epoch: entry.epoch,
             start: Start::TakeOver,
+            back_of: entry.back_of,
         }
     }
 }
@@ -77,10 +97,8 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(Sh
         }
     }
     // An abort takes each shard back by itself; what they shared is dropped after the last of them.
-    let shared: BTreeSet<(HostName, MoveId)> = match goal {
-        Goal::Abort => {
-            single.iter().filter(|part| part.mode == Mode::Online).map(|part| (part.source.clone(), part.id)).collect()
-        }
+    let shared: BTreeSet<Shared> = match goal {
+        Goal::Abort => single.iter().filter(|part| part.mode == Mode::Online).map(Shared::of).collect(),
         Goal::Finish => BTreeSet::new(),
     };
     let each = stream::iter(single).map(|part| async move {
@@ -95,17 +113,16 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(Sh
     let (mut ends, grouped) = tokio::join!(each.buffer_unordered(jobs).collect::<Vec<_>>(), groups);
     ends.extend(grouped.into_iter().flatten());
     ends.sort_by_key(|(shard, _)| *shard);
-    for (source, id) in shared {
-        tidy_up(mover, &source, id).await;
+    for shared in &shared {
+        tidy_up(mover, shared).await;
     }
     ends
 }
 
 /// Drops what the shards of a move that come from one host shared, if all of them have ended.
-pub(super) async fn tidy_up(mover: &Mover, source: &HostName, id: MoveId) {
-    let tidied = async { group::tidy_up(&mover.options, &mover.hosts.open(source).await?, id).await };
-    if let Err(error) = tidied.await {
-        tracing::warn!(host = %source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
+pub(super) async fn tidy_up(mover: &Mover, shared: &Shared) {
+    if let Err(error) = group::tidy_up(mover, shared).await {
+        tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
     }
 }
 
@@ -153,6 +170,7 @@ pub(super) async fn connect<'a>(mover: &'a Mover, part: &Part, hold: Hold) -> Re
         prefix: &mover.prefix,
         mode: part.mode,
         epoch: part.epoch,
+        back_of: part.back_of,
         source,
         target,
         options: &mover.options,
@@ -194,7 +212,8 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let holder = options.holder.as_str();
     let (mode, lease_for) = (part.mode, options.leases.lease);
     let fence_at = options.fence_at;
-    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at };
+    let back_of = part.back_of;
+    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of };
     work.source.claim(work.hold, &claim).await?;
     // After the claim: before it, one that comes too late would keep the lock from the one that was first.
     heartbeat.hold(work.hold).await?;
@@ -258,6 +277,8 @@ pub(super) struct Driver<'a> {
     pub(super) follower: Option<&'a Follower>,
     /// Whoever looks that the shard is not altered, if somebody does.
     pub(super) guard: Option<&'a Guard>,
+    /// The name of the way back's publication and slot, if there is one.
+    pub(super) way_back: Option<String>,
     /// How often this mover has fenced.
     pub(super) fences: u32,
     /// How often this mover has built the target anew because somebody altered the shard.
@@ -275,6 +296,10 @@ pub(super) struct Driver<'a> {
 /// A shard whose tables are altered more often than this while it is moved is left alone.
 const REBUILDS_MAX: u32 = 3;
 
+/// How long a mover that has claimed a shard waits for a migration of it that was there before: longer than most indexes take
+/// to build.
+const MIGRATION_PATIENCE: Duration = Duration::from_secs(3600);
+
 /// How long deciding and opening are tried. A shard that is not decided by then is served by its source again; one that
 /// is, is left to `resume`, and routers try as well.
 const OPEN_FOR: Duration = Duration::from_secs(10);
@@ -288,6 +313,7 @@ impl<'a> Driver<'a> {
             goal,
             follower: None,
             guard: None,
+            way_back: None,
             fences: 0,
             rebuilds: 0,
             built: None,
@@ -331,7 +357,12 @@ impl<'a> Driver<'a> {
                 Step::Fence if self.wait_to_fence().await? => {}
                 Step::Prepare if until != Until::Stream && online => return Err(self.gone()),
                 Step::Load => return Err(self.gone()),
-                Step::Prepare => self.built = Some(self.work.prepare().await?),
+                Step::Prepare => {
+                    if online {
+                        self.after_migrations().await?;
+                    }
+                    self.built = Some(self.work.prepare().await?);
+                }
                 Step::CatchUp => self.catch_up(&now.entry).await?,
                 Step::Fence if online => self.fence_online(&now).await?,
                 Step::Fence => self.fence().await?,
@@ -369,6 +400,37 @@ impl<'a> Driver<'a> {
         };
         self.abide(told).await?;
         Ok(true)
+    }
+
+    /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does, which an
+    /// online move notices at its end only. Those that come now are refused.
+    ///
+    /// Locks: the row of pgshard.shard, for one statement that does not wait.
+    async fn after_migrations(&self) -> Result<(), Error> {
+        let (shard, until) = (self.work.hold.shard, Instant::now() + MIGRATION_PATIENCE);
+        let what = "waiting for a migration of the shard to end";
+        let sql = "SELECT FROM pgshard.shard WHERE shard_id = $1 FOR NO KEY UPDATE NOWAIT";
+        let mut told = false;
+        loop {
+            let error = match self.work.source.rows(what, sql, &[&shard.as_i32()]).await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let held = matches!(&error, Error::Database { source, .. } if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE));
+            if !held || Instant::now() > until {
+                return Err(error);
+            }
+            if self.mover.is_stopped() {
+                return Err(Error::Interrupted { shard });
+            }
+            if self.heartbeat.is_lost(shard) {
+                return Err(Error::LeaseLost { shard });
+            }
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(%shard, "{what}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 
     async fn fence(&mut self) -> Result<(), Error> {
@@ -561,6 +623,10 @@ impl<'a> Driver<'a> {
     }
 
     async fn publish(&mut self) -> Result<(), Error> {
+        if let Some(follower) = self.follower {
+            // The records by which it follows go with what comes now: it would take that for another mover's work, and warn.
+            follower.detach(self.work.hold.shard).await;
+        }
         let store: &dyn MapStore = &*self.mover.store;
         // Where somebody else has opened it, the pause was over before we looked.
         let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));

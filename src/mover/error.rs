@@ -295,6 +295,16 @@ pub enum Error {
         /// What failed.
         source: Arc<Error>,
     },
+    /// The shard cannot be taken back. It is served where it is.
+    #[error("shard {shard} cannot be taken back by the way it came with the move {id}: {reason}")]
+    NoWayBack {
+        /// The shard.
+        shard: ShardId,
+        /// The move that was to be taken back.
+        id: MoveId,
+        /// Why not.
+        reason: String,
+    },
     /// A failpoint that a test set.
     #[error("failpoint {name:?}")]
     Failpoint {
@@ -320,6 +330,7 @@ impl Error {
                 | Error::Stuck { .. }
                 | Error::WalLimit { .. }
                 | Error::Diverged { .. }
+                | Error::NoWayBack { .. }
         )
     }
 }

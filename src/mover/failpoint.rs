@@ -72,6 +72,18 @@ pub const FAILPOINTS: [&str; 50] = [
     "after discard",
 ];
 
+/// The failpoints of ways back: in any online move, and those that only a rollback passes.
+pub const BACK_FAILPOINTS: [&str; 8] = [
+    "after back publication",
+    "after back slot",
+    "after back tables",
+    "after back row",
+    "after loosen",
+    "after adopt",
+    "after end of former",
+    "after back drop",
+];
+
 impl Failpoint {
     /// Reads `after swap=kill`; the actions are `kill`, `stop` and `fail`.
     ///
@@ -79,7 +91,7 @@ impl Failpoint {
     /// A sentence that names what is not known.
     pub fn parse(text: &str) -> Result<Failpoint, String> {
         let (name, action) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ACTION"))?;
-        let known = FAILPOINTS.into_iter().find(|known| *known == name);
+        let known = FAILPOINTS.into_iter().chain(BACK_FAILPOINTS).find(|known| *known == name);
         let name = known.ok_or_else(|| format!("there is no failpoint {name:?}"))?;
         let action = match action {
             "kill" => Action::Kill,
@@ -92,7 +104,7 @@ impl Failpoint {
 
     /// Acts if the move is at this failpoint. True: the step must fail.
     pub(crate) fn is_hit(&self, at: &str) -> bool {
-        debug_assert!(FAILPOINTS.contains(&at), "{at} is in the list");
+        debug_assert!(FAILPOINTS.contains(&at) || BACK_FAILPOINTS.contains(&at), "{at} is in the list");
         if at != self.name {
             return false;
         }

@@ -22,21 +22,21 @@ use super::chunk::copy::Copied;
 use super::chunk::plan::CHUNK_BYTES;
 use super::chunk::work::{CopyOptions, copy_all};
 use super::chunk::{Route, ShardCopy, table};
-use super::driver::{self, Driver, Part, Start, Until, begin, chain, connect, stopped};
+use super::driver::{self, Driver, Part, Shared, Start, Until, begin, chain, connect, stopped};
 use super::error::Error;
 use super::guard::{Guard, TooMuch};
 use super::heartbeat::Heartbeat;
-use super::journal::{Hold, Note, Signed};
+use super::journal::{Hold, Note, Signed, WayBack};
 use super::names::{MoveId, Names};
-use super::options::{Event, Options};
+use super::options::Event;
 use super::session::Session;
 use super::state::{Goal, Phase};
 use super::step::{Blueprint, ShardMove};
 use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
-use super::stream::slot::{self, Direction};
+use super::stream::slot;
 use super::throttle::Pace;
 use super::wish::Wanted;
-use super::{Mover, ShardReport, facts};
+use super::{Mover, ShardReport, back, facts};
 
 /// How long the slot's creation waits for the transactions that are under way on its server.
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
@@ -55,9 +55,7 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
         whole: mover,
         pace,
         guard: Guard::new(),
-        id: first.id,
-        source: first.source.clone(),
-        target: first.target.clone(),
+        shared: Shared::of(first),
         lease: Uuid::new_v4(),
         first: first.shard,
     };
@@ -80,9 +78,7 @@ struct Group<'a> {
     /// What the group's throttle obeys.
     pace: watch::Sender<Pace>,
     guard: Guard,
-    id: MoveId,
-    source: HostName,
-    target: HostName,
+    shared: Shared,
     /// The same for all shards of the group: whoever takes one over takes the stream over.
     lease: Uuid,
     /// The shard whose number the ledger gives with what is of all of them.
@@ -97,7 +93,7 @@ struct Held {
 
 impl<'a> Group<'a> {
     async fn run(&self, parts: Vec<Part>) -> Result<Vec<End>, Error> {
-        let session = self.session(&self.source).await?;
+        let session = self.session(&self.shared.source).await?;
         session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
         let heartbeat = Heartbeat::start(session, self.mover.options.leases);
         let taken = parts.clone();
@@ -131,9 +127,11 @@ impl<'a> Group<'a> {
                 }
             }
         };
-        let name = slot::stream_name(self.id, Direction::Forward);
+        let name = self.stream();
+        // The slot of a rollback was made by the move that it takes back, and has a limit of its own.
+        let wal_max = self.shared.back_of.is_none().then_some(self.mover.options.wal_max);
         tokio::select! {
-            too_much = self.guard.look(&self.mover.hosts, &self.source, &name, self.mover.options.wal_max) => too_much,
+            too_much = self.guard.look(&self.mover.hosts, &self.shared.source, &name, wal_max) => too_much,
             too_much = stopping => too_much,
             too_much = pausing => too_much,
         }
@@ -142,11 +140,11 @@ impl<'a> Group<'a> {
     /// Drops the slot, then aborts what is not decided and finishes what is. Nobody of the group works any more.
     async fn save_the_disk(&self, parts: Vec<Part>, ends: Vec<End>, too_much: TooMuch) -> Vec<End> {
         let TooMuch { kept, limit } = too_much;
-        let name = slot::stream_name(self.id, Direction::Forward);
-        tracing::warn!(slot = name, host = %self.source, kept, limit, "the slot keeps more WAL than it may: the move is aborted");
-        let dropped = async { slot::drop_slot(&self.whole.hosts.open(&self.source).await?, &name).await };
+        let name = self.stream();
+        tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more WAL than it may: the move is aborted");
+        let dropped = async { slot::drop_slot(&self.whole.hosts.open(&self.shared.source).await?, &name).await };
         if let Err(error) = dropped.await {
-            tracing::error!(slot = name, host = %self.source, error = chain(&error), "the slot could not be dropped");
+            tracing::error!(slot = name, host = %self.shared.source, error = chain(&error), "the slot could not be dropped");
         }
         let abort = |(shard, end): End| {
             let part = parts.iter().find(|part| part.shard == shard).cloned();
@@ -155,7 +153,7 @@ impl<'a> Group<'a> {
                 let part = Part { start: Start::TakeOver, ..part };
                 match driver::part_to_end(self.whole, &part, Goal::Abort).await {
                     Ok(_) => {
-                        let host = self.source.clone();
+                        let host = self.shared.source.clone();
                         self.failed(shard, Error::WalLimit { shard, host, kept, limit })
                     }
                     Err(Error::TooLate { .. }) => (shard, driver::part_to_end(self.whole, &part, Goal::Finish).await),
@@ -164,9 +162,8 @@ impl<'a> Group<'a> {
             }
         };
         let ends = stream::iter(ends).map(abort).buffer_unordered(self.mover.options.jobs.max(1)).collect().await;
-        let tidied = async { tidy_up(&self.mover.options, &self.whole.hosts.open(&self.source).await?, self.id).await };
-        if let Err(error) = tidied.await {
-            tracing::warn!(host = %self.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
+        if let Err(error) = tidy_up(self.whole, &self.shared).await {
+            tracing::warn!(host = %self.shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
         }
         ends
     }
@@ -175,29 +172,33 @@ impl<'a> Group<'a> {
         let mut ends = Vec::new();
         let mut held = self.each(&mut ends, parts, async |part| self.begin(part, heartbeat).await).await;
         let streamed = async {
-            let source = self.session(&self.source).await?;
+            let source = self.session(&self.shared.source).await?;
             if held.is_empty() {
-                return tidy_up(&self.mover.options, &source, self.id).await;
+                return tidy_up(self.mover, &self.shared).await;
             }
             let position = self.slot(&source, &mut held, &mut ends, heartbeat).await?;
             self.load(&source, &mut held, &mut ends, heartbeat, position).await?;
             if held.is_empty() {
-                return tidy_up(&self.mover.options, &source, self.id).await;
+                return tidy_up(self.mover, &self.shared).await;
             }
-            let follower = self.follow(&source, &held).await?;
+            let target = self.session(&self.shared.target).await?;
+            let others = self.others(&source, &target, &held, position).await?;
+            let follower = self.follow(&source, &held, others).await?;
+            let way_back = back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?;
             if heartbeat.wishes().borrow().values().any(|wanted| *wanted != Wanted::Go) {
                 let rest = std::mem::take(&mut held);
                 held = self.each(&mut ends, rest, async |held| self.make_ready(held, heartbeat, &follower).await).await;
             }
             let cut_over = std::mem::take(&mut held);
-            let rest =
-                self.each(&mut ends, cut_over, async |held| self.cut_over(held, heartbeat, &follower).await).await;
+            let rest = self
+                .each(&mut ends, cut_over, async |held| self.cut_over(held, heartbeat, &follower, &way_back).await)
+                .await;
             debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
             follower.stop().await;
-            tidy_up(&self.mover.options, &source, self.id).await
+            tidy_up(self.mover, &self.shared).await
         };
         if let Err(error) = streamed.await {
-            tracing::warn!(source = %self.source, error = chain(&error), "the stream of a move");
+            tracing::warn!(source = %self.shared.source, error = chain(&error), "the stream of a move");
             ends.extend(self.all_failed(held, error, heartbeat).await);
         }
         ends
@@ -267,16 +268,22 @@ impl<'a> Group<'a> {
         ends: &mut Vec<End>,
         heartbeat: &Heartbeat,
     ) -> Result<u64, Error> {
-        let name = slot::stream_name(self.id, Direction::Forward);
-        let owner = slot::Owner { name: &name, id: self.id, shard: self.first, options: &self.mover.options };
+        let name = self.stream();
+        let owner = slot::Owner { name: &name, id: self.shared.id, shard: self.first, options: &self.mover.options };
         let there = slot::slot_state(source, &name).await?;
+        if self.shared.back_of.is_some() {
+            // It was made before the shards came here: one that is made now would not know what has changed since.
+            let lost = |state| Error::SlotLost { host: self.shared.source.clone(), slot: name.clone(), state };
+            let there = there.ok_or_else(|| lost("gone"))?;
+            return if there.wal_status.as_deref() == Some("lost") { Err(lost("lost")) } else { Ok(there.confirmed) };
+        }
         let lost = there.as_ref().is_some_and(|state| state.wal_status.as_deref() == Some("lost"));
         if lost {
-            tracing::warn!(slot = name, host = %self.source, "the server has dropped WAL that the slot needs: the shards are copied again");
+            tracing::warn!(slot = name, host = %self.shared.source, "the server has dropped WAL that the slot needs: the shards are copied again");
             slot::drop_slot(source, &name).await?;
         }
         let kept = there.filter(|_| !lost).map(|state| state.confirmed);
-        let target = self.session(&self.target).await?;
+        let target = self.session(&self.shared.target).await?;
         let wanted = self.wanted(&target).await?;
         let behind = |held: &Held| {
             let from = wanted.get(&held.part.shard);
@@ -301,7 +308,7 @@ impl<'a> Group<'a> {
         // Before the first row is copied. Locks: rows of pgshard.incoming, for one statement.
         let sql = "UPDATE pgshard.incoming SET stream_from = $4
             WHERE move_id = $1 AND lease = $2 AND shard_id = ANY ($3) AND stream_from IS NULL";
-        let params: [&(dyn ToSql + Sync); 4] = [self.id.uuid(), &self.lease, &shards, &PgLsn::from(position)];
+        let params: [&(dyn ToSql + Sync); 4] = [self.shared.id.uuid(), &self.lease, &shards, &PgLsn::from(position)];
         target.execute("writing where the stream begins", sql, &params).await?;
         Ok(position)
     }
@@ -313,7 +320,8 @@ impl<'a> Group<'a> {
         let sql = "SELECT i.shard_id, coalesce(p.applied_lsn, i.stream_from)
             FROM pgshard.incoming i LEFT JOIN pgshard.progress p USING (move_id, shard_id)
             WHERE i.move_id = $1 AND i.source = $2 AND i.stream_from IS NOT NULL";
-        let rows = target.rows("reading the progress", sql, &[self.id.uuid(), &self.source.as_str()]).await?;
+        let rows =
+            target.rows("reading the progress", sql, &[self.shared.id.uuid(), &self.shared.source.as_str()]).await?;
         let of = |row: &tokio_postgres::Row| {
             let shard = u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new)?;
             Some((shard, row.get::<_, PgLsn>(1).into()))
@@ -351,7 +359,7 @@ impl<'a> Group<'a> {
             copies.push(self.to_copy(source, one.part.shard).await?);
         }
         let options = CopyOptions {
-            route: Route { source: self.source.clone(), target: self.target.clone() },
+            route: Route { source: self.shared.source.clone(), target: self.shared.target.clone() },
             jobs: self.mover.options.copy_jobs,
             chunk_bytes: CHUNK_BYTES,
             throttle: self.mover.throttle.clone(),
@@ -390,9 +398,9 @@ impl<'a> Group<'a> {
                 Some(built) => built,
                 None => {
                     let work = connect(self.mover, &held.part, self.hold(shard)).await?;
-                    let entries = work.source.entries(Some(self.id)).await?;
+                    let entries = work.source.entries(Some(self.shared.id)).await?;
                     let entry = entries.iter().find(|entry| entry.shard == shard);
-                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.id })?).await?
+                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
                 }
             };
             if let Some(schema) = schema {
@@ -425,9 +433,9 @@ impl<'a> Group<'a> {
             let built = match held.built.take() {
                 Some(built) => built,
                 None => {
-                    let entries = work.source.entries(Some(self.id)).await?;
+                    let entries = work.source.entries(Some(self.shared.id)).await?;
                     let entry = entries.iter().find(|entry| entry.shard == shard);
-                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.id })?).await?
+                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
                 }
             };
             work.loaded(&built.creation, position.into(), copied.rows as i64, copied.bytes as i64).await?;
@@ -440,23 +448,47 @@ impl<'a> Group<'a> {
     }
 
     /// Starts to apply what the source's transactions have changed since.
-    async fn follow(&self, source: &Session, held: &[Held]) -> Result<Follower, Error> {
+    async fn follow(&self, source: &Session, held: &[Held], others: BTreeMap<ShardId, u64>) -> Result<Follower, Error> {
         let mut shards = Vec::with_capacity(held.len());
         for one in held {
             let copy = self.to_copy(source, one.part.shard).await?;
             let ShardCopy { hold, target_schema, tables, .. } = copy;
-            shards.push(FollowedShard { hold, target_schema, tables, basis: Basis::Pieces });
+            let basis = if self.shared.back_of.is_some() { Basis::Position } else { Basis::Pieces };
+            shards.push(FollowedShard { hold, target_schema, tables, basis });
         }
         Ok(Follower::start(FollowerOptions {
             hosts: self.mover.hosts.clone(),
-            source: self.source.clone(),
-            target: self.target.clone(),
-            id: self.id,
-            stream: slot::stream_name(self.id, Direction::Forward),
+            source: self.shared.source.clone(),
+            target: self.shared.target.clone(),
+            id: self.shared.id,
+            stream: self.stream(),
             shards,
+            others,
             patience: FollowerOptions::PATIENCE,
             failpoints: self.mover.options.clone(),
         }))
+    }
+
+    /// How far the shards are that will need the slot and are not in our hands: of this move, or of the one that is taken
+    /// back. One that has no progress yet needs all that the slot has.
+    async fn others(
+        &self,
+        source: &Session,
+        target: &Session,
+        held: &[Held],
+        position: u64,
+    ) -> Result<BTreeMap<ShardId, u64>, Error> {
+        let mut unended: Vec<(MoveId, ShardId)> = Vec::new();
+        let of_move = source.entries(Some(self.shared.id)).await?;
+        let of_move = of_move.iter().filter(|entry| !entry.phase.is_ended() && entry.target == self.shared.target);
+        unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
+        if let Some(of) = self.shared.back_of {
+            let kept = target.entries(Some(of)).await?;
+            let open = kept.iter().filter(|entry| entry.way_back.as_ref().is_some_and(WayBack::is_open));
+            unended.extend(open.map(|entry| (entry.id, entry.shard)));
+        }
+        unended.retain(|(_, shard)| held.iter().all(|one| one.part.shard != *shard));
+        applied(target, unended, position).await
     }
 
     /// A shard's tables as they stand at the source, and where they go.
@@ -470,7 +502,7 @@ impl<'a> Group<'a> {
     }
 
     async fn phases(&self, source: &Session) -> Result<BTreeMap<ShardId, Phase>, Error> {
-        let entries = source.entries(Some(self.id)).await?;
+        let entries = source.entries(Some(self.shared.id)).await?;
         Ok(entries.into_iter().map(|entry| (entry.shard, entry.phase)).collect())
     }
 
@@ -486,15 +518,27 @@ impl<'a> Group<'a> {
         (drive.built, drive.follower, drive.guard) = (held.built, Some(follower), Some(&self.guard));
         match self.drive(&mut drive, Until::Ready).await {
             None => Ok(Held { part: held.part, built: drive.built }),
-            Some(end) => {
-                follower.detach(shard).await;
-                Err(end)
-            }
+            // It is followed for as long as the others are, as where a cut-over fails.
+            Some(end) => Err(end),
+        }
+    }
+
+    /// The name of publication and slot: a rollback finds those of the way back.
+    fn stream(&self) -> String {
+        match self.shared.back_of {
+            None => slot::stream_name(self.shared.id),
+            Some(of) => slot::back_name(of, &self.shared.target),
         }
     }
 
     /// From the last changes to the end.
-    async fn cut_over(&self, held: Held, heartbeat: &Heartbeat, follower: &Follower) -> Result<(), End> {
+    async fn cut_over(
+        &self,
+        held: Held,
+        heartbeat: &Heartbeat,
+        follower: &Follower,
+        way_back: &Option<String>,
+    ) -> Result<(), End> {
         let shard = held.part.shard;
         let work = connect(self.mover, &held.part, self.hold(shard)).await;
         let work = match work {
@@ -502,10 +546,15 @@ impl<'a> Group<'a> {
             Err(error) => return Err(self.left(&held, error, heartbeat).await),
         };
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        (drive.built, drive.follower, drive.guard) = (held.built, Some(follower), Some(&self.guard));
+        (drive.built, drive.follower, drive.way_back) = (held.built, Some(follower), way_back.clone());
+        drive.guard = Some(&self.guard);
         let end = self.drive(&mut drive, Until::End).await;
         self.guard.let_go(shard);
-        follower.detach(shard).await;
+        // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
+        // find that the shard has.
+        if matches!(end, Some((_, Ok(_)))) {
+            follower.detach(shard).await;
+        }
         Err(end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard })))
     }
 
@@ -534,7 +583,7 @@ impl<'a> Group<'a> {
     }
 
     fn hold(&self, shard: ShardId) -> Hold {
-        Hold { id: self.id, shard, lease: self.lease }
+        Hold { id: self.shared.id, shard, lease: self.lease }
     }
 
     async fn session(&self, host: &HostName) -> Result<Session, Error> {
@@ -548,17 +597,44 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Drops publication and slot of a move on one host once no shard needs them: every shard that came from there has ended.
+/// How far these shards are; those that have not begun, as far as the slot is.
+///
+/// Locks: ACCESS SHARE on a table of ours.
+pub(super) async fn applied(
+    target: &Session,
+    shards: Vec<(MoveId, ShardId)>,
+    position: u64,
+) -> Result<BTreeMap<ShardId, u64>, Error> {
+    let mut positions = BTreeMap::new();
+    for (id, shard) in shards {
+        let sql = "SELECT applied_lsn FROM pgshard.progress WHERE move_id = $1 AND shard_id = $2";
+        let rows = target.rows("reading the progress", sql, &[id.uuid(), &shard.as_i32()]).await?;
+        positions.insert(shard, rows.first().map_or(position, |row| u64::from(row.get::<_, PgLsn>(0))));
+    }
+    Ok(positions)
+}
+
+/// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its source
+/// has ended, those of ways back that nobody can go.
 ///
 /// Locks: none.
-pub(super) async fn tidy_up(options: &Options, source: &Session, id: MoveId) -> Result<(), Error> {
-    let entries = source.entries(Some(id)).await?;
+pub(super) async fn tidy_up(mover: &Mover, shared: &Shared) -> Result<(), Error> {
+    let Shared { id, source, target, back_of } = shared;
+    let source = mover.hosts.open(source).await?;
+    let target = mover.hosts.open(target).await?;
+    back::stream::tidy_up(&source, &target, *id).await?;
+    let entries = source.entries(Some(*id)).await?;
     if entries.iter().any(|entry| !entry.phase.is_ended()) {
         return Ok(());
     }
-    let name = slot::stream_name(id, Direction::Forward);
-    slot::drop_slot(source, &name).await?;
-    options.at("after slot drop")?;
-    slot::drop_publication(source, &name).await?;
-    options.at("after publication drop")
+    let name = slot::stream_name(*id);
+    slot::drop_slot(&source, &name).await?;
+    mover.options.at("after slot drop")?;
+    slot::drop_publication(&source, &name).await?;
+    mover.options.at("after publication drop")?;
+    if let Some(of) = back_of {
+        back::stream::tidy_up(&target, &source, *of).await?;
+    }
+    // The shards have left: whoever brought them here cannot take them back any more.
+    back::stream::look_after(mover, &source).await.map(drop)
 }

@@ -55,6 +55,10 @@ pub struct Entry {
     pub wanted: Wanted,
     /// When a hold ends, if it ends by itself.
     pub hold_until: Option<Timestamp>,
+    /// The move that this one takes back, if it is a rollback.
+    pub back_of: Option<MoveId>,
+    /// The way back, if there is one or was.
+    pub way_back: Option<WayBack>,
     /// When the shard was claimed.
     pub created_at: Timestamp,
     /// When the row last changed.
@@ -64,9 +68,32 @@ pub struct Entry {
     pub(crate) lease: Uuid,
 }
 
+/// The way back of one shard: whether a rollback can take it to where it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WayBack {
+    /// The name of publication and slot at the target.
+    pub stream: String,
+    /// Whether the old copy takes changes: only once the shard is kept.
+    pub fed: bool,
+    /// The move that takes the shard back, once there is one.
+    pub taken_by: Option<MoveId>,
+    /// Why a rollback is not possible any more.
+    pub lost: Option<String>,
+}
+
+impl WayBack {
+    /// Whether the old copy can be brought up to date.
+    pub fn is_open(&self) -> bool {
+        self.lost.is_none() && self.taken_by.is_none()
+    }
+}
+
 pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
      > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
-     rows, bytes, timings, last_error, CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END AS wanted, hold_until, created_at, updated_at, fingerprint, open_token";
+     rows, bytes, timings, last_error, created_at, updated_at, fingerprint, open_token, back_of, \
+     CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END AS wanted, hold_until, \
+     (SELECT json_build_array(b.stream, b.at_open IS NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b \
+      WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS way_back";
 
 impl Entry {
     pub(crate) fn of(row: &Row) -> Result<Entry, tokio_postgres::Error> {
@@ -91,6 +118,8 @@ impl Entry {
             last_error: row.try_get("last_error")?,
             wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
             hold_until: row.try_get("hold_until")?,
+            back_of: row.try_get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
+            way_back: row.try_get::<_, Option<String>>("way_back")?.and_then(|text| way_back(&text)),
             created_at: row.try_get("created_at")?,
             updated_at: row.try_get("updated_at")?,
             fingerprint: row.try_get("fingerprint")?,
@@ -98,6 +127,12 @@ impl Entry {
             lease: row.try_get("lease")?,
         })
     }
+}
+
+fn way_back(json: &str) -> Option<WayBack> {
+    let (stream, fed, taken_by, lost): (String, bool, Option<Uuid>, Option<String>) =
+        serde_json::from_str(json).ok()?;
+    Some(WayBack { stream, fed, taken_by: taken_by.map(MoveId::from), lost })
 }
 
 /// What a mover shows when it changes a row: which move of which shard, and that it still holds the lease.
@@ -168,9 +203,9 @@ impl Session {
     /// Locks: ROW EXCLUSIVE on pgshard.move for this one statement.
     pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
         let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder,
-                 wanted, hold_until)
+                 wanted, hold_until, back_of)
              SELECT $1, $2, $3, $4, $5, 'claimed', $6, $7, clock_timestamp() + $8 * interval '1 ms', $9,
-                 coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END
+                 coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END, $12
              FROM pgshard.shard s
              LEFT JOIN (SELECT wanted, hold_until FROM pgshard.move WHERE move_id = $1 LIMIT 1) m ON true
              WHERE s.shard_id = $2 AND s.state = 'serving' AND s.epoch = $6";
@@ -180,11 +215,25 @@ impl Session {
         let (id, target) = (hold.id.uuid(), claim.target.as_str());
         let (wanted, until) = claim.fence_at.wish();
         let wanted = wanted.as_str();
+        let back_of = claim.back_of.map(|id| *id.uuid());
         let claimed = self
             .execute(
                 "claiming the shard",
                 sql,
-                &[id, &shard, &source, &target, &mode, &epoch, &hold.lease, &lease_ms, &claim.holder, &wanted, &until],
+                &[
+                    id,
+                    &shard,
+                    &source,
+                    &target,
+                    &mode,
+                    &epoch,
+                    &hold.lease,
+                    &lease_ms,
+                    &claim.holder,
+                    &wanted,
+                    &until,
+                    &back_of,
+                ],
             )
             .await;
         match claimed {
@@ -269,6 +318,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) lease_for: Duration,
     pub(crate) holder: &'a str,
     pub(crate) fence_at: FenceAt,
+    pub(crate) back_of: Option<MoveId>,
 }
 
 /// What a step adds to the journal besides the phase.

@@ -12,6 +12,7 @@
 //! 4. A step may run twice. An object is in a ledger before, or together with, its creation.
 //! 5. The map is never the fence.
 
+mod back;
 pub mod border;
 pub(crate) mod chunk;
 mod cleanup;
@@ -58,9 +59,9 @@ use crate::store::MapStore;
 pub use chunk::verify::RowDifference;
 pub use cleanup::{Cleaned, CleanupReport};
 pub use error::Error;
-pub use failpoint::{Action, FAILPOINTS, Failpoint};
+pub use failpoint::{Action, BACK_FAILPOINTS, FAILPOINTS, Failpoint};
 pub use heartbeat::Leases;
-pub use journal::Entry;
+pub use journal::{Entry, WayBack};
 pub use names::MoveId;
 pub use options::{Event, Observer, Options};
 pub use plan::{Plan, ShardPlan};
@@ -77,7 +78,7 @@ pub(crate) use journal::Hold;
 #[cfg(test)]
 pub(crate) use session::Session;
 
-use driver::{Part, Start};
+use driver::{Part, Shared, Start};
 use state::Goal;
 use throttle::Throttle;
 
@@ -197,6 +198,7 @@ impl Mover {
             mode: plan.mode,
             epoch: shard.epoch,
             start: Start::Claim,
+            back_of: None,
         };
         report(id, driver::work(self, plan.shards.iter().map(part).collect(), Goal::Finish).await)
     }
@@ -252,6 +254,27 @@ impl Mover {
         (entries, unknown)
     }
 
+    /// Takes the shards of a move that are kept back to where they were, with all that was written since: a move of its own,
+    /// online, whose ID the report has. Its own old copies are kept in turn.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchMove`]; per shard, in the report, [`Error::NoWayBack`] and what any move can meet.
+    ///
+    /// # Cancel safety
+    /// As [`Mover::run`].
+    pub async fn rollback(&self, id: MoveId) -> Result<Report, Error> {
+        back::rollback(self, id).await
+    }
+
+    /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until [`Mover::stop`]. What
+    /// goes wrong, and how far it is, the observer is told. A way back that is broken is given up; the others go on.
+    ///
+    /// # Cancel safety
+    /// May be dropped: whoever feeds next goes on where all is durable, at once or after the lease.
+    pub async fn feed(&self, id: Option<MoveId>) {
+        back::feed::feed(self, id).await;
+    }
+
     /// Drops the old copies of a move whose shards are all kept. Cannot be undone.
     ///
     /// # Errors
@@ -287,9 +310,9 @@ impl Mover {
         let mut report = report(id, driver::work(self, open.into_iter().map(Part::of).collect(), goal).await);
         report.unknown = unknown;
         // Whoever brought these to their ends may have died before it dropped what they shared.
-        let shared = ended.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| &entry.source);
-        for source in shared.collect::<BTreeSet<_>>() {
-            driver::tidy_up(self, source, id).await;
+        let shared = ended.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| Shared::of(&Part::of(entry)));
+        for shared in shared.collect::<BTreeSet<_>>() {
+            driver::tidy_up(self, &shared).await;
         }
         for entry in ended {
             match (goal, entry.phase) {

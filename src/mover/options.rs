@@ -42,6 +42,8 @@ pub struct Options {
     /// Online: the most WAL, in bytes, that a source may have to keep for a move. Past it the shards that are not decided are
     /// aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
     pub wal_max: u64,
+    /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
+    pub back_wal_max: u64,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
     /// Who this is, for people who look at the journal: host and process.
@@ -64,6 +66,7 @@ impl Default for Options {
             rate_max: None,
             lag_max: Duration::from_millis(250),
             wal_max: 10 << 30,
+            back_wal_max: 10 << 30,
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
             failpoint: None,
@@ -141,6 +144,31 @@ pub enum Event {
         host: HostName,
         /// How long nobody could use it.
         pause: Duration,
+    },
+    /// The old copies of a move's shards take changes from now on.
+    Feeding {
+        /// The move.
+        id: MoveId,
+        /// How many shards.
+        shards: usize,
+    },
+    /// How far the old copies of a move are behind, every two seconds.
+    Fed {
+        /// The move.
+        id: MoveId,
+        /// Of WAL that was read and not applied.
+        bytes: u64,
+        /// Between the commit of what was applied last and the present; 0 if nothing is left.
+        seconds: f64,
+        /// Changes applied since this mover feeds it.
+        changes: u64,
+    },
+    /// The old copies of a move are not fed for now.
+    NotFed {
+        /// The move.
+        id: MoveId,
+        /// The error with its causes.
+        error: String,
     },
     /// A shard's part of the move ended without success.
     Failed {

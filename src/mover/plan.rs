@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
+use super::back;
 use super::ddl::{Creation, Statement};
 use super::facts::{HostFacts, Lock, Row, ShardFacts, StreamFacts};
 use super::names::Names;
@@ -205,6 +206,8 @@ pub(crate) fn judge(
         let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
         format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
     };
+    let no_way_back = (mode == Mode::Online).then(|| back::stream::impossible(&target.stream)).flatten();
+    let no_way_back = no_way_back.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
     Ok(ShardPlan {
         shard,
         schema: facts.schema.clone(),
@@ -214,7 +217,14 @@ pub(crate) fn judge(
         bytes: facts.bytes,
         before_data,
         after_data,
-        warnings: facts.locks.iter().filter(|lock| lock.seconds > 1.0).map(busy).chain(notes).collect(),
+        warnings: facts
+            .locks
+            .iter()
+            .filter(|lock| lock.seconds > 1.0)
+            .map(busy)
+            .chain(notes)
+            .chain(no_way_back)
+            .collect(),
     })
 }
 

@@ -93,7 +93,7 @@ impl Phase {
                 "resume or abort"
             }
             Phase::Decided | Phase::Opened => "resume",
-            Phase::Kept => "complete",
+            Phase::Kept => "complete or rollback",
             Phase::Completed | Phase::Aborted => "nothing",
         }
     }

@@ -204,7 +204,7 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
     }
     let facts = join_all(locked.into_iter().map(|session| async {
         let session = session?;
-        let facts = read(&session).await.map_err(|error| HostFault::Unread { reason: chain(&error) })?;
+        let facts = read(&session).await.map_err(|error| HostFault::unread(&error))?;
         Ok((session, facts))
     }));
     let read: Vec<Result<(Connection, HostFacts), HostFault>> = facts.await;

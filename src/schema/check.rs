@@ -205,6 +205,11 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
 }
 
 fn check_leftovers(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
+    for (shard, why) in &control.lost_ways {
+        let what = format!("it cannot be taken back here by `pgshard moves rollback`: {why}");
+        let remedy = "run `pgshard moves complete` when all is well; `pgshard move` brings it back by a new copy";
+        findings.add_shard(Severity::Notice, "no_way_back", Some(host), *shard, what, remedy);
+    }
     for object in &control.ledger {
         let (severity, code, what, remedy) = match (object.kind.as_str(), object.phase.as_deref()) {
             ("left", Some("kept")) => {
@@ -495,11 +500,17 @@ mod tests {
             row("incoming", None),
             row("old signpost", None),
         ];
+        control.lost_ways.insert(shard(0), "its slot is gone".to_owned());
         let findings = check(&map_of(&["db1"]), &survey, &cluster(), None);
         let codes: Vec<_> = findings.iter().map(|finding| (finding.severity, finding.code)).collect();
         assert_eq!(
             codes,
-            [(Severity::Warning, "leftover"), (Severity::Notice, "old_copy"), (Severity::Notice, "old_signpost"),]
+            [
+                (Severity::Warning, "leftover"),
+                (Severity::Notice, "no_way_back"),
+                (Severity::Notice, "old_copy"),
+                (Severity::Notice, "old_signpost"),
+            ]
         );
         assert_eq!(findings[0].host, Some(host("db1")));
     }

@@ -86,6 +86,8 @@ pub struct ControlFacts {
     pub attempts: BTreeMap<ShardId, Attempt>,
     /// The moves in this host's journal that have neither been completed nor aborted.
     pub live_moves: BTreeSet<Uuid>,
+    /// The shards that left and cannot be taken back although their old copies are kept, with the reason.
+    pub lost_ways: BTreeMap<ShardId, String>,
     /// What moves have created here and somebody must drop one day.
     pub ledger: Vec<LedgerRow>,
 }
@@ -190,7 +192,7 @@ pub struct AppliedSet {
 /// A row of `pgshard.ledger`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct LedgerRow {
-    /// `incoming`, `signpost`, `left` or `old signpost`.
+    /// `incoming`, `signpost`, `left`, `old signpost`, `publication` or `slot`.
     pub kind: String,
     /// The object's name.
     pub name: String,
@@ -278,6 +280,8 @@ SELECT json_build_object(
                     GROUP BY of_a_shard.migrations) AS sets),
     'host_migrations', (SELECT json_agg(json_build_array(name, checksum) ORDER BY name) FROM pgshard.host_migration),
     'attempts', (SELECT json_agg(json_build_array(shard_id, name, message)) FROM pgshard.migration_attempt),
+    'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+                  WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
     'live_moves', (SELECT json_agg(DISTINCT move_id) FROM pgshard.move WHERE phase NOT IN ('completed', 'aborted')),
     'ledger', (SELECT json_agg(json_build_array(l.kind, l.name, l.move_id, l.shard_id, m.phase) ORDER BY l.kind, l.name)
                FROM pgshard.ledger l LEFT JOIN pgshard.move m USING (move_id, shard_id)))::text"#;
@@ -292,6 +296,7 @@ struct RawControl {
     applied: Option<Vec<(Vec<RecordedMigration>, Vec<ShardId>)>>,
     host_migrations: Option<Vec<RecordedMigration>>,
     attempts: Option<Vec<(ShardId, String, Option<String>)>>,
+    lost_ways: Option<Vec<(ShardId, String)>>,
     live_moves: Option<Vec<Uuid>>,
     ledger: Option<Vec<LedgerRow>>,
 }
@@ -372,6 +377,7 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
         applied: applied.map(|(migrations, shards)| AppliedSet { migrations, shards }).collect(),
         host_migrations: raw.host_migrations.unwrap_or_default(),
         attempts: attempts.map(|(shard, name, message)| (shard, Attempt { name, message })).collect(),
+        lost_ways: raw.lost_ways.unwrap_or_default().into_iter().collect(),
         live_moves: raw.live_moves.unwrap_or_default().into_iter().collect(),
         ledger: raw.ledger.unwrap_or_default(),
     })
@@ -413,16 +419,15 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        let words = match error.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.as_db_error()) {
-            Some(refused) => crate::pg::state::words(refused),
-            None => error.to_string(),
-        };
+        let refused = error.downcast_ref::<tokio_postgres::Error>().and_then(|error| error.as_db_error());
+        let words = refused.map_or_else(|| error.to_string(), crate::pg::state::words);
         // The driver's Display may or may not hold its own cause already.
         if !line.contains(&words) {
             line.push_str(": ");
             line.push_str(&words);
         }
-        cause = error.source();
+        // The server's answer is the last word: its own cause is the same once more.
+        cause = if refused.is_some() { None } else { error.source() };
     }
     line
 }

@@ -1,7 +1,7 @@
 //! Why bootstrap or a migration left a shard, or a whole host, as it was.
 
 use super::control::Refusal;
-use super::facts::ShardState;
+use super::facts::{FactsError, ShardState, chain};
 use super::migrations::Drift;
 use crate::map::{HostName, ShardEpoch};
 
@@ -163,6 +163,14 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
+    /// Its control schema is another role's.
+    #[error("its control schema belongs to the role {owner}, not to {role}")]
+    NotOwner {
+        /// The role that owns it.
+        owner: String,
+        /// The role that asked.
+        role: String,
+    },
     /// Another bootstrap or migration is at work on it.
     #[error("another bootstrap or migration is at work on it")]
     Busy,
@@ -203,10 +211,19 @@ pub enum HostFault {
 }
 
 impl HostFault {
+    /// Why a host that did not say what it has is left alone.
+    pub(super) fn unread(error: &FactsError) -> HostFault {
+        match error {
+            FactsError::NotOwner { owner, role } => HostFault::NotOwner { owner: owner.clone(), role: role.clone() },
+            error => HostFault::Unread { reason: chain(error) },
+        }
+    }
+
     /// What to do.
     pub fn remedy(&self) -> String {
         match self {
             HostFault::Unread { .. } => "make it answer, and run the same command again".to_owned(),
+            HostFault::NotOwner { owner, .. } => format!("connect as {owner}, or as a member of it"),
             HostFault::Busy => "wait until the other one has ended".to_owned(),
             HostFault::Refused(refusals) => refusals.iter().map(Refusal::remedy).collect::<Vec<_>>().join("; "),
             HostFault::NotBootstrapped => "run `pgshard bootstrap`".to_owned(),

@@ -112,7 +112,7 @@ on_each_version! {
         let config = std::fs::read_to_string(&first.config).unwrap();
         assert!(config.contains(&format!("url = \"{}\"", first.hosts[1].1)), "{config}");
         assert!(config.contains("db2 = \"2-4\"") && config.contains("migrations = \"migrations\""), "{config}");
-        let sample = std::fs::read_to_string(directory.join("migrations/0001_users.sql")).unwrap();
+        let sample = std::fs::read_to_string(directory.join("migrations/0001_tables.sql")).unwrap();
         assert!(sample.contains("DEFAULT {shard}.next_id()"), "{sample}");
 
         let pids = || dev::status(&directory).unwrap().into_iter().map(|server| server.state).collect::<Vec<_>>();

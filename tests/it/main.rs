@@ -12,6 +12,7 @@ mod cli;
 mod dev;
 mod drift;
 mod fence;
+mod hosts;
 mod ids;
 mod keys;
 mod migrate;

@@ -281,11 +281,13 @@ on_each_version! {
         let writers = Writers::start(&world, 2).await;
         for round in 0..4 {
             world.file((&format!("migrations/000{}_c.sql", round + 2),
-                &format!("ALTER TABLE {{shard}}.photos ADD COLUMN c{round} text; CREATE TABLE {{shard}}.t{round} (id bigint);
+                &format!("ALTER TABLE {{shard}}.photos ADD COLUMN c{round} text; CREATE TABLE {{shard}}.t{round} (id bigint PRIMARY KEY);
                     CREATE FUNCTION {{shard}}.f{round}() RETURNS int LANGUAGE sql AS 'SELECT {round}'; SELECT pg_catalog.pg_sleep(0.05)")));
             let target = if round % 2 == 0 { "db2" } else { "db1" };
             let shards = "0-3";
-            let move_ = ["move", shards, "--to", target, "--yes", "--fence-attempts", "200"];
+            // Either way in each direction.
+            let mode = if round < 2 { "online" } else { "blocking" };
+            let move_ = ["move", shards, "--to", target, "--mode", mode, "--yes", "--fence-attempts", "200"];
             let (moved, first) = tokio::join!(world.run(&move_), async {
                 tokio::time::sleep(Duration::from_millis(40 * round)).await;
                 world.run(&["migrate", "up", "--jobs", "1"]).await
@@ -303,22 +305,75 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A migration that takes longer than a lease does not cost a mover its move.
+    /// A migration that was there before the move, and takes longer than a lease, does not cost a mover its move; and the move
+    /// takes along what it did.
     async fn a_long_migration_and_a_mover(version) {
         let world = World::new(&[version, version], 4).await;
         world.file(("migrations/0002_long.sql", "CREATE TABLE {shard}.long (id int); SELECT pg_catalog.pg_sleep(4)"));
-        let up = world.command(&["migrate", "up", "--only", "1"], &[]).spawn().unwrap();
+        let up = world.command(&["migrate", "up", "--only", "0-1"], &[]).spawn().unwrap();
         let db1 = world.servers.superuser(0).await;
         let asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
-        while db1.query_one(asleep, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+        while db1.query_one(asleep, &[]).await.unwrap().get::<_, i64>(0) < 2 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let moved = world.run_with(&["move", "1", "--to", "db2", "--yes"], &[("PGSHARD_LEASE_MS", "1000")]).await;
-        moved.ended(0);
+        let by = async |shard: &str, mode: &str| {
+            let args = ["move", shard, "--to", "db2", "--mode", mode, "--yes"];
+            world.run_with(&args, &[("PGSHARD_LEASE_MS", "1000")]).await
+        };
+        let (blocking, online) = tokio::join!(by("0", "blocking"), by("1", "online"));
+        blocking.ended(0);
+        online.ended(0);
         crate::support::Ran::of(up).await.ended(0);
-        assert_eq!((world.host_of(1), world.recorded("0002_long").await), (1, 1));
+        assert_eq!((world.host_of(0), world.host_of(1), world.recorded("0002_long").await), (1, 1, 2));
         let db2 = world.servers.app(1).await;
-        db2.query("SELECT * FROM shard_0001.long", &[]).await.unwrap();
+        db2.query("SELECT * FROM shard_0000.long, shard_0001.long", &[]).await.unwrap();
+    }
+
+    /// Shards that are being moved online are left alone by migrations and bootstrap, however far they are: named as pending, the
+    /// others done. Once they have arrived their turn comes.
+    async fn shards_on_their_way_online(version) {
+        let world = World::new(&[version, version], 8).await;
+        let writers = Writers::start(&world, 2).await;
+        let mut ids = Vec::new();
+        for (shards, point) in [("0", "after prepare=kill"), ("1-2", "after loaded=kill"), ("3", "after catch-up=kill")] {
+            let killed = world.run_until(&["move", shards, "--to", "db2", "--mode", "online", "--yes"], point).await;
+            ids.push(killed.ended(-9).id());
+        }
+        world.file(ADD);
+        for command in [&["migrate", "up"][..], &["bootstrap"]] {
+            let done = world.run(command).await.ended(8).last();
+            let failed = done["hosts"]["db1"]["failed"].as_array().unwrap();
+            let left: Vec<i64> = failed.iter().map(|one| one["shard"].as_i64().unwrap()).collect();
+            assert_eq!(left, [0, 1, 2, 3], "{done}");
+            assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (4, 4), "{command:?}");
+        }
+        let status = world.run(&["migrate", "status"]).await.last();
+        assert_eq!(status["migrations"][1]["pending"], "0-3", "{status}");
+        for id in &ids {
+            world.run(&["moves", "resume", id]).await.ended(0);
+        }
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (8, 8));
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+    }
+
+    /// What a killed attempt has made goes along with its shard, and so does the word that it is ours.
+    async fn an_attempt_moves_along(version) {
+        let world = World::new(&[version, version], 4).await;
+        world.file(("migrations/0002_titles.sql",
+            "-- pgshard: no-transaction\nCREATE INDEX CONCURRENTLY photos_title ON {shard}.photos (title)"));
+        let db1 = world.servers.app(0).await;
+        for (shard, mode) in [(0, "blocking"), (1, "online")] {
+            db1.batch_execute(&format!("CREATE INDEX photos_title ON shard_000{shard}.photos (title);
+                INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun)
+                VALUES ({shard}, '0002_titles', 'x', true)")).await.unwrap();
+            world.run(&["move", &shard.to_string(), "--to", "db2", "--mode", mode, "--yes"]).await.ended(0);
+        }
+        world.run(&["migrate", "retry"]).await.ended(0);
+        assert_eq!(world.recorded("0002_titles").await, 2);
+        world.run(&["migrate", "up"]).await.ended(0);
+        assert_eq!((world.having("photos_title").await, world.recorded("0002_titles").await), (4, 4));
     }
 }
 

@@ -5,10 +5,12 @@ mod dead;
 mod faults;
 mod holes;
 mod online;
+mod online_holes;
 mod refusals;
 mod restart;
 mod rich;
 mod rivals;
+mod rollback;
 mod takeover;
 mod watch;
 

@@ -135,7 +135,7 @@ pub(crate) fn host(config: &Config, name: &str) -> Result<HostName, Failure> {
 pub(crate) fn epoch(flag: Option<Epoch>, config: Option<&Path>) -> Result<Epoch, Failure> {
     epoch_if_known(flag, config)?.ok_or_else(|| {
         Failure::usage("the epoch is not known: there is no config here")
-            .hint("name it: --epoch 2011-01-01T00:00:00Z, or --config FILE")
+            .hint("name it: --epoch 2026-01-01T00:00:00Z, or --config FILE")
     })
 }
 

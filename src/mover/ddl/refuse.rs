@@ -164,7 +164,7 @@ impl Examined<'_> {
                 self.refuse(
                     &object,
                     "is not valid, as after a failed CREATE INDEX CONCURRENTLY",
-                    "drop it or REINDEX it",
+                    "`pgshard migrate retry` if a migration was building it; else drop it or REINDEX it",
                 );
             }
             if index.constraint.is_none() && index.definition.contains(" NULLS NOT DISTINCT") {

@@ -191,22 +191,30 @@ impl ShardMove<'_> {
         set.map_err(|error| self.target.failed(what, error))
     }
 
-    /// The migrations that the shard has had, as the target's control schema will list them.
+    /// The migrations that the shard has had, and the one that it was begun on, as the target's control schema will list them.
     ///
-    /// Locks: ROW EXCLUSIVE on pgshard.shard_migration until the end of the target's transaction.
+    /// Locks: ROW EXCLUSIVE on pgshard.shard_migration and pgshard.migration_attempt until the end of the target's transaction.
     pub(super) async fn carry_migrations(&self) -> Result<(), Error> {
         let what = "carrying the list of migrations";
-        let sql =
-            "SELECT coalesce(json_agg(json_build_object('name', name, 'checksum', checksum, 'applied_at', applied_at))
-            ::text, '[]') FROM pgshard.shard_migration WHERE shard_id = $1";
-        let list: String = self.source.row(what, sql, &[&self.hold.shard.as_i32()]).await?.get(0);
+        let sql = "SELECT
+            coalesce((SELECT json_agg(json_build_object('name', name, 'checksum', checksum, 'applied_at', applied_at))
+                FROM pgshard.shard_migration WHERE shard_id = $1)::text, '[]'),
+            coalesce((SELECT json_agg(a) FROM pgshard.migration_attempt a WHERE shard_id = $1)::text, '[]')";
+        let row = self.source.row(what, sql, &[&self.hold.shard.as_i32()]).await?;
+        let (list, attempt): (String, String) = (row.get(0), row.get(1));
         let shard = self.hold.shard;
         let sql = format!(
             "DELETE FROM pgshard.shard_migration WHERE shard_id = {shard};
              INSERT INTO pgshard.shard_migration (shard_id, name, checksum, applied_at)
              SELECT {shard}, name, checksum, applied_at
-             FROM json_to_recordset({}::json) AS m(name text, checksum text, applied_at timestamptz)",
-            quote_literal(&list)
+             FROM json_to_recordset({}::json) AS m(name text, checksum text, applied_at timestamptz);
+             DELETE FROM pgshard.migration_attempt WHERE shard_id = {shard};
+             INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun, message, tried_at)
+             SELECT {shard}, name, checksum, begun, message, tried_at
+             FROM json_to_recordset({}::json)
+                 AS a(name text, checksum text, begun boolean, message text, tried_at timestamptz)",
+            quote_literal(&list),
+            quote_literal(&attempt)
         );
         self.target.batch(what, &sql).await
     }

@@ -18,14 +18,14 @@ use super::border::{self, Crossing};
 use super::ddl::{self, Creation};
 use super::error::Error;
 use super::journal::Hold;
-use super::names::Names;
+use super::names::{MoveId, Names};
 use super::options::{Event, Observer, Options};
 use super::refusal::Refusal;
 use super::session::Session;
 use super::state::{Mode, Phase};
 
 pub(crate) use copy::{Outcome, token_hash};
-pub(crate) use online::{Behind, Changed};
+pub(crate) use online::{Behind, Changed, at_open};
 pub(crate) use prepare::Blueprint;
 pub(crate) use timings::Timings;
 
@@ -36,6 +36,8 @@ pub(crate) struct ShardMove<'a> {
     pub(crate) prefix: &'a SchemaPrefix,
     pub(crate) mode: Mode,
     pub(crate) epoch: ShardEpoch,
+    /// The move that this one takes back: its old copy is the target.
+    pub(crate) back_of: Option<MoveId>,
     pub(crate) source: Session,
     pub(crate) target: Session,
     pub(crate) options: &'a Options,

@@ -46,7 +46,8 @@ impl ShardMove<'_> {
                 "they are not what they were when the target was built; abort the move and start it again",
             ));
         }
-        Ok(Blueprint { stamp, creation: self.creation(&facts).await? })
+        let fingerprint = fingerprint(&facts).to_string();
+        Ok(Blueprint { stamp, fingerprint, creation: self.creation(&facts).await? })
     }
 
     /// Keys and most indexes. Changes of transactions that commit after `from` are applied from now on.
@@ -104,7 +105,8 @@ impl ShardMove<'_> {
             self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
         }
         self.carry_migrations().await?;
-        let sql = "UPDATE pgshard.incoming SET at_open = $2 WHERE shard_id = $1";
+        // What an old copy was relieved of is what it gets back.
+        let sql = "UPDATE pgshard.incoming SET at_open = coalesce(at_open, $2) WHERE shard_id = $1";
         self.target.execute(what, sql, &[&shard, &at_open(creation)]).await?;
         self.at("in caught up")?;
         self.target.batch(what, "COMMIT").await?;
@@ -170,7 +172,9 @@ impl ShardMove<'_> {
         if let Some(crossing) = crossings.first() {
             return Ok(Err(Changed::Definition(crossing.to_string())));
         }
-        if built.stamp != self.stamp(left).await? {
+        if built.stamp != self.stamp(left).await?
+            && built.fingerprint != fingerprint(&self.facts_at_source(&Namespace::Oid(left)).await?).as_str()
+        {
             let what = "somebody altered them during the move; abort the move and start it again";
             return Ok(Err(Changed::Definition(what.to_owned())));
         }
@@ -232,7 +236,7 @@ fn of(creation: &Creation, when: Online) -> impl Iterator<Item = &Statement> {
 }
 
 /// What the open runs. Foreign keys are added unproved: to prove them takes a scan.
-fn at_open(creation: &Creation) -> String {
+pub(crate) fn at_open(creation: &Creation) -> String {
     of(creation, Online::Open)
         .map(|statement| match statement.stage {
             Stage::ForeignKey if is_key(&statement.sql) => format!("{} NOT VALID;\n", statement.sql),

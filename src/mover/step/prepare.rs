@@ -5,6 +5,7 @@
 //! the next run builds anew.
 
 use super::ShardMove;
+use crate::mover::chunk::{ShardCopy, plan, table};
 use crate::mover::ddl::Creation;
 use crate::mover::error::Error;
 use crate::mover::facts;
@@ -18,13 +19,16 @@ use crate::schema::fingerprint::fingerprint;
 /// What the target was built from, for as long as the mover lives.
 pub(crate) struct Blueprint {
     pub(crate) stamp: Stamp,
+    pub(crate) fingerprint: String,
     pub(crate) creation: Creation,
 }
 
 impl ShardMove<'_> {
     pub(crate) async fn prepare(&self) -> Result<Blueprint, Error> {
-        self.announce().await?;
-        self.at("after incoming")?;
+        if self.back_of.is_none() {
+            self.announce().await?;
+            self.at("after incoming")?;
+        }
         let schema = facts::schema_oid(&self.source, &self.names.schema).await?.ok_or_else(|| Error::Stuck {
             shard: self.hold.shard,
             observed: format!("host {} serves the shard but has no schema {}", self.source.host, self.names.schema),
@@ -33,15 +37,28 @@ impl ShardMove<'_> {
         let stamp = self.stamp(schema).await?;
         let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
         let creation = self.creation(&facts).await?;
-        self.build_target(&creation).await?;
-        self.at("after target schema")?;
+        let fingerprint = fingerprint(&facts).to_string();
+        // The old copy has its rows already: what it lacks comes by the stream.
+        let reached = match self.back_of {
+            None => {
+                self.build_target(&creation).await?;
+                self.at("after target schema")?;
+                Phase::Prepared
+            }
+            Some(of) => {
+                self.adopt(of, &fingerprint).await?;
+                self.at("after adopt")?;
+                self.cut_whole(schema).await?;
+                Phase::Loaded
+            }
+        };
         self.build_signpost().await?;
         self.at("after signpost")?;
-        let note = Note { fingerprint: Some(fingerprint(&facts).to_string()), ..Note::default() };
-        self.source.advance(self.hold, Phase::Prepared, &note).await?;
-        self.reached(Phase::Prepared);
+        let note = Note { fingerprint: Some(fingerprint.clone()), ..Note::default() };
+        self.source.advance(self.hold, reached, &note).await?;
+        self.reached(reached);
         self.at("after prepare")?;
-        Ok(Blueprint { stamp, creation })
+        Ok(Blueprint { stamp, fingerprint, creation })
     }
 
     /// Tells the target that the shard is coming, and its ledger what will be built.
@@ -73,6 +90,16 @@ impl ShardMove<'_> {
         let reason =
             "another move, or another mover of this one, is bringing the shard there or has brought it".to_owned();
         Err(Error::Superseded { host: self.target.host.clone(), shard: self.hold.shard, reason })
+    }
+
+    /// The pieces in which an old copy is compared. No change is judged by them.
+    ///
+    /// Locks: as [`plan::cut`].
+    async fn cut_whole(&self, schema: u32) -> Result<(), Error> {
+        let tables = table::shapes(&self.source, schema).await?;
+        let (source_schema, target_schema) = (self.names.schema.clone(), self.names.incoming());
+        let copy = ShardCopy { hold: self.hold, source_schema, target_schema, tables };
+        plan::cut(&self.source, &self.target, &copy, plan::CHUNK_BYTES).await
     }
 
     /// Locks: creates only, in a schema that nobody knows; what was left of an earlier attempt is dropped.

@@ -35,6 +35,11 @@ impl ShardMove<'_> {
                 self.validate_keys(built).await;
                 self.forget_pieces().await?;
                 self.at("after forgotten")?;
+                if let Some(of) = self.back_of {
+                    self.end_of_former(of).await?;
+                    self.at("after end of former")?;
+                }
+                self.keep_way_back().await?;
             }
         }
         if let Some(pause) = pause {

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::ShardMove;
 use crate::map::ShardEpoch;
+use crate::mover::back::copy;
 use crate::mover::error::Error;
 use crate::mover::journal::{Hold, Note};
 use crate::mover::names::Names;
@@ -38,11 +39,14 @@ impl ShardMove<'_> {
                 self.target.batch(what, "ROLLBACK").await?;
                 return Err(Error::LeaseLost { shard: self.hold.shard });
             }
-            let incoming = self.names.incoming();
-            self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&incoming))).await?;
-            self.target
-                .execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'incoming' AND name = $1", &[&incoming])
-                .await?;
+            // An old copy goes back to the move that kept it.
+            if !copy::give_back(&self.target, &self.names.schema, self.hold.id, self.hold.shard).await? {
+                let incoming = self.names.incoming();
+                self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&incoming))).await?;
+                self.target
+                    .execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'incoming' AND name = $1", &[&incoming])
+                    .await?;
+            }
             self.target.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
             self.target
                 .execute(
@@ -58,6 +62,8 @@ impl ShardMove<'_> {
         self.target.batch(what, "COMMIT").await?;
         self.at("after target discard")?;
         drop_signpost(&self.source, &self.names).await?;
+        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
+        self.source.execute(what, sql, &[id, &shard]).await?;
         self.at("after discard")?;
         self.source.advance(self.hold, Phase::Aborted, &Note::default()).await?;
         self.reached(Phase::Aborted);

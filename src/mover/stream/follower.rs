@@ -53,6 +53,8 @@ pub(crate) struct FollowerOptions {
     /// The name of slot and publication.
     pub(crate) stream: String,
     pub(crate) shards: Vec<FollowedShard>,
+    /// What shards have that share the slot and are not followed now: it keeps the rest for whoever follows them next.
+    pub(crate) others: BTreeMap<ShardId, u64>,
     /// For how long connections that break are opened again, without any progress between.
     pub(crate) patience: Duration,
     /// Whose failpoints are passed on the way.

@@ -10,7 +10,7 @@
 
 mod apply;
 mod changes;
-mod fault;
+pub(crate) mod fault;
 pub(crate) mod follower;
 mod layout;
 mod run;

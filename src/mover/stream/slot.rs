@@ -6,9 +6,11 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use sha2::{Digest as _, Sha256};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
+use crate::map::HostName;
 use crate::mover::error::Error;
 use crate::mover::names::MoveId;
 use crate::mover::options::Options;
@@ -16,19 +18,24 @@ use crate::mover::session::Session;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-/// Which way the changes of a move go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Direction {
-    /// From source to target.
-    Forward,
-    /// To the old copy, once the target serves.
-    Back,
+/// The name of publication and slot of a move, on its source.
+pub(crate) fn stream_name(id: MoveId) -> String {
+    format!("pgshard_{}", id.uuid().simple())
 }
 
-/// The name that a move's publication and slot have in one direction.
-pub(crate) fn stream_name(id: MoveId, direction: Direction) -> String {
-    let back = if direction == Direction::Back { "_back" } else { "" };
-    format!("pgshard_{}{back}", id.uuid().simple())
+/// The name of those of its way back, on its target: of a move with several sources, each has its own.
+pub(crate) fn back_name(id: MoveId, source: &HostName) -> String {
+    let of_source: String =
+        Sha256::digest(source.as_str().as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!("{}{BACK}{of_source}", stream_name(id))
+}
+
+/// What is in the names of ways back, and in no other.
+const BACK: &str = "_back_";
+
+/// Whether a publication or slot of this name is of a way back.
+pub(crate) fn is_back(name: &str) -> bool {
+    name.contains(BACK)
 }
 
 /// Whose publication and slot: what the ledger says of them. A group is in it under one of its shards.

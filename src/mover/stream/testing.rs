@@ -23,7 +23,7 @@ use crate::pg::{ConnectOptions, ReplicationError, quote_ident};
 use crate::shard::ShardId;
 
 use super::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_beacon};
-use super::slot::{self, Direction, Owner};
+use super::slot::{self, Owner};
 
 /// The first value that a statement gives on a replication connection.
 pub async fn replicated(options: &ConnectOptions, sql: &str) -> Result<Option<String>, ReplicationError> {
@@ -53,7 +53,7 @@ impl Stream {
         parts: &[Part],
     ) -> Result<Stream, Error> {
         let id = MoveId::from(id);
-        let name = slot::stream_name(id, Direction::Forward);
+        let name = slot::stream_name(id);
         let (from, to) = (hosts.open(&source).await?, hosts.open(&target).await?);
         let mut shards = Vec::new();
         let mut names = Vec::new();
@@ -120,6 +120,7 @@ impl Stream {
             id: self.id,
             stream: self.name.clone(),
             shards: self.shards.iter().map(shard).collect(),
+            others: Default::default(),
             patience,
             failpoints: Arc::new(Options::default()),
         }));

@@ -60,7 +60,8 @@ impl Worker {
         view: watch::Sender<View>,
         commands: mpsc::Receiver<Command>,
     ) -> Worker {
-        let (expected, recent, held) = (HashMap::new(), VecDeque::new(), HashMap::new());
+        let (expected, recent) = (HashMap::new(), VecDeque::new());
+        let held = options.others.iter().map(|(shard, position)| (*shard, *position)).collect();
         Worker { options, view, commands, expected, recent, held, careful_until: None }
     }
 

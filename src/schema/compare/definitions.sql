@@ -1,9 +1,9 @@
--- What the shards $1 to $2 that are served here are made of, as (object, property) and value; the shards with the same value
--- together. A shard's own schema is written {shard}, so that all shards of the same make say the same.
+-- What the shards of the list $1 that are served here are made of, as (object, property) and value. A shard's own schema is written
+-- {shard}, so that all shards of the same make say the same. What is asked of that, stands after it in another file.
 WITH shard AS MATERIALIZED (
     SELECT s.shard_id, n.oid, n.nspname, n.nspowner, n.nspacl
     FROM pgshard.shard s JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
-    WHERE s.state = 'serving' AND s.shard_id BETWEEN $1 AND $2
+    WHERE s.state = 'serving' AND s.shard_id = ANY ($1)
 ), rel AS MATERIALIZED (
     SELECT s.shard_id, c.oid, c.relkind, c.relname, c.relowner, c.relacl, c.relpersistence, c.reloptions, c.relreplident,
         c.relrowsecurity, c.relforcerowsecurity, c.relpartbound,
@@ -91,10 +91,8 @@ WITH shard AS MATERIALIZED (
     SELECT r.shard_id, r.object, CASE d.objsubid WHEN 0 THEN 'comment' ELSE 'comment on column ' || a.attname END, d.description
     FROM rel r JOIN pg_catalog.pg_description d ON d.objoid = r.oid AND d.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
     LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = r.oid AND a.attnum = d.objsubid AND d.objsubid > 0
-)
-SELECT p.object, p.property, p.value, pg_catalog.array_agg(p.shard_id ORDER BY p.shard_id)
-FROM (
+), said AS (
     SELECT q.shard_id, pg_catalog.replace(q.object, s.nspname, '{shard}') AS object, q.property,
         pg_catalog.replace(pg_catalog.replace(coalesce(q.value, ''), '"' || s.nspname || '"', '{shard}'), s.nspname, '{shard}') AS value
-    FROM property q JOIN shard s USING (shard_id)) p
-GROUP BY p.object, p.property, p.value
+    FROM property q JOIN shard s USING (shard_id)
+)

@@ -1,4 +1,5 @@
-//! What the shards are made of, compared with each other: a query or a few on each host, however many shards there are.
+//! What the shards are made of, compared with each other: one query on each host that digests all of it, however many shards
+//! there are, and one for the texts of what differs.
 //!
 //! The shards of the same make are a group; of each group but the largest it is said in what it differs from that one.
 //!
@@ -7,23 +8,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use futures_util::future::join_all;
-use tokio_postgres::types::Type;
-
-use super::facts::FactsError;
 use super::finding::{Finding, Findings, Severity};
-use super::session;
 use crate::map::HostName;
-use crate::pg::ConnectOptions;
 use crate::shard::ShardId;
 
 mod number;
+mod read;
 
-/// Shards in one query. Deparsing a view takes locks on what it reads until the end of the query, and only a small part of the
-/// host's locks may be taken.
-const SHARDS_AT_ONCE: i32 = 512;
-
-const SQL: &str = include_str!("definitions.sql");
+pub use read::definitions;
 
 /// What the shards of a host are made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,44 +24,19 @@ pub struct Definitions(Vec<Property>);
 /// A property of an object, and the shards in which it is so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Property {
-    /// `table photos`, and what of it: `column title`; empty for the object itself.
-    of: (String, String),
-    value: String,
+    of: Of,
+    /// The same where the value is the same, but for the shard's number.
+    digest: String,
+    /// The value in the first of the shards, where it was asked for: where shards have different digests.
+    text: Option<String>,
     shards: Vec<ShardId>,
 }
 
+/// `table photos`, and what of it: `column title`; empty for the object itself.
+type Of = (String, String);
+
 /// What the shards of all hosts are made of.
 pub type DefinitionSurvey = BTreeMap<HostName, Result<Definitions, String>>;
-
-/// Reads what the shards that the hosts serve are made of. A host that cannot be read has the reason.
-///
-/// # Cancel safety
-/// Only reads.
-pub async fn definitions(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> DefinitionSurvey {
-    let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, of_host(&connect).await) };
-    join_all(hosts.into_iter().map(ask)).await.into_iter().collect()
-}
-
-async fn of_host(connect: &ConnectOptions) -> Result<Definitions, String> {
-    let client = session::open(connect, "pgshard survey").await.map_err(|fault| fault.to_string())?;
-    let failed = |source| super::facts::chain(&FactsError::Query { what: "catalogs", source });
-    client.batch_execute("SET quote_all_identifiers = off; SET jit = off").await.map_err(failed)?;
-    let numbers = "SELECT shard_id FROM pgshard.shard WHERE state = 'serving' ORDER BY shard_id";
-    let numbers: Vec<i32> =
-        client.query_typed(numbers, &[]).await.map_err(failed)?.iter().map(|row| row.get(0)).collect();
-    let mut definitions = Definitions::default();
-    for some in numbers.chunks(SHARDS_AT_ONCE as usize) {
-        let (Some(first), Some(last)) = (some.first(), some.last()) else { continue };
-        let rows = client.query_typed(SQL, &[(first, Type::INT4), (last, Type::INT4)]).await.map_err(failed)?;
-        for row in rows {
-            let shards: Vec<i32> = row.get(3);
-            let shard = |number: &i32| u16::try_from(*number).ok().and_then(ShardId::new);
-            let shards = shards.iter().filter_map(shard).collect();
-            definitions.0.push(Property { of: (row.get(0), row.get(1)), value: row.get(2), shards });
-        }
-    }
-    Ok(definitions)
-}
 
 /// So many differences of a group are said.
 const SAID_MAX: usize = 12;
@@ -110,7 +77,7 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
         let mut keys: Vec<usize> = here.keys().chain(there.keys()).copied().collect();
         keys.sort_unstable();
         keys.dedup();
-        let text = |at: usize, class: Option<&usize>| class.map(|class| classes[at].1[*class].0);
+        let text = |at: usize, class: Option<&usize>| class.map(|class| classes[at].1[*class].0.unwrap_or_default());
         let mut said: Vec<String> = keys
             .iter()
             .take(SAID_MAX)
@@ -128,13 +95,11 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
     findings.sorted()
 }
 
-type Of = (String, String);
+/// A property with its values, as far as they were asked for, and the shards that have each.
+type Values<'a> = (Of, Vec<(Option<&'a str>, Vec<ShardId>)>);
 
-/// A property with its values, and the shards that have each.
-type Values<'a> = (Of, Vec<(&'a str, Vec<ShardId>)>);
-
-/// For every property the values that there are, those that differ in nothing but the shard's number as one.
-fn classes<'a>(all: &[&'a Property]) -> Vec<Values<'a>> {
+/// The properties by what they are of, those of objects that bear their shard's number together.
+fn by_object<'a>(all: &[&'a Property]) -> BTreeMap<Of, Vec<&'a Property>> {
     let mut counts: HashMap<&Of, usize> = HashMap::new();
     for property in all {
         *counts.entry(&property.of).or_default() += property.shards.len();
@@ -148,21 +113,40 @@ fn classes<'a>(all: &[&'a Property]) -> Vec<Values<'a>> {
         };
         of.entry(key).or_default().push(property);
     }
-    let classes = of.into_iter().map(|(key, properties)| {
-        let mut classes: Vec<(&Property, Vec<ShardId>)> = Vec::new();
+    of
+}
+
+/// For every property the values that there are, those that differ in nothing but the shard's number as one.
+fn classes<'a>(all: &[&'a Property]) -> Vec<Values<'a>> {
+    let classes = by_object(all).into_iter().map(|(key, properties)| {
+        let mut by_digest: BTreeMap<&str, (&Property, Vec<ShardId>)> = BTreeMap::new();
         for property in properties {
-            let same = classes.iter_mut().find(|(first, _)| {
-                first.value == property.value
-                    || number::alike(&first.value, first.shards[0], &property.value, property.shards[0])
-            });
-            match same {
-                Some((_, shards)) => shards.extend(&property.shards),
-                None => classes.push((property, property.shards.clone())),
+            let class = by_digest.entry(&property.digest).or_insert((property, Vec::new()));
+            if class.0.text.is_none() {
+                class.0 = property;
+            }
+            class.1.extend(&property.shards);
+        }
+        // A number that all shards have in a text is one of them's own.
+        let mut classes: Vec<(&Property, Vec<ShardId>)> = Vec::new();
+        for (property, shards) in by_digest.into_values() {
+            match classes.iter_mut().find(|(first, _)| alike(first, property)) {
+                Some((_, same)) => same.extend(shards),
+                None => classes.push((property, shards)),
             }
         }
-        (key, classes.into_iter().map(|(first, shards)| (first.value.as_str(), shards)).collect())
+        (key, classes.into_iter().map(|(first, shards)| (first.text.as_deref(), shards)).collect())
     });
     classes.collect()
+}
+
+fn alike(a: &Property, b: &Property) -> bool {
+    match (&a.text, &b.text, a.shards.first(), b.shards.first()) {
+        (Some(text_a), Some(text_b), Some(of_a), Some(of_b)) => {
+            text_a == text_b || number::alike(text_a, *of_a, text_b, *of_b)
+        }
+        _ => false,
+    }
 }
 
 /// `table photos: column caption: missing`, or what it is and what it should be.
@@ -190,7 +174,8 @@ mod tests {
     fn found(properties: &[(&str, &str, &str, &[u16])]) -> Vec<String> {
         let property = |(object, property, value, shards): &(&str, &str, &str, &[u16])| Property {
             of: ((*object).to_owned(), (*property).to_owned()),
-            value: (*value).to_owned(),
+            digest: (*value).to_owned(),
+            text: Some((*value).to_owned()),
             shards: shards.iter().map(|number| shard(*number)).collect(),
         };
         let definitions = Definitions(properties.iter().map(property).collect());

@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 
 use super::bootstrap::{Event, HostReport, Observer, Report, flush, lock, read};
 use super::control::Cluster;
-use super::facts::{Survey, chain};
+use super::facts::Survey;
 use super::fault::{HostFault, ShardFault};
 use super::migrations::Migrations;
 use super::session;
@@ -137,7 +137,7 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     let facts = join_all(sessions.iter().map(|(name, session)| async { (name.clone(), read(session).await) })).await;
     for (name, facts) in facts {
         if let Err(error) = &facts {
-            faults.insert(name.clone(), HostFault::Unread { reason: chain(error) });
+            faults.insert(name.clone(), HostFault::unread(error));
         }
         survey.insert(name, facts);
     }

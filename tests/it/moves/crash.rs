@@ -3,9 +3,8 @@
 
 use pgshard::mover::FAILPOINTS;
 
+use crate::support::faults::BACK as ON_THE_WAY_BACK;
 use crate::support::{World, Writers, other};
-
-use super::faults::BACK as ON_THE_WAY_BACK;
 
 /// The places that only an online move passes.
 const ONLINE: [&str; 24] = [

@@ -22,6 +22,9 @@ on_each_version!(
         let notes = writers.stop().await;
         notes.flawless();
         world.audit(&notes).await;
+        for entry in world.mover().list(None).await.0 {
+            world.mover().complete(entry.id).await.unwrap();
+        }
         for client in world.all().await {
             for what in ["pg_replication_slots", "pg_publication"] {
                 let sql = format!("SELECT count(*) FROM {what}");

@@ -45,7 +45,7 @@ impl World {
             }
             let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 'shard\\_%'";
             let there: BTreeSet<String> = client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
-            let sql = "SELECT name FROM pgshard.ledger";
+            let sql = "SELECT name FROM pgshard.ledger WHERE kind NOT IN ('slot', 'publication')";
             let ledger: BTreeSet<String> = client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
             let known: BTreeSet<String> = schemas.union(&ledger).cloned().collect();
             assert_eq!(there, known, "db{}: schemas, and what rows and ledger say", host + 1);
@@ -59,6 +59,7 @@ impl World {
             assert!(open.is_empty(), "db{}: open moves {open:?}", host + 1);
         }
         self.audit_streams(None).await;
+        self.audit_ways_back().await;
         let names: Vec<_> = self.config.hosts.keys().collect();
         for (shard, host, epoch) in map.iter() {
             let by = serving.get(&shard.get()).cloned().unwrap_or_default();
@@ -121,6 +122,35 @@ impl World {
             assert_eq!(lines(client, &open).await, "", "{at}: left of a move");
         }
         assert_eq!(serving, [self.host_of(shard)], "shard {shard}: the host, and the map");
+    }
+
+    /// That there is no slot and no publication but those of ways back that can be gone, and that ledgers name them.
+    async fn audit_ways_back(&self) {
+        let clients = self.all().await;
+        let mut open = BTreeSet::new();
+        for client in &clients {
+            let sql = "SELECT DISTINCT b.stream FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+                WHERE b.lost IS NULL AND m.phase = 'kept'";
+            open.extend(client.query(sql, &[]).await.unwrap().iter().map(|row| row.get::<_, String>(0)));
+        }
+        for (host, client) in clients.iter().enumerate() {
+            for (kind, sql) in [
+                ("slot", "SELECT slot_name::text FROM pg_replication_slots"),
+                ("publication", "SELECT pubname::text FROM pg_publication"),
+            ] {
+                let names = async |sql: &str| -> BTreeSet<String> {
+                    client.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect()
+                };
+                let there = names(sql).await;
+                let known = names(&format!("SELECT name FROM pgshard.ledger WHERE kind = '{kind}'")).await;
+                assert_eq!(there, known, "db{}: every {kind}, and what the ledger says", host + 1);
+                assert!(
+                    there.is_subset(&open),
+                    "db{}: a {kind} that nobody needs: {there:?}, needed {open:?}",
+                    host + 1
+                );
+            }
+        }
     }
 
     /// That every row is there once, and where it belongs. The writers have ended.

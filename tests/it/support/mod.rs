@@ -2,6 +2,10 @@
 
 mod audit;
 mod cluster;
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) mod faults;
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) mod soak;
 mod standby;
 #[macro_use]
 mod versions;

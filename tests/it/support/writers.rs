@@ -31,6 +31,8 @@ pub(crate) struct Notes {
     pub(crate) errors: Vec<String>,
     /// Errors after which the application may simply try again, and those that leave a row in doubt.
     pub(crate) tolerable: usize,
+    /// What the slowest call through the router took.
+    pub(crate) longest: Duration,
 }
 
 impl Notes {
@@ -39,6 +41,7 @@ impl Notes {
         self.in_doubt.extend(other.in_doubt);
         self.errors.extend(other.errors);
         self.tolerable += other.tolerable;
+        self.longest = self.longest.max(other.longest);
     }
 
     /// That it saw no errors but those after which it knows what to do: servers were restarted.
@@ -126,11 +129,13 @@ async fn through_router(router: Router, writer: usize, stop: Arc<AtomicBool>) ->
         number += 1;
         let payload = format!("w{writer}-{number}");
         let key = fastrand::i64(-100_000..100_000);
+        let begun = Instant::now();
         let wrote = if number.is_multiple_of(3) {
             both(&router, key, &payload).await
         } else {
             one(&router, key, &payload).await
         };
+        notes.longest = notes.longest.max(begun.elapsed());
         match wrote {
             Ok(rows) => notes.acknowledged.extend(rows),
             Err(error) => notes.failed(&error, &payload),

@@ -52,7 +52,10 @@ pub(crate) fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
 
 pub(super) fn exit(report: &Report) -> Exit {
     let refused = |host: &HostReport| matches!(host.fault, Some(HostFault::Refused(_) | HostFault::Drift(_)));
-    match (report.is_complete(), report.changed()) {
+    // Nothing is wrong where shards are only on their way: they are left for later, whether there was anything else to do or not.
+    let on_its_way = |fault: &ShardFault| matches!(fault, ShardFault::Moving | ShardFault::Arriving { .. });
+    let waits = report.hosts.values().all(|host| host.fault.is_none() && host.failed.values().all(on_its_way));
+    match (report.is_complete(), report.changed() || waits) {
         (true, _) => Exit::Done,
         (false, true) => Exit::Partly,
         (false, false) if report.hosts.values().any(refused) => Exit::Refused,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pgshard::ShardId;
 use pgshard::config::Config;
-use pgshard::map::{HostName, ShardMap};
+use pgshard::map::{HostName, ShardMap, print_shards};
 use pgshard::schema::{self, Finding, Migrations, Severity, Survey};
 use serde::Serialize;
 
@@ -20,13 +20,16 @@ struct Report<'a> {
     findings: Vec<Found<'a>>,
 }
 
-/// One finding about one shard, or about a host or the cluster.
+/// One finding, about shards, a host or the cluster.
 #[derive(Serialize)]
 struct Found<'a> {
     severity: &'static str,
     code: &'a str,
     host: Option<&'a str>,
+    /// If it is about exactly one.
     shard: Option<ShardId>,
+    /// All that it is about, such as `3-4,17`.
+    shards: Option<String>,
     message: &'a str,
     remedy: &'a str,
 }
@@ -76,7 +79,7 @@ pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) ->
     // A notice is as it should be.
     let ok = findings.iter().all(|finding| finding.severity == Severity::Notice);
     match output.format() {
-        Format::Json => output.object(Report { ok, findings: findings.iter().flat_map(found).collect() })?,
+        Format::Json => output.object(Report { ok, findings: findings.iter().map(found).collect() })?,
         Format::Text => {
             for finding in &findings {
                 output.data(text(finding))?;
@@ -92,19 +95,16 @@ pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) ->
     Ok(if ok { Exit::Done } else { Exit::Failed })
 }
 
-/// A finding as programs want it: one a shard.
-fn found(finding: &Finding) -> Vec<Found<'_>> {
-    let one = |shard: Option<ShardId>| Found {
+/// A finding as programs want it.
+fn found(finding: &Finding) -> Found<'_> {
+    Found {
         severity: finding.severity.as_str(),
         code: finding.code,
         host: finding.host.as_ref().map(HostName::as_str),
-        shard,
+        shard: finding.shard(),
+        shards: (!finding.shards.is_empty()).then(|| print_shards(finding.shards.iter().copied())),
         message: &finding.message,
         remedy: &finding.remedy,
-    };
-    match finding.shards.as_slice() {
-        [] => vec![one(None)],
-        shards => shards.iter().map(|shard| one(Some(*shard))).collect(),
     }
 }
 

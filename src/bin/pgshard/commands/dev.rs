@@ -93,8 +93,13 @@ struct StatusHost {
 pub(crate) async fn status(directory: PathBuf, output: &Output) -> Result<Exit, Failure> {
     let servers = status_of(&directory).await?;
     let pid = |state| match state {
-        ServerState::Running { pid } => Some(pid),
+        ServerState::Running { pid } | ServerState::Between { pid } => Some(pid),
         ServerState::Stopped => None,
+    };
+    let text = |state| match state {
+        ServerState::Running { pid } => format!("running, pid {pid}"),
+        ServerState::Between { pid } => format!("starting or stopping, pid {pid}"),
+        ServerState::Stopped => "stopped".to_owned(),
     };
     if servers.is_empty() {
         output.note(format_args!("there are no servers in {}", directory.display()));
@@ -102,9 +107,10 @@ pub(crate) async fn status(directory: PathBuf, output: &Output) -> Result<Exit, 
     match output.format() {
         Format::Json => {
             let hosts = servers.into_iter().map(|server| {
+                let running = matches!(server.state, ServerState::Running { .. });
                 let pid = pid(server.state);
                 let (major, url, directory) = (server.major, server.url, server.directory);
-                (server.name.to_string(), StatusHost { running: pid.is_some(), pid, major, url, directory })
+                (server.name.to_string(), StatusHost { running, pid, major, url, directory })
             });
             output.object(StatusReport { hosts: hosts.collect() })?;
         }
@@ -112,8 +118,7 @@ pub(crate) async fn status(directory: PathBuf, output: &Output) -> Result<Exit, 
             let columns =
                 [("host", Align::Left), ("state", Align::Left), ("version", Align::Right), ("url", Align::Left)];
             let rows = servers.iter().map(|server| {
-                let state = pid(server.state).map_or_else(|| "stopped".to_owned(), |pid| format!("running, pid {pid}"));
-                [server.name.to_string(), state, server.major.to_string(), server.url.clone()]
+                [server.name.to_string(), text(server.state), server.major.to_string(), server.url.clone()]
             });
             output.table(&columns, rows)?;
         }

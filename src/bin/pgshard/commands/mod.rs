@@ -23,11 +23,12 @@ mod tickets;
 mod workers;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::init::Overwrite;
 use self::locate::Target;
 use self::moves::Verb;
-use pgshard::mover::{Options, Wanted};
+use pgshard::mover::{Leases, Options, Wanted};
 use pgshard::schema::migrate::Which;
 
 use crate::args::{
@@ -123,11 +124,20 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
                 let options = args.pace.options();
                 moves::act(Verb::Abort, args.id.as_deref(), Consent::Given, options, config, output).await
             }
+            Some(MovesCommand::Rollback(args)) => {
+                let (consent, options) = (Consent::from_flag(args.yes), args.pace.options());
+                moves::act(Verb::Rollback, args.id.as_deref(), consent, options, config, output).await
+            }
+            Some(MovesCommand::Feed(args)) => {
+                let leases = Leases::of(Duration::from_millis(args.lease_ms));
+                let options = Options { leases, ..args.limit.options() };
+                moves::feed(args.id.as_deref(), options, config, output).await
+            }
             Some(MovesCommand::Complete(args)) => {
                 let consent = Consent::from_flag(args.yes);
                 moves::act(Verb::Complete, args.id.as_deref(), consent, Options::default(), config, output).await
             }
-            Some(MovesCommand::Gc(_)) => moves::gc(config, output).await,
+            Some(MovesCommand::Gc(args)) => moves::gc(args.limit.options(), config, output).await,
         },
         Command::Rebalance(args) => rebalance::run(args, config, output).await,
         Command::Drain(args) => rebalance::drain(args, config, output).await,

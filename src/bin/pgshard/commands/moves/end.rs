@@ -90,6 +90,12 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
     }
     if report.failed.is_empty() && report.done.iter().any(|done| done.phase == Phase::Kept) {
         output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {}`", report.id));
+        if verb != Verb::Complete {
+            output.hint(format_args!(
+                "or go back with `pgshard moves rollback {}`; `pgshard moves feed` keeps that quick",
+                report.id
+            ));
+        }
     }
     Ok(exit(verb, report))
 }
@@ -130,6 +136,11 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
              `pgshard moves resume {id}`"
         ),
         Error::NotNow { .. } => String::new(),
+        Error::NoWayBack { .. } => {
+            format!(
+                "`pgshard move {shard} --to` where it was copies it anew; `pgshard moves complete {id}` drops the old copy"
+            )
+        }
         Error::Refused { refusals } => {
             let each: Vec<String> = refusals.iter().map(|refusal| format!("{refusal}: {}", refusal.remedy)).collect();
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
@@ -188,7 +199,11 @@ pub(crate) fn failure(error: Error) -> Failure {
 /// How a command ends for this error of a mover, were it the only one.
 pub(crate) fn code(error: &Error) -> Exit {
     match error {
-        Error::Refused { .. } | Error::Claimed { .. } | Error::TooLate { .. } | Error::NotNow { .. } => Exit::Refused,
+        Error::Refused { .. }
+        | Error::Claimed { .. }
+        | Error::TooLate { .. }
+        | Error::NotNow { .. }
+        | Error::NoWayBack { .. } => Exit::Refused,
         Error::Group { source, .. } => match code(source) {
             // A host that went away in the midst of a move is not one that could not be asked before it.
             Exit::Failed if !matches!(**source, Error::Stuck { .. }) => Exit::Waits,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase};
+use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase, WayBack};
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -30,8 +30,11 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
             ("to", Align::Left),
             ("phase", Align::Left),
             ("next", Align::Left),
+            ("since", Align::Left),
+            ("back", Align::Left),
         ];
-        let rows = moves.iter().map(Listed::of).map(|m| [m.r#move, m.shards, m.source, m.target, m.phase, m.next]);
+        let rows = moves.iter().map(Listed::of);
+        let rows = rows.map(|m| [m.r#move, m.shards, m.source, m.target, m.phase, m.next, m.since, m.back]);
         output.table(&columns, rows)?;
         if moves.is_empty() && silent.is_empty() {
             output.note("no move is open, none waits for `complete`");
@@ -61,6 +64,7 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
         ("attempt", Align::Right),
         ("rows", Align::Right),
         ("pause", Align::Right),
+        ("back", Align::Left),
         ("holder", Align::Left),
         ("last error", Align::Left),
     ];
@@ -75,6 +79,7 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
             entry.attempt.to_string(),
             entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string()),
             pause.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms")),
+            back(entry.way_back.as_ref()),
             held,
             entry.last_error.clone().unwrap_or_else(|| "-".to_owned()),
         ]
@@ -105,6 +110,21 @@ struct Listed {
     target: String,
     phase: String,
     next: String,
+    /// When the first shard was claimed.
+    since: String,
+    /// Whether a rollback is possible.
+    back: String,
+}
+
+/// The way back in a word: what it is of the worst shard is told.
+fn back(way: Option<&WayBack>) -> String {
+    match way {
+        None => "-".to_owned(),
+        Some(WayBack { lost: Some(why), .. }) => format!("lost: {why}"),
+        Some(WayBack { taken_by: Some(by), .. }) => format!("taken by {by}"),
+        Some(WayBack { fed: true, .. }) => "open".to_owned(),
+        Some(_) => "prepared".to_owned(),
+    }
 }
 
 impl Listed {
@@ -117,6 +137,8 @@ impl Listed {
             names.dedup();
             names.join(",")
         };
+        let lost = |entry: &&&Entry| entry.way_back.as_ref().is_some_and(|back| back.lost.is_some());
+        let worst = entries.iter().find(lost).or(entries.first());
         Listed {
             r#move: entries.first().map(|entry| entry.id.to_string()).unwrap_or_default(),
             shards: print_shards(entries.iter().map(|entry| entry.shard)),
@@ -124,6 +146,8 @@ impl Listed {
             target: hosts(|entry| &entry.target),
             phase: least.to_string(),
             next: least.next().to_owned(),
+            since: entries.iter().map(|entry| entry.created_at).min().map(|at| at.to_string()).unwrap_or_default(),
+            back: back(worst.and_then(|entry| entry.way_back.as_ref())),
         }
     }
 }
@@ -147,6 +171,8 @@ struct ShownShard<'a> {
     timings: &'a serde_json::Value,
     holder: Option<&'a str>,
     last_error: Option<&'a str>,
+    back: String,
+    back_of: Option<String>,
     created_at: String,
     updated_at: String,
 }
@@ -165,6 +191,8 @@ impl ShownShard<'_> {
             timings: &entry.timings,
             holder: (!entry.lease_left.is_zero()).then_some(entry.holder.as_str()),
             last_error: entry.last_error.as_deref(),
+            back: back(entry.way_back.as_ref()),
+            back_of: entry.back_of.map(|id| id.to_string()),
             created_at: entry.created_at.to_string(),
             updated_at: entry.updated_at.to_string(),
         }

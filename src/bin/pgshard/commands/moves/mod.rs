@@ -36,11 +36,13 @@ pub(crate) enum Verb {
     Resume,
     /// Undo.
     Abort,
+    /// Take shards back.
+    Rollback,
     /// Drop the old copies.
     Complete,
 }
 
-/// Resumes, aborts or completes a move.
+/// Resumes, aborts, takes back or completes a move.
 pub(crate) async fn act(
     verb: Verb,
     id: Option<&str>,
@@ -54,13 +56,22 @@ pub(crate) async fn act(
     let mover = mover(&config, options, watcher.observer());
     let fits = |phase: Phase| match verb {
         Verb::Resume | Verb::Abort => !phase.is_ended(),
-        Verb::Complete => phase == Phase::Kept,
+        Verb::Rollback | Verb::Complete => phase == Phase::Kept,
     };
     let id = the_move(&mover, id, fits).await?;
     let started = Instant::now();
     let report = match verb {
         Verb::Resume => shown(&mover, || Some(id), output, until_done(&mover, mover.resume(id))).await,
         Verb::Abort => until_done(&mover, mover.abort(id)).await,
+        Verb::Rollback => {
+            let (entries, _) = mover.list(Some(id)).await;
+            let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));
+            let question = format!("take shards {shards} back to where they were?");
+            if !confirm(&question, consent, output).await? {
+                return Err(Failure::new(Exit::Failed, "nothing was moved"));
+            }
+            until_done(&mover, mover.rollback(id)).await
+        }
         Verb::Complete => {
             let (entries, _) = mover.list(Some(id)).await;
             let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));
@@ -73,6 +84,21 @@ pub(crate) async fn act(
     };
     watcher.finish();
     tell(verb, &report.map_err(failure)?, started.elapsed(), output)
+}
+
+/// Keeps old copies up to date until Ctrl-C.
+pub(crate) async fn feed(
+    id: Option<&str>,
+    options: Options,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let watcher = Watcher::new(output.clone());
+    let mover = mover(&config, options, watcher.observer());
+    let id = id.map(parsed).transpose()?;
+    until_done(&mover, mover.feed(id)).await;
+    Ok(Exit::Done)
 }
 
 #[derive(Serialize)]
@@ -95,9 +121,9 @@ struct FailedHost {
 }
 
 /// Puts right what dead moves left.
-pub(crate) async fn gc(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn gc(options: Options, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let report = mover(&config, Options::default(), Observer::silent()).gc().await;
+    let report = mover(&config, options, Observer::silent()).gc().await;
     if output.format() == Format::Json {
         let cleaned = report.cleaned.iter().map(|thing| CleanedThing {
             host: thing.host.to_string(),
@@ -134,9 +160,7 @@ pub(crate) async fn until_done<T>(mover: &Mover, work: impl Future<Output = T>) 
 /// The move of this ID, or the only one that fits when there is no ID.
 async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool) -> Result<MoveId, Failure> {
     if let Some(id) = id {
-        return id
-            .parse()
-            .map_err(|_| Failure::usage(format!("{id:?} is not the ID of a move")).hint("see `pgshard moves list`"));
+        return parsed(id);
     }
     let (entries, silent) = mover.list(None).await;
     if let Some((host, error)) = silent.into_iter().next() {
@@ -153,6 +177,10 @@ async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool)
             Err(Failure::usage(format!("there are {} moves: name one of {}", several.len(), list.join(", "))))
         }
     }
+}
+
+fn parsed(id: &str) -> Result<MoveId, Failure> {
+    id.parse().map_err(|_| Failure::usage(format!("{id:?} is not the ID of a move")).hint("see `pgshard moves list`"))
 }
 
 fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {

@@ -20,6 +20,9 @@ pub(super) enum Told {
     FenceRetried { shard: ShardId, attempt: u32, reason: String },
     Waits { shard: ShardId, wanted: &'static str },
     Opened { shard: ShardId, host: String, pause_ms: f64 },
+    Feeding { r#move: String, shards: usize },
+    Fed { r#move: String, behind_bytes: u64, behind_s: f64, changes: u64 },
+    NotFed { r#move: String, message: String },
     Failed { shard: ShardId, message: String },
     Done(Done),
 }
@@ -84,6 +87,17 @@ impl Watcher {
             }
             Event::Opened { shard, host, pause } => {
                 Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
+            }
+            Event::Feeding { id, shards } => {
+                self.output.note(format_args!("the old copies of move {id} take changes: {shards} shards"));
+                Told::Feeding { r#move: id.to_string(), shards }
+            }
+            Event::Fed { id, bytes, seconds, changes } => {
+                Told::Fed { r#move: id.to_string(), behind_bytes: bytes, behind_s: seconds, changes }
+            }
+            Event::NotFed { id, error } => {
+                self.output.note(format_args!("the old copies of move {id} take no changes for now: {error}"));
+                Told::NotFed { r#move: id.to_string(), message: error }
             }
             Event::Failed { shard, error } => Told::Failed { shard, message: error },
             // Bytes under way move no bar yet, and would flood a pipe.

@@ -1,0 +1,87 @@
+//! `pgshard init`, `check`, `bootstrap` and `sql`.
+
+use std::num::NonZeroUsize;
+
+use clap::Args as ArgGroup;
+use pgshard::ShardCount;
+use pgshard::schema::bootstrap::Request;
+
+use crate::values;
+
+/// Write a commented pgshard.toml to begin with
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Examples:
+  pgshard init                       two hosts, 4096 shards
+  pgshard init --hosts 3 --shards 2048
+  pgshard --config etc/app.toml init")]
+pub(crate) struct Init {
+    /// How many hosts to write down; the shards are spread evenly over them
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) hosts: u16,
+    /// N, the number of shards, 1 to 8192. It cannot be changed once bootstrapped: take far more than hosts
+    #[arg(long, value_name = "N", default_value = "4096", value_parser = values::shard_count)]
+    pub(crate) shards: ShardCount,
+    /// Overwrite a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+/// Are config, map and hosts as they should be, and do they agree?
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Reads only. All hosts are asked at the same time, each has its connect_timeout to answer (5 s where its
+url says nothing). Every finding has a remedy. The exit code is 1 if anything is off; notices are not.
+
+Examples:
+  pgshard check
+  pgshard check --ddl
+  pgshard check --json | jq -r '.findings[] | [.severity, .host, .shards, .message] | @tsv'")]
+pub(crate) struct Check {
+    /// Compare what the shards are made of with each other, too: tables, columns, indexes, functions and all
+    #[arg(long)]
+    pub(crate) ddl: bool,
+}
+
+/// Create what the hosts lack: control schema, shards, ID functions, migrations
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Doing it again does only what is left. All hosts are read, whichever are written to, so that no
+shard is ever made a second time. A shard that fails is named and the others go on; the exit code
+is then 8.
+
+Examples:
+  pgshard bootstrap
+  pgshard bootstrap --host db3 --jobs 8
+  pgshard bootstrap --json | tail -n 1 | jq '.hosts | map_values(.failed)'")]
+pub(crate) struct Bootstrap {
+    /// Write to this host only; can be repeated [default: all hosts]
+    #[arg(long = "host", value_name = "HOST")]
+    pub(crate) hosts: Vec<String>,
+    /// Connections to each host
+    #[arg(long, value_name = "COUNT", default_value_t = Request::WIDTH)]
+    pub(crate) jobs: NonZeroUsize,
+    /// This host certainly holds no shard: create shards even if it cannot be read; can be repeated
+    #[arg(long, value_name = "HOST")]
+    pub(crate) assume_empty: Vec<String>,
+}
+
+/// Run a query on all shards, or on some
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+{shard} stands for the shard's schema. The query runs in a READ ONLY transaction on each shard,
+eight shards of a host at a time. With --json each shard is one line, written as soon as it is
+there; every bigint in it is a string, since it may be an ID. Shards that fail are named, and the
+exit code is 8, or 1 if none answered.
+
+Examples:
+  pgshard sql 'SELECT count(*) FROM {shard}.users'
+  pgshard sql 'SELECT id, title FROM {shard}.photos ORDER BY id DESC LIMIT 3' --shards 0-15,300
+  pgshard sql 'SELECT max(id) FROM {shard}.users' --json | jq -r '[.shard, .rows[0].max] | @tsv'")]
+pub(crate) struct Sql {
+    /// SELECT, WITH, VALUES or TABLE
+    pub(crate) query: String,
+    /// The shards, such as 17 or 0-255,300 [default: all]
+    #[arg(long, value_name = "SHARDS")]
+    pub(crate) shards: Option<String>,
+}

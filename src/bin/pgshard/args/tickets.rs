@@ -1,0 +1,112 @@
+//! `pgshard tickets` and `pgshard workers`.
+
+use std::num::NonZeroUsize;
+
+use clap::{Args as ArgGroup, Subcommand};
+use pgshard::idgen::tickets::TicketName;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TicketsCommand {
+    Create(TicketsCreate),
+    Status(TicketsStatus),
+    Next(TicketsNext),
+}
+
+/// Make hosts give tickets of a name, each with a residue of its own
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Hosts take turns in the numbers, a run each: those of a host are ticket / run modulo stride = its residue,
+so that hosts need not know of each other when they give one. Runs are as long as the largest N, so that
+key mod N reaches every shard; --stride 2 --run 1 is odd and even. All hosts of the config record whose each residue is, so all must answer.
+Doing it again changes nothing. To add a host, name it; it begins where the others are.
+
+A host that is lost for ever is taken out of the config. Its residue stays taken, unless another
+takes it over: --replace, with a --start above every ticket that the lost one may have given.
+A host restored from a backup needs a --start, too, before it serves.
+
+Examples:
+  pgshard tickets create users
+  pgshard tickets create users --hosts db3
+  pgshard tickets create users --hosts db4 --replace db2 --start 5000000")]
+pub(crate) struct TicketsCreate {
+    /// What the tickets are called, such as users
+    #[arg(value_name = "NAME")]
+    pub(crate) name: TicketName,
+    /// The hosts that give them [default: all hosts]
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    pub(crate) hosts: Vec<String>,
+    /// How many hosts there can ever be [default: 16]
+    #[arg(long, value_name = "STRIDE", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) stride: Option<u32>,
+    /// How many tickets in a row are one host's, N or more [default: 8192]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    pub(crate) run: Option<u32>,
+    /// No ticket below; hosts that are past it stay where they are
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(crate) start: Option<i64>,
+    /// The host whose residue is taken over, lost for ever
+    #[arg(long, value_name = "HOST", requires = "start")]
+    pub(crate) replace: Option<String>,
+}
+
+/// Which host gives which tickets, and the last of each
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Reads only. The exit code is 1 when a host does not answer.
+
+Examples:
+  pgshard tickets status
+  pgshard tickets status --json | jq '.hosts.db1.names.users.last'")]
+pub(crate) struct TicketsStatus {}
+
+/// Take tickets
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+A ticket that was taken is never given again, used or not. Hosts that are down are passed over.
+
+Examples:
+  pgshard tickets next users
+  pgshard tickets next users -n 1000 --json | jq -r '.tickets[]'")]
+pub(crate) struct TicketsNext {
+    /// What the tickets are called
+    #[arg(value_name = "NAME")]
+    pub(crate) name: TicketName,
+    /// How many
+    #[arg(short = 'n', long, value_name = "COUNT", default_value = "1")]
+    pub(crate) count: NonZeroUsize,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum WorkersCommand {
+    Install(WorkersInstall),
+    Status(WorkersStatus),
+}
+
+/// Make the table of leases on a host, once
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+All generators whose IDs must differ lease from the same host; the schema is pgshard_workers, and the
+role needs CREATE on the database. Doing it again changes nothing.
+
+Examples:
+  pgshard workers install --host db1")]
+pub(crate) struct WorkersInstall {
+    /// The host that keeps the leases
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: String,
+}
+
+/// Which worker numbers are held, and for how long
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Reads only. A number is kept for its holder until its lease ends; whoever gets it next makes IDs of
+later milliseconds than its ceiling.
+
+Examples:
+  pgshard workers status --host db1
+  pgshard workers status --host db1 --json | jq '.spaces | map_values(map(select(.held)) | length)'")]
+pub(crate) struct WorkersStatus {
+    /// The host that keeps the leases
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: String,
+}

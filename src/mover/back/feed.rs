@@ -1,0 +1,180 @@
+//! Feeding old copies: what their new hosts change is applied to them, until somebody stops it.
+//!
+//! What may not break: of two that feed one move, one waits; a rollback or `complete` need not ask whoever feeds: what it
+//! writes makes the other let go.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::map::HostName;
+use crate::mover::Mover;
+use crate::mover::chunk::table;
+use crate::mover::driver::{chain, stopped};
+use crate::mover::error::Error;
+use crate::mover::facts;
+use crate::mover::group::applied;
+use crate::mover::heartbeat::Heartbeat;
+use crate::mover::journal::{Entry, Hold, Signed, WayBack};
+use crate::mover::names::{MoveId, Names};
+use crate::mover::options::Event;
+use crate::mover::session::Session;
+use crate::mover::state::Phase;
+use crate::mover::stream::fault::Fault;
+use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
+use crate::mover::stream::slot;
+use crate::shard::ShardId;
+
+use super::{copy, stream};
+
+/// How often the moves are looked at: new ones begin to be fed, those that have ended are let go.
+const ROUND: Duration = Duration::from_secs(2);
+
+/// The shards of one move that came from one host.
+type Key = (MoveId, HostName);
+
+/// Feeds the old copies of all kept moves, or of one, until the mover is told to stop.
+pub(crate) async fn feed(mover: &Mover, id: Option<MoveId>) {
+    let mut stop = mover.stop.subscribe();
+    let mut fed: BTreeMap<Key, Feeding> = BTreeMap::new();
+    loop {
+        let round = round(mover, id, &mut fed);
+        tokio::select! {
+            () = round => {}
+            () = stopped(&mut stop) => break,
+        }
+        if tokio::time::timeout(ROUND, stopped(&mut stop)).await.is_ok() {
+            break;
+        }
+    }
+    for (_, feeding) in fed {
+        feeding.end().await;
+    }
+}
+
+async fn round(mover: &Mover, id: Option<MoveId>, fed: &mut BTreeMap<Key, Feeding>) {
+    let (entries, _) = mover.list(id).await;
+    let mut there: BTreeMap<Key, Vec<Entry>> = BTreeMap::new();
+    for entry in entries {
+        if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
+            there.entry((entry.id, entry.source.clone())).or_default().push(entry);
+        }
+    }
+    let gone: Vec<Key> = fed.keys().filter(|key| !there.contains_key(*key)).cloned().collect();
+    for key in gone {
+        if let Some(feeding) = fed.remove(&key) {
+            feeding.end().await;
+        }
+    }
+    for (key, entries) in there {
+        let outcome = match fed.remove(&key) {
+            Some(feeding) => feeding.look_after(mover, &key, &entries).await,
+            None => Feeding::start(mover, &key, &entries).await,
+        };
+        match outcome {
+            Ok(Some(feeding)) => drop(fed.insert(key, feeding)),
+            Ok(None) => {}
+            // The next round tries again: the feed goes on for as long as somebody runs it.
+            Err(error) => mover.observer.tell(Event::NotFed { id: key.0, error: chain(&error) }),
+        }
+    }
+}
+
+struct Feeding {
+    follower: Follower,
+    source: Session,
+    shards: Vec<Hold>,
+    /// Keeps the leases for as long as it lives.
+    heartbeat: Heartbeat,
+}
+
+impl Feeding {
+    async fn start(mover: &Mover, (id, source): &Key, entries: &[Entry]) -> Result<Option<Feeding>, Error> {
+        let Some(first) = entries.first() else { return Ok(None) };
+        let lease = Uuid::new_v4();
+        let hold = |shard: ShardId| Hold { id: *id, shard, lease };
+        let session = mover.hosts.open(source).await?;
+        let target = mover.hosts.open(&first.target).await?;
+        let name = slot::back_name(*id, source);
+        stream::judge(mover, &session, &target, *id, &name).await?;
+        let beating = mover.hosts.open(source).await?;
+        beating.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
+        let heartbeat = Heartbeat::start(beating, mover.options.leases);
+        let (mut shards, mut holds) = (Vec::new(), Vec::new());
+        for entry in entries {
+            let (names, hold) = (Names { schema: mover.prefix.schema(entry.shard) }, hold(entry.shard));
+            heartbeat.take_over(&session, hold, mover.options.leases, &mover.options.holder).await?;
+            heartbeat.hold(hold).await?;
+            copy::loosen(&session, &target, &names, entry).await?;
+            let Some(oid) = facts::schema_oid(&target, &names.schema).await? else { continue };
+            if !copy::take_progress(&session, hold).await? {
+                continue;
+            }
+            let tables = table::shapes(&target, oid).await?;
+            let target_schema = names.left(entry.epoch);
+            shards.push(FollowedShard { hold, target_schema, tables, basis: Basis::Position });
+            holds.push(hold);
+        }
+        if holds.is_empty() {
+            stream::tidy_up(&session, &target, *id).await?;
+            return Ok(None);
+        }
+        session.sign(holds[0], Signed::Group).await?;
+        let not_fed = entries.iter().filter(|entry| holds.iter().all(|hold| hold.shard != entry.shard));
+        let position = slot::slot_state(&target, &name).await?.map_or(0, |state| state.confirmed);
+        let others = applied(&session, not_fed.map(|entry| (entry.id, entry.shard)).collect(), position).await?;
+        let follower = Follower::start(FollowerOptions {
+            hosts: mover.hosts.clone(),
+            source: first.target.clone(),
+            target: source.clone(),
+            id: *id,
+            stream: name,
+            shards,
+            others,
+            failpoints: mover.options.clone(),
+            patience: FollowerOptions::PATIENCE,
+        });
+        mover.observer.tell(Event::Feeding { id: *id, shards: holds.len() });
+        Ok(Some(Feeding { follower, source: session, shards: holds, heartbeat }))
+    }
+
+    /// What became of it since the last round. `None`: it has ended, or begins anew in the next.
+    async fn look_after(self, mover: &Mover, (id, source): &Key, entries: &[Entry]) -> Result<Option<Feeding>, Error> {
+        let Some(first) = entries.first() else { return Ok(None) };
+        let view = self.follower.view().borrow().clone();
+        for hold in &self.shards {
+            if let Some(Fault::Diverged { table, what }) = view.shards.get(&hold.shard).and_then(|of| of.fault.clone())
+            {
+                copy::lose(&self.source, *id, hold.shard, &format!("{table} of the old copy differs: {what}")).await?;
+                self.follower.detach(hold.shard).await;
+            }
+        }
+        let target = mover.hosts.open(&first.target).await?;
+        let name = slot::back_name(*id, source);
+        let given_up = stream::judge(mover, &self.source, &target, *id, &name).await?.is_some();
+        let lost = self.shards.iter().any(|hold| self.heartbeat.is_lost(hold.shard));
+        let all_there = entries.iter().all(|entry| self.shards.iter().any(|hold| hold.shard == entry.shard));
+        if given_up || view.ended.is_some() || lost || !all_there {
+            self.end().await;
+            stream::tidy_up(&mover.hosts.open(source).await?, &target, *id).await?;
+            return Ok(None);
+        }
+        mover.observer.tell(Event::Fed {
+            id: *id,
+            bytes: view.lag.bytes,
+            seconds: view.lag.seconds,
+            changes: view.changes,
+        });
+        Ok(Some(self))
+    }
+
+    async fn end(self) {
+        self.follower.stop().await;
+        for hold in &self.shards {
+            self.heartbeat.let_go(hold.shard);
+            // A courtesy: the lease ends by itself.
+            let _ = self.source.release(*hold, None).await;
+        }
+    }
+}

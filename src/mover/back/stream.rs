@@ -1,0 +1,182 @@
+//! Publication and slot of a way back, on the target of the move: made before the first shard is fenced, dropped when
+//! nobody can go back any more.
+//!
+//! What may not break: a way back never harms the host that serves. Its slot is not made where slots are short, keeps no
+//! more WAL than it may, and is dropped as soon as no shard needs it.
+
+use std::time::Duration;
+
+use crate::map::HostName;
+use crate::mover::error::Error;
+use crate::mover::facts;
+use crate::mover::journal::WayBack;
+use crate::mover::names::MoveId;
+use crate::mover::session::Session;
+use crate::mover::state::Phase;
+use crate::mover::stream::slot::{self, Owner};
+use crate::mover::{Cleaned, Mover};
+use crate::shard::ShardId;
+
+use super::copy;
+
+/// How long the slot's creation waits for the transactions that are under way at the target.
+const SLOT_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A way back takes no slot of the last few: moves need them.
+const SLOTS_LEFT: i64 = 2;
+
+/// Why there can be no way back from a host; none if there can.
+pub(crate) fn impossible(host: &facts::StreamFacts) -> Option<&'static str> {
+    match host {
+        of if of.wal_level != "logical" => Some("its wal_level is not logical"),
+        of if !of.may_replicate => Some("its role may not read its changes: ALTER ROLE … REPLICATION"),
+        of if of.free_slots <= SLOTS_LEFT => {
+            Some("too few replication slots are left there: raise max_replication_slots")
+        }
+        of if of.free_senders < 1 => Some("no walsender is left there: raise max_wal_senders"),
+        of if of.prepared > 0 => Some("a slot would wait for its prepared transactions"),
+        _ => None,
+    }
+}
+
+/// Publication, with no table of a shard yet, and slot at the target. Made, or found. Gives their name; `None` if there can
+/// be none, which a log line says.
+///
+/// Locks: as [`slot::create_publication`] and [`slot::create_slot`].
+pub(crate) async fn prepare(
+    mover: &Mover,
+    source: &Session,
+    target: &Session,
+    id: MoveId,
+    first: ShardId,
+) -> Result<Option<String>, Error> {
+    let name = slot::back_name(id, &source.host);
+    let there = slot::slot_state(target, &name).await?;
+    match there.as_ref().map(|state| state.wal_status.as_deref() == Some("lost")) {
+        Some(false) => return Ok(Some(name)),
+        // What was opened meanwhile has changed since.
+        lost => {
+            copy::lose_all(source, id, "the target has no slot for it any more").await?;
+            if lost.is_some() {
+                slot::drop_slot(target, &name).await?;
+            }
+        }
+    }
+    let why = match facts::of_host(target).await? {
+        Ok(facts) => impossible(&facts.stream),
+        Err(_) => Some("it is not bootstrapped"),
+    };
+    if let Some(why) = why {
+        tracing::warn!(host = %target.host, %id, why, "no rollback of this move will be possible");
+        return Ok(None);
+    }
+    let owner = Owner { name: &name, id, shard: first, options: &mover.options };
+    // The publication first: a slot stops at a change that is older than the publication.
+    slot::create_publication(target, owner, &[]).await?;
+    mover.options.at("after back publication")?;
+    match slot::create_slot(target, owner, SLOT_PATIENCE).await {
+        Ok(_) => {}
+        Err(error @ Error::SlotBlocked { .. }) => {
+            tracing::warn!(%id, %error, "no rollback of this move will be possible");
+            remove(target, &name).await?;
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    }
+    mover.options.at("after back slot")?;
+    Ok(Some(name))
+}
+
+/// Drops both, the slot first: it keeps WAL.
+///
+/// Locks: none on any table.
+async fn remove(target: &Session, name: &str) -> Result<(), Error> {
+    slot::drop_slot(target, name).await?;
+    slot::drop_publication(target, name).await
+}
+
+/// Drops both if no shard of the move that came from this source can go back any more. True if they were there.
+///
+/// Locks: none on any table.
+pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
+    let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE b.move_id = $1 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
+    if source.row("looking for ways back", sql, &[id.uuid()]).await?.get(0) {
+        return Ok(false);
+    }
+    let name = slot::back_name(id, &source.host);
+    let sql = "SELECT EXISTS (SELECT FROM pgshard.ledger WHERE name = $1)";
+    let there = target.row("reading the ledger", sql, &[&name]).await?.get(0);
+    if there {
+        remove(target, &name).await?;
+    }
+    Ok(there)
+}
+
+/// Looks at every way back that leads away from this host: one that leads nowhere any more, or keeps more WAL than it may,
+/// is given up, and dropped once no shard needs it.
+pub(crate) async fn look_after(mover: &Mover, target: &Session) -> Result<Vec<Cleaned>, Error> {
+    let sql = "SELECT DISTINCT name, move_id, shard_id FROM pgshard.ledger WHERE kind IN ('slot', 'publication') ORDER BY name";
+    let mut cleaned = Vec::new();
+    for row in target.rows("reading the ledger", sql, &[]).await? {
+        let (name, id): (String, uuid::Uuid) = (row.get(0), row.get(1));
+        let shard = u16::try_from(row.get::<_, i32>(2)).ok().and_then(ShardId::new);
+        let (true, Some(shard)) = (slot::is_back(&name), shard) else { continue };
+        let id = MoveId::from(id);
+        let (entries, unknown) = mover.list(Some(id)).await;
+        let source = entries.iter().map(|entry| &entry.source).find(|source| slot::back_name(id, source) == name);
+        let mut say = |what: String| cleaned.push(Cleaned { host: target.host.clone(), shard, what });
+        match source {
+            Some(source) => {
+                let source = mover.hosts.open(source).await?;
+                if let Some(why) = judge(mover, &source, target, id, &name).await? {
+                    say(format!("the rollback of {id} is not possible any more: {why}"));
+                }
+                if tidy_up(&source, target, id).await? {
+                    say(format!("dropped {name}, which no shard needs to go back"));
+                }
+            }
+            None if unknown.is_empty() => {
+                remove(target, &name).await?;
+                say(format!("dropped {name}, of a move that no host knows"));
+            }
+            // Its source could not be asked.
+            None => {}
+        }
+    }
+    Ok(cleaned)
+}
+
+/// Gives ways back up that cannot be gone. Says why, if all of a move were.
+pub(crate) async fn judge(
+    mover: &Mover,
+    source: &Session,
+    target: &Session,
+    id: MoveId,
+    name: &str,
+) -> Result<Option<String>, Error> {
+    for entry in source.entries(Some(id)).await? {
+        if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
+            let row = facts::row_of(target, entry.shard).await?;
+            if row.is_none_or(|row| row.state == "moved" || row.epoch != entry.epoch.next()) {
+                copy::lose(source, id, entry.shard, &elsewhere(&target.host)).await?;
+            }
+        }
+    }
+    let why = match slot::slot_state(target, name).await? {
+        None => "its slot is gone".to_owned(),
+        Some(state) if state.wal_status.as_deref() == Some("lost") => {
+            "its slot kept more WAL than max_slot_wal_keep_size lets it".to_owned()
+        }
+        Some(state) if u64::try_from(state.kept_bytes).is_ok_and(|kept| kept > mover.options.back_wal_max) => {
+            format!("its slot kept {} MiB of WAL, more than it may", state.kept_bytes >> 20)
+        }
+        Some(_) => return Ok(None),
+    };
+    let given_up = copy::lose_all(source, id, &why).await?;
+    Ok((given_up > 0).then_some(why))
+}
+
+fn elsewhere(host: &HostName) -> String {
+    format!("the shard has left {host} since")
+}

@@ -1,0 +1,8 @@
+-- For every property the digests of its values, and the shards with each. Where a value has the shard's number in it, that is the
+-- same in all: by this alone `numeric(10,2)` would be something else in shard 10, so what differs is looked at again, as text.
+SELECT object, property, digest, pg_catalog.array_agg(shard_id ORDER BY shard_id)
+FROM (
+    SELECT shard_id, object, property, pg_catalog.md5(CASE WHEN pg_catalog.strpos(value, shard_id::pg_catalog.text) = 0 THEN value
+        ELSE pg_catalog.regexp_replace(value, '(^|[^0-9])' || shard_id || '(?![0-9])', E'\\1\x01', 'g') END) AS digest
+    FROM said) d
+GROUP BY object, property, digest

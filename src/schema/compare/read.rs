@@ -1,0 +1,157 @@
+//! What the shards of the hosts are made of, read: digests of everything, then the texts of what is not the same everywhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::future::join_all;
+use tokio_postgres::types::Type;
+
+use super::super::facts::{FactsError, chain};
+use super::super::session;
+use super::{DefinitionSurvey, Definitions, Of, Property, by_object};
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, Connection};
+use crate::shard::ShardId;
+
+const LOCKS: &str = include_str!("locks.sql");
+const DIGESTS: &str = concat!(include_str!("definitions.sql"), include_str!("digests.sql"));
+const TEXTS: &str = concat!(include_str!("definitions.sql"), include_str!("texts.sql"));
+
+/// A host that has given its digests.
+struct Reading {
+    client: Connection,
+    /// The shards, and how many locks each takes.
+    locks: Vec<(i32, i64)>,
+    locks_max: i64,
+    definitions: Definitions,
+}
+
+/// A property of a shard.
+type Wanted = (ShardId, Of);
+
+/// Reads what the shards that the hosts serve are made of. A host that cannot be read has the reason.
+///
+/// # Cancel safety
+/// Only reads.
+pub async fn definitions(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> DefinitionSurvey {
+    let ask = |(name, connect): (HostName, ConnectOptions)| async move { (name, Reading::new(&connect).await) };
+    let read: Vec<(HostName, Result<Reading, String>)> = join_all(hosts.into_iter().map(ask)).await;
+    let wanted = different(read.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|read| &read.definitions));
+    let texts = read.into_iter().map(|(name, read)| {
+        let wanted = &wanted;
+        async move {
+            let whole = match read {
+                Ok(read) => read.texts(wanted).await,
+                Err(reason) => Err(reason),
+            };
+            (name, whole)
+        }
+    });
+    join_all(texts).await.into_iter().collect()
+}
+
+/// Of every property that shards have otherwise than others, one shard for each digest.
+fn different<'a>(hosts: impl Iterator<Item = &'a Definitions>) -> BTreeSet<Wanted> {
+    let all: Vec<&Property> = hosts.flat_map(|definitions| &definitions.0).collect();
+    let mut wanted = BTreeSet::new();
+    for same in by_object(&all).into_values() {
+        let digests: BTreeMap<&str, &Property> = same.into_iter().map(|one| (one.digest.as_str(), one)).collect();
+        if digests.len() > 1 {
+            let first = |one: &&Property| Some((*one.shards.first()?, one.of.clone()));
+            wanted.extend(digests.values().filter_map(first));
+        }
+    }
+    wanted
+}
+
+impl Reading {
+    async fn new(connect: &ConnectOptions) -> Result<Reading, String> {
+        let client = session::open(connect, "pgshard survey").await.map_err(|fault| fault.to_string())?;
+        client.batch_execute("SET quote_all_identifiers = off; SET jit = off").await.map_err(failed)?;
+        let rows = client.query_typed(LOCKS, &[]).await.map_err(failed)?;
+        let locks: Vec<(i32, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let locks_max = rows.first().map_or(0, |row| row.get(2));
+        let mut definitions = Definitions::default();
+        for shards in portions(locks.iter().copied(), locks_max) {
+            for row in client.query_typed(DIGESTS, &[(&shards, Type::INT4_ARRAY)]).await.map_err(failed)? {
+                let shards: Vec<i32> = row.get(3);
+                let shards = shards.iter().filter_map(|number| shard(*number)).collect();
+                definitions.0.push(Property { of: (row.get(0), row.get(1)), digest: row.get(2), text: None, shards });
+            }
+        }
+        Ok(Reading { client, locks, locks_max, definitions })
+    }
+
+    /// What the shards are made of, with the texts that are wanted.
+    async fn texts(mut self, wanted: &BTreeSet<Wanted>) -> Result<Definitions, String> {
+        let mut places: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
+        for (at, property) in self.definitions.0.iter().enumerate() {
+            if let Some(shard) = property.shards.first()
+                && wanted.contains(&(*shard, property.of.clone()))
+            {
+                places.entry(shard.as_i32()).or_default().push(at);
+            }
+        }
+        let of_wanted = self.locks.iter().copied().filter(|(shard, _)| places.contains_key(shard));
+        for portion in portions(of_wanted, self.locks_max) {
+            for shards in portion.chunks(SHARDS_OF_TEXTS) {
+                let here: Vec<usize> = shards.iter().flat_map(|shard| &places[shard]).copied().collect();
+                let properties = &mut self.definitions.0;
+                let (objects, names): (Vec<&str>, Vec<&str>) =
+                    here.iter().map(|at| (properties[*at].of.0.as_str(), properties[*at].of.1.as_str())).unzip();
+                let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+                    [(&shards, Type::INT4_ARRAY), (&objects, Type::TEXT_ARRAY), (&names, Type::TEXT_ARRAY)];
+                let rows = self.client.query_typed(TEXTS, &parameters).await.map_err(failed)?;
+                let texts: BTreeMap<(i32, Of), String> =
+                    rows.iter().map(|row| ((row.get(0), (row.get(1), row.get(2))), row.get(3))).collect();
+                for at in here {
+                    let property = &mut properties[at];
+                    let first = property.shards.first().map(|shard| (shard.as_i32(), property.of.clone()));
+                    property.text = first.and_then(|first| texts.get(&first).cloned());
+                }
+            }
+        }
+        Ok(self.definitions)
+    }
+}
+
+/// The shards in as few portions as the locks allow, of which each shard takes so many until the end of its query. Where there
+/// is nothing to lock for, that is one.
+fn portions(shards: impl Iterator<Item = (i32, i64)>, locks_max: i64) -> Vec<Vec<i32>> {
+    let mut portions: Vec<Vec<i32>> = Vec::new();
+    let mut left = 0;
+    for (shard, locks) in shards {
+        if portions.is_empty() || locks > left {
+            portions.push(Vec::new());
+            left = locks_max;
+        }
+        left -= locks;
+        if let Some(portion) = portions.last_mut() {
+            portion.push(shard);
+        }
+    }
+    portions
+}
+
+/// Shards whose texts are asked for at once: a few megabytes.
+const SHARDS_OF_TEXTS: usize = 256;
+
+fn shard(number: i32) -> Option<ShardId> {
+    u16::try_from(number).ok().and_then(ShardId::new)
+}
+
+fn failed(source: tokio_postgres::Error) -> String {
+    chain(&FactsError::Query { what: "catalogs", source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_asked_for_together_as_long_as_there_are_locks() {
+        let portions = |shards: &[(i32, i64)], max| portions(shards.iter().copied(), max);
+        assert_eq!(portions(&[], 10), [[0; 0]; 0]);
+        assert_eq!(portions(&[(1, 0), (2, 0), (9, 0)], 0), [[1, 2, 9]]);
+        assert_eq!(portions(&[(1, 4), (2, 6), (3, 1), (4, 99), (5, 1)], 10), [vec![1, 2], vec![3], vec![4], vec![5]]);
+    }
+}

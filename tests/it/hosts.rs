@@ -1,0 +1,38 @@
+//! `pgshard host` beside what hosts really are: standbys, roles without rights.
+
+use crate::support::World;
+
+on_each_version! {
+    /// A standby is seen on its primary, and how far it is behind; a standby that is in the config says what it is.
+    async fn a_standby_is_listed_with_its_lag(version) {
+        let world = World::new(&[version, version], 4).await;
+        world.servers.make_standby(version, 1, 0);
+        let superuser = world.servers.superuser(0).await;
+        let streams = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'";
+        while superuser.query_one(streams, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        let listed = world.run(&["host", "list"]).await.ended(0).last();
+        let (db1, db2) = (&listed["hosts"]["db1"], &listed["hosts"]["db2"]);
+        assert_eq!((&db1["standbys"], &db1["in_recovery"], &db2["in_recovery"]), (&1.into(), &false.into(), &true.into()), "{listed}");
+        assert!(db1["lag_bytes"].is_u64(), "{listed}");
+        // Nothing is moved to a host that takes no writes.
+        let refused = world.run(&["drain", "db1", "--yes"]).await;
+        assert_ne!(refused.code(), 0, "{}", refused.stderr);
+    }
+
+    /// A role that may not create schemas is refused before anything is written, with what to say to the server.
+    async fn a_host_whose_role_has_no_rights_is_refused(version) {
+        let world = World::new(&[version, version], 4).await;
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        let superuser = world.servers.superuser(1).await;
+        superuser.batch_execute("CREATE DATABASE spare").await.unwrap();
+        superuser.batch_execute("CREATE ROLE poor LOGIN").await.unwrap();
+        let url = world.servers.server(1).url().replace("app@", "poor@").replace("/app", "/spare");
+        let refused = world.run(&["host", "add", "db3", &url]).await;
+        assert!(refused.ended(4).stderr.contains("GRANT CREATE ON DATABASE \"spare\" TO \"poor\""), "{}", refused.stderr);
+        assert_eq!(std::fs::read_to_string(&world.config.path).unwrap(), text);
+        superuser.batch_execute("GRANT CREATE ON DATABASE spare TO poor").await.unwrap();
+        world.run(&["host", "add", "db3", &url]).await.ended(0);
+    }
+}

@@ -1,0 +1,199 @@
+//! Holes that were found when the design was attacked, against whole online moves: what the pieces' own tests show of each
+//! part (`stream`, `fence::holes`) holds for all of them together.
+
+use std::time::Duration;
+
+use tokio::process::Child;
+
+use crate::support::{Ran, World, go_on, lines, other, stopped};
+
+/// A move of shard 0 to db2 that stops itself at a place.
+async fn begin(world: &World, place: &str) -> (Child, rustix::process::Pid) {
+    let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+    let child = world.command(&args, &[("PGSHARD_FAILPOINT", &format!("{place}=stop"))]).spawn().unwrap();
+    let pid = stopped(&child).await;
+    (child, pid)
+}
+
+/// Runs statements while a move stands still at each of these places, one after the other, and lets it end.
+async fn meanwhile(world: &World, places: &[&str], sql: impl Fn(usize) -> String) {
+    let before = lines(&world.servers.app(0).await, "SELECT state FROM pgshard.shard WHERE shard_id = 0").await;
+    assert_eq!(before, "serving\n");
+    for (number, place) in places.iter().enumerate() {
+        let (child, pid) = begin(world, place).await;
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(&sql(number))
+            .await
+            .unwrap_or_else(|error| panic!("{place}: {error:?}"));
+        let id = lines(
+            &world.servers.app(0).await,
+            "SELECT move_id::text FROM pgshard.move WHERE phase NOT IN ('kept', 'completed', 'aborted')",
+        )
+        .await;
+        if number + 1 == places.len() {
+            go_on(pid);
+            Ran::of(child).await.ended(0);
+        } else {
+            drop(child);
+            world.run(&["moves", "abort", id.trim()]).await.ended(0);
+        }
+    }
+}
+
+/// All rows of a table, on one host.
+async fn rows(world: &World, host: usize, table: &str) -> String {
+    let sql = format!("SELECT t::text FROM shard_0000.{table} t ORDER BY 1");
+    lines(&world.servers.app(host).await, &sql).await
+}
+
+/// A world whose shards have this table besides.
+async fn world(version: u32, tables: &str) -> World {
+    let tables = format!(
+        "CREATE TABLE {{shard}}.users (id bigint PRIMARY KEY DEFAULT {{shard}}.next_id(), name text NOT NULL); {tables}"
+    );
+    World::with_tables(&[version, other(version)], 2, &[("0001_tables.sql", &tables)]).await
+}
+
+on_each_version! {
+    /// A table made and filled in a transaction over the swap: the fence waits for it, the move sees that the shard is not
+    /// what it has built, and the source serves on, with the table.
+    async fn hole_02_create_table_over_the_swap(version) {
+        let world = world(version, "").await;
+        let writer = world.servers.app(0).await;
+        let (child, pid) = begin(&world, "before swap").await;
+        writer.batch_execute("BEGIN; CREATE TABLE shard_0000.fresh AS SELECT 'late'::text AS name").await.unwrap();
+        go_on(pid);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        writer.batch_execute("COMMIT").await.unwrap();
+        let ran = crate::support::never_stopped(child).await;
+        assert!([0, 5, 7].contains(&ran.code()), "{}\n{}", ran.stdout, ran.stderr);
+        if ran.code() != 0 {
+            assert_eq!(world.state(0, 0).await, "serving");
+            world.run(&["moves", "abort", &ran.id()]).await.ended(0);
+            world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
+        }
+        assert_eq!(rows(&world, 1, "fresh").await, "(late)\n");
+        world.audit_places().await;
+    }
+
+    /// The marker is applied and visible at the target, and the target crashes before, or after, it is durable: the shard is
+    /// not decided for what is lost.
+    async fn hole_04_a_marker_that_is_not_durable(version) {
+        let world = world(version, "").await;
+        world.servers.superuser(1).await
+            .batch_execute("ALTER ROLE app SET synchronous_commit = off").await.unwrap();
+        world.servers.superuser(1).await.batch_execute("ALTER SYSTEM SET wal_writer_delay = '10s'").await.unwrap();
+        world.servers.superuser(1).await.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+        for (place, to, from) in [("before ready", "db2", 0), ("after ready", "db2", 0)] {
+            if world.host_of(0) != from {
+                world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
+            }
+            let insert = "INSERT INTO shard_0000.users (name) SELECT 'late' FROM generate_series(1, 100)";
+            world.servers.app(from).await.batch_execute(insert).await.unwrap();
+            let before = rows(&world, from, "users").await;
+            let args = ["move", "0", "--to", to, "--mode", "online", "--yes"];
+            let stop = format!("{place}=stop");
+            let child = world.command(&args, &[("PGSHARD_FAILPOINT", &stop)]).spawn().unwrap();
+            let pid = stopped(&child).await;
+            tokio::task::block_in_place(|| world.servers.server(1 - from).restart(pgshard::dev::StopMode::Immediate)).unwrap();
+            go_on(pid);
+            let ran = crate::support::never_stopped(child).await;
+            if ran.code() != 0 {
+                world.run(&["moves", "resume", &ran.id()]).await.ended(0);
+            }
+            assert_eq!(rows(&world, 1 - from, "users").await, before, "{place}");
+            world.audit_places().await;
+        }
+    }
+
+    /// FORCE ROW LEVEL SECURITY hides rows from the owner, not from the move; or the move is refused.
+    async fn hole_06_force_row_level_security(version) {
+        let world = world(version, "CREATE TABLE {shard}.hidden (id int PRIMARY KEY, show boolean)").await;
+        let db = world.servers.app(0).await;
+        db.batch_execute("INSERT INTO shard_0000.hidden SELECT n, n % 3 = 0 FROM generate_series(1, 10) n;
+            ALTER TABLE shard_0000.hidden ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+            CREATE POLICY shown ON shard_0000.hidden USING (show)").await.unwrap();
+        let ran = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await;
+        if ran.code() == 0 {
+            let count = world.servers.superuser(1).await.query_one("SELECT count(*) FROM shard_0000.hidden", &[]).await.unwrap();
+            assert_eq!(count.get::<_, i64>(0), 10);
+        } else {
+            ran.ended(4);
+        }
+        world.audit_places().await;
+    }
+
+    /// Keys that change, with values out of line that the stream does not carry, before, amidst and after the copy.
+    async fn hole_07_keys_that_change(version) {
+        let world = world(version, "CREATE TABLE {shard}.docs (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, body text);
+            ALTER TABLE {shard}.docs ALTER body SET STORAGE EXTERNAL").await;
+        world.servers.app(0).await.batch_execute(
+            "INSERT INTO shard_0000.docs SELECT n, 0, repeat(n::text, 3000) FROM generate_series(1, 60) n").await.unwrap();
+        let places = ["after slot", "after bounds", "in a piece", "after pieces", "after loaded", "after caught up", "after preset"];
+        meanwhile(&world, &places, |number| {
+            let base = (number + 1) * 1000;
+            format!("UPDATE shard_0000.docs SET id = id + {base} WHERE id % 7 = {number};
+                UPDATE shard_0000.docs SET n = n + 1 WHERE id > {base};
+                UPDATE shard_0000.docs SET id = id - {base} WHERE id > {base} AND id % 2 = 0")
+        }).await;
+        pretty_equal(&world, "docs").await;
+    }
+
+    /// Rows that refer to each other and unique values that change hands in one statement, while the move goes on.
+    async fn hole_12_self_reference_and_swapped_pairs(version) {
+        let world = world(version, "CREATE TABLE {shard}.nodes (id int PRIMARY KEY, next int REFERENCES {shard}.nodes
+                DEFERRABLE INITIALLY DEFERRED, place int UNIQUE DEFERRABLE INITIALLY DEFERRED)").await;
+        world.servers.app(0).await.batch_execute("BEGIN; INSERT INTO shard_0000.nodes VALUES (1, 2, 1), (2, 1, 2), (3, NULL, 3); COMMIT").await.unwrap();
+        let places = ["after slot", "after pieces", "after loaded", "after caught up", "after preset"];
+        meanwhile(&world, &places, |number| {
+            let id = 10 * (number + 1);
+            format!("BEGIN; UPDATE shard_0000.nodes SET place = 3 - place WHERE place < 3;
+                INSERT INTO shard_0000.nodes VALUES ({id}, {id} + 1, {id}), ({id} + 1, {id}, {id} + 1);
+                UPDATE shard_0000.nodes SET place = 2 * {id} + 1 - place WHERE place >= {id}; COMMIT")
+        }).await;
+        pretty_equal(&world, "nodes").await;
+        let broken = "INSERT INTO shard_0000.nodes VALUES (5000, 4999, 5000)";
+        let error = world.servers.app(1).await.batch_execute(broken).await.unwrap_err();
+        assert_eq!(error.code().unwrap().code(), "23503");
+    }
+
+    /// TRUNCATE at every stage, and changes that are sent when the schema is called otherwise already.
+    async fn hole_15_truncate_and_another_name(version) {
+        let world = world(version, "CREATE TABLE {shard}.log (id int PRIMARY KEY, line text)").await;
+        world.servers.app(0).await.batch_execute("INSERT INTO shard_0000.log SELECT n, 'old' FROM generate_series(1, 100) n").await.unwrap();
+        let places = ["after slot", "after bounds", "in a piece", "after pieces", "after loaded", "after caught up", "after preset"];
+        meanwhile(&world, &places, |number| {
+            format!("TRUNCATE shard_0000.log; INSERT INTO shard_0000.log VALUES ({number}, 'new'), (500, 'x');
+                UPDATE shard_0000.log SET line = 'newer', id = id + 1")
+        }).await;
+        pretty_equal(&world, "log").await;
+        // A writer that commits between swap and marker: what it wrote is decoded under the old copy's name.
+        world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
+        let writer = world.servers.app(0).await;
+        writer.batch_execute("BEGIN; UPDATE shard_0000.log SET line = 'late' WHERE id = 501").await.unwrap();
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--fence-budget-ms", "10000"];
+        let child = world.command(&args, &[]).spawn().unwrap();
+        while world.state(0, 0).await != "fenced" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        writer.batch_execute("COMMIT").await.unwrap();
+        Ran::of(child).await.ended(0);
+        assert!(rows(&world, 1, "log").await.contains("(501,late)"));
+        pretty_equal(&world, "log").await;
+    }
+}
+
+/// That the table is the same on db2, which serves it, as in the copy that db1 has kept.
+async fn pretty_equal(world: &World, table: &str) {
+    world.audit_places().await;
+    let db1 = world.servers.app(0).await;
+    let left = "SELECT nspname::text FROM pg_namespace WHERE nspname LIKE 'shard\\_0000\\_\\_left%'
+        ORDER BY substring(nspname FROM '[0-9]+$')::int DESC LIMIT 1";
+    let left = lines(&db1, left).await;
+    let kept = lines(&db1, &format!("SELECT t::text FROM {}.{table} t ORDER BY 1", left.trim())).await;
+    assert_eq!(rows(world, 1, table).await, kept);
+    assert!(!kept.is_empty());
+}
