@@ -77,7 +77,7 @@ async fn told(store: &PostgresStore, connect: &ConnectOptions, what: &str, round
 async fn router(store: &PostgresStore, connect: &ConnectOptions) -> Outcome<(Router, MapWatch)> {
     // A store of its own, and so a connection.
     let watch = store.clone().watch().await?;
-    let host = |at| HostOptions { name: place(at, 1).host, connect: connect.clone(), pool_size: 1 };
+    let host = |at| HostOptions::new(place(at, 1).host, connect.clone(), 1);
     let router = Router::new(Options::new((0..4).map(host).collect(), watch.current()));
     router.follow(watch.clone());
     Ok((router, watch))

@@ -6,11 +6,11 @@ use pgshard::dev::{Binaries, Durability};
 
 /// Arguments: numbers such as `--shards 4096`, `--major 18` for PostgreSQL's version, and `--throwaway` for servers that do
 /// not force commits to disk.
-pub struct Arguments {
+pub(crate) struct Arguments {
     numbers: BTreeMap<&'static str, u32>,
     major: Option<u32>,
     /// Whether the servers force commits to disk.
-    pub durability: Durability,
+    pub(crate) durability: Durability,
 }
 
 impl Arguments {
@@ -18,7 +18,7 @@ impl Arguments {
     ///
     /// # Panics
     /// On an argument that is not one of them, or has no number.
-    pub fn read(defaults: &[(&'static str, u32)]) -> Arguments {
+    pub(crate) fn read(defaults: &[(&'static str, u32)]) -> Arguments {
         let numbers = defaults.iter().copied().collect();
         let mut read = Arguments { numbers, major: None, durability: Durability::Durable };
         let mut list = std::env::args().skip(1);
@@ -42,12 +42,12 @@ impl Arguments {
     }
 
     /// One of the numbers.
-    pub fn number(&self, name: &str) -> usize {
+    pub(crate) fn number(&self, name: &str) -> usize {
         self.numbers[name] as usize
     }
 
     /// The programs of the version that was asked for, else the first that this machine has.
-    pub fn binaries(&self) -> Binaries {
+    pub(crate) fn binaries(&self) -> Binaries {
         self.major.map_or_else(Binaries::first, Binaries::of_major).expect("there is such a PostgreSQL on this machine")
     }
 }

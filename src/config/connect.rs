@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Config, ConfigError, HostConfig};
+use super::{Config, ConfigError, HostConfig, RouterConfig};
 use crate::map::ShardMap;
 use crate::router::{HostOptions, HostSource, Options, Router};
 use crate::store::{MapStore, StoreError};
@@ -54,21 +54,26 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<Router, ConnectError> {
 impl Config {
     /// What a router of this cluster takes to begin with this map; to be changed as need be before [`Router::new`].
     pub fn router_options(&self, map: Arc<ShardMap>) -> Options {
-        let hosts = self.hosts.values().map(HostConfig::router_options);
+        let hosts = self.hosts.values().map(|host| host.router_options(&self.router));
         let mut options = Options::new(hosts.collect(), map);
         options.prefix = self.cluster.prefix.clone();
         options.key = self.cluster.key;
+        options.max_connections = self.router.max_connections;
+        options.statement_timeout = self.router.statement_timeout;
         let path = self.path.clone();
         // A file that cannot be read just now names nobody; what the map says of it is told elsewhere.
         options.host_source = Some(HostSource::new(move |name| {
-            Config::load(&path).ok()?.hosts.get(name).map(HostConfig::router_options)
+            let config = Config::load(&path).ok()?;
+            config.hosts.get(name).map(|host| host.router_options(&config.router))
         }));
         options
     }
 }
 
 impl HostConfig {
-    fn router_options(&self) -> HostOptions {
-        HostOptions { name: self.name.clone(), connect: self.connect.clone(), pool_size: self.pool_size }
+    fn router_options(&self, router: &RouterConfig) -> HostOptions {
+        let connect = self.router_connect.as_ref().unwrap_or(&self.connect);
+        let prepare = self.prepare.unwrap_or(router.prepare);
+        HostOptions { prepare, ..HostOptions::new(self.name.clone(), connect.clone(), self.pool_size) }
     }
 }

@@ -5,9 +5,11 @@ use std::ops::Range;
 use std::path::Path;
 
 use super::rebalance::{HOST_KEYS, read_limits};
+use super::router::read_prepare;
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, OptionsError, Password};
 use crate::rebalance::HostLimits;
+use crate::router::PrepareMode;
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
 
@@ -20,6 +22,10 @@ pub struct HostConfig {
     pub connect: ConnectOptions,
     /// The largest number of connections a router opens to it, `1..=HostConfig::POOL_SIZE_MAX`.
     pub pool_size: usize,
+    /// How routers connect, where that is another address: a pooler's.
+    pub router_connect: Option<ConnectOptions>,
+    /// How routers prepare statements there, where it is not as `[router]` says.
+    pub prepare: Option<PrepareMode>,
     /// What `rebalance` gives it.
     pub limits: HostLimits,
 }
@@ -38,6 +44,8 @@ struct PartialHost<'t> {
     /// How to connect, and where the text says it.
     connect: Option<(ConnectOptions, Range<usize>)>,
     pool_size: Option<usize>,
+    router_connect: Option<ConnectOptions>,
+    prepare: Option<PrepareMode>,
     limits: HostLimits,
 }
 
@@ -62,8 +70,14 @@ pub(super) fn read(
     report_same_databases(&hosts, findings);
     let complete = hosts.into_iter().filter_map(|host| {
         let name = HostName::new(host.name).ok()?;
-        let (connect, pool_size, limits) = (host.connect?.0, host.pool_size?, host.limits);
-        let config = HostConfig { name: name.clone(), connect, pool_size, limits };
+        let config = HostConfig {
+            name: name.clone(),
+            connect: host.connect?.0,
+            pool_size: host.pool_size?,
+            router_connect: host.router_connect,
+            prepare: host.prepare,
+            limits: host.limits,
+        };
         Some((name, config))
     });
     complete.collect()
@@ -86,19 +100,23 @@ fn report_same_databases(hosts: &[PartialHost<'_>], findings: &mut Findings<'_>)
 }
 
 fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: &mut Findings<'_>) -> PartialHost<'t> {
-    let known = [["url", "password_env", "password_file", "pool_size"].as_slice(), &HOST_KEYS].concat();
+    let known = [["url", "password_env", "password_file", "pool_size", "router_url", "prepare"].as_slice(), &HOST_KEYS]
+        .concat();
     section.only(&known, findings);
     let remedy = "add url = \"postgres://user@address:5432/database\"";
     let url = section.need("url", remedy, findings);
     let connect = url.and_then(|url| Some((read_url(&url, findings)?, url.at())));
     let password = read_password(section, findings);
-    let connect = connect.map(|(connect, at)| {
-        let connect = match password {
-            Some(password) => connect.with_password(password),
+    let complete = |connect: ConnectOptions| {
+        let connect = match &password {
+            Some(password) => connect.with_password(password.clone()),
             None => connect,
         };
-        (connect.with_files_below(folder), at)
-    });
+        connect.with_files_below(folder)
+    };
+    let connect = connect.map(|(connect, at)| (complete(connect), at));
+    let router_connect = section.get("router_url").and_then(|url| read_url(&url, findings)).map(complete);
+    let prepare = section.get("prepare").and_then(|entry| read_prepare(&entry, findings));
     let pool_size = match section.get("pool_size") {
         None => Some(HostConfig::POOL_SIZE_DEFAULT),
         Some(entry) => entry.integer(findings).and_then(|number| {
@@ -111,7 +129,8 @@ fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: 
             size
         }),
     };
-    PartialHost { name, connect, pool_size, limits: read_limits(section, findings) }
+    let limits = read_limits(section, findings);
+    PartialHost { name, connect, pool_size, router_connect, prepare, limits }
 }
 
 /// The source of a password, where the section names one.
@@ -186,6 +205,11 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
             let modes = ["disable", "prefer", "require", "verify-ca", "verify-full"];
             let hint = similar(&mode, modes).unwrap_or_else(|| format!("known are {}", modes.join(", ")));
             ("the url has an unknown sslmode".to_owned(), hint)
+        }
+        OptionsError::TargetSessionAttrs { value } => {
+            let known = ["any", "read-write", "primary", "read-only", "standby"];
+            let hint = similar(&value, known).unwrap_or_else(|| format!("known are {}", known.join(", ")));
+            ("the url has an unknown target_session_attrs".to_owned(), hint)
         }
         OptionsError::Parse { reason } => match reason.split_once("unknown option `") {
             Some((_, option)) => {

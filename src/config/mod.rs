@@ -11,6 +11,7 @@ mod hosts;
 mod map;
 mod rebalance;
 mod render;
+mod router;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ pub use hosts::HostConfig;
 pub use map::ConfigStore;
 pub use rebalance::{Rebalance, parse_bytes};
 pub use render::{HostSettings, Settings, render, render_map, template};
+pub use router::RouterConfig;
 
 use crate::map::{HostName, ShardMap};
 use crate::store::Findings;
@@ -42,6 +44,8 @@ pub struct Config {
     pub cluster: Cluster,
     /// The hosts by name, at least one. A host may have no shards.
     pub hosts: BTreeMap<HostName, HostConfig>,
+    /// What routers do.
+    pub router: RouterConfig,
     /// Where `rebalance` may put shards.
     pub rebalance: Rebalance,
     /// The map as it stood in the file, later ones come from [`Config::map_store`]; `None` where it is kept elsewhere.
@@ -146,7 +150,7 @@ fn folder_of(path: &Path) -> &Path {
 fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Config> {
     let document = parse_toml(findings)?;
     let root = Section::root(document.as_table());
-    root.only(&["cluster", "hosts", "rebalance", "map"], findings);
+    root.only(&["cluster", "hosts", "router", "rebalance", "map"], findings);
 
     let remedy = "add [cluster] with shards and epoch; `pgshard init` writes a whole config to start from";
     let cluster = root.need("cluster", remedy, findings).and_then(|cluster| cluster.section(findings));
@@ -164,7 +168,10 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
     let rebalance = root.get("rebalance").and_then(|rebalance| rebalance.section(findings));
     let rebalance = rebalance.map(|section| rebalance::read(&section, shards, names.as_deref(), findings));
 
+    let router = root.get("router").and_then(|router| router.section(findings));
+    let router = router.map(|section| router::read(&section, findings)).unwrap_or_default();
+
     let (cluster, hosts, (map, store)) = (cluster?.complete()?, hosts?, map?);
     let path = path.to_owned();
-    Some(Config { path, cluster, hosts, rebalance: rebalance.unwrap_or_default(), map, store })
+    Some(Config { path, cluster, hosts, router, rebalance: rebalance.unwrap_or_default(), map, store })
 }

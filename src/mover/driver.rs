@@ -211,8 +211,7 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let options = work.options;
     let holder = options.holder.as_str();
     let (mode, lease_for) = (part.mode, options.leases.lease);
-    let fence_at = options.fence_at;
-    let back_of = part.back_of;
+    let (fence_at, back_of) = (options.fence_at, part.back_of);
     let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of };
     work.source.claim(work.hold, &claim).await?;
     // After the claim: before it, one that comes too late would keep the lock from the one that was first.
@@ -275,10 +274,10 @@ pub(super) struct Driver<'a> {
     goal: Goal,
     /// Whoever applies the source's changes, if somebody does.
     pub(super) follower: Option<&'a Follower>,
-    /// Whoever looks that the shard is not altered, if somebody does.
-    pub(super) guard: Option<&'a Guard>,
     /// The name of the way back's publication and slot, if there is one.
     pub(super) way_back: Option<String>,
+    /// Whoever looks that the shard is not altered, if somebody does.
+    pub(super) guard: Option<&'a Guard>,
     /// How often this mover has fenced.
     pub(super) fences: u32,
     /// How often this mover has built the target anew because somebody altered the shard.
@@ -312,8 +311,8 @@ impl<'a> Driver<'a> {
             heartbeat,
             goal,
             follower: None,
-            guard: None,
             way_back: None,
+            guard: None,
             fences: 0,
             rebuilds: 0,
             built: None,
@@ -383,25 +382,6 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Waits while the fence is held back. False: it is not.
-    async fn wait_to_fence(&self) -> Result<bool, Error> {
-        let shard = self.work.hold.shard;
-        let wanted = self.heartbeat.wanted(shard);
-        if wanted == Wanted::Go {
-            return Ok(false);
-        }
-        tracing::info!(%shard, wanted = wanted.as_str(), "waiting before the fence");
-        self.work.observer.tell(Event::Waits { shard, wanted });
-        let mut wishes = self.heartbeat.wishes();
-        let told = async {
-            // An error means that the heartbeat is gone, and with it the lease.
-            let _ = wishes.wait_for(|of| of.get(&shard).copied().unwrap_or_default() == Wanted::Go).await;
-            Ok(())
-        };
-        self.abide(told).await?;
-        Ok(true)
-    }
-
     /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does, which an
     /// online move notices at its end only. Those that come now are refused.
     ///
@@ -431,6 +411,25 @@ impl<'a> Driver<'a> {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    /// Waits while the fence is held back. False: it is not.
+    async fn wait_to_fence(&self) -> Result<bool, Error> {
+        let shard = self.work.hold.shard;
+        let wanted = self.heartbeat.wanted(shard);
+        if wanted == Wanted::Go {
+            return Ok(false);
+        }
+        tracing::info!(%shard, wanted = wanted.as_str(), "waiting before the fence");
+        self.work.observer.tell(Event::Waits { shard, wanted });
+        let mut wishes = self.heartbeat.wishes();
+        let told = async {
+            // An error means that the heartbeat is gone, and with it the lease.
+            let _ = wishes.wait_for(|of| of.get(&shard).copied().unwrap_or_default() == Wanted::Go).await;
+            Ok(())
+        };
+        self.abide(told).await?;
+        Ok(true)
     }
 
     async fn fence(&mut self) -> Result<(), Error> {

@@ -162,7 +162,8 @@ impl<'a> Group<'a> {
             }
         };
         let ends = stream::iter(ends).map(abort).buffer_unordered(self.mover.options.jobs.max(1)).collect().await;
-        if let Err(error) = tidy_up(self.whole, &self.shared).await {
+        let tidied = async { tidy_up(self.whole, &self.shared).await };
+        if let Err(error) = tidied.await {
             tracing::warn!(host = %self.shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
         }
         ends
@@ -187,7 +188,8 @@ impl<'a> Group<'a> {
             let way_back = back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?;
             if heartbeat.wishes().borrow().values().any(|wanted| *wanted != Wanted::Go) {
                 let rest = std::mem::take(&mut held);
-                held = self.each(&mut ends, rest, async |held| self.make_ready(held, heartbeat, &follower).await).await;
+                let make_ready = async |held| self.make_ready(held, heartbeat, &follower, &way_back).await;
+                held = self.each(&mut ends, rest, make_ready).await;
             }
             let cut_over = std::mem::take(&mut held);
             let rest = self
@@ -506,8 +508,22 @@ impl<'a> Group<'a> {
         Ok(entries.into_iter().map(|entry| (entry.shard, entry.phase)).collect())
     }
 
+    /// The name of publication and slot: a rollback finds those of the way back.
+    fn stream(&self) -> String {
+        match self.shared.back_of {
+            None => slot::stream_name(self.shared.id),
+            Some(of) => slot::back_name(of, &self.shared.target),
+        }
+    }
+
     /// All but the fence, which is held back for all of them.
-    async fn make_ready(&self, held: Held, heartbeat: &Heartbeat, follower: &Follower) -> Result<Held, End> {
+    async fn make_ready(
+        &self,
+        held: Held,
+        heartbeat: &Heartbeat,
+        follower: &Follower,
+        way_back: &Option<String>,
+    ) -> Result<Held, End> {
         let shard = held.part.shard;
         let work = connect(self.mover, &held.part, self.hold(shard)).await;
         let work = match work {
@@ -515,19 +531,14 @@ impl<'a> Group<'a> {
             Err(error) => return Err(self.left(&held, error, heartbeat).await),
         };
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        (drive.built, drive.follower, drive.guard) = (held.built, Some(follower), Some(&self.guard));
+        (drive.built, drive.follower) = (held.built, Some(follower));
+        (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
         match self.drive(&mut drive, Until::Ready).await {
             None => Ok(Held { part: held.part, built: drive.built }),
-            // It is followed for as long as the others are, as where a cut-over fails.
-            Some(end) => Err(end),
-        }
-    }
-
-    /// The name of publication and slot: a rollback finds those of the way back.
-    fn stream(&self) -> String {
-        match self.shared.back_of {
-            None => slot::stream_name(self.shared.id),
-            Some(of) => slot::back_name(of, &self.shared.target),
+            Some(end) => {
+                self.guard.let_go(shard);
+                Err(end)
+            }
         }
     }
 
@@ -546,10 +557,13 @@ impl<'a> Group<'a> {
             Err(error) => return Err(self.left(&held, error, heartbeat).await),
         };
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        (drive.built, drive.follower, drive.way_back) = (held.built, Some(follower), way_back.clone());
-        drive.guard = Some(&self.guard);
+        (drive.built, drive.follower) = (held.built, Some(follower));
+        (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
         let end = self.drive(&mut drive, Until::End).await;
         self.guard.let_go(shard);
+        // With its connections: a transaction that failed half-way holds locks that the follower waits for, and the follower
+        // would be waited for here.
+        drop(drive);
         // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
         // find that the shard has.
         if matches!(end, Some((_, Ok(_)))) {

@@ -51,14 +51,14 @@ pub struct Entry {
     pub timings: Value,
     /// What went wrong last.
     pub last_error: Option<String>,
-    /// What its mover may do at present.
-    pub wanted: Wanted,
-    /// When a hold ends, if it ends by itself.
-    pub hold_until: Option<Timestamp>,
     /// The move that this one takes back, if it is a rollback.
     pub back_of: Option<MoveId>,
     /// The way back, if there is one or was.
     pub way_back: Option<WayBack>,
+    /// What its mover may do at present.
+    pub wanted: Wanted,
+    /// When a hold ends, if it ends by itself.
+    pub hold_until: Option<Timestamp>,
     /// When the shard was claimed.
     pub created_at: Timestamp,
     /// When the row last changed.
@@ -90,8 +90,9 @@ impl WayBack {
 
 pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
      > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
-     rows, bytes, timings, last_error, created_at, updated_at, fingerprint, open_token, back_of, \
+     rows, bytes, timings, last_error, \
      CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END AS wanted, hold_until, \
+     created_at, updated_at, fingerprint, open_token, back_of, \
      (SELECT json_build_array(b.stream, b.at_open IS NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b \
       WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS way_back";
 
@@ -116,10 +117,10 @@ impl Entry {
             bytes: row.try_get("bytes")?,
             timings: row.try_get("timings")?,
             last_error: row.try_get("last_error")?,
-            wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
-            hold_until: row.try_get("hold_until")?,
             back_of: row.try_get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
             way_back: row.try_get::<_, Option<String>>("way_back")?.and_then(|text| way_back(&text)),
+            wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
+            hold_until: row.try_get("hold_until")?,
             created_at: row.try_get("created_at")?,
             updated_at: row.try_get("updated_at")?,
             fingerprint: row.try_get("fingerprint")?,
@@ -213,9 +214,9 @@ impl Session {
         let source = self.host.as_str();
         let (shard, epoch, mode) = (hold.shard.as_i32(), claim.epoch.as_i32(), claim.mode.as_str());
         let (id, target) = (hold.id.uuid(), claim.target.as_str());
+        let back_of = claim.back_of.map(|id| *id.uuid());
         let (wanted, until) = claim.fence_at.wish();
         let wanted = wanted.as_str();
-        let back_of = claim.back_of.map(|id| *id.uuid());
         let claimed = self
             .execute(
                 "claiming the shard",
@@ -317,8 +318,8 @@ pub(crate) struct Claim<'a> {
     pub(crate) epoch: ShardEpoch,
     pub(crate) lease_for: Duration,
     pub(crate) holder: &'a str,
-    pub(crate) fence_at: FenceAt,
     pub(crate) back_of: Option<MoveId>,
+    pub(crate) fence_at: FenceAt,
 }
 
 /// What a step adds to the journal besides the phase.

@@ -33,6 +33,8 @@ pub struct Options {
     pub drain_deadline: Duration,
     /// Online: how many pieces are copied at the same time.
     pub copy_jobs: usize,
+    /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
+    pub back_wal_max: u64,
     /// When the shards of a new move are fenced.
     pub fence_at: FenceAt,
     /// The most that is copied, in bytes a second, of all shards together. `None`: as fast as it goes.
@@ -42,8 +44,6 @@ pub struct Options {
     /// Online: the most WAL, in bytes, that a source may have to keep for a move. Past it the shards that are not decided are
     /// aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
     pub wal_max: u64,
-    /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
-    pub back_wal_max: u64,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
     /// Who this is, for people who look at the journal: host and process.
@@ -62,11 +62,11 @@ impl Default for Options {
             pause_max: Duration::from_secs(300),
             drain_deadline: Duration::from_secs(2),
             copy_jobs: 4,
+            back_wal_max: 10 << 30,
             fence_at: FenceAt::Ready,
             rate_max: None,
             lag_max: Duration::from_millis(250),
             wal_max: 10 << 30,
-            back_wal_max: 10 << 30,
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
             failpoint: None,

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio_postgres::config::Host;
+use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
 
 use super::password::Password;
-use super::tls::{SslMode, TlsOptions};
+use super::tls::{SslMode, TlsOptions, take_keys};
 
 /// How to reach one PostgreSQL database: a libpq URL or key=value string, with the TLS keys that `tokio_postgres`
 /// leaves out (`sslmode=verify-ca|verify-full`, `sslrootcert`, `sslcert`, `sslkey`).
@@ -19,6 +21,8 @@ pub struct ConnectOptions {
     pub(super) config: tokio_postgres::Config,
     pub(super) tls: TlsOptions,
     pub(super) password: Password,
+    /// The address that answered last, for all clones.
+    answered: Arc<AtomicUsize>,
 }
 
 /// Why a connection string is refused. The text itself is not repeated: it may hold a password.
@@ -36,6 +40,12 @@ pub enum OptionsError {
     SslMode {
         /// What was given.
         mode: String,
+    },
+    /// `target_session_attrs` is none that we know.
+    #[error("target_session_attrs {value:?} is none of any, read-write, primary, read-only, standby")]
+    TargetSessionAttrs {
+        /// What was given.
+        value: String,
     },
     /// A key that must be there is not.
     #[error("the {key} is missing")]
@@ -55,7 +65,20 @@ impl ConnectOptions {
     /// # Errors
     /// When it cannot be read, or names no host, user or database.
     pub fn parse(text: &str) -> Result<ConnectOptions, OptionsError> {
-        let (rest, tls) = TlsOptions::take_from(text)?;
+        let mut tls = TlsOptions::default();
+        let mut attributes = TargetSessionAttrs::Any;
+        let rest = take_keys(text, |key, value| match key {
+            "target_session_attrs" => {
+                attributes = match value {
+                    "any" => TargetSessionAttrs::Any,
+                    "read-write" | "primary" => TargetSessionAttrs::ReadWrite,
+                    "read-only" | "standby" => TargetSessionAttrs::ReadOnly,
+                    _ => return Err(OptionsError::TargetSessionAttrs { value: value.to_owned() }),
+                };
+                Ok(true)
+            }
+            _ => tls.set(key, value),
+        })?;
         let mut config = tokio_postgres::Config::from_str(&rest).map_err(|error| {
             let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
             OptionsError::Parse { reason: format!("{error}{cause}") }
@@ -87,6 +110,7 @@ impl ConnectOptions {
         if config.get_tcp_user_timeout().is_none() {
             config.tcp_user_timeout(Duration::from_secs(60));
         }
+        config.target_session_attrs(attributes);
         config.ssl_mode(match tls.mode {
             SslMode::Disable => tokio_postgres::config::SslMode::Disable,
             SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
@@ -96,7 +120,7 @@ impl ConnectOptions {
             Some(given) => Password::Given(String::from_utf8_lossy(given).into_owned()),
             None => Password::Standard,
         };
-        Ok(ConnectOptions { config, tls, password })
+        Ok(ConnectOptions { config, tls, password, answered: Arc::default() })
     }
 
     /// The same options with another source of the password.
@@ -153,12 +177,71 @@ impl ConnectOptions {
         &self.password
     }
 
-    /// The folder of the first unix socket or the first host name.
-    pub(super) fn first_host(&self) -> String {
-        match self.config.get_hosts().first() {
+    /// How many addresses there are.
+    fn count(&self) -> usize {
+        self.config.get_hosts().len().max(self.config.get_hostaddrs().len())
+    }
+
+    /// The addresses as they are to be tried.
+    pub(super) fn order(&self) -> impl Iterator<Item = usize> + use<> {
+        let count = self.count();
+        let first = match self.config.get_load_balance_hosts() {
+            LoadBalanceHosts::Random => fastrand::usize(..count.max(1)),
+            _ => self.answered.load(Ordering::Relaxed),
+        };
+        // After the one that answered last, the others in the order of the text.
+        std::iter::once(first).chain((0..count).filter(move |index| *index != first))
+    }
+
+    /// The next connection begins with this address.
+    pub(super) fn remember(&self, index: usize) {
+        self.answered.store(index, Ordering::Relaxed);
+    }
+
+    /// What the driver takes for one of the addresses.
+    pub(super) fn at(&self, index: usize) -> tokio_postgres::Config {
+        let from = &self.config;
+        let mut config = tokio_postgres::Config::new();
+        match from.get_hosts().get(index) {
+            Some(Host::Tcp(name)) => config.host(name),
+            Some(Host::Unix(path)) => config.host_path(path),
+            None => &mut config,
+        };
+        if let Some(address) = from.get_hostaddrs().get(index) {
+            config.hostaddr(*address);
+        }
+        config.port(self.port(index)).user(self.user()).dbname(self.database());
+        config.ssl_mode(from.get_ssl_mode()).ssl_negotiation(from.get_ssl_negotiation());
+        config.channel_binding(from.get_channel_binding()).target_session_attrs(from.get_target_session_attrs());
+        config.load_balance_hosts(from.get_load_balance_hosts());
+        config.keepalives(from.get_keepalives()).keepalives_idle(from.get_keepalives_idle());
+        if let Some(options) = from.get_options() {
+            config.options(options);
+        }
+        if let Some(name) = from.get_application_name() {
+            config.application_name(name);
+        }
+        if let Some(timeout) = from.get_connect_timeout() {
+            config.connect_timeout(*timeout);
+        }
+        if let Some(timeout) = from.get_tcp_user_timeout() {
+            config.tcp_user_timeout(*timeout);
+        }
+        if let Some(interval) = from.get_keepalives_interval() {
+            config.keepalives_interval(interval);
+        }
+        if let Some(retries) = from.get_keepalives_retries() {
+            config.keepalives_retries(retries);
+        }
+        config
+    }
+
+    /// The folder of a unix socket or the name of a host: what a line of `.pgpass` begins with.
+    pub(super) fn host_name(&self, index: usize) -> String {
+        match self.config.get_hosts().get(index) {
             Some(Host::Tcp(name)) => name.clone(),
             Some(Host::Unix(path)) => PathBuf::from(path).display().to_string(),
-            None => self.config.get_hostaddrs().first().map(ToString::to_string).unwrap_or_default(),
+            None => self.config.get_hostaddrs().get(index).map(ToString::to_string).unwrap_or_default(),
         }
     }
 

@@ -30,6 +30,12 @@ pub fn is_transient(code: &SqlState) -> bool {
         || code.code().starts_with("08")
 }
 
+/// Whether the server would not write: a transaction that is to read only, or a server that is a standby (since a
+/// fail-over, say).
+pub fn is_read_only(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
+}
+
 /// The server's own words of an error with its DETAIL and HINT, on one line.
 pub fn words(error: &DbError) -> String {
     let mut words = format!("{} ({})", error.message(), error.code().code());

@@ -69,46 +69,8 @@ pub enum TlsError {
 }
 
 impl TlsOptions {
-    /// Takes the TLS keys out of a connection string and gives the rest.
-    pub(super) fn take_from(text: &str) -> Result<(String, TlsOptions), OptionsError> {
-        let mut tls = TlsOptions::default();
-        let mut failed = None;
-        let mut take = |key: &str, value: &str| match tls.set(key, value) {
-            Ok(taken) => taken,
-            Err(error) => {
-                failed = Some(error);
-                true
-            }
-        };
-        let rest = if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            match text.split_once('?') {
-                None => text.to_owned(),
-                Some((address, query)) => {
-                    let kept: Vec<&str> = query
-                        .split('&')
-                        .filter(|pair| {
-                            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-                            !take(key, &percent_decoded(value))
-                        })
-                        .collect();
-                    if kept.is_empty() { address.to_owned() } else { format!("{address}?{}", kept.join("&")) }
-                }
-            }
-        } else {
-            pairs(text)
-                .filter(|(key, value, _)| !take(key, value))
-                .map(|(.., whole)| whole)
-                .collect::<Vec<_>>()
-                .join(" ")
-        };
-        match failed {
-            Some(error) => Err(error),
-            None => Ok((rest, tls)),
-        }
-    }
-
     /// Whether the key is one of ours; then it is set.
-    fn set(&mut self, key: &str, value: &str) -> Result<bool, OptionsError> {
+    pub(super) fn set(&mut self, key: &str, value: &str) -> Result<bool, OptionsError> {
         match key {
             "sslmode" => {
                 self.mode = match value {
@@ -245,6 +207,31 @@ impl ServerCertVerifier for Verifier {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
     }
+}
+
+/// Takes keys out of a connection string, those that `take` says are taken, and gives the rest.
+pub(super) fn take_keys(
+    text: &str,
+    mut take: impl FnMut(&str, &str) -> Result<bool, OptionsError>,
+) -> Result<String, OptionsError> {
+    if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+        let Some((address, query)) = text.split_once('?') else { return Ok(text.to_owned()) };
+        let mut kept = Vec::new();
+        for pair in query.split('&') {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if !take(key, &percent_decoded(value))? {
+                kept.push(pair);
+            }
+        }
+        return Ok(if kept.is_empty() { address.to_owned() } else { format!("{address}?{}", kept.join("&")) });
+    }
+    let mut kept = Vec::new();
+    for (key, value, whole) in pairs(text) {
+        if !take(&key, &value)? {
+            kept.push(whole);
+        }
+    }
+    Ok(kept.join(" "))
 }
 
 /// The pairs of a key=value string: key, value without its quotes, and the pair as it stands. Text that is no pair comes

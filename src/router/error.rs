@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio_postgres::error::{DbError, SqlState};
 
-use crate::map::HostName;
+use crate::map::{HostName, MapVersion};
 use crate::pg::{self, state};
 use crate::shard::{KeyKind, ShardCount, ShardId};
 
@@ -57,6 +57,14 @@ pub enum Error {
         /// The router's N.
         shards: ShardCount,
     },
+    /// A map of an earlier version than the router's: by it, requests would go where shards were before.
+    #[error("the map is version {given}, and the router has version {current}: publish it with a larger version")]
+    OlderMap {
+        /// The version of the map given.
+        given: MapVersion,
+        /// The version of the router's.
+        current: MapVersion,
+    },
     /// The shard is on a host that the options do not name.
     #[error("shard {shard} is on host {host}, which the config does not name: add [hosts.{host}]")]
     UnknownHost {
@@ -87,7 +95,33 @@ pub enum Error {
         /// Its host.
         host: HostName,
         /// Why.
-        source: Box<pg::ConnectError>,
+        source: Arc<pg::ConnectError>,
+    },
+    /// The host could not be connected to a moment ago, and is not asked again before its time. Nothing was sent.
+    #[error("host {host} of shard {shard} is out of reach, and is tried again in {again_in_ms} ms")]
+    HostDown {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// Until then; 0 while it is being tried.
+        again_in_ms: u128,
+        /// Why it could not be connected to.
+        source: Arc<pg::ConnectError>,
+    },
+    /// The call took longer than it may ([`Shard::within`](super::Shard::within),
+    /// [`Options::statement_timeout`](super::Options::statement_timeout)). What it had sent is cancelled.
+    #[error("shard {shard} on host {host} gave no answer within {limit_ms} ms{}", if *may_have_run { ", and the statement may have run" } else { "" })]
+    TimedOut {
+        /// The shard.
+        shard: ShardId,
+        /// The host that the router takes to serve it.
+        host: HostName,
+        /// The limit.
+        limit_ms: u128,
+        /// Whether it may have taken effect. Not where nothing was on its way, nor for one that only reads, nor in a
+        /// transaction whose COMMIT was not sent.
+        may_have_run: bool,
     },
     /// No connection to the host could be had in time.
     #[error("host {host} of shard {shard}: {phase} took longer than {limit_ms} ms")]
@@ -100,6 +134,18 @@ pub enum Error {
         phase: PoolPhase,
         /// The limit.
         limit_ms: u128,
+    },
+    /// As many calls as may wait do so already. Nothing was done for this one, or what was done is rolled back.
+    #[error("{limit} calls to shard {shard} on host {host} wait {queue} already")]
+    TooManyWaiting {
+        /// The shard.
+        shard: ShardId,
+        /// Its host.
+        host: HostName,
+        /// For what.
+        queue: Queue,
+        /// How many may wait.
+        limit: u32,
     },
     /// The connection ended while the statement was on its way.
     #[error("the connection to host {host} of shard {shard} was lost{}", if *may_have_run { ", and the statement may have run" } else { "" })]
@@ -227,7 +273,7 @@ pub enum HostDiffers {
 pub enum LookUpError {
     /// No connection.
     #[error("out of reach")]
-    Connect(#[source] Box<pg::ConnectError>),
+    Connect(#[source] Arc<pg::ConnectError>),
     /// The host is of another cluster.
     #[error("it is not as the config says")]
     Differs(#[source] HostDiffers),
@@ -247,8 +293,8 @@ pub enum LookUpError {
 pub enum PoolPhase {
     /// All connections of the pool were in use.
     Wait,
-    /// A new connection was being opened.
-    Create,
+    /// As many connections as there may be to all hosts were in use.
+    Room,
     /// A used connection was being cleaned.
     Recycle,
 }
@@ -257,8 +303,26 @@ impl std::fmt::Display for PoolPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             PoolPhase::Wait => "waiting for a free connection",
-            PoolPhase::Create => "opening a connection",
+            PoolPhase::Room => "waiting for room among the connections to all hosts",
             PoolPhase::Recycle => "cleaning a used connection",
+        })
+    }
+}
+
+/// What calls wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// The end of a move of their shard.
+    Move,
+    /// A free connection to their host.
+    Connection,
+}
+
+impl std::fmt::Display for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Queue::Move => "for its move to end",
+            Queue::Connection => "for a connection",
         })
     }
 }
@@ -286,8 +350,12 @@ impl Error {
     /// make it again. An application answers such an error with "try again" (HTTP 503).
     pub fn is_retryable(&self) -> bool {
         match self {
-            Error::Connect { .. } | Error::PoolTimeout { .. } | Error::ShardUnavailable { .. } => true,
-            Error::ConnectionLost { may_have_run, .. } => !may_have_run,
+            Error::Connect { .. }
+            | Error::HostDown { .. }
+            | Error::PoolTimeout { .. }
+            | Error::TooManyWaiting { .. }
+            | Error::ShardUnavailable { .. } => true,
+            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => !may_have_run,
             Error::Statement { source, .. } => {
                 state::is_signpost(source) || source.code().is_some_and(state::is_transient)
             }
@@ -304,7 +372,7 @@ impl Error {
     pub fn may_have_run(&self) -> bool {
         match self {
             Error::InDoubt { .. } | Error::NotRepeated { .. } => true,
-            Error::ConnectionLost { may_have_run, .. } => *may_have_run,
+            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => *may_have_run,
             _ => false,
         }
     }

@@ -1,6 +1,7 @@
 //! A shard, as an application sees it: the methods that run SQL there.
 
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -11,10 +12,11 @@ use super::kind::Kind;
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::session::{Answer, Prepare};
-use super::sql::SqlText;
+use super::sql::{Rendered, SqlText};
 use super::stale::Met;
 use super::transaction::{Transaction, TransactionBuilder};
 use crate::map::HostName;
+use crate::pg::state;
 use crate::shard::{KeyKind, ShardId};
 
 /// A shard to run SQL on. Made by [`Router::by_key`], [`Router::by_id`] and [`Router::shard`] without I/O; holds no
@@ -29,6 +31,8 @@ pub struct Shard<'r> {
     id: ShardId,
     /// The kind of the key that the handle was made of.
     key: KeyKind,
+    /// How long a call may take.
+    limit: Option<Duration>,
 }
 
 impl<'r> Shard<'r> {
@@ -37,7 +41,37 @@ impl<'r> Shard<'r> {
     }
 
     pub(super) fn of_key(router: &'r Router, id: ShardId, key: KeyKind) -> Shard<'r> {
-        Shard { router, id, key }
+        Shard { router, id, key, limit: router.inner().options.statement_timeout }
+    }
+
+    /// The same shard for calls that may take so long, all waiting and every try included, and a whole transaction; instead
+    /// of [`Options::statement_timeout`](super::Options::statement_timeout). Past it a call gives [`Error::TimedOut`], and
+    /// what it had sent is cancelled.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Shard<'r> {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Runs a call to its end, or to its limit. `sent` tells whether what is on its way then may have taken effect.
+    pub(super) async fn limited<T, E: From<Error>>(
+        self,
+        sent: &AtomicBool,
+        call: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        let Some(limit) = self.limit else { return call.await };
+        if let Ok(answer) = tokio::time::timeout(limit, call).await {
+            return answer;
+        }
+        let place = self.router.inner().place(self.id)?;
+        // Whether it was the statement or the host is found out for those who come after.
+        place.host.circuit.doubt();
+        Err(E::from(Error::TimedOut {
+            shard: self.id,
+            host: place.host.name.clone(),
+            limit_ms: limit.as_millis(),
+            may_have_run: sent.load(Ordering::Relaxed),
+        }))
     }
 
     /// That the handle was made of a key of the cluster.
@@ -192,6 +226,17 @@ impl<'r> Shard<'r> {
 
     async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         self.checked()?;
+        let sent = AtomicBool::new(false);
+        // Boxed: it is large, and whoever calls keeps it in a future of his own.
+        self.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent))).await
+    }
+
+    async fn run_to_end<A: Answer>(
+        self,
+        sql: SqlText<'_>,
+        params: &[&(dyn ToSql + Sync)],
+        sent: &AtomicBool,
+    ) -> Result<A, Error> {
         let inner = self.router.inner();
         let shard = self.id;
         let sql = inner.sql.read(sql);
@@ -207,13 +252,17 @@ impl<'r> Shard<'r> {
             let place = inner.place(shard)?;
             let mut lease = place.host.lease(shard).await?;
             let began = Instant::now();
-            let failed = match lease.run(&text, kind, params, prepare).await {
+            sent.store(kind != Kind::Read, Ordering::Relaxed);
+            let failed = match lease.run(Rendered::new(&sql, &text), params, prepare).await {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
+            // What failed is undone, but for what can commit in its middle.
+            sent.store(!kind.repeatable(), Ordering::Relaxed);
             let host = || place.host.name.clone();
             if failed.lost(&lease.session().connection) {
                 lease.discard();
+                place.host.circuit.doubt();
                 // The pool's connection was dead already, and nothing has run.
                 if !failed.sent && !reconnected {
                     reconnected = true;
@@ -223,6 +272,10 @@ impl<'r> Shard<'r> {
                 return Err(Error::ConnectionLost { shard, host: host(), may_have_run, source: failed.error });
             }
             let statement = |source| Error::Statement { shard, host: host(), source };
+            if state::is_read_only(&failed.error) && kind.repeatable() && lease.is_on_standby().await {
+                recovery.failed_over(&place, lease).await?;
+                continue;
+            }
             let outdated = failed.may_be_outdated() && prepare == Prepare::Once && kind.repeatable();
             let Some(met) = Met::of(&failed.error) else {
                 if outdated {
@@ -240,7 +293,8 @@ impl<'r> Shard<'r> {
                 }
             }
             if !kind.repeatable() {
-                let own = met == Met::Relative && recovery.is_own(met, &place, began).await?;
+                // Where that cannot be found out, it may have been the move.
+                let own = met == Met::Relative && matches!(recovery.is_own(met, &place, began).await, Ok(true));
                 return Err(if own {
                     statement(failed.error)
                 } else {

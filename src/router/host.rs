@@ -1,17 +1,20 @@
-//! A host: its pools, and the questions where a shard is.
+//! A host: its pools, whether it can be reached, and the questions where shards are.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use deadpool::Runtime;
 use deadpool::managed::{Pool, PoolError, TimeoutType};
+use tokio::sync::Semaphore;
 
-use super::error::{Error, HostDiffers, LookUpError, PoolPhase};
-use super::look::Question;
-use super::options::{HostOptions, Options};
-use super::session::{Lease, Manager, OpenError};
+use super::circuit::Circuit;
+use super::error::{Error, HostDiffers, LookUpError, PoolPhase, Queue};
+use super::look::Questions;
+use super::options::{HostOptions, Options, PrepareMode};
+use super::room::Room;
+use super::session::{Lease, Manager, OpenError, Statements};
+use super::unnamed::Learned;
 use crate::map::HostName;
 use crate::pg::ConnectError;
 use crate::shard::ShardId;
@@ -21,107 +24,157 @@ pub(super) struct Host {
     pool: Pool<Manager>,
     /// For look-ups. Of their own, because they must get through when every other connection waits for their answer.
     control: Pool<Manager>,
-    /// By shard that was ever asked about; at most N.
-    questions: Mutex<HashMap<ShardId, Arc<Question>>>,
-    look_ups: AtomicU64,
+    pub(super) circuit: Arc<Circuit>,
+    pub(super) questions: Questions,
+    /// Calls that are getting a connection.
+    getting: AtomicU32,
+    getting_max: u32,
+    waiters_max: u32,
     wait_max: Duration,
-    create_max: Duration,
     recycle_max: Duration,
 }
 
 impl Host {
     /// Connections for look-ups. An answer takes well under a millisecond.
     pub(super) const CONTROL_SIZE: usize = 2;
+    /// Requests to cancel that are on their way at a time.
+    const CANCELS_MAX: usize = 4;
 
     /// Makes the pools; no connection is opened.
-    pub(super) fn new(host: &HostOptions, options: &Options) -> Host {
+    pub(super) fn new(host: &HostOptions, options: &Options, room: Option<&Arc<Room>>) -> Host {
         let met = Arc::<AtomicBool>::default();
-        let pool = |size: usize, statements_max| {
+        let connect = || host.connect.clone();
+        let circuit = Arc::new(Circuit::new(connect(), options.application_name.clone(), options.create_max));
+        let cancels = Arc::new(Semaphore::new(Self::CANCELS_MAX));
+        let learned = (host.prepare == PrepareMode::Unnamed).then(|| Arc::new(Learned::new()));
+        let pool = |size: usize, statements_max, room: Option<&Arc<Room>>| {
             let manager = Manager {
-                connect: host.connect.clone(),
+                connect: connect(),
                 key: options.key,
                 shards: options.map.shards(),
                 met: met.clone(),
                 application_name: options.application_name.clone(),
-                statements_max,
+                create_max: options.create_max,
+                statements: match &learned {
+                    None => Statements::Named { max: statements_max },
+                    Some(learned) => Statements::Unnamed(learned.clone()),
+                },
+                circuit: circuit.clone(),
+                room: room.cloned(),
+                cancels: cancels.clone(),
             };
             let pool = Pool::builder(manager)
                 .max_size(size.max(1))
                 .runtime(Runtime::Tokio1)
                 .wait_timeout(Some(options.wait_max))
-                .create_timeout(Some(options.create_max))
                 .recycle_timeout(Some(options.recycle_max));
             pool.build().expect("a pool with timeouts was given its runtime")
         };
-        Host {
+        let size = u32::try_from(host.pool_size).unwrap_or(u32::MAX);
+        let host = Host {
             name: host.name.clone(),
-            pool: pool(host.pool_size, options.statements_per_connection),
-            control: pool(Self::CONTROL_SIZE, 8),
-            questions: Mutex::default(),
-            look_ups: AtomicU64::new(0),
+            pool: pool(host.pool_size, options.statements_per_connection, room),
+            control: pool(Self::CONTROL_SIZE, 8, None),
+            circuit,
+            questions: Questions::new(),
+            getting: AtomicU32::new(0),
+            getting_max: options.waiters_per_host.saturating_add(size),
+            waiters_max: options.waiters_per_host,
             wait_max: options.wait_max,
-            create_max: options.create_max,
             recycle_max: options.recycle_max,
+        };
+        if let Some(room) = room {
+            room.add(host.pool.weak());
         }
+        host
     }
 
     /// Borrows a connection for a statement on `shard`.
     pub(super) async fn lease(&self, shard: ShardId) -> Result<Lease, Error> {
         let host = || self.name.clone();
-        match self.pool.get().await {
-            Ok(session) => Ok(Lease::new(session)),
-            Err(error) => Err(match self.pool_fault(error) {
-                PoolFault::Connect(source) => Error::Connect { shard, host: host(), source },
-                PoolFault::Differs(source) => Error::HostDiffers { shard, host: host(), source },
-                PoolFault::TimedOut(phase, limit) => {
-                    Error::PoolTimeout { shard, host: host(), phase, limit_ms: limit.as_millis() }
-                }
-            }),
-        }
+        let _getting = match Getting::new(&self.getting, self.getting_max) {
+            Some(getting) => getting,
+            None => {
+                let (queue, limit) = (Queue::Connection, self.waiters_max);
+                return Err(Error::TooManyWaiting { shard, host: host(), queue, limit });
+            }
+        };
+        self.connection(&self.pool).await.map_err(|fault| match fault {
+            PoolFault::Connect(source) => Error::Connect { shard, host: host(), source },
+            PoolFault::Down { cause, again_in } => {
+                Error::HostDown { shard, host: host(), again_in_ms: again_in.as_millis(), source: cause }
+            }
+            PoolFault::Differs(source) => Error::HostDiffers { shard, host: host(), source },
+            PoolFault::TimedOut(phase, limit) => {
+                Error::PoolTimeout { shard, host: host(), phase, limit_ms: limit.as_millis() }
+            }
+        })
     }
 
     /// Borrows a connection for a look-up.
     pub(super) async fn control(&self) -> Result<Lease, LookUpError> {
-        match self.control.get().await {
-            Ok(session) => Ok(Lease::new(session)),
-            Err(error) => Err(match self.pool_fault(error) {
-                PoolFault::Connect(source) => LookUpError::Connect(source),
-                PoolFault::Differs(source) => LookUpError::Differs(source),
-                PoolFault::TimedOut(_, limit) => LookUpError::TimedOut(limit),
-            }),
+        self.connection(&self.control).await.map_err(|fault| match fault {
+            PoolFault::Connect(source) | PoolFault::Down { cause: source, .. } => LookUpError::Connect(source),
+            PoolFault::Differs(source) => LookUpError::Differs(source),
+            PoolFault::TimedOut(_, limit) => LookUpError::TimedOut(limit),
+        })
+    }
+
+    /// A connection of one of the pools, or the news that the host is out of reach as soon as anybody finds that out.
+    async fn connection(&self, pool: &Pool<Manager>) -> Result<Lease, PoolFault> {
+        let down = |down: super::circuit::Down| PoolFault::Down { cause: down.cause, again_in: down.again_in };
+        self.circuit.pass().await.map_err(down)?;
+        // The first only is polled where a connection is free.
+        tokio::select! {
+            biased;
+            got = pool.get() => match got {
+                Ok(session) => Ok(Lease::new(session)),
+                Err(error) => Err(self.pool_fault(error)),
+            },
+            found = self.circuit.opened() => Err(down(found)),
         }
-    }
-
-    pub(super) fn question(&self, shard: ShardId) -> Arc<Question> {
-        let mut questions = self.questions.lock().unwrap_or_else(PoisonError::into_inner);
-        questions.entry(shard).or_insert_with(|| Arc::new(Question::new(shard, Instant::now()))).clone()
-    }
-
-    /// Questions asked so far.
-    pub(super) fn look_ups(&self) -> u64 {
-        self.look_ups.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn count_look_up(&self) {
-        self.look_ups.fetch_add(1, Ordering::Relaxed);
     }
 
     fn pool_fault(&self, error: PoolError<OpenError>) -> PoolFault {
         match error {
-            PoolError::Backend(OpenError::Connect(error)) => PoolFault::Connect(Box::new(error)),
+            PoolError::Backend(OpenError::Connect(error)) => PoolFault::Connect(self.circuit.failed(error)),
             PoolError::Backend(OpenError::Differs(error)) => PoolFault::Differs(error),
+            PoolError::Backend(OpenError::NoRoom) => PoolFault::TimedOut(PoolPhase::Room, self.wait_max),
             PoolError::Timeout(TimeoutType::Wait) => PoolFault::TimedOut(PoolPhase::Wait, self.wait_max),
-            PoolError::Timeout(TimeoutType::Create) => PoolFault::TimedOut(PoolPhase::Create, self.create_max),
-            PoolError::Timeout(TimeoutType::Recycle) => PoolFault::TimedOut(PoolPhase::Recycle, self.recycle_max),
-            PoolError::Closed | PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => {
-                unreachable!("our pools have a runtime and no hooks, and nobody closes them")
+            PoolError::Timeout(TimeoutType::Recycle) => {
+                self.circuit.doubt();
+                PoolFault::TimedOut(PoolPhase::Recycle, self.recycle_max)
+            }
+            PoolError::Timeout(TimeoutType::Create)
+            | PoolError::Closed
+            | PoolError::NoRuntimeSpecified
+            | PoolError::PostCreateHook(_) => {
+                unreachable!("our pools have a runtime, no hooks and no such limit, and nobody closes them")
             }
         }
     }
 }
 
+/// A call that is getting a connection.
+struct Getting<'a>(&'a AtomicU32);
+
+impl Getting<'_> {
+    fn new(getting: &AtomicU32, max: u32) -> Option<Getting<'_>> {
+        let before = getting.fetch_add(1, Ordering::Relaxed);
+        let place = Getting(getting);
+        (before < max).then_some(place)
+    }
+}
+
+impl Drop for Getting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 enum PoolFault {
-    Connect(Box<ConnectError>),
+    Connect(Arc<ConnectError>),
+    Down { cause: Arc<ConnectError>, again_in: Duration },
     Differs(HostDiffers),
     TimedOut(PoolPhase, Duration),
 }

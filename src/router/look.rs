@@ -1,40 +1,62 @@
-//! Asking a host about a shard: one question at a time, however many callers want to know.
+//! Asking a host about shards: one question at a time, however many callers want to know about however many shards.
 //!
 //! What may not break: a caller only gets an answer to a question that was asked after the caller wanted to know. An
-//! older answer may be from before the very fence that the caller ran into.
+//! older answer may be from before the very fence that the caller ran into. And questions are so far apart that an
+//! application whose statements are all wrong cannot make a storm of them.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Mutex;
+use tokio::sync::Mutex as Turn;
 use tokio_postgres::Row as SqlRow;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::error::LookUpError;
 use super::host::Host;
-use super::kind::Kind;
 use super::session::{Lease, Prepare};
-use super::stale::{Look, Row, State};
+use super::sql::{Rendered, Sql};
+use super::stale::{Look, Met, Row, State};
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
-const LOOK: &str = "SELECT state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token, incoming_epoch \
-    FROM pgshard.look($1)";
+const LOOK: &str = "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token, incoming_epoch \
+    FROM pg_catalog.unnest($1::int4[]) AS asked(shard), LATERAL pgshard.look(asked.shard)";
 
 /// How long a question may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// What the callers have asked one host about one shard.
-pub(super) struct Question {
-    shard: ShardId,
-    last: Mutex<Last>,
+/// The shards in one question. A host with more that are wanted is asked again at once.
+const SHARDS_MAX: usize = 512;
+
+/// What the callers ask one host.
+pub(super) struct Questions {
+    /// Of callers that met a signpost. There is one a move, mostly, and what it is asked for ends a pause: hardly held back.
+    signposts: Lane,
+    /// Of callers whose error is the application's own as often as not. Apart, so that they never hold up the others.
+    relatives: Lane,
+    /// Who is at a move that stands still; by shard, at most N.
+    mending: Mutex<HashMap<ShardId, Arc<Turn<Option<Instant>>>>>,
+    asked: AtomicU64,
 }
 
+/// Callers of one kind.
+struct Lane {
+    /// From one question to the next.
+    spacing: Duration,
+    /// What the next question will be about. Never locked across a wait.
+    wanted: Mutex<BTreeSet<ShardId>>,
+    last: Turn<Last>,
+}
+
+#[derive(Default)]
 struct Last {
     /// When the last question was asked.
-    asked: Instant,
-    answer: Option<Result<Look, Arc<LookUpError>>>,
+    asked: Option<Instant>,
+    /// The last answer about each shard, at most N: when it was asked for, and what it was.
+    answers: HashMap<ShardId, (Instant, Result<Look, Arc<LookUpError>>)>,
 }
 
 /// An answer and when its question was asked.
@@ -52,108 +74,169 @@ pub(super) enum Mend {
     Open(Uuid),
 }
 
-impl Question {
-    pub(super) fn new(shard: ShardId, now: Instant) -> Question {
-        Question { shard, last: Mutex::new(Last { asked: now, answer: None }) }
+impl Lane {
+    fn new(spacing: Duration) -> Lane {
+        Lane { spacing, wanted: Mutex::default(), last: Turn::default() }
     }
 
-    /// Asks, or takes part in a question that begins from now on. Questions are at least `spacing` apart.
-    ///
-    /// # Cancel safety
-    /// Whoever waits next asks instead.
-    pub(super) async fn ask(&self, host: &Host, spacing: Duration) -> Result<Answered, Arc<LookUpError>> {
-        let wanted = Instant::now();
-        let mut last = self.last.lock().await;
-        if last.asked < wanted || last.answer.is_none() {
-            // Callers that come while this one holds back share its answer: they want it before it is asked.
-            let since = last.answer.is_some().then(|| last.asked.elapsed());
-            if let Some(early) = since.and_then(|since| spacing.checked_sub(since)) {
-                tokio::time::sleep(early).await;
-            }
-            let asked = Instant::now();
-            host.count_look_up();
-            let answer = match tokio::time::timeout(ANSWER_MAX, self.look(host)).await {
-                Ok(answer) => answer,
-                Err(_) => Err(LookUpError::TimedOut(ANSWER_MAX)),
-            };
-            *last = Last { asked, answer: Some(answer.map_err(Arc::new)) };
-        }
-        match &last.answer {
-            Some(Ok(look)) => Ok(Answered { look: look.clone(), asked: last.asked }),
-            Some(Err(error)) => Err(error.clone()),
-            None => unreachable!("the answer was asked for above"),
-        }
+    fn want(&self, shard: ShardId) {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner).insert(shard);
     }
 
-    /// Does something about what the answer `seen` said, unless somebody has asked again since: then it may be done.
-    /// True if this call did it.
-    pub(super) async fn mend(&self, host: &Host, seen: Instant, mend: Mend) -> Result<bool, LookUpError> {
-        let mut last = self.last.lock().await;
-        if last.asked > seen {
-            return Ok(false);
+    /// The shards of the next question; `shard` is always among them.
+    fn take(&self, shard: ShardId) -> Vec<ShardId> {
+        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        wanted.remove(&shard);
+        let mut taken = vec![shard];
+        while taken.len() < SHARDS_MAX
+            && let Some(next) = wanted.pop_first()
+        {
+            taken.push(next);
         }
-        // Whatever comes of it, what was seen is neither acted upon twice nor told to anybody else.
-        *last = Last { asked: Instant::now(), answer: None };
-        match tokio::time::timeout(ANSWER_MAX, self.act(host, mend)).await {
-            Ok(done) => done,
-            Err(_) => Err(LookUpError::TimedOut(ANSWER_MAX)),
-        }
-    }
-
-    async fn look(&self, host: &Host) -> Result<Look, LookUpError> {
-        let shard = self.shard.as_i32();
-        let params: [&(dyn ToSql + Sync); 1] = [&shard];
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let mut lease = host.control().await?;
-            match lease.run::<Vec<SqlRow>>(LOOK, Kind::Read, &params, Prepare::Once).await {
-                Ok(rows) => return read(rows.first().ok_or_else(|| LookUpError::Answer("no row".to_owned()))?),
-                // A connection that died while it was idle is found out by its first use; a later one is new.
-                Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::CONTROL_SIZE => {
-                    lease.discard()
-                }
-                Err(failed) => return Err(LookUpError::Statement(failed.error)),
-            }
-        }
-    }
-
-    async fn act(&self, host: &Host, mend: Mend) -> Result<bool, LookUpError> {
-        let mut lease = host.control().await?;
-        let acted = self.act_on(&mut lease, mend).await;
-        if acted.is_err() {
-            lease.discard();
-        }
-        acted
-    }
-
-    async fn act_on(&self, lease: &mut Lease, mend: Mend) -> Result<bool, LookUpError> {
-        let shard = self.shard.as_i32();
-        // The row may be in the hands of the mover, who is then at it already. What the role's transactions are otherwise
-        // does not matter: a role that only reads can end a dead mover's fence as well.
-        lease
-            .begin("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL lock_timeout = '200ms'")
-            .await
-            .map_err(LookUpError::Statement)?;
-        let ran: Result<Vec<SqlRow>, _> = match mend {
-            Mend::Expire => lease.run("SELECT pgshard.expire_fence($1)", Kind::Write, &[&shard], Prepare::Once).await,
-            Mend::Open(token) => {
-                lease.run("SELECT pgshard.finish_open($1, $2)", Kind::Write, &[&shard, &token], Prepare::Once).await
-            }
-        };
-        let rows = ran.map_err(|failed| LookUpError::Statement(failed.error))?;
-        lease.end("COMMIT").await.map_err(LookUpError::Statement)?;
-        Ok(rows.first().is_some_and(|row| row.get(0)))
+        taken
     }
 }
 
-fn read(row: &SqlRow) -> Result<Look, LookUpError> {
+impl Questions {
+    /// A signpost is asked behind at once.
+    const SIGNPOST_SPACING: Duration = Duration::from_millis(1);
+    /// What may be the application's own mistake is asked about at most so often.
+    const RELATIVE_SPACING: Duration = Duration::from_millis(10);
+
+    pub(super) fn new() -> Questions {
+        Questions {
+            signposts: Lane::new(Self::SIGNPOST_SPACING),
+            relatives: Lane::new(Self::RELATIVE_SPACING),
+            mending: Mutex::default(),
+            asked: AtomicU64::new(0),
+        }
+    }
+
+    /// Questions asked so far.
+    pub(super) fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Asks, or takes part in a question that begins from now on.
+    ///
+    /// # Cancel safety
+    /// Whoever waits next asks instead, about its own shard and those that are still wanted.
+    pub(super) async fn ask(&self, host: &Host, shard: ShardId, met: Met) -> Result<Answered, Arc<LookUpError>> {
+        let lane = match met {
+            Met::Signpost => &self.signposts,
+            Met::Relative => &self.relatives,
+        };
+        let wanted = Instant::now();
+        lane.want(shard);
+        let mut last = lane.last.lock().await;
+        let known = last.answers.get(&shard).filter(|(asked, _)| *asked >= wanted);
+        if known.is_none() {
+            // Callers that come while this one holds back share its answer: they want it before it is asked.
+            if let Some(early) = last.asked.and_then(|asked| lane.spacing.checked_sub(asked.elapsed())) {
+                tokio::time::sleep(early).await;
+            }
+            let shards = lane.take(shard);
+            let asked = Instant::now();
+            last.asked = Some(asked);
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            let answer = match tokio::time::timeout(ANSWER_MAX, look(host, &shards)).await {
+                Ok(answer) => answer.map_err(Arc::new),
+                Err(_) => Err(Arc::new(LookUpError::TimedOut(ANSWER_MAX))),
+            };
+            match answer {
+                Ok(looks) => last.answers.extend(looks.into_iter().map(|(shard, look)| (shard, (asked, Ok(look))))),
+                Err(error) => {
+                    last.answers.extend(shards.into_iter().map(|shard| (shard, (asked, Err(error.clone())))));
+                }
+            }
+        }
+        match last.answers.get(&shard).filter(|(asked, _)| *asked >= wanted) {
+            Some((asked, Ok(look))) => Ok(Answered { look: look.clone(), asked: *asked }),
+            Some((_, Err(error))) => Err(error.clone()),
+            None => Err(Arc::new(LookUpError::Answer("no row".to_owned()))),
+        }
+    }
+
+    /// Does something about what the answer asked for at `seen` said, unless somebody has since: then it may be done. True
+    /// if this call did it.
+    pub(super) async fn mend(
+        &self,
+        host: &Host,
+        shard: ShardId,
+        seen: Instant,
+        mend: Mend,
+    ) -> Result<bool, LookUpError> {
+        let turn = self.mending.lock().unwrap_or_else(PoisonError::into_inner).entry(shard).or_default().clone();
+        let mut mended = turn.lock().await;
+        if mended.is_some_and(|mended| mended > seen) {
+            return Ok(false);
+        }
+        let done = match tokio::time::timeout(ANSWER_MAX, act(host, shard, mend)).await {
+            Ok(done) => done,
+            Err(_) => Err(LookUpError::TimedOut(ANSWER_MAX)),
+        };
+        // Whatever came of it, what was seen is not acted upon twice.
+        *mended = Some(Instant::now());
+        done
+    }
+}
+
+async fn look(host: &Host, shards: &[ShardId]) -> Result<Vec<(ShardId, Look)>, LookUpError> {
+    let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
+    let sql = Sql::new(LOOK);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let mut lease = host.control().await?;
+        match lease.run::<Vec<SqlRow>>(Rendered::new(&sql, LOOK), &[&shards], Prepare::Once).await {
+            Ok(rows) => return rows.iter().map(read).collect(),
+            // A connection that died while it was idle is found out by its first use; a later one is new.
+            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::CONTROL_SIZE => lease.discard(),
+            Err(failed) => return Err(LookUpError::Statement(failed.error)),
+        }
+    }
+}
+
+async fn act(host: &Host, shard: ShardId, mend: Mend) -> Result<bool, LookUpError> {
+    let mut lease = host.control().await?;
+    let acted = act_on(&mut lease, shard.as_i32(), mend).await;
+    if acted.is_err() {
+        lease.discard();
+    }
+    acted
+}
+
+async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookUpError> {
+    // The row may be in the hands of the mover, who is then at it already. What the role's transactions are otherwise
+    // does not matter: a role that only reads can end a dead mover's fence as well.
+    lease
+        .begin("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL lock_timeout = '200ms'")
+        .await
+        .map_err(LookUpError::Statement)?;
+    let (text, token) = match mend {
+        Mend::Expire => ("SELECT pgshard.expire_fence($1)", None),
+        Mend::Open(token) => ("SELECT pgshard.finish_open($1, $2)", Some(token)),
+    };
+    let params: &[&(dyn ToSql + Sync)] = match &token {
+        None => &[&shard],
+        Some(token) => &[&shard, token],
+    };
+    let sql = Sql::new(text);
+    let ran: Result<Vec<SqlRow>, _> = lease.run(Rendered::new(&sql, text), params, Prepare::Once).await;
+    let rows = ran.map_err(|failed| LookUpError::Statement(failed.error))?;
+    lease.end("COMMIT").await.map_err(LookUpError::Statement)?;
+    Ok(rows.first().is_some_and(|row| row.get(0)))
+}
+
+fn read(row: &SqlRow) -> Result<(ShardId, Look), LookUpError> {
     let strange = || LookUpError::Answer(format!("{row:?}"));
     let column = |error: tokio_postgres::Error| LookUpError::Answer(error.to_string());
     let epoch = |number: Option<i32>| match number {
         None => Ok(None),
         Some(number) => ShardEpoch::from_i32(number).map(Some).ok_or_else(strange),
     };
+    let shard: i32 = row.try_get("shard").map_err(column)?;
+    let shard = u16::try_from(shard).ok().and_then(ShardId::new).ok_or_else(strange)?;
     let state: Option<&str> = row.try_get("state").map_err(column)?;
     let peer: Option<String> = row.try_get("peer").map_err(column)?;
     let deadline_in_ms: Option<f64> = row.try_get("deadline_in_ms").map_err(column)?;
@@ -161,7 +244,7 @@ fn read(row: &SqlRow) -> Result<Look, LookUpError> {
     let token: Option<Uuid> = row.try_get("open_token").map_err(column)?;
     let incoming = epoch(row.try_get("incoming_epoch").map_err(column)?)?;
     let state = match state {
-        None => return Ok(Look { row: None, incoming }),
+        None => return Ok((shard, Look { row: None, incoming })),
         Some("serving") => State::Serving,
         Some("fenced") => State::Fenced { overdue: deadline_in_ms.is_some_and(|ms| ms < 0.0) },
         Some("moved") => State::Moved { peer: peer.ok_or_else(strange)?, token },
@@ -170,5 +253,5 @@ fn read(row: &SqlRow) -> Result<Look, LookUpError> {
     let epoch = epoch(row.try_get("epoch").map_err(column)?)?.ok_or_else(strange)?;
     // A clock that was set back makes a fence of the future: it counts as just now.
     let last_fence_ago = last_fence_ago_ms.map(|ms| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default());
-    Ok(Look { row: Some(Row { state, epoch, last_fence_ago }), incoming })
+    Ok((shard, Look { row: Some(Row { state, epoch, last_fence_ago }), incoming }))
 }

@@ -16,6 +16,7 @@
 //! What may not break: the router never decides who serves a shard. It only believes a host about itself, and the
 //! signpost on a host that does not serve the shard any more refuses whatever a router sends there by mistake.
 
+mod circuit;
 mod error;
 mod handle;
 mod host;
@@ -24,19 +25,22 @@ mod look;
 mod options;
 mod raw;
 mod recover;
+mod room;
 mod routing;
 mod session;
 mod sql;
 mod stale;
 mod transaction;
+mod unnamed;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
 use self::host::Host;
+use self::room::Room;
 use self::routing::{Inner, Snapshot};
 use self::sql::SqlCache;
 use crate::id::Id;
@@ -44,9 +48,9 @@ use crate::map::{HostName, ShardMap};
 use crate::shard::{Key, KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::MapWatch;
 
-pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase};
+pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
 pub use handle::Shard;
-pub use options::{HostOptions, HostSource, Options};
+pub use options::{HostOptions, HostSource, Options, PrepareMode};
 pub use raw::RawClient;
 pub use sql::{Sql, SqlText};
 pub use transaction::{Transaction, TransactionBuilder};
@@ -58,7 +62,7 @@ pub struct Router(Arc<Inner>);
 /// What a router has done about moves since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Questions to hosts where a shard is. Callers who want to know at the same time share one.
+    /// Questions to hosts where shards are. Callers who want to know at the same time share one, each about its shard.
     pub look_ups: u64,
     /// Statements and transactions that were run again.
     pub retries: u64,
@@ -67,15 +71,19 @@ pub struct Stats {
 impl Router {
     /// A router for these hosts. No connection is opened before it is needed.
     pub fn new(options: Options) -> Router {
-        let hosts = options.hosts.iter().map(|host| (host.name.clone(), Arc::new(Host::new(host, &options))));
+        let room = options.max_connections.map(|max| Arc::new(Room::new(max, options.wait_max)));
+        let host = |host| Arc::new(Host::new(host, &options, room.as_ref()));
+        let hosts = options.hosts.iter().map(|options| (options.name.clone(), host(options)));
         Router(Arc::new(Inner {
             shards: options.map.shards(),
             hosts: ArcSwap::from_pointee(hosts.collect()),
+            room: room.clone(),
             snapshot: ArcSwap::from_pointee(Snapshot::new(options.map.clone())),
             prefix: options.prefix.clone(),
             key: options.key,
             sql: SqlCache::new(),
             retry_for: options.retry_for,
+            waiting: std::iter::repeat_with(AtomicU32::default).take(options.map.shards().get() as usize).collect(),
             options,
             unknown_at: Mutex::new(None),
             follower: Mutex::new(None),
@@ -148,7 +156,8 @@ impl Router {
     /// Takes another map. Placements that hosts have told the router are kept where they are newer.
     ///
     /// # Errors
-    /// [`Error::OtherCluster`] when it has another number of shards; then the old one stays.
+    /// [`Error::OtherCluster`] when it has another number of shards, [`Error::OlderMap`] when it is of an earlier version;
+    /// then the old one stays.
     pub fn set_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
         self.0.set_map(map)
     }
@@ -204,7 +213,7 @@ impl Router {
     /// What the router has done about moves so far.
     pub fn stats(&self) -> Stats {
         Stats {
-            look_ups: self.0.hosts.load().values().map(|host| host.look_ups()).sum(),
+            look_ups: self.0.hosts.load().values().map(|host| host.questions.asked()).sum(),
             retries: self.0.retries.load(Ordering::Relaxed),
         }
     }

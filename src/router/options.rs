@@ -17,6 +17,27 @@ pub struct HostOptions {
     pub connect: ConnectOptions,
     /// The most connections at a time, at least 1; beside them, up to two for look-ups.
     pub pool_size: usize,
+    /// How statements are prepared there.
+    pub prepare: PrepareMode,
+}
+
+impl HostOptions {
+    /// This host, with so many connections at most and the defaults.
+    pub fn new(name: HostName, connect: ConnectOptions, pool_size: usize) -> HostOptions {
+        HostOptions { name, connect, pool_size, prepare: PrepareMode::default() }
+    }
+}
+
+/// How statements are prepared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrepareMode {
+    /// By name, and kept: a statement that comes again is only executed.
+    #[default]
+    Named,
+    /// Without a name, each time: for PgBouncer in transaction mode, where the next statement may get another session. What
+    /// a session keeps from one statement to the next (SET, LISTEN, temporary tables) is of no use there, and types of the
+    /// application's own (an enum, say) are to be cast to text.
+    Unnamed,
 }
 
 /// Who is asked for a host that the router meets, in a map or on a signpost, and does not know. It may read a file: it is
@@ -59,6 +80,17 @@ pub struct Options {
     /// How long a call may wait for a shard that is being moved, in all. Default 15 s: longer than a fence's deadline
     /// (10 s), so that a call that waits for a mover that died is still there when the shard opens again.
     pub retry_for: Duration,
+    /// The most connections to all hosts together, those for look-ups not counted. A connection that nobody uses makes room
+    /// for one to another host. Default no limit but the hosts' own.
+    pub max_connections: Option<usize>,
+    /// How long a call may take, with all waiting and every try; [`Shard::within`](super::Shard::within) says it for one.
+    /// Past it, the statement is cancelled. Default no limit.
+    pub statement_timeout: Option<Duration>,
+    /// How many calls may wait for one shard that is being moved; the next gets [`Error::TooManyWaiting`](super::Error) at
+    /// once. Default 1024.
+    pub waiters_per_shard: u32,
+    /// How many calls may wait for a free connection to one host; the next gets the same. Default 4096.
+    pub waiters_per_host: u32,
     /// How long a call may wait for a free connection. Default 5 s.
     pub wait_max: Duration,
     /// How long opening a connection may take. Default 10 s; the connection's own `connect_timeout` (5 s an address)
@@ -83,6 +115,10 @@ impl Options {
             key: KeyKind::default(),
             map,
             retry_for: Duration::from_secs(15),
+            max_connections: None,
+            statement_timeout: None,
+            waiters_per_shard: 1024,
+            waiters_per_host: 4096,
             wait_max: Duration::from_secs(5),
             create_max: Duration::from_secs(10),
             recycle_max: Duration::from_secs(2),

@@ -2,12 +2,12 @@
 //! finishes what a dead mover left. The decisions are [`super::stale`]'s.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 
-use super::error::{Error, LookUpError};
+use super::error::{Error, LookUpError, Queue};
 use super::host::Host;
 use super::look::{Answered, Mend};
 use super::routing::{Inner, Place};
@@ -51,7 +51,8 @@ impl<'r> Recovery<'r> {
 
     /// Only asks: whether the failed statement's error is the application's own.
     pub(super) async fn is_own(&mut self, met: Met, place: &Place, began: Instant) -> Result<bool, Error> {
-        let answered = self.ask(&place.host, spacing(met)).await?;
+        let _waiting = self.enter(&place.host)?;
+        let answered = self.ask(&place.host, met).await?;
         Ok(judge(met, &answered.look, began.elapsed(), place.epoch) == Verdict::Own)
     }
 
@@ -68,9 +69,10 @@ impl<'r> Recovery<'r> {
         began: Instant,
         lease: &mut Option<Lease>,
     ) -> Result<Next, Error> {
+        let _waiting = self.enter(&place.host)?;
         self.since.get_or_insert_with(Instant::now);
         loop {
-            let answered = self.ask(&place.host, spacing(met)).await?;
+            let answered = self.ask(&place.host, met).await?;
             let verdict = judge(met, &answered.look, began.elapsed(), place.epoch);
             tracing::debug!(shard = %self.shard, host = %place.host.name, ?met, ?verdict, "a statement met a move");
             if verdict == Verdict::Own {
@@ -104,6 +106,22 @@ impl<'r> Recovery<'r> {
         }
     }
 
+    /// After a statement found that the server is a standby, which nothing was written to: comes back when it is worth
+    /// another try, on a connection that is opened anew. The first time that is at once.
+    pub(super) async fn failed_over(&mut self, place: &Place, lease: Lease) -> Result<(), Error> {
+        let _waiting = self.enter(&place.host)?;
+        self.since.get_or_insert_with(Instant::now);
+        place.host.circuit.retire(lease.session().generation);
+        lease.discard();
+        tracing::debug!(shard = %self.shard, host = %place.host.name, "a primary is a standby now");
+        self.rounds += 1;
+        self.router.retries.fetch_add(1, Ordering::Relaxed);
+        match self.rounds {
+            1 => Ok(()),
+            _ => self.wait(&place.host, "its server is a standby").await,
+        }
+    }
+
     /// Goes after a shard that has moved. True when its new host has been found and learned.
     async fn chase(&mut self, peer: String, epoch: ShardEpoch, token: Option<Uuid>) -> Result<bool, Error> {
         let (mut peer, mut epoch, mut token) = (peer, epoch, token);
@@ -112,7 +130,7 @@ impl<'r> Recovery<'r> {
                 return Err(Error::UnknownHost { shard: self.shard, host: peer });
             };
             let host = &*host;
-            let answered = self.ask(host, Duration::ZERO).await?;
+            let answered = self.ask(host, Met::Signpost).await?;
             match judge_peer(epoch, &answered.look) {
                 PeerVerdict::Here { epoch } => {
                     self.learn(host, epoch);
@@ -132,14 +150,29 @@ impl<'r> Recovery<'r> {
         Ok(false)
     }
 
-    async fn ask(&self, host: &Host, spacing: Duration) -> Result<Answered, Error> {
-        let asked = host.question(self.shard).ask(host, spacing).await;
+    /// Takes a place among those who wait, who are so many at most that their memory and their coming back are nothing to
+    /// fear.
+    fn enter(&self, host: &Host) -> Result<Waiting<'r>, Error> {
+        let limit = self.router.options.waiters_per_shard;
+        let router = self.router;
+        let waiting = &router.waiting[usize::from(self.shard.get())];
+        let place = Waiting(waiting);
+        match waiting.fetch_add(1, Ordering::Relaxed) < limit {
+            true => Ok(place),
+            false => {
+                Err(Error::TooManyWaiting { shard: self.shard, host: host.name.clone(), queue: Queue::Move, limit })
+            }
+        }
+    }
+
+    async fn ask(&self, host: &Host, met: Met) -> Result<Answered, Error> {
+        let asked = host.questions.ask(host, self.shard, met).await;
         asked.map_err(|source| Error::LookUp { shard: self.shard, host: host.name.clone(), source })
     }
 
     /// Expires or opens; true if this call did it. A refusal means that somebody else is at it.
     async fn mend(&self, host: &Host, seen: &Answered, mend: Mend) -> Result<bool, Error> {
-        match host.question(self.shard).mend(host, seen.asked, mend).await {
+        match host.questions.mend(host, self.shard, seen.asked, mend).await {
             Ok(done) => {
                 if done {
                     tracing::info!(shard = %self.shard, host = %host.name, ?mend, "finished what a mover left");
@@ -184,11 +217,11 @@ impl<'r> Recovery<'r> {
     }
 }
 
-/// A signpost is asked behind at once. What may be the application's own mistake is asked about at most so often, or a
-/// statement that is always wrong would double as a storm of questions.
-fn spacing(met: Met) -> Duration {
-    match met {
-        Met::Signpost => Duration::from_millis(1),
-        Met::Relative => Duration::from_millis(10),
+/// A call's place among those that wait for its shard.
+struct Waiting<'r>(&'r AtomicU32);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

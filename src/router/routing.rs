@@ -1,7 +1,7 @@
 //! Which host a shard is on, as far as this router knows: the map, and what hosts have said since.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use tokio::task::AbortHandle;
 use super::error::Error;
 use super::host::Host;
 use super::options::Options;
+use super::room::Room;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
@@ -27,6 +28,8 @@ pub(super) struct Inner {
     /// Those it was made with, and those it has met since and been told of. A host is never taken out: its pool is empty once
     /// nobody uses it.
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
+    /// What the pools of all hosts share.
+    pub(super) room: Option<Arc<Room>>,
     /// What pools are made from; its hosts and map are those of the start.
     pub(super) options: Options,
     /// When the source of hosts last did not know one.
@@ -34,6 +37,8 @@ pub(super) struct Inner {
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) sql: SqlCache,
     pub(super) retry_for: Duration,
+    /// Calls of each shard that are held up by a move, or ask whether they are.
+    pub(super) waiting: Box<[AtomicU32]>,
     /// The task that follows a store's maps, and what makes the store look.
     pub(super) follower: Mutex<Option<(AbortHandle, Refresh)>>,
     /// Statements and transactions that were run again.
@@ -108,7 +113,7 @@ impl Inner {
             *unknown_at = Some(Instant::now());
             return None;
         };
-        let host = Arc::new(Host::new(&options, &self.options));
+        let host = Arc::new(Host::new(&options, &self.options, self.room.as_ref()));
         tracing::info!(host = name, "met a host that was added");
         self.hosts.rcu(|hosts| {
             let mut hosts = HashMap::clone(hosts);
@@ -137,8 +142,14 @@ impl Inner {
         if map.shards() != self.shards {
             return Err(Error::OtherCluster { given: map.shards(), shards: self.shards });
         }
-        self.snapshot.rcu(|snapshot| snapshot.with_map(map.clone()));
-        Ok(())
+        let before = self.snapshot.rcu(|snapshot| match map.version() < snapshot.map.version() {
+            true => snapshot.clone(),
+            false => Arc::new(snapshot.with_map(map.clone())),
+        });
+        match map.version() < before.map.version() {
+            true => Err(Error::OlderMap { given: map.version(), current: before.map.version() }),
+            false => Ok(()),
+        }
     }
 
     /// Takes in what a host has said of itself.
@@ -187,7 +198,59 @@ mod tests {
         ]
     }
 
+    /// What somebody tells a router, at whatever time: a version of the map, which were published one after the other with
+    /// epochs that grow, or a shard's placement then, as a host says it.
+    fn told() -> impl Strategy<Value = Vec<(bool, usize, u16)>> {
+        prop::collection::vec((any::<bool>(), 0..12_usize, 0..3_u16), 1..40)
+    }
+
+    /// The maps of a cluster in the order of their versions: each moves one shard.
+    fn history() -> Vec<Arc<ShardMap>> {
+        let mut epochs = [1, 1, 1];
+        let mut version = MapVersion::FIRST;
+        let mut maps = vec![map(&epochs)];
+        for at in 0..11 {
+            epochs[at % 3] += 1;
+            version = version.next();
+            maps.push(Arc::new(map(&epochs).with_version(version)));
+        }
+        maps
+    }
+
+    fn inner(map: Arc<ShardMap>) -> crate::router::Router {
+        crate::router::Router::new(Options::new(Vec::new(), map))
+    }
+
     proptest! {
+        /// Maps and words of hosts come in any order, late and twice, from several threads: no request is ever sent to an
+        /// older epoch than the one before it.
+        #[test]
+        fn never_back_to_an_older_epoch(first in told(), second in told()) {
+            let maps = history();
+            let router = inner(maps[0].clone());
+            let tell = |told: Vec<(bool, usize, u16)>| {
+                let mut seen = [0; 3];
+                for (by_map, at, shard) in told {
+                    let id = ShardId::new(shard).unwrap();
+                    if by_map {
+                        let _ = router.set_map(maps[at].clone());
+                    } else {
+                        router.inner().learn(id, maps[at].placement(id).unwrap());
+                    }
+                    let snapshot = router.inner().snapshot.load();
+                    for shard in 0..3_u16 {
+                        let (_, epoch) = snapshot.placement(ShardId::new(shard).unwrap()).unwrap();
+                        let before = std::mem::replace(&mut seen[usize::from(shard)], epoch.get());
+                        assert!(before <= epoch.get(), "shard {shard}: {before} and then {epoch}");
+                    }
+                }
+            };
+            std::thread::scope(|scope| {
+                scope.spawn(|| tell(first));
+                tell(second);
+            });
+        }
+
         #[test]
         fn the_larger_epoch_counts(first in prop::array::uniform3(1u32..9), news in prop::collection::vec(news(), 0..20)) {
             let mut snapshot = Snapshot::new(map(&first));

@@ -6,15 +6,22 @@
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use deadpool::managed::{self, Metrics, Object, RecycleError, RecycleResult};
 use lru::LruCache;
-use tokio_postgres::types::ToSql;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
+use super::circuit::Circuit;
 use super::error::HostDiffers;
 use super::kind::Kind;
+use super::room::Room;
+use super::sql::Rendered;
 use super::stale::Met;
+use super::unnamed::{self, Learned};
 use crate::pg::{ConnectError, ConnectOptions, Connection};
 use crate::shard::{KeyKind, ShardCount};
 
@@ -23,15 +30,33 @@ use crate::shard::{KeyKind, ShardCount};
 const CLEAN: &str = "ROLLBACK; CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
     SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES";
 
+/// How long a request to cancel may take.
+const CANCEL_MAX: Duration = Duration::from_secs(2);
+
 /// Opens sessions and checks those that come back.
 pub(super) struct Manager {
     pub(super) connect: ConnectOptions,
     pub(super) application_name: String,
-    pub(super) statements_max: usize,
+    pub(super) create_max: Duration,
+    pub(super) statements: Statements,
     pub(super) key: KeyKind,
     pub(super) shards: ShardCount,
     /// Whether a connection was had to the host, and found to lead to one of this cluster.
     pub(super) met: Arc<AtomicBool>,
+    pub(super) circuit: Arc<Circuit>,
+    /// Among the connections to all hosts. `None`: without limit.
+    pub(super) room: Option<Arc<Room>>,
+    /// Requests to cancel that are on their way to the host.
+    pub(super) cancels: Arc<Semaphore>,
+}
+
+/// How a pool's sessions prepare statements.
+#[derive(Clone)]
+pub(super) enum Statements {
+    /// By name, so many a session at most; 0 keeps none.
+    Named { max: usize },
+    /// Without names.
+    Unnamed(Arc<Learned>),
 }
 
 /// Why a session is not opened.
@@ -41,6 +66,8 @@ pub(super) enum OpenError {
     Connect(#[from] ConnectError),
     #[error(transparent)]
     Differs(#[from] HostDiffers),
+    #[error("no room for another connection")]
+    NoRoom,
 }
 
 impl Manager {
@@ -70,15 +97,38 @@ impl managed::Manager for Manager {
     type Error = OpenError;
 
     async fn create(&self) -> Result<Session, OpenError> {
-        let connection = self.connect.connect(&self.application_name).await?;
-        self.meet(&connection).await?;
-        let statements = NonZeroUsize::new(self.statements_max).map(|max| Mutex::new(LruCache::new(max)));
-        Ok(Session { connection, statements, dirty: false })
+        let place = match &self.room {
+            Some(room) => Some(room.enter().await.ok_or(OpenError::NoRoom)?),
+            None => None,
+        };
+        // What is retired while this one is being opened may be what it is opened to.
+        let generation = self.circuit.generation();
+        let opening = async {
+            let connection = self.connect.connect(&self.application_name).await?;
+            self.meet(&connection).await?;
+            Ok(connection)
+        };
+        let connection = match tokio::time::timeout(self.create_max, opening).await {
+            Ok(opened) => opened,
+            Err(_) => Err(OpenError::Connect(self.circuit.timed_out())),
+        }?;
+        let statements = match &self.statements {
+            Statements::Named { max } => Prepared::Named(NonZeroUsize::new(*max).map(|max| LruCache::new(max).into())),
+            Statements::Unnamed(learned) => Prepared::Unnamed(learned.clone()),
+        };
+        let (room, cancels) = (self.room.clone(), self.cancels.clone());
+        Ok(Session { connection, statements, dirty: false, generation, cancels, room, _place: place })
     }
 
     async fn recycle(&self, session: &mut Session, _: &Metrics) -> RecycleResult<OpenError> {
         if session.connection.is_closed() {
             return Err(RecycleError::message("the connection is closed"));
+        }
+        if session.generation != self.circuit.generation() {
+            return Err(RecycleError::message("the host has been silent, or another server is the primary"));
+        }
+        if session.dirty && matches!(session.statements, Prepared::Unnamed(_)) {
+            return Err(RecycleError::message("behind a pooler, what would be cleaned is another session"));
         }
         if session.dirty {
             let cleaned = session.connection.batch_execute(CLEAN).await;
@@ -92,10 +142,20 @@ impl managed::Manager for Manager {
 /// A connection and its prepared statements.
 pub(super) struct Session {
     pub(super) connection: Connection,
-    /// By their SQL as it was sent. `None`: none are kept. Never locked across a wait.
-    statements: Option<Mutex<LruCache<Box<str>, Statement>>>,
+    statements: Prepared,
     /// Whether something of its user may be left in the session.
     pub(super) dirty: bool,
+    /// The circuit's when it was opened.
+    pub(super) generation: u32,
+    cancels: Arc<Semaphore>,
+    room: Option<Arc<Room>>,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+enum Prepared {
+    /// By their SQL as it was sent. `None`: none are kept. Never locked across a wait.
+    Named(Option<Mutex<LruCache<Box<str>, Statement>>>),
+    Unnamed(Arc<Learned>),
 }
 
 /// Whether a statement that was prepared earlier will do.
@@ -160,6 +220,13 @@ pub(super) trait Answer: Sized + Send {
         statement: &Statement,
         params: &[&(dyn ToSql + Sync)],
     ) -> impl Future<Output = Result<Self, tokio_postgres::Error>> + Send;
+
+    /// The same in one round trip, without a name on the server.
+    fn ask_typed(
+        client: &Client,
+        sql: &str,
+        params: Vec<(&(dyn ToSql + Sync), Type)>,
+    ) -> impl Future<Output = Result<Self, tokio_postgres::Error>> + Send;
 }
 
 impl Answer for Vec<Row> {
@@ -169,6 +236,14 @@ impl Answer for Vec<Row> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, tokio_postgres::Error> {
         client.query(statement, params).await
+    }
+
+    async fn ask_typed(
+        client: &Client,
+        sql: &str,
+        params: Vec<(&(dyn ToSql + Sync), Type)>,
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        client.query_typed(sql, &params).await
     }
 }
 
@@ -180,12 +255,42 @@ impl Answer for u64 {
     ) -> Result<u64, tokio_postgres::Error> {
         client.execute(statement, params).await
     }
+
+    async fn ask_typed(
+        client: &Client,
+        sql: &str,
+        params: Vec<(&(dyn ToSql + Sync), Type)>,
+    ) -> Result<u64, tokio_postgres::Error> {
+        client.execute_typed(sql, &params).await
+    }
 }
 
 impl Session {
-    async fn run<A: Answer>(&self, sql: &str, params: &[&(dyn ToSql + Sync)], prepare: Prepare) -> Result<A, Failed> {
+    async fn run<A: Answer>(
+        &self,
+        statement: Rendered<'_>,
+        params: &[&(dyn ToSql + Sync)],
+        prepare: Prepare,
+        in_transaction: bool,
+    ) -> Result<A, Failed> {
+        match &self.statements {
+            Prepared::Named(statements) => self.run_named(statements.as_ref(), statement.text(), params, prepare).await,
+            Prepared::Unnamed(learned) => {
+                unnamed::run(&self.connection, learned, statement, params, prepare, in_transaction).await
+            }
+        }
+    }
+
+    async fn run_named<A: Answer>(
+        &self,
+        statements: Option<&Mutex<LruCache<Box<str>, Statement>>>,
+        sql: &str,
+        params: &[&(dyn ToSql + Sync)],
+        prepare: Prepare,
+    ) -> Result<A, Failed> {
+        let statements = || statements.map(|statements| statements.lock().unwrap_or_else(PoisonError::into_inner));
         let known = match prepare {
-            Prepare::Once => self.with_statements(|statements| statements.get(sql).cloned()).flatten(),
+            Prepare::Once => statements().and_then(|mut statements| statements.get(sql).cloned()),
             Prepare::Anew => None,
         };
         let prepared_before = known.is_some();
@@ -195,22 +300,17 @@ impl Session {
                 let prepared = self.connection.prepare(sql).await;
                 let prepared = prepared.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
                 // What falls out of the cache is closed on the server when it is dropped.
-                self.with_statements(|statements| statements.put(sql.into(), prepared.clone()));
+                statements().and_then(|mut statements| statements.put(sql.into(), prepared.clone()));
                 prepared
             }
         };
         A::ask(&self.connection, &statement, params).await.map_err(|error| {
             let failed = Failed { error, prepared_before, sent: true };
             if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
-                self.with_statements(|statements| statements.pop(sql));
+                statements().and_then(|mut statements| statements.pop(sql));
             }
             failed
         })
-    }
-
-    fn with_statements<T>(&self, work: impl FnOnce(&mut LruCache<Box<str>, Statement>) -> T) -> Option<T> {
-        let statements = self.statements.as_ref()?;
-        Some(work(&mut statements.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
@@ -221,6 +321,8 @@ enum Doing {
     Transaction,
     /// A statement was sent and its answer not waited for (yet).
     Statement,
+    /// Nothing any more: it is closed.
+    Ending,
 }
 
 /// A session borrowed from a pool. Dropped, it goes back; in the middle of something it is closed instead.
@@ -246,14 +348,13 @@ impl Lease {
     /// Runs one statement. When the future is dropped, the connection is closed with the lease.
     pub(super) async fn run<A: Answer>(
         &mut self,
-        sql: &str,
-        kind: Kind,
+        statement: Rendered<'_>,
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
     ) -> Result<A, Failed> {
-        self.session_mut().dirty |= kind == Kind::Session;
+        self.session_mut().dirty |= statement.kind() == Kind::Session;
         let before = std::mem::replace(&mut self.doing, Doing::Statement);
-        let answer = self.session().run(sql, params, prepare).await;
+        let answer = self.session().run(statement, params, prepare, before == Doing::Transaction).await;
         self.doing = before;
         answer
     }
@@ -276,6 +377,14 @@ impl Lease {
         ended
     }
 
+    /// Whether the server is a standby, so that it is not the statement's fault if it would not write.
+    pub(super) async fn is_on_standby(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.doing, Doing::Statement);
+        let said = self.session().connection.query_typed("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
+        self.doing = before;
+        matches!(said.as_deref(), Ok([row]) if row.get(0))
+    }
+
     /// Whether the answer to a statement was not waited for.
     pub(super) fn is_unsettled(&self) -> bool {
         self.doing == Doing::Statement
@@ -283,16 +392,41 @@ impl Lease {
 
     /// Closes the connection instead of giving it back.
     pub(super) fn discard(mut self) {
-        self.doing = Doing::Statement;
+        self.doing = Doing::Ending;
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if let Some(session) = self.session.take()
-            && self.doing != Doing::Nothing
-        {
-            drop(Object::take(session));
+        let Some(session) = self.session.take() else { return };
+        match self.doing {
+            Doing::Nothing if session.room.as_ref().is_some_and(|room| room.is_crowded()) => {
+                // Somebody waits for a connection to another host.
+                drop(Object::take(session));
+            }
+            Doing::Nothing => {}
+            Doing::Transaction | Doing::Ending => drop(Object::take(session)),
+            Doing::Statement => {
+                let session = Object::take(session);
+                cancel(&session);
+            }
         }
     }
+}
+
+/// Ends on the server what nobody waits for any more: it would go on until it sees, with its answer, that the connection
+/// is closed. Where several are on their way to the host already, or no runtime is there, it does go on.
+fn cancel(session: &Session) {
+    let (Ok(place), Ok(runtime)) = (session.cancels.clone().try_acquire_owned(), Handle::try_current()) else {
+        return;
+    };
+    if session.connection.is_closed() {
+        return;
+    }
+    let cancelling = session.connection.cancel();
+    runtime.spawn(async move {
+        // Whether it came in time is of no concern.
+        let _ = tokio::time::timeout(CANCEL_MAX, cancelling).await;
+        drop(place);
+    });
 }

@@ -20,12 +20,42 @@ pub struct Sql(Arc<Parsed>);
 struct Parsed {
     template: Template,
     kind: Kind,
+    /// The text as it was given: the same for every shard.
+    text: Box<str>,
+}
+
+/// A statement for one shard.
+#[derive(Clone, Copy)]
+pub(super) struct Rendered<'a> {
+    sql: &'a Sql,
+    text: &'a str,
+}
+
+impl<'a> Rendered<'a> {
+    /// `text`: what [`Sql::render`] gave.
+    pub(super) fn new(sql: &'a Sql, text: &'a str) -> Rendered<'a> {
+        Rendered { sql, text }
+    }
+
+    /// As it is sent.
+    pub(super) fn text(self) -> &'a str {
+        self.text
+    }
+
+    /// As it was given, without a shard.
+    pub(super) fn template(self) -> &'a str {
+        &self.sql.0.text
+    }
+
+    pub(super) fn kind(self) -> Kind {
+        self.sql.kind()
+    }
 }
 
 impl Sql {
     /// Reads a statement; `{shard}` in it is the shard's schema (see [`Template`]).
     pub fn new(sql: &str) -> Sql {
-        Sql(Arc::new(Parsed { template: Template::new(sql), kind: Kind::of(sql) }))
+        Sql(Arc::new(Parsed { template: Template::new(sql), kind: Kind::of(sql), text: sql.into() }))
     }
 
     pub(super) fn render(&self, schema: &str) -> String {

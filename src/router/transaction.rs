@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tokio::sync::Mutex;
@@ -17,9 +18,10 @@ use super::handle::{NEXT_IDS, Shard, at_most_one, one, reserved};
 use super::kind::Kind;
 use super::recover::{Next, Recovery};
 use super::session::{Answer, Failed, Lease, Prepare, is_lost};
-use super::sql::SqlText;
+use super::sql::{Rendered, SqlText};
 use super::stale::Met;
 use crate::map::HostName;
+use crate::pg::state::is_read_only;
 use crate::shard::ShardId;
 
 /// A transaction to be run; made by [`Shard::build_transaction`](super::Shard::build_transaction).
@@ -63,6 +65,16 @@ impl<'r> TransactionBuilder<'r> {
         E: From<Error>,
     {
         self.shard.checked()?;
+        let committing = AtomicBool::new(false);
+        self.shard.limited(&committing, Box::pin(self.run_to_end(work, &committing))).await
+    }
+
+    async fn run_to_end<T, E, F, Fut>(self, work: F, committing: &AtomicBool) -> Result<T, E>
+    where
+        F: Fn(Transaction) -> Fut,
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
         let inner = self.router.inner();
         let shard = self.shard.id();
         let mut recovery = Recovery::new(inner, shard);
@@ -83,10 +95,20 @@ impl<'r> TransactionBuilder<'r> {
             }
             let transaction = Transaction::new(self.router, shard, host(), lease, prepare);
             let result = work(transaction.clone()).await;
-            let Ended { mut lease, met, outdated, failed } = transaction.end().await;
+            let Ended { mut lease, met, outdated, failed, read_only } = transaction.end().await;
             // Only an error that a savepoint has caught leaves something to commit.
-            if failed || result.is_err() || met == Some(Met::Signpost) {
+            if failed || read_only || result.is_err() || met == Some(Met::Signpost) {
                 lease = rolled_back(lease).await;
+            }
+            if read_only
+                && !self.read_only
+                && let Some(mut rolled_back) = lease.take()
+            {
+                if rolled_back.is_on_standby().await {
+                    recovery.failed_over(&place, rolled_back).await?;
+                    continue;
+                }
+                lease = Some(rolled_back);
             }
             // What the closure met counts, not what it says of it.
             if let Some(met) = met {
@@ -107,7 +129,9 @@ impl<'r> TransactionBuilder<'r> {
             let Some(mut lease) = lease.filter(|_| !failed) else {
                 return Err(E::from(Error::TransactionFailed { shard }));
             };
+            committing.store(true, Ordering::Relaxed);
             let Err(source) = lease.end("COMMIT").await else { return Ok(value) };
+            committing.store(false, Ordering::Relaxed);
             if is_lost(&source) {
                 return Err(E::from(Error::InDoubt { shard, host: host(), source }));
             }
@@ -182,6 +206,8 @@ struct State {
     outdated: bool,
     /// A statement failed, and no ROLLBACK TO has undone it.
     failed: bool,
+    /// The server would not write.
+    read_only: bool,
 }
 
 /// What is left of a transaction when its closure has returned.
@@ -190,12 +216,20 @@ struct Ended {
     met: Option<Met>,
     outdated: bool,
     failed: bool,
+    read_only: bool,
 }
 
 impl Transaction {
     fn new(router: &Router, shard: ShardId, host: HostName, lease: Lease, prepare: Prepare) -> Transaction {
-        let state =
-            State { lease: Some(lease), savepoints: 0, met: None, remembered: false, outdated: false, failed: false };
+        let state = State {
+            lease: Some(lease),
+            savepoints: 0,
+            met: None,
+            remembered: false,
+            outdated: false,
+            failed: false,
+            read_only: false,
+        };
         Transaction(Arc::new(Running { router: router.clone(), shard, host, prepare, state: Mutex::new(state) }))
     }
 
@@ -209,7 +243,7 @@ impl Transaction {
             lease.discard();
         }
         let failed = state.failed || lease.as_ref().is_none_or(Lease::is_unsettled);
-        Ended { lease, met: state.met, outdated: state.outdated, failed }
+        Ended { lease, met: state.met, outdated: state.outdated, failed, read_only: state.read_only }
     }
 
     /// The shard.
@@ -334,7 +368,7 @@ impl Transaction {
         let text = sql.render(&router.prefix().schema(shard));
         let mut state = state.lock().await;
         let Some(lease) = &mut state.lease else { return Err(Error::TransactionEnded { shard }) };
-        let ran = lease.run(&text, kind, params, *prepare).await;
+        let ran = lease.run(Rendered::new(&sql, &text), params, *prepare).await;
         let lost = |failed: &Failed, lease: &Lease| failed.lost(&lease.session().connection);
         match ran {
             Ok(answer) => {
@@ -351,6 +385,7 @@ impl Transaction {
                 // The driver's own refusals never reach the server.
                 state.failed |= failed.error.as_db_error().is_some();
                 state.outdated |= failed.may_be_outdated();
+                state.read_only |= is_read_only(&failed.error);
                 if let Some(met) = Met::of(&failed.error) {
                     state.remembered |= met == Met::Signpost && failed.may_be_remembered();
                     state.met = if state.met == Some(Met::Signpost) { state.met } else { Some(met) };

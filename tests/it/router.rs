@@ -1,7 +1,12 @@
 //! The router on real servers: routing, sessions, and moves that stop in the middle.
 
+mod bounds;
 mod by_hand;
+mod health;
 mod moves;
+mod old_maps;
+mod pooler;
+mod proxy;
 mod sessions;
 
 use std::collections::BTreeMap;
@@ -98,7 +103,8 @@ on_each_version! {
                 Ok(_) => assert!(shard.get() < 8),
                 Err(error) => {
                     assert!(shard.get() >= 8 && error.is_retryable() && !error.may_have_run(), "{error}");
-                    assert_eq!(error.to_string(), format!("host db2 of shard {shard} is out of reach"));
+                    let words = format!("host db2 of shard {shard} is out of reach");
+                    assert!(error.to_string().starts_with(&words), "{error}");
                 }
             }
         }
@@ -131,7 +137,9 @@ on_each_version! {
         assert_eq!(error.to_string(), "host db2 has no shard 0, where the map places it: run `pgshard check`");
         let error = router.shard(shard(1)).unwrap().query(COUNT, &[]).await.unwrap_err();
         assert_eq!(error.to_string(), "shard 1 is on host db9, which the config does not name: add [hosts.db9]");
-        router.set_map(shards.map.clone()).unwrap();
+        // Back is a map of a later version, not the old one.
+        assert!(matches!(router.set_map(shards.map.clone()), Err(Error::OlderMap { .. })));
+        router.set_map(Arc::new(shards.map.with_version(router.map().version().next()))).unwrap();
         router.shard(shard(1)).unwrap().query(COUNT, &[]).await.unwrap();
 
         let other = Shards::start(version, 2).await;

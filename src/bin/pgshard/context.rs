@@ -58,11 +58,7 @@ pub(crate) async fn survey_with_clocks(config: &Config) -> Survey {
 
 /// A router over all hosts. No connection is opened yet.
 pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> Router {
-    let host = |host: &HostConfig| HostOptions {
-        name: host.name.clone(),
-        connect: host.connect.clone(),
-        pool_size: host.pool_size,
-    };
+    let host = |host: &HostConfig| HostOptions::new(host.name.clone(), host.connect.clone(), host.pool_size);
     Router::new(Options {
         prefix: config.cluster.prefix.clone(),
         key: config.cluster.key,

@@ -159,31 +159,6 @@ on_each_version! {
         let error = world.servers.app(1).await.batch_execute(broken).await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "23503");
     }
-
-    /// TRUNCATE at every stage, and changes that are sent when the schema is called otherwise already.
-    async fn hole_15_truncate_and_another_name(version) {
-        let world = world(version, "CREATE TABLE {shard}.log (id int PRIMARY KEY, line text)").await;
-        world.servers.app(0).await.batch_execute("INSERT INTO shard_0000.log SELECT n, 'old' FROM generate_series(1, 100) n").await.unwrap();
-        let places = ["after slot", "after bounds", "in a piece", "after pieces", "after loaded", "after caught up", "after preset"];
-        meanwhile(&world, &places, |number| {
-            format!("TRUNCATE shard_0000.log; INSERT INTO shard_0000.log VALUES ({number}, 'new'), (500, 'x');
-                UPDATE shard_0000.log SET line = 'newer', id = id + 1")
-        }).await;
-        pretty_equal(&world, "log").await;
-        // A writer that commits between swap and marker: what it wrote is decoded under the old copy's name.
-        world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
-        let writer = world.servers.app(0).await;
-        writer.batch_execute("BEGIN; UPDATE shard_0000.log SET line = 'late' WHERE id = 501").await.unwrap();
-        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--fence-budget-ms", "10000"];
-        let child = world.command(&args, &[]).spawn().unwrap();
-        while world.state(0, 0).await != "fenced" {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        writer.batch_execute("COMMIT").await.unwrap();
-        Ran::of(child).await.ended(0);
-        assert!(rows(&world, 1, "log").await.contains("(501,late)"));
-        pretty_equal(&world, "log").await;
-    }
 }
 
 /// That the table is the same on db2, which serves it, as in the copy that db1 has kept.

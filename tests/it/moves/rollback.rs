@@ -218,8 +218,8 @@ on_each_version! {
 
     /// Killed where the way back is made, taken and left; then resumed, or aborted and begun anew.
     async fn killed_on_the_way_back(version) {
-        let making = ["after back publication", "after back slot", "after back row", "after loosen"];
-        let going = ["after adopt", "after swap", "after decide", "after open", "after end of former"];
+        let making = ["after back slot", "after loosen"];
+        let going = ["after adopt", "after swap", "after decide", "after end of former"];
         let world = world(version, 2 * (making.len() + going.len()) as u16).await;
         let writers = Writers::start(&world, 2).await;
         for (shard, name) in making.into_iter().chain(going).enumerate() {

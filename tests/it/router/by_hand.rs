@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pgshard::dev::Server;
 use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use pgshard::pg::ConnectOptions;
 use pgshard::router::{HostOptions, Options, Router};
@@ -64,11 +65,9 @@ impl Shards {
     }
 
     pub(crate) fn options(&self) -> Options {
-        let hosts = self.cluster.servers().into_iter().map(|server| HostOptions {
-            name: server.name().clone(),
-            connect: ConnectOptions::parse(&server.url()).unwrap(),
-            pool_size: 4,
-        });
+        let host =
+            |server: &Server| HostOptions::new(server.name().clone(), ConnectOptions::parse(&server.url()).unwrap(), 4);
+        let hosts = self.cluster.servers().into_iter().map(host);
         Options::new(hosts.collect(), self.map.clone())
     }
 

@@ -1,0 +1,140 @@
+//! Two servers with a bootstrapped cluster, and a mover on its config: what every part of the bench begins with.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pgshard::config::{Config, HostConfig};
+use pgshard::dev::{Cluster, ClusterOptions, ServerOptions};
+use pgshard::map::HostName;
+use pgshard::mover::{Entry, Hosts, Mode, MoveId, Mover, Observer, Options, Report, Request};
+use pgshard::schema::bootstrap;
+use pgshard::schema::{self, Migrations};
+use pgshard::{ShardCount, ShardId};
+use tokio_postgres::{Client, NoTls};
+
+use crate::Arguments;
+
+pub(crate) struct Bed {
+    pub(crate) cluster: Cluster,
+    pub(crate) config: Config,
+    path: PathBuf,
+    jobs: Option<usize>,
+}
+
+impl Bed {
+    /// Two hosts with half of so many shards each; the SQL makes each shard's tables.
+    pub(crate) async fn new(arguments: &Arguments, shards: u32, tables: &str, shared_buffers_mib: u32) -> Bed {
+        let server = ServerOptions {
+            durability: arguments.durability,
+            shared_buffers_mib,
+            // Checkpoints in the midst of a bench would be those of whichever part is unlucky.
+            settings: [("max_wal_size", "8GB"), ("checkpoint_timeout", "30min")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .to_vec(),
+            ..ServerOptions::default()
+        };
+        let options = ClusterOptions { hosts: 2, binaries: arguments.binaries.clone(), server };
+        let cluster = tokio::task::block_in_place(|| Cluster::start(&options)).expect("the servers start");
+        let count = ShardCount::new(shards).expect("1 to 8192 shards");
+        let files = cluster.directory().join("files");
+        std::fs::create_dir_all(files.join("migrations")).expect("the cluster's directory is ours");
+        std::fs::write(files.join("migrations/0001_tables.sql"), tables).expect("a file is written");
+        let path = files.join("pgshard.toml");
+        std::fs::write(&path, cluster.config_text(count, Some("migrations"))).expect("a file is written");
+        let config = Config::load(&path).expect("a good config");
+        let bed = Bed { cluster, config, path, jobs: arguments.jobs };
+        bed.bootstrap().await;
+        bed
+    }
+
+    async fn bootstrap(&self) {
+        let map = self.config.map.as_ref().expect("the config keeps its map");
+        let host = |host: &HostConfig| bootstrap::Host {
+            name: host.name.clone(),
+            connect: host.connect.clone(),
+            shards: map.iter().filter(|(_, on, _)| **on == host.name).map(|(shard, _, epoch)| (shard, epoch)).collect(),
+        };
+        let cluster = &self.config.cluster;
+        let request = bootstrap::Request {
+            cluster: schema::Cluster {
+                shards: cluster.shards,
+                epoch: cluster.epoch,
+                schema_prefix: cluster.prefix.clone(),
+                key: cluster.key,
+            },
+            hosts: self.config.hosts.values().map(host).collect(),
+            only: Default::default(),
+            vouched: Default::default(),
+            migrations: Migrations::read(cluster.migrations.as_ref().expect("a folder")).expect("good migrations"),
+            width: bootstrap::Request::WIDTH,
+        };
+        let report = bootstrap::bootstrap(&request, &|_| ()).await;
+        assert!(report.is_complete(), "{report:?}");
+    }
+
+    pub(crate) async fn router(&self) -> pgshard::Router {
+        pgshard::connect(&self.path).await.expect("a router")
+    }
+
+    fn mover(&self) -> Mover {
+        let hosts = Hosts::new(self.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
+        let options = Options { jobs: self.jobs.unwrap_or(Options::default().jobs), ..Options::default() };
+        let store = Arc::new(self.config.map_store());
+        Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, Observer::silent())
+    }
+
+    /// Moves shards while they are open, as the command does it. Gives what was reported, and the journal of it.
+    pub(crate) async fn go(&self, shards: Vec<ShardId>, target: usize) -> (Report, Vec<Entry>) {
+        let mover = self.mover();
+        let request = Request { shards, target: self.host(target), mode: Some(Mode::Online) };
+        let plan = mover.plan(&request).await.unwrap_or_else(|error| panic!("a plan: {error}"));
+        let report = mover.run(&plan).await;
+        let (entries, _) = mover.list(Some(report.id)).await;
+        (report, entries)
+    }
+
+    /// Drops the old copies of a move.
+    pub(crate) async fn complete(&self, id: MoveId) {
+        let report = self.mover().complete(id).await.unwrap_or_else(|error| panic!("complete: {error}"));
+        assert!(report.failed.is_empty(), "{:?}", report.failed);
+    }
+
+    /// So that nobody pays for what another has written.
+    pub(crate) async fn settle(&self) {
+        for host in 0..self.cluster.servers().len() {
+            let client = self.superuser(host).await;
+            // In a message each: a VACUUM wants no transaction around it.
+            client.batch_execute("VACUUM (ANALYZE)").await.expect("a vacuum");
+            client.batch_execute("CHECKPOINT").await.expect("a checkpoint");
+        }
+    }
+
+    /// 0 is `db1`.
+    pub(crate) fn host(&self, at: usize) -> HostName {
+        self.cluster.servers()[at].name().clone()
+    }
+
+    pub(crate) async fn app(&self, host: usize) -> Client {
+        connect(&self.cluster.servers()[host].url()).await
+    }
+
+    pub(crate) async fn superuser(&self, host: usize) -> Client {
+        connect(&self.cluster.servers()[host].superuser_url()).await
+    }
+}
+
+pub(crate) async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("the server takes connections");
+    tokio::spawn(connection);
+    client
+}
+
+/// A shard that there is in every bench.
+pub(crate) fn shard(number: u16) -> ShardId {
+    ShardId::new(number).expect("a shard's number")
+}
+
+/// What a phase took, in the journal of a move.
+pub(crate) fn phase(entry: &Entry, name: &str) -> Option<f64> {
+    entry.timings.get(format!("{name}_ms")).and_then(|ms| ms.as_f64())
+}

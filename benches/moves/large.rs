@@ -1,0 +1,217 @@
+//! One large shard, beside the tools that copy a schema of a database that nobody writes to.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::Arguments;
+use crate::bed::{Bed, phase, shard};
+use crate::numbers::Times;
+
+/// Five tables, with keys, indexes and a foreign key.
+const TABLES: &str = "
+CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL, email text NOT NULL UNIQUE,
+    made_at timestamptz NOT NULL DEFAULT now());
+CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL REFERENCES {shard}.users,
+    title text NOT NULL, place text, made_at timestamptz NOT NULL DEFAULT now());
+CREATE INDEX ON {shard}.photos (user_id, id);
+CREATE INDEX ON {shard}.photos (made_at);
+CREATE TABLE {shard}.comments (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), photo_id bigint NOT NULL, user_id bigint NOT NULL,
+    body text NOT NULL);
+CREATE INDEX ON {shard}.comments (photo_id);
+CREATE TABLE {shard}.likes (photo_id bigint, user_id bigint, made_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (photo_id, user_id));
+CREATE TABLE {shard}.events (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), made_at timestamptz NOT NULL, data jsonb NOT NULL);
+CREATE INDEX ON {shard}.events (made_at);";
+
+/// Rows by table for a megabyte, and how to make them of `g`.
+const FILL: [(&str, f64, &str); 5] = [
+    ("users", 390.0, "(id, name, email) SELECT g << 10, 'user number ' || g, md5(g::text) || '@example.org'"),
+    (
+        "photos",
+        780.0,
+        "(id, user_id, title, place, made_at) SELECT g << 10, (1 + g % USERS) << 10, repeat(md5(g::text), 5),
+            md5((g / 7)::text), '2025-01-01'::timestamptz + g * interval '13 s'",
+    ),
+    (
+        "comments",
+        1000.0,
+        "(id, photo_id, user_id, body) SELECT g << 10, (g * 7919 % 100000) << 10, g % 1000, repeat(md5(g::text), 4)",
+    ),
+    ("likes", 1500.0, "(photo_id, user_id) SELECT (g * 31 % 500000) << 10, g"),
+    (
+        "events",
+        480.0,
+        "(id, made_at, data) SELECT g << 10, '2025-01-01'::timestamptz + g * interval '17 s',
+            jsonb_build_object('kind', 'view', 'path', '/photos/' || md5(g::text), 'agent', repeat('x', 100), 'n', g)",
+    ),
+];
+
+/// Tables at a time, of each of the tools.
+const JOBS: &str = "4";
+
+/// What the mover's time is made of.
+const PHASES: [&str; 7] = ["copy", "keys", "catch_up", "indexes", "verify", "pause", "total"];
+
+pub(crate) async fn run(arguments: &Arguments) {
+    let bed = Bed::new(arguments, 2, TABLES, 512).await;
+    fill(&bed, arguments.size).await;
+    println!(
+        "\nlarge: a shard of {:.2} GB with its indexes in {} tables, {} runs",
+        size(&bed).await,
+        FILL.len(),
+        arguments.runs
+    );
+    let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let mut parts: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for run in 1..=arguments.runs {
+        let source = (run as usize - 1) % 2;
+        let mut note = |name, time: Result<Duration, String>| match time {
+            Ok(time) => {
+                println!("  run {run}: {name:<30} {:8.1} s", time.as_secs_f64());
+                times.entry(name).or_default().push(time.as_secs_f64());
+            }
+            Err(why) => println!("  run {run}: {name:<30} left out: {why}"),
+        };
+        note("pg_dump -Fd -j, pg_restore -j", dump_folder(&bed, arguments, source).await);
+        note("pg_dump -Fc | pg_restore", dump_pipe(&bed, arguments, source).await);
+        note("pgcopydb clone", copydb(&bed, arguments, source).await);
+        note("pgshard move", pgshard(&bed, source, &mut parts).await);
+    }
+    let medians: BTreeMap<&str, f64> =
+        times.into_iter().map(|(name, times)| (name, Times::of(times).median())).collect();
+    let ours = medians["pgshard move"];
+    for (name, median) in &medians {
+        println!("  median: {name:<30} {median:8.1} s   pgshard / it: {:.2}", ours / median);
+    }
+    let split: Vec<String> = PHASES
+        .iter()
+        .filter_map(|name| Some(format!("{name} {:.1}", Times::of(parts.get(name)?.clone()).median() / 1e3)))
+        .collect();
+    println!("  seconds of the move, median: {} (verify includes indexes)", split.join(", "));
+}
+
+async fn fill(bed: &Bed, size: u32) {
+    let rows = |of: f64| ((of * f64::from(size)) as i64).max(1);
+    let users = rows(FILL[0].1);
+    // The users first, to whom the photos refer.
+    for tables in [&FILL[..1], &FILL[1..]] {
+        let filled = tables.iter().map(|(table, of, values)| async move {
+            let client = bed.app(0).await;
+            let values = values.replace("USERS", &users.to_string());
+            let sql =
+                format!("INSERT INTO shard_0000.{table} {values} FROM generate_series(1::bigint, {}) AS g", rows(*of));
+            client.batch_execute(&sql).await.unwrap_or_else(|error| panic!("{table}: {error}"));
+        });
+        futures_util::future::join_all(filled).await;
+    }
+    bed.settle().await;
+}
+
+/// In GB.
+async fn size(bed: &Bed) -> f64 {
+    let sql = "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class WHERE relkind = 'r' AND relnamespace = 'shard_0000'::regnamespace";
+    let bytes: i64 = bed.superuser(0).await.query_one(sql, &[]).await.expect("a size").get(0);
+    bytes as f64 / f64::from(1 << 30)
+}
+
+async fn pgshard(bed: &Bed, source: usize, parts: &mut BTreeMap<&'static str, Vec<f64>>) -> Result<Duration, String> {
+    bed.settle().await;
+    let began = Instant::now();
+    let (report, entries) = bed.go(vec![shard(0)], 1 - source).await;
+    let took = began.elapsed();
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    for entry in &entries {
+        for name in PHASES {
+            parts.entry(name).or_default().extend(phase(entry, name));
+        }
+    }
+    parts.entry("total").or_default().push(took.as_secs_f64() * 1e3);
+    bed.complete(report.id).await;
+    Ok(took)
+}
+
+/// An empty database on the other host. Gives the URLs of where the shard is, and of it.
+async fn database(bed: &Bed, source: usize) -> (String, String) {
+    bed.settle().await;
+    let client = bed.superuser(1 - source).await;
+    client.batch_execute("DROP DATABASE IF EXISTS copy").await.expect("a database is dropped");
+    client.batch_execute("CREATE DATABASE copy TEMPLATE template0").await.expect("a database is made");
+    let servers = bed.cluster.servers();
+    let url = servers[1 - source].superuser_url();
+    let (server, _) = url.rsplit_once('/').expect("a URL ends with a database");
+    (servers[source].superuser_url(), format!("{server}/copy"))
+}
+
+async fn drop_database(bed: &Bed, source: usize) {
+    let client = bed.superuser(1 - source).await;
+    client.batch_execute("DROP DATABASE copy").await.expect("a database is dropped");
+}
+
+async fn dump_folder(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Duration, String> {
+    let (from, to) = database(bed, source).await;
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let dump = folder.path().join("dump");
+    let began = Instant::now();
+    let mut command = Command::new(arguments.binaries.program("pg_dump"));
+    command.args(["-Fd", "-j", JOBS, "-Z0", "-n", "shard_0000", "-d", &from, "-f"]).arg(&dump);
+    finish(command)?;
+    let mut command = Command::new(arguments.binaries.program("pg_restore"));
+    command.args(["-j", JOBS, "-d", &to]).arg(&dump);
+    finish(command)?;
+    let took = began.elapsed();
+    drop_database(bed, source).await;
+    Ok(took)
+}
+
+async fn dump_pipe(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Duration, String> {
+    let (from, to) = database(bed, source).await;
+    let began = Instant::now();
+    let mut dump = Command::new(arguments.binaries.program("pg_dump"))
+        .args(["-Fc", "-Z0", "-n", "shard_0000", "-d", &from])
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| error.to_string())?;
+    let mut restore = Command::new(arguments.binaries.program("pg_restore"));
+    restore.args(["-d", &to]).stdin(dump.stdout.take().expect("it was asked for"));
+    finish(restore)?;
+    let dumped = tokio::task::block_in_place(|| dump.wait()).map_err(|error| error.to_string())?;
+    assert!(dumped.success(), "pg_dump: {dumped}");
+    let took = began.elapsed();
+    drop_database(bed, source).await;
+    Ok(took)
+}
+
+async fn copydb(bed: &Bed, arguments: &Arguments, source: usize) -> Result<Duration, String> {
+    if Command::new("pgcopydb").arg("--version").output().is_err() {
+        return Err("pgcopydb is not installed".to_owned());
+    }
+    let (from, to) = database(bed, source).await;
+    let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let filters = folder.path().join("filters.ini");
+    let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname ~ '^(pgshard|shard_)' AND nspname <> 'shard_0000'";
+    let others = bed.superuser(source).await.query(sql, &[]).await.map_err(|error| error.to_string())?;
+    let others: Vec<String> = others.iter().map(|row| row.get(0)).collect();
+    std::fs::write(&filters, format!("[exclude-schema]\n{}\n", others.join("\n")))
+        .map_err(|error| error.to_string())?;
+    let mut command = Command::new("pgcopydb");
+    command.args(["clone", "--table-jobs", JOBS, "--index-jobs", JOBS, "--skip-large-objects", "--skip-extensions"]);
+    command.args(["--source", &from, "--target", &to, "--filters"]).arg(&filters);
+    command.arg("--dir").arg(folder.path().join("work"));
+    // It runs pg_dump and pg_restore, which may not be older than the server.
+    let folder_of = |program: &Path| program.parent().map(|folder| folder.display().to_string()).unwrap_or_default();
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", folder_of(&arguments.binaries.program("pg_dump"))));
+    let began = Instant::now();
+    let outcome = finish(command);
+    let took = began.elapsed();
+    drop_database(bed, source).await;
+    outcome.map(|()| took)
+}
+
+fn finish(mut command: Command) -> Result<(), String> {
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let done = tokio::task::block_in_place(|| command.output()).map_err(|error| error.to_string())?;
+    let last = || String::from_utf8_lossy(&done.stderr).lines().rev().take(3).collect::<Vec<_>>().join(" / ");
+    if done.status.success() { Ok(()) } else { Err(format!("{}: {}", done.status, last())) }
+}

@@ -1,0 +1,259 @@
+//! Whether a host can be reached: what keeps calls from waiting for one that cannot.
+//!
+//! Closed, calls connect by themselves. The first connection that fails opens it: from then on calls fail at once, those
+//! that waited too, and a task of its own tries again, ever more seldom. What that finds out counts for everybody.
+//!
+//! What may not break: a host that answers again is used again, within [`Circuit::PAUSE_MAX`] and the time of one try;
+//! nothing is tried where nobody calls; and an error that the server itself gave opens nothing, for it was reached.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::pg::{ConnectError, ConnectOptions};
+
+/// The state of one host, shared by its pools.
+pub(super) struct Circuit {
+    state: watch::Sender<State>,
+    /// Connections of an earlier one are closed instead of used: the host went silent, or is the primary no more.
+    generation: AtomicU32,
+    connect: ConnectOptions,
+    application_name: String,
+    try_max: Duration,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    Closed {
+        /// When somebody last doubted it.
+        doubted: Option<Instant>,
+    },
+    Open {
+        /// Until when nothing is tried.
+        until: Instant,
+        /// How long that was.
+        pause: Duration,
+        cause: Arc<ConnectError>,
+        /// Since when a try is on its way.
+        trying: Option<Instant>,
+    },
+}
+
+/// The host is out of reach, as was found out earlier.
+pub(super) struct Down {
+    pub(super) cause: Arc<ConnectError>,
+    /// Until it is tried again; zero while that happens.
+    pub(super) again_in: Duration,
+}
+
+impl State {
+    fn down(&self, now: Instant) -> Option<Down> {
+        match self {
+            State::Closed { .. } => None,
+            State::Open { until, cause, .. } => {
+                Some(Down { cause: cause.clone(), again_in: until.saturating_duration_since(now) })
+            }
+        }
+    }
+
+    /// After a connection failed: open, for twice as long as before. `chance`, 0 to 1, spreads the tries of a fleet.
+    fn failed(&self, cause: Arc<ConnectError>, now: Instant, chance: f64) -> State {
+        let pause = match self {
+            State::Closed { .. } => Circuit::PAUSE_MIN,
+            // Of calls that began before it was open; only a try counts.
+            State::Open { trying: None, .. } => return self.clone(),
+            State::Open { pause, .. } => (*pause * 2).min(Circuit::PAUSE_MAX),
+        };
+        let until = now + pause.mul_f64(0.75 + chance.clamp(0.0, 1.0) / 4.0);
+        State::Open { until, pause, cause, trying: None }
+    }
+}
+
+impl Circuit {
+    /// How long nothing is tried after the first failure.
+    pub(super) const PAUSE_MIN: Duration = Duration::from_millis(100);
+    /// How long at most.
+    pub(super) const PAUSE_MAX: Duration = Duration::from_secs(2);
+    /// How long after its start calls wait for what a try says, where the last one was answered. A host that is there
+    /// answers within a few milliseconds.
+    const TRY_WAIT: Duration = Duration::from_millis(200);
+    /// A closed circuit is doubted at most so often.
+    const DOUBT_EVERY: Duration = Duration::from_secs(1);
+
+    pub(super) fn new(connect: ConnectOptions, application_name: String, try_max: Duration) -> Circuit {
+        let state = watch::Sender::new(State::Closed { doubted: None });
+        Circuit { state, generation: AtomicU32::new(0), connect, application_name, try_max }
+    }
+
+    /// The generation of connections that are opened now.
+    pub(super) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// From now on every connection that was opened with this generation is closed instead of used.
+    pub(super) fn retire(&self, generation: u32) {
+        // Somebody else may have been faster.
+        let next = generation.wrapping_add(1);
+        let _ = self.generation.compare_exchange(generation, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether a call may go on to the host.
+    ///
+    /// # Cancel safety
+    /// Changes nothing but that a try may have begun, which goes on.
+    pub(super) async fn pass(self: &Arc<Self>) -> Result<(), Down> {
+        if matches!(*self.state.borrow(), State::Closed { .. }) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let mut seen = self.state.subscribe();
+        let mut began = false;
+        self.state.send_if_modified(|state| {
+            if let State::Open { until, trying, .. } = state
+                && trying.is_none()
+                && *until <= now
+            {
+                (*trying, began) = (Some(now), true);
+            }
+            began
+        });
+        if began {
+            self.clone().start_try();
+        }
+        let waits = match &*seen.borrow_and_update() {
+            // One that was silent may be silent again.
+            State::Open { cause, .. } if matches!(**cause, ConnectError::TimedOut { .. }) => Duration::ZERO,
+            State::Open { trying: Some(since), .. } => Self::TRY_WAIT.saturating_sub(since.elapsed()),
+            _ => Duration::ZERO,
+        };
+        if !waits.is_zero() {
+            let settled = |state: &State| !matches!(state, State::Open { trying: Some(_), .. });
+            let _ = tokio::time::timeout(waits, seen.wait_for(settled)).await;
+        }
+        self.state.borrow().down(Instant::now()).map_or(Ok(()), Err)
+    }
+
+    /// Comes back when the circuit is open.
+    pub(super) async fn opened(&self) -> Down {
+        let mut seen = self.state.subscribe();
+        loop {
+            if let Some(down) = seen.borrow_and_update().down(Instant::now()) {
+                return down;
+            }
+            if seen.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// A connection could not be opened. Gives back the cause, to be shown to the caller too.
+    pub(super) fn failed(&self, cause: ConnectError) -> Arc<ConnectError> {
+        let cause = Arc::new(cause);
+        if !cause.is_unreachable() {
+            return cause;
+        }
+        let (now, chance) = (Instant::now(), fastrand::f64());
+        let mut opened = false;
+        self.state.send_if_modified(|state| {
+            opened = matches!(state, State::Closed { .. });
+            *state = state.failed(cause.clone(), now, chance);
+            opened
+        });
+        if opened {
+            tracing::warn!(host = %self.connect, error = %cause, "out of reach");
+        }
+        if matches!(*cause, ConnectError::TimedOut { .. }) {
+            // What was opened before the host went silent only looks alive.
+            self.retire(self.generation());
+        }
+        cause
+    }
+
+    /// Something was lost, or took too long: finds out whether the host is still there. Nobody waits for it.
+    pub(super) fn doubt(self: &Arc<Self>) {
+        let now = Instant::now();
+        let begins = self.state.send_if_modified(|state| match state {
+            State::Closed { doubted } if doubted.is_none_or(|at| now - at >= Self::DOUBT_EVERY) => {
+                *doubted = Some(now);
+                true
+            }
+            _ => false,
+        });
+        if begins {
+            self.clone().start_try();
+        }
+    }
+
+    /// The limit of one try, as an error where the pool gives none.
+    pub(super) fn timed_out(&self) -> ConnectError {
+        ConnectError::TimedOut { to: self.connect.to_string(), timeout_ms: self.try_max.as_millis() }
+    }
+
+    fn start_try(self: Arc<Self>) {
+        tokio::spawn(async move {
+            let opening = self.connect.connect(&self.application_name);
+            let outcome = match tokio::time::timeout(self.try_max, opening).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(self.timed_out()),
+            };
+            match outcome {
+                Err(error) if error.is_unreachable() => {
+                    self.failed(error);
+                    // The state is open, whatever it was; whoever waits for the try is to know that it ended.
+                    self.state.send_modify(|_| ());
+                }
+                // A server that refuses is there.
+                _ => {
+                    self.state.send_if_modified(|state| {
+                        let was_open = matches!(state, State::Open { .. });
+                        if was_open {
+                            tracing::info!(host = %self.connect, "within reach again");
+                            *state = State::Closed { doubted: None };
+                        }
+                        was_open
+                    });
+                }
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cause() -> Arc<ConnectError> {
+        Arc::new(ConnectError::TimedOut { to: "x".to_owned(), timeout_ms: 1 })
+    }
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_only_tries_count() {
+        let now = Instant::now();
+        let mut state = State::Closed { doubted: None };
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            state = state.failed(cause(), now, 1.0);
+            let State::Open { until, pause, .. } = state else { panic!("{state:?}") };
+            assert_eq!(until, now + pause);
+            pauses.push(pause.as_millis());
+            // A straggler changes nothing.
+            let State::Open { pause: same, .. } = state.failed(cause(), now, 1.0) else { panic!() };
+            assert_eq!(same, pause);
+            let State::Open { ref mut trying, .. } = state else { panic!() };
+            *trying = Some(now);
+        }
+        assert_eq!(pauses, [100, 200, 400, 800, 1600, 2000, 2000, 2000]);
+    }
+
+    #[test]
+    fn tries_of_a_fleet_are_spread() {
+        let now = Instant::now();
+        for chance in [0.0, 0.5, 1.0] {
+            let state = State::Closed { doubted: None }.failed(cause(), now, chance);
+            let again_in = state.down(now).unwrap().again_in;
+            assert!(again_in >= Circuit::PAUSE_MIN.mul_f64(0.75) && again_in <= Circuit::PAUSE_MIN, "{again_in:?}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Statements without names, for a pooler (PgBouncer in transaction mode) that gives every transaction another session: what
+//! one prepared there, the next does not find.
+//!
+//! The server has to be told the types of the parameters then. They are asked for once, within a transaction of their own,
+//! and remembered for the host; from then on a statement is one round trip.
+//!
+//! What may not break: outside a transaction nothing is left prepared in a session that another will get.
+
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, PoisonError};
+
+use lru::LruCache;
+use tokio_postgres::Client;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::session::{Answer, Failed, Prepare};
+use super::sql::Rendered;
+use super::stale::Met;
+
+/// The types of parameters by statement. The same in every shard, unless one is a type of the shard's own.
+pub(super) struct Learned(Mutex<LruCache<Box<str>, Box<[Type]>>>);
+
+impl Learned {
+    /// Statements whose types are remembered. An application has a few hundred.
+    const STATEMENTS_MAX: usize = 4096;
+
+    pub(super) fn new() -> Learned {
+        let size = NonZeroUsize::new(Self::STATEMENTS_MAX).expect("some are remembered");
+        Learned(Mutex::new(LruCache::new(size)))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut LruCache<Box<str>, Box<[Type]>>) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn known(&self, statement: Rendered<'_>) -> Option<Box<[Type]>> {
+        self.with(|types| {
+            let everywhere = types.get(statement.template()).cloned();
+            everywhere.or_else(|| types.get(statement.text()).cloned())
+        })
+    }
+
+    fn remember(&self, statement: Rendered<'_>, found: &[Type]) {
+        let everywhere = found.iter().all(|found| Type::from_oid(found.oid()).is_some());
+        let key = if everywhere { statement.template() } else { statement.text() };
+        self.with(|types| types.put(key.into(), found.into()));
+    }
+
+    fn forget(&self, statement: Rendered<'_>) {
+        self.with(|types| {
+            types.pop(statement.template());
+            types.pop(statement.text());
+        });
+    }
+}
+
+pub(super) async fn run<A: Answer>(
+    client: &Client,
+    learned: &Learned,
+    statement: Rendered<'_>,
+    params: &[&(dyn ToSql + Sync)],
+    prepare: Prepare,
+    in_transaction: bool,
+) -> Result<A, Failed> {
+    if prepare == Prepare::Anew {
+        learned.forget(statement);
+    }
+    let known = if params.is_empty() { Some(Box::default()) } else { learned.known(statement) };
+    let prepared_before = known.is_some() && !params.is_empty();
+    let types = match known {
+        Some(types) => types,
+        None => {
+            let found = learn(client, statement.text(), in_transaction).await;
+            let found = found.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
+            learned.remember(statement, &found);
+            found
+        }
+    };
+    // The number of parameters is the caller's; with a wrong one the server says so.
+    let types = types.iter().cloned().chain(std::iter::repeat(Type::UNKNOWN));
+    let params = params.iter().copied().zip(types).collect();
+    A::ask_typed(client, statement.text(), params).await.map_err(|error| {
+        let failed = Failed { error, prepared_before, sent: true };
+        if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
+            learned.forget(statement);
+        }
+        failed
+    })
+}
+
+/// Asks for the types of a statement's parameters. What that prepares is dropped within the same transaction, and so in the
+/// same session.
+async fn learn(client: &Client, sql: &str, in_transaction: bool) -> Result<Box<[Type]>, tokio_postgres::Error> {
+    if in_transaction {
+        return Ok(client.prepare(sql).await?.params().into());
+    }
+    client.batch_execute("BEGIN").await?;
+    let prepared = client.prepare(sql).await.map(|statement| statement.params().into());
+    match prepared {
+        Ok(types) => {
+            client.batch_execute("COMMIT").await?;
+            Ok(types)
+        }
+        Err(error) => {
+            client.batch_execute("ROLLBACK").await?;
+            Err(error)
+        }
+    }
+}

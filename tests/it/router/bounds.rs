@@ -1,0 +1,200 @@
+//! What is bounded: questions, calls that wait, connections, time; and what a dropped future leaves behind.
+
+use std::time::{Duration, Instant};
+
+use pgshard::Router;
+use pgshard::router::{Error, PoolPhase, Queue};
+use tokio::task::JoinSet;
+
+use super::by_hand::Shards;
+use super::proxy::Polls;
+use super::{COUNT, INSERT};
+
+const LONG: Duration = Duration::from_secs(60);
+
+on_each_version! {
+    /// A statement that is always wrong, on every shard at once, gets its error each time, and few questions are asked.
+    async fn a_typo_is_no_storm(version) {
+        let shards = Shards::start(version, 64).await;
+        let router = shards.router();
+        let began = Instant::now();
+        let mut callers = JoinSet::new();
+        for caller in 0..64 {
+            let router = router.clone();
+            callers.spawn(async move {
+                for _ in 0..10 {
+                    let error = router.by_key(caller).query("SELECT * FROM {shard}.fotos", &[]).await.unwrap_err();
+                    assert_eq!(error.code().unwrap().code(), "42P01", "{error}");
+                    assert!(matches!(error, Error::Statement { .. }) && !error.is_retryable());
+                }
+            });
+        }
+        callers.join_all().await;
+        let most = 2 * (began.elapsed().as_millis() / 10 + 1);
+        let asked = router.stats().look_ups;
+        eprintln!("640 typos, {asked} questions in {:?}", began.elapsed());
+        assert!(u128::from(asked) <= most, "{asked} questions, {most} at most");
+        // Not one for each: those about other shards go together.
+        assert!(asked < 640 / 2, "{asked}");
+    }
+
+    /// So many calls wait for a move; the next is told so at once, and that it may come again.
+    async fn waiters_are_bounded(version) {
+        let shards = Shards::start(version, 8).await;
+        let mut options = shards.options();
+        options.waiters_per_shard = 3;
+        options.hosts[0].pool_size = 1;
+        options.waiters_per_host = 16;
+        let router = Router::new(options);
+        let moving = shards.prepare(1, 0).await;
+        moving.fence(LONG).await;
+        let mut callers = JoinSet::new();
+        for id in 0..10_i64 {
+            let router = router.clone();
+            callers.spawn(async move { router.by_key(1).execute(INSERT, &[&id, &"x"]).await });
+        }
+        for _ in 0..7 {
+            let error = callers.join_next().await.unwrap().unwrap().unwrap_err();
+            assert!(matches!(error, Error::TooManyWaiting { queue: Queue::Move, limit: 3, .. }), "{error:?}");
+            assert!(error.is_retryable() && !error.may_have_run());
+            assert_eq!(error.to_string(), "3 calls to shard 1 on host db1 wait for its move to end already");
+        }
+        // Other shards of the host know nothing of it.
+        router.by_key(2).query(COUNT, &[]).await.unwrap();
+        moving.unfence().await;
+        for done in callers.join_all().await {
+            assert_eq!(done.unwrap(), 1);
+        }
+        assert_eq!(shards.titles(0, 1).await.len(), 3);
+    }
+
+    /// The same for calls that wait for a connection.
+    async fn waiters_for_a_connection_are_bounded(version) {
+        let shards = Shards::start(version, 8).await;
+        let mut options = shards.options();
+        options.hosts[0].pool_size = 1;
+        options.waiters_per_host = 2;
+        let router = Router::new(options);
+        let held = router.by_key(1).client().await.unwrap();
+        let mut callers = JoinSet::new();
+        for key in 0..8_i64 {
+            let router = router.clone();
+            callers.spawn(async move { router.by_key(key % 4).query(COUNT, &[]).await });
+        }
+        // One more than wait: a call that finds a free connection is none that waits.
+        for _ in 0..5 {
+            let error = callers.join_next().await.unwrap().unwrap().unwrap_err();
+            assert!(matches!(error, Error::TooManyWaiting { queue: Queue::Connection, limit: 2, .. }), "{error:?}");
+        }
+        drop(held);
+        assert!(callers.join_all().await.iter().all(Result::is_ok));
+    }
+
+    /// All hosts share a number of connections; one that nobody uses makes room for another host's.
+    async fn connections_in_total(version) {
+        let shards = Shards::start(version, 8).await;
+        let mut options = shards.options();
+        options.max_connections = Some(3);
+        options.application_name = "room test".to_owned();
+        options.wait_max = Duration::from_secs(20);
+        let router = Router::new(options);
+        let count = async || {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'room test'";
+            let mut sum = 0_i64;
+            for client in &shards.db {
+                sum += client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
+            }
+            sum
+        };
+        let mut callers = JoinSet::new();
+        for key in 0..64_i64 {
+            let router = router.clone();
+            callers.spawn(async move {
+                router.by_key(key).execute(INSERT, &[&key, &"x"]).await.unwrap();
+                router.by_key(key).query("SELECT pg_sleep(0.002)", &[]).await.unwrap();
+            });
+        }
+        while callers.join_next().await.is_some_and(|done| done.is_ok()) {
+            assert!(count().await <= 4, "three, and one that is just ending");
+        }
+        // Held, they leave no room; one that comes back does.
+        let mut held = Vec::new();
+        for key in 0..3 {
+            held.push(router.by_key(key).client().await.unwrap());
+        }
+        let waits = { let router = router.clone(); tokio::spawn(async move { router.by_key(7).query(COUNT, &[]).await }) };
+        tokio::task::yield_now().await;
+        held.pop();
+        waits.await.unwrap().unwrap();
+
+        let mut options = shards.options();
+        (options.max_connections, options.wait_max) = (Some(1), Duration::from_millis(50));
+        let router = Router::new(options);
+        let held = router.by_key(1).client().await.unwrap();
+        let error = router.by_key(7).query(COUNT, &[]).await.unwrap_err();
+        assert!(matches!(error, Error::PoolTimeout { phase: PoolPhase::Room, .. }) && error.is_retryable(), "{error:?}");
+        drop(held);
+        router.by_key(7).query(COUNT, &[]).await.unwrap();
+    }
+
+    /// A call that takes too long ends, and so does its statement on the server.
+    async fn deadlines(version) {
+        let shards = Shards::start(version, 8).await;
+        let mut options = shards.options();
+        options.statement_timeout = Some(Duration::from_millis(100));
+        options.application_name = "late".to_owned();
+        let router = Router::new(options);
+        let error = router.by_key(1).query("SELECT pg_sleep(60)", &[]).await.unwrap_err();
+        assert!(matches!(error, Error::TimedOut { limit_ms: 100, may_have_run: false, .. }), "{error:?}");
+        assert_eq!(error.to_string(), "shard 1 on host db1 gave no answer within 100 ms");
+        let writes = "WITH slow AS (SELECT pg_sleep(60)) INSERT INTO {shard}.photos SELECT 1, 'x' FROM slow";
+        let error = router.by_key(1).execute(writes, &[]).await.unwrap_err();
+        assert!(error.may_have_run() && !error.is_retryable(), "{error:?}");
+        let transaction = router.by_key(1).transaction(async |tx| {
+            tx.execute(INSERT, &[&1_i64, &"x"]).await?;
+            tx.query("SELECT pg_sleep(60)", &[]).await
+        });
+        let error = transaction.await.unwrap_err();
+        assert!(error.is_retryable() && !error.may_have_run(), "{error:?}");
+        router.by_key(1).within(LONG).query("SELECT pg_sleep(0.2)", &[]).await.unwrap();
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'late' AND query LIKE '%(60)%' AND state = 'active'";
+        while shards.db[0].query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(shards.titles(0, 1).await, [""; 0]);
+    }
+
+    /// Dropped at whatever point, a call leaves the pool with a connection that works, and nothing half done.
+    async fn dropped_at_every_await(version) {
+        let shards = Shards::start(version, 8).await;
+        let mut options = shards.options();
+        options.hosts[0].pool_size = 1;
+        let router = Router::new(options);
+        let works = async |number: i32| {
+            let row = router.by_key(1).query_one("SELECT $1::int4", &[&number]).await.unwrap();
+            assert_eq!(row.get::<_, i32>(0), number);
+        };
+        for left in 0.. {
+            let title = format!("{left}");
+            let call = async {
+                let id = i64::from(left);
+                router.by_key(1).query("SELECT count(*), $1::text FROM {shard}.photos", &[&title]).await?;
+                router.by_key(1).transaction(async |tx| {
+                    tx.execute(INSERT, &[&id, &"one"]).await?;
+                    let caught: Result<u64, Error> = tx.savepoint(async { tx.execute(INSERT, &[&id, &"two"]).await }).await;
+                    assert!(caught.is_err());
+                    tx.execute("DELETE FROM {shard}.photos WHERE id <> $1", &[&id]).await
+                }).await?;
+                router.by_key(1).query("SELECT * FROM {shard}.nothing", &[]).await.map(drop)
+            };
+            let done = Polls { future: Box::pin(call), left }.await;
+            works(left as i32).await;
+            // The whole transaction or nothing of it.
+            assert!(shards.titles(0, 1).await.len() <= 1);
+            if done.is_some() {
+                eprintln!("dropped at {left} places");
+                break;
+            }
+        }
+    }
+}

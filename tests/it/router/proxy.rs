@@ -1,0 +1,130 @@
+//! What stands between a router and a server in these tests: a TCP proxy that can fall silent or lead elsewhere, a host that
+//! takes connections and never answers, and a future that is dropped in its middle.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Leads to the server at a port of this machine.
+pub(crate) struct Proxy {
+    pub(crate) port: u16,
+    target: Arc<AtomicU16>,
+    silent: watch::Sender<bool>,
+    running: JoinHandle<()>,
+}
+
+impl Proxy {
+    pub(crate) async fn to(target: u16) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (target, silent) = (Arc::new(AtomicU16::new(target)), watch::Sender::new(false));
+        let (leads_to, quiet) = (target.clone(), silent.subscribe());
+        let running = tokio::spawn(async move {
+            loop {
+                let (near, _) = listener.accept().await.unwrap();
+                let (target, quiet) = (leads_to.load(Ordering::Relaxed), quiet.clone());
+                tokio::spawn(async move {
+                    let Ok(far) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+                    let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                    tokio::select! {
+                        () = pass(near_in, far_out, quiet.clone()) => {}
+                        () = pass(far_in, near_out, quiet) => {}
+                    }
+                });
+            }
+        });
+        Proxy { port, target, silent, running }
+    }
+
+    /// Nothing comes through any more, and no connection ends.
+    pub(crate) fn fall_silent(&self) {
+        self.silent.send_replace(true);
+    }
+
+    pub(crate) fn speak_again(&self) {
+        self.silent.send_replace(false);
+    }
+
+    /// New connections lead there.
+    pub(crate) fn lead_to(&self, target: u16) {
+        self.target.store(target, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut quiet: watch::Receiver<bool>) {
+    let mut buffer = vec![0; 16 * 1024];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        if quiet.wait_for(|quiet| !quiet).await.is_err() || to.write_all(&buffer[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes connections and says nothing.
+pub(crate) struct Mute {
+    pub(crate) port: u16,
+    taken: Arc<AtomicU32>,
+    running: JoinHandle<()>,
+}
+
+impl Mute {
+    pub(crate) async fn start() -> Mute {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (port, taken) = (listener.local_addr().unwrap().port(), Arc::<AtomicU32>::default());
+        let count = taken.clone();
+        let running = tokio::spawn(async move {
+            let mut held = Vec::new();
+            loop {
+                held.push(listener.accept().await.unwrap());
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Mute { port, taken, running }
+    }
+
+    /// Connections that were taken.
+    pub(crate) fn taken(&self) -> u32 {
+        self.taken.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Mute {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+/// Polls a future so many times, and drops it. `Ok` if it was done by then.
+pub(crate) struct Polls<F> {
+    pub(crate) future: Pin<Box<F>>,
+    pub(crate) left: u32,
+}
+
+impl<F: Future> Future for Polls<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<F::Output>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        self.left -= 1;
+        match self.future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if self.left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
