@@ -128,8 +128,10 @@ impl<'a> Group<'a> {
             }
         };
         let name = self.stream();
+        // The slot of a rollback was made by the move that it takes back, and has a limit of its own.
+        let wal_max = self.shared.back_of.is_none().then_some(self.mover.options.wal_max);
         tokio::select! {
-            too_much = self.guard.look(&self.mover.hosts, &self.shared.source, &name, self.mover.options.wal_max) => too_much,
+            too_much = self.guard.look(&self.mover.hosts, &self.shared.source, &name, wal_max) => too_much,
             too_much = stopping => too_much,
             too_much = pausing => too_much,
         }

@@ -68,7 +68,7 @@ impl Guard {
     }
 
     /// Looks until the slot keeps more than it may. On a connection of its own, opened again when it is lost.
-    pub(super) async fn look(&self, hosts: &Hosts, source: &HostName, slot: &str, wal_max: u64) -> TooMuch {
+    pub(super) async fn look(&self, hosts: &Hosts, source: &HostName, slot: &str, wal_max: Option<u64>) -> TooMuch {
         let mut session = None;
         loop {
             match self.look_once(&mut session, hosts, source, slot, wal_max).await {
@@ -89,14 +89,14 @@ impl Guard {
         hosts: &Hosts,
         source: &HostName,
         slot: &str,
-        wal_max: u64,
+        wal_max: Option<u64>,
     ) -> Result<Option<TooMuch>, Error> {
         let session = match session {
             Some(session) => session,
             None => session.insert(hosts.open(source).await?),
         };
-        let limit = wal_limit(session, wal_max).await?;
-        if let Some(state) = slot::slot_state(session, slot).await? {
+        if let (Some(wal_max), Some(state)) = (wal_max, slot::slot_state(session, slot).await?) {
+            let limit = wal_limit(session, wal_max).await?;
             let kept = u64::try_from(state.kept_bytes).unwrap_or(0);
             if kept > limit {
                 return Ok(Some(TooMuch { kept, limit }));

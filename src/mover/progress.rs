@@ -159,11 +159,13 @@ impl Mover {
             shards.push(ShardProgress { entry, pieces: Pieces::default(), blockers });
         }
         let open = |shard: &ShardProgress| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended();
-        if !shards.iter().any(open) {
-            return Ok((shards, None));
-        }
+        let Some(first) = shards.iter().find(|shard| open(shard)) else { return Ok((shards, None)) };
+        let name = match first.entry.back_of {
+            None => slot::stream_name(id),
+            Some(of) => slot::back_name(of, &first.entry.target),
+        };
         let waits = shards.iter().any(|shard| open(shard) && shard.entry.phase == Phase::Prepared);
-        let stream = stream(&session, id, waits).await?;
+        let stream = stream(&session, name, waits).await?;
         Ok((shards, Some(stream)))
     }
 
@@ -186,8 +188,7 @@ impl Mover {
 /// How the stream of a move stands at its source.
 ///
 /// Locks: none.
-async fn stream(source: &Session, id: MoveId, waits: bool) -> Result<StreamProgress, Error> {
-    let name = slot::stream_name(id);
+async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamProgress, Error> {
     let sql = "SELECT s.active_pid, s.wal_status,
             greatest(0, pg_current_wal_lsn() - s.restart_lsn)::bigint,
             greatest(0, pg_current_wal_lsn() - s.confirmed_flush_lsn)::bigint,
