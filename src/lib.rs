@@ -69,7 +69,6 @@
 //! - It is a library and no proxy: it parses no SQL, and each statement names its shard.
 //! - It does not split shards, and cannot change N. Take many.
 //! - It does not replicate, back up or fail over. Hosts are whatever PostgreSQL you trust.
-//! - Not yet: rollback of a finished move.
 //!
 //! # Modules
 //!
