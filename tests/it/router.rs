@@ -75,7 +75,7 @@ on_each_version! {
         let strange = Id::new(1000, shard(64), 0).unwrap().encode();
         assert!(matches!(router.by_id(strange), Err(Error::NoSuchId { id, .. }) if id == strange));
         assert!(matches!(router.shard(shard(64)), Err(Error::NoSuchShard { .. })));
-        let partial = router.by_ids(&[ids[0], strange]).query("SELECT 1").await.unwrap_err();
+        let partial = router.by_ids(&[ids[0], strange]).query("SELECT id FROM {shard}.photos WHERE id = ANY($1)").await.unwrap_err();
         assert_eq!((partial.done.len(), partial.failed.len()), (1, 1));
         assert_eq!(
             Error::from(partial).to_string(),
