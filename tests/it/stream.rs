@@ -534,6 +534,6 @@ on_each_version!(
         }
         scene.stream.follow(PATIENCE);
         let error = tokio::time::timeout(PATIENCE, scene.stream.marker(shard(0), 1, "")).await.unwrap().unwrap_err();
-        assert!(error.to_string().contains("is gone: abort the move"), "{error}");
+        assert!(error.to_string().contains("is gone: what was copied"), "{error}");
     }
 );

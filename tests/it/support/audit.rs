@@ -108,11 +108,13 @@ impl World {
                 "moved" | "none" => {}
                 other => panic!("{at} is {other}, and no move is open"),
             }
+            // Where it has moved away from, an old copy may be fed.
+            let fed = state == "moved";
             let open = format!(
                 "SELECT 'a move in phase ' || phase FROM pgshard.move
                     WHERE shard_id = {shard} AND phase NOT IN ('kept', 'completed', 'aborted')
                  UNION ALL SELECT 'an incoming row' FROM pgshard.incoming WHERE shard_id = {shard}
-                 UNION ALL SELECT 'progress' FROM pgshard.progress WHERE shard_id = {shard}
+                 UNION ALL SELECT 'progress' FROM pgshard.progress WHERE shard_id = {shard} AND NOT {fed}
                  UNION ALL SELECT 'pieces' FROM pgshard.chunk WHERE shard_id = {shard}
                  UNION ALL SELECT kind || ' in the ledger' FROM pgshard.ledger
                     WHERE shard_id = {shard} AND kind IN ('incoming', 'signpost')

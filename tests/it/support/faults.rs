@@ -99,6 +99,7 @@ async fn strike(
 ) -> Option<String> {
     if fault == Fault::Kill {
         world.run_until(args, &format!("{place}=kill")).await.ended(-9);
+        gone(world).await;
         return id_of(world, from, shard).await;
     }
     let failpoint = format!("{place}=stop");
@@ -142,6 +143,20 @@ async fn succeed(world: &World, child: &mut Child, id: &str, verb: Verb) {
     assert!(child.try_wait().unwrap().is_none(), "the first mover sleeps still");
 }
 
+/// Waits until the servers have noticed that a killed mover is gone: a claim that it had sent is carried out still.
+async fn gone(world: &World) {
+    let sql = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'active' AND backend_type = 'client backend'
+        AND application_name ~ '^pgshard (mover|[0-9a-f-]{36}/)' AND query ~ 'INSERT INTO pgshard.move')";
+    for host in 0..2 {
+        let db = world.servers.superuser(host).await;
+        while db.query_one(sql, &[]).await.unwrap().get(0) {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    }
+    // A statement may be on the wire that no server has begun.
+    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+}
+
 /// Ends the connections of all movers.
 async fn reset(world: &World) {
     let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
@@ -178,6 +193,10 @@ async fn end(world: &World, shards: &[u16], fault: Fault, verb: Verb, from: usiz
     }
     look(world, shards, Some(id)).await;
     for shard in shards {
+        // One that was not claimed yet when the mover died is none of the move's.
+        if id_of(world, from, *shard).await.as_deref() != Some(id) {
+            continue;
+        }
         assert!(there.contains(&world.host_of(*shard)), "shard {shard} is not on {there:?}");
     }
 }
