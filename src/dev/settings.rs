@@ -51,8 +51,8 @@ impl ServerOptions {
             ("shared_buffers", format!("{}MB", self.shared_buffers_mib)),
             // Moves stream changes and leave prepared transactions to be seen.
             ("wal_level", "logical".to_owned()),
-            ("max_wal_senders", "20".to_owned()),
-            ("max_replication_slots", "20".to_owned()),
+            ("max_wal_senders", "120".to_owned()),
+            ("max_replication_slots", "120".to_owned()),
             ("max_prepared_transactions", "32".to_owned()),
             // Times the two above: locks for about 59,000 objects, so pg_dump can hold every table of 4096 shards.
             ("max_locks_per_transaction", "256".to_owned()),

@@ -88,7 +88,7 @@ on_each_version! {
 
     /// A transaction holds a lock on the shard: the fence is taken back each time, and whoever is in the way is named.
     async fn a_long_transaction_is_in_the_way(version) {
-        let world = World::new(&[version, other(version)], 4).await;
+        let world = World::new(&[version, version], 4).await;
         let blocker = world.servers.app(0).await;
         blocker.batch_execute("BEGIN; INSERT INTO shard_0000.users (name) VALUES ('long')").await.unwrap();
         let args = ["move", "0", "--to", "db2", "--yes", "--fence-attempts", "2", "--fence-budget-ms", "20"];
