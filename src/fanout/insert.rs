@@ -20,7 +20,7 @@ impl Router {
     /// ```no_run
     /// # struct Photo { user: i64, title: String }
     /// # async fn example(router: pgshard::Router, photos: &[Photo]) -> Result<(), Box<dyn std::error::Error>> {
-    /// use pgshard::fanout::columns;
+    /// use pgshard::columns;
     /// let sql = "INSERT INTO {shard}.photos (user_id, title)
     ///     SELECT * FROM unnest($1::bigint[], $2::text[]) RETURNING id";
     /// let inserted = router.insert_many(photos, |photo| photo.user)?
@@ -68,7 +68,7 @@ pub struct Inserted {
     pub rows: Vec<Row>,
 }
 
-/// Parameters that are arrays, one a column; [`columns!`](crate::fanout::columns) makes them.
+/// Parameters that are arrays, one a column; [`columns!`](crate::columns) makes them.
 pub struct Columns(Vec<Box<dyn ToSql + Sync + Send>>);
 
 impl Columns {
@@ -90,10 +90,9 @@ impl Params for Columns {
     }
 }
 
-/// [`Columns`] of iterators, one a parameter, each over values of one type: `columns![ids, titles]`.
+/// [`fanout::Columns`](crate::fanout::Columns) of iterators, one a parameter, each over values of one type: `columns![ids, titles]`.
 #[macro_export]
-#[doc(hidden)]
-macro_rules! __columns {
+macro_rules! columns {
     ($($column:expr),+ $(,)?) => {
         $crate::fanout::Columns::new(vec![$(Box::new($column.collect::<Vec<_>>())),+])
     };

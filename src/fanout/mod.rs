@@ -15,8 +15,6 @@ mod insert;
 mod keys;
 mod partial;
 
-#[doc(inline)]
-pub use crate::__columns as columns;
 pub use gather::{Gather, Shards};
 pub use ids::{ByIds, MissingIds};
 pub use insert::{Columns, InsertMany, Inserted};

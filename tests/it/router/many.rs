@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pgshard::fanout::columns;
+use pgshard::columns;
 use pgshard::id::Id;
 use pgshard::router::Error;
 
