@@ -516,6 +516,24 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// A driver of a shard whose changes are applied.
+    async fn with_stream<'d>(
+        &'d self,
+        held: Held,
+        heartbeat: &'d Heartbeat,
+        follower: &'d Follower,
+        way_back: &Option<String>,
+    ) -> Result<Driver<'d>, End> {
+        let work = match connect(self.mover, &held.part, self.hold(held.part.shard)).await {
+            Ok(work) => work,
+            Err(error) => return Err(self.left(&held, error, heartbeat).await),
+        };
+        let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
+        (drive.built, drive.follower) = (held.built, Some(follower));
+        (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
+        Ok(drive)
+    }
+
     /// All but the fence, which is held back for all of them.
     async fn make_ready(
         &self,
@@ -525,16 +543,10 @@ impl<'a> Group<'a> {
         way_back: &Option<String>,
     ) -> Result<Held, End> {
         let shard = held.part.shard;
-        let work = connect(self.mover, &held.part, self.hold(shard)).await;
-        let work = match work {
-            Ok(work) => work,
-            Err(error) => return Err(self.left(&held, error, heartbeat).await),
-        };
-        let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        (drive.built, drive.follower) = (held.built, Some(follower));
-        (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
+        let part = held.part.clone();
+        let mut drive = self.with_stream(held, heartbeat, follower, way_back).await?;
         match self.drive(&mut drive, Until::Ready).await {
-            None => Ok(Held { part: held.part, built: drive.built }),
+            None => Ok(Held { part, built: drive.built }),
             Some(end) => {
                 self.guard.let_go(shard);
                 Err(end)
@@ -551,14 +563,7 @@ impl<'a> Group<'a> {
         way_back: &Option<String>,
     ) -> Result<(), End> {
         let shard = held.part.shard;
-        let work = connect(self.mover, &held.part, self.hold(shard)).await;
-        let work = match work {
-            Ok(work) => work,
-            Err(error) => return Err(self.left(&held, error, heartbeat).await),
-        };
-        let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        (drive.built, drive.follower) = (held.built, Some(follower));
-        (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
+        let mut drive = self.with_stream(held, heartbeat, follower, way_back).await?;
         let end = self.drive(&mut drive, Until::End).await;
         self.guard.let_go(shard);
         // With its connections: a transaction that failed half-way holds locks that the follower waits for, and the follower

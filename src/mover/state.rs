@@ -200,7 +200,8 @@ pub(crate) enum Step {
     Load,
     /// Online: apply what changed meanwhile until the target is as the source was a moment ago; compare.
     CatchUp,
-    /// Online: barrier, marker, apply up to the marker.
+    /// Online: fenced, and the target not ready. The driver drains right after its own swap; here it comes to a fence of which
+    /// it does not know what was set before, takes it back, and fences anew.
     Drain {
         /// The attempt it is done for.
         attempt: i32,

@@ -28,7 +28,6 @@ pub(crate) enum Basis {
     /// The pieces in `pgshard.chunk`: what a piece has seen is in it.
     Pieces,
     /// The slot's position: the target is a copy as of then, and every change is applied.
-    #[allow(dead_code, reason = "for the driver")]
     Position,
 }
 
@@ -63,7 +62,6 @@ pub(crate) struct FollowerOptions {
 
 impl FollowerOptions {
     /// A minute.
-    #[allow(dead_code, reason = "for the driver")]
     pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 }
 
@@ -290,12 +288,6 @@ pub(crate) struct Paused {
 }
 
 impl Paused {
-    /// Everything that was committed at the source before this position is at the target, and nothing else.
-    #[allow(dead_code, reason = "for the driver")]
-    pub(crate) fn position(&self) -> u64 {
-        self.view.borrow().position
-    }
-
     /// Makes the target exactly what this snapshot of the source sees: reads on to the beacon, which was written after the snapshot was
     /// taken, and applies the transactions that it sees. It stands still after that.
     ///
