@@ -1,9 +1,10 @@
 //! Bootstrap beside psql: the same schemas, ID functions and tables on the same servers, psql with one transaction a
-//! shard, one psql a host at the same time. Prints the times of each run, the medians and their ratio; and, on Linux, the
+//! shard, one psql a host at the same time; and one psql process a shard, as tools do that know one schema at a time; of
+//! those a sample, scaled to all. Prints the times of each run, the medians and their ratio; and, on Linux, the
 //! processor time that the servers took, which is what counts where they have as many cores as they can use, and hardly
 //! depends on what else the machine does.
 //!
-//! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--major N] [--throwaway]`
+//! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--sample N] [--major N] [--throwaway]`
 //!
 //! `survey` and `survey, clocks` are what `pgshard check` reads of the hosts, without and with the clocks of all shards' IDs.
 //!
@@ -50,8 +51,13 @@ CREATE TABLE {shard}.likes (
 );";
 
 fn main() {
-    let arguments =
-        Arguments::read(&[("shards", 4096), ("runs", 3), ("hosts", 2), ("width", Request::WIDTH.get() as u32)]);
+    let arguments = Arguments::read(&[
+        ("shards", 4096),
+        ("runs", 3),
+        ("hosts", 2),
+        ("width", Request::WIDTH.get() as u32),
+        ("sample", 128),
+    ]);
     let binaries = arguments.binaries();
     let server = ServerOptions {
         durability: arguments.durability,
@@ -72,7 +78,8 @@ fn main() {
 
     let mut times: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
     for run in 1..=arguments.number("runs") {
-        let bench = Bench { cluster: &cluster, binaries: &binaries, shards, width: arguments.number("width") };
+        let (width, sample) = (arguments.number("width"), arguments.number("sample"));
+        let bench = Bench { cluster: &cluster, binaries: &binaries, shards, width, sample };
         for (name, time, processor) in bench.run(run) {
             println!("run {run}: {name:<16} {:>9.3} s  servers' processors {processor:>8.2} s", time.as_secs_f64());
             times.entry(name).or_default().push((time.as_secs_f64(), processor));
@@ -87,12 +94,16 @@ fn main() {
         let rate = f64::from(shards.get()) / elapsed;
         println!("median: {name:<16} {elapsed:>9.3} s  servers' processors {processor:>8.2} s  {rate:>8.0} shards/s");
     }
-    let (psql, pgshard) = (medians("psql"), medians("pgshard"));
-    println!(
-        "psql / pgshard: {:.2} x the time, {:.2} x the servers' processor time",
-        psql.0 / pgshard.0,
-        psql.1 / pgshard.1
-    );
+    println!("psql a shard was timed on {} shards a host and is scaled to all", arguments.number("sample"));
+    let pgshard = medians("pgshard");
+    for name in ["psql", "psql a shard"] {
+        let psql = medians(name);
+        println!(
+            "{name} / pgshard: {:.2} x the time, {:.2} x the servers' processor time",
+            psql.0 / pgshard.0,
+            psql.1 / pgshard.1
+        );
+    }
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -132,13 +143,14 @@ struct Bench<'a> {
     binaries: &'a Binaries,
     shards: ShardCount,
     width: usize,
+    sample: usize,
 }
 
 impl Bench<'_> {
-    /// Each in databases of its own; which of the two goes first changes from run to run.
+    /// Each in databases of its own; who goes first changes from run to run.
     fn run(&self, run: usize) -> Vec<Timed> {
         let (psql, pgshard) = (format!("psql_{run}"), format!("pgshard_{run}"));
-        if run % 2 == 1 {
+        let mut timed = if run % 2 == 1 {
             let mut timed = vec![self.psql(&psql)];
             timed.extend(self.pgshard(&pgshard));
             timed
@@ -146,7 +158,19 @@ impl Bench<'_> {
             let mut timed = self.pgshard(&pgshard);
             timed.push(self.psql(&psql));
             timed
-        }
+        };
+        timed.push(self.psql_a_shard(&format!("psql_a_shard_{run}")));
+        timed
+    }
+
+    /// What psql is given for a shard.
+    fn ddl(shard: ShardId) -> String {
+        let schema = SchemaPrefix::default().schema(shard);
+        let next_id = include_str!("../migrations/shard/0001_next_id.sql")
+            .replace("{shard_id}", &shard.to_string())
+            .replace("{epoch_ms}", &EPOCH_MS.to_string());
+        let ddl = format!("{next_id}\n{TABLES}").replace("{shard}", &schema);
+        format!("CREATE SCHEMA {schema};\n{ddl}")
     }
 
     fn psql(&self, database: &str) -> Timed {
@@ -155,12 +179,7 @@ impl Bench<'_> {
             .map(|host| {
                 let mut sql = String::new();
                 for shard in self.shards_on(host) {
-                    let schema = SchemaPrefix::default().schema(shard);
-                    let next_id = include_str!("../migrations/shard/0001_next_id.sql")
-                        .replace("{shard_id}", &shard.to_string())
-                        .replace("{epoch_ms}", &EPOCH_MS.to_string());
-                    let ddl = format!("{next_id}\n{TABLES}").replace("{shard}", &schema);
-                    writeln!(sql, "BEGIN;\nCREATE SCHEMA {schema};\n{ddl}\nCOMMIT;").expect("a string takes all");
+                    writeln!(sql, "BEGIN;\n{}\nCOMMIT;", Bench::ddl(shard)).expect("a string takes all");
                 }
                 let file = tempfile::NamedTempFile::new().expect("a temporary file");
                 std::fs::write(file.path(), sql).expect("the temporary file can be written");
@@ -179,6 +198,28 @@ impl Bench<'_> {
         });
         self.drop_database(database);
         timed
+    }
+
+    /// One psql process a shard, one after the other on each host: what the sample took, scaled to all shards.
+    fn psql_a_shard(&self, database: &str) -> Timed {
+        self.create_database(database);
+        let (name, elapsed, processor) = timed("psql a shard", self.cluster, || {
+            std::thread::scope(|scope| {
+                for (at, server) in self.cluster.servers().iter().enumerate() {
+                    scope.spawn(move || {
+                        for shard in self.shards_on(at).take(self.sample) {
+                            let mut psql = self.psql_on(server, database, "app");
+                            let done = psql.arg("-1").arg("-c").arg(Bench::ddl(shard)).status();
+                            assert!(done.expect("psql runs").success());
+                        }
+                    });
+                }
+            });
+        });
+        self.drop_database(database);
+        let most = (0..self.cluster.servers().len()).map(|host| self.shards_on(host).count()).max().unwrap_or(0);
+        let scale = most as f64 / self.sample.clamp(1, most.max(1)) as f64;
+        (name, elapsed.mul_f64(scale), processor * scale)
     }
 
     fn pgshard(&self, database: &str) -> Vec<Timed> {
