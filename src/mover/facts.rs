@@ -15,7 +15,7 @@ use super::names::{MoveId, Names};
 use super::refusal::Refusal;
 use super::session::Session;
 use super::step;
-use super::target::missing_at_target;
+use super::target::{self, missing_at_target};
 
 /// What matters of a host, for any shard.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct HostFacts {
     pub(crate) role: String,
     pub(crate) encoding: String,
     pub(crate) collation: String,
+    /// The version of the library that sorts by the collation, where it has one.
+    pub(crate) collation_version: Option<String>,
     /// What may not differ within a cluster, as a text.
     pub(crate) cluster: String,
     pub(crate) may_create: bool,
@@ -154,7 +156,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         return Ok(Err(not_bootstrapped()));
     }
     let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
-            d.datcollate::text || '/' || d.datctype::text, has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
+            d.datcollate::text || '/' || d.datctype::text || coalesce(' ICU ' || l.icu, ''), has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
             (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, schema_prefix, key_kind) FROM pgshard.cluster),
             current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
             current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM pg_replication_slots),
@@ -171,8 +173,15 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
                       round(extract(epoch FROM clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?'))
                   FROM pg_stat_activity
                   WHERE backend_xid IS NOT NULL AND xact_start < clock_timestamp() - interval '2 s' AND pid <> pg_backend_pid()
-                  ORDER BY xact_start LIMIT 3)
+                  ORDER BY xact_start LIMIT 3),
+            (SELECT max(pg_collation_actual_version(c.oid)) FROM pg_collation c, LATERAL (SELECT to_jsonb(c) AS its) AS j
+                WHERE c.collnamespace = 'pg_catalog'::regnamespace
+                  AND c.collprovider::text = CASE WHEN l.icu IS NULL THEN 'c' ELSE 'i' END
+                  AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu, d.datcollate::text))
         FROM pg_database d
+        -- By names that not every version has: 15 brought the provider, 17 renamed the locale.
+        CROSS JOIN LATERAL (SELECT CASE WHEN to_jsonb(d) ->> 'datlocprovider' = 'i'
+            THEN coalesce(to_jsonb(d) ->> 'daticulocale', to_jsonb(d) ->> 'datlocale') END AS icu) AS l
         JOIN pg_roles o ON o.oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard')
         WHERE d.datname = current_database()";
     let asked = Timestamp::now();
@@ -186,6 +195,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         role: row.get(1),
         encoding: row.get(2),
         collation: row.get(3),
+        collation_version: row.get(20),
         may_create: row.get(4),
         in_recovery: row.get(5),
         version: row.get(12),
@@ -304,5 +314,6 @@ pub(crate) async fn of_shard(
     facts.at_source.extend(crossings.iter().map(Refusal::of_crossing));
     let missing = missing_at_target(target.client.client(), &schema_facts).await;
     facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
+    facts.at_target.extend(target::rights_missing(source, target, &schema_facts).await?);
     Ok(facts)
 }

@@ -320,6 +320,16 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
         warnings
             .push(format!("the clock of {} is {apart:.1} s {way} that of {}: set it right", target.name, source.name));
     }
+    let versions = (&source.collation_version, &target.collation_version);
+    if let (Some(from), Some(to)) = versions
+        && from != to
+    {
+        let name = &target.name;
+        warnings.push(format!(
+            "{name} sorts text by version {to} of its collation, {} by {from}: ORDER BY may differ there",
+            source.name
+        ));
+    }
     for host in [source, target] {
         if !host.event_triggers.is_empty() {
             let triggers = host.event_triggers.join(", ");
@@ -368,6 +378,7 @@ mod tests {
             role: "app".to_owned(),
             encoding: "UTF8".to_owned(),
             collation: "C.UTF-8".to_owned(),
+            collation_version: None,
             cluster: "4 shards, epoch 0, prefix shard_".to_owned(),
             may_create: true,
             in_recovery: false,
@@ -439,11 +450,22 @@ mod tests {
         let sizes = [(3, 10_000)];
         assert!(warnings(&host("db1"), &host("db2"), Mode::Online, &sizes).is_empty());
         let stream = StreamFacts { old: vec!["backend 7 has a transaction".to_owned()], ..host("db1").stream };
-        let source = HostFacts { version: 180000, ahead_s: 2.0, stream, ..host("db1") };
-        let target = HostFacts { event_triggers: vec!["audit".to_owned()], locks_max: 10, ..host("db2") };
+        let source = HostFacts {
+            version: 180000,
+            ahead_s: 2.0,
+            stream,
+            collation_version: Some("2.36".to_owned()),
+            ..host("db1")
+        };
+        let target = HostFacts {
+            collation_version: Some("2.31".to_owned()),
+            event_triggers: vec!["audit".to_owned()],
+            locks_max: 10,
+            ..host("db2")
+        };
         let said = |mode| warnings(&source, &target, mode, &[(3, 2 << 30)]);
-        assert_eq!(said(Mode::Online).len(), 6, "{:#?}", said(Mode::Online));
-        assert_eq!(said(Mode::Blocking).len(), 5);
+        assert_eq!(said(Mode::Online).len(), 7, "{:#?}", said(Mode::Online));
+        assert_eq!(said(Mode::Blocking).len(), 6);
         assert!(said(Mode::Online)[1].starts_with("the clock of db2 is 2.0 s behind that of db1"));
     }
 

@@ -91,10 +91,43 @@ const CLOCK: &str = "id_offset";
 pub(crate) struct Preset {
     pub(crate) value: SequenceValue,
     ascends: bool,
+    ring: Option<Ring>,
+}
+
+/// What a sequence with CYCLE goes round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ring {
+    min: i64,
+    max: i64,
+    /// How far it is set ahead: [`AHEAD`] numbers, with the increment's sign.
+    ahead: i64,
+}
+
+impl Ring {
+    fn len(self) -> i128 {
+        i128::from(self.max) - i128::from(self.min) + 1
+    }
+
+    /// Whether it hands out every number so soon again that ahead and behind mean nothing.
+    fn is_small(self) -> bool {
+        2 * i128::from(self.ahead).abs() >= self.len()
+    }
+
+    fn after(self, value: i64) -> i64 {
+        let at = (i128::from(value) - i128::from(self.min) + i128::from(self.ahead)).rem_euclid(self.len());
+        i64::try_from(at + i128::from(self.min)).unwrap_or(self.max)
+    }
+
+    /// Whether `now` is no further from where it was than the preset is.
+    fn reaches(self, preset: i64, now: i64) -> bool {
+        let way = (i128::from(preset) - i128::from(now)) * i128::from(self.ahead.signum());
+        way.rem_euclid(self.len()) <= i128::from(self.ahead).abs()
+    }
 }
 
 /// Values that the target's sequences can be given while the source still hands out numbers, so that nothing is left to
-/// do in the pause: each [`AHEAD`] of the source's, or at its bound. A sequence that cycles is not set ahead.
+/// do in the pause: each [`AHEAD`] of the source's, or at its bound. A sequence that cycles is set ahead round its ring, and
+/// goes on from where it was if it hands out every number again within that distance.
 pub(crate) async fn presets<C: GenericClient + Sync>(
     client: &C,
     schema: &Namespace,
@@ -109,12 +142,19 @@ pub(crate) async fn presets<C: GenericClient + Sync>(
     for mut value in values {
         let Some(row) = rows.iter().find(|row| row.get::<_, &str>(0) == value.name) else { continue };
         let (increment, min, max): (i64, i64, i64) = (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
-        if !row.try_get::<_, bool>(4)? {
-            let ahead = if value.name == CLOCK { CLOCK_AHEAD } else { increment.saturating_mul(AHEAD) };
+        let ahead = increment.saturating_mul(AHEAD);
+        let ring = row.try_get::<_, bool>(4)?.then_some(Ring { min, max, ahead });
+        if let Some(ring) = ring {
+            if !ring.is_small() {
+                value.last_value = ring.after(value.last_value);
+                value.is_called = true;
+            }
+        } else {
+            let ahead = if value.name == CLOCK { CLOCK_AHEAD } else { ahead };
             value.last_value = value.last_value.saturating_add(ahead).clamp(min, max);
             value.is_called = true;
         }
-        presets.push(Preset { value, ascends: increment > 0 });
+        presets.push(Preset { value, ascends: increment > 0, ring });
     }
     Ok(presets)
 }
@@ -132,6 +172,9 @@ pub(crate) fn overtaken(presets: &[Preset], now: &[SequenceValue]) -> Option<Str
         let preset = presets.iter().find(|preset| preset.value.name == value.name);
         !is_clock(&value.name)
             && preset.is_none_or(|preset| {
+                if let Some(ring) = preset.ring {
+                    return !ring.is_small() && !ring.reaches(preset.value.last_value, value.last_value);
+                }
                 let ahead = if preset.ascends {
                     preset.value.last_value >= value.last_value
                 } else {
@@ -156,7 +199,7 @@ mod tests {
     }
 
     fn preset(name: &str, last_value: i64, ascends: bool) -> Preset {
-        Preset { value: value(name, last_value, true), ascends }
+        Preset { value: value(name, last_value, true), ascends, ring: None }
     }
 
     #[test]
@@ -166,6 +209,22 @@ mod tests {
         assert_eq!(overtaken(&presets, &[value("up", 11, true)]).as_deref(), Some("sequence up"));
         assert_eq!(overtaken(&presets, &[value("down", -11, true)]).as_deref(), Some("sequence down"));
         assert_eq!(overtaken(&presets, &[value("new", 1, false)]).as_deref(), Some("sequence new"));
+    }
+
+    #[test]
+    fn a_sequence_that_cycles_is_ahead_round_its_ring() {
+        let ring = |min, max, ahead| Ring { min, max, ahead };
+        let wide = ring(1, 100_000, AHEAD);
+        assert_eq!((wide.after(5), wide.after(95_000)), (10_005, 5_000));
+        assert_eq!(ring(-100_000, -1, -AHEAD).after(-95_000), -5_000);
+        assert_eq!(ring(i64::MIN, i64::MAX, AHEAD).after(i64::MAX), i64::MIN + AHEAD - 1);
+        assert!(ring(1, 5, AHEAD).is_small() && !wide.is_small());
+        let preset = |ring: Ring, last_value| Preset { ring: Some(ring), ..preset("round", last_value, true) };
+        let passed = |ring, at, now| overtaken(&[preset(ring, at)], &[value("round", now, true)]);
+        assert_eq!(passed(wide, 5_000, 95_000), None);
+        assert_eq!(passed(wide, 5_000, 4_999), None);
+        assert_eq!(passed(wide, 5_000, 5_001).as_deref(), Some("sequence round"));
+        assert_eq!(passed(ring(1, 5, AHEAD), 2, 4), None);
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! What a schema needs from the host that it comes to.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
 
+use super::error::Error;
 use super::refusal::Refusal;
+use super::session::Session;
+use crate::pg::quote_ident;
 use crate::schema::catalog::{Facts, Grantee, RelationKind};
 
 /// What the target lacks that the schema of `facts` needs: types, functions and whatever else its objects use from
@@ -56,6 +59,47 @@ pub async fn missing_at_target<C: GenericClient + Sync>(
     refusals.sort();
     refusals.dedup();
     Ok(refusals)
+}
+
+/// Whether a role may, at one host, connect (`None`) or use a schema; and the host's database.
+type Rights = BTreeMap<(String, Option<String>), (bool, String)>;
+
+/// What the roles that are granted something in the shard may do at the source and may not at the target: connect, and use
+/// the schemas that the shard's objects need.
+pub(super) async fn rights_missing(source: &Session, target: &Session, facts: &Facts) -> Result<Vec<Refusal>, Error> {
+    let wanted = wanted(facts);
+    let (roles, objects): (Vec<_>, Vec<_>) = wanted.iter().partition(|wanted| wanted.kind == "role");
+    let names = |of: &[&Wanted]| of.iter().map(|wanted| wanted.name.clone()).collect::<Vec<_>>();
+    let (roles, objects) = (names(&roles), names(&objects));
+    let (here, there) = tokio::try_join!(rights(source, &roles, &objects), rights(target, &roles, &objects))?;
+    let lost = there.into_iter().filter(|(what, (may, _))| !may && here.get(what).is_some_and(|(may, _)| *may));
+    Ok(lost
+        .map(|((role, schema), (_, database))| {
+            let (may, grant) = match schema {
+                Some(schema) => {
+                    (format!("use schema {schema} on"), format!("USAGE ON SCHEMA {}", quote_ident(&schema)))
+                }
+                None => ("connect to".to_owned(), format!("CONNECT ON DATABASE {}", quote_ident(&database))),
+            };
+            let reason = format!("may {may} {} and not there", source.host);
+            Refusal::new(format!("role {role}"), reason, format!("GRANT {grant} TO {}", quote_ident(&role)))
+        })
+        .collect())
+}
+
+/// Locks: none but ACCESS SHARE on catalogs.
+async fn rights(session: &Session, roles: &[String], objects: &[String]) -> Result<Rights, Error> {
+    let sql = "SELECT rolname::text, NULL::text, pg_catalog.has_database_privilege(oid, pg_catalog.current_database(), 'CONNECT'),
+            pg_catalog.current_database()::text
+        FROM pg_catalog.pg_roles WHERE rolname = ANY($1)
+        UNION ALL
+        SELECT r.rolname::text, n.nspname::text, pg_catalog.has_schema_privilege(r.oid, n.oid, 'USAGE'),
+            pg_catalog.current_database()::text
+        FROM pg_catalog.pg_roles r, pg_catalog.pg_namespace n
+        WHERE r.rolname = ANY($1) AND EXISTS (SELECT FROM pg_catalog.unnest($2::text[]) AS o(name)
+            WHERE pg_catalog.starts_with(o.name, pg_catalog.quote_ident(n.nspname) || '.'))";
+    let rows = session.rows("reading the roles' rights", sql, &[&roles, &objects]).await?;
+    Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (row.get(2), row.get(3)))).collect())
 }
 
 struct Wanted {

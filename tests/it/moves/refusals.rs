@@ -71,6 +71,28 @@ on_each_version! {
         assert!(said.contains("has a control schema of keeper") && said.contains("GRANT app TO keeper"), "{said}");
     }
 
+    /// A role that is granted something in a shard must reach it at the target as well.
+    async fn a_role_that_would_be_shut_out(version) {
+        let world = World::new(&[version, other(version)], 4).await;
+        for host in [0, 1] {
+            world.servers.superuser(host).await.batch_execute("CREATE ROLE reader LOGIN; CREATE SCHEMA ext AUTHORIZATION app").await.unwrap();
+            world.servers.app(host).await.batch_execute("CREATE TYPE ext.mood AS ENUM ('well', 'ill')").await.unwrap();
+        }
+        let (db1, db2) = (world.servers.app(0).await, world.servers.superuser(1).await);
+        db1.batch_execute("
+            GRANT USAGE ON SCHEMA ext TO reader;
+            ALTER TABLE shard_0000.users ADD mood ext.mood;
+            GRANT SELECT ON shard_0000.users TO reader").await.unwrap();
+        let database: String = db2.query_one("SELECT quote_ident(current_database())", &[]).await.unwrap().get(0);
+        db2.batch_execute(&format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC")).await.unwrap();
+        let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
+        let said = &ran.ended(4).stderr;
+        assert!(said.contains("role reader may connect to db1 and not there"), "{said}");
+        assert!(said.contains("may use schema ext on db1") && said.contains(r#"GRANT USAGE ON SCHEMA "ext" TO "reader""#), "{said}");
+        db2.batch_execute(&format!("GRANT CONNECT ON DATABASE {database} TO PUBLIC; GRANT USAGE ON SCHEMA ext TO reader")).await.unwrap();
+        world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
+    }
+
     /// A host without a control schema is no target, and the remedy is named.
     async fn a_target_that_is_not_bootstrapped(version) {
         let world = World::new(&[version, version], 4).await;
