@@ -63,15 +63,18 @@ impl<'r> Shard<'r> {
         if let Ok(answer) = tokio::time::timeout(limit, call).await {
             return answer;
         }
-        let place = self.router.inner().place(self.id)?;
+        Err(E::from(self.timed_out(limit, sent.load(Ordering::Relaxed))))
+    }
+
+    /// What a call says that was given up at its limit.
+    pub(crate) fn timed_out(self, limit: Duration, may_have_run: bool) -> Error {
+        let place = match self.router.inner().place(self.id) {
+            Ok(place) => place,
+            Err(error) => return error,
+        };
         // Whether it was the statement or the host is found out for those who come after.
         place.host.circuit.doubt();
-        Err(E::from(Error::TimedOut {
-            shard: self.id,
-            host: place.host.name.clone(),
-            limit_ms: limit.as_millis(),
-            may_have_run: sent.load(Ordering::Relaxed),
-        }))
+        Error::TimedOut { shard: self.id, host: place.host.name.clone(), limit_ms: limit.as_millis(), may_have_run }
     }
 
     /// That the handle was made of a key of the cluster.

@@ -98,6 +98,7 @@ impl Host {
         let _getting = match Getting::new(&self.getting, self.getting_max) {
             Some(getting) => getting,
             None => {
+                self.metrics.pool(&self.name, Duration::ZERO, false);
                 let (queue, limit) = (Queue::Connection, self.waiters_max);
                 return Err(Error::TooManyWaiting { shard, host: host(), queue, limit });
             }
@@ -119,8 +120,17 @@ impl Host {
 
     /// Borrows a connection that nobody uses, or opens one if the pool has room; does not wait for one.
     pub(super) async fn lease_if_free(&self) -> Option<Lease> {
+        let room = self.pool.manager().room.as_ref();
+        if self.pool.status().available == 0 && room.is_some_and(|room| room.is_full()) {
+            return None;
+        }
+        self.circuit.pass().await.ok()?;
         let timeouts = Timeouts { wait: Some(Duration::ZERO), ..self.pool.timeouts() };
-        self.pool.timeout_get(&timeouts).await.ok().map(Lease::new)
+        tokio::select! {
+            biased;
+            got = self.pool.timeout_get(&timeouts) => got.map(Lease::new).map_err(|error| self.pool_fault(error)).ok(),
+            _ = self.circuit.opened() => None,
+        }
     }
 
     /// The most connections of the pool.
