@@ -252,7 +252,7 @@ on_each_version! {
         let router = Router::new(options);
         let ids: Vec<i64> = rows.iter().map(|(_, id)| *id).collect();
         for _ in 0..3 {
-            let found = router.by_ids(&ids).query(BY_ID).await.unwrap();
+            let found = router.by_ids(&ids).query_in_order(BY_ID).await.unwrap();
             let found: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
             assert_eq!(found, ids);
             let counts: Vec<_> = router.all_shards().depth(8).query("SELECT count(*) FROM {shard}.photos", &[]).collect().await;
