@@ -157,10 +157,11 @@ impl Bench {
         let (one, all) = (self.router(&urls, 1, None)?, self.router(&urls, IN_FLIGHT, None)?);
         warm(&one, 1).await?;
         warm(&all, IN_FLIGHT).await?;
-        self.compare("the router with its own bound on statements", &hands, &one, &all).await
+        self.compare("the router with its own bound on statements", &hands, &one, &all).await?;
+        self.compare("the same, a quarter of the connections busy", &hands[..IN_FLIGHT / 4], &one, &all).await
     }
 
-    /// The router beside the hands: `one` has one connection, `all` as many as there are hands.
+    /// The router beside the hands, so many calls in flight as there are of them: `one` has one connection, `all` one for each.
     async fn compare(&self, what: &str, hands: &[Arc<Hand>], one: &Router, all: &Router) -> Outcome<()> {
         println!("  {what}");
         let (mut medians, mut rates) = (Vec::new(), Vec::new());
@@ -185,9 +186,10 @@ impl Bench {
             medians.push(ours / hand);
             rates.push(router_rate / hand_rate);
             println!(
-                "  one at a time: by hand {hand:6.1} µs, router {ours:6.1} µs, {:.3} ×   {IN_FLIGHT} in flight: by hand \
+                "  one at a time: by hand {hand:6.1} µs, router {ours:6.1} µs, {:.3} ×   {} in flight: by hand \
                  {hand_rate:6.0}/s, router {router_rate:6.0}/s, {:.3} ×",
                 ours / hand,
+                hands.len(),
                 router_rate / hand_rate
             );
         }
@@ -282,7 +284,10 @@ impl Hand {
         let client = connect(url).await?;
         let mut statements = Vec::new();
         for shard in 0..schemas {
-            statements.push(client.prepare(&by_hand(shard)).await?);
+            let statement = client.prepare(&by_hand(shard)).await?;
+            // It is planned when it is first run.
+            client.query_one(&statement, &[&id(shard)]).await?;
+            statements.push(statement);
         }
         Ok(Hand { client, statements })
     }
@@ -319,14 +324,13 @@ async fn warm(router: &Router, connections: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads a second with 32 tasks: by hand with a connection each, and by the router with a pool of 32; half a second each in
-/// turn.
+/// Reads a second with a task for each hand: by hand with a connection each, and by the router; half a second each in turn.
 async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Outcome<(f64, f64)> {
     let slice = Duration::from_millis(500);
     let (mut by_hand, mut routed, mut slices) = (0, 0, 0);
     let began = Instant::now();
     while began.elapsed() < 2 * length {
-        by_hand += in_flight(slice, |task| {
+        by_hand += in_flight(hands.len(), slice, |task| {
             let hand = hands[task].clone();
             move |shard| {
                 let hand = hand.clone();
@@ -334,7 +338,7 @@ async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Out
             }
         })
         .await?;
-        routed += in_flight(slice, |_| {
+        routed += in_flight(hands.len(), slice, |_| {
             let router = router.clone();
             move |shard| {
                 let router = router.clone();
@@ -348,7 +352,7 @@ async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Out
     Ok((by_hand as f64 / seconds, routed as f64 / seconds))
 }
 
-async fn in_flight<W, R, F>(length: Duration, worker: W) -> Outcome<u64>
+async fn in_flight<W, R, F>(tasks: usize, length: Duration, worker: W) -> Outcome<u64>
 where
     W: Fn(usize) -> R,
     R: Fn(u16) -> F + Send + 'static,
@@ -356,10 +360,10 @@ where
 {
     let done = Arc::new(AtomicU64::new(0));
     let until = Instant::now() + length;
-    let mut tasks = tokio::task::JoinSet::new();
-    for task in 0..IN_FLIGHT {
+    let mut working = tokio::task::JoinSet::new();
+    for task in 0..tasks {
         let (read, done) = (worker(task), done.clone());
-        tasks.spawn(async move {
+        working.spawn(async move {
             while Instant::now() < until {
                 read(fastrand::u16(..SCHEMAS)).await?;
                 done.fetch_add(1, Ordering::Relaxed);
@@ -367,7 +371,7 @@ where
             Outcome::Ok(())
         });
     }
-    while let Some(ended) = tasks.join_next().await {
+    while let Some(ended) = working.join_next().await {
         ended??;
     }
     Ok(done.load(Ordering::Relaxed))
