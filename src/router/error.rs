@@ -296,8 +296,6 @@ pub enum PoolPhase {
     Wait,
     /// As many connections as there may be to all hosts were in use.
     Room,
-    /// A used connection was being cleaned.
-    Recycle,
 }
 
 impl std::fmt::Display for PoolPhase {
@@ -305,7 +303,6 @@ impl std::fmt::Display for PoolPhase {
         f.write_str(match self {
             PoolPhase::Wait => "waiting for a free connection",
             PoolPhase::Room => "waiting for room among the connections to all hosts",
-            PoolPhase::Recycle => "cleaning a used connection",
         })
     }
 }
