@@ -102,8 +102,10 @@ impl Places {
         let mut free = self.lock();
         let favourite = shard.map(|shard| usize::from(shard.get()) % free.opened.max(1));
         let favourite = favourite.and_then(|number| free.stack.iter().rposition(|free| *free == number));
-        // One that was closed meanwhile is opened again only when it is needed.
-        let at = favourite.filter(|at| self.is_open(free.stack[*at])).unwrap_or(free.stack.len() - 1);
+        // A place whose connection was closed is as good as one that never had any.
+        let open = favourite.filter(|at| self.is_open(free.stack[*at]));
+        let open = open.or_else(|| free.stack.iter().rposition(|number| self.is_open(*number)));
+        let at = open.unwrap_or(free.stack.len() - 1);
         let number = free.stack.remove(at);
         free.opened = free.opened.max(number + 1);
         Place { places: self.clone(), number }

@@ -89,13 +89,13 @@ pub(crate) struct Sql {
 /// What the router costs on your network: round trips by hand, and through the router
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Runs SELECT 1 and writes nothing: this is about the way to the hosts, not about your tables. Each host
-that has shards is measured by itself, by hand (a prepared statement on a connection) and through the
-router, turn by turn: opening a connection, one call at a time, and all connections busy. Then one call
-over up to 1000 shards, beside a loop. It keeps that many connections of each host busy for two times
-the seconds, and loads hosts and network: mind who else needs them. A host's url is used, also where
-routers have a router_url. Hosts that cannot be measured are named, and the exit code is 8, or 1 if
-none could.
+Runs SELECT 1 and writes nothing: this is about the way to the hosts, not about your tables. Each
+host that has shards is measured by itself, by hand (a prepared statement on a connection) and
+through the router, turn by turn: opening a connection, one call at a time, all connections busy.
+Then one call over up to 1000 shards, beside a loop. It keeps that many connections of each host
+busy for two times the seconds, and loads hosts and network: mind who else needs them. A host's url
+is used, also where routers have a router_url. Hosts that cannot be measured are named, and the
+exit code is 8, or 1 if none could.
 
 Examples:
   pgshard bench
