@@ -1,6 +1,7 @@
 //! What the router costs and saves, each beside the same by hand with tokio-postgres, on the same servers in the same run:
 //!
-//! - point reads by a prepared statement over 1000 schemas: the median of one at a time, and the rate with 32 in flight;
+//! - point reads by a prepared statement over 1000 schemas: the median of one at a time, and the rate with 32 in flight, where
+//!   every connection has every statement (the same room for statements as by hand) and with the router's own bound;
 //! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other; also with servers that
 //!   are half a millisecond away, as they are in a data centre (a proxy in this process delays every packet by 0.25 ms);
 //! - a server process's memory after 20 statements on each of 4096 shards, with the bound on prepared statements and without.
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, ServerOptions};
 use pgshard::id::Id;
 use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
-use pgshard::pg::ConnectOptions;
+use pgshard::pg::{ConnectOptions, quote_ident};
 use pgshard::router::{HostOptions, Options, Sql};
 use pgshard::{Router, SchemaPrefix, ShardCount, ShardId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -107,13 +108,21 @@ impl Bench {
                      INSERT INTO pgshard.cluster VALUES ({SHARDS}, 'integer');"
                 ))
                 .await?;
-            for shard in shards {
-                let (schema, id) = (schema(shard), id(shard));
-                let sql = format!(
-                    "CREATE SCHEMA {schema}; CREATE TABLE {schema}.photos (id bigint PRIMARY KEY, title text NOT NULL);
-                     INSERT INTO {schema}.photos VALUES ({id}, 'Prague');"
-                );
-                client.batch_execute(&sql).await?;
+            // All 4096 of the first host are for the memory only.
+            let shards = if self.arguments.wants("memory") {
+                shards
+            } else {
+                shards.start..shards.end.min(shards.start + SCHEMAS)
+            };
+            for some in Vec::from_iter(shards).chunks(50) {
+                let make = |shard: &u16| {
+                    let (schema, id) = (schema(*shard), id(*shard));
+                    format!(
+                        "CREATE SCHEMA {schema}; CREATE TABLE {schema}.photos (id bigint PRIMARY KEY, title text NOT NULL);
+                         INSERT INTO {schema}.photos VALUES ({id}, 'Prague');"
+                    )
+                };
+                client.batch_execute(&some.iter().map(make).collect::<String>()).await?;
             }
         }
         Ok(())
@@ -134,19 +143,30 @@ impl Bench {
 
     async fn points(&self) -> Outcome<()> {
         println!("\npoint reads over {SCHEMAS} schemas, a prepared statement for each");
-        let router = self.router(&self.urls, IN_FLIGHT, Some(1024))?;
-        let mut hands = Vec::new();
-        for _ in 0..IN_FLIGHT {
-            hands.push(Arc::new(Hand::new(&self.urls[0], SCHEMAS).await?));
-        }
-        warm(&router).await?;
-        let one = self.router(&self.urls, 1, Some(1024))?;
+        // As from a statement's sixth execution on, without having to wait for six of 64,000 statements.
+        let urls: Vec<String> =
+            self.urls.iter().map(|url| with_option(url, "plan_cache_mode=force_generic_plan")).collect();
+        let hands = futures_util::future::try_join_all((0..IN_FLIGHT).map(|_| Hand::new(&urls[0], SCHEMAS))).await?;
+        let hands: Vec<Arc<Hand>> = hands.into_iter().map(Arc::new).collect();
+        let room = usize::from(SCHEMAS) + STATEMENTS;
+        let (one, all) = (self.router(&urls, 1, Some(room))?, self.router(&urls, IN_FLIGHT, Some(room))?);
+        warm(&one, 1).await?;
+        warm(&all, IN_FLIGHT).await?;
+        self.compare("room for every statement on every connection", &hands, &one, &all).await?;
+        drop((one, all));
+        let (one, all) = (self.router(&urls, 1, None)?, self.router(&urls, IN_FLIGHT, None)?);
+        warm(&one, 1).await?;
+        warm(&all, IN_FLIGHT).await?;
+        self.compare("the router with its own bound on statements", &hands, &one, &all).await?;
+        self.compare("the same, a quarter of the connections busy", &hands[..IN_FLIGHT / 4], &one, &all).await
+    }
+
+    /// The router beside the hands, so many calls in flight as there are of them: `one` has one connection, `all` one for each.
+    async fn compare(&self, what: &str, hands: &[Arc<Hand>], one: &Router, all: &Router) -> Outcome<()> {
+        println!("  {what}");
         let (mut medians, mut rates) = (Vec::new(), Vec::new());
         let length = Duration::from_secs(self.arguments.seconds);
-        // The first round is not counted: a plan is generic from the sixth execution on.
-        let first = Duration::from_secs(8 * self.arguments.seconds);
         for round in 0..=self.arguments.rounds {
-            let length = if round == 0 { first } else { length };
             // Turn by turn in short slices, so that both meet the same neighbours on the machine.
             let (mut by_hand, mut routed) = (Vec::new(), Vec::new());
             let began = Instant::now();
@@ -154,10 +174,11 @@ impl Bench {
                 for shard in 0..SCHEMAS {
                     let shard = shard * 7 % SCHEMAS;
                     by_hand.push(timed(hands[0].read(shard)).await?);
-                    routed.push(timed(read(&one, shard)).await?);
+                    routed.push(timed(read(one, shard)).await?);
                 }
             }
-            let (hand_rate, router_rate) = rates_of(&hands, &router, length).await?;
+            let (hand_rate, router_rate) = rates_of(hands, all, length).await?;
+            // The first round is not counted.
             if round == 0 {
                 continue;
             }
@@ -165,9 +186,10 @@ impl Bench {
             medians.push(ours / hand);
             rates.push(router_rate / hand_rate);
             println!(
-                "  one at a time: by hand {hand:6.1} µs, router {ours:6.1} µs, {:.3} ×   {IN_FLIGHT} in flight: by hand \
+                "  one at a time: by hand {hand:6.1} µs, router {ours:6.1} µs, {:.3} ×   {} in flight: by hand \
                  {hand_rate:6.0}/s, router {router_rate:6.0}/s, {:.3} ×",
                 ours / hand,
+                hands.len(),
                 router_rate / hand_rate
             );
         }
@@ -262,7 +284,10 @@ impl Hand {
         let client = connect(url).await?;
         let mut statements = Vec::new();
         for shard in 0..schemas {
-            statements.push(client.prepare(&by_hand(shard)).await?);
+            let statement = client.prepare(&by_hand(shard)).await?;
+            // It is planned when it is first run.
+            client.query_one(&statement, &[&id(shard)]).await?;
+            statements.push(statement);
         }
         Ok(Hand { client, statements })
     }
@@ -279,27 +304,33 @@ async fn read(router: &Router, shard: u16) -> Outcome<()> {
     Ok(())
 }
 
-/// Opens every connection of the pool, and has every schema's statement prepared on each, as the hands have.
-async fn warm(router: &Router) -> Outcome<()> {
-    let shard = router.shard(ShardId::new(0).ok_or("a shard")?)?;
-    drop(futures_util::future::try_join_all((0..IN_FLIGHT).map(|_| shard.client())).await?);
-    // The pool gives out its connections in turn. One read more a pass than there are schemas, and each schema gets to each.
-    for _ in 0..IN_FLIGHT {
-        for shard in (0..SCHEMAS).chain([0]) {
-            read(router, shard).await?;
-        }
-    }
+/// Opens every connection of the pool, and has every schema's statement prepared on each, as the hands have, as far as there
+/// is room. Transactions that begin together are on a connection each.
+async fn warm(router: &Router, connections: usize) -> Outcome<()> {
+    let together = tokio::sync::Barrier::new(connections);
+    let first = router.shard(ShardId::new(0).ok_or("a shard")?)?;
+    let warming = (0..connections).map(|_| {
+        first.transaction(async |tx| {
+            tx.query("SELECT 1", &[]).await?;
+            together.wait().await;
+            for shard in 0..SCHEMAS {
+                let text = SELECT.replace("{shard}", &quote_ident(&schema(shard)));
+                tx.query(&text, &[&id(shard)]).await?;
+            }
+            Ok::<_, pgshard::router::Error>(())
+        })
+    });
+    futures_util::future::try_join_all(warming).await?;
     Ok(())
 }
 
-/// Reads a second with 32 tasks: by hand with a connection each, and by the router with a pool of 32; half a second each in
-/// turn.
+/// Reads a second with a task for each hand: by hand with a connection each, and by the router; half a second each in turn.
 async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Outcome<(f64, f64)> {
     let slice = Duration::from_millis(500);
     let (mut by_hand, mut routed, mut slices) = (0, 0, 0);
     let began = Instant::now();
     while began.elapsed() < 2 * length {
-        by_hand += in_flight(slice, |task| {
+        by_hand += in_flight(hands.len(), slice, |task| {
             let hand = hands[task].clone();
             move |shard| {
                 let hand = hand.clone();
@@ -307,7 +338,7 @@ async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Out
             }
         })
         .await?;
-        routed += in_flight(slice, |_| {
+        routed += in_flight(hands.len(), slice, |_| {
             let router = router.clone();
             move |shard| {
                 let router = router.clone();
@@ -321,7 +352,7 @@ async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Out
     Ok((by_hand as f64 / seconds, routed as f64 / seconds))
 }
 
-async fn in_flight<W, R, F>(length: Duration, worker: W) -> Outcome<u64>
+async fn in_flight<W, R, F>(tasks: usize, length: Duration, worker: W) -> Outcome<u64>
 where
     W: Fn(usize) -> R,
     R: Fn(u16) -> F + Send + 'static,
@@ -329,10 +360,10 @@ where
 {
     let done = Arc::new(AtomicU64::new(0));
     let until = Instant::now() + length;
-    let mut tasks = tokio::task::JoinSet::new();
-    for task in 0..IN_FLIGHT {
+    let mut working = tokio::task::JoinSet::new();
+    for task in 0..tasks {
         let (read, done) = (worker(task), done.clone());
-        tasks.spawn(async move {
+        working.spawn(async move {
             while Instant::now() < until {
                 read(fastrand::u16(..SCHEMAS)).await?;
                 done.fetch_add(1, Ordering::Relaxed);
@@ -340,7 +371,7 @@ where
             Outcome::Ok(())
         });
     }
-    while let Some(ended) = tasks.join_next().await {
+    while let Some(ended) = working.join_next().await {
         ended??;
     }
     Ok(done.load(Ordering::Relaxed))
@@ -362,6 +393,12 @@ fn private_kib(pid: i32) -> Outcome<i64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:")).ok_or("a line Private_Dirty")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// The URL with a setting of the server's for its connections.
+fn with_option(url: &str, setting: &str) -> String {
+    let sign = if url.contains('?') { '&' } else { '?' };
+    format!("{url}{sign}options=-c%20{}", setting.replace('=', "%3D"))
 }
 
 async fn connect(url: &str) -> Outcome<Client> {

@@ -63,6 +63,7 @@ pub(super) type Answer = (usize, Result<Vec<Row>, Error>);
 pub(super) struct Answers<'a> {
     /// `None` once the deadline has passed.
     running: Option<BoxStream<'a, Answer>>,
+    router: Router,
     shards: Vec<ShardId>,
     /// Where the answers stand: those sent and not answered may have run.
     progress: Arc<Mutex<Progress>>,
@@ -97,6 +98,7 @@ where
         let hosts = by_host.into_values().map(|jobs| self.clone().on_host(jobs, progress.clone()));
         Answers {
             running: Some(stream::select_all(hosts).boxed()),
+            router: self.router.clone(),
             shards: self.jobs.iter().map(|(shard, _)| *shard).collect(),
             progress,
             only_reads: self.sql.only_reads(),
@@ -155,7 +157,8 @@ where
 
     fn down(self, lane: Lane, waiting: Arc<Waiting>, progress: Arc<Mutex<Progress>>) -> BoxStream<'a, Answer> {
         let mut warm = self.warm(&lane, &waiting);
-        let (depth, source) = (self.pace.depth, waiting.clone());
+        let depth = if lane.can_pipeline() { self.pace.depth } else { 1 };
+        let source = waiting.clone();
         let jobs = std::iter::from_fn(move || warm.pop_front().or_else(|| lock(&source.jobs).pop_front()));
         let ran = stream::iter(jobs).map(move |at| {
             let (batch, lane, waiting) = (self.clone(), lane.clone(), waiting.clone());
@@ -241,8 +244,9 @@ impl Stream for Answers<'_> {
             this.late += 1;
             if !progress.answered[at] {
                 let may_have_run = progress.sent[at] && !this.only_reads;
-                let limit_ms = this.deadline.unwrap_or_default().as_millis();
-                return Poll::Ready(Some((at, Err(Error::Deadline { shard, limit_ms, may_have_run }))));
+                let limit = this.deadline.unwrap_or_default();
+                let late = this.router.shard(shard).map(|shard| shard.timed_out(limit, may_have_run));
+                return Poll::Ready(Some((at, Err(late.unwrap_or_else(|error| error)))));
             }
         }
         Poll::Ready(None)

@@ -52,14 +52,14 @@ impl Shards {
 
     /// How many statements are on their way on one connection, each behind the other, at least 1; 1 where nothing is said.
     /// More is faster for statements that take less time than the way to the host; one that takes long holds up those
-    /// behind it.
+    /// behind it. Where statements have no names ([`PrepareMode::Unnamed`](crate::router::PrepareMode::Unnamed)) it is 1.
     pub fn depth(mut self, statements_per_connection: usize) -> Shards {
         self.pace.depth = statements_per_connection.max(1);
         self
     }
 
     /// How long the whole may take, from when the first result is asked for. Every shard that has not answered by then
-    /// fails with [`Error::Deadline`].
+    /// fails with [`Error::TimedOut`].
     pub fn deadline(mut self, deadline: Duration) -> Shards {
         self.pace.deadline = Some(deadline);
         self

@@ -110,7 +110,8 @@ pub enum Error {
         source: Arc<pg::ConnectError>,
     },
     /// The call took longer than it may ([`Shard::within`](super::Shard::within),
-    /// [`Options::statement_timeout`](super::Options::statement_timeout)). What it had sent is cancelled.
+    /// [`Options::statement_timeout`](super::Options::statement_timeout)), or the call over many shards that this one had not
+    /// answered yet ([`Shards::deadline`](crate::fanout::Shards::deadline)). What it had sent is cancelled.
     #[error("shard {shard} on host {host} gave no answer within {limit_ms} ms{}", if *may_have_run { ", and the statement may have run" } else { "" })]
     TimedOut {
         /// The shard.
@@ -218,16 +219,6 @@ pub enum Error {
         /// What stood in the way last.
         reason: String,
     },
-    /// The deadline of a call over many shards passed before this one had answered.
-    #[error("shard {shard} had not answered when the deadline of {limit_ms} ms passed{}", if *may_have_run { ", and the statement may have run" } else { "" })]
-    Deadline {
-        /// The shard.
-        shard: ShardId,
-        /// The deadline.
-        limit_ms: u128,
-        /// Whether a statement that writes was on its way.
-        may_have_run: bool,
-    },
     /// The host could not be asked whether it still has the shard.
     #[error("host {host} cannot be asked about shard {shard}: run `pgshard check`")]
     LookUp {
@@ -305,8 +296,6 @@ pub enum PoolPhase {
     Wait,
     /// As many connections as there may be to all hosts were in use.
     Room,
-    /// A used connection was being cleaned.
-    Recycle,
 }
 
 impl std::fmt::Display for PoolPhase {
@@ -314,7 +303,6 @@ impl std::fmt::Display for PoolPhase {
         f.write_str(match self {
             PoolPhase::Wait => "waiting for a free connection",
             PoolPhase::Room => "waiting for room among the connections to all hosts",
-            PoolPhase::Recycle => "cleaning a used connection",
         })
     }
 }
@@ -365,9 +353,7 @@ impl Error {
             | Error::PoolTimeout { .. }
             | Error::TooManyWaiting { .. }
             | Error::ShardUnavailable { .. } => true,
-            Error::ConnectionLost { may_have_run, .. }
-            | Error::TimedOut { may_have_run, .. }
-            | Error::Deadline { may_have_run, .. } => !may_have_run,
+            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => !may_have_run,
             Error::Statement { source, .. } => {
                 state::is_signpost(source) || source.code().is_some_and(state::is_transient)
             }
@@ -384,9 +370,7 @@ impl Error {
     pub fn may_have_run(&self) -> bool {
         match self {
             Error::InDoubt { .. } | Error::NotRepeated { .. } => true,
-            Error::ConnectionLost { may_have_run, .. }
-            | Error::TimedOut { may_have_run, .. }
-            | Error::Deadline { may_have_run, .. } => *may_have_run,
+            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => *may_have_run,
             _ => false,
         }
     }

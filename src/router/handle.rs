@@ -63,15 +63,18 @@ impl<'r> Shard<'r> {
         if let Ok(answer) = tokio::time::timeout(limit, call).await {
             return answer;
         }
-        let place = self.router.inner().place(self.id)?;
+        Err(E::from(self.timed_out(limit, sent.load(Ordering::Relaxed))))
+    }
+
+    /// What a call says that was given up at its limit.
+    pub(crate) fn timed_out(self, limit: Duration, may_have_run: bool) -> Error {
+        let place = match self.router.inner().place(self.id) {
+            Ok(place) => place,
+            Err(error) => return error,
+        };
         // Whether it was the statement or the host is found out for those who come after.
         place.host.circuit.doubt();
-        Err(E::from(Error::TimedOut {
-            shard: self.id,
-            host: place.host.name.clone(),
-            limit_ms: limit.as_millis(),
-            may_have_run: sent.load(Ordering::Relaxed),
-        }))
+        Error::TimedOut { shard: self.id, host: place.host.name.clone(), limit_ms: limit.as_millis(), may_have_run }
     }
 
     /// That the handle was made of a key of the cluster.
@@ -263,8 +266,10 @@ impl<'r> Shard<'r> {
         let began = Instant::now();
         let sent = AtomicBool::new(false);
         // Boxed: it is large, and whoever calls keeps it in a future of his own.
-        let result = self.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent))).await;
-        self.router.inner().count_request(self.id, began, result.is_ok());
+        let result = self.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent, began))).await;
+        if result.is_err() {
+            self.router.inner().count_request(self.id, began, false);
+        }
         result
     }
 
@@ -273,6 +278,7 @@ impl<'r> Shard<'r> {
         sql: SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
         sent: &AtomicBool,
+        called: Instant,
     ) -> Result<A, Error> {
         let inner = self.router.inner();
         let shard = self.id;
@@ -291,7 +297,10 @@ impl<'r> Shard<'r> {
             let began = Instant::now();
             sent.store(kind != Kind::Read, Ordering::Relaxed);
             let failed = match lease.run(Rendered::new(&sql, &text), params, prepare).await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    place.host.metrics.request(&place.host.name, called.elapsed(), true);
+                    return Ok(answer);
+                }
                 Err(failed) => failed,
             };
             // What failed is undone, but for what can commit in its middle.
@@ -310,7 +319,7 @@ impl<'r> Shard<'r> {
             }
             let statement = |source| Error::Statement { shard, host: host(), source };
             if state::is_read_only(&failed.error) && kind.repeatable() && lease.is_on_standby().await {
-                recovery.failed_over(&place, lease).await?;
+                Box::pin(recovery.failed_over(&place, lease)).await?;
                 continue;
             }
             let outdated = failed.may_be_outdated() && prepare == Prepare::Once && kind.repeatable();
@@ -331,7 +340,8 @@ impl<'r> Shard<'r> {
             }
             if !kind.repeatable() {
                 // Where that cannot be found out, it may have been the move.
-                let own = met == Met::Relative && matches!(recovery.is_own(met, &place, began).await, Ok(true));
+                let own =
+                    met == Met::Relative && matches!(Box::pin(recovery.is_own(met, &place, began)).await, Ok(true));
                 return Err(if own {
                     statement(failed.error)
                 } else {
@@ -341,7 +351,7 @@ impl<'r> Shard<'r> {
                     Error::NotRepeated { shard, host: host(), source: failed.error }
                 });
             }
-            match recovery.after(met, &place, began, &mut lease).await? {
+            match Box::pin(recovery.after(met, &place, began, &mut lease)).await? {
                 Next::Again => {}
                 Next::Own if outdated => prepare = Prepare::Anew,
                 Next::Own => return Err(statement(failed.error)),

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use deadpool::Runtime;
-use deadpool::managed::{Pool, PoolError, TimeoutType, Timeouts};
+use deadpool::managed::{Pool, PoolError, TimeoutType};
 use tokio::sync::Semaphore;
 
 use super::circuit::Circuit;
@@ -13,6 +13,7 @@ use super::error::{Error, HostDiffers, LookUpError, PoolPhase, Queue};
 use super::look::Questions;
 use super::metrics::HostMetrics;
 use super::options::{HostOptions, Options, PrepareMode};
+use super::places::Places;
 use super::room::Room;
 use super::session::{Lease, Manager, OpenError, Statements};
 use super::unnamed::Learned;
@@ -22,7 +23,8 @@ use crate::shard::ShardId;
 
 pub(super) struct Host {
     pub(super) name: HostName,
-    pool: Pool<Manager>,
+    places: Arc<Places>,
+    room: Option<Arc<Room>>,
     /// For look-ups. Of their own, because they must get through when every other connection waits for their answer.
     control: Pool<Manager>,
     pub(super) circuit: Arc<Circuit>,
@@ -33,7 +35,6 @@ pub(super) struct Host {
     waiters_max: u32,
     pub(super) metrics: HostMetrics,
     wait_max: Duration,
-    recycle_max: Duration,
 }
 
 impl Host {
@@ -49,7 +50,7 @@ impl Host {
         let circuit = Arc::new(Circuit::new(connect(), options.application_name.clone(), options.create_max));
         let cancels = Arc::new(Semaphore::new(Self::CANCELS_MAX));
         let learned = (host.prepare == PrepareMode::Unnamed).then(|| Arc::new(Learned::new()));
-        let pool = |size: usize, statements_max, room: Option<&Arc<Room>>| {
+        let pool = |size: usize, wait_max, statements_max, room: Option<&Arc<Room>>| {
             let manager = Manager {
                 connect: connect(),
                 key: options.key,
@@ -57,6 +58,7 @@ impl Host {
                 met: met.clone(),
                 application_name: options.application_name.clone(),
                 create_max: options.create_max,
+                recycle_max: options.recycle_max,
                 statements: match &learned {
                     None => Statements::Named { max: statements_max },
                     Some(learned) => Statements::Unnamed(learned.clone()),
@@ -65,18 +67,19 @@ impl Host {
                 room: room.cloned(),
                 cancels: cancels.clone(),
             };
-            let pool = Pool::builder(manager)
-                .max_size(size.max(1))
-                .runtime(Runtime::Tokio1)
-                .wait_timeout(Some(options.wait_max))
-                .recycle_timeout(Some(options.recycle_max));
+            let pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).wait_timeout(wait_max);
             pool.build().expect("a pool with timeouts was given its runtime")
         };
         let size = u32::try_from(host.pool_size).unwrap_or(u32::MAX);
         let host = Host {
             name: host.name.clone(),
-            pool: pool(host.pool_size, options.statements_per_connection, room),
-            control: pool(Self::CONTROL_SIZE, 8, None),
+            // A place is only asked for its connection when it is free.
+            places: Places::new(host.pool_size, options.wait_max, || {
+                pool(1, None, options.statements_per_connection, room)
+            })
+            .into(),
+            room: room.cloned(),
+            control: pool(Self::CONTROL_SIZE, Some(options.wait_max), 8, None),
             circuit,
             questions: Questions::new(),
             getting: AtomicU32::new(0),
@@ -84,10 +87,9 @@ impl Host {
             waiters_max: options.waiters_per_host,
             metrics: HostMetrics::default(),
             wait_max: options.wait_max,
-            recycle_max: options.recycle_max,
         };
         if let Some(room) = room {
-            room.add(host.pool.weak());
+            host.places.pools().iter().for_each(|pool| room.add(pool.weak()));
         }
         host
     }
@@ -98,12 +100,13 @@ impl Host {
         let _getting = match Getting::new(&self.getting, self.getting_max) {
             Some(getting) => getting,
             None => {
+                self.metrics.pool(&self.name, Duration::ZERO, false);
                 let (queue, limit) = (Queue::Connection, self.waiters_max);
                 return Err(Error::TooManyWaiting { shard, host: host(), queue, limit });
             }
         };
         let began = Instant::now();
-        let lease = self.connection(&self.pool).await;
+        let lease = self.connection(self.places.get(shard)).await;
         self.metrics.pool(&self.name, began.elapsed(), lease.is_ok());
         lease.map_err(|fault| match fault {
             PoolFault::Connect(source) => Error::Connect { shard, host: host(), source },
@@ -119,35 +122,40 @@ impl Host {
 
     /// Borrows a connection that nobody uses, or opens one if the pool has room; does not wait for one.
     pub(super) async fn lease_if_free(&self) -> Option<Lease> {
-        let timeouts = Timeouts { wait: Some(Duration::ZERO), ..self.pool.timeouts() };
-        self.pool.timeout_get(&timeouts).await.ok().map(Lease::new)
+        self.circuit.pass().await.ok()?;
+        tokio::select! {
+            biased;
+            got = self.places.get_if_free(self.room.as_deref()) => got?.map_err(|error| self.pool_fault(error)).ok(),
+            _ = self.circuit.opened() => None,
+        }
     }
 
     /// The most connections of the pool.
     pub(super) fn pool_size(&self) -> usize {
-        self.pool.status().max_size
+        self.places.size()
     }
 
     /// Borrows a connection for a look-up.
     pub(super) async fn control(&self) -> Result<Lease, LookUpError> {
-        self.connection(&self.control).await.map_err(|fault| match fault {
+        let session = async { Ok(Lease::new(self.control.get().await?, None)) };
+        self.connection(session).await.map_err(|fault| match fault {
             PoolFault::Connect(source) | PoolFault::Down { cause: source, .. } => LookUpError::Connect(source),
             PoolFault::Differs(source) => LookUpError::Differs(source),
             PoolFault::TimedOut(_, limit) => LookUpError::TimedOut(limit),
         })
     }
 
-    /// A connection of one of the pools, or the news that the host is out of reach as soon as anybody finds that out.
-    async fn connection(&self, pool: &Pool<Manager>) -> Result<Lease, PoolFault> {
+    /// What a pool gives, or the news that the host is out of reach as soon as anybody finds that out.
+    async fn connection(
+        &self,
+        getting: impl Future<Output = Result<Lease, PoolError<OpenError>>>,
+    ) -> Result<Lease, PoolFault> {
         let down = |down: super::circuit::Down| PoolFault::Down { cause: down.cause, again_in: down.again_in };
         self.circuit.pass().await.map_err(down)?;
         // The first only is polled where a connection is free.
         tokio::select! {
             biased;
-            got = pool.get() => match got {
-                Ok(session) => Ok(Lease::new(session)),
-                Err(error) => Err(self.pool_fault(error)),
-            },
+            got = getting => got.map_err(|error| self.pool_fault(error)),
             found = self.circuit.opened() => Err(down(found)),
         }
     }
@@ -158,11 +166,7 @@ impl Host {
             PoolError::Backend(OpenError::Differs(error)) => PoolFault::Differs(error),
             PoolError::Backend(OpenError::NoRoom) => PoolFault::TimedOut(PoolPhase::Room, self.wait_max),
             PoolError::Timeout(TimeoutType::Wait) => PoolFault::TimedOut(PoolPhase::Wait, self.wait_max),
-            PoolError::Timeout(TimeoutType::Recycle) => {
-                self.circuit.doubt();
-                PoolFault::TimedOut(PoolPhase::Recycle, self.recycle_max)
-            }
-            PoolError::Timeout(TimeoutType::Create)
+            PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle)
             | PoolError::Closed
             | PoolError::NoRuntimeSpecified
             | PoolError::PostCreateHook(_) => {

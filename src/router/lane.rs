@@ -18,6 +18,7 @@ use super::kind::Kind;
 use super::session::{Lease, Prepare};
 use super::sql::{Rendered, Sql};
 use super::stale::Met;
+use crate::pg::state;
 use crate::shard::ShardId;
 
 /// How a statement on a lane ended.
@@ -82,24 +83,44 @@ impl Lane {
         self.0.lease().session().has(&sql.render(&self.0.router.prefix().schema(shard)))
     }
 
-    /// Sends a statement behind those that are on their way, and waits for its rows.
+    /// Whether several statements may be on their way at a time.
+    pub(crate) fn can_pipeline(&self) -> bool {
+        self.0.lease().session().can_pipeline()
+    }
+
+    /// Sends a statement behind those that are on their way, and waits for its rows, no longer than
+    /// [`Options::statement_timeout`](super::Options::statement_timeout).
     ///
     /// # Cancel safety
     /// The statement may have taken effect when its future is dropped; the connection is closed with the lane.
     pub(crate) async fn query(&self, shard: ShardId, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Ran {
         let held = &*self.0;
         let kind = sql.kind();
-        let pipelined = held.lease().session().can_pipeline();
         let here = held.router.inner().place(shard).is_ok_and(|place| place.host.name == held.host.name);
-        if !here || !matches!(kind, Kind::Read | Kind::Write) || !pipelined || held.spoiled.load(Ordering::Relaxed) {
+        let caught = !self.can_pipeline() && held.awaited.load(Ordering::Relaxed) > 0;
+        if !here || !matches!(kind, Kind::Read | Kind::Write) || caught || held.spoiled.load(Ordering::Relaxed) {
             return Ran::Again;
         }
         let text = sql.render(&held.router.prefix().schema(shard));
         let began = Instant::now();
         held.awaited.fetch_add(1, Ordering::Relaxed);
-        let ran = held.lease().session().run(Rendered::new(sql, &text), params, Prepare::Once, false).await;
-        held.awaited.fetch_sub(1, Ordering::Relaxed);
+        let running = held.lease().session().run(Rendered::new(sql, &text), params, Prepare::Once, false);
+        let ran = match held.router.inner().options.statement_timeout {
+            None => Ok(running.await),
+            Some(limit) => tokio::time::timeout(limit, running).await.map_err(|_| limit),
+        };
         let count = |succeeded| held.host.metrics.request(&held.host.name, began.elapsed(), succeeded);
+        let ran = match ran {
+            Ok(ran) => ran,
+            // It stays among the awaited, so that it is cancelled with the lane.
+            Err(limit) => {
+                held.spoiled.store(true, Ordering::Relaxed);
+                count(false);
+                let late = held.router.shard(shard).map(|shard| shard.timed_out(limit, kind != Kind::Read));
+                return Ran::Done(Err(late.unwrap_or_else(|error| error)));
+            }
+        };
+        held.awaited.fetch_sub(1, Ordering::Relaxed);
         let failed = match ran {
             Ok(rows) => {
                 count(true);
@@ -110,6 +131,7 @@ impl Lane {
         let host = held.host.name.clone();
         if failed.lost(&held.lease().session().connection) {
             held.spoiled.store(true, Ordering::Relaxed);
+            held.host.circuit.doubt();
             if kind == Kind::Read || !failed.sent {
                 return Ran::Again;
             }
@@ -119,7 +141,8 @@ impl Lane {
         if failed.may_be_remembered() {
             held.spoiled.store(true, Ordering::Relaxed);
         }
-        if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
+        // One that may not write may have become a standby.
+        if Met::of(&failed.error).is_some() || failed.may_be_outdated() || state::is_read_only(&failed.error) {
             return Ran::Again;
         }
         count(false);

@@ -25,6 +25,7 @@ mod lane;
 mod look;
 mod metrics;
 mod options;
+mod places;
 mod raw;
 mod recover;
 mod room;

@@ -35,6 +35,11 @@ impl Room {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether another connection would have to wait.
+    pub(super) fn is_full(&self) -> bool {
+        self.places.available_permits() == 0
+    }
+
     /// A place for a connection, once there is one; `None` when that takes too long.
     ///
     /// # Cancel safety

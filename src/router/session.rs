@@ -18,6 +18,7 @@ use tokio_postgres::{Client, Row, Statement};
 use super::circuit::Circuit;
 use super::error::HostDiffers;
 use super::kind::Kind;
+use super::places::Place;
 use super::room::Room;
 use super::sql::Rendered;
 use super::stale::Met;
@@ -38,6 +39,7 @@ pub(super) struct Manager {
     pub(super) connect: ConnectOptions,
     pub(super) application_name: String,
     pub(super) create_max: Duration,
+    pub(super) recycle_max: Duration,
     pub(super) statements: Statements,
     pub(super) key: KeyKind,
     pub(super) shards: ShardCount,
@@ -103,11 +105,12 @@ impl managed::Manager for Manager {
         };
         // What is retired while this one is being opened may be what it is opened to.
         let generation = self.circuit.generation();
-        let opening = async {
+        // Boxed, as what every call carries along would be otherwise.
+        let opening = Box::pin(async {
             let connection = self.connect.connect(&self.application_name).await?;
             self.meet(&connection).await?;
             Ok(connection)
-        };
+        });
         let connection = match tokio::time::timeout(self.create_max, opening).await {
             Ok(opened) => opened,
             Err(_) => Err(OpenError::Connect(self.circuit.timed_out())),
@@ -131,8 +134,14 @@ impl managed::Manager for Manager {
             return Err(RecycleError::message("behind a pooler, what would be cleaned is another session"));
         }
         if session.dirty {
-            let cleaned = session.connection.batch_execute(CLEAN).await;
-            cleaned.map_err(|error| RecycleError::message(error.to_string()))?;
+            let cleaning = Box::pin(session.connection.batch_execute(CLEAN));
+            match tokio::time::timeout(self.recycle_max, cleaning).await {
+                Ok(cleaned) => cleaned.map_err(|error| RecycleError::message(error.to_string()))?,
+                Err(_) => {
+                    self.circuit.doubt();
+                    return Err(RecycleError::message("cleaning it took too long"));
+                }
+            }
             session.dirty = false;
         }
         Ok(())
@@ -348,11 +357,13 @@ pub(super) struct Lease {
     /// `None` only while it is being dropped.
     session: Option<Object<Manager>>,
     doing: Doing,
+    /// Free again after the session is back.
+    _place: Option<Place>,
 }
 
 impl Lease {
-    pub(super) fn new(session: Object<Manager>) -> Lease {
-        Lease { session: Some(session), doing: Doing::Nothing }
+    pub(super) fn new(session: Object<Manager>, place: Option<Place>) -> Lease {
+        Lease { session: Some(session), doing: Doing::Nothing, _place: place }
     }
 
     pub(super) fn session(&self) -> &Session {

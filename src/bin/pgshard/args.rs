@@ -22,7 +22,7 @@ use crate::exit::Exit;
 use crate::values;
 
 pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
-pub(crate) use cluster::{Bootstrap, Check, Init, Sql};
+pub(crate) use cluster::{Bench, Bootstrap, Check, Init, Sql};
 pub(crate) use dev::{Completions, Demo, DevCommand, Man};
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate};
@@ -128,6 +128,7 @@ pub(crate) enum Command {
         command: MapCommand,
     },
     Sql(Sql),
+    Bench(Bench),
     Move(Move),
     /// What became of moves: list them, resume, abort, complete, clean up
     Moves {

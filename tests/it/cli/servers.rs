@@ -319,3 +319,30 @@ fn workers() {
     shown += &format!("$ pgshard workers status --host db1\n{}\n", status.shown());
     assert_shown("workers", &Run { exit: 0, stdout: shown, stderr: String::new() }, cluster.directory());
 }
+
+/// Beside the same by hand, with a host that is out of reach too. Nothing is written.
+#[test]
+fn bench_beside_the_same_by_hand() {
+    let cluster = cluster(2);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    let bench = run(&cluster, &["bench", "--seconds", "1", "--connections", "2", "--json"]);
+    assert_eq!(bench.exit, 0, "{}", bench.stderr);
+    let report = bench.json().remove(0);
+    for host in ["db1", "db2"] {
+        let run = &report["hosts"][host];
+        for way in ["by_hand", "router"] {
+            assert!(
+                run[way]["p50_ms"].as_f64().unwrap() > 0.0 && run[way]["per_second"].as_f64().unwrap() > 0.0,
+                "{run}"
+            );
+        }
+        assert!(run["connect_ms"].as_f64().unwrap() > 0.0 && run["latency_ratio"].as_f64().unwrap() > 0.0, "{run}");
+    }
+    assert_eq!((&report["fan_out"]["shards"], &report["failed"]), (&8.into(), &serde_json::json!({})));
+
+    cluster.server(1).stop(StopMode::Fast).unwrap();
+    let bench = run(&cluster, &["bench", "--seconds", "1", "--connections", "2"]);
+    assert_eq!(bench.exit, 8, "{}", bench.stderr);
+    assert!(bench.stderr.contains("db2 could not be measured"), "{}", bench.stderr);
+    assert!(bench.stdout.contains("by hand") && bench.stdout.contains("4 shards:"), "{}", bench.stdout);
+}

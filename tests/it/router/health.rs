@@ -58,6 +58,14 @@ on_each_version! {
         let by_shard: Vec<(ShardId, bool)> =
             futures_util::StreamExt::collect(futures_util::StreamExt::map(by_shard, |(shard, rows)| (shard, rows.is_ok()))).await;
         assert!(by_shard.len() == 8 && by_shard.iter().all(|(shard, ok)| *ok == (shard.get() < 4)), "{by_shard:?}");
+        // Nor by calls over many shards, whatever connections they would like.
+        let (taken, began) = (mute.taken(), Instant::now());
+        for _ in 0..100 {
+            let shards = router.all_shards().width(4).query(COUNT, &[]);
+            assert_eq!(futures_util::StreamExt::count(shards).await, 8);
+        }
+        let tries = began.elapsed().as_millis() / 50 + 2;
+        assert!((mute.taken() - taken) as u128 <= tries, "{} in {:?}", mute.taken() - taken, began.elapsed());
     }
 
     /// A host that falls silent while connections to it stand: deadlines tell, then nobody waits, and it comes back.

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pgshard::columns;
+use futures_util::StreamExt;
 use pgshard::id::Id;
-use pgshard::router::Error;
+use pgshard::router::{Error, PrepareMode};
+use pgshard::{Router, columns};
 
 use super::by_hand::{Shards, schema, shard};
 
@@ -195,7 +196,7 @@ on_each_version! {
         while let Some((shard, result)) = results.next().await {
             match result {
                 Ok(_) => assert!(answered.insert(shard)),
-                Err(Error::Deadline { may_have_run, .. }) => assert!(!may_have_run && late.insert(shard)),
+                Err(Error::TimedOut { may_have_run, limit_ms: 500, .. }) => assert!(!may_have_run && late.insert(shard)),
                 Err(error) => panic!("{error}"),
             }
         }
@@ -211,6 +212,51 @@ on_each_version! {
         for number in 0..8 {
             let row = router.shard(shard(number)).unwrap().query_one("SELECT 1 + $1::int", &[&1]).await.unwrap();
             assert_eq!(row.get::<_, i32>(0), 2);
+        }
+    }
+
+    /// A statement among many takes no longer than any other: its shard is named, and the others have their answers.
+    async fn the_statement_timeout(version) {
+        let shards = Shards::start(version, 8).await;
+        let mut options = shards.options();
+        options.statement_timeout = Some(Duration::from_millis(400));
+        let router = Router::new(options);
+        let sql = "SELECT CASE WHEN to_regclass('{shard}.photos')::text LIKE '%_0002%' THEN pg_sleep(60)::text END";
+        let answers: Vec<_> = router.all_shards().query(sql, &[]).collect().await;
+        assert_eq!(answers.len(), 8);
+        for (number, answer) in answers {
+            match answer {
+                Ok(rows) => assert!(number != shard(2) && rows.len() == 1),
+                Err(Error::TimedOut { limit_ms: 400, may_have_run: false, .. }) => assert_eq!(number, shard(2)),
+                Err(error) => panic!("{number}: {error}"),
+            }
+        }
+        // It was ended on the server too, not only given up here.
+        let sleeping = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()";
+        let ended = async {
+            while shards.db[0].query_one(sleeping, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the statement is cancelled");
+    }
+
+    /// Statements without names go one after the other, whatever depth is asked for, and give the same.
+    async fn statements_without_names(version) {
+        let shards = Shards::start(version, 8).await;
+        let rows = filled(&shards, 0..80, 8).await;
+        let mut options = shards.options();
+        for host in &mut options.hosts {
+            host.prepare = PrepareMode::Unnamed;
+        }
+        let router = Router::new(options);
+        let ids: Vec<i64> = rows.iter().map(|(_, id)| *id).collect();
+        for _ in 0..3 {
+            let found = router.by_ids(&ids).query_in_order(BY_ID).await.unwrap();
+            let found: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
+            assert_eq!(found, ids);
+            let counts: Vec<_> = router.all_shards().depth(8).query("SELECT count(*) FROM {shard}.photos", &[]).collect().await;
+            assert!(counts.iter().all(|(_, rows)| rows.as_ref().unwrap()[0].get::<_, i64>(0) == 10));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Connections: what a session keeps, and what it must not; transactions.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -31,6 +32,46 @@ on_each_version! {
             let row = router.by_key(0).query_one(&Sql::new(prepared), &[]).await.unwrap();
             assert_eq!(row.get::<_, i64>(0), left);
         }
+    }
+
+    /// A shard's calls come to the same connection while it is free, to another when it is not; and while one connection is
+    /// enough, one it is.
+    async fn favourites(version) {
+        let shards = Shards::start(version, 16).await;
+        let router = shards.router();
+        let pid = async |number| {
+            let shard = router.shard(shard(number)).unwrap();
+            shard.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get::<_, i32>(0)
+        };
+        let mut one = BTreeSet::new();
+        for number in 0..8 {
+            one.insert(pid(number).await);
+        }
+        assert_eq!(one.len(), 1);
+
+        let first = router.shard(shard(0)).unwrap();
+        let held = futures_util::future::try_join_all((0..4).map(|_| first.client())).await.unwrap();
+        drop(held);
+        let mut pids = Vec::new();
+        for _ in 0..3 {
+            let mut round = Vec::new();
+            for number in 0..8 {
+                round.push(pid(number).await);
+            }
+            pids.push(round);
+        }
+        assert_eq!(pids[0].iter().collect::<BTreeSet<_>>().len(), 4, "{pids:?}");
+        assert!(pids.iter().all(|round| *round == pids[0]), "{pids:?}");
+
+        // Its favourite is taken, and then others: any will do.
+        let mut seen = BTreeSet::new();
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            seen.insert(pid(5).await);
+            held.push(router.shard(shard(5)).unwrap().client().await.unwrap());
+        }
+        seen.insert(pid(5).await);
+        assert_eq!(seen.len(), 4);
     }
 
     /// Statements prepared before a migration of the application are prepared again, in and out of transactions.

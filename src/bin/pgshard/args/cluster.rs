@@ -1,4 +1,4 @@
-//! `pgshard init`, `check`, `bootstrap` and `sql`.
+//! `pgshard init`, `check`, `bootstrap`, `sql` and `bench`.
 
 use std::num::NonZeroUsize;
 
@@ -84,4 +84,28 @@ pub(crate) struct Sql {
     /// The shards, such as 17 or 0-255,300 [default: all]
     #[arg(long, value_name = "SHARDS")]
     pub(crate) shards: Option<String>,
+}
+
+/// What the router costs on your network: round trips by hand, and through the router
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Runs SELECT 1 and writes nothing: this is about the way to the hosts, not about your tables. Each
+host that has shards is measured by itself, by hand (a prepared statement on a connection) and
+through the router, turn by turn: opening a connection, one call at a time, all connections busy.
+Then one call over up to 1000 shards, beside a loop. It keeps that many connections of each host
+busy for two times the seconds, and loads hosts and network: mind who else needs them. A host's url
+is used, also where routers have a router_url. Hosts that cannot be measured are named, and the
+exit code is 8, or 1 if none could.
+
+Examples:
+  pgshard bench
+  pgshard bench --seconds 10 --connections 32
+  pgshard bench --json | jq '.hosts | map_values({latency_ratio, rate_ratio})'")]
+pub(crate) struct Bench {
+    /// How long each part of a host's run takes, two of them a host
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]
+    pub(crate) seconds: u64,
+    /// Calls in flight, each on a connection of its own; not more than the host's pool_size
+    #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) connections: u16,
 }

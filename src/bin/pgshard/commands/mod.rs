@@ -1,5 +1,6 @@
 //! One file a verb, each an async function of plain arguments and the output.
 
+mod bench;
 mod bootstrap;
 mod check;
 mod completions;
@@ -148,6 +149,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         },
         Command::Demo(args) => demo::run(args, output).await,
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
+        Command::Bench(args) => bench::run(args.seconds, args.connections.into(), config, output).await,
         Command::Dev { command } => match command {
             DevCommand::Up(args) => dev::up(args.folder.dir, args.hosts.into(), args.shards, output).await,
             DevCommand::Down(args) => dev::down(args.folder.dir, Consent::from_flag(args.yes), output).await,
@@ -194,6 +196,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Map { .. }
         | Command::Host { .. }
         | Command::Sql(_)
+        | Command::Bench(_)
         | Command::Demo(_)
         | Command::Completions(_)
         | Command::Man(_) => None,
