@@ -1,8 +1,8 @@
 //! The connections of one host, and which of them a call gets.
 //!
 //! Each shard has a favourite among them, so that its statements are prepared there and not on all: a call goes to it when it
-//! is free, else to the connection that was given back last, and one is opened only when all are busy. Nobody waits for a
-//! favourite.
+//! is free, else to the next one that is, by number, so that a shard's second choice is always the same too. One is opened
+//! only when all are busy. Nobody waits for a favourite.
 //!
 //! What may not break: there are never more connections than places, and whoever waits is served in the order of asking.
 
@@ -31,6 +31,16 @@ struct Free {
     stack: Vec<usize>,
     /// How many places have had a connection: those with the lowest numbers.
     opened: usize,
+}
+
+impl Free {
+    /// Where in the stack the first place is that has had a connection, from a shard's favourite on and round.
+    fn nearest(&self, shard: usize) -> Option<usize> {
+        let favourite = shard % self.opened.max(1);
+        let distance = |number: usize| (number + self.opened - favourite) % self.opened;
+        let had = self.stack.iter().enumerate().filter(|(_, number)| **number < self.opened);
+        had.min_by_key(|(_, number)| distance(**number)).map(|(at, _)| at)
+    }
 }
 
 /// A place that is taken, until it is dropped.
@@ -100,10 +110,9 @@ impl Places {
     /// Takes a free place, for which the caller has a permit.
     fn take(self: &Arc<Self>, shard: Option<ShardId>) -> Place {
         let mut free = self.lock();
-        let favourite = shard.map(|shard| usize::from(shard.get()) % free.opened.max(1));
-        let favourite = favourite.and_then(|number| free.stack.iter().rposition(|free| *free == number));
+        let nearest = shard.and_then(|shard| free.nearest(usize::from(shard.get())));
         // A place whose connection was closed is as good as one that never had any.
-        let open = favourite.filter(|at| self.is_open(free.stack[*at]));
+        let open = nearest.filter(|at| self.is_open(free.stack[*at]));
         let open = open.or_else(|| free.stack.iter().rposition(|number| self.is_open(*number)));
         let at = open.unwrap_or(free.stack.len() - 1);
         let number = free.stack.remove(at);
@@ -125,5 +134,26 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.places.lock().stack.push(self.number);
         self.places.permits.add_permits(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shards_choices_are_always_the_same() {
+        let nearest = |stack: &[usize], opened, shard| {
+            let free = Free { stack: stack.to_vec(), opened };
+            free.nearest(shard).map(|at| free.stack[at])
+        };
+        assert_eq!(nearest(&[3, 2, 1, 0], 4, 5), Some(1));
+        assert_eq!(nearest(&[0, 3], 4, 5), Some(3));
+        assert_eq!(nearest(&[3, 0], 4, 5), Some(3));
+        assert_eq!(nearest(&[0], 4, 5), Some(0));
+        // Places that never had a connection are nobody's favourites.
+        assert_eq!(nearest(&[7, 6, 5, 2, 0], 3, 8), Some(2));
+        assert_eq!(nearest(&[7, 6, 5], 3, 8), None);
+        assert_eq!(nearest(&[1, 0], 0, 8), None);
     }
 }
