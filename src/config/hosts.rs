@@ -162,7 +162,7 @@ pub(super) fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) 
 }
 
 /// The keys of a connection string that a slip may have missed.
-const URL_KEYS: [&str; 22] = [
+const URL_KEYS: [&str; 23] = [
     "application_name",
     "channel_binding",
     "connect_timeout",
@@ -177,6 +177,7 @@ const URL_KEYS: [&str; 22] = [
     "options",
     "password",
     "port",
+    "service",
     "sslcert",
     "sslkey",
     "sslmode",
@@ -210,6 +211,13 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
             let known = ["any", "read-write", "primary", "read-only", "standby"];
             let hint = similar(&value, known).unwrap_or_else(|| format!("known are {}", known.join(", ")));
             ("the url has an unknown target_session_attrs".to_owned(), hint)
+        }
+        OptionsError::NoSuchService { service, .. } => {
+            let hint = "it is looked for in the file PGSERVICEFILE names, ~/.pg_service.conf, and pg_service.conf in PGSYSCONFDIR";
+            (format!("there is no service {service:?}"), hint.to_owned())
+        }
+        error @ OptionsError::ServiceFile { .. } => {
+            (error.to_string(), "mend that file, or write the keys into the url".to_owned())
         }
         OptionsError::Parse { reason } => match reason.split_once("unknown option `") {
             Some((_, option)) => {
