@@ -215,6 +215,16 @@ impl ConnectOptions {
         self
     }
 
+    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of them is left out.
+    pub fn each_address(&self) -> Vec<ConnectOptions> {
+        let one = |index| {
+            let mut config = self.at(index);
+            config.target_session_attrs(TargetSessionAttrs::Any);
+            ConnectOptions { config, answered: Arc::default(), ..self.clone() }
+        };
+        (0..self.count()).map(one).collect()
+    }
+
     /// The addresses, `10.0.0.1:5432` or `/run/postgresql:5432`, in the order they are tried.
     pub fn addresses(&self) -> Vec<String> {
         let hosts: Vec<String> = if self.config.get_hosts().is_empty() {
@@ -403,6 +413,17 @@ mod tests {
         assert_eq!(options.addresses(), ["a:5432", "b:1"]);
         let options = ConnectOptions::parse("host=/run/pg user=app dbname=app").unwrap();
         assert_eq!(options.addresses(), ["/run/pg:5432"]);
+        let text = "postgres://app:x@a,b:1/app?target_session_attrs=primary&sslmode=require&connect_timeout=3";
+        let each = ConnectOptions::parse(text).unwrap().each_address();
+        assert_eq!(each.iter().map(ToString::to_string).collect::<Vec<_>>(), ["app@a:5432/app", "app@b:1/app"]);
+        for one in each {
+            assert_eq!(one.config.get_target_session_attrs(), TargetSessionAttrs::Any);
+            assert_eq!(
+                (one.tls.mode, one.config.get_connect_timeout()),
+                (SslMode::Require, Some(&Duration::from_secs(3)))
+            );
+            assert!(matches!(&one.password, Password::Given(given) if given == "x"));
+        }
     }
 
     #[test]
