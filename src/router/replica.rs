@@ -25,13 +25,16 @@ use super::room::Room;
 use super::session::Prepare;
 use super::sql::{Rendered, Sql};
 
-/// What is flushed counts: more than that no standby gets. No row from a standby.
-const PRIMARY: &str = "SELECT system_identifier, pg_catalog.pg_current_wal_flush_lsn() \
-    FROM pg_catalog.pg_control_system() WHERE NOT pg_catalog.pg_is_in_recovery()";
+/// Who it is and where its log. What is flushed counts: more than that no standby gets. No row from a standby.
+///
+/// A server is known by its system's number, which standbys share, and by the host's name that bootstrap recorded: servers that
+/// were made of one backup share the number.
+const PRIMARY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM pgshard.cluster)), \
+    pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_control_system() WHERE NOT pg_catalog.pg_is_in_recovery()";
 
 /// No row from a primary: one that was promoted is no standby of this host any more, as far as we know.
-const STANDBY: &str = "SELECT system_identifier, pg_catalog.pg_last_wal_replay_lsn() \
-    FROM pg_catalog.pg_control_system() WHERE pg_catalog.pg_is_in_recovery()";
+const STANDBY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM pgshard.cluster)), \
+    pg_catalog.pg_last_wal_replay_lsn() FROM pg_catalog.pg_control_system() WHERE pg_catalog.pg_is_in_recovery()";
 
 /// How long an answer may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
@@ -72,7 +75,7 @@ pub(super) struct Standby {
 /// Where the primary's log was, and when it was asked.
 #[derive(Default)]
 struct Primary {
-    system: Option<i64>,
+    identity: Option<String>,
     /// The newest last.
     positions: VecDeque<(Instant, u64)>,
 }
@@ -92,8 +95,8 @@ impl Primary {
     /// Enough for twice the limit, at [`Replicas::checks_every`].
     const POSITIONS_MAX: usize = 8;
 
-    fn add(&mut self, asked: Instant, system: i64, position: u64) {
-        self.system = Some(system);
+    fn add(&mut self, asked: Instant, identity: String, position: u64) {
+        self.identity = Some(identity);
         if self.positions.len() == Self::POSITIONS_MAX {
             self.positions.pop_front();
         }
@@ -184,7 +187,7 @@ impl Replicas {
         let asked = Instant::now();
         let told = |error| tracing::debug!(host = %host.name, %error, "a primary does not say where its log is");
         match answer(host, PRIMARY).await {
-            Ok(Some((system, position))) => self.primary().add(asked, system, position),
+            Ok(Some((identity, position))) => self.primary().add(asked, identity, position),
             Ok(None) => tracing::debug!(host = %host.name, "what should be a primary is a standby"),
             Err(error) => told(error),
         }
@@ -223,10 +226,10 @@ impl Standby {
             }
         };
         match answer(&self.host, STANDBY).await {
-            Ok(Some((system, replayed))) => {
+            Ok(Some((identity, replayed))) => {
                 let (fresh_at, own) = {
                     let primary = replicas.primary();
-                    (primary.fresh_at(replayed), primary.system.is_none_or(|primary| primary == system))
+                    (primary.fresh_at(replayed), primary.identity.as_ref().is_none_or(|primary| *primary == identity))
                 };
                 if !own {
                     return strange("the server is a standby of another one");
@@ -288,7 +291,7 @@ impl Standby {
 }
 
 /// Asks a server who it is and where in its log. `None` when it is not what the question is for.
-async fn answer(host: &Host, text: &'static str) -> Result<Option<(i64, u64)>, LookUpError> {
+async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
     let asking = async {
         let mut tries = 0;
@@ -314,10 +317,10 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(i64, u64)>, L
     };
     let Some(row) = rows.first() else { return Ok(None) };
     let column = |error: tokio_postgres::Error| LookUpError::Answer(error.to_string());
-    let system = row.try_get(0).map_err(column)?;
+    let identity = row.try_get(0).map_err(column)?;
     // Null where nothing was replayed since the start.
     let position: Option<PgLsn> = row.try_get(1).map_err(column)?;
-    Ok(Some((system, position.map_or(0, u64::from))))
+    Ok(Some((identity, position.map_or(0, u64::from))))
 }
 
 #[cfg(test)]
@@ -331,7 +334,7 @@ mod tests {
         let mut primary = Primary::default();
         assert_eq!(primary.fresh_at(u64::MAX), None, "nothing is known of the primary");
         for (seconds, position) in [(0, 100), (1, 200), (2, 200), (3, 300)] {
-            primary.add(at(seconds), 7, position);
+            primary.add(at(seconds), "7 db1".to_owned(), position);
         }
         for (replayed, fresh_at) in [
             (99, None),
@@ -344,7 +347,7 @@ mod tests {
             assert_eq!(primary.fresh_at(replayed), fresh_at, "{replayed}");
         }
         for seconds in 4..100 {
-            primary.add(at(seconds), 7, 400);
+            primary.add(at(seconds), "7 db1".to_owned(), 400);
         }
         assert_eq!(primary.positions.len(), Primary::POSITIONS_MAX);
         assert_eq!(primary.fresh_at(300), None, "too long ago");

@@ -18,7 +18,14 @@ const SEEN: &str = "SELECT count(*), pg_is_in_recovery() FROM {shard}.photos";
 
 /// Hosts as the cluster's, and the last server as a standby of the first host, made one.
 async fn with_standby(version: u32, shards: u16) -> (Shards, Options) {
+    let count = i32::from(shards);
     let shards = Shards::start_beside(version, shards, 1).await;
+    for (host, client) in shards.db.iter().enumerate() {
+        // As bootstrap does. The servers are copies of one, so that only the name tells them apart.
+        let sql =
+            "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name) VALUES ($1, 0, 'shard_', $2)";
+        client.execute(sql, &[&count, &shards.name(host).as_str()]).await.unwrap();
+    }
     shards.cluster.make_standby(version, 2, 0);
     let mut options = shards.options();
     // As with several addresses in the url: the host itself is among them.
