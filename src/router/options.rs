@@ -20,8 +20,8 @@ pub struct HostOptions {
     /// How statements are prepared there.
     pub prepare: PrepareMode,
     /// The servers that may answer [`Reads`](super::Reads) for it: its standbys, and it does no harm if the host itself is among
-    /// them. Each has as many connections as the host, and is asked how far it is every quarter
-    /// of [`Options::max_replica_lag`] while somebody reads. Default none.
+    /// them. Each has as many connections as the host, and is asked how far it is once a second,
+    /// and at least four times in [`Options::max_replica_lag`], while somebody reads. Default none.
     pub replicas: Vec<ConnectOptions>,
 }
 

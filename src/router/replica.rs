@@ -10,7 +10,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -24,6 +24,8 @@ use super::options::{HostOptions, Options};
 use super::room::Room;
 use super::session::Prepare;
 use super::sql::{Rendered, Sql};
+use crate::map::HostName;
+use crate::pg::ConnectOptions;
 
 /// Who it is and where its log. What is flushed counts: more than that no standby gets. No row from a standby.
 ///
@@ -76,7 +78,7 @@ pub(super) struct Standby {
 #[derive(Default)]
 struct Primary {
     identity: Option<String>,
-    /// The newest last.
+    /// The newest last; those before it so far apart that they reach back beyond the limit.
     positions: VecDeque<(Instant, u64)>,
 }
 
@@ -92,11 +94,16 @@ pub(super) enum Why {
 }
 
 impl Primary {
-    /// Enough for twice the limit, at [`Replicas::checks_every`].
     const POSITIONS_MAX: usize = 8;
 
-    fn add(&mut self, asked: Instant, identity: String, position: u64) {
+    fn add(&mut self, asked: Instant, identity: String, position: u64, lag_max: Duration) {
         self.identity = Some(identity);
+        let mut newest = self.positions.iter().rev();
+        if let (Some((last, _)), Some((before, _))) = (newest.next(), newest.next())
+            && last.saturating_duration_since(*before) < lag_max / 4
+        {
+            self.positions.pop_back();
+        }
         if self.positions.len() == Self::POSITIONS_MAX {
             self.positions.pop_front();
         }
@@ -113,7 +120,7 @@ impl Primary {
 impl Replicas {
     /// No connection is opened.
     pub(super) fn new(host: &HostOptions, options: &Options, room: Option<&Arc<Room>>) -> Replicas {
-        let standby = |connect: &crate::pg::ConnectOptions| {
+        let standby = |connect: &ConnectOptions| {
             let own = HostOptions { connect: connect.clone(), replicas: Vec::new(), ..host.clone() };
             Arc::new(Standby {
                 host: Host::new(&own, options, room),
@@ -141,7 +148,7 @@ impl Replicas {
 
     /// From one check to the next. What it finds out holds for the rest of the limit.
     fn checks_every(&self) -> Duration {
-        (self.lag_max / 4).max(Duration::from_millis(25))
+        (self.lag_max / 4).clamp(Duration::from_millis(25), Duration::from_secs(1))
     }
 
     /// A standby for one read; in turn, of those that are within the limit. With `position` it has replayed that, which may
@@ -185,16 +192,15 @@ impl Replicas {
 
     async fn check(&self, host: &Host) {
         let asked = Instant::now();
-        let told = |error| tracing::debug!(host = %host.name, %error, "a primary does not say where its log is");
         match answer(host, PRIMARY).await {
-            Ok(Some((identity, position))) => self.primary().add(asked, identity, position),
+            Ok(Some((identity, position))) => self.primary().add(asked, identity, position, self.lag_max),
             Ok(None) => tracing::debug!(host = %host.name, "what should be a primary is a standby"),
-            Err(error) => told(error),
+            Err(error) => tracing::debug!(host = %host.name, %error, "a primary does not say where its log is"),
         }
         join_all(self.standbys.iter().map(|standby| standby.check(&host.name, self))).await;
     }
 
-    fn primary(&self) -> std::sync::MutexGuard<'_, Primary> {
+    fn primary(&self) -> MutexGuard<'_, Primary> {
         self.primary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -218,7 +224,7 @@ impl Standby {
         *self.fresh_at.lock().unwrap_or_else(PoisonError::into_inner) = at;
     }
 
-    async fn check(&self, of: &crate::map::HostName, replicas: &Replicas) {
+    async fn check(&self, of: &HostName, replicas: &Replicas) {
         let strange = |what: &str| {
             self.set_fresh_at(None);
             if !self.warned.swap(true, Ordering::Relaxed) {
@@ -333,8 +339,11 @@ mod tests {
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut primary = Primary::default();
         assert_eq!(primary.fresh_at(u64::MAX), None, "nothing is known of the primary");
+        let add = |primary: &mut Primary, seconds, position, lag_max| {
+            primary.add(at(seconds), "7 db1".to_owned(), position, Duration::from_secs(lag_max));
+        };
         for (seconds, position) in [(0, 100), (1, 200), (2, 200), (3, 300)] {
-            primary.add(at(seconds), "7 db1".to_owned(), position);
+            add(&mut primary, seconds, position, 4);
         }
         for (replayed, fresh_at) in [
             (99, None),
@@ -347,9 +356,20 @@ mod tests {
             assert_eq!(primary.fresh_at(replayed), fresh_at, "{replayed}");
         }
         for seconds in 4..100 {
-            primary.add(at(seconds), "7 db1".to_owned(), 400);
+            add(&mut primary, seconds, 400, 4);
         }
         assert_eq!(primary.positions.len(), Primary::POSITIONS_MAX);
         assert_eq!(primary.fresh_at(300), None, "too long ago");
+
+        // With a large limit as well, what it needs to know is known: the newest, and some as far back as the limit.
+        let mut primary = Primary::default();
+        for seconds in 0..1000 {
+            add(&mut primary, seconds, seconds, 60);
+        }
+        for ago in [0, 14, 29, 44, 60] {
+            let fresh_at = primary.fresh_at(999 - ago).expect("something is known of the last minute");
+            let too_old = at(999 - ago) - fresh_at;
+            assert!(too_old <= Duration::from_secs(16), "{ago}: {too_old:?}");
+        }
     }
 }
