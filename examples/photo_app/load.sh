@@ -21,14 +21,14 @@ end() {
     # Whatever ended this, the clients end too.
     touch "$folder/stop"
     [ -z "$app" ] || kill "$app" || true
-    pgshard dev down --dir "$folder" >/dev/null || true
+    pgshard dev down --dir "$folder" --yes >/dev/null || true
 }
 trap end EXIT
 
 pgshard dev up --hosts 2 --shards 64 --dir "$folder" >/dev/null
 rm -f "$folder"/migrations/*
 cp examples/photo_app/migrations/* "$folder/migrations/"
-pgshard bootstrap --yes >/dev/null
+pgshard bootstrap >/dev/null
 target/debug/examples/photo_app >"$folder/app.log" 2>&1 &
 app=$!
 until curl --silent --fail "$at/healthz" >/dev/null; do
