@@ -5,6 +5,18 @@
 #   examples/photo_app/load.sh [SECONDS]
 #
 # Needs curl; builds the command and the example in debug.
+#
+# What one sees, on two cores that had ten times too much to do (debug build, 15 seconds): every request a 200, 201 or 204, two
+# moves, and of the 525 requests the one that met a move as a retry.
+#
+#   moves of shard 7   2, and 0 that gave up
+#   requests by status
+#       210 200
+#       105 201
+#       210 204
+#   pgshard_signposts_total{host="db2"} 1
+#   pgshard_retries_total{host="db2",reason="moved"} 1
+#   pgshard_map_version 3
 set -eu
 seconds=${1:-15}
 cd "$(dirname "$0")/../.."
