@@ -158,7 +158,8 @@ struct Since {
     since: Option<String>,
 }
 
-/// The newest hundred, by a range of the index: IDs order by time.
+/// The newest hundred, by a range of the index: IDs order by time. What is some seconds old will do, so a standby may answer,
+/// where the config names one (`replica_url`).
 async fn photos_of_user(
     State(app): Shared,
     Path(user): Path<i64>,
@@ -175,7 +176,7 @@ async fn photos_of_user(
     };
     let sql =
         format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = $1 AND id >= $2 ORDER BY id DESC LIMIT 100");
-    let rows = app.router.by_key(user).query(&sql, &[&user, &oldest]).await?;
+    let rows = app.router.by_key(user).reads().query(&sql, &[&user, &oldest]).await?;
     Ok(Json(rows.iter().map(|row| app.photo(row)).collect()))
 }
 

@@ -60,6 +60,8 @@ impl Config {
         options.key = self.cluster.key;
         options.max_connections = self.router.max_connections;
         options.statement_timeout = self.router.statement_timeout;
+        options.max_replica_lag = self.router.max_replica_lag.unwrap_or(options.max_replica_lag);
+        options.replica_wait = self.router.replica_wait.unwrap_or(options.replica_wait);
         let path = self.path.clone();
         // A file that cannot be read just now names nobody; what the map says of it is told elsewhere.
         options.host_source = Some(HostSource::new(move |name| {
@@ -74,6 +76,7 @@ impl HostConfig {
     fn router_options(&self, router: &RouterConfig) -> HostOptions {
         let connect = self.router_connect.as_ref().unwrap_or(&self.connect);
         let prepare = self.prepare.unwrap_or(router.prepare);
-        HostOptions { prepare, ..HostOptions::new(self.name.clone(), connect.clone(), self.pool_size) }
+        let replicas = self.replicas.clone();
+        HostOptions { prepare, replicas, ..HostOptions::new(self.name.clone(), connect.clone(), self.pool_size) }
     }
 }

@@ -26,6 +26,8 @@ pub struct HostConfig {
     pub router_connect: Option<ConnectOptions>,
     /// How routers prepare statements there, where it is not as `[router]` says.
     pub prepare: Option<PrepareMode>,
+    /// The servers that may answer what only reads, one address each; empty where the host itself answers all.
+    pub replicas: Vec<ConnectOptions>,
     /// What `rebalance` gives it.
     pub limits: HostLimits,
 }
@@ -46,6 +48,7 @@ struct PartialHost<'t> {
     pool_size: Option<usize>,
     router_connect: Option<ConnectOptions>,
     prepare: Option<PrepareMode>,
+    replicas: Vec<ConnectOptions>,
     limits: HostLimits,
 }
 
@@ -76,6 +79,7 @@ pub(super) fn read(
             pool_size: host.pool_size?,
             router_connect: host.router_connect,
             prepare: host.prepare,
+            replicas: host.replicas,
             limits: host.limits,
         };
         Some((name, config))
@@ -100,9 +104,8 @@ fn report_same_databases(hosts: &[PartialHost<'_>], findings: &mut Findings<'_>)
 }
 
 fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: &mut Findings<'_>) -> PartialHost<'t> {
-    let known = [["url", "password_env", "password_file", "pool_size", "router_url", "prepare"].as_slice(), &HOST_KEYS]
-        .concat();
-    section.only(&known, findings);
+    let own = ["url", "password_env", "password_file", "pool_size", "router_url", "prepare", "reads", "replica_url"];
+    section.only(&[own.as_slice(), &HOST_KEYS].concat(), findings);
     let remedy = "add url = \"postgres://user@address:5432/database\"";
     let url = section.need("url", remedy, findings);
     let connect = url.and_then(|url| Some((read_url(&url, findings)?, url.at())));
@@ -117,6 +120,9 @@ fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: 
     let connect = connect.map(|(connect, at)| (complete(connect), at));
     let router_connect = section.get("router_url").and_then(|url| read_url(&url, findings)).map(complete);
     let prepare = section.get("prepare").and_then(|entry| read_prepare(&entry, findings));
+    let replica_connect = section.get("replica_url").and_then(|url| read_url(&url, findings)).map(complete);
+    let primary = router_connect.as_ref().or(connect.as_ref().map(|(connect, _)| connect));
+    let replicas = read_replicas(section, replica_connect, primary, findings);
     let pool_size = match section.get("pool_size") {
         None => Some(HostConfig::POOL_SIZE_DEFAULT),
         Some(entry) => entry.integer(findings).and_then(|number| {
@@ -130,7 +136,36 @@ fn read_host<'t>(name: &'t str, section: &Section<'_>, folder: &Path, findings: 
         }),
     };
     let limits = read_limits(section, findings);
-    PartialHost { name, connect, pool_size, router_connect, prepare, limits }
+    PartialHost { name, connect, pool_size, router_connect, prepare, replicas, limits }
+}
+
+/// The servers that may answer what only reads: by `reads` and `replica_url`, or the addresses of the host itself.
+fn read_replicas(
+    section: &Section<'_>,
+    replica_connect: Option<ConnectOptions>,
+    primary: Option<&ConnectOptions>,
+    findings: &mut Findings<'_>,
+) -> Vec<ConnectOptions> {
+    let addresses = |connect: Option<&ConnectOptions>| connect.map(ConnectOptions::each_address).unwrap_or_default();
+    let Some(entry) = section.get("reads") else { return addresses(replica_connect.as_ref()) };
+    match entry.string(findings) {
+        Some("primary") | None => Vec::new(),
+        Some("replica") => {
+            let servers = addresses(replica_connect.as_ref().or(primary));
+            if section.get("replica_url").is_none() && servers.len() == 1 {
+                let hint = "add replica_url, or name the standbys in the url: postgres://app@a,b/app?target_session_attrs=primary";
+                findings.add(&entry.at(), "reads from replicas, and no replica is named", Some(hint.to_owned()));
+            }
+            servers
+        }
+        Some(text) => {
+            let hint = similar(text, ["primary", "replica"]);
+            let hint =
+                hint.unwrap_or_else(|| "\"replica\" lets standbys answer what the program marks as read".to_owned());
+            findings.add(&entry.at(), "reads is \"primary\" or \"replica\"", Some(hint));
+            Vec::new()
+        }
+    }
 }
 
 /// The source of a password, where the section names one.
@@ -162,7 +197,7 @@ pub(super) fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) 
 }
 
 /// The keys of a connection string that a slip may have missed.
-const URL_KEYS: [&str; 22] = [
+const URL_KEYS: [&str; 23] = [
     "application_name",
     "channel_binding",
     "connect_timeout",
@@ -177,6 +212,7 @@ const URL_KEYS: [&str; 22] = [
     "options",
     "password",
     "port",
+    "service",
     "sslcert",
     "sslkey",
     "sslmode",
@@ -210,6 +246,13 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
             let known = ["any", "read-write", "primary", "read-only", "standby"];
             let hint = similar(&value, known).unwrap_or_else(|| format!("known are {}", known.join(", ")));
             ("the url has an unknown target_session_attrs".to_owned(), hint)
+        }
+        OptionsError::NoSuchService { service, .. } => {
+            let hint = "it is looked for in the file PGSERVICEFILE names, ~/.pg_service.conf, and pg_service.conf in PGSYSCONFDIR";
+            (format!("there is no service {service:?}"), hint.to_owned())
+        }
+        error @ OptionsError::ServiceFile { .. } => {
+            (error.to_string(), "mend that file, or write the keys into the url".to_owned())
         }
         OptionsError::Parse { reason } => match reason.split_once("unknown option `") {
             Some((_, option)) => {

@@ -15,25 +15,34 @@ pub struct RouterConfig {
     pub statement_timeout: Option<Duration>,
     /// How statements are prepared on hosts that do not say.
     pub prepare: PrepareMode,
+    /// How old what a replica shows may be; `None` for the router's default.
+    pub max_replica_lag: Option<Duration>,
+    /// How long a read waits for a replica; `None` for the router's default.
+    pub replica_wait: Option<Duration>,
 }
 
 /// Reads `[router]`.
 pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> RouterConfig {
-    section.only(&["max_connections", "statement_timeout_ms", "prepare"], findings);
-    let positive = |key: &str, findings: &mut Findings<'_>| {
+    let known = ["max_connections", "statement_timeout_ms", "prepare", "max_replica_lag_ms", "replica_wait_ms"];
+    section.only(&known, findings);
+    let at_least = |least: i64, key: &str, otherwise: &str, findings: &mut Findings<'_>| {
         let entry = section.get(key)?;
         let number = entry.integer(findings)?;
-        if number < 1 {
-            let hint = "leave it out for no limit".to_owned();
-            findings.add(&entry.at(), format!("{key} must be 1 or more, not {number}"), Some(hint));
+        if number < least {
+            let hint = format!("leave it out for {otherwise}");
+            findings.add(&entry.at(), format!("{key} must be {least} or more, not {number}"), Some(hint));
         }
         u64::try_from(number).ok()
     };
-    let max_connections = positive("max_connections", findings);
+    let max_connections = at_least(1, "max_connections", "no limit", findings);
+    // More often than it is asked how far it is, a replica cannot be found near enough.
+    let max_replica_lag = at_least(100, "max_replica_lag_ms", "5 seconds", findings);
     RouterConfig {
         max_connections: max_connections.map(|number| usize::try_from(number).unwrap_or(usize::MAX)),
-        statement_timeout: positive("statement_timeout_ms", findings).map(Duration::from_millis),
+        statement_timeout: at_least(1, "statement_timeout_ms", "no limit", findings).map(Duration::from_millis),
         prepare: section.get("prepare").and_then(|entry| read_prepare(&entry, findings)).unwrap_or_default(),
+        max_replica_lag: max_replica_lag.map(Duration::from_millis),
+        replica_wait: at_least(0, "replica_wait_ms", "200 ms", findings).map(Duration::from_millis),
     }
 }
 
@@ -82,6 +91,23 @@ mod tests {
     }
 
     #[test]
+    fn who_answers_reads() {
+        let replicas = |host: &str| {
+            let config = parse(host, "max_replica_lag_ms = 1500\nreplica_wait_ms = 0").unwrap();
+            let options = config.router_options(config.map.clone().unwrap().into());
+            assert_eq!((options.max_replica_lag, options.replica_wait), (Duration::from_millis(1500), Duration::ZERO));
+            options.hosts[0].replicas.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let two = "replica_url = \"postgres://app@10.0.0.3,10.0.0.4:7/app\"\n";
+        assert_eq!(replicas(""), [""; 0]);
+        assert_eq!(replicas(two), ["app@10.0.0.3:5432/app", "app@10.0.0.4:7/app"]);
+        assert_eq!(replicas(&format!("{two}reads = \"replica\"")), ["app@10.0.0.3:5432/app", "app@10.0.0.4:7/app"]);
+        assert_eq!(replicas(&format!("{two}reads = \"primary\"")), [""; 0]);
+        let own = "router_url = \"postgres://app@a,b/app?target_session_attrs=primary\"\nreads = \"replica\"";
+        assert_eq!(replicas(own), ["app@a:5432/app", "app@b:5432/app"]);
+    }
+
+    #[test]
     fn mistakes() {
         for (host, router, message) in [
             ("", "max_connections = 0", "max_connections must be 1 or more, not 0"),
@@ -91,6 +117,11 @@ mod tests {
             ("prepare = \"unnnamed\"", "", "prepare is \"named\" or \"unnamed\""),
             ("router_url = \"postgres://10.0.0.9\"", "", "the url names no user"),
             ("", "pool = 3", "known are max_connections, statement_timeout_ms, prepare"),
+            ("", "max_replica_lag_ms = 20", "max_replica_lag_ms must be 100 or more, not 20"),
+            ("", "replica_wait_ms = -1", "replica_wait_ms must be 0 or more, not -1"),
+            ("reads = \"replica\"", "", "reads from replicas, and no replica is named"),
+            ("reads = \"replicas\"", "", "reads is \"primary\" or \"replica\""),
+            ("replica_url = \"postgres://10.0.0.9\"", "", "the url names no user"),
         ] {
             let error = parse(host, router).unwrap_err().to_string();
             assert!(error.contains(message), "{host} {router}: {error}");

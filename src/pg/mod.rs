@@ -9,6 +9,7 @@ mod options;
 mod password;
 mod quote;
 mod replication;
+mod service;
 pub mod state;
 mod template;
 mod tls;

@@ -1,7 +1,7 @@
 //! A host's connection string, checked.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
 
 use super::password::Password;
-use super::tls::{SslMode, TlsOptions, take_keys};
+use super::service;
+use super::tls::{SslMode, TlsOptions, put_key, take_keys};
 
 /// How to reach one PostgreSQL database: a libpq URL or key=value string, with the TLS keys that `tokio_postgres`
 /// leaves out (`sslmode=verify-ca|verify-full`, `sslrootcert`, `sslcert`, `sslkey`).
@@ -47,6 +48,24 @@ pub enum OptionsError {
         /// What was given.
         value: String,
     },
+    /// No file has the service that `service` names.
+    #[error("there is no service {service:?} in {}", named(files))]
+    NoSuchService {
+        /// What was given.
+        service: String,
+        /// The files that were looked into, where they are there.
+        files: Vec<PathBuf>,
+    },
+    /// The file that has the service cannot be used.
+    #[error("service [{service}] of {}: {reason}", file.display())]
+    ServiceFile {
+        /// The file.
+        file: PathBuf,
+        /// The section.
+        service: String,
+        /// What is wrong, and in which line.
+        reason: String,
+    },
     /// A key that must be there is not.
     #[error("the {key} is missing")]
     Missing {
@@ -55,19 +74,39 @@ pub enum OptionsError {
     },
 }
 
+/// What the driver reads.
+fn driver_config(text: &str) -> Result<tokio_postgres::Config, OptionsError> {
+    tokio_postgres::Config::from_str(text).map_err(|error| {
+        let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
+        OptionsError::Parse { reason: format!("{error}{cause}") }
+    })
+}
+
+fn named(files: &[PathBuf]) -> String {
+    let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    if files.is_empty() { "any file: PGSERVICEFILE and HOME are not set".to_owned() } else { files.join(" or ") }
+}
+
 impl ConnectOptions {
     /// How long one address may take to answer, unless the string says `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
     /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
-    /// (`host=10.0.0.1 dbname=app user=app`).
+    /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say itself is taken from that section
+    /// of the file that `PGSERVICEFILE` names, of `~/.pg_service.conf`, or of `pg_service.conf` in the folder `PGSYSCONFDIR`.
     ///
     /// # Errors
-    /// When it cannot be read, or names no host, user or database.
+    /// When it cannot be read, or names no host, user or database; when there is no such service, or its section cannot be
+    /// used.
     pub fn parse(text: &str) -> Result<ConnectOptions, OptionsError> {
+        ConnectOptions::parse_with(text, &service::standard_files())
+    }
+
+    /// [`ConnectOptions::parse`] with services from these files.
+    fn parse_with(text: &str, service_files: &[PathBuf]) -> Result<ConnectOptions, OptionsError> {
         let mut tls = TlsOptions::default();
         let mut attributes = TargetSessionAttrs::Any;
-        let rest = take_keys(text, |key, value| match key {
+        let mut own_key = |key: &str, value: &str| match key {
             "target_session_attrs" => {
                 attributes = match value {
                     "any" => TargetSessionAttrs::Any,
@@ -78,11 +117,44 @@ impl ConnectOptions {
                 Ok(true)
             }
             _ => tls.set(key, value),
+        };
+        let (mut service, mut said) = (None, Vec::new());
+        let mut rest = take_keys(text, |key, value| {
+            said.push(key.to_owned());
+            if key == "service" {
+                service = Some(value.to_owned());
+                return Ok(true);
+            }
+            own_key(key, value)
         })?;
-        let mut config = tokio_postgres::Config::from_str(&rest).map_err(|error| {
-            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
-            OptionsError::Parse { reason: format!("{error}{cause}") }
-        })?;
+        if let Some(name) = &service {
+            let config = driver_config(&rest)?;
+            // Of a URL, what stands before the `?`. With a host comes its port: 5432 where it says none.
+            let before = [
+                ("host", !config.get_hosts().is_empty()),
+                ("port", !config.get_ports().is_empty()),
+                ("user", config.get_user().is_some()),
+                ("password", config.get_password().is_some()),
+                ("dbname", config.get_dbname().is_some()),
+            ];
+            said.extend(before.into_iter().filter(|(_, there)| *there).map(|(key, _)| key.to_owned()));
+            let (file, pairs) = service::find(name, service_files)?;
+            for pair in pairs.iter().filter(|pair| !said.contains(&pair.key)) {
+                let wrong = |reason: &str| service::wrong(&file, name, pair.line, reason);
+                let wrong_value = || wrong(&format!("has a wrong value for {}", pair.key));
+                if own_key(&pair.key, &pair.value).map_err(|_| wrong_value())? {
+                    continue;
+                }
+                if let Err(OptionsError::Parse { reason }) = driver_config(&put_key("", &pair.key, &pair.value)) {
+                    return Err(match reason.contains("unknown option") {
+                        true => wrong("has a key that pgshard does not know"),
+                        false => wrong_value(),
+                    });
+                }
+                rest = put_key(&rest, &pair.key, &pair.value);
+            }
+        }
+        let mut config = driver_config(&rest)?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(OptionsError::Missing { key: "host" });
         }
@@ -132,7 +204,7 @@ impl ConnectOptions {
 
     /// The same options with certificate and key files that are not absolute taken as below `folder`.
     #[must_use]
-    pub fn with_files_below(mut self, folder: &std::path::Path) -> ConnectOptions {
+    pub fn with_files_below(mut self, folder: &Path) -> ConnectOptions {
         let files = [&mut self.tls.root_cert, &mut self.tls.cert, &mut self.tls.key];
         for file in files.into_iter().flatten() {
             *file = folder.join(&*file);
@@ -141,6 +213,16 @@ impl ConnectOptions {
             *file = folder.join(&*file);
         }
         self
+    }
+
+    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of them is left out.
+    pub fn each_address(&self) -> Vec<ConnectOptions> {
+        let one = |index| {
+            let mut config = self.at(index);
+            config.target_session_attrs(TargetSessionAttrs::Any);
+            ConnectOptions { config, answered: Arc::default(), ..self.clone() }
+        };
+        (0..self.count()).map(one).collect()
     }
 
     /// The addresses, `10.0.0.1:5432` or `/run/postgresql:5432`, in the order they are tried.
@@ -291,11 +373,57 @@ mod tests {
     }
 
     #[test]
+    fn a_service_says_what_the_string_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pg_service.conf");
+        let text = "[shop]\nhost=10.0.0.1\nport=6432\ndbname=shop\nuser=app\npassword=hun%r'2 \\ x\n\
+            sslmode=verify-full\nsslrootcert=/etc/ca.pem\ntarget_session_attrs=primary\nconnect_timeout=3\n\
+            [bad]\nhost=10.0.0.1\nhunter2=x\n[worse]\nconnect_timeout=hunter2\n[mode]\nsslmode=verify\n";
+        std::fs::write(&file, text).unwrap();
+        let parse = |text: &str| ConnectOptions::parse_with(text, std::slice::from_ref(&file));
+        for text in ["service=shop", "postgres:///?service=shop", "postgresql://?service=shop"] {
+            let options = parse(text).unwrap();
+            assert_eq!(options.to_string(), "app@10.0.0.1:6432/shop", "{text}");
+            assert_eq!(options.config.get_password(), Some(&b"hun%r'2 \\ x"[..]), "{text}");
+            assert_eq!((options.tls().mode, options.tls().root_cert.is_some()), (SslMode::VerifyFull, true), "{text}");
+            assert_eq!(options.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
+            assert_eq!(options.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
+        }
+        for (text, shown) in [
+            ("service=shop user=me port=1 sslmode=disable", "me@10.0.0.1:1/shop"),
+            ("port=1 user='me' service='shop' sslmode=disable", "me@10.0.0.1:1/shop"),
+            ("postgres://me@/?service=shop&port=1&sslmode=disable", "me@10.0.0.1:1/shop"),
+            ("postgres://me@db2,db3/?service=shop&sslmode=disable", "me@db2:5432,db3:5432/shop"),
+            ("postgres://me:x@db2:7/other?sslmode=disable&service=shop", "me@db2:7/other"),
+        ] {
+            let options = parse(text).unwrap();
+            assert_eq!((options.to_string(), options.tls().mode), (shown.to_owned(), SslMode::Disable), "{text}");
+        }
+        let error = |text: &str| parse(text).unwrap_err().to_string();
+        let place = |section: &str| format!("service [{section}] of {}: ", file.display());
+        assert_eq!(error("service=none"), format!("there is no service \"none\" in {}", file.display()));
+        assert_eq!(error("service=bad"), place("bad") + "line 13 has a key that pgshard does not know");
+        assert_eq!(error("service=worse"), place("worse") + "line 15 has a wrong value for connect_timeout");
+        assert_eq!(error("service=mode"), place("mode") + "line 17 has a wrong value for sslmode");
+    }
+
+    #[test]
     fn several_hosts_and_sockets() {
         let options = ConnectOptions::parse("postgres://app@a,b:1/app").unwrap();
         assert_eq!(options.addresses(), ["a:5432", "b:1"]);
         let options = ConnectOptions::parse("host=/run/pg user=app dbname=app").unwrap();
         assert_eq!(options.addresses(), ["/run/pg:5432"]);
+        let text = "postgres://app:x@a,b:1/app?target_session_attrs=primary&sslmode=require&connect_timeout=3";
+        let each = ConnectOptions::parse(text).unwrap().each_address();
+        assert_eq!(each.iter().map(ToString::to_string).collect::<Vec<_>>(), ["app@a:5432/app", "app@b:1/app"]);
+        for one in each {
+            assert_eq!(one.config.get_target_session_attrs(), TargetSessionAttrs::Any);
+            assert_eq!(
+                (one.tls.mode, one.config.get_connect_timeout()),
+                (SslMode::Require, Some(&Duration::from_secs(3)))
+            );
+            assert!(matches!(&one.password, Password::Given(given) if given == "x"));
+        }
     }
 
     #[test]

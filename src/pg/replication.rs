@@ -255,6 +255,10 @@ impl Replication {
             read.map_err(|source| ReplicationError::Password { to: to.clone(), source })?
                 .ok_or_else(|| unsupported("the server asks for a password and none is given"))
         };
+        // Whatever way the server would ask for: none of them binds here, and one without a password binds nothing.
+        if options.config.get_channel_binding() == ChannelBinding::Require {
+            return Err(unsupported("channel_binding=require is not possible on a replication connection"));
+        }
         let mut scram: Option<ScramSha256> = None;
         loop {
             let mut message = self.reader.answer().await?;
@@ -274,9 +278,6 @@ impl Replication {
                     frontend::password_message(hash.as_bytes(), &mut out).map_err(broken)?;
                 }
                 10 => {
-                    if options.config.get_channel_binding() == ChannelBinding::Require {
-                        return Err(unsupported("channel_binding=require is not possible on a replication connection"));
-                    }
                     if !message.body.split(|byte| *byte == 0).any(|name| name == b"SCRAM-SHA-256") {
                         return Err(unsupported("the server offers no way to authenticate that is known here"));
                     }

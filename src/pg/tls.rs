@@ -234,6 +234,16 @@ pub(super) fn take_keys(
     Ok(kept.join(" "))
 }
 
+/// A connection string with one more key.
+pub(super) fn put_key(text: &str, key: &str, value: &str) -> String {
+    if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+        let joint = if text.contains('?') { '&' } else { '?' };
+        return format!("{text}{joint}{}={}", percent_encoded(key), percent_encoded(value));
+    }
+    let value = value.replace('\\', "\\\\").replace('\'', "\\'");
+    format!("{text} {key}='{value}'")
+}
+
 /// The pairs of a key=value string: key, value without its quotes, and the pair as it stands. Text that is no pair comes
 /// as a pair without key, for the parser behind to refuse.
 fn pairs(text: &str) -> impl Iterator<Item = (String, String, String)> {
@@ -273,6 +283,14 @@ fn pairs(text: &str) -> impl Iterator<Item = (String, String, String)> {
         rest = whole[taken..].trim_start();
         Some((key.trim().to_owned(), value, whole[..taken].to_owned()))
     })
+}
+
+fn percent_encoded(text: &str) -> String {
+    let byte = |byte: &u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(*byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.as_bytes().iter().map(byte).collect()
 }
 
 fn percent_decoded(text: &str) -> String {

@@ -92,6 +92,11 @@ impl Circuit {
         self.generation.load(Ordering::Relaxed)
     }
 
+    /// Whether calls would fail at once.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(*self.state.borrow(), State::Open { .. })
+    }
+
     /// From now on every connection that was opened with this generation is closed instead of used.
     pub(super) fn retire(&self, generation: u32) {
         // Somebody else may have been faster.

@@ -87,6 +87,12 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
+    /// What was to be run by [`Reads`](super::Reads) is something else. Nothing was sent.
+    #[error("shard {shard}: a read begins with SELECT, WITH, VALUES, TABLE or SHOW")]
+    NotARead {
+        /// The shard.
+        shard: ShardId,
+    },
     /// The host cannot be connected to.
     #[error("host {host} of shard {shard} is out of reach")]
     Connect {

@@ -83,6 +83,10 @@ impl<'r> Shard<'r> {
         if self.key == cluster { Ok(()) } else { Err(Error::WrongKey { given: self.key, cluster }) }
     }
 
+    pub(super) fn router(self) -> &'r Router {
+        self.router
+    }
+
     /// The shard's number.
     pub fn id(self) -> ShardId {
         self.id
@@ -273,7 +277,7 @@ impl<'r> Shard<'r> {
         result
     }
 
-    async fn run_to_end<A: Answer>(
+    pub(super) async fn run_to_end<A: Answer>(
         self,
         sql: SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],

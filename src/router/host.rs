@@ -14,6 +14,7 @@ use super::look::Questions;
 use super::metrics::HostMetrics;
 use super::options::{HostOptions, Options, PrepareMode};
 use super::places::Places;
+use super::replica::Replicas;
 use super::room::Room;
 use super::session::{Lease, Manager, OpenError, Statements};
 use super::unnamed::Learned;
@@ -29,6 +30,7 @@ pub(super) struct Host {
     control: Pool<Manager>,
     pub(super) circuit: Arc<Circuit>,
     pub(super) questions: Questions,
+    pub(super) replicas: Replicas,
     /// Calls that are getting a connection.
     getting: AtomicU32,
     getting_max: u32,
@@ -71,6 +73,7 @@ impl Host {
             pool.build().expect("a pool with timeouts was given its runtime")
         };
         let size = u32::try_from(host.pool_size).unwrap_or(u32::MAX);
+        let replicas = Replicas::new(host, options, room);
         let host = Host {
             name: host.name.clone(),
             // A place is only asked for its connection when it is free.
@@ -82,6 +85,7 @@ impl Host {
             control: pool(Self::CONTROL_SIZE, Some(options.wait_max), 8, None),
             circuit,
             questions: Questions::new(),
+            replicas,
             getting: AtomicU32::new(0),
             getting_max: options.waiters_per_host.saturating_add(size),
             waiters_max: options.waiters_per_host,

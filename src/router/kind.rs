@@ -51,6 +51,11 @@ impl Kind {
         }
     }
 
+    /// Whether it begins with WITH.
+    pub(super) fn is_with(sql: &str) -> bool {
+        Words(sql).next().as_deref() == Some("WITH")
+    }
+
     /// Whether it is certain that nothing of a failed statement stays, so that it may run again.
     pub(super) fn repeatable(self) -> bool {
         self != Kind::Once

@@ -10,6 +10,7 @@ use metrics::{
     Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
+use super::replica::Why;
 use super::stale::{Met, Verdict};
 use crate::map::{HostName, MapVersion};
 
@@ -29,6 +30,10 @@ const SIGNPOSTS: &str = "pgshard_signposts_total";
 const FENCES: &str = "pgshard_fences_total";
 /// Statements and transactions run again, by reason.
 const RETRIES: &str = "pgshard_retries_total";
+/// Reads that a standby may answer, by whether one did.
+const READS: &str = "pgshard_reads_total";
+/// How old what a standby shows may be, as far as the router knows.
+const REPLICA_LAG_SECONDS: &str = "pgshard_replica_lag_seconds";
 /// Of the map that the router has.
 const MAP_VERSION: &str = "pgshard_map_version";
 
@@ -42,6 +47,8 @@ fn describe() {
     describe_counter!(SIGNPOSTS, Unit::Count, "Answers of signposts");
     describe_counter!(FENCES, Unit::Count, "Times that a call waited because its shard was fenced");
     describe_counter!(RETRIES, Unit::Count, "Statements and transactions run again, by reason");
+    describe_counter!(READS, Unit::Count, "Reads that a standby may answer, by whether one did");
+    describe_gauge!(REPLICA_LAG_SECONDS, Unit::Seconds, "How old what a standby shows may be");
     describe_gauge!(MAP_VERSION, Unit::Count, "Version of the shard map");
 }
 
@@ -61,6 +68,10 @@ struct Handles {
     after_moved: Counter,
     after_fence: Counter,
     after_error: Counter,
+    by_standby: Counter,
+    as_lagging: Counter,
+    as_behind: Counter,
+    as_failed: Counter,
 }
 
 impl Handles {
@@ -79,6 +90,10 @@ impl Handles {
             after_moved: counter!(RETRIES, "host" => host(), "reason" => "moved"),
             after_fence: counter!(RETRIES, "host" => host(), "reason" => "fenced"),
             after_error: counter!(RETRIES, "host" => host(), "reason" => "error"),
+            by_standby: counter!(READS, "host" => host(), "outcome" => "standby"),
+            as_lagging: counter!(READS, "host" => host(), "outcome" => "lagging"),
+            as_behind: counter!(READS, "host" => host(), "outcome" => "behind"),
+            as_failed: counter!(READS, "host" => host(), "outcome" => "failed"),
         }
     }
 }
@@ -132,13 +147,26 @@ impl HostMetrics {
         self.handles(host).look_ups.increment(1);
     }
 
-    /// A statement met a move there, and this is what the host said of it.
-    pub(super) fn met(&self, host: &HostName, met: Met, verdict: &Verdict) {
+    /// A statement met a move there.
+    pub(super) fn met(&self, host: &HostName, met: Met) {
         if met == Met::Signpost {
             self.handles(host).signposts.increment(1);
         }
-        if matches!(verdict, Verdict::Wait | Verdict::Expire) {
-            self.handles(host).fences.increment(1);
+    }
+
+    /// And waits because the shard is closed.
+    pub(super) fn fence(&self, host: &HostName) {
+        self.handles(host).fences.increment(1);
+    }
+
+    /// A read has ended at a standby, or goes to the primary.
+    pub(super) fn read(&self, host: &HostName, primary: Option<Why>) {
+        let handles = self.handles(host);
+        match primary {
+            None => handles.by_standby.increment(1),
+            Some(Why::Lagging) => handles.as_lagging.increment(1),
+            Some(Why::Behind) => handles.as_behind.increment(1),
+            Some(Why::Failed) => handles.as_failed.increment(1),
         }
     }
 
@@ -150,6 +178,11 @@ impl HostMetrics {
             Reason::Error => handles.after_error.increment(1),
         }
     }
+}
+
+/// So old may be what the standby at this address shows.
+pub(super) fn replica_lag(host: &HostName, standby: &str, lag: Duration) {
+    gauge!(REPLICA_LAG_SECONDS, "host" => host.to_string(), "standby" => standby.to_owned()).set(lag.as_secs_f64());
 }
 
 /// The router has another map, or its first.

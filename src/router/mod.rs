@@ -1,6 +1,7 @@
 //! The router: from a key or an ID to a connection that reaches its shard, moves or no moves.
 //!
 //! - [`Router`] knows the map and the hosts; [`Shard`] runs SQL on one shard; [`Transaction`] is what a closure gets.
+//! - [`Reads`] are statements that a standby may answer.
 //! - `{shard}` in SQL is the shard's schema ([`crate::pg::Template`]).
 //!
 //! # Moves
@@ -27,7 +28,9 @@ mod metrics;
 mod options;
 mod places;
 mod raw;
+mod reads;
 mod recover;
+mod replica;
 mod room;
 mod routing;
 mod session;
@@ -56,6 +59,7 @@ pub use handle::Shard;
 pub(crate) use lane::{Lane, Ran};
 pub use options::{HostOptions, HostSource, Options, PrepareMode};
 pub use raw::RawClient;
+pub use reads::{Position, PositionError, Reads};
 pub use sql::{Sql, SqlText};
 pub use transaction::{Transaction, TransactionBuilder};
 

@@ -19,12 +19,16 @@ pub struct HostOptions {
     pub pool_size: usize,
     /// How statements are prepared there.
     pub prepare: PrepareMode,
+    /// The servers that may answer [`Reads`](super::Reads) for it: its standbys, and it does no harm if the host itself is among
+    /// them. Each has as many connections as the host, and is asked how far it is once a second,
+    /// and at least four times in [`Options::max_replica_lag`], while somebody reads. Default none.
+    pub replicas: Vec<ConnectOptions>,
 }
 
 impl HostOptions {
     /// This host, with so many connections at most and the defaults.
     pub fn new(name: HostName, connect: ConnectOptions, pool_size: usize) -> HostOptions {
-        HostOptions { name, connect, pool_size, prepare: PrepareMode::default() }
+        HostOptions { name, connect, pool_size, prepare: PrepareMode::default(), replicas: Vec::new() }
     }
 }
 
@@ -86,6 +90,10 @@ pub struct Options {
     /// How long a call may take, with all waiting and every try; [`Shard::within`](super::Shard::within) says it for one.
     /// Past it, the statement is cancelled. Default no limit.
     pub statement_timeout: Option<Duration>,
+    /// How old what [`Reads`](super::Reads) see may be: a standby that is not known to show all that is older is not read. Default 5 s.
+    pub max_replica_lag: Duration,
+    /// How long a read waits for a standby to reach its [`Position`](super::Position). Default 200 ms.
+    pub replica_wait: Duration,
     /// How many calls may wait for one shard that is being moved; the next gets [`Error::TooManyWaiting`](super::Error) at
     /// once. Default 1024.
     pub waiters_per_shard: u32,
@@ -117,6 +125,8 @@ impl Options {
             retry_for: Duration::from_secs(15),
             max_connections: None,
             statement_timeout: None,
+            max_replica_lag: Duration::from_secs(5),
+            replica_wait: Duration::from_millis(200),
             waiters_per_shard: 1024,
             waiters_per_host: 4096,
             wait_max: Duration::from_secs(5),

@@ -75,11 +75,15 @@ impl<'r> Recovery<'r> {
     ) -> Result<Next, Error> {
         let _waiting = self.enter(&place.host)?;
         self.since.get_or_insert_with(Instant::now);
+        place.host.metrics.met(&place.host.name, met);
+        let mut closed = false;
         loop {
             let answered = self.ask(&place.host, met).await?;
             let verdict = judge(met, &answered.look, began.elapsed(), place.epoch);
             tracing::debug!(shard = %self.shard, host = %place.host.name, ?met, ?verdict, "a statement met a move");
-            place.host.metrics.met(&place.host.name, met, &verdict);
+            if matches!(verdict, Verdict::Wait | Verdict::Expire) && !std::mem::replace(&mut closed, true) {
+                place.host.metrics.fence(&place.host.name);
+            }
             if verdict == Verdict::Own {
                 return Ok(Next::Own);
             }

@@ -70,6 +70,11 @@ impl Sql {
     pub(super) fn kind(&self) -> Kind {
         self.0.kind
     }
+
+    /// Whether its first word is one of those that queries begin with. One that begins with WITH can write all the same.
+    pub(super) fn may_only_read(&self) -> bool {
+        self.only_reads() || Kind::is_with(&self.0.text)
+    }
 }
 
 /// What the methods that run SQL take: `&str`, `&String` or `&Sql`.

@@ -36,3 +36,28 @@ on_each_version! {
         world.run(&["host", "add", "db3", &url]).await.ended(0);
     }
 }
+
+/// A host that is named by a service of `pg_service.conf`, as for psql; what is wrong with that is said with file and section.
+#[tokio::test]
+async fn a_host_by_its_service() {
+    let world = World::new(&[15], 4).await;
+    let text = std::fs::read_to_string(&world.config.path).unwrap();
+    let text = text.replace(&world.servers.server(0).url(), "service=first");
+    assert!(text.contains("\"service=first\""), "{text}");
+    std::fs::write(&world.config.path, text).unwrap();
+    let run = async |services: &str| {
+        let file = world.write("services.conf", services);
+        let ran = world.run_with(&["sql", "SELECT 1"], &[("PGSERVICEFILE", file.to_str().unwrap())]).await;
+        (ran.code(), ran.stderr)
+    };
+    let good = format!("[first]\nhost=127.0.0.1\nport={}\nuser=app\ndbname=app\n", world.servers.server(0).port());
+    assert_eq!(run(&good).await.0, 0);
+    for (services, words) in [
+        ("[second]\nhost=127.0.0.1\n".to_owned(), "there is no service \"first\""),
+        (format!("{good}hots=hunter2\n"), "line 6 has a key that pgshard does not know"),
+        (good.replace("user=app\n", ""), "the url names no user"),
+    ] {
+        let (code, said) = run(&services).await;
+        assert!(code == 2 && said.contains(words) && !said.contains("hunter2"), "{code} {said}");
+    }
+}

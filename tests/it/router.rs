@@ -4,11 +4,13 @@ mod bounds;
 mod by_hand;
 mod health;
 mod many;
+mod metrics;
 mod moves;
 mod old_maps;
 mod orm;
 mod pooler;
 mod proxy;
+mod replicas;
 mod sessions;
 
 use std::collections::BTreeMap;

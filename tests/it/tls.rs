@@ -9,11 +9,16 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
 use crate::support::TestCluster;
 
-/// A server that takes TLS connections under the name `localhost`, its authority's certificate and somebody else's.
+/// A server that takes TLS connections under the name `localhost` and at the address 127.0.0.1, its authority's certificate and
+/// somebody else's.
 struct World {
     cluster: TestCluster,
     authority: PathBuf,
     stranger: PathBuf,
+    /// Who signs for them.
+    issuers: [Issuer<'static, KeyPair>; 2],
+    /// `pg_hba.conf` as it was.
+    rules: String,
 }
 
 impl World {
@@ -21,7 +26,7 @@ impl World {
         let cluster = TestCluster::start(version, 1);
         let (authority, stranger) = (ca("pgshard test"), ca("somebody else"));
         let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        let certificate = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
         let certificate = certificate.signed_by(&key, &authority.1).unwrap();
         let data = cluster.server(0).data_directory();
         give(&data, "server.crt", &certificate.pem());
@@ -32,6 +37,8 @@ impl World {
         let world = World {
             authority: cluster.write("authority.pem", &authority.0),
             stranger: cluster.write("stranger.pem", &stranger.0),
+            issuers: [authority.1, stranger.1],
+            rules: std::fs::read_to_string(data.join("pg_hba.conf")).unwrap(),
             cluster,
         };
         // The reload is heard a moment later, by the next connection that finds TLS on.
@@ -51,6 +58,40 @@ impl World {
         let connection = ConnectOptions::parse(&text).unwrap().connect("tls test").await?;
         let sql = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
         Ok(connection.query_one(sql, &[]).await.unwrap().get(0))
+    }
+
+    /// Puts rules before all others, and comes back when they hold: when these keys are refused.
+    async fn rule(&self, rules: &str, refused: &str) {
+        let file = self.cluster.server(0).data_directory().join("pg_hba.conf");
+        std::fs::write(&file, format!("{rules}\n{}", self.rules)).unwrap();
+        self.cluster.superuser(0).await.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
+        for _ in 0..200 {
+            if self.connect("localhost", refused).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(25)).await;
+        }
+        panic!("the rule does not hold: {rules}");
+    }
+
+    /// A certificate for a role and its key, signed by one of the two; as the keys of a connection string.
+    fn client(&self, role: &str, issuer: usize) -> String {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(rcgen::DnType::CommonName, role);
+        let certificate = params.signed_by(&key, &self.issuers[issuer]).unwrap();
+        let write = |kind: &str, text: String| self.cluster.write(&format!("{role}{issuer}.{kind}"), &text);
+        let (certificate, key) = (write("crt", certificate.pem()), write("key", key.serialize_pem()));
+        format!("sslcert={} sslkey={}", certificate.display(), key.display())
+    }
+}
+
+/// The server's SQLSTATE, or what the driver says.
+fn refusal<T: std::fmt::Debug>(outcome: Result<T, ConnectError>) -> String {
+    let ConnectError::Refused { source, .. } = outcome.unwrap_err() else { panic!("the server was not asked") };
+    match source.code() {
+        Some(code) => code.code().to_owned(),
+        None => std::error::Error::source(&source).map(ToString::to_string).unwrap_or_default(),
     }
 }
 
@@ -80,7 +121,7 @@ async fn modes() {
     let root = |path: &Path| format!("sslrootcert={}", path.display());
     let (ours, theirs) = (root(&world.authority), root(&world.stranger));
     // Under which name, with what: encrypted, not encrypted, or refused.
-    let cases: [(&str, String, Option<bool>); 12] = [
+    let cases: [(&str, String, Option<bool>); 16] = [
         ("localhost", "sslmode=disable".to_owned(), Some(false)),
         ("localhost", String::new(), Some(true)),
         ("localhost", "sslmode=prefer".to_owned(), Some(true)),
@@ -93,6 +134,10 @@ async fn modes() {
         ("localhost", format!("sslmode=verify-full {ours}"), Some(true)),
         ("db.example", format!("sslmode=verify-full {ours}"), None),
         ("localhost", format!("sslmode=verify-full {theirs}"), None),
+        ("127.0.0.1", format!("sslmode=verify-full {ours}"), Some(true)),
+        ("127.0.0.2", format!("sslmode=verify-full {ours}"), None),
+        ("127.0.0.2", format!("sslmode=verify-ca {ours}"), Some(true)),
+        ("127.0.0.1", format!("sslmode=verify-full {theirs}"), None),
     ];
     for (name, tls, expected) in cases {
         let outcome = world.connect(name, &tls).await;
@@ -107,6 +152,64 @@ async fn modes() {
     }
     let missing = world.connect("localhost", "sslmode=verify-full sslrootcert=/nowhere.pem").await;
     assert!(matches!(missing, Err(ConnectError::Tls { .. })), "{missing:?}");
+}
+
+/// The server lets in who shows a certificate of its authority, made out to the role.
+#[tokio::test]
+async fn client_certificates() {
+    let world = World::start(15).await;
+    let authority = std::fs::read_to_string(&world.authority).unwrap();
+    give(&world.cluster.server(0).data_directory(), "root.crt", &authority);
+    let superuser = world.cluster.superuser(0).await;
+    superuser.execute("ALTER SYSTEM SET ssl_ca_file = 'root.crt'", &[]).await.unwrap();
+    world.rule("hostssl all app 127.0.0.1/32 cert", "sslmode=require").await;
+    let full = format!("sslmode=verify-full sslrootcert={}", world.authority.display());
+    let app = world.client("app", 0);
+    assert!(world.connect("localhost", &format!("{full} {app}")).await.unwrap());
+    assert!(world.connect("localhost", &app).await.unwrap(), "sslmode=prefer shows it too");
+    let refused = async |keys: &str| refusal(world.connect("localhost", &format!("{full} {keys}")).await);
+    assert_eq!(refused("").await, "28000");
+    assert_eq!(refused(&world.client("somebody", 0)).await, "28000");
+    // Of the stranger's certificate the server hears within the handshake, and ends it.
+    refused(&world.client("app", 1)).await;
+
+    let (certificate, key) = app.split_once(' ').unwrap();
+    for half in [certificate, key, "sslcert=/nowhere.crt sslkey=/nowhere.key"] {
+        let outcome = world.connect("localhost", &format!("{full} {half}")).await;
+        assert!(matches!(outcome, Err(ConnectError::Tls { .. })), "{half}: {outcome:?}");
+    }
+}
+
+/// `channel_binding=require` takes a server that proves to know the password over this very TLS connection, and no other.
+#[tokio::test]
+async fn channel_binding() {
+    let world = World::start(15).await;
+    let connect = async |keys: &str| world.connect("localhost", keys).await;
+    // Nobody is asked for a password, so nothing is bound.
+    let words = refusal(connect("sslmode=require channel_binding=require").await);
+    assert!(words.contains("channel binding"), "{words}");
+    assert!(connect("sslmode=require channel_binding=prefer").await.unwrap());
+
+    let superuser = world.cluster.superuser(0).await;
+    let sql = "SET password_encryption = 'scram-sha-256'; ALTER ROLE app PASSWORD 'secret'";
+    superuser.batch_execute(sql).await.unwrap();
+    world.rule("host all app 127.0.0.1/32 scram-sha-256", "password=wrong").await;
+    let full = format!("sslmode=verify-full sslrootcert={} channel_binding=require", world.authority.display());
+    assert!(connect(&format!("{full} password=secret")).await.unwrap());
+    assert_eq!(refusal(connect(&format!("{full} password=wrong")).await), "28P01");
+    for binding in ["disable", "prefer"] {
+        assert!(!connect(&format!("sslmode=disable channel_binding={binding} password=secret")).await.unwrap());
+        assert!(connect(&format!("sslmode=require channel_binding={binding} password=secret")).await.unwrap());
+    }
+    // Without TLS there is nothing to bind to.
+    let words = refusal(connect("sslmode=disable channel_binding=require password=secret").await);
+    assert!(words.contains("channel binding"), "{words}");
+
+    // A server that wants the password itself could hand it on.
+    world.rule("host all app 127.0.0.1/32 password", "password=wrong").await;
+    assert!(connect("sslmode=require password=secret").await.unwrap());
+    let words = refusal(connect(&format!("{full} password=secret")).await);
+    assert!(words.contains("channel binding"), "{words}");
 }
 
 /// Replication connections are opened by ourselves: the same modes, and every way to show a password.
@@ -150,5 +253,9 @@ async fn replication_connections() {
         assert_eq!(replicated(&wrong, encrypted).await.unwrap_err().code(), Some("28P01"), "{method}");
         let right = options("localhost", "password='pass wörd' sslmode=require");
         assert_eq!(replicated(&right, encrypted).await.unwrap().as_deref(), Some("t"), "{method}");
+        // What is not possible there is refused before a password is sent.
+        let bound = options("localhost", "password='pass wörd' sslmode=require channel_binding=require");
+        let error = replicated(&bound, encrypted).await.unwrap_err().to_string();
+        assert!(error.contains("channel_binding=require is not possible"), "{error}");
     }
 }

@@ -40,7 +40,12 @@ pub(crate) fn schema(number: u16) -> String {
 
 impl Shards {
     pub(crate) async fn start(version: u32, shards: u16) -> Shards {
-        let cluster = TestCluster::start(version, 2);
+        Shards::start_beside(version, shards, 0).await
+    }
+
+    /// Beside the two, so many servers without shards, for standbys.
+    pub(crate) async fn start_beside(version: u32, shards: u16, spare: usize) -> Shards {
+        let cluster = TestCluster::start(version, 2 + spare);
         let db = [cluster.app(0).await, cluster.app(1).await];
         for (host, client) in db.iter().enumerate() {
             client.batch_execute(CONTROL).await.unwrap();
@@ -67,7 +72,7 @@ impl Shards {
     pub(crate) fn options(&self) -> Options {
         let host =
             |server: &Server| HostOptions::new(server.name().clone(), ConnectOptions::parse(&server.url()).unwrap(), 4);
-        let hosts = self.cluster.servers().into_iter().map(host);
+        let hosts = self.cluster.servers().into_iter().take(2).map(host);
         Options::new(hosts.collect(), self.map.clone())
     }
 

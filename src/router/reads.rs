@@ -1,0 +1,321 @@
+//! A shard, for those who only read: on a standby of its host where that is near enough, on the primary where not.
+//!
+//! What may not break: what a standby says is never the last word about an error. Whatever goes wrong there is asked of the
+//! primary, as if nothing had been asked before.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{PgLsn, ToSql};
+
+use super::error::Error;
+use super::handle::{Shard, at_most_one, one};
+use super::replica::{Standby, Why};
+use super::session::{Failed, Prepare};
+use super::sql::{Rendered, Sql, SqlText};
+use super::stale::Met;
+use crate::map::ShardEpoch;
+use crate::shard::ShardId;
+
+/// A shard for calls that only read. Made by [`Shard::reads`].
+///
+/// A statement goes to a standby of the shard's host, in turn where there are several, if the router has been given some
+/// ([`HostOptions::replicas`](super::HostOptions::replicas)) and knows that one of them shows everything older than
+/// [`Options::max_replica_lag`](super::Options::max_replica_lag). Otherwise, and when it fails there, whatever the reason, it
+/// runs on the primary like any other. So it gives no error that it would not give without standbys, but for a standby that
+/// has no free connection, or that cancels a statement that takes too long.
+///
+/// What one reads is what was committed, at the latest, that long ago; and of two reads the second may show less than the
+/// first. [`Reads::after`] is for those who must see what they wrote. The same holds while the shard moves: a standby of
+/// the host that it leaves goes on showing it until it has replayed the move, and after that the router asks elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Reads<'r> {
+    shard: Shard<'r>,
+    after: Option<Position>,
+}
+
+/// How far the host of a shard had written its log: everything that was committed before is before it. Made by
+/// [`Shard::position`], for [`Reads::after`]; as text (`7@2:0/16B3748`: shard, epoch, LSN) it fits into a cookie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Position {
+    shard: ShardId,
+    epoch: ShardEpoch,
+    lsn: u64,
+}
+
+/// The text is no [`Position`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a position is written as in 7@2:0/16B3748: shard, epoch, LSN")]
+pub struct PositionError;
+
+/// Not only what is flushed: a commit that did not wait for its flush counts as well.
+const POSITION: &str =
+    "SELECT pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.current_setting('wal_block_size')::pg_catalog.int8";
+
+/// How often a position is asked for anew because the shard moved meanwhile.
+const MOVES_MAX: u32 = 8;
+
+impl<'r> Shard<'r> {
+    /// The shard for calls that only read: they may be answered by a standby, see [`Reads`].
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
+    /// let rows = router.by_key(user).reads().query("SELECT * FROM {shard}.photos WHERE user_id = $1", &[&user]).await?;
+    ///
+    /// router.by_key(user).execute("UPDATE {shard}.users SET name = 'Ada' WHERE id = $1", &[&user]).await?;
+    /// let written = router.by_key(user).position().await?;
+    /// let reads = router.by_key(user).reads().after(written);
+    /// let row = reads.query_one("SELECT name FROM {shard}.users WHERE id = $1", &[&user]).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn reads(self) -> Reads<'r> {
+        Reads { shard: self, after: None }
+    }
+
+    /// How far the shard's host has written its log. To be asked of the router that wrote, after the write was acknowledged.
+    ///
+    /// # Errors
+    /// As [`Shard::query`].
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn position(self) -> Result<Position, Error> {
+        let inner = self.router().inner();
+        let mut moves = 0;
+        loop {
+            let epoch = inner.place(self.id())?.epoch;
+            let row = self.query_one(POSITION, &[]).await?;
+            let (lsn, block): (PgLsn, i64) = (row.get(0), row.get(1));
+            // The log is the host's: it was asked if the shard is where it was before.
+            let place = inner.place(self.id())?;
+            if place.epoch == epoch {
+                return Ok(Position { shard: self.id(), epoch, lsn: past_records(lsn.into(), block.unsigned_abs()) });
+            }
+            moves += 1;
+            if moves == MOVES_MAX {
+                let host = place.host.name.clone();
+                let reason = format!("it moved {moves} times while it was asked how far its log is");
+                return Err(Error::ShardUnavailable { shard: self.id(), host, waited_ms: 0, reason });
+            }
+        }
+    }
+}
+
+/// At the beginning of a page the server names the place behind the page's header, where the next record will be. No
+/// standby gets there before that record: what it can reach is the end of the page before.
+fn past_records(lsn: u64, block: u64) -> u64 {
+    const HEADERS: [u64; 2] = [24, 40];
+    match lsn.checked_rem(block) {
+        Some(header) if HEADERS.contains(&header) => lsn - header,
+        _ => lsn,
+    }
+}
+
+impl Reads<'_> {
+    /// Only where everything up to `position` is to be seen: a standby that is not there yet is waited for, for
+    /// [`Options::replica_wait`](super::Options::replica_wait) at most; then the primary is asked. It is asked at once when the
+    /// position is one from before a move, or of another shard.
+    #[must_use]
+    pub fn after(mut self, position: Position) -> Self {
+        self.after = Some(position);
+        self
+    }
+
+    /// As [`Shard::within`]; the standby and the primary together.
+    #[must_use]
+    pub fn within(mut self, limit: Duration) -> Self {
+        self.shard = self.shard.within(limit);
+        self
+    }
+
+    /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and gives its rows. `{shard}` in it is the
+    /// shard's schema.
+    ///
+    /// # Errors
+    /// As [`Shard::query`], and [`Error::NotARead`] for other statements.
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`].
+    pub async fn query<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        self.run(sql.into(), params).await
+    }
+
+    /// Runs a statement that gives exactly one row.
+    ///
+    /// # Errors
+    /// As [`Reads::query`], and [`Error::RowCount`] for another number of rows.
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`].
+    pub async fn query_one<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error> {
+        one(self.shard.id(), self.run(sql.into(), params).await?)
+    }
+
+    /// Runs a statement that gives one row or none.
+    ///
+    /// # Errors
+    /// As [`Reads::query`], and [`Error::RowCount`] for more than one row.
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`].
+    pub async fn query_opt<'s>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, Error> {
+        at_most_one(self.shard.id(), self.run(sql.into(), params).await?)
+    }
+
+    #[tracing::instrument(level = "debug", name = "pgshard.statement", skip_all, fields(shard = %self.shard.id()))]
+    async fn run(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
+        self.shard.checked()?;
+        let began = Instant::now();
+        let sent = AtomicBool::new(false);
+        // Boxed: it is large, and whoever calls keeps it in a future of his own.
+        let result = self.shard.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent))).await;
+        self.shard.router().inner().count_request(self.shard.id(), began, result.is_ok());
+        result
+    }
+
+    async fn run_to_end(
+        self,
+        sql: SqlText<'_>,
+        params: &[&(dyn ToSql + Sync)],
+        sent: &AtomicBool,
+    ) -> Result<Vec<Row>, Error> {
+        let (inner, shard) = (self.shard.router().inner(), self.shard.id());
+        let sql = inner.sql.read(sql);
+        if !sql.may_only_read() {
+            return Err(Error::NotARead { shard });
+        }
+        let place = inner.place(shard)?;
+        if !place.host.replicas.is_empty() {
+            let position = match self.after {
+                None => Ok(None),
+                Some(after) if after.shard == shard && after.epoch == place.epoch => Ok(Some(after.lsn)),
+                Some(_) => Err(Why::Behind),
+            };
+            let standby = match position {
+                Ok(position) => place.host.replicas.choose(&place.host, position).await,
+                Err(why) => Err(why),
+            };
+            let answer = match standby {
+                Ok(standby) => self.at(&standby, &sql, params).await?.ok_or(Why::Failed),
+                Err(why) => Err(why),
+            };
+            place.host.metrics.read(&place.host.name, answer.as_ref().err().copied());
+            if let Ok(rows) = answer {
+                return Ok(rows);
+            }
+        }
+        self.shard.run_to_end(SqlText::Read(&sql), params, sent).await
+    }
+
+    /// Runs the statement on a standby. `None` when the primary is to be asked.
+    async fn at(
+        self,
+        standby: &Arc<Standby>,
+        sql: &Sql,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Vec<Row>>, Error> {
+        let shard = self.shard.id();
+        let mut lease = match standby.host.lease(shard).await {
+            Ok(lease) => lease,
+            // That there are too many readers is not to be the primary's trouble.
+            Err(error @ (Error::PoolTimeout { .. } | Error::TooManyWaiting { .. })) => return Err(error),
+            Err(_) => return Ok(None),
+        };
+        let text = sql.render(&self.shard.schema());
+        let failed = match lease.run(Rendered::new(sql, &text), params, Prepare::Once).await {
+            Ok(rows) => return Ok(Some(rows)),
+            Err(failed) => failed,
+        };
+        if failed.lost(&lease.session().connection) {
+            lease.discard();
+            standby.host.circuit.doubt();
+            return Ok(None);
+        }
+        if remembers(&failed) {
+            lease.discard();
+        }
+        tracing::debug!(%shard, host = %standby.host.name, error = %failed.error, "a standby gives an error");
+        // It took too long, or somebody ended it: another try would take as long.
+        if failed.error.code() == Some(&SqlState::QUERY_CANCELED) {
+            return Err(Error::Statement { shard, host: standby.host.name.clone(), source: failed.error });
+        }
+        Ok(None)
+    }
+}
+
+/// Whether the session may remember a signpost. A mistake of the application's, of which nobody asks here whether it is
+/// one, costs no connection: only what goes wrong in a function has a CONTEXT.
+fn remembers(failed: &Failed) -> bool {
+    let within = failed.error.as_db_error().is_some_and(|error| error.where_().is_some());
+    failed.may_be_remembered() && (within || Met::of(&failed.error) == Some(Met::Signpost))
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}:{}", self.shard, self.epoch, PgLsn::from(self.lsn))
+    }
+}
+
+impl FromStr for Position {
+    type Err = PositionError;
+
+    fn from_str(text: &str) -> Result<Position, PositionError> {
+        let read = || {
+            let (shard, rest) = text.split_once('@')?;
+            let (epoch, lsn) = rest.split_once(':')?;
+            Some(Position {
+                shard: ShardId::new(shard.parse().ok()?)?,
+                epoch: ShardEpoch::new(epoch.parse().ok()?)?,
+                lsn: lsn.parse::<PgLsn>().ok()?.into(),
+            })
+        };
+        read().ok_or(PositionError)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_as_text() {
+        let position =
+            Position { shard: ShardId::new(7).unwrap(), epoch: ShardEpoch::new(2).unwrap(), lsn: 0x0001_016B_3748 };
+        assert_eq!(position.to_string(), "7@2:1/16B3748");
+        assert_eq!(position.to_string().parse(), Ok(position));
+        for text in ["", "7", "7@2", "7@0:0/1", "8192@1:0/1", "7@2:16B3748", "7@2:0/x", "x@2:0/1", "-1@2:0/1"] {
+            assert_eq!(text.parse::<Position>(), Err(PositionError), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_position_is_one_that_can_be_reached() {
+        for (lsn, reached) in [
+            (8192 * 5, 8192 * 5),
+            (8192 * 5 + 24, 8192 * 5),
+            (8192 * 2048 + 40, 8192 * 2048),
+            (8192 * 5 + 32, 8192 * 5 + 32),
+            (8192 * 5 - 24, 8192 * 5 - 24),
+        ] {
+            assert_eq!(past_records(lsn, 8192), reached);
+        }
+        assert_eq!(past_records(24, 0), 24);
+    }
+}

@@ -1,0 +1,227 @@
+//! Reads from standbys: which of them are read, what one sees there, and what happens when one cannot.
+
+use std::time::{Duration, Instant};
+
+use metrics_util::debugging::DebuggingRecorder;
+use pgshard::Router;
+use pgshard::dev::StopMode;
+use pgshard::pg::ConnectOptions;
+use pgshard::router::{Error, Options, Position};
+use tokio_postgres::Client;
+
+use super::INSERT;
+use super::by_hand::Shards;
+use super::metrics::Recorded;
+
+/// How many photos there are, and whether a standby says so.
+const SEEN: &str = "SELECT count(*), pg_is_in_recovery() FROM {shard}.photos";
+
+/// Hosts as the cluster's, and the last server as a standby of the first host, made one.
+async fn with_standby(version: u32, shards: u16) -> (Shards, Options) {
+    let count = i32::from(shards);
+    let shards = Shards::start_beside(version, shards, 1).await;
+    for (host, client) in shards.db.iter().enumerate() {
+        // As bootstrap does. The servers are copies of one, so that only the name tells them apart.
+        let sql =
+            "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name) VALUES ($1, 0, 'shard_', $2)";
+        client.execute(sql, &[&count, &shards.name(host).as_str()]).await.unwrap();
+    }
+    shards.cluster.make_standby(version, 2, 0);
+    let mut options = shards.options();
+    // As with several addresses in the url: the host itself is among them.
+    let ports = [0, 2].map(|server| shards.cluster.server(server).port().to_string()).join(",");
+    let text = format!("host=127.0.0.1,127.0.0.1 port={ports} user=app dbname=app target_session_attrs=primary");
+    let connect = ConnectOptions::parse(&text).unwrap();
+    options.hosts[0].replicas = connect.each_address();
+    options.hosts[0].connect = connect;
+    options.replica_wait = Duration::from_secs(10);
+    (shards, options)
+}
+
+async fn seen(router: &Router, key: i64) -> (i64, bool) {
+    let row = router.by_key(key).reads().query_one(SEEN, &[]).await.unwrap();
+    (row.get(0), row.get(1))
+}
+
+/// Reads until a standby answers, or until the primary does; gives what it saw.
+async fn until(router: &Router, key: i64, standby: bool) -> i64 {
+    let began = Instant::now();
+    loop {
+        match seen(router, key).await {
+            (count, by_standby) if by_standby == standby => return count,
+            other => assert!(began.elapsed() < Duration::from_secs(30), "{other:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn write(router: &Router, key: i64, id: i64) -> Position {
+    router.by_key(key).execute(INSERT, &[&id, &"x"]).await.unwrap();
+    router.by_key(key).position().await.unwrap()
+}
+
+/// Stops the replay, and waits until it has.
+async fn pause(standby: &Client) {
+    standby.batch_execute("SELECT pg_wal_replay_pause()").await.unwrap();
+    let sql = "SELECT pg_get_wal_replay_pause_state()";
+    while standby.query_one(sql, &[]).await.unwrap().get::<_, &str>(0) != "paused" {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn resume(standby: &Client) {
+    standby.batch_execute("SELECT pg_wal_replay_resume()").await.unwrap();
+}
+
+on_each_version! {
+    /// A standby answers while it is near enough; the primary when it is not, or away, or asked for what it has not got.
+    async fn near_enough_or_the_primary(version) {
+        let (shards, mut options) = with_standby(version, 4).await;
+        let standby = shards.cluster.superuser(2).await;
+        let recorder = DebuggingRecorder::new();
+        let recorded = Recorded::new(&recorder);
+        let _here = metrics::set_default_local_recorder(&recorder);
+        // Far longer than this takes, and short.
+        options.max_replica_lag = Duration::from_secs(600);
+        let router = Router::new(options.clone());
+        let brief = Router::new(Options { max_replica_lag: Duration::from_millis(600), ..options.clone() });
+        until(&router, 0, true).await;
+
+        // One's own writes, on the standby as soon as it has them.
+        for id in 0..20 {
+            let written = write(&router, 0, id).await;
+            let written: Position = written.to_string().parse().unwrap();
+            let row = router.by_key(0).reads().after(written).query_one(SEEN, &[]).await.unwrap();
+            assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (id + 1, true));
+        }
+        let counted = recorded.since();
+        assert!(counted["reads_total db1 standby"] >= 21, "{counted:?}");
+        assert!(!counted.contains_key("reads_total db1 behind") && !counted.contains_key("reads_total db1 failed"), "{counted:?}");
+
+        // Not for another shard's position, which says nothing about this one.
+        let other = router.by_key(1).position().await.unwrap();
+        let row = router.by_key(0).reads().after(other).query_one(SEEN, &[]).await.unwrap();
+        assert!(!row.get::<_, bool>(1));
+        assert_eq!(recorded.since()["reads_total db1 behind"], 1);
+
+        // What a standby cannot do, and what nobody can.
+        until(&router, 0, true).await;
+        let sql = "SELECT pg_is_in_recovery() FROM {shard}.photos WHERE id = 0 FOR UPDATE";
+        assert!(!router.by_key(0).reads().query_one(sql, &[]).await.unwrap().get::<_, bool>(0));
+        let error = router.by_key(0).reads().query("WITH a AS (SELECT 1) SELECT b FROM a", &[]).await.unwrap_err();
+        assert_eq!(error.code().unwrap().code(), "42703", "{error:?}");
+        assert_eq!(recorded.since()["reads_total db1 failed"], 2);
+        for sql in ["DELETE FROM {shard}.photos", "SET work_mem = 1", "BEGIN", ""] {
+            let error = router.by_key(0).reads().query(sql, &[]).await.unwrap_err();
+            assert!(matches!(error, Error::NotARead { .. }), "{sql}: {error:?}");
+        }
+        // Where no standby is named, reads are as any other.
+        assert_eq!(seen(&router, 2).await, (0, false));
+
+        // The replay stands still. A standby that is not heard of to be near enough in time is not read any more.
+        let hasty = Router::new(Options { replica_wait: Duration::from_millis(30), ..options });
+        until(&hasty, 0, true).await;
+        until(&brief, 0, true).await;
+        pause(&standby).await;
+        let written = write(&hasty, 0, 20).await;
+        let began = Instant::now();
+        let row = hasty.by_key(0).reads().after(written).query_one(SEEN, &[]).await.unwrap();
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (21, false));
+        assert!(began.elapsed() >= Duration::from_millis(30), "it was waited for");
+        assert_eq!(until(&brief, 0, false).await, 21);
+        let late = Instant::now();
+        while late.elapsed() < Duration::from_millis(400) {
+            assert_eq!(seen(&brief, 0).await, (21, false));
+        }
+        resume(&standby).await;
+        assert_eq!(until(&brief, 0, true).await, 21);
+
+        // The standby ends, and comes again: no reader hears of it.
+        shards.cluster.server(2).stop(StopMode::Immediate).unwrap();
+        for _ in 0..100 {
+            assert_eq!(seen(&router, 0).await, (21, false));
+        }
+        shards.cluster.server(2).start().unwrap();
+        assert_eq!(until(&router, 0, true).await, 21);
+        assert_eq!(until(&brief, 0, true).await, 21);
+
+        // Without its primary nobody can say how old it is what a standby shows; for as long as was known, it is read.
+        shards.cluster.server(0).stop(StopMode::Immediate).unwrap();
+        let gone = Instant::now();
+        let error = loop {
+            match brief.by_key(0).reads().query_one(SEEN, &[]).await {
+                Ok(row) => assert!(row.get::<_, bool>(1) && gone.elapsed() < Duration::from_secs(20)),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.is_retryable(), "{error:?}");
+    }
+
+    /// A server that is a standby of some other one is not read, however far its log is.
+    async fn a_standby_of_another_host(version) {
+        let (shards, mut options) = with_standby(version, 4).await;
+        options.hosts.swap(0, 1);
+        options.hosts[0].replicas = options.hosts[1].replicas.clone();
+        options.max_replica_lag = Duration::from_millis(400);
+        let router = Router::new(options);
+        until(&router, 0, true).await;
+        for _ in 0..50 {
+            assert_eq!(seen(&router, 2).await, (0, false));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        drop(shards);
+    }
+
+    /// While a shard moves, a standby of the source shows it until it hears of the move, and no longer; one of the target is no
+    /// use until it has heard. Nobody gets an error.
+    async fn a_standby_does_not_know_of_a_move(version) {
+        let (shards, mut options) = with_standby(version, 4).await;
+        let standby = shards.cluster.superuser(2).await;
+        // Far longer than this takes: only what the standby answers keeps readers from it.
+        options.max_replica_lag = Duration::from_secs(600);
+        let [router, behind, late] = [(); 3].map(|()| Router::new(options.clone()));
+        let brief = Router::new(Options { max_replica_lag: Duration::from_secs(1), ..options.clone() });
+        for router in [&router, &behind, &late, &brief] {
+            until(router, 0, true).await;
+        }
+        let before = write(&router, 0, 1).await;
+        router.by_key(0).reads().after(before).query_one(SEEN, &[]).await.unwrap();
+
+        // From the host with the standby to the other one.
+        pause(&standby).await;
+        let moving = shards.prepare(0, 0).await;
+        moving.fence(Duration::from_secs(60)).await;
+        assert_eq!(seen(&behind, 0).await, (1, true), "closed, and on the standby as it was before");
+        moving.decide().await;
+        moving.open().await;
+        let written = write(&router, 0, 2).await;
+        assert_eq!(seen(&router, 0).await, (2, false), "who knows of the move asks there");
+        assert_eq!(seen(&behind, 0).await, (1, true), "who does not, sees what was before");
+        // What was written before the move is on the standby, and what was after is not to be had there.
+        let row = behind.by_key(0).reads().after(before).query_one(SEEN, &[]).await.unwrap();
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (1, true));
+        let row = behind.by_key(0).reads().after(written).query_one(SEEN, &[]).await.unwrap();
+        assert_eq!((row.get::<_, i64>(0), row.get::<_, bool>(1)), (2, false));
+        assert_eq!(until(&brief, 0, false).await, 2, "and no longer than the limit");
+        resume(&standby).await;
+        let written = write(&router, 1, 3).await;
+        late.by_key(1).reads().after(written).query_one(SEEN, &[]).await.unwrap();
+        assert_eq!(seen(&late, 0).await, (2, false), "the signpost is there too");
+        assert_eq!(late.by_key(0).host(), shards.name(1));
+
+        // From the other one to the host with the standby.
+        pause(&standby).await;
+        let moving = shards.prepare(3, 1).await;
+        router.by_key(3).execute(INSERT, &[&1_i64, &"x"]).await.unwrap();
+        moving.fence(Duration::from_secs(60)).await;
+        moving.decide().await;
+        moving.open().await;
+        router.by_key(3).execute(INSERT, &[&2_i64, &"x"]).await.unwrap();
+        assert_eq!(router.by_key(3).host(), shards.name(0));
+        for _ in 0..10 {
+            assert_eq!(seen(&router, 3).await, (2, false), "the standby has not heard of the shard");
+        }
+        resume(&standby).await;
+        assert_eq!(until(&router, 3, true).await, 2);
+    }
+}
