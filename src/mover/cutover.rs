@@ -15,8 +15,10 @@ use super::journal::Entry;
 use super::observe::Observation;
 use super::options::Event;
 use super::sequences::Preset;
-use super::step::{Behind, Changed, token_hash};
+use super::step::{Changed, Swapped, token_hash};
 use super::stream::follower::{Follower, write_beacon};
+use super::trace::Trace;
+use super::turn::Turn;
 
 /// How long a mover waits for the stream to be close, before each attempt to fence. Then it gives up.
 const CLOSE_WITHIN: Duration = Duration::from_secs(600);
@@ -52,16 +54,21 @@ impl<'a> Driver<'a> {
             self.built = Some(self.work.blueprint(&now.entry).await?);
         }
         self.close().await?;
-        self.before_fence(&now.entry).await?;
+        let Some(trace) = self.before_fence().await? else {
+            return self.look_again("its schema is not there".to_owned());
+        };
+        let turns = self.turns.ok_or(Error::Interrupted { shard })?;
+        let turn = self.abide(turns.take(&self.mover.hosts, &self.work)).await?;
         let token = Uuid::new_v4();
         let presets = self.work.preset().await?;
         let before = Instant::now();
-        let swapped = match self.work.swap(token).await {
+        let swapped = match self.work.swap(turn.gate(), token).await {
             Ok(swapped) => swapped,
             // A table that came after the signpost was built, or the shard is not ours any more: the next look tells.
             Err(Error::Superseded { reason, .. }) => return self.look_again(reason),
             // Nothing was fenced, so nobody waits for us meanwhile.
             Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                drop(turn);
                 let reason = "a migration, or another transaction, holds the shard's row in pgshard.shard".to_owned();
                 return self.again(reason).await;
             }
@@ -70,7 +77,8 @@ impl<'a> Driver<'a> {
         self.fenced_at = Some(before);
         let attempt = swapped.attempt;
         let limit = self.work.options.drain_deadline + self.work.options.barrier_budget;
-        let behind = tokio::time::timeout(limit, self.behind_fence(swapped.left, attempt, token, &presets));
+        let behind = self.behind_fence(&turn, &swapped, token, &trace, &presets);
+        let behind = tokio::time::timeout(limit, behind);
         let lost = self.heartbeat.lost(shard);
         let outcome = tokio::select! {
             behind = behind => behind,
@@ -78,24 +86,28 @@ impl<'a> Driver<'a> {
         };
         match outcome {
             Ok(Ok(None)) => match self.following()?.breach(shard) {
-                None => self.decide_and_open(attempt).await,
+                None => self.decide(turn, attempt).await,
                 Some(breach) => {
-                    self.unfence(attempt).await?;
+                    self.give_up(turn, attempt).await?;
                     Err(Error::Stuck { shard, observed: breach })
                 }
             },
             Ok(Ok(Some(Held::Altered(what)))) => {
-                self.unfence(attempt).await?;
+                self.give_up(turn, attempt).await?;
                 Err(Error::Altered { shard, what })
             }
             Ok(Ok(Some(Held::Again(reason)))) => {
-                self.unfence(attempt).await?;
+                self.give_up(turn, attempt).await?;
                 self.again(reason).await
+            }
+            Ok(Ok(Some(Held::Unopened(error)))) => {
+                drop(turn);
+                self.ended(Err(error)).await
             }
             Ok(Err(Error::Superseded { reason, .. })) => self.look_again(reason),
             Ok(Err(error)) => Err(error),
             Err(_) => {
-                self.unfence(attempt).await?;
+                self.give_up(turn, attempt).await?;
                 self.again(format!("the last changes did not arrive within {} ms", limit.as_millis())).await
             }
         }
@@ -107,38 +119,70 @@ impl<'a> Driver<'a> {
         self.again("what was set before the fence is not known any more".to_owned()).await
     }
 
-    /// Barrier, marker, and the changes up to the marker, while what may not have changed is looked at. `Some`: it did not
-    /// go through.
+    /// Takes the fence of this attempt back, with whatever was prepared behind it.
+    async fn give_up(&mut self, turn: Turn<'_>, attempt: i32) -> Result<(), Error> {
+        // Closes the session in which the target may have been opened: nobody can commit that any more.
+        drop(turn);
+        self.unfence(attempt).await
+    }
+
+    /// Decides, with the open prepared.
+    async fn decide(&mut self, turn: Turn<'_>, attempt: i32) -> Result<(), Error> {
+        let decided = self.work.decide(turn.gate(), turn.opening(), attempt).await;
+        match &decided {
+            Ok(()) => turn.give_back(),
+            Err(_) => drop(turn),
+        }
+        self.ended(decided).await
+    }
+
+    /// Barrier, marker, the changes up to the marker, and the open, not committed; beside all that, what may not have changed
+    /// is looked at. `Some`: it did not go through.
     async fn behind_fence(
         &self,
-        left: u32,
-        attempt: i32,
+        turn: &Turn<'_>,
+        swapped: &Swapped,
         token: Uuid,
+        trace: &Trace,
         presets: &[Preset],
     ) -> Result<Option<Held>, Error> {
+        let Swapped { attempt, left } = *swapped;
         let shard = self.work.hold.shard;
         let follower = self.following()?;
         let built = self.built.as_ref().expect("no fence without a blueprint");
         let marked = async {
-            if let Behind::Blocked(locks) = self.work.mark_behind(left, attempt).await? {
+            let began = Instant::now();
+            let locks = self.work.barrier(turn.gate(), left).await?;
+            if !locks.is_empty() {
                 return Err(Halt::Blocked(locks));
             }
-            let began = Instant::now();
-            Ok((began, self.work.unchanged(left, built, presets).await?))
+            self.work.at("after barrier")?;
+            let began = self.work.timings.since("barrier", began);
+            let mark = async {
+                self.work.mark(turn.gate(), attempt).await?;
+                Ok::<_, Error>(self.work.timings.since("marker", began))
+            };
+            Ok(tokio::try_join!(mark, self.work.unchanged(left, trace, built, presets))?)
         };
         // The follower is told before the marker is on its way.
         let hash = token_hash(token);
-        let drained = async { Ok::<_, Halt>(follower.marker(shard, attempt, &hash).await.map(|()| Instant::now())?) };
-        let (drained, (marked, unchanged)) = match tokio::try_join!(drained, marked) {
+        let opened = async {
+            tokio::try_join!(follower.marker(shard, attempt, &hash), self.work.begin_open(turn.opening()))?;
+            let drained = Instant::now();
+            self.work.at("after drain")?;
+            self.work.prepare_open(turn.opening(), attempt).await.map_err(Halt::Unopened)?;
+            Ok::<_, Halt>(drained)
+        };
+        let (drained, (marked, unchanged)) = match tokio::try_join!(biased; opened, marked) {
             Ok(both) => both,
             Err(Halt::Blocked(locks)) => {
                 let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
                 return Ok(Some(Held::Again(blockers)));
             }
+            Err(Halt::Unopened(error)) => return Ok(Some(Held::Unopened(error))),
             Err(Halt::Failed(error)) => return Err(error),
         };
         self.work.timings.took("drain", drained.saturating_duration_since(marked));
-        self.work.at("after drain")?;
         Ok(match unchanged {
             Ok(()) => None,
             Err(Changed::Definition(what)) => Some(Held::Altered(what)),
@@ -163,15 +207,16 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold locks.
-    async fn before_fence(&mut self, entry: &Entry) -> Result<(), Error> {
+    /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold locks. Gives
+    /// the trace of what was found right; `None`: the shard's schema is not there.
+    async fn before_fence(&self) -> Result<Option<Trace>, Error> {
         let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
-            return Ok(());
+            return Ok(None);
         };
-        let stamp = self.work.stamp(schema).await?;
-        if self.built.as_ref().is_none_or(|built| built.stamp != stamp) {
-            // TRUNCATE and REINDEX change the stamp as well: the definition tells.
-            self.built = Some(self.work.blueprint(entry).await?);
+        let trace = self.work.trace(schema).await?;
+        let built = self.built.as_ref().expect("no fence without a blueprint");
+        if let Some(what) = self.work.altered(schema, built).await? {
+            return Err(Error::Altered { shard: self.work.hold.shard, what });
         }
         // A transaction that is that old already will not end within the budget; one that is younger may.
         let until = Instant::now() + Duration::from_secs(5);
@@ -183,7 +228,7 @@ impl<'a> Driver<'a> {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Ok(())
+        Ok(Some(trace))
     }
 
     /// The fence was taken back: after a while, again, unless that was the last attempt.
@@ -236,6 +281,7 @@ impl<'a> Driver<'a> {
 /// What ends the wait behind the fence early.
 enum Halt {
     Blocked(Vec<Lock>),
+    Unopened(Error),
     Failed(Error),
 }
 
@@ -251,4 +297,6 @@ enum Held {
     Again(String),
     /// It cannot: the target was built from something else.
     Altered(String),
+    /// The target did not open, though it is ready.
+    Unopened(Error),
 }

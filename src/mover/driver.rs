@@ -25,6 +25,7 @@ use super::session::Session;
 use super::state::{self, Goal, Mode, Step};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::stream::follower::Follower;
+use super::turn::Turns;
 use super::wish::Wanted;
 use super::{Mover, ShardReport, group};
 
@@ -278,6 +279,8 @@ pub(super) struct Driver<'a> {
     pub(super) way_back: Option<String>,
     /// Whoever looks that the shard is not altered, if somebody does.
     pub(super) guard: Option<&'a Guard>,
+    /// Whose turn it is to fence, if that is for several to agree on.
+    pub(super) turns: Option<&'a Turns>,
     /// How often this mover has fenced.
     pub(super) fences: u32,
     /// How often this mover has built the target anew because somebody altered the shard.
@@ -313,6 +316,7 @@ impl<'a> Driver<'a> {
             follower: None,
             way_back: None,
             guard: None,
+            turns: None,
             fences: 0,
             rebuilds: 0,
             built: None,
@@ -436,7 +440,7 @@ impl<'a> Driver<'a> {
         let before = Instant::now();
         self.fences += 1;
         self.failing_since = None;
-        match self.work.swap(Uuid::new_v4()).await {
+        match self.work.swap(&self.work.source, Uuid::new_v4()).await {
             Ok(_) => {
                 self.fenced_at = Some(before);
                 Ok(())
@@ -555,7 +559,13 @@ impl<'a> Driver<'a> {
     }
 
     pub(super) async fn decide_and_open(&mut self, attempt: i32) -> Result<(), Error> {
-        match self.work.decide_and_open(attempt).await {
+        let decided = self.work.decide_and_open(attempt).await;
+        self.ended(decided).await
+    }
+
+    /// How deciding has ended.
+    pub(super) async fn ended(&mut self, decided: Result<(), Error>) -> Result<(), Error> {
+        match decided {
             Ok(()) => {
                 self.opened();
                 Ok(())

@@ -1,6 +1,7 @@
 //! What preflight reads. No writes, no choices: [`plan`](super::plan) judges.
 
 use jiff::Timestamp;
+use tokio_postgres::types::Type;
 use uuid::Uuid;
 
 use crate::map::{HostName, ShardEpoch};
@@ -235,7 +236,7 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
     let sql = "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, ', ' ORDER BY relation),
             coalesce(max(seconds), 0), max(query)
         FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid";
-    let rows = session.rows("looking for locks", sql, &[&schema]).await?;
+    let rows = session.typed_rows("looking for locks", sql, &[(&schema, Type::OID)]).await?;
     let lock = |row: &tokio_postgres::Row| Lock {
         pid: row.get(0),
         mode: row.get(1),

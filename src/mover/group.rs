@@ -35,6 +35,7 @@ use super::step::{Blueprint, ShardMove};
 use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use super::stream::slot;
 use super::throttle::Pace;
+use super::turn::Turns;
 use super::wish::Wanted;
 use super::{Mover, ShardReport, back, facts};
 
@@ -55,6 +56,7 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
         whole: mover,
         pace,
         guard: Guard::new(),
+        turns: Turns::default(),
         shared: Shared::of(first),
         lease: Uuid::new_v4(),
         first: first.shard,
@@ -78,6 +80,7 @@ struct Group<'a> {
     /// What the group's throttle obeys.
     pace: watch::Sender<Pace>,
     guard: Guard,
+    turns: Turns,
     shared: Shared,
     /// The same for all shards of the group: whoever takes one over takes the stream over.
     lease: Uuid,
@@ -530,7 +533,7 @@ impl<'a> Group<'a> {
         };
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
         (drive.built, drive.follower) = (held.built, Some(follower));
-        (drive.way_back, drive.guard) = (way_back.clone(), Some(&self.guard));
+        (drive.way_back, drive.guard, drive.turns) = (way_back.clone(), Some(&self.guard), Some(&self.turns));
         Ok(drive)
     }
 

@@ -4,8 +4,9 @@
 //! What may not break: it changes nothing by itself. Whoever works on a shard is told, and ends in order.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
@@ -20,6 +21,10 @@ use super::stream::slot;
 
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(2);
+
+/// For so long a look goes from shard to shard; the next one goes on there. Hundreds of shards would cost their source
+/// half a core otherwise, all the while, and each is looked at once more before its fence and behind it.
+const AT_MOST: Duration = Duration::from_millis(200);
 
 /// For each shard that was altered: how.
 pub(crate) type Altered = BTreeMap<ShardId, String>;
@@ -69,9 +74,9 @@ impl Guard {
 
     /// Looks until the slot keeps more than it may. On a connection of its own, opened again when it is lost.
     pub(super) async fn look(&self, hosts: &Hosts, source: &HostName, slot: &str, wal_max: Option<u64>) -> TooMuch {
-        let mut session = None;
+        let (mut session, mut next) = (None, None);
         loop {
-            match self.look_once(&mut session, hosts, source, slot, wal_max).await {
+            match self.look_once(&mut session, &mut next, hosts, source, slot, wal_max).await {
                 Ok(Some(too_much)) => return too_much,
                 Ok(None) => {}
                 Err(error) => {
@@ -86,6 +91,7 @@ impl Guard {
     async fn look_once(
         &self,
         session: &mut Option<Session>,
+        next: &mut Option<ShardId>,
         hosts: &Hosts,
         source: &HostName,
         slot: &str,
@@ -104,9 +110,16 @@ impl Guard {
         }
         let watched: Vec<_> = {
             let stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
-            stamps.iter().map(|(shard, (schema, stamp))| (*shard, *schema, stamp.clone())).collect()
+            let first = next.take().map_or(Bound::Unbounded, Bound::Included);
+            let rest = stamps.range((first, Bound::Unbounded));
+            rest.map(|(shard, (schema, stamp))| (*shard, *schema, stamp.clone())).collect()
         };
+        let began = Instant::now();
         for (shard, schema, was) in watched {
+            if began.elapsed() > AT_MOST {
+                *next = Some(shard);
+                break;
+            }
             let now = catalog::stamp(session.client.client(), schema).await;
             let now = now.map_err(|error| Error::Catalog { host: source.clone(), source: error })?;
             if now != was {

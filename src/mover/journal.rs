@@ -192,8 +192,10 @@ impl Session {
     ///
     /// Locks: none but ACCESS SHARE on the table.
     pub(crate) async fn entries(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
-        let sql =
-            format!("SELECT {COLUMNS} FROM pgshard.move WHERE coalesce(move_id = $1, true) ORDER BY move_id, shard_id");
+        // Of one move by its key: the journal keeps all that ever left the host.
+        let sql = format!(
+            "SELECT {COLUMNS} FROM pgshard.move WHERE $1::uuid IS NULL OR move_id = $1 ORDER BY move_id, shard_id"
+        );
         let rows = self.rows("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await?;
         rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed("reading the journal", error))
     }

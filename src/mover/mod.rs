@@ -43,6 +43,8 @@ mod step;
 mod stream;
 pub mod target;
 pub(crate) mod throttle;
+pub mod trace;
+mod turn;
 mod verify;
 mod wish;
 

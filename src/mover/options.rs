@@ -19,7 +19,7 @@ use super::wish::{FenceAt, Wanted};
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How many shards are moved at the same time. Each fence resets the cached plans of all sessions of its host once,
-    /// so few at a time.
+    /// so few at a time; of those that come online from one host to another, one at a time is closed.
     pub jobs: usize,
     /// How long the fence may wait for transactions that hold locks on the shard before it is taken back. Everything
     /// that uses the shard waits so long.

@@ -38,15 +38,28 @@ pub async fn sequence_values<C: GenericClient + Sync>(
             AND c.relkind = 'S'
         ORDER BY c.relname";
     let rows = client.query_typed(members, &[(&oid, Type::OID), (&name, Type::NAME)]).await?;
-    let mut selects = Vec::with_capacity(rows.len());
-    for row in rows {
-        let (schema, name): (&str, &str) = (row.try_get(0)?, row.try_get(1)?);
-        let (from, literal) = (format!("{}.{}", quote_ident(schema), quote_ident(name)), quote_literal(name));
-        selects.push(format!("SELECT {literal}::text AS name, last_value, is_called FROM {from}"));
-    }
-    if selects.is_empty() {
+    let Some(first) = rows.first() else { return Ok(Vec::new()) };
+    let schema: &str = first.try_get(0)?;
+    let names = rows.iter().map(|row| row.try_get::<_, &str>(1)).collect::<Result<Vec<_>, _>>()?;
+    values_of(client, schema, &names).await
+}
+
+/// The values of the sequences with these names in the schema of this name, in the same order.
+///
+/// Locks: ACCESS SHARE on the sequences, for one statement.
+pub(crate) async fn values_of<C: GenericClient + Sync>(
+    client: &C,
+    schema: &str,
+    names: &[&str],
+) -> Result<Vec<SequenceValue>, tokio_postgres::Error> {
+    if names.is_empty() {
         return Ok(Vec::new());
     }
+    let select = |name: &&str| {
+        let (from, literal) = (format!("{}.{}", quote_ident(schema), quote_ident(name)), quote_literal(name));
+        format!("SELECT {literal}::text AS name, last_value, is_called FROM {from}")
+    };
+    let selects: Vec<String> = names.iter().map(select).collect();
     let rows = client.query_typed(&selects.join(" UNION ALL "), &[]).await?;
     rows.iter()
         .map(|row| Ok(SequenceValue { name: row.try_get(0)?, last_value: row.try_get(1)?, is_called: row.try_get(2)? }))

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection, state};
@@ -104,6 +104,17 @@ impl Session {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Error> {
         self.client.query(sql, params).await.map_err(|error| self.failed(what, error))
+    }
+
+    /// As [`rows`](Session::rows), in one round trip instead of two, where every one counts: the types of the parameters
+    /// are told, not asked for.
+    pub(crate) async fn typed_rows(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Row>, Error> {
+        self.client.query_typed(sql, params).await.map_err(|error| self.failed(what, error))
     }
 
     pub(crate) async fn execute(

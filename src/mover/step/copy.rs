@@ -47,13 +47,13 @@ impl ShardMove<'_> {
             shard: self.hold.shard,
             observed: format!("host {} has no schema {left_name} although the shard is fenced", self.source.host),
         })?;
-        let locks = self.barrier(left).await?;
+        let locks = self.barrier(&self.source, left).await?;
         if !locks.is_empty() {
             return Ok(Outcome::Blocked(locks));
         }
         self.at("after barrier")?;
         let began = self.timings.since("barrier", began);
-        self.mark(attempt).await?;
+        self.mark(&self.source, attempt).await?;
         let began = self.timings.since("marker", began);
         let creation = match self.unaltered(entry, left, built).await? {
             Ok(creation) => creation,

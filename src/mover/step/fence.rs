@@ -7,11 +7,13 @@
 use std::time::Instant;
 
 use tokio::time::{Duration, sleep};
+use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
 use super::ShardMove;
 use crate::mover::error::Error;
 use crate::mover::facts::{self, Lock};
+use crate::mover::session::Session;
 use crate::mover::state::Phase;
 
 /// What a swap gave.
@@ -26,28 +28,33 @@ impl ShardMove<'_> {
     /// The swap, for an open with this token. The pause starts while this waits for its answer.
     ///
     /// Locks: as pgshard.fence says: none on any table of the shard.
-    pub(crate) async fn swap(&self, token: Uuid) -> Result<Swapped, Error> {
+    pub(crate) async fn swap(&self, source: &Session, token: Uuid) -> Result<Swapped, Error> {
         self.at("before swap")?;
         let began = Instant::now();
         let sql = "SELECT attempt, left_oid FROM pgshard.fence($1, $2, $3, $4, $5)";
         let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
-        let row = self
-            .source
-            .row("fencing the shard", sql, &[&shard, self.hold.id.uuid(), &self.hold.lease, &token, &deadline])
-            .await?;
+        let params: [(&(dyn ToSql + Sync), Type); 5] = [
+            (&shard, Type::INT4),
+            (self.hold.id.uuid(), Type::UUID),
+            (&self.hold.lease, Type::UUID),
+            (&token, Type::UUID),
+            (&deadline, Type::INT4),
+        ];
+        let rows = source.typed_rows("fencing the shard", sql, &params).await?;
         self.timings.since("swap", began);
         self.reached(Phase::Fenced);
         self.at("after swap")?;
+        let row = rows.first().expect("a function that returns no set gives one row");
         Ok(Swapped { attempt: row.get(0), left: row.get(1) })
     }
 
     /// The barrier. Gives who was in the way when the budget ran out; nobody is, in most cases, at the first look.
     ///
     /// Locks: as pgshard.barrier says: none.
-    pub(super) async fn barrier(&self, left: u32) -> Result<Vec<Lock>, Error> {
+    pub(crate) async fn barrier(&self, source: &Session, left: u32) -> Result<Vec<Lock>, Error> {
         let until = Instant::now() + self.options.barrier_budget;
         loop {
-            let locks = facts::locks(&self.source, left).await?;
+            let locks = facts::locks(source, left).await?;
             if locks.is_empty() || Instant::now() >= until {
                 return Ok(locks);
             }
@@ -58,10 +65,10 @@ impl ShardMove<'_> {
     /// The marker.
     ///
     /// Locks: as pgshard.mark says: the shard's row, for one transaction.
-    pub(super) async fn mark(&self, attempt: i32) -> Result<(), Error> {
+    pub(crate) async fn mark(&self, source: &Session, attempt: i32) -> Result<(), Error> {
         let sql = "SELECT pgshard.mark($1, $2, $3, $4)";
         let shard = self.hold.shard.as_i32();
-        self.source.row("writing the marker", sql, &[&shard, self.hold.id.uuid(), &attempt, &self.hold.lease]).await?;
+        source.typed_rows("writing the marker", sql, &self.attempt(&shard, &attempt)).await?;
         self.at("after marker")
     }
 }

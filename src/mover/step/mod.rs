@@ -10,6 +10,8 @@ mod publish;
 mod timings;
 pub(crate) mod undo;
 
+use tokio_postgres::types::{ToSql, Type};
+
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::{self, Facts, Namespace, Stamp};
 use crate::shard::SchemaPrefix;
@@ -23,9 +25,11 @@ use super::options::{Event, Observer, Options};
 use super::refusal::Refusal;
 use super::session::Session;
 use super::state::{Mode, Phase};
+use super::trace::Trace;
 
 pub(crate) use copy::{Outcome, token_hash};
-pub(crate) use online::{Behind, Changed, at_open};
+pub(crate) use fence::Swapped;
+pub(crate) use online::{Changed, at_open};
 pub(crate) use prepare::Blueprint;
 pub(crate) use timings::Timings;
 
@@ -61,6 +65,12 @@ impl ShardMove<'_> {
         &self.target.host
     }
 
+    /// What names an attempt of this mover in the functions that carry it out.
+    fn attempt<'p>(&'p self, shard: &'p i32, attempt: &'p i32) -> [(&'p (dyn ToSql + Sync), Type); 4] {
+        let (id, lease) = (self.hold.id.uuid(), &self.hold.lease);
+        [(shard, Type::INT4), (id, Type::UUID), (attempt, Type::INT4), (lease, Type::UUID)]
+    }
+
     /// Begins the target's transaction of a step and proves, until its end, that this mover holds the lease: a takeover
     /// waits for the row, and after it this statement finds none.
     ///
@@ -92,6 +102,17 @@ impl ShardMove<'_> {
     pub(crate) async fn stamp(&self, schema: u32) -> Result<Stamp, Error> {
         let stamp = catalog::stamp(self.source.client.client(), schema).await;
         stamp.map_err(|source| Error::Catalog { host: self.source.host.clone(), source })
+    }
+
+    /// The trace of a schema of the source.
+    ///
+    /// Locks: ACCESS SHARE on catalogs, for one read-only transaction.
+    pub(crate) async fn trace(&self, schema: u32) -> Result<Trace, Error> {
+        let what = "reading the catalogs";
+        self.source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+        let trace = Trace::take(self.source.client.client(), schema).await;
+        self.source.batch(what, "ROLLBACK").await?;
+        trace.map_err(|error| self.source.failed(what, error))
     }
 
     fn refusal(&self, found: Refusal) -> Refusal {

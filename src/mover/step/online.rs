@@ -14,21 +14,14 @@ use super::{Blueprint, ShardMove};
 use crate::mover::chunk::table;
 use crate::mover::ddl::{Creation, Online, Stage, Statement};
 use crate::mover::error::Error;
-use crate::mover::facts::{self, Lock};
+use crate::mover::facts;
 use crate::mover::journal::{Entry, Note};
 use crate::mover::sequences::{self, Preset};
 use crate::mover::state::Phase;
 use crate::mover::stream::follower::Follower;
+use crate::mover::trace::Trace;
 use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
-
-/// How it ended behind the fence.
-pub(crate) enum Behind {
-    /// The marker is written. The target is ready once it has been applied.
-    Marked,
-    /// Transactions held locks until the budget ran out.
-    Blocked(Vec<Lock>),
-}
 
 impl ShardMove<'_> {
     /// What the target is to be built from, as it stands at the source now.
@@ -145,44 +138,43 @@ impl ShardMove<'_> {
         Ok(presets)
     }
 
-    /// Barrier and marker.
-    pub(crate) async fn mark_behind(&self, left: u32, attempt: i32) -> Result<Behind, Error> {
-        let began = Instant::now();
-        let locks = self.barrier(left).await?;
-        if !locks.is_empty() {
-            return Ok(Behind::Blocked(locks));
-        }
-        self.at("after barrier")?;
-        let began = self.timings.since("barrier", began);
-        self.mark(attempt).await?;
-        self.timings.since("marker", began);
-        Ok(Behind::Marked)
-    }
-
-    /// Whether the shard behind the fence is what the target was built from, and its sequences behind their presets. Run
-    /// while the last changes are on their way.
+    /// Whether the shard is what the target was built from, and its sequences behind their presets. Behind the fence it is
+    /// asked after the barrier, beside the marker and the last changes.
+    ///
+    /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each.
     pub(crate) async fn unchanged(
         &self,
         left: u32,
+        trace: &Trace,
         built: &Blueprint,
         presets: &[Preset],
     ) -> Result<Result<(), Changed>, Error> {
         let began = Instant::now();
-        let crossings = self.crossings(&self.source, &Namespace::Oid(left)).await?;
-        if let Some(crossing) = crossings.first() {
-            return Ok(Err(Changed::Definition(crossing.to_string())));
+        let client = self.source.client.client();
+        let (schema, names) = (self.names.left(self.epoch), presets.iter().map(|preset| preset.value.name.as_str()));
+        let names: Vec<&str> = names.collect();
+        // Both are on the way before the first is answered.
+        let looked = tokio::try_join!(trace.is_same(client), sequences::values_of(client, &schema, &names));
+        let (same, now) = looked.map_err(|error| self.source.failed("looking for changes", error))?;
+        if !same && let Some(what) = self.altered(left, built).await? {
+            return Ok(Err(Changed::Definition(what)));
         }
-        if built.stamp != self.stamp(left).await?
-            && built.fingerprint != fingerprint(&self.facts_at_source(&Namespace::Oid(left)).await?).as_str()
-        {
-            let what = "somebody altered them during the move; abort the move and start it again";
-            return Ok(Err(Changed::Definition(what.to_owned())));
-        }
-        let what = "reading the sequences";
-        let now = sequences::sequence_values(self.source.client.client(), &Namespace::Oid(left)).await;
-        let now = now.map_err(|error| self.source.failed(what, error))?;
         self.timings.since("check", began);
         Ok(sequences::overtaken(presets, &now).map_or(Ok(()), |which| Err(Changed::Sequence(which))))
+    }
+
+    /// What makes a schema of the source another than the target was built from, or lets its changes past the fence.
+    ///
+    /// Locks: as [`facts_at_source`](ShardMove::facts_at_source).
+    pub(crate) async fn altered(&self, schema: u32, built: &Blueprint) -> Result<Option<String>, Error> {
+        let namespace = Namespace::Oid(schema);
+        if let Some(crossing) = self.crossings(&self.source, &namespace).await?.first() {
+            return Ok(Some(crossing.to_string()));
+        }
+        let same = built.stamp == self.stamp(schema).await?
+            || built.fingerprint == fingerprint(&self.facts_at_source(&namespace).await?).as_str();
+        let what = "somebody altered them during the move; abort the move and start it again";
+        Ok((!same).then(|| what.to_owned()))
     }
 
     /// Proves foreign keys that the open has added unproved. Nobody waits for it.

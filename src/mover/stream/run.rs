@@ -281,17 +281,19 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         let (applier, xid) = (&mut self.applier, transaction.xid);
+        // A change behind the marker is right if the fence was swapped back meanwhile, and then the attempt is over. If it was
+        // not, nobody could have made it. It is told before it is applied: that may have to wait for the open that it forbids.
+        if let (Some(attempt), None) = (of.marked, &of.breach) {
+            let breach = format!("a change came after the marker of attempt {attempt}, by transaction {xid}");
+            self.worker.view.send_modify(|view| view.shards.entry(shard).or_default().breach = Some(breach.clone()));
+            of.breach = Some(breach);
+        }
         let applied = match change {
             Change::Insert(new) => table.insert(applier, xid, new).await?,
             Change::Update(old, new) => table.update(applier, self.worker, xid, old, new).await?,
             Change::Delete(old) => table.delete(applier, xid, &old).await?,
             Change::Truncate => table.truncate(applier, xid).await?,
         };
-        // A change behind the marker is right if the fence was swapped back meanwhile, and then the attempt is over. If it was
-        // not, nobody could have made it.
-        if let (Some(attempt), None) = (of.marked, &of.breach) {
-            of.breach = Some(format!("a change came after the marker of attempt {attempt}, by transaction {xid}"));
-        }
         let batch = self.batch();
         if applied {
             batch.changes += 1;

@@ -6,7 +6,7 @@ use pgshard::mover::ddl::{Target, create};
 use pgshard::schema::catalog::{Namespace, search_path};
 use tokio_postgres::Client;
 
-use super::{RICH, facts, roles, run};
+use super::{RICH, facts, roles, run, trace};
 use crate::support::TestCluster;
 
 async fn found(client: &Client, schema: impl Into<Namespace>) -> Vec<Crossing> {
@@ -75,18 +75,20 @@ on_each_version! {
     /// Each is named with both ends and a remedy, while the schema has its name and while it has another.
     async fn every_crossing_is_found(version) {
         let cluster = TestCluster::start(version, 1);
-        let (app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
+        let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
         run(&postgres, "GRANT CREATE ON SCHEMA public TO app").await;
         for (sql, kind, outside, inside) in CROSSING {
             run(&app, SHARD).await;
             assert_eq!(found(&app, "shard_0007").await, []);
+            let oid: u32 = app.query_one("SELECT 'shard_0007'::regnamespace::oid", &[]).await.unwrap().get(0);
+            let traced = trace(&mut app, oid).await;
             run(&app, sql).await;
+            assert!(!traced.is_same(&app).await.unwrap(), "{sql}");
             let crossings = found(&app, "shard_0007").await;
             assert_eq!(crossings.len(), 1, "{sql}\n{crossings:#?}");
             let crossing = &crossings[0];
             assert_eq!(crossing.kind, *kind, "{sql}\n{crossing:?}");
             assert!(crossing.outside.contains(outside) && crossing.inside.contains(inside), "{sql}\n{crossing:?}");
-            let oid: u32 = app.query_one("SELECT 'shard_0007'::regnamespace::oid", &[]).await.unwrap().get(0);
             run(&app, "ALTER SCHEMA shard_0007 RENAME TO shard_0007__left_e3").await;
             assert_eq!(found(&app, oid).await.len(), 1, "{sql}");
             run(&app, "SET client_min_messages = warning; DROP SCHEMA shard_0007__left_e3 CASCADE; DROP TABLE IF EXISTS public.u CASCADE;
@@ -121,12 +123,14 @@ on_each_version! {
     /// A subscription writes by OID, whatever the table's schema is called by now.
     async fn a_subscription_is_found(version) {
         let cluster = TestCluster::start(version, 1);
-        let (app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
+        let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
         run(&app, SHARD).await;
         run(&app, "CREATE PUBLICATION p FOR TABLE shard_0007.t").await;
-        let port = cluster.server(0).port();
+        let oid: u32 = app.query_one("SELECT 'shard_0007'::regnamespace::oid", &[]).await.unwrap().get(0);
+        let (traced, port) = (trace(&mut app, oid).await, cluster.server(0).port());
         run(&postgres, &format!("CREATE SUBSCRIPTION sub CONNECTION 'host=127.0.0.1 port={port} dbname=app user=postgres'
             PUBLICATION p WITH (create_slot = false, enabled = false, slot_name = 'none_yet')")).await;
+        assert!(!traced.is_same(&app).await.unwrap());
         let crossings = found(&app, "shard_0007").await;
         assert_eq!(crossings.len(), 1, "{crossings:#?}");
         assert_eq!((crossings[0].kind, crossings[0].outside.as_str()), (CrossingKind::Subscription, "subscription sub"));

@@ -4,9 +4,10 @@ use pgshard::SchemaPrefix;
 use pgshard::mover::border::assert_closed;
 use pgshard::mover::ddl::{Creation, Target, create};
 use pgshard::mover::sequences::{SequenceValue, sequence_values, set_sequence_values};
+use pgshard::mover::trace::Trace;
 use pgshard::schema::catalog::{Error, Facts, Namespace, preamble, read, stamp};
 use pgshard::schema::fingerprint::{differences, fingerprint};
-use tokio_postgres::Client;
+use tokio_postgres::{Client, IsolationLevel};
 
 use crate::support::TestCluster;
 
@@ -21,6 +22,14 @@ async fn facts(client: &mut Client, schema: impl Into<Namespace>) -> Facts {
     let facts = read(&transaction, &schema.into()).await.unwrap_or_else(|error| panic!("{error}: {error:?}"));
     transaction.commit().await.unwrap();
     facts
+}
+
+/// The trace of a schema, taken in a transaction of its own.
+async fn trace(client: &mut Client, schema: u32) -> Trace {
+    let transaction = client.build_transaction().isolation_level(IsolationLevel::RepeatableRead).start().await.unwrap();
+    let trace = Trace::take(&transaction, schema).await.unwrap();
+    transaction.commit().await.unwrap();
+    trace
 }
 
 async fn version(client: &Client) -> u32 {
@@ -177,8 +186,11 @@ on_each_version! {
         ] {
             let (stamped, before) = (stamp(&client, renamed.oid).await.unwrap(), facts(&mut client, "shard_0007").await);
             assert_eq!(stamped, stamp(&client, renamed.oid).await.unwrap());
+            let traced = trace(&mut client, renamed.oid).await;
+            assert!(traced.is_same(&client).await.unwrap());
             run(&client, change).await;
             assert_ne!(stamped, stamp(&client, renamed.oid).await.unwrap(), "{change}");
+            assert!(!traced.is_same(&client).await.unwrap(), "{change}");
             let after = facts(&mut client, "shard_0007").await;
             let seen = report(&before, &after);
             assert!(seen.contains(expected), "{change}: {seen}");
@@ -188,10 +200,12 @@ on_each_version! {
         let before = facts(&mut client, "shard_0007").await;
         let stamped = stamp(&client, renamed.oid).await.unwrap();
         run(&client, "CREATE PUBLICATION p FOR TABLE users").await;
+        let traced = trace(&mut client, renamed.oid).await;
         for harmless in ["VACUUM shard_0007.users", "ANALYZE", "ALTER SCHEMA shard_0007 RENAME TO r", "ALTER SCHEMA r RENAME TO shard_0007"] {
             run(&client, harmless).await;
         }
         assert_eq!(stamped, stamp(&client, renamed.oid).await.unwrap());
+        assert!(traced.is_same(&client).await.unwrap());
         let after = facts(&mut client, "shard_0007").await;
         assert_eq!(report(&before, &after), "");
     }

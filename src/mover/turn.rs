@@ -1,0 +1,78 @@
+//! Whose turn it is to be fenced, among the shards of a group. A swap resets the plans of all sessions of its host, and two
+//! shards that are closed at once keep each other closed for longer: so it is one at a time. With the turn go two sessions
+//! that did the same for the shard before, so that hardly anything behind a fence is done for the first time.
+//!
+//! What may not break: a session in which a target may have been opened, and not committed, is used for nothing else. One
+//! that is not given back in so many words is closed, which rolls it back.
+
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::error::Error;
+use super::journal::Signed;
+use super::session::{Hosts, Session};
+use super::step::ShardMove;
+
+/// The turn of a group, and its sessions while nobody has it.
+#[derive(Default)]
+pub(super) struct Turns(Mutex<Option<Aides>>);
+
+/// Sessions for what is done while a shard is closed.
+struct Aides {
+    gate: Session,
+    opening: Session,
+}
+
+/// One shard's turn. Dropped, the next begins, with new sessions.
+pub(super) struct Turn<'a> {
+    place: MutexGuard<'a, Option<Aides>>,
+    aides: Aides,
+}
+
+impl Turns {
+    /// Waits for the turn.
+    ///
+    /// # Errors
+    /// When there are no sessions left and none can be opened.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(super) async fn take(&self, hosts: &Hosts, work: &ShardMove<'_>) -> Result<Turn<'_>, Error> {
+        let mut place = self.0.lock().await;
+        let kept = place.take().filter(|aides| !aides.gate.client.is_closed() && !aides.opening.client.is_closed());
+        let mut aides = match kept {
+            Some(aides) => aides,
+            None => Aides::open(hosts, work).await?,
+        };
+        for session in [&mut aides.gate, &mut aides.opening] {
+            session.shard = Some(work.hold.shard);
+        }
+        Ok(Turn { place, aides })
+    }
+}
+
+impl Aides {
+    async fn open(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Aides, Error> {
+        let (gate, opening) = tokio::try_join!(hosts.open(&work.source.host), hosts.open(&work.target.host))?;
+        // They are of no single shard: whoever takes one over takes the group's stream over, and ends these too.
+        tokio::try_join!(gate.sign(work.hold, Signed::Group), opening.sign(work.hold, Signed::Group))?;
+        Ok(Aides { gate, opening })
+    }
+}
+
+impl Turn<'_> {
+    /// At the source: swap, barrier, marker, decide.
+    pub(super) fn gate(&self) -> &Session {
+        &self.aides.gate
+    }
+
+    /// At the target: the open.
+    pub(super) fn opening(&self) -> &Session {
+        &self.aides.opening
+    }
+
+    /// The next shard's turn, with these sessions, neither of which is in a transaction.
+    pub(super) fn give_back(self) {
+        let Turn { mut place, aides } = self;
+        *place = Some(aides);
+    }
+}
