@@ -185,8 +185,10 @@ impl Reads<'_> {
         let began = Instant::now();
         let sent = AtomicBool::new(false);
         // Boxed: it is large, and whoever calls keeps it in a future of his own.
-        let result = self.shard.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent))).await;
-        self.shard.router().inner().count_request(self.shard.id(), began, result.is_ok());
+        let result = self.shard.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent, began))).await;
+        if result.is_err() {
+            self.shard.router().inner().count_request(self.shard.id(), began, false);
+        }
         result
     }
 
@@ -195,6 +197,7 @@ impl Reads<'_> {
         sql: SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
         sent: &AtomicBool,
+        called: Instant,
     ) -> Result<Vec<Row>, Error> {
         let (inner, shard) = (self.shard.router().inner(), self.shard.id());
         let sql = inner.sql.read(sql);
@@ -218,10 +221,11 @@ impl Reads<'_> {
             };
             place.host.metrics.read(&place.host.name, answer.as_ref().err().copied());
             if let Ok(rows) = answer {
+                inner.count_request(shard, called, true);
                 return Ok(rows);
             }
         }
-        self.shard.run_to_end(SqlText::Read(&sql), params, sent).await
+        self.shard.run_to_end(SqlText::Read(&sql), params, sent, called).await
     }
 
     /// Runs the statement on a standby. `None` when the primary is to be asked.
