@@ -25,7 +25,7 @@ use super::session::Session;
 use super::state::{self, Goal, Mode, Step};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::stream::follower::Follower;
-use super::wish::Wanted;
+use super::wish::{Back, Wanted};
 use super::{Mover, ShardReport, group};
 
 /// One shard's part of a move, before anybody works on it.
@@ -40,6 +40,8 @@ pub(super) struct Part {
     pub(super) start: Start,
     /// The move that this one takes back.
     pub(super) back_of: Option<MoveId>,
+    /// Whether it can be taken back in turn.
+    pub(super) back: Back,
 }
 
 /// What shards have in common that come online from one host to another in one move.
@@ -79,6 +81,7 @@ impl Part {
             epoch: entry.epoch,
             start: Start::TakeOver,
             back_of: entry.back_of,
+            back: entry.back,
         }
     }
 }
@@ -211,8 +214,8 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let options = work.options;
     let holder = options.holder.as_str();
     let (mode, lease_for) = (part.mode, options.leases.lease);
-    let (fence_at, back_of) = (options.fence_at, part.back_of);
-    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of };
+    let (fence_at, back_of, back) = (options.fence_at, part.back_of, part.back);
+    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of, back };
     work.source.claim(work.hold, &claim).await?;
     // After the claim: before it, one that comes too late would keep the lock from the one that was first.
     heartbeat.hold(work.hold).await?;

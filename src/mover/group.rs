@@ -35,7 +35,7 @@ use super::step::{Blueprint, ShardMove};
 use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use super::stream::slot;
 use super::throttle::Pace;
-use super::wish::Wanted;
+use super::wish::{Back, Wanted};
 use super::{Mover, ShardReport, back, facts};
 
 /// How long the slot's creation waits for the transactions that are under way on its server.
@@ -56,6 +56,7 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
         pace,
         guard: Guard::new(),
         shared: Shared::of(first),
+        back: first.back,
         lease: Uuid::new_v4(),
         first: first.shard,
     };
@@ -79,6 +80,8 @@ struct Group<'a> {
     pace: watch::Sender<Pace>,
     guard: Guard,
     shared: Shared,
+    /// Whether a way back is prepared.
+    back: Back,
     /// The same for all shards of the group: whoever takes one over takes the stream over.
     lease: Uuid,
     /// The shard whose number the ledger gives with what is of all of them.
@@ -185,7 +188,12 @@ impl<'a> Group<'a> {
             let target = self.session(&self.shared.target).await?;
             let others = self.others(&source, &target, &held, position).await?;
             let follower = self.follow(&source, &held, others).await?;
-            let way_back = back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?;
+            let way_back = match self.back {
+                Back::Prepared => {
+                    back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?
+                }
+                Back::Forgone => None,
+            };
             if heartbeat.wishes().borrow().values().any(|wanted| *wanted != Wanted::Go) {
                 let rest = std::mem::take(&mut held);
                 let make_ready = async |held| self.make_ready(held, heartbeat, &follower, &way_back).await;

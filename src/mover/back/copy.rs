@@ -16,6 +16,7 @@ use crate::mover::session::Session;
 use crate::mover::state::Phase;
 use crate::mover::step::{self, ShardMove, at_open};
 use crate::mover::stream::slot::{self, Owner};
+use crate::mover::wish::Back;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace};
 use crate::schema::fingerprint::fingerprint;
@@ -268,6 +269,9 @@ pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, 
 pub(crate) fn refusal(entry: &Entry) -> Option<String> {
     let back = match (&entry.phase, &entry.way_back) {
         (Phase::Kept, Some(back)) => back,
+        (Phase::Kept, None) if entry.back == Back::Forgone => {
+            return Some("it was moved with --no-way-back: its old copy is as it was at the move".to_owned());
+        }
         (Phase::Kept, None) => {
             return Some("it has no way back: it was moved blocking, or its target could not give one".to_owned());
         }
