@@ -238,6 +238,15 @@ pub(crate) async fn lose(source: &Session, id: MoveId, shard: ShardId, why: &str
     source.execute("giving up the way back", sql, &[id.uuid(), &shard.as_i32(), &why]).await.map(drop)
 }
 
+/// Gives the ways back of these shards of a move up.
+///
+/// Locks: their rows, for one statement.
+pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId], why: &str) -> Result<(), Error> {
+    let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
+    let sql = "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = ANY ($2) AND lost IS NULL";
+    source.execute("giving up the ways back", sql, &[id.uuid(), &shards, &why]).await.map(drop)
+}
+
 /// Gives the ways back of all shards of a move up that came from this host. Says how many that were.
 ///
 /// Locks: their rows, for one statement.

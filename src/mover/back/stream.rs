@@ -95,13 +95,13 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
     slot::drop_publication(target, name).await
 }
 
-/// Drops both if no shard of the move that came from this source can go back any more. True if they were there.
+/// Drops both if no shard of the move that came from this source to this target can go back any more. True if they were there.
 ///
 /// Locks: none on any table.
 pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
     let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
-        WHERE b.move_id = $1 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
-    if source.row("looking for ways back", sql, &[id.uuid()]).await?.get(0) {
+        WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
+    if source.row("looking for ways back", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0) {
         return Ok(false);
     }
     let name = slot::back_name(id, &source.host);
