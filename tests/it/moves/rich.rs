@@ -207,7 +207,9 @@ on_each_version! {
             let world = &world;
             async move {
                 let oid = Namespace::from("shard_0000");
-                fingerprint(&catalog::read(&world.servers.app(host).await, &oid).await.unwrap()).to_string()
+                let db = world.servers.app(host).await;
+                db.batch_execute("BEGIN").await.unwrap();
+                fingerprint(&catalog::read(&db, &oid).await.unwrap()).to_string()
             }
         };
         let printed = prints(0).await;

@@ -150,7 +150,7 @@ impl Listed {
             let is = |entry: &&Entry| {
                 entry.target == of.source && entry.way_back.as_ref().is_some_and(|w| w.stream == of.slot)
             };
-            entries.iter().any(|entry| is(entry))
+            entries.iter().any(is)
         };
         let slots: Vec<u64> = ways_back.iter().filter(of_this).map(|of| of.kept).collect();
         let back_wal_kept = (!slots.is_empty()).then(|| slots.iter().sum());
