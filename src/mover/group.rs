@@ -494,7 +494,8 @@ impl<'a> Group<'a> {
         unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
         if let Some(of) = self.shared.back_of {
             let kept = target.entries(Some(of)).await?;
-            let open = kept.iter().filter(|entry| entry.way_back.as_ref().is_some_and(WayBack::is_open));
+            let open = kept.iter().filter(|entry| entry.target == self.shared.source);
+            let open = open.filter(|entry| entry.way_back.as_ref().is_some_and(WayBack::is_open));
             unended.extend(open.map(|entry| (entry.id, entry.shard)));
         }
         unended.retain(|(_, shard)| held.iter().all(|one| one.part.shard != *shard));

@@ -5,7 +5,7 @@
 
 use tokio_postgres::types::PgLsn;
 
-use crate::map::ShardEpoch;
+use crate::map::{HostName, ShardEpoch};
 use crate::mover::chunk::table;
 use crate::mover::ddl::{self, Target};
 use crate::mover::error::Error;
@@ -247,12 +247,13 @@ pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId],
     source.execute("giving up the ways back", sql, &[id.uuid(), &shards, &why]).await.map(drop)
 }
 
-/// Gives the ways back of all shards of a move up that came from this host. Says how many that were.
+/// Gives the ways back of all shards of a move up that went from this host to that one. Says how many that were.
 ///
 /// Locks: their rows, for one statement.
-pub(crate) async fn lose_all(source: &Session, id: MoveId, why: &str) -> Result<u64, Error> {
-    let sql = "UPDATE pgshard.back SET lost = $2 WHERE move_id = $1 AND lost IS NULL";
-    source.execute("giving up the ways back", sql, &[id.uuid(), &why]).await
+pub(crate) async fn lose_all(source: &Session, target: &HostName, id: MoveId, why: &str) -> Result<u64, Error> {
+    let sql = "UPDATE pgshard.back b SET lost = $3 FROM pgshard.move m
+        WHERE b.move_id = $1 AND m.move_id = b.move_id AND m.shard_id = b.shard_id AND m.target = $2 AND b.lost IS NULL";
+    source.execute("giving up the ways back", sql, &[id.uuid(), &target.as_str(), &why]).await
 }
 
 /// What `complete` compares an old copy with: what it was made from, without what was taken off.

@@ -56,7 +56,7 @@ pub(crate) async fn prepare(
         Some(false) => return Ok(Some(name)),
         // What was opened meanwhile has changed since.
         lost => {
-            copy::lose_all(source, id, "the target has no slot for it any more").await?;
+            copy::lose_all(source, &target.host, id, "the target has no slot for it any more").await?;
             if lost.is_some() {
                 slot::drop_slot(target, &name).await?;
             }
@@ -155,7 +155,8 @@ pub(crate) async fn judge(
     id: MoveId,
     name: &str,
 ) -> Result<Option<String>, Error> {
-    for entry in source.entries(Some(id)).await? {
+    // A rollback leads to several hosts: each has a slot for its own shards.
+    for entry in source.entries(Some(id)).await?.iter().filter(|entry| entry.target == target.host) {
         if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
             let row = facts::row_of(target, entry.shard).await?;
             if row.is_none_or(|row| row.state == "moved" || row.epoch != entry.epoch.next()) {
@@ -173,7 +174,7 @@ pub(crate) async fn judge(
         }
         Some(_) => return Ok(None),
     };
-    let given_up = copy::lose_all(source, id, &why).await?;
+    let given_up = copy::lose_all(source, &target.host, id, &why).await?;
     Ok((given_up > 0).then_some(why))
 }
 

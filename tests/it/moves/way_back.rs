@@ -1,5 +1,7 @@
 //! What a way back costs and when it ends: the log that it keeps, moves that make none, and hosts that do not answer.
 
+use std::time::Duration;
+
 use pgshard::dev::StopMode;
 use pgshard::mover::{Failpoint, Options};
 
@@ -60,13 +62,32 @@ async fn none_where_none_is_wanted() {
     world.audit_places().await;
 }
 
-/// A rollback leads to several hosts. One of them does not answer: the old copies of the others' shards are dropped, and it is
-/// said what is left.
+/// A rollback leads to several hosts, and each feeds its own shards' old copies. One of them does not answer: `complete` drops
+/// the old copies of the others' shards, and says what is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn complete_does_what_can_be_done() {
+async fn ways_back_from_several_hosts() {
     let world = World::new(&[15, 18, 15], 6).await;
     let id = world.run(&["move", "0,2", "--to", "db3", "--mode", "online", "--yes"]).await.ended(0).id();
     let back = world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0).id();
+    for (host, shard) in [(0, 0), (1, 2)] {
+        let insert = format!("INSERT INTO shard_{shard:04}.users (name) VALUES ('back again')");
+        world.servers.app(host).await.batch_execute(&insert).await.unwrap();
+    }
+    world.run(&["moves", "gc"]).await.ended(0);
+    let mover = world.mover();
+    let feeding = tokio::spawn({
+        let mover = mover.clone();
+        async move { mover.feed(None).await }
+    });
+    let fed = "SELECT name FROM shard_0000__left_e2.users UNION ALL SELECT name FROM shard_0002__left_e2.users";
+    let db3 = world.servers.app(2).await;
+    while lines(&db3, fed).await != "back again\nback again\n" {
+        let lost = lines(&db3, "SELECT lost FROM pgshard.back WHERE lost IS NOT NULL").await;
+        assert_eq!(lost, "");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    mover.stop();
+    feeding.await.unwrap();
     tokio::task::block_in_place(|| world.servers.server(0).stop(StopMode::Fast)).unwrap();
     let ran = world.run(&["moves", "complete", &back, "--yes"]).await;
     let last = ran.ended(8).last();
