@@ -243,15 +243,16 @@ async fn abort_without_target(mover: &Mover, part: &Part, hold: Hold, gone: Erro
 /// keep rows locked for as long as it sleeps.
 async fn take_over(sessions: &[&Session], heartbeat: &Heartbeat, hold: Hold, options: &Options) -> Result<(), Error> {
     let source = sessions.first().copied().expect("whoever takes over has a session at the source");
-    heartbeat.take_over(source, hold, options.leases, &options.holder).await?;
+    let former = heartbeat.take_over(source, hold, options.leases, &options.holder).await?;
     for session in sessions {
-        // Locks: none. Ends only sessions of this very shard's move, or of its group, under another lease, of the same role.
+        // Locks: none. Ends only sessions of this very shard's move under another lease, and of the former mover's group, of the same
+        // role. Other groups of the move, from other hosts, have leases of their own.
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-             WHERE (starts_with(application_name, $1) OR starts_with(application_name, $2))
-               AND right(application_name, 8) <> $3
+             WHERE (starts_with(application_name, $1) AND right(application_name, 8) <> $3 OR application_name = $2)
                AND usename = current_user AND datname = current_database()";
         let lease = hold.lease.simple().to_string();
-        let (shard, group) = (hold.signature(Signed::Shard), hold.signature(Signed::Group));
+        let former = Hold { lease: former, ..hold };
+        let (shard, group) = (hold.signature(Signed::Shard), former.session_name(Signed::Group));
         session.rows("ending the former mover's sessions", sql, &[&shard, &group, &&lease[..8]]).await?;
     }
     // A mover that was paused had the lock until just now. Without it, the next one to come would think that nobody lives.

@@ -67,8 +67,12 @@ async fn none_where_none_is_wanted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ways_back_from_several_hosts() {
     let world = World::new(&[15, 18, 15], 6).await;
-    let id = world.run(&["move", "0,2", "--to", "db3", "--mode", "online", "--yes"]).await.ended(0).id();
-    let back = world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0).id();
+    let args = ["move", "0,2", "--to", "db3", "--mode", "online", "--yes"];
+    let id = world.run_until(&args, "before swap=kill").await.ended(-9).id();
+    world.run(&["moves", "resume", &id]).await.ended(0);
+    let args = ["moves", "rollback", &id, "--yes"];
+    let back = world.run_until(&args, "before swap=kill").await.ended(-9).id();
+    world.run(&["moves", "resume", &back]).await.ended(0);
     for (host, shard) in [(0, 0), (1, 2)] {
         let insert = format!("INSERT INTO shard_{shard:04}.users (name) VALUES ('back again')");
         world.servers.app(host).await.batch_execute(&insert).await.unwrap();
