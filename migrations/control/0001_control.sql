@@ -130,6 +130,7 @@ CREATE TABLE pgshard.move (
     fingerprint text,                                 -- of the shard's DDL as the target was built from it
     open_token  uuid,
     back_of     uuid,                                 -- the move that this one takes back
+    back        text    NOT NULL DEFAULT 'prepared' CHECK (back IN ('prepared', 'forgone')), -- whether it can be taken back
     rows        bigint,
     bytes       bigint,
     timings     jsonb   NOT NULL DEFAULT '{}',        -- milliseconds by step

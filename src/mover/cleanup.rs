@@ -3,7 +3,8 @@
 //! What may not break: nothing is dropped but schemas that a ledger names, and an old copy only once its shard is known to
 //! be served elsewhere at a later epoch.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
@@ -62,10 +63,14 @@ pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error>
         let reason = format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
         return Err(Error::NotNow { shard: entry.shard, phase: entry.phase, reason });
     }
-    give_up_ways_back(mover, &entries).await?;
+    let mut failed = give_up_ways_back(mover, &entries).await;
     let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
     for entry in entries.iter().filter(|entry| entry.phase != Phase::Aborted) {
-        match complete_shard(mover, entry).await {
+        let ended = match failed.remove(&entry.shard) {
+            Some(error) => Err(Error::Group { shard: entry.shard, source: error }),
+            None => complete_shard(mover, entry).await,
+        };
+        match ended {
             Ok(()) => report.done.push(ShardReport { phase: Phase::Completed, ..ShardReport::of(entry) }),
             Err(error) => report.failed.push((entry.shard, error)),
         }
@@ -73,18 +78,27 @@ pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error>
     Ok(report)
 }
 
-/// The ways back first, their slots before all: they keep WAL.
-async fn give_up_ways_back(mover: &Mover, entries: &[Entry]) -> Result<(), Error> {
-    let kept = entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.way_back.is_some());
-    let routes: BTreeSet<(MoveId, &HostName, &HostName)> =
-        kept.map(|entry| (entry.id, &entry.source, &entry.target)).collect();
-    for (id, source, target) in routes {
-        let (source, target) = (mover.hosts.open(source).await?, mover.hosts.open(target).await?);
-        back::copy::lose_all(&source, id, "the move was completed").await?;
-        back::stream::tidy_up(&source, &target, id).await?;
-        mover.options.at("after back drop")?;
+/// The ways back first, their slots before all: they keep WAL. Gives the shards whose way back could not be given up, which
+/// keep it, with why: a host of a route that does not answer is no reason to leave the others.
+async fn give_up_ways_back(mover: &Mover, entries: &[Entry]) -> BTreeMap<ShardId, Arc<Error>> {
+    let mut routes: BTreeMap<(MoveId, &HostName, &HostName), Vec<ShardId>> = BTreeMap::new();
+    for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.way_back.is_some()) {
+        routes.entry((entry.id, &entry.source, &entry.target)).or_default().push(entry.shard);
     }
-    Ok(())
+    let mut failed = BTreeMap::new();
+    for ((id, source, target), shards) in routes {
+        let given_up = async {
+            let (source, target) = (mover.hosts.open(source).await?, mover.hosts.open(target).await?);
+            back::copy::lose_these(&source, id, &shards, "the move was completed").await?;
+            back::stream::tidy_up(&source, &target, id).await?;
+            mover.options.at("after back drop")
+        };
+        if let Err(error) = given_up.await {
+            let error = Arc::new(error);
+            failed.extend(shards.into_iter().map(|shard| (shard, error.clone())));
+        }
+    }
+    failed
 }
 
 async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {

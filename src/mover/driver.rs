@@ -26,7 +26,7 @@ use super::state::{self, Goal, Mode, Step};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::stream::follower::Follower;
 use super::turn::Turns;
-use super::wish::Wanted;
+use super::wish::{Back, Wanted};
 use super::{Mover, ShardReport, group};
 
 /// One shard's part of a move, before anybody works on it.
@@ -41,6 +41,8 @@ pub(super) struct Part {
     pub(super) start: Start,
     /// The move that this one takes back.
     pub(super) back_of: Option<MoveId>,
+    /// Whether it can be taken back in turn.
+    pub(super) back: Back,
 }
 
 /// What shards have in common that come online from one host to another in one move.
@@ -80,6 +82,7 @@ impl Part {
             epoch: entry.epoch,
             start: Start::TakeOver,
             back_of: entry.back_of,
+            back: entry.back,
         }
     }
 }
@@ -212,8 +215,8 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let options = work.options;
     let holder = options.holder.as_str();
     let (mode, lease_for) = (part.mode, options.leases.lease);
-    let (fence_at, back_of) = (options.fence_at, part.back_of);
-    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of };
+    let (fence_at, back_of, back) = (options.fence_at, part.back_of, part.back);
+    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of, back };
     work.source.claim(work.hold, &claim).await?;
     // After the claim: before it, one that comes too late would keep the lock from the one that was first.
     heartbeat.hold(work.hold).await?;
@@ -241,15 +244,16 @@ async fn abort_without_target(mover: &Mover, part: &Part, hold: Hold, gone: Erro
 /// keep rows locked for as long as it sleeps.
 async fn take_over(sessions: &[&Session], heartbeat: &Heartbeat, hold: Hold, options: &Options) -> Result<(), Error> {
     let source = sessions.first().copied().expect("whoever takes over has a session at the source");
-    heartbeat.take_over(source, hold, options.leases, &options.holder).await?;
+    let former = heartbeat.take_over(source, hold, options.leases, &options.holder).await?;
     for session in sessions {
-        // Locks: none. Ends only sessions of this very shard's move, or of its group, under another lease, of the same role.
+        // Locks: none. Ends only sessions of this very shard's move under another lease, and of the former mover's group, of the same
+        // role. Other groups of the move, from other hosts, have leases of their own.
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-             WHERE (starts_with(application_name, $1) OR starts_with(application_name, $2))
-               AND right(application_name, 8) <> $3
+             WHERE (starts_with(application_name, $1) AND right(application_name, 8) <> $3 OR application_name = $2)
                AND usename = current_user AND datname = current_database()";
         let lease = hold.lease.simple().to_string();
-        let (shard, group) = (hold.signature(Signed::Shard), hold.signature(Signed::Group));
+        let former = Hold { lease: former, ..hold };
+        let (shard, group) = (hold.signature(Signed::Shard), former.session_name(Signed::Group));
         session.rows("ending the former mover's sessions", sql, &[&shard, &group, &&lease[..8]]).await?;
     }
     // A mover that was paused had the lock until just now. Without it, the next one to come would think that nobody lives.

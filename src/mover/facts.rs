@@ -169,7 +169,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
             current_setting('max_locks_per_transaction')::bigint
                 * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),
             current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'
-                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')),
+                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, 'hidden') IN ('sync', 'quorum', 'hidden')),
             ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: %s', pid,
                       round(extract(epoch FROM clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?'))
                   FROM pg_stat_activity

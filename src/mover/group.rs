@@ -36,7 +36,7 @@ use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use super::stream::slot;
 use super::throttle::Pace;
 use super::turn::Turns;
-use super::wish::Wanted;
+use super::wish::{Back, Wanted};
 use super::{Mover, ShardReport, back, facts};
 
 /// How long the slot's creation waits for the transactions that are under way on its server.
@@ -58,6 +58,7 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
         guard: Guard::new(),
         turns: Turns::default(),
         shared: Shared::of(first),
+        back: first.back,
         lease: Uuid::new_v4(),
         first: first.shard,
     };
@@ -82,6 +83,8 @@ struct Group<'a> {
     guard: Guard,
     turns: Turns,
     shared: Shared,
+    /// Whether a way back is prepared.
+    back: Back,
     /// The same for all shards of the group: whoever takes one over takes the stream over.
     lease: Uuid,
     /// The shard whose number the ledger gives with what is of all of them.
@@ -188,7 +191,12 @@ impl<'a> Group<'a> {
             let target = self.session(&self.shared.target).await?;
             let others = self.others(&source, &target, &held, position).await?;
             let follower = self.follow(&source, &held, others).await?;
-            let way_back = back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?;
+            let way_back = match self.back {
+                Back::Prepared => {
+                    back::stream::prepare(self.mover, &source, &target, self.shared.id, self.first).await?
+                }
+                Back::Forgone => None,
+            };
             if heartbeat.wishes().borrow().values().any(|wanted| *wanted != Wanted::Go) {
                 let rest = std::mem::take(&mut held);
                 let make_ready = async |held| self.make_ready(held, heartbeat, &follower, &way_back).await;
@@ -489,7 +497,8 @@ impl<'a> Group<'a> {
         unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
         if let Some(of) = self.shared.back_of {
             let kept = target.entries(Some(of)).await?;
-            let open = kept.iter().filter(|entry| entry.way_back.as_ref().is_some_and(WayBack::is_open));
+            let open = kept.iter().filter(|entry| entry.target == self.shared.source);
+            let open = open.filter(|entry| entry.way_back.as_ref().is_some_and(WayBack::is_open));
             unended.extend(open.map(|entry| (entry.id, entry.shard)));
         }
         unended.retain(|(_, shard)| held.iter().all(|one| one.part.shard != *shard));

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use uuid::Uuid;
 
 use crate::shard::ShardId;
 
@@ -121,7 +122,7 @@ impl Heartbeat {
     }
 
     /// Makes the move of a shard ours: at once when its mover is gone, after its lease when it is paused. Whoever did that
-    /// calls [`Heartbeat::hold`] next.
+    /// calls [`Heartbeat::hold`] next. Gives the lease that it was held under.
     ///
     /// # Errors
     /// [`Error::Held`] when a mover renews its lease all the while.
@@ -131,7 +132,7 @@ impl Heartbeat {
         hold: Hold,
         leases: Leases,
         holder: &str,
-    ) -> Result<(), Error> {
+    ) -> Result<Uuid, Error> {
         // A paused mover's lease ends within one lease; another that it renewed just before is the margin.
         let until = Instant::now() + leases.lease * 2;
         loop {
@@ -140,7 +141,7 @@ impl Heartbeat {
                 entries.iter().find(|entry| entry.shard == hold.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
             let free = lock(&self.session, hold).await? || entry.lease_left.is_zero();
             if free && source.take_over(hold, entry.lease, leases, holder).await? {
-                return Ok(());
+                return Ok(entry.lease);
             }
             if Instant::now() >= until {
                 return Err(held(entry));

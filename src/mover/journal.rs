@@ -18,7 +18,7 @@ use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::session::Session;
 use super::state::{Mode, Phase};
-use super::wish::{FenceAt, Wanted};
+use super::wish::{Back, FenceAt, Wanted};
 
 /// One shard of one move, as its source's journal has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +53,8 @@ pub struct Entry {
     pub last_error: Option<String>,
     /// The move that this one takes back, if it is a rollback.
     pub back_of: Option<MoveId>,
+    /// Whether a way back was asked for.
+    pub back: Back,
     /// The way back, if there is one or was.
     pub way_back: Option<WayBack>,
     /// What its mover may do at present.
@@ -92,7 +94,7 @@ pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode
      > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
      rows, bytes, timings, last_error, \
      CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END AS wanted, hold_until, \
-     created_at, updated_at, fingerprint, open_token, back_of, \
+     created_at, updated_at, fingerprint, open_token, back_of, back, \
      (SELECT json_build_array(b.stream, b.at_open IS NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b \
       WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS way_back";
 
@@ -118,6 +120,7 @@ impl Entry {
             timings: row.try_get("timings")?,
             last_error: row.try_get("last_error")?,
             back_of: row.try_get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
+            back: Back::parse(&text("back")?).expect("the table's check knows the same ways"),
             way_back: row.try_get::<_, Option<String>>("way_back")?.and_then(|text| way_back(&text)),
             wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
             hold_until: row.try_get("hold_until")?,
@@ -206,9 +209,9 @@ impl Session {
     /// Locks: ROW EXCLUSIVE on pgshard.move for this one statement.
     pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
         let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder,
-                 wanted, hold_until, back_of)
+                 wanted, hold_until, back_of, back)
              SELECT $1, $2, $3, $4, $5, 'claimed', $6, $7, clock_timestamp() + $8 * interval '1 ms', $9,
-                 coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END, $12
+                 coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END, $12, $13
              FROM pgshard.shard s
              LEFT JOIN (SELECT wanted, hold_until FROM pgshard.move WHERE move_id = $1 LIMIT 1) m ON true
              WHERE s.shard_id = $2 AND s.state = 'serving' AND s.epoch = $6";
@@ -217,6 +220,7 @@ impl Session {
         let (shard, epoch, mode) = (hold.shard.as_i32(), claim.epoch.as_i32(), claim.mode.as_str());
         let (id, target) = (hold.id.uuid(), claim.target.as_str());
         let back_of = claim.back_of.map(|id| *id.uuid());
+        let back = claim.back.as_str();
         let (wanted, until) = claim.fence_at.wish();
         let wanted = wanted.as_str();
         let claimed = self
@@ -236,6 +240,7 @@ impl Session {
                     &wanted,
                     &until,
                     &back_of,
+                    &back,
                 ],
             )
             .await;
@@ -321,6 +326,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) lease_for: Duration,
     pub(crate) holder: &'a str,
     pub(crate) back_of: Option<MoveId>,
+    pub(crate) back: Back,
     pub(crate) fence_at: FenceAt,
 }
 

@@ -73,7 +73,7 @@ pub use session::Hosts;
 pub use state::{Mode, Phase};
 #[doc(hidden)]
 pub use stream::testing as stream_testing;
-pub use wish::{FenceAt, Wanted};
+pub use wish::{Back, FenceAt, Wanted};
 
 #[cfg(test)]
 pub(crate) use journal::Hold;
@@ -201,6 +201,7 @@ impl Mover {
             epoch: shard.epoch,
             start: Start::Claim,
             back_of: None,
+            back: self.options.back,
         };
         report(id, driver::work(self, plan.shards.iter().map(part).collect(), Goal::Finish).await)
     }

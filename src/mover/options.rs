@@ -13,7 +13,7 @@ use super::failpoint::Failpoint;
 use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::state::Phase;
-use super::wish::{FenceAt, Wanted};
+use super::wish::{Back, FenceAt, Wanted};
 
 /// How to move. [`Options::default`] is what the command uses.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct Options {
     pub copy_jobs: usize,
     /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
     pub back_wal_max: u64,
+    /// Whether a new move prepares that its shards can be taken back.
+    pub back: Back,
     /// When the shards of a new move are fenced.
     pub fence_at: FenceAt,
     /// The most that is copied, in bytes a second, of all shards together. `None`: as fast as it goes.
@@ -63,6 +65,7 @@ impl Default for Options {
             drain_deadline: Duration::from_secs(2),
             copy_jobs: 4,
             back_wal_max: 10 << 30,
+            back: Back::Prepared,
             fence_at: FenceAt::Ready,
             rate_max: None,
             lag_max: Duration::from_millis(250),

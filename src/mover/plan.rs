@@ -12,6 +12,7 @@ use super::facts::{HostFacts, Lock, Row, ShardFacts, StreamFacts};
 use super::names::Names;
 use super::refusal::Refusal;
 use super::state::Mode;
+use super::wish::Back;
 
 /// What a move will do, shard by shard.
 #[derive(Clone, Debug)]
@@ -133,6 +134,7 @@ pub(crate) fn judge(
     source: &HostFacts,
     target: &HostFacts,
     mode: Mode,
+    wanted: Back,
     pause_max: Duration,
 ) -> Result<ShardPlan, Vec<Refusal>> {
     let mut refusals = Vec::new();
@@ -206,7 +208,8 @@ pub(crate) fn judge(
         let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
         format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
     };
-    let no_way_back = (mode == Mode::Online).then(|| back::stream::impossible(&target.stream)).flatten();
+    let no_way_back =
+        (mode == Mode::Online && wanted == Back::Prepared).then(|| back::stream::impossible(&target.stream)).flatten();
     let no_way_back = no_way_back.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
     Ok(ShardPlan {
         shard,
@@ -415,7 +418,7 @@ mod tests {
     #[test]
     fn a_plan() {
         for (mode, steps) in [(Mode::Blocking, 9), (Mode::Online, 12)] {
-            let plan = judge(&facts(), &host("db1"), &host("db2"), mode, LIMIT).unwrap();
+            let plan = judge(&facts(), &host("db1"), &host("db2"), mode, Back::Prepared, LIMIT).unwrap();
             assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
             assert_eq!(plan.steps(&HostName::new("db2").unwrap(), mode).len(), steps);
             assert!(judge_hosts(&host("db1"), &host("db2"), mode).is_empty());
@@ -439,7 +442,7 @@ mod tests {
             at_target: vec![found("type citext")],
             ..facts()
         };
-        let refusals = judge(&facts, &host("db1"), &host("db2"), Mode::Blocking, LIMIT).unwrap_err();
+        let refusals = judge(&facts, &host("db1"), &host("db2"), Mode::Blocking, Back::Prepared, LIMIT).unwrap_err();
         assert_eq!(refusals.len(), 9);
         assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
         assert_eq!(refusals[0].to_string(), "shard 2 on host db1: the shard is moved (to nowhere) there");

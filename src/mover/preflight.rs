@@ -141,5 +141,5 @@ async fn shard_plan(
     let (from, to) = tokio::try_join!(mover.hosts.open(&source.name), mover.hosts.open(&target.name))?;
     let (from, to) = (from.for_shard(shard), to.for_shard(shard));
     let facts = facts::of_shard(&from, &to, shard, &mover.prefix).await?;
-    Ok(plan::judge(&facts, source, target, mode, mover.options.pause_max))
+    Ok(plan::judge(&facts, source, target, mode, mover.options.back, mover.options.pause_max))
 }

@@ -2,7 +2,7 @@
 //!
 //! What may not break: it only reads, and takes no lock that anybody waits for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::map::HostName;
@@ -26,6 +26,8 @@ pub struct Progress {
     pub shards: Vec<ShardProgress>,
     /// What the sources keep for it; none of a blocking move, nor of one that has ended.
     pub streams: Vec<StreamProgress>,
+    /// What its targets keep for the ways back of shards that are kept.
+    pub ways_back: Vec<StreamProgress>,
     /// The hosts that could not be asked.
     pub unknown: Vec<(HostName, Error)>,
 }
@@ -57,10 +59,10 @@ pub struct Pieces {
     pub bytes: u64,
 }
 
-/// The stream of changes from one source, for all shards of the move that come from there.
+/// A stream of changes: from one source, for all shards of the move that come from there; or of a way back, from the target.
 #[derive(Clone, Debug)]
 pub struct StreamProgress {
-    /// The source.
+    /// The host that changes come from, and that keeps WAL for them.
     pub source: HostName,
     /// The slot. Publication and slot have the same name.
     pub slot: String,
@@ -93,7 +95,8 @@ impl Mover {
     /// # Cancel safety
     /// Only reads.
     pub async fn progress(&self, id: MoveId) -> Result<Progress, Error> {
-        let mut progress = Progress { id, shards: Vec::new(), streams: Vec::new(), unknown: Vec::new() };
+        let mut progress =
+            Progress { id, shards: Vec::new(), streams: Vec::new(), ways_back: Vec::new(), unknown: Vec::new() };
         let sources = self.hosts.names().map(async |host| (host.clone(), self.at_source(host, id).await));
         for (host, answer) in futures_util::future::join_all(sources).await {
             match answer {
@@ -129,7 +132,32 @@ impl Mover {
             let of_host = targets.get(&shard.entry.target);
             shard.pieces = of_host.and_then(|of| of.get(&shard.entry.shard)).copied().unwrap_or_default();
         }
+        progress.ways_back = self.ways_back(progress.shards.iter().map(|shard| &shard.entry)).await;
         Ok(progress)
+    }
+
+    /// What hosts keep for the ways back of entries that are kept. A host that does not answer is left out: whoever has read
+    /// the entries knows of it.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    pub async fn ways_back(&self, entries: impl Iterator<Item = &Entry>) -> Vec<StreamProgress> {
+        let mut slots: ByHost<BTreeSet<String>> = BTreeMap::new();
+        for entry in entries.filter(|entry| entry.phase == Phase::Kept) {
+            if let Some(back) = &entry.way_back {
+                slots.entry(entry.target.clone()).or_default().insert(back.stream.clone());
+            }
+        }
+        let looked = slots.into_iter().map(async |(host, slots)| {
+            let mut streams = Vec::new();
+            if let Ok(session) = self.hosts.open(&host).await {
+                for slot in slots {
+                    streams.extend(stream(&session, slot, false).await.ok().filter(|of| of.wal_status.is_some()));
+                }
+            }
+            streams
+        });
+        futures_util::future::join_all(looked).await.into_iter().flatten().collect()
     }
 
     async fn at_source(

@@ -41,6 +41,30 @@ impl Wanted {
     }
 }
 
+/// Whether a move prepares that its shards can be taken back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Back {
+    /// A slot on the target keeps what the old copies lack, if the target can give one.
+    #[default]
+    Prepared,
+    /// The old copies stay as they are at the switch. Nothing is made on the target.
+    Forgone,
+}
+
+impl Back {
+    /// As the journal writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Back::Prepared => "prepared",
+            Back::Forgone => "forgone",
+        }
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Back> {
+        [Back::Prepared, Back::Forgone].into_iter().find(|back| back.as_str() == name)
+    }
+}
+
 /// When the shards of a new move are fenced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FenceAt {

@@ -1,6 +1,6 @@
 //! Every fault at every place of an online move, and what is done about it; fifty moves to and fro; five hundred shards at
 //! once. Prints a line a combination that fails, and a table of all. Words choose: `kill source target reset sleep`,
-//! `resume abort`, `15-18 18-15`, `to-and-fro`, `wave`; without words, all.
+//! `resume abort`, `15-18 18-15`, `to-and-fro`, `wave`, a failpoint's name in quotes; without words, all.
 #![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
 
 #[macro_use]
@@ -37,56 +37,81 @@ impl Words {
     }
 }
 
+/// Seconds after which a combination is worth a line though nothing failed.
+const SLOW: f64 = 20.0;
+
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// One fault at all places in one world. Gives how many combinations failed, of how many.
-async fn row(versions: [u32; 2], fault: Fault, verb: Verb) -> (usize, usize) {
-    let places = places();
+/// One fault at all places, in several worlds side by side: a combination mostly waits. Gives how many combinations failed, of
+/// how many.
+async fn row(versions: [u32; 2], fault: Fault, verb: Verb, places: &[&'static str]) -> (usize, usize) {
+    // A crash, or a reset, concerns all movers of a world.
+    let (worlds, beside) = if matches!(fault, Fault::Kill | Fault::Sleep) { (2, 4) } else { (6, 1) };
+    let mut parts: Vec<Vec<&'static str>> = vec![Vec::new(); worlds.min(places.len())];
+    for (at, place) in places.iter().enumerate() {
+        parts[at % worlds].push(place);
+    }
+    let all = stream::iter(parts).map(|places| part(versions, fault, verb, places, beside));
+    let failed: usize = all.buffer_unordered(worlds).collect::<Vec<_>>().await.into_iter().sum();
+    (failed, places.len())
+}
+
+/// One fault at some places in one world, so many at a time. Gives how many combinations failed.
+async fn part(versions: [u32; 2], fault: Fault, verb: Verb, places: Vec<&'static str>, beside: usize) -> usize {
     let shards = (2 * places.len() as u16).next_multiple_of(4);
     let world = World::new(&versions, shards).await;
     let crashes = matches!(fault, Fault::Source | Fault::Target);
-    let writers = if crashes { Writers::start(&world, 3).await } else { Writers::start_all(&world, 3).await };
-    // A crash, or a reset, concerns all movers.
-    let beside = if matches!(fault, Fault::Kill | Fault::Sleep) { 3 } else { 1 };
-    let outcomes: Vec<bool> = stream::iter(places.iter().enumerate())
+    let writers = if crashes { Writers::start(&world, 2).await } else { Writers::start_all(&world, 2).await };
+    let failed: usize = stream::iter(places.iter().enumerate())
         .map(|(at, place)| {
             let (world, first) = (&world, 2 * at as u16);
             async move {
                 // One shard of every second place: the last one of a move has nobody to wait for.
                 let pair = [first, first + 1];
                 let shards = if at % 2 == 0 { &pair[..] } else { &pair[..1] };
+                let begun = Instant::now();
                 let outcome = AssertUnwindSafe(combine(world, shards, place, fault, verb)).catch_unwind().await;
-                if let Err(panic) = &outcome {
-                    println!("FAILED {versions:?} {fault:?} {verb:?} at {place:?}: see above");
-                    let _ = panic;
+                let seconds = begun.elapsed().as_secs_f64();
+                if let Err(panic) = outcome {
+                    println!(
+                        "FAILED {versions:?} {fault:?} {verb:?} at {place:?} after {seconds:.0} s: {}",
+                        panicked(panic)
+                    );
+                    return 1;
                 }
-                outcome.is_err()
+                if seconds > SLOW {
+                    println!("       {versions:?} {fault:?} {verb:?} at {place:?} took {seconds:.0} s");
+                }
+                0
             }
         })
         .buffer_unordered(beside)
-        .collect()
-        .await;
-    let failed = outcomes.iter().filter(|failed| **failed).count();
+        .collect::<Vec<usize>>()
+        .await
+        .into_iter()
+        .sum();
     let notes = writers.stop().await;
     let audit = async {
         let notes = if fault == Fault::Kill { notes.flawless() } else { notes.tolerably() };
         world.audit_rows(notes).await;
     };
-    let audited = AssertUnwindSafe(audit).catch_unwind().await.is_ok();
-    if !audited {
-        println!("FAILED {versions:?} {fault:?} {verb:?}: the audit of the rows");
+    if let Err(panic) = AssertUnwindSafe(audit).catch_unwind().await {
+        println!("FAILED {versions:?} {fault:?} {verb:?}: the audit of the rows: {}", panicked(panic));
+        return failed + 1;
     }
-    (failed + usize::from(!audited), outcomes.len())
+    failed
 }
 
-#[tokio::main]
+#[tokio::main(flavor = "multi_thread", worker_threads = 4)]
 async fn main() {
     let words = Words(std::env::args().skip(1).collect());
     let all: Vec<&str> = FAULTS.map(|f| f.0).into_iter().chain(["to-and-fro", "wave"]).collect();
     let (mut failures, mut combinations) = (0, 0);
+    let every = places();
+    let places: Vec<&str> = every.iter().copied().filter(|place| words.chosen(place, &every)).collect();
     for (pair, versions) in PAIRS {
         if !words.chosen(pair, &PAIRS.map(|pair| pair.0)) {
             continue;
@@ -95,7 +120,7 @@ async fn main() {
             for (verb_name, verb) in VERBS {
                 if words.chosen(name, &all) && words.chosen(verb_name, &VERBS.map(|verb| verb.0)) {
                     let begun = Instant::now();
-                    let (failed, of) = row(versions, fault, verb).await;
+                    let (failed, of) = row(versions, fault, verb, &places).await;
                     println!(
                         "{pair:>6} {name:>7} {verb_name:>7}  {of:>3} places, {failed:>2} failures, {:>4} s",
                         begun.elapsed().as_secs()

@@ -13,6 +13,7 @@ mod rivals;
 mod rollback;
 mod takeover;
 mod watch;
+mod way_back;
 
 use pgshard::mover::Phase;
 

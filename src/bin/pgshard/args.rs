@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
 use jiff::Timestamp;
-use pgshard::mover::{Failpoint, FenceAt, Leases, Mode, Options};
+use pgshard::mover::{Back, Failpoint, FenceAt, Leases, Mode, Options};
 
 use crate::exit::Exit;
 use crate::values;
@@ -184,6 +184,9 @@ pub(crate) struct Move {
     /// Do all but the fence, then wait until then: 22:30 (local time, the next one), or RFC 3339
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub(crate) at: Option<Timestamp>,
+    /// Online: keep the old copies as they are at the switch; no slot on the target, and no `moves rollback`
+    #[arg(long)]
+    pub(crate) no_way_back: bool,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
@@ -192,6 +195,11 @@ pub(crate) struct Move {
 }
 
 impl Move {
+    /// Whether the shards can be taken back.
+    pub(crate) fn back(&self) -> Back {
+        if self.no_way_back { Back::Forgone } else { Back::Prepared }
+    }
+
     /// When the shards are fenced.
     pub(crate) fn fence_at(&self) -> FenceAt {
         match (self.hold, self.at) {

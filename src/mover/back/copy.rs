@@ -5,7 +5,7 @@
 
 use tokio_postgres::types::PgLsn;
 
-use crate::map::ShardEpoch;
+use crate::map::{HostName, ShardEpoch};
 use crate::mover::chunk::table;
 use crate::mover::ddl::{self, Target};
 use crate::mover::error::Error;
@@ -16,6 +16,7 @@ use crate::mover::session::Session;
 use crate::mover::state::Phase;
 use crate::mover::step::{self, ShardMove, at_open};
 use crate::mover::stream::slot::{self, Owner};
+use crate::mover::wish::Back;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace};
 use crate::schema::fingerprint::fingerprint;
@@ -237,12 +238,22 @@ pub(crate) async fn lose(source: &Session, id: MoveId, shard: ShardId, why: &str
     source.execute("giving up the way back", sql, &[id.uuid(), &shard.as_i32(), &why]).await.map(drop)
 }
 
-/// Gives the ways back of all shards of a move up that came from this host. Says how many that were.
+/// Gives the ways back of these shards of a move up.
 ///
 /// Locks: their rows, for one statement.
-pub(crate) async fn lose_all(source: &Session, id: MoveId, why: &str) -> Result<u64, Error> {
-    let sql = "UPDATE pgshard.back SET lost = $2 WHERE move_id = $1 AND lost IS NULL";
-    source.execute("giving up the ways back", sql, &[id.uuid(), &why]).await
+pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId], why: &str) -> Result<(), Error> {
+    let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
+    let sql = "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = ANY ($2) AND lost IS NULL";
+    source.execute("giving up the ways back", sql, &[id.uuid(), &shards, &why]).await.map(drop)
+}
+
+/// Gives the ways back of all shards of a move up that went from this host to that one. Says how many that were.
+///
+/// Locks: their rows, for one statement.
+pub(crate) async fn lose_all(source: &Session, target: &HostName, id: MoveId, why: &str) -> Result<u64, Error> {
+    let sql = "UPDATE pgshard.back b SET lost = $3 FROM pgshard.move m
+        WHERE b.move_id = $1 AND m.move_id = b.move_id AND m.shard_id = b.shard_id AND m.target = $2 AND b.lost IS NULL";
+    source.execute("giving up the ways back", sql, &[id.uuid(), &target.as_str(), &why]).await
 }
 
 /// What `complete` compares an old copy with: what it was made from, without what was taken off.
@@ -268,6 +279,9 @@ pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, 
 pub(crate) fn refusal(entry: &Entry) -> Option<String> {
     let back = match (&entry.phase, &entry.way_back) {
         (Phase::Kept, Some(back)) => back,
+        (Phase::Kept, None) if entry.back == Back::Forgone => {
+            return Some("it was moved with --no-way-back: its old copy is as it was at the move".to_owned());
+        }
         (Phase::Kept, None) => {
             return Some("it has no way back: it was moved blocking, or its target could not give one".to_owned());
         }

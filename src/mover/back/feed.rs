@@ -31,8 +31,8 @@ use super::{copy, stream};
 /// How often the moves are looked at: new ones begin to be fed, those that have ended are let go.
 const ROUND: Duration = Duration::from_secs(2);
 
-/// The shards of one move that came from one host.
-type Key = (MoveId, HostName);
+/// The shards of one move that went from one host to another.
+type Key = (MoveId, HostName, HostName);
 
 /// Feeds the old copies of all kept moves, or of one, until the mover is told to stop.
 pub(crate) async fn feed(mover: &Mover, id: Option<MoveId>) {
@@ -58,7 +58,7 @@ async fn round(mover: &Mover, id: Option<MoveId>, fed: &mut BTreeMap<Key, Feedin
     let mut there: BTreeMap<Key, Vec<Entry>> = BTreeMap::new();
     for entry in entries {
         if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
-            there.entry((entry.id, entry.source.clone())).or_default().push(entry);
+            there.entry((entry.id, entry.source.clone(), entry.target.clone())).or_default().push(entry);
         }
     }
     let gone: Vec<Key> = fed.keys().filter(|key| !there.contains_key(*key)).cloned().collect();
@@ -90,12 +90,11 @@ struct Feeding {
 }
 
 impl Feeding {
-    async fn start(mover: &Mover, (id, source): &Key, entries: &[Entry]) -> Result<Option<Feeding>, Error> {
-        let Some(first) = entries.first() else { return Ok(None) };
+    async fn start(mover: &Mover, (id, source, serving): &Key, entries: &[Entry]) -> Result<Option<Feeding>, Error> {
         let lease = Uuid::new_v4();
         let hold = |shard: ShardId| Hold { id: *id, shard, lease };
         let session = mover.hosts.open(source).await?;
-        let target = mover.hosts.open(&first.target).await?;
+        let target = mover.hosts.open(serving).await?;
         let name = slot::back_name(*id, source);
         stream::judge(mover, &session, &target, *id, &name).await?;
         let beating = mover.hosts.open(source).await?;
@@ -126,7 +125,7 @@ impl Feeding {
         let others = applied(&session, not_fed.map(|entry| (entry.id, entry.shard)).collect(), position).await?;
         let follower = Follower::start(FollowerOptions {
             hosts: mover.hosts.clone(),
-            source: first.target.clone(),
+            source: serving.clone(),
             target: source.clone(),
             id: *id,
             stream: name,
@@ -140,8 +139,12 @@ impl Feeding {
     }
 
     /// What became of it since the last round. `None`: it has ended, or begins anew in the next.
-    async fn look_after(self, mover: &Mover, (id, source): &Key, entries: &[Entry]) -> Result<Option<Feeding>, Error> {
-        let Some(first) = entries.first() else { return Ok(None) };
+    async fn look_after(
+        self,
+        mover: &Mover,
+        (id, source, serving): &Key,
+        entries: &[Entry],
+    ) -> Result<Option<Feeding>, Error> {
         let view = self.follower.view().borrow().clone();
         for hold in &self.shards {
             if let Some(Fault::Diverged { table, what }) = view.shards.get(&hold.shard).and_then(|of| of.fault.clone())
@@ -150,7 +153,7 @@ impl Feeding {
                 self.follower.detach(hold.shard).await;
             }
         }
-        let target = mover.hosts.open(&first.target).await?;
+        let target = mover.hosts.open(serving).await?;
         let name = slot::back_name(*id, source);
         let given_up = stream::judge(mover, &self.source, &target, *id, &name).await?.is_some();
         let lost = self.shards.iter().any(|hold| self.heartbeat.is_lost(hold.shard));

@@ -42,6 +42,7 @@ pub(super) async fn rollback(mover: &Mover, of: MoveId) -> Result<Report, Error>
                 epoch: entry.epoch.next(),
                 start: Start::Claim,
                 back_of: Some(of),
+                back: mover.options.back,
             }),
         }
     }

@@ -56,7 +56,7 @@ pub(crate) async fn prepare(
         Some(false) => return Ok(Some(name)),
         // What was opened meanwhile has changed since.
         lost => {
-            copy::lose_all(source, id, "the target has no slot for it any more").await?;
+            copy::lose_all(source, &target.host, id, "the target has no slot for it any more").await?;
             if lost.is_some() {
                 slot::drop_slot(target, &name).await?;
             }
@@ -95,13 +95,13 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
     slot::drop_publication(target, name).await
 }
 
-/// Drops both if no shard of the move that came from this source can go back any more. True if they were there.
+/// Drops both if no shard of the move that came from this source to this target can go back any more. True if they were there.
 ///
 /// Locks: none on any table.
 pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
     let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
-        WHERE b.move_id = $1 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
-    if source.row("looking for ways back", sql, &[id.uuid()]).await?.get(0) {
+        WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
+    if source.row("looking for ways back", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0) {
         return Ok(false);
     }
     let name = slot::back_name(id, &source.host);
@@ -155,7 +155,8 @@ pub(crate) async fn judge(
     id: MoveId,
     name: &str,
 ) -> Result<Option<String>, Error> {
-    for entry in source.entries(Some(id)).await? {
+    // A rollback leads to several hosts: each has a slot for its own shards.
+    for entry in source.entries(Some(id)).await?.iter().filter(|entry| entry.target == target.host) {
         if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
             let row = facts::row_of(target, entry.shard).await?;
             if row.is_none_or(|row| row.state == "moved" || row.epoch != entry.epoch.next()) {
@@ -173,7 +174,7 @@ pub(crate) async fn judge(
         }
         Some(_) => return Ok(None),
     };
-    let given_up = copy::lose_all(source, id, &why).await?;
+    let given_up = copy::lose_all(source, &target.host, id, &why).await?;
     Ok((given_up > 0).then_some(why))
 }
 

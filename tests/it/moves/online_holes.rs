@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use pgshard::dev::StopMode;
 use tokio::process::Child;
 
 use crate::support::{Ran, World, go_on, lines, other, stopped};
@@ -57,7 +58,56 @@ async fn world(version: u32, tables: &str) -> World {
     World::with_tables(&[version, other(version)], 2, &[("0001_tables.sql", &tables)]).await
 }
 
+/// What reaches a shard's table from outside by its OID: how it is made, and how it goes.
+const BOUND: [(&str, &str); 6] = [
+    (
+        "CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO shard_0000.users (name) VALUES ('x'); END",
+        "DROP FUNCTION outside.atomic",
+    ),
+    ("CREATE VIEW outside.view AS SELECT * FROM shard_0000.users", "DROP VIEW outside.view"),
+    (
+        "CREATE RULE r AS ON INSERT TO outside.plain DO INSTEAD INSERT INTO shard_0000.users (name) VALUES ('x')",
+        "DROP RULE r ON outside.plain",
+    ),
+    (
+        "CREATE TABLE outside.follower (id bigint REFERENCES shard_0000.users ON DELETE CASCADE)",
+        "DROP TABLE outside.follower",
+    ),
+    ("CREATE TABLE outside.counted (n bigint DEFAULT nextval('shard_0000.tickets'))", "DROP TABLE outside.counted"),
+    (
+        "ALTER TABLE outside.parent ATTACH PARTITION shard_0000.part FOR VALUES IN (1)",
+        "ALTER TABLE outside.parent DETACH PARTITION shard_0000.part",
+    ),
+];
+
 on_each_version! {
+    /// What is bound by OID passes the signpost. Made when the plan was long judged, it stops the move behind the fence, and the
+    /// source serves on; without it the move goes on.
+    async fn hole_01_bound_by_oid(version) {
+        let world = world(version, "CREATE SEQUENCE {shard}.tickets; CREATE TABLE {shard}.part (k int PRIMARY KEY)").await;
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("CREATE SCHEMA outside; CREATE TABLE outside.plain (n int);
+            CREATE TABLE outside.parent (k int NOT NULL) PARTITION BY LIST (k)").await.unwrap();
+        let mut args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"].map(str::to_owned).to_vec();
+        for (made, gone) in BOUND {
+            let args_now: Vec<&str> = args.iter().map(String::as_str).collect();
+            let child = world.command(&args_now, &[("PGSHARD_FAILPOINT", "before swap=stop")]).spawn().unwrap();
+            let pid = stopped(&child).await;
+            db1.batch_execute(made).await.unwrap();
+            go_on(pid);
+            let ran = crate::support::never_stopped(child).await;
+            ran.ended(7);
+            assert!(ran.stderr.contains("outside."), "{made}: {}", ran.stderr);
+            assert_eq!(world.state(0, 0).await, "serving", "{made}");
+            db1.batch_execute(gone).await.unwrap();
+            let id = lines(&db1, "SELECT DISTINCT move_id::text FROM pgshard.move").await;
+            args = ["moves", "resume", id.trim()].map(str::to_owned).to_vec();
+        }
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        world.run(&args).await.ended(0);
+        world.audit_places().await;
+    }
+
     /// A table made and filled in a transaction over the swap: the fence waits for it, the move sees that the shard is not
     /// what it has built, and the source serves on, with the table.
     async fn hole_02_create_table_over_the_swap(version) {
@@ -98,7 +148,7 @@ on_each_version! {
             let stop = format!("{place}=stop");
             let child = world.command(&args, &[("PGSHARD_FAILPOINT", &stop)]).spawn().unwrap();
             let pid = stopped(&child).await;
-            tokio::task::block_in_place(|| world.servers.server(1 - from).restart(pgshard::dev::StopMode::Immediate)).unwrap();
+            tokio::task::block_in_place(|| world.servers.server(1 - from).restart(StopMode::Immediate)).unwrap();
             go_on(pid);
             let ran = crate::support::never_stopped(child).await;
             if ran.code() != 0 {
@@ -159,6 +209,105 @@ on_each_version! {
         let error = world.servers.app(1).await.batch_execute(broken).await.unwrap_err();
         assert_eq!(error.code().unwrap().code(), "23503");
     }
+
+    /// TRUNCATE at every stage, and changes that are sent when the schema is called otherwise already.
+    async fn hole_15_truncate_and_another_name(version) {
+        let world = world(version, "CREATE TABLE {shard}.log (id int PRIMARY KEY, line text)").await;
+        world.servers.app(0).await.batch_execute("INSERT INTO shard_0000.log SELECT n, 'old' FROM generate_series(1, 100) n").await.unwrap();
+        let places = ["after slot", "after bounds", "in a piece", "after pieces", "after loaded", "after caught up", "after preset"];
+        meanwhile(&world, &places, |number| {
+            format!("TRUNCATE shard_0000.log; INSERT INTO shard_0000.log VALUES ({number}, 'new'), (500, 'x');
+                UPDATE shard_0000.log SET line = 'newer', id = id + 1")
+        }).await;
+        pretty_equal(&world, "log").await;
+        // A writer that commits between swap and marker: what it wrote is decoded under the old copy's name.
+        world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
+        let writer = world.servers.app(0).await;
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--fence-budget-ms", "10000"];
+        let child = world.command(&args, &[("PGSHARD_FAILPOINT", "before swap=stop")]).spawn().unwrap();
+        let pid = stopped(&child).await;
+        // Not earlier: the slot would wait for it.
+        writer.batch_execute("BEGIN; UPDATE shard_0000.log SET line = 'late' WHERE id = 501").await.unwrap();
+        go_on(pid);
+        while world.state(0, 0).await != "fenced" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        writer.batch_execute("COMMIT").await.unwrap();
+        crate::support::never_stopped(child).await.ended(0);
+        assert!(rows(&world, 1, "log").await.contains("(501,late)"));
+        pretty_equal(&world, "log").await;
+    }
+}
+
+/// A mover sleeps after the drain, a router swaps back, rows are written, another mover fences again: the decision of the
+/// first does not win.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hole_03_a_mover_that_slept_after_the_drain() {
+    let world = world(18, "").await;
+    let lease = ("PGSHARD_LEASE_MS", "1500");
+    let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+    let child = world.command(&args, &[lease, ("PGSHARD_FAILPOINT", "after drain=stop")]).spawn().unwrap();
+    let pid = stopped(&child).await;
+    assert_eq!(world.state(0, 0).await, "fenced");
+    let db1 = world.servers.app(0).await;
+    // The router waits for the deadline and swaps back.
+    let router = world.router().await;
+    router.by_key(0).execute("INSERT INTO {shard}.users (name) VALUES ('between')", &[]).await.unwrap();
+    assert_eq!(world.state(0, 0).await, "serving");
+    let id = lines(&db1, "SELECT move_id::text FROM pgshard.move").await;
+    world.run_with(&["moves", "resume", id.trim()], &[lease]).await.ended(0);
+    let before = world.all_about(0).await;
+    go_on(pid);
+    let woken = crate::support::never_stopped(child).await;
+    assert!([0, 7].contains(&woken.code()), "{}\n{}", woken.stdout, woken.stderr);
+    assert_eq!(world.all_about(0).await, before, "the one that slept changed something");
+    assert!(rows(&world, 1, "users").await.contains("between"));
+    world.audit_places().await;
+}
+
+/// The source fails over. To a standby that every commit waits for: the decision is there. To one that lacks the fence: both
+/// serve, which is an alarm; the larger epoch is what routers go by, and nobody undoes anything by himself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hole_05_a_standby_without_the_fence() {
+    let world = World::with_spare(&[18, 15, 18], 4).await;
+    world.servers.make_standby(18, 2, 0);
+    let db1 = world.servers.superuser(0).await;
+    let wait_for = async |names: &str| {
+        db1.batch_execute(&format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'")).await.unwrap();
+        db1.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    };
+    wait_for("*").await;
+    let sync = "SELECT EXISTS (SELECT FROM pg_stat_replication WHERE sync_state = 'sync')";
+    while !db1.query_one(sync, &[]).await.unwrap().get::<_, bool>(0) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+    let decided = world.run_until(&args, "after decide=kill").await.ended(-9).id();
+    wait_for("").await;
+    tokio::task::block_in_place(|| world.servers.server(2).stop(StopMode::Fast)).unwrap();
+    world.run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+    let router = world.router().await;
+    router.by_key(1).execute("INSERT INTO {shard}.users (name) VALUES ('there')", &[]).await.unwrap();
+    tokio::task::block_in_place(|| {
+        world.servers.server(0).stop(StopMode::Immediate).unwrap();
+        world.servers.server(2).start().unwrap();
+    });
+    let promote = "SELECT pg_promote(true, 60)";
+    assert!(world.servers.superuser(2).await.query_one(promote, &[]).await.unwrap().get::<_, bool>(0));
+    let config = std::fs::read_to_string(&world.config.path).unwrap();
+    let [old, new] = [0, 2].map(|host| format!(":{}/", world.servers.server(host).port()));
+    assert!(config.contains(&old), "{config}");
+    world.write("pgshard.toml", &config.replace(&old, &new));
+    assert_eq!((world.state(2, 0).await.as_str(), world.state(2, 1).await.as_str()), ("moved", "serving"));
+    world.run(&["moves", "resume", &decided]).await.ended(0);
+    assert_eq!(world.state(1, 0).await, "serving");
+    world.run(&["moves", "gc"]).await.ended(0);
+    let checked = world.run(&["check"]).await.ended(1).last();
+    let twice = checked["findings"].as_array().unwrap().iter().find(|finding| finding["code"] == "served_twice");
+    assert!(twice.is_some_and(|finding| finding["severity"] == "alarm"), "{checked}");
+    let router = world.router().await;
+    let rows = router.by_key(1).query("SELECT name FROM {shard}.users", &[]).await.unwrap();
+    assert_eq!(rows.len(), 1);
 }
 
 /// That the table is the same on db2, which serves it, as in the copy that db1 has kept.

@@ -1,5 +1,8 @@
 //! A shard as a grown application has it, to a newer version of PostgreSQL and back.
 
+use pgshard::schema::catalog::{self, Namespace};
+use pgshard::schema::fingerprint::fingerprint;
+
 use crate::support::{World, lines, other};
 
 const SCHEMA: &str = r#"
@@ -150,6 +153,72 @@ on_each_version! {
         assert_eq!(db1.query_one(logged, &[]).await.unwrap().get::<_, i64>(0), before + 1, "the trigger is on");
         let comment = "SELECT obj_description('shard_0000.accounts'::regclass)";
         assert_eq!(db1.query_one(comment, &[]).await.unwrap().get::<_, &str>(0), "it's the accounts");
+        world.audit_places().await;
+    }
+
+    /// The same while it is open and written to: every row, and every definition.
+    async fn there_and_back_under_writers(version) {
+        let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", SCHEMA)]).await;
+        world.servers.app(0).await.batch_execute(DATA).await.unwrap();
+        // Without a key, and open to UPDATE and DELETE.
+        let full = ["bookings", "dropped", "nothing"].map(|table| format!("ALTER TABLE shard_0000.{table} REPLICA IDENTITY FULL"));
+        world.servers.app(0).await.batch_execute(&full.join(";")).await.unwrap();
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let deeds = r#"
+            INSERT INTO shard_0000.accounts (full_name, tags, home) VALUES ('new', '{x}', ROW('a', 1, 2));
+            UPDATE shard_0000.accounts SET balance = balance + 1, mood = 'sad' WHERE id IN (SELECT max(id) FROM shard_0000.accounts);
+            UPDATE shard_0000.values SET b = 7 - coalesce(b, 0) % 7, av = 'z@z', aq = '{ok}' WHERE n IN (1, 2);
+            UPDATE shard_0000.values SET n = n + 1000 WHERE n = 2; UPDATE shard_0000.values SET n = n - 1000 WHERE n = 1002;
+            UPDATE shard_0000."Ödd ""table""" SET "Spalte mit Leerzeichen" = now()::text WHERE "select" = 1;
+            DELETE FROM shard_0000.accounts WHERE full_name = 'new' AND id % 3 = 0;
+            INSERT INTO shard_0000.nothing DEFAULT VALUES"#;
+        let writer = tokio::spawn({
+            let (clients, stop) = (world.all().await, stop.clone());
+            async move {
+                let (mut wrote, mut refused) = (0, Vec::new());
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    for client in &clients {
+                        match client.batch_execute(deeds).await {
+                            Ok(()) => wrote += 1,
+                            // Where the shard is not served, the signpost says so, or there is none yet.
+                            Err(error) if error.code().is_some_and(|code| ["SH001", "3F000", "42P01"].contains(&code.code())) => {}
+                            Err(error) => refused.push(format!("{error:?}")),
+                        }
+                    }
+                    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                }
+                (wrote, refused)
+            }
+        });
+        let mut kept = Vec::new();
+        for (to, host) in [("db2", 1), ("db1", 0)] {
+            let ran = world.run(&["move", "0", "--to", to, "--mode", "online", "--yes"]).await;
+            ran.ended(0);
+            assert_eq!(world.state(host, 0).await, "serving");
+            kept.push(ran.id());
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        let (wrote, refused) = writer.await.unwrap();
+        assert!(wrote > 0, "{refused:?}");
+        assert!(refused.is_empty(), "{wrote} transactions were done, and {refused:#?}");
+        // Nobody writes any more: what comes now is compared whole, but for the sequences, which are ahead.
+        let before = rows(&world, 0).await;
+        let prints = |host| {
+            let world = &world;
+            async move {
+                let oid = Namespace::from("shard_0000");
+                let db = world.servers.app(host).await;
+                db.batch_execute("BEGIN").await.unwrap();
+                fingerprint(&catalog::read(&db, &oid).await.unwrap()).to_string()
+            }
+        };
+        let printed = prints(0).await;
+        kept.push(world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id());
+        pretty_equal(&before, &rows(&world, 1).await);
+        assert_eq!(printed, prints(1).await);
+        for id in kept {
+            world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+        }
         world.audit_places().await;
     }
 

@@ -14,6 +14,8 @@ pub(crate) struct TestCluster {
     /// One for all hosts, or one for each host where their versions differ.
     clusters: Vec<Cluster>,
     files: PathBuf,
+    /// Servers at the end that configs do not name.
+    left_out: usize,
 }
 
 #[allow(dead_code, reason = "support for all modules, whichever of them are there")]
@@ -39,7 +41,7 @@ impl TestCluster {
     fn of(clusters: Vec<Cluster>) -> TestCluster {
         let files = clusters[0].directory().join("files");
         std::fs::create_dir(&files).expect("the cluster's directory is ours to write to");
-        TestCluster { clusters, files }
+        TestCluster { clusters, files, left_out: 0 }
     }
 
     /// The server of one host.
@@ -68,9 +70,15 @@ impl TestCluster {
         self.text(shards, None)
     }
 
+    /// No config names the last server.
+    pub(crate) fn leave_out_the_last(&mut self) {
+        self.left_out += 1;
+    }
+
     fn text(&self, shards: u16, migrations: Option<&str>) -> String {
-        let hosts: Vec<_> =
-            self.servers().iter().enumerate().map(|(at, server)| (self.name(at), server.url())).collect();
+        let servers = self.servers();
+        let named = servers.iter().take(servers.len() - self.left_out).enumerate();
+        let hosts: Vec<_> = named.map(|(at, server)| (self.name(at), server.url())).collect();
         config_text(count(shards), &hosts, migrations)
     }
 

@@ -10,7 +10,7 @@ use pgshard::dev::StopMode;
 use pgshard::mover::FAILPOINTS;
 use tokio::process::Child;
 
-use super::world::{World, go_on, never_stopped, stopped};
+use super::world::{Ran, World, go_on, never_stopped, stopped_if};
 
 /// The places that only a move with the shard closed passes.
 pub(crate) const BLOCKING: [&str; 3] = ["after rows", "after indexes", "after copied"];
@@ -67,18 +67,19 @@ pub(crate) async fn combine(world: &World, shards: &[u16], place: &str, fault: F
     if BACK.contains(&place) {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let id = world.run_until(&args, "after swap=kill").await.ended(-9).id();
+        gone(world, &id).await;
         return back(world, shards, place, fault, verb, from, id).await;
     }
     args.push("--jobs=2".to_owned());
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let id = strike(world, &args, place, fault, from, shards[0], verb).await;
+    let id = strike(world, &args, place, fault, from, shards, verb).await;
     let Some(id) = id else { return look(world, shards, None).await };
     end(world, shards, fault, verb, from, &id).await;
 }
 
 /// The same on the way back: an abort meets the fault.
 async fn back(world: &World, shards: &[u16], place: &str, fault: Fault, verb: Verb, from: usize, id: String) {
-    strike(world, &["moves", "abort", &id], place, fault, from, shards[0], verb).await;
+    strike(world, &["moves", "abort", &id], place, fault, from, shards, verb).await;
     if fault != Fault::Sleep {
         let ran = world.run(&["moves", verb.word(), &id]).await;
         // What was aborted to its end is not resumed.
@@ -94,23 +95,28 @@ async fn strike(
     place: &str,
     fault: Fault,
     from: usize,
-    shard: u16,
+    shards: &[u16],
     verb: Verb,
 ) -> Option<String> {
     if fault == Fault::Kill {
-        world.run_until(args, &format!("{place}=kill")).await.ended(-9);
-        gone(world).await;
-        return id_of(world, from, shard).await;
+        let ran = world.run_until(args, &format!("{place}=kill")).await;
+        ran.ended(-9);
+        let id = if args[0] == "move" { ran.id() } else { args[2].to_owned() };
+        gone(world, &id).await;
+        return id_of_any(world, from, shards).await;
     }
     let failpoint = format!("{place}=stop");
     let mut environment = vec![("PGSHARD_FAILPOINT", failpoint.as_str())];
     environment.extend((fault == Fault::Sleep).then_some(LEASE));
     let mut child = world.command(args, &environment).spawn().unwrap();
-    let pid = stopped(&child).await;
+    let Some(pid) = stopped_if(&child).await else {
+        let ran = Ran::of(child).await;
+        panic!("it has ended instead of stopping: {}\n{}\n{}", ran.code(), ran.stdout, ran.stderr);
+    };
     let restart = |host: usize| {
         tokio::task::block_in_place(|| world.servers.server(host).restart(StopMode::Immediate)).unwrap();
     };
-    let id = id_of(world, from, shard).await;
+    let id = id_of_any(world, from, shards).await;
     match fault {
         Fault::Kill => unreachable!("it was dealt with"),
         Fault::Source => restart(from),
@@ -119,11 +125,15 @@ async fn strike(
         Fault::Sleep => {
             if let Some(id) = &id {
                 succeed(world, &mut child, id, verb).await;
-                let before = world.all_about(shard).await;
+                let before = world.all_about(shards[0]).await;
                 go_on(pid);
                 let woken = never_stopped(child).await;
                 assert!([0, 4, 7].contains(&woken.code()), "{}\n{}", woken.stdout, woken.stderr);
-                assert_eq!(world.all_about(shard).await, before, "the one that slept changed something");
+                assert_eq!(world.all_about(shards[0]).await, before, "the one that slept changed something");
+                if woken.code() == 7 {
+                    // A shard that nobody took over, because it was not claimed yet: the first mover has done that, and given up.
+                    world.run(&["moves", verb.word(), id]).await;
+                }
                 return Some(id.clone());
             }
         }
@@ -131,7 +141,7 @@ async fn strike(
     go_on(pid);
     let ran = never_stopped(child).await;
     assert!([0, 4, 5, 7, 8].contains(&ran.code()), "{}: {}\n{}", ran.code(), ran.stdout, ran.stderr);
-    id.or(id_of(world, from, shard).await)
+    id.or(id_of_any(world, from, shards).await)
 }
 
 /// Another mover brings the move to an end while the first one sleeps.
@@ -143,18 +153,16 @@ async fn succeed(world: &World, child: &mut Child, id: &str, verb: Verb) {
     assert!(child.try_wait().unwrap().is_none(), "the first mover sleeps still");
 }
 
-/// Waits until the servers have noticed that a killed mover is gone: a claim that it had sent is carried out still.
-async fn gone(world: &World) {
-    let sql = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE state = 'active' AND backend_type = 'client backend'
-        AND application_name ~ '^pgshard (mover|[0-9a-f-]{36}/)' AND query ~ 'INSERT INTO pgshard.move')";
+/// Waits until the servers have noticed that a killed mover is gone: a claim that it had sent is carried out still, be it that
+/// the server has not begun with it.
+async fn gone(world: &World, id: &str) {
+    let sql = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE starts_with(application_name, $1))";
     for host in 0..2 {
         let db = world.servers.superuser(host).await;
-        while db.query_one(sql, &[]).await.unwrap().get(0) {
+        while db.query_one(sql, &[&format!("pgshard {id}/")]).await.unwrap().get(0) {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
-    // A statement may be on the wire that no server has begun.
-    tokio::time::sleep(std::time::Duration::from_millis(200)).await;
 }
 
 /// Ends the connections of all movers.
@@ -164,6 +172,16 @@ async fn reset(world: &World) {
     for host in 0..2 {
         world.servers.superuser(host).await.query_one(sql, &[]).await.unwrap();
     }
+}
+
+/// The move of the first of these that was claimed.
+async fn id_of_any(world: &World, from: usize, shards: &[u16]) -> Option<String> {
+    for shard in shards {
+        if let Some(id) = id_of(world, from, *shard).await {
+            return Some(id);
+        }
+    }
+    None
 }
 
 /// The newest move of a shard away from a host.

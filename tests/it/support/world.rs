@@ -50,7 +50,17 @@ impl World {
 
     /// The same with other migrations: names and SQL.
     pub(crate) async fn with_tables(versions: &[u32], shards: u16, migrations: &[(&str, &str)]) -> World {
-        let servers = TestCluster::start_mixed(versions);
+        World::on(TestCluster::start_mixed(versions), shards, migrations).await
+    }
+
+    /// The same, with a last server that is no host.
+    pub(crate) async fn with_spare(versions: &[u32], shards: u16) -> World {
+        let mut servers = TestCluster::start_mixed(versions);
+        servers.leave_out_the_last();
+        World::on(servers, shards, &[("0001_tables.sql", TABLES)]).await
+    }
+
+    async fn on(servers: TestCluster, shards: u16, migrations: &[(&str, &str)]) -> World {
         let path = servers.write_config_with_migrations(shards, migrations);
         let config = Config::load(path).unwrap();
         let world = World { servers, config };
@@ -185,12 +195,15 @@ impl World {
         text
     }
 
-    /// All that the hosts say of one shard and its moves.
+    /// All that the hosts say of one shard and its moves, but for how long a lease lasts: who still has one renews it, and gives it
+    /// back.
     pub(crate) async fn all_about(&self, shard: u16) -> String {
         let mut text = String::new();
         for client in self.all().await {
             for table in ["shard", "incoming", "move", "ledger"] {
-                let sql = format!("SELECT t::text FROM pgshard.{table} t WHERE shard_id = {shard} ORDER BY 1");
+                let sql = format!(
+                    "SELECT (to_jsonb(t) - 'lease_until')::text FROM pgshard.{table} t WHERE shard_id = {shard} ORDER BY 1"
+                );
                 text += &lines(&client, &sql).await;
             }
             let sql =
@@ -265,15 +278,23 @@ impl Ran {
 /// Waits until a process has stopped itself by SIGSTOP.
 #[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 pub(crate) async fn stopped(child: &Child) -> rustix::process::Pid {
+    stopped_if(child).await.expect("the process stops instead of ending")
+}
+
+/// The same; nothing if it has ended instead.
+#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
+pub(crate) async fn stopped_if(child: &Child) -> Option<rustix::process::Pid> {
     let pid = child.id().expect("the process was not waited for");
     let begun = Instant::now();
     loop {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the process is there");
         // After the name, which is in parentheses and may hold anything.
         if stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
-            return rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive");
+            return Some(rustix::process::Pid::from_raw(pid as i32).expect("a process's number is positive"));
         }
-        assert!(!stat.contains(") Z"), "the process has ended instead of stopping");
+        if stat.contains(") Z") {
+            return None;
+        }
         assert!(begun.elapsed() < Duration::from_secs(60), "the process stops itself");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

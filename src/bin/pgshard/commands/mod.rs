@@ -100,14 +100,14 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
         },
         Command::Move(args) => {
-            let fence_at = args.fence_at();
+            let (fence_at, back) = (args.fence_at(), args.back());
             let asked = relocate::Asked {
                 shards: args.shards,
                 target: args.to,
                 mode: args.mode.map(Into::into),
                 only_plan: args.plan,
                 consent: Consent::from_flag(args.yes),
-                options: Options { fence_at, ..args.pace.options() },
+                options: Options { fence_at, back, ..args.pace.options() },
             };
             relocate::run(asked, config, output).await
         }

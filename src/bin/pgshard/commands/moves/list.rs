@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase, WayBack};
+use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase, StreamProgress, WayBack};
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -13,15 +13,18 @@ use super::{failure, the_move, unheard};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Align, Format, Output};
+use crate::output::{Align, Format, Output, size};
 
 /// Every move that is neither completed nor aborted.
 pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let (entries, silent) = mover(&config, Options::default(), Observer::silent()).list(None).await;
+    let mover = mover(&config, Options::default(), Observer::silent());
+    let (entries, silent) = mover.list(None).await;
+    let ways_back = mover.ways_back(entries.iter()).await;
     let moves = grouped(&entries);
+    let listed = |entries| Listed::of(entries, &ways_back);
     if output.format() == Format::Json {
-        output.object(ListReport { moves: moves.iter().map(Listed::of).collect() })?;
+        output.object(ListReport { moves: moves.iter().map(listed).collect() })?;
     } else {
         let columns = [
             ("move", Align::Left),
@@ -32,9 +35,12 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
             ("next", Align::Left),
             ("since", Align::Left),
             ("back", Align::Left),
+            ("WAL kept", Align::Right),
         ];
-        let rows = moves.iter().map(Listed::of);
-        let rows = rows.map(|m| [m.r#move, m.shards, m.source, m.target, m.phase, m.next, m.since, m.back]);
+        let rows = moves.iter().map(listed).map(|m| {
+            let kept = m.back_wal_kept.map_or_else(|| "-".to_owned(), size);
+            [m.r#move, m.shards, m.source, m.target, m.phase, m.next, m.since, m.back, kept]
+        });
         output.table(&columns, rows)?;
         if moves.is_empty() && silent.is_empty() {
             output.note("no move is open, none waits for `complete`");
@@ -114,6 +120,8 @@ struct Listed {
     since: String,
     /// Whether a rollback is possible.
     back: String,
+    /// WAL that the targets keep for it, in bytes; null where there is no slot.
+    back_wal_kept: Option<u64>,
 }
 
 /// The way back in a word: what it is of the worst shard is told.
@@ -128,7 +136,7 @@ fn back(way: Option<&WayBack>) -> String {
 }
 
 impl Listed {
-    fn of(entries: &Vec<&Entry>) -> Listed {
+    fn of(entries: &Vec<&Entry>, ways_back: &[StreamProgress]) -> Listed {
         // What comes next is decided by the shard that is least far.
         let least = entries.iter().map(|entry| entry.phase).min().unwrap_or(Phase::Aborted);
         let hosts = |host: fn(&Entry) -> &HostName| {
@@ -138,6 +146,14 @@ impl Listed {
             names.join(",")
         };
         let lost = |entry: &&&Entry| entry.way_back.as_ref().is_some_and(|back| back.lost.is_some());
+        let of_this = |of: &&StreamProgress| {
+            let is = |entry: &&Entry| {
+                entry.target == of.source && entry.way_back.as_ref().is_some_and(|w| w.stream == of.slot)
+            };
+            entries.iter().any(is)
+        };
+        let slots: Vec<u64> = ways_back.iter().filter(of_this).map(|of| of.kept).collect();
+        let back_wal_kept = (!slots.is_empty()).then(|| slots.iter().sum());
         let worst = entries.iter().find(lost).or(entries.first());
         Listed {
             r#move: entries.first().map(|entry| entry.id.to_string()).unwrap_or_default(),
@@ -148,6 +164,7 @@ impl Listed {
             next: least.next().to_owned(),
             since: entries.iter().map(|entry| entry.created_at).min().map(|at| at.to_string()).unwrap_or_default(),
             back: back(worst.and_then(|entry| entry.way_back.as_ref())),
+            back_wal_kept,
         }
     }
 }

@@ -207,6 +207,7 @@ fn table(progress: &Progress, rate: Option<Rate>) -> String {
     let mut lines = vec![format!("move {}", progress.id), drawn(&columns, rows)];
     lines.extend(rate.map(|rate| words(&rate)));
     lines.extend(progress.streams.iter().map(stream));
+    lines.extend(progress.ways_back.iter().map(way_back));
     lines.extend(progress.unknown.iter().map(|(host, error)| format!("host {host}: {}", chain(error))));
     lines.join("\n")
 }
@@ -266,6 +267,15 @@ fn stream(of: &StreamProgress) -> String {
     text
 }
 
+/// What the host that serves keeps for a way back.
+fn way_back(of: &StreamProgress) -> String {
+    let fed = match of.pid {
+        Some(_) => format!("which is fed; it is {} behind", size(of.lag_bytes)),
+        None => "which nobody feeds; `pgshard moves feed` gives it free".to_owned(),
+    };
+    format!("{} keeps {} of WAL for the way back, {fed}", of.source, size(of.kept))
+}
+
 /// What was said of each shard and stream: said again only when it is otherwise.
 #[derive(Default)]
 struct Told {
@@ -296,14 +306,16 @@ impl Told {
             }
             self.shards.insert(shard.entry.shard, said);
         }
-        for of in &progress.streams {
+        let streams = progress.streams.iter().map(|of| (of, stream as fn(&StreamProgress) -> String));
+        let ways_back = progress.ways_back.iter().map(|of| (of, way_back as fn(&StreamProgress) -> String));
+        for (of, words) in streams.chain(ways_back) {
             let coarse = |bytes: u64| bytes.checked_ilog2().unwrap_or(0);
             let said = format!("{:?} {} {} {:?}", of.wal_status, of.pid.is_some(), coarse(of.kept), of.blockers);
             // People want a line when it doubles; programs every look.
             let changed = self.streams.insert(of.slot.clone(), said.clone()).is_none_or(|before| before != said);
             match output.format() {
                 Format::Json => output.object(Line::stream(of))?,
-                Format::Text if changed => output.data(stream(of))?,
+                Format::Text if changed => output.data(words(of))?,
                 Format::Text => {}
             }
         }

@@ -1,0 +1,112 @@
+//! What a way back costs and when it ends: the log that it keeps, moves that make none, and hosts that do not answer.
+
+use std::time::Duration;
+
+use pgshard::dev::StopMode;
+use pgshard::mover::{Failpoint, Options};
+
+use crate::support::{World, lines};
+
+/// Slots and publications of a host.
+async fn streams(world: &World, host: usize) -> String {
+    let sql = "SELECT slot_name::text FROM pg_replication_slots UNION ALL SELECT pubname::text FROM pg_publication";
+    lines(&world.servers.app(host).await, sql).await
+}
+
+/// What the slot keeps is shown; past its limit gc gives the way back up, and nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_keeps_too_much_is_given_up() {
+    let world = World::new(&[15, 18], 4).await;
+    let id = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
+    let long = "INSERT INTO shard_0000.users (name) SELECT repeat(md5(n::text), 30) FROM generate_series(1, 5000) n";
+    world.servers.app(1).await.batch_execute(long).await.unwrap();
+    world.run(&["moves", "gc"]).await.ended(0);
+    let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].take();
+    assert!(listed["back_wal_kept"].as_u64().unwrap() > 4 << 20 && listed["back"] == "open", "{listed}");
+    let watched = world.run(&["moves", "watch", &id]).await;
+    assert!(
+        watched.ended(0).json().iter().any(|line| line["event"] == "stream" && line["source"] == "db2"),
+        "{}",
+        watched.stdout
+    );
+
+    let gc = world.run(&["moves", "gc", "--max-wal-mib", "3"]).await.ended(0).last();
+    assert!(gc["cleaned"].to_string().contains("is not possible any more: its slot kept"), "{gc}");
+    assert_eq!(streams(&world, 1).await, "");
+    let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
+    assert!(refused.ended(4).stderr.contains("MiB of WAL, more than it may"), "{}", refused.stderr);
+    let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].take();
+    assert!(listed["back_wal_kept"].is_null() && listed["back"].as_str().unwrap().starts_with("lost"), "{listed}");
+    world.audit_places().await;
+    world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+    world.audit_places().await;
+}
+
+/// A move that was told to make none makes none, also when another mover goes on with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn none_where_none_is_wanted() {
+    let world = World::new(&[18, 15], 4).await;
+    let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--no-way-back"];
+    let id = world.run_until(&args, "after pieces=kill").await.ended(-9).id();
+    world.run(&["moves", "resume", &id]).await.ended(0);
+    assert_eq!(streams(&world, 1).await, "");
+    let db1 = world.servers.app(0).await;
+    assert!(db1.query("SELECT FROM pgshard.back", &[]).await.unwrap().is_empty());
+    let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
+    assert!(refused.ended(4).stderr.contains("moved with --no-way-back"), "{}", refused.stderr);
+    assert_eq!(world.state(1, 0).await, "serving");
+    // The old copy is there, as it was at the switch.
+    db1.query("SELECT FROM shard_0000__left_e1.users", &[]).await.unwrap();
+    world.audit_places().await;
+    world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
+    world.audit_places().await;
+}
+
+/// A rollback leads to several hosts, and each feeds its own shards' old copies. One of them does not answer: `complete` drops
+/// the old copies of the others' shards, and says what is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ways_back_from_several_hosts() {
+    let world = World::new(&[15, 18, 15], 6).await;
+    let args = ["move", "0,2", "--to", "db3", "--mode", "online", "--yes"];
+    let id = world.run_until(&args, "before swap=kill").await.ended(-9).id();
+    world.run(&["moves", "resume", &id]).await.ended(0);
+    let args = ["moves", "rollback", &id, "--yes"];
+    let back = world.run_until(&args, "before swap=kill").await.ended(-9).id();
+    world.run(&["moves", "resume", &back]).await.ended(0);
+    for (host, shard) in [(0, 0), (1, 2)] {
+        let insert = format!("INSERT INTO shard_{shard:04}.users (name) VALUES ('back again')");
+        world.servers.app(host).await.batch_execute(&insert).await.unwrap();
+    }
+    world.run(&["moves", "gc"]).await.ended(0);
+    let mover = world.mover();
+    let feeding = tokio::spawn({
+        let mover = mover.clone();
+        async move { mover.feed(None).await }
+    });
+    let fed = "SELECT name FROM shard_0000__left_e2.users UNION ALL SELECT name FROM shard_0002__left_e2.users";
+    let db3 = world.servers.app(2).await;
+    while lines(&db3, fed).await != "back again\nback again\n" {
+        let lost = lines(&db3, "SELECT lost FROM pgshard.back WHERE lost IS NOT NULL").await;
+        assert_eq!(lost, "");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    mover.stop();
+    feeding.await.unwrap();
+    tokio::task::block_in_place(|| world.servers.server(0).stop(StopMode::Fast)).unwrap();
+    let ran = world.run(&["moves", "complete", &back, "--yes"]).await;
+    let last = ran.ended(8).last();
+    assert_eq!((&last["shards"], &last["failed"][0]["shard"]), (&"2".into(), &0.into()), "{last}");
+    assert!(ran.stderr.contains("db1"), "{}", ran.stderr);
+    assert_eq!(streams(&world, 1).await, "");
+    tokio::task::block_in_place(|| world.servers.server(0).start()).unwrap();
+    assert_ne!(streams(&world, 0).await, "");
+    // Between the way back and the old copies.
+    let failpoint = Some(Failpoint::parse("after back drop=fail").unwrap());
+    let failing = world.mover_with(Options { failpoint, ..Options::default() });
+    let report = failing.complete(back.parse().unwrap()).await.unwrap();
+    assert_eq!((report.done.len(), report.failed.len()), (1, 1), "{report:?}");
+    assert_eq!(streams(&world, 0).await, "");
+    world.run(&["moves", "complete", &back, "--yes"]).await.ended(0);
+    assert_eq!(streams(&world, 0).await, "");
+    world.audit_places().await;
+}
