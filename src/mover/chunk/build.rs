@@ -75,13 +75,13 @@ pub(crate) async fn build(
 /// Locks: SHARE UPDATE EXCLUSIVE on the table, until the end of the transaction.
 async fn analyze(target: &Session, schema: &str, table: &str) -> Result<(), Error> {
     let what = "analyzing";
-    target.batch(what, "SAVEPOINT analyze").await?;
+    target.batch(what, "SAVEPOINT before_analyze").await?;
     let sql = format!("ANALYZE {}.{}", quote_ident(schema), quote_ident(table));
     match target.batch(what, &sql).await {
-        Ok(()) => target.batch(what, "RELEASE analyze").await,
+        Ok(()) => target.batch(what, "RELEASE before_analyze").await,
         Err(error) => {
             tracing::warn!(%error, table, "a table was not analyzed: autovacuum will");
-            target.batch(what, "ROLLBACK TO analyze").await
+            target.batch(what, "ROLLBACK TO before_analyze").await
         }
     }
 }
