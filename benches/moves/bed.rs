@@ -28,7 +28,7 @@ impl Bed {
             durability: arguments.durability,
             shared_buffers_mib,
             // Checkpoints in the midst of a bench would be those of whichever part is unlucky.
-            settings: [("max_wal_size", "8GB"), ("checkpoint_timeout", "30min")]
+            settings: [("max_wal_size", "8GB"), ("min_wal_size", "4GB"), ("checkpoint_timeout", "30min")]
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
                 .to_vec(),
             ..ServerOptions::default()

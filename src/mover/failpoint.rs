@@ -19,7 +19,7 @@ pub struct Failpoint {
 }
 
 /// Every failpoint, in the order of a move: before and after each statement that changes anything.
-pub const FAILPOINTS: [&str; 50] = [
+pub const FAILPOINTS: [&str; 52] = [
     "before claim",
     "after claim",
     "after incoming",
@@ -34,6 +34,8 @@ pub const FAILPOINTS: [&str; 50] = [
     "after bounds",
     "in a piece",
     "after a piece",
+    "in build",
+    "after build",
     "after pieces",
     "in keys",
     "after keys",

@@ -374,6 +374,11 @@ impl<'a> Group<'a> {
         let options = CopyOptions {
             route: Route { source: self.shared.source.clone(), target: self.shared.target.clone() },
             jobs: self.mover.options.copy_jobs,
+            builds: held
+                .iter()
+                .filter(|one| lacks(one))
+                .filter_map(|one| Some((one.part.shard, one.built.as_ref()?.creation.builds())))
+                .collect(),
             chunk_bytes: CHUNK_BYTES,
             throttle: self.mover.throttle.clone(),
             stop: self.mover.stop.subscribe(),
@@ -382,9 +387,10 @@ impl<'a> Group<'a> {
             failpoints: self.mover.options.clone(),
         };
         let began = Instant::now();
-        let mut copied: BTreeMap<ShardId, Result<Copied, Error>> =
-            copy_all(&self.mover.hosts, copies, &options).await.into_iter().collect();
-        let took = began.elapsed();
+        let (ended, last_piece) = copy_all(&self.mover.hosts, copies, &options).await;
+        let mut copied: BTreeMap<ShardId, Result<Copied, Error>> = ended.into_iter().collect();
+        let copied_at = last_piece.unwrap_or(began);
+        let took = copied_at - began;
         self.at("after pieces")?;
         // From here on, nothing ends but single shards.
         let (missing, loaded): (Vec<Held>, Vec<Held>) = std::mem::take(held).into_iter().partition(lacks);
@@ -397,7 +403,8 @@ impl<'a> Group<'a> {
                 Err(error) => ends.push(self.left(&one, error, heartbeat).await),
             }
         }
-        let keys = async |(one, rows): (Held, Copied)| self.keys(one, rows, took, position, heartbeat).await;
+        let keys =
+            async |(one, rows): (Held, Copied)| self.keys(one, rows, (took, copied_at), position, heartbeat).await;
         held.extend(self.each(ends, rows_there, keys).await);
         Ok(())
     }
@@ -432,7 +439,7 @@ impl<'a> Group<'a> {
         &self,
         mut held: Held,
         copied: Copied,
-        took: Duration,
+        (took, copied_at): (Duration, Instant),
         position: u64,
         heartbeat: &Heartbeat,
     ) -> Result<Held, End> {
@@ -451,7 +458,8 @@ impl<'a> Group<'a> {
                     work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
                 }
             };
-            work.loaded(&built.creation, position.into(), copied.rows as i64, copied.bytes as i64).await?;
+            let size = (copied.rows as i64, copied.bytes as i64);
+            work.loaded(&built.creation, position.into(), size, copied_at).await?;
             Ok::<_, Error>(built)
         };
         match built.await {

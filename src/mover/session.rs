@@ -44,7 +44,7 @@ impl Hosts {
 
 /// Lock waits end before anybody queues behind them for long. A mover whose machine is gone holds its transactions for
 /// half a minute at most. Texts of values are the same on every host, and transactions are what the steps take them for,
-/// whatever the settings of hosts and roles.
+/// whatever the settings of hosts and roles. Nothing is compiled: a digest of a large table would begin with that, on both hosts.
 ///
 /// Commits are synchronous: if a takeover or an un-fence was lost in a crash of the source after the target's copy was
 /// dropped, the former mover, with its lease back, could give the shard away to a target that has nothing.
@@ -55,7 +55,7 @@ const SETTINGS: &str = "
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
     SET search_path = pg_catalog; SET row_security = off; SET client_min_messages = warning;
     SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;
-    SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on; SET lc_monetary = 'C';
+    SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on; SET lc_monetary = 'C';
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
 /// One connection of a mover.

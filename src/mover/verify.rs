@@ -2,7 +2,10 @@
 //!
 //! The stream stands still for a moment: the source's snapshot is taken, the changes that it sees are applied and no
 //! others, the target's snapshot is taken, and the stream goes on. Both sides are read at leisure then, each in its own
-//! snapshot. What may not break: a piece is called verified only if both snapshots stand for the same state.
+//! snapshot; several such comparisons run beside each other. What may not break: a piece is called verified only if both snapshots stand for the same state.
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::sync::Mutex;
 
 use super::chunk::copy::read_from;
 use super::chunk::plan::{Piece, pieces};
@@ -19,7 +22,10 @@ use super::stream::follower::{Follower, write_beacon};
 use crate::pg::quote_literal;
 
 /// What is compared under one pair of snapshots, in bytes: they are held for a second or two.
-const BUNCH_BYTES: u64 = 64 << 20;
+const BUNCH_BYTES: u64 = 32 << 20;
+
+/// What is less than this, in bytes, is not worth a pair of its own.
+const SMALL: u64 = 4 << 20;
 
 /// How often the common point is looked for, where the order in which transactions became visible is not that of their
 /// commits.
@@ -38,15 +44,28 @@ pub(super) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, follower: &Follow
     let (source_schema, target_schema) = (work.names.schema.clone(), work.names.incoming());
     let copy = ShardCopy { hold: work.hold, source_schema, target_schema, tables };
     let hashing = Hashing::of(facts::version(&work.source).await?, facts::version(&work.target).await?);
-    for bunch in bunches(pieces(&work.source, &work.target, &copy).await?, BUNCH_BYTES) {
-        // Sessions of their own: a comparison that is given up leaves them in a transaction.
-        let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
-        let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
-        common_point((&source, &target), &work.source, &copy, &bunch, follower).await?;
-        compare((&source, &target), &copy, &bunch, hashing).await?;
-        keep(&work.target, &copy, &bunch).await?;
-    }
-    Ok(())
+    let jobs = work.options.copy_jobs.max(1);
+    let pieces = pieces(&work.source, &work.target, &copy).await?;
+    let share = pieces.iter().map(|piece| piece.estimate).sum::<u64>() / jobs as u64;
+    let bunches = bunches(pieces, share.clamp(SMALL, BUNCH_BYTES));
+    let turn = Mutex::new(());
+    let compared = bunches.into_iter().map(|bunch| {
+        let (copy, turn) = (&copy, &turn);
+        async move {
+            // Sessions of their own: a comparison that is given up leaves them in a transaction.
+            let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
+            let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
+            {
+                // One at a time: the stream stands still for it, and beacons are written by one session.
+                let _turn = turn.lock().await;
+                common_point((&source, &target), &work.source, copy, &bunch, follower).await?;
+            }
+            compare((&source, &target), copy, &bunch, hashing).await?;
+            target.batch("ending the comparison", "COMMIT").await?;
+            keep(&target, copy, &bunch).await
+        }
+    });
+    stream::iter(compared).buffer_unordered(jobs).try_collect::<()>().await
 }
 
 /// Leaves both sessions in transactions whose snapshots stand for the same state of the bunch's tables.
@@ -66,9 +85,14 @@ async fn common_point(
         let paused = follower.pause().await?;
         let snapshot = read_from(source, copy, &tables, &name).await?;
         let beacon = write_beacon(writer, copy.hold.id).await?;
-        if paused.align(snapshot, beacon).await? {
-            read_from_target(target, copy, &tables).await?;
-            return Ok(());
+        match paused.align(snapshot, beacon).await {
+            Ok(true) => return read_from_target(target, copy, &tables).await,
+            Ok(false) => {}
+            // A TRUNCATE may have waited in vain for another comparison to end. The stream begins anew, and so do we.
+            Err(error) => match follower.failed(copy.shard()) {
+                Some(_) => return Err(error),
+                None => tracing::debug!(shard = %copy.shard(), %error, "the stream broke at a common point"),
+            },
         }
         drop(paused);
         source.batch("looking for a common point", "ROLLBACK").await?;

@@ -2,6 +2,7 @@
 
 use crate::ShardId;
 use crate::mover::chunk::ShardCopy;
+use crate::mover::chunk::build::{Builds, built};
 use crate::mover::chunk::chunks::load;
 use crate::mover::chunk::copy::{Copied, read_from};
 use crate::mover::chunk::plan::pieces;
@@ -74,6 +75,7 @@ fn options(pair: &Pair, pace: Pace) -> CopyOptions {
     CopyOptions {
         route: pair.route.clone(),
         jobs: 3,
+        builds: Default::default(),
         chunk_bytes: 32 * 1024,
         throttle: Throttle::new(tokio::sync::watch::channel(pace).1),
         stop: tokio::sync::watch::channel(false).1,
@@ -88,7 +90,7 @@ fn slow(bytes: u64) -> Pace {
 }
 
 async fn copy(pair: &Pair, work: &ShardCopy, pace: Pace) -> Result<Copied, Error> {
-    let mut ends = copy_all(&pair.hosts, vec![work.clone()], &options(pair, pace)).await;
+    let (mut ends, _) = copy_all(&pair.hosts, vec![work.clone()], &options(pair, pace)).await;
     ends.pop().unwrap().1
 }
 
@@ -195,6 +197,36 @@ async fn a_copy_that_died_goes_on() {
     assert_same(&source, &target, &work).await;
 }
 
+/// Each table's by one transaction as soon as its rows are there; a copy that goes on builds what is missing, and nothing twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_are_built_with_the_copy() {
+    let pair = Pair::start([15, 18]).await;
+    let work = pair.shard(7, TABLES, KEYS).await;
+    fill(&pair).await;
+    let target = pair.session(1, work.shard()).await;
+    let add_key = |table: &str| format!("ALTER TABLE shard_0007__incoming.{table} ADD PRIMARY KEY (id)");
+    let mut builds: Builds = ["big", "small"].map(|table| (table.to_owned(), vec![add_key(table)])).into();
+    let index = |column: &str| format!("CREATE INDEX ON shard_0007__incoming.big ({column})");
+    builds.entry("big".to_owned()).or_default().push(index("n"));
+    let copy = async |builds: &Builds| {
+        let builds = [(work.shard(), builds.clone())].into();
+        let options = CopyOptions { builds, ..options(&pair, Pace::default()) };
+        copy_all(&pair.hosts, vec![work.clone()], &options).await.0.pop().unwrap().1
+    };
+    let there = async || built(&target, "shard_0007__incoming", &["big", "small", "texts"]).await.unwrap();
+    let both = ["big", "small"].map(str::to_owned).into();
+    assert_eq!(copy(&builds).await.unwrap().rows, 8 * WIDE as u64);
+    assert_eq!(there().await, both);
+    target.client.batch_execute("ALTER TABLE shard_0007__incoming.small DROP CONSTRAINT small_pkey").await.unwrap();
+    assert_eq!(copy(&builds).await.unwrap().rows, 8 * WIDE as u64);
+    assert_eq!(there().await, both);
+    let sql = "SELECT count(*) FROM pg_index WHERE indrelid = 'shard_0007__incoming.big'::regclass";
+    assert_eq!(one::<i64>(&target.client, sql).await, 2);
+    builds.insert("texts".to_owned(), vec![index("id"), index("nonsense")]);
+    assert!(copy(&builds).await.unwrap_err().to_string().contains("nonsense"), "what cannot be built is told");
+    assert_eq!(one::<i64>(&target.client, sql).await, 2, "all of a table's or none");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_movers_copy_nothing_twice() {
     let pair = Pair::start([15, 15]).await;
@@ -286,7 +318,7 @@ async fn one_shards_failure_is_its_own() {
         );
     }
     pair.app(1).await.batch_execute("DROP TABLE shard_0005__incoming.t").await.unwrap();
-    let ends = copy_all(&pair.hosts, all, &options(&pair, Pace::default())).await;
+    let (ends, _) = copy_all(&pair.hosts, all, &options(&pair, Pace::default())).await;
     for (shard, end) in ends {
         if shard == ShardId::new(5).unwrap() {
             assert!(end.unwrap_err().to_string().contains("shard_0005__incoming.t"));

@@ -5,8 +5,8 @@
 //! visible in the snapshot of the piece that holds k ([`chunks`]). So no snapshot is held for longer than one
 //! piece takes, pieces can be copied in any order, at any time, by any number of workers, and again after a crash.
 //!
-//! [`table`] reads what tables there are and judges which of them can be moved like this, [`plan`] cuts them, [`copy`] copies,
-//! with the workers of [`work`], [`verify`] compares; [`snapshot`] and [`key`] are what the rule is made of.
+//! [`table`] reads what tables there are and judges which of them can be moved like this, [`plan`] cuts them, [`copy`] copies
+//! and [`build`] makes the indexes, with the workers of [`work`], [`verify`] compares; [`snapshot`] and [`key`] are what the rule is made of.
 //!
 //! # What may not break
 //! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a piece whose snapshot does
@@ -14,6 +14,7 @@
 //! 2. A piece's rows and its snapshot are written by one transaction of the target, which proves the lease.
 //! 3. Bounds never change once the first piece of a table is copied.
 
+pub(crate) mod build;
 pub(crate) mod chunks;
 pub(crate) mod copy;
 pub(crate) mod key;

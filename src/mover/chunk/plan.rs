@@ -7,10 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::mover::copy::qualified;
 use crate::mover::error::Error;
 use crate::mover::session::Session;
-use crate::pg::quote_literal;
 
 use super::chunks::KeyRange;
-use super::table::{Column, TableShape};
+use super::table::TableShape;
 use super::{ShardCopy, prove_lease};
 
 /// What a piece of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a snapshot is held.
@@ -19,8 +18,9 @@ pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
 /// The most pieces of one table. Beyond, pieces are larger.
 const CHUNKS_MAX: u64 = 4096;
 
-/// How many pages of a table are looked at to learn how large its rows are.
+/// How many pages of a table are looked at, at least, to learn where to cut it, and for each piece.
 const SAMPLE_PAGES: f64 = 256.0;
+const PIECE_PAGES: f64 = 16.0;
 
 /// A piece of a table, as `pgshard.chunk` has it.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ pub(crate) struct Piece {
 
 /// Cuts those tables of a shard that are not cut yet.
 ///
-/// Locks: ACCESS SHARE on each table of the source while its key is walked; at the target rows of pgshard.chunk that nobody else knows,
+/// Locks: ACCESS SHARE on each table of the source while a part of it is read; at the target rows of pgshard.chunk that nobody else knows,
 /// and [`prove_lease`]'s.
 ///
 /// # Cancel safety
@@ -111,8 +111,11 @@ async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTreeMap<u32, 
 
 /// The keys at which a table is cut, in order. None where it is small, or the order of its key is not known here.
 ///
-/// Walks the key's index once, a piece a statement, so that no snapshot is held for long. Rows that are written meanwhile
-/// make a piece larger or smaller, no more.
+/// As a sample of its pages says, which costs the same for any table; a walk along the key would read an index of the whole
+/// of it. A sample that is wrong makes one piece larger and another smaller, no more: whatever the bounds, every key is in
+/// one piece, and so are all rows with the same first key.
+///
+/// Locks: ACCESS SHARE on the table, for one statement.
 async fn bounds(
     source: &Session,
     schema: &str,
@@ -126,46 +129,21 @@ async fn bounds(
     if size <= chunk_bytes + chunk_bytes / 2 {
         return Ok(Vec::new());
     }
-    let rows = rows_of(source, schema, table).await?;
-    let step = (rows / size as f64 * chunk_bytes as f64).clamp(1.0, 1e12) as i64;
-    let mut bounds: Vec<String> = Vec::new();
-    // Twice as many as planned: then the table grows faster than it is walked, and the rest is one piece.
-    while bounds.len() < 2 * CHUNKS_MAX as usize {
-        let Some(next) = next_bound(source, schema, table, column, bounds.last(), step).await? else { break };
-        bounds.push(next);
-    }
-    Ok(bounds)
-}
-
-/// The key that stands so many rows after this one. Always a greater one: rows with the same first key are in one piece,
-/// however many they are.
-///
-/// Locks: ACCESS SHARE on the table, for this one statement.
-async fn next_bound(
-    source: &Session,
-    schema: &str,
-    table: &TableShape,
-    column: &Column,
-    after: Option<&String>,
-    step: i64,
-) -> Result<Option<String>, Error> {
-    // By its alias, always: ORDER BY would take a bare name for that of the output, and sort texts.
-    let (key, from) = (format!("t.{}", column.quoted()), qualified(schema, table));
-    let after = after.map_or_else(String::new, |bound| format!("WHERE {key} > {}", quote_literal(bound)));
-    let sql = format!("SELECT {key}::text AS bound FROM ONLY {from} AS t {after} ORDER BY {key} OFFSET {step} LIMIT 1");
-    Ok(source.rows("walking the key", &sql, &[]).await?.first().map(|row| row.get(0)))
-}
-
-/// About how many rows a table has, by a sample of its pages: what the statistics say may be from before it was filled.
-///
-/// Locks: ACCESS SHARE on the table, for one statement.
-async fn rows_of(source: &Session, schema: &str, table: &TableShape) -> Result<f64, Error> {
-    let what = "measuring the rows";
+    let what = "looking for bounds of pieces";
+    let pieces = size.div_ceil(chunk_bytes);
     let sql = "SELECT ceil(pg_relation_size($1::oid)::double precision / current_setting('block_size')::integer)";
     let pages: f64 = source.row(what, sql, &[&table.oid]).await?.get(0);
-    let percent = (100.0 * SAMPLE_PAGES / pages.max(1.0)).min(100.0);
-    let from = qualified(schema, table);
-    let sql = format!("SELECT count(*) FROM ONLY {from} TABLESAMPLE SYSTEM ({percent})");
-    let rows: i64 = source.row(what, &sql, &[]).await?.get(0);
-    Ok(rows.max(1) as f64 * 100.0 / percent)
+    let percent = (100.0 * SAMPLE_PAGES.max(PIECE_PAGES * pieces as f64) / pages.max(1.0)).min(100.0);
+    let (key, from) = (column.quoted(), qualified(schema, table));
+    let sql = format!(
+        "SELECT (percentile_disc($1::double precision[]) WITHIN GROUP (ORDER BY t.{key}))::text[]
+         FROM ONLY {from} AS t TABLESAMPLE SYSTEM ({percent})"
+    );
+    let parts: Vec<f64> = (1..pieces).map(|number| number as f64 / pieces as f64).collect();
+    // The first piece begins before all keys: a bound that is the least of the sample makes it small, but not wrong.
+    let found: Option<Vec<Option<String>>> = source.row(what, &sql, &[&parts]).await?.get(0);
+    let mut bounds: Vec<String> = found.into_iter().flatten().flatten().collect();
+    // In the key's order: what is the same stands together.
+    bounds.dedup();
+    Ok(bounds)
 }

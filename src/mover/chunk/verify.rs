@@ -106,7 +106,8 @@ pub(crate) async fn keep(target: &Session, work: &ShardCopy, pieces: &[Piece]) -
     let what = "noting what was verified";
     let names: Vec<&str> = pieces.iter().map(|piece| piece.table.as_str()).collect();
     let numbers: Vec<i32> = pieces.iter().map(|piece| piece.number).collect();
-    target.batch(what, "BEGIN").await?;
+    // Lost in a crash, they are compared again.
+    target.batch(what, "BEGIN; SET LOCAL synchronous_commit = off").await?;
     prove_lease(target, work.hold).await?;
     let sql =
         "UPDATE pgshard.chunk c SET verified_at = clock_timestamp() FROM unnest($3::text[], $4::integer[]) AS p(n, k)

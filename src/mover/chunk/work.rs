@@ -1,13 +1,14 @@
 //! The workers that copy all shards of a move from one host to another, beside each other.
 //!
-//! Bundles of pieces are what is shared out, the largest first: so one large table keeps all workers as busy as many small shards
-//! do. A shard that fails does not stop the others.
+//! Bundles of pieces are what is shared out, those of the largest tables first: so one large table keeps all workers as busy as
+//! many small shards do. A table whose last piece is there has its indexes built next, while others are still copied. A
+//! shard that fails does not stop the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use crate::mover::error::Error;
@@ -19,6 +20,7 @@ use crate::mover::throttle::Throttle;
 use crate::pg::state;
 use crate::shard::ShardId;
 
+use super::build::{Builds, build};
 use super::copy::{Copied, copy};
 use super::plan::{Piece, cut, pieces};
 use super::{Route, ShardCopy};
@@ -29,6 +31,8 @@ pub(crate) struct CopyOptions {
     pub(crate) route: Route,
     /// How many pieces are copied at the same time; each takes a connection to either host.
     pub(crate) jobs: usize,
+    /// What is built on the tables of each shard as soon as their rows are there.
+    pub(crate) builds: BTreeMap<ShardId, Builds>,
     /// What a piece should have: [`CHUNK_BYTES`](super::plan::CHUNK_BYTES).
     pub(crate) chunk_bytes: u64,
     pub(crate) throttle: Throttle,
@@ -50,7 +54,11 @@ const PAUSE_MAX: Duration = Duration::from_millis(1600);
 /// The most pieces of one bundle: as many tables are locked, and as many statements run, in one transaction.
 const BUNDLE_MAX: usize = 64;
 
-/// Copies all that is missing of these shards. Gives what each has then, or why it has not.
+/// What is less than this, in bytes, is not worth a transaction of its own.
+const SMALL: u64 = 1 << 20;
+
+/// Copies all that is missing of these shards, and builds on their tables. Gives what each has then, or why it has not; and when the
+/// last piece was there, if any was missing.
 ///
 /// # Cancel safety
 /// Dropped, the workers end; pieces that are finished stay, the others are as if they had not been begun.
@@ -58,22 +66,25 @@ pub(crate) async fn copy_all(
     hosts: &Hosts,
     shards: Vec<ShardCopy>,
     options: &CopyOptions,
-) -> Vec<(ShardId, Result<Copied, Error>)> {
+) -> (Vec<(ShardId, Result<Copied, Error>)>, Option<Instant>) {
     let parts = shards.iter().map(|_| Part::default()).collect();
     let tasks = (0..shards.len()).map(Task::Cut).collect();
-    let desk = Mutex::new(Desk { parts, tasks, bundles: Vec::new() });
-    let all = Arc::new(All { hosts: hosts.clone(), options: options.clone(), shards, desk });
+    let desk = Mutex::new(Desk { parts, tasks, ..Desk::default() });
+    let all = Arc::new(All { hosts: hosts.clone(), options: options.clone(), shards, desk, changed: Notify::new() });
     work(&all).await;
     {
         let mut desk = all.desk();
         let mut bundles = std::mem::take(&mut desk.bundles);
-        bundles.sort_by_key(|(_, pieces)| std::cmp::Reverse(pieces.iter().map(|piece| piece.estimate).sum::<u64>()));
-        desk.tasks = bundles.into_iter().map(|(shard, pieces)| Task::Copy(shard, pieces)).collect();
+        // Indexes of a large table take long: it is complete first, and the rest is copied meanwhile.
+        bundles.sort_by_key(|bundle| std::cmp::Reverse((bundle.of_table, bundle.size)));
+        desk.tasks = std::mem::take(&mut desk.ripe).into();
+        desk.tasks.extend(bundles.into_iter().map(|bundle| Task::Copy(bundle.shard, bundle.pieces)));
     }
     work(&all).await;
     let mut desk = all.desk();
     let parts = std::mem::take(&mut desk.parts);
-    all.shards.iter().zip(parts).map(|(work, part)| (work.shard(), part.end(work.shard()))).collect()
+    let ends = all.shards.iter().zip(parts).map(|(work, part)| (work.shard(), part.end(work.shard()))).collect();
+    (ends, desk.last_piece)
 }
 
 async fn work(all: &Arc<All>) {
@@ -94,14 +105,32 @@ struct All {
     options: CopyOptions,
     shards: Vec<ShardCopy>,
     desk: Mutex<Desk>,
+    /// There may be more to do, or nothing any more.
+    changed: Notify,
 }
 
 /// What the workers share.
+#[derive(Default)]
 struct Desk {
     /// In the order of the shards.
     parts: Vec<Part>,
     tasks: VecDeque<Task>,
-    bundles: Vec<(usize, Vec<Piece>)>,
+    /// How many workers have a task in hand, from which others may come.
+    busy: usize,
+    bundles: Vec<Bundle>,
+    /// What can be built before anything is copied.
+    ripe: Vec<Task>,
+    last_piece: Option<Instant>,
+}
+
+/// Pieces that are copied together.
+struct Bundle {
+    shard: usize,
+    pieces: Vec<Piece>,
+    /// In bytes, about.
+    size: u64,
+    /// That of the largest table that it has a piece of.
+    of_table: u64,
 }
 
 /// How far a shard is.
@@ -116,6 +145,25 @@ struct Part {
 enum Task {
     Cut(usize),
     Copy(usize, Vec<Piece>),
+    /// Keys and indexes of these tables, whose rows are there.
+    Build(usize, Vec<String>),
+}
+
+impl Task {
+    fn shard(&self) -> usize {
+        let (Task::Cut(at) | Task::Copy(at, _) | Task::Build(at, _)) = self;
+        *at
+    }
+}
+
+/// A worker that has a task in hand.
+struct Busy<'a>(&'a All);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.desk().busy -= 1;
+        self.0.changed.notify_waiters();
+    }
 }
 
 impl Part {
@@ -140,14 +188,25 @@ impl All {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next(&self) -> Option<Task> {
-        let mut desk = self.desk();
+    /// The next task; waits while there is none and others may still find some. `None`: there will be none.
+    async fn next(&self) -> Option<(Task, Busy<'_>)> {
         loop {
-            let task = desk.tasks.pop_front()?;
-            let (Task::Cut(shard) | Task::Copy(shard, _)) = &task;
-            if desk.parts[*shard].failed.is_none() {
-                return Some(task);
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // From here on nothing is missed.
+            changed.as_mut().enable();
+            {
+                let mut desk = self.desk();
+                while let Some(task) = desk.tasks.pop_front() {
+                    if desk.parts[task.shard()].failed.is_none() {
+                        desk.busy += 1;
+                        return Some((task, Busy(self)));
+                    }
+                }
+                if desk.busy == 0 {
+                    return None;
+                }
             }
+            changed.await;
         }
     }
 
@@ -158,8 +217,9 @@ impl All {
     }
 
     async fn perform(&self, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
-        let (Task::Cut(at) | Task::Copy(at, _)) = task;
-        let work = &self.shards[*at];
+        let at = task.shard();
+        let work = &self.shards[at];
+        let name = work.hold.session_name(Signed::Shard);
         let (source, target) = match sessions.take() {
             Some((source, target)) => (source.for_shard(work.shard()), target.for_shard(work.shard())),
             None => self.open(work.shard()).await?,
@@ -168,25 +228,31 @@ impl All {
             Task::Cut(_) => {
                 cut(&source, &target, work, self.options.chunk_bytes).await?;
                 self.options.failpoints.at("after bounds")?;
-                self.sort_out(*at, pieces(&source, &target, work).await?);
+                self.sort_out(at, pieces(&source, &target, work).await?);
             }
             Task::Copy(_, pieces) => {
                 // Before the snapshot is taken: a pause may be long.
                 self.options.throttle.go().await;
-                let (name, throttle) = (work.hold.session_name(Signed::Shard), &self.options.throttle);
+                let throttle = &self.options.throttle;
                 let tell = |bytes| self.options.observer.tell(Event::Copying { shard: work.shard(), bytes });
                 let route = (&source, &target);
                 match copy(route, work, pieces, &name, &self.options.failpoints, throttle, tell).await? {
                     Some(copied) => {
                         self.options.failpoints.at("after a piece")?;
-                        self.note(*at, pieces, &copied);
+                        self.note(at, pieces, &copied);
                     }
                     // Somebody did one of them: each for itself, then.
                     None if pieces.len() > 1 => {
-                        let single = pieces.iter().map(|piece| Task::Copy(*at, vec![piece.clone()]));
+                        let single = pieces.iter().map(|piece| Task::Copy(at, vec![piece.clone()]));
                         self.desk().tasks.extend(single);
                     }
-                    None => self.note(*at, pieces, &[Copied { rows: 0, bytes: 0 }]),
+                    None => self.note(at, pieces, &[Copied { rows: 0, bytes: 0 }]),
+                }
+            }
+            Task::Build(_, tables) => {
+                self.options.throttle.go().await;
+                if let Some(builds) = self.options.builds.get(&work.shard()) {
+                    build(&target, work, tables, builds, &name, &self.options.failpoints).await?;
                 }
             }
         }
@@ -198,6 +264,13 @@ impl All {
     /// Makes bundles of what is missing: small tables together, pieces of large ones each for itself.
     fn sort_out(&self, shard: usize, pieces: Vec<Piece>) {
         let mut tables: BTreeMap<String, (usize, Copied)> = BTreeMap::new();
+        let mut sizes: BTreeMap<String, u64> = BTreeMap::new();
+        for piece in &pieces {
+            *sizes.entry(piece.table.clone()).or_default() += piece.estimate;
+        }
+        // A shard that is hardly more than a piece is something to do for every worker all the same.
+        let share = sizes.values().sum::<u64>() / self.options.jobs.max(1) as u64;
+        let share = share.max(SMALL).min(self.options.chunk_bytes);
         let mut bundles: Vec<Vec<Piece>> = Vec::new();
         let mut small: (Vec<Piece>, u64) = Default::default();
         for piece in pieces {
@@ -207,7 +280,7 @@ impl All {
                 continue;
             }
             *missing += 1;
-            if small.1 + piece.estimate > self.options.chunk_bytes || small.0.len() == BUNDLE_MAX {
+            if small.1 + piece.estimate > share || small.0.len() == BUNDLE_MAX {
                 bundles.push(std::mem::take(&mut small.0));
                 small.1 = 0;
             }
@@ -215,15 +288,37 @@ impl All {
             small.0.push(piece);
         }
         bundles.push(small.0);
+        let bundle = |pieces: Vec<Piece>| {
+            let of_table = pieces.iter().filter_map(|piece| sizes.get(&piece.table)).max().copied().unwrap_or(0);
+            Bundle { shard, size: pieces.iter().map(|piece| piece.estimate).sum(), pieces, of_table }
+        };
+        let whole: Vec<(String, Copied)> = tables
+            .iter()
+            .filter(|(_, (missing, _))| *missing == 0)
+            .map(|(table, (_, copied))| (table.clone(), *copied))
+            .collect();
+        let ripe = self.ripe(shard, whole);
         let mut desk = self.desk();
         desk.parts[shard].tables = Some(tables);
-        desk.bundles.extend(bundles.into_iter().filter(|bundle| !bundle.is_empty()).map(|bundle| (shard, bundle)));
+        desk.ripe.extend(ripe);
+        desk.bundles.extend(bundles.into_iter().filter(|pieces| !pieces.is_empty()).map(bundle));
+    }
+
+    /// What can be built now that all rows of these tables are there: on large ones each for itself.
+    fn ripe(&self, shard: usize, whole: Vec<(String, Copied)>) -> Vec<Task> {
+        let Some(builds) = self.options.builds.get(&self.shards[shard].shard()) else { return Vec::new() };
+        let to_build = whole.into_iter().filter(|(table, _)| builds.contains_key(table));
+        let (small, large): (Vec<_>, Vec<_>) = to_build.partition(|(_, copied)| copied.bytes < SMALL);
+        let names = |tables: &[(String, Copied)]| tables.iter().map(|(table, _)| table.clone()).collect();
+        let bunches = large.chunks(1).chain(small.chunks(BUNDLE_MAX));
+        bunches.map(|tables| Task::Build(shard, names(tables))).collect()
     }
 
     fn note(&self, shard: usize, pieces: &[Piece], copied: &[Copied]) {
         let mut whole = Vec::new();
         {
             let mut desk = self.desk();
+            desk.last_piece = Some(Instant::now());
             let Some(tables) = desk.parts[shard].tables.as_mut() else { return };
             for (piece, one) in pieces.iter().zip(copied) {
                 let Some((missing, sum)) = tables.get_mut(&piece.table) else { continue };
@@ -233,6 +328,9 @@ impl All {
                     whole.push((piece.table.clone(), *sum));
                 }
             }
+        }
+        for task in self.ripe(shard, whole.clone()) {
+            self.desk().tasks.push_front(task);
         }
         for (table, Copied { rows, bytes }) in whole {
             let shard = self.shards[shard].shard();
@@ -251,11 +349,11 @@ async fn worker(all: Arc<All>) {
     };
     let working = async {
         let mut sessions = None;
-        while let Some(task) = all.next() {
+        while let Some((task, busy)) = all.next().await {
             if let Err(error) = persist(&all, &mut sessions, &task).await {
-                let (Task::Cut(shard) | Task::Copy(shard, _)) = task;
-                all.desk().parts[shard].failed.get_or_insert(error);
+                all.desk().parts[task.shard()].failed.get_or_insert(error);
             }
+            drop(busy);
         }
     };
     tokio::select! { () = stopped => (), () = working => () }
@@ -264,8 +362,7 @@ async fn worker(all: Arc<All>) {
 /// Does a task, again with growing pauses when it failed for a reason that passes.
 async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
     let mut attempt = 1;
-    let (Task::Cut(at) | Task::Copy(at, _)) = task;
-    let shard = all.shards[*at].shard();
+    let shard = all.shards[task.shard()].shard();
     loop {
         let outcome = tokio::select! {
             outcome = all.perform(sessions, task) => outcome,

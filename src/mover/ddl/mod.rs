@@ -14,6 +14,8 @@ mod order;
 mod refuse;
 mod statements;
 
+use std::collections::BTreeMap;
+
 use crate::schema::catalog::Facts;
 
 use super::refusal::Refusal;
@@ -70,6 +72,8 @@ pub struct Statement {
     pub what: String,
     /// The SQL, without a semicolon.
     pub sql: String,
+    /// The table whose key or index it makes, or says something about; `None` of everything else.
+    pub table: Option<String>,
 }
 
 impl Statement {
@@ -95,6 +99,19 @@ pub struct Creation {
     pub notes: Vec<String>,
 }
 
+impl Creation {
+    /// What can be built on each table as soon as its own rows are there, whatever becomes of the others. Nothing at all where
+    /// something else has to be made in between: the order matters then.
+    pub(crate) fn builds(&self) -> BTreeMap<String, Vec<String>> {
+        let mut builds: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for statement in self.after_data.iter().filter(|statement| statement.online() == Online::Loaded) {
+            let Some(table) = &statement.table else { return BTreeMap::new() };
+            builds.entry(table.clone()).or_default().push(statement.sql.clone());
+        }
+        builds
+    }
+}
+
 /// The statements that make the schema of `facts` again as `target.schema`.
 ///
 /// # Errors
@@ -115,8 +132,8 @@ pub fn create(facts: &Facts, target: &Target<'_>) -> Result<Creation, Vec<Refusa
         return Err(refusals);
     }
     let all = ordered.into_iter().flat_map(|node| {
-        let order::Node { stage, what, sql, .. } = node;
-        sql.into_iter().map(move |sql| Statement { stage, what: what.clone(), sql })
+        let order::Node { stage, what, sql, table, .. } = node;
+        sql.into_iter().map(move |sql| Statement { stage, what: what.clone(), sql, table: table.clone() })
     });
     let (mut before_data, after_data): (Vec<_>, Vec<_>) = all.partition(|s| s.stage == Stage::Definition);
     before_data.splice(0..0, statements::schema(facts, target));

@@ -15,6 +15,8 @@ pub(super) struct Node {
     pub(super) rank: u8,
     pub(super) what: String,
     pub(super) sql: Vec<String>,
+    /// The table that it is a key or an index of.
+    pub(super) table: Option<String>,
     /// It can be made in a later stage if it needs something from there; a table cannot, its data come before.
     pub(super) may_wait: bool,
 }
@@ -97,7 +99,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn node(oid: u32, stage: Stage, may_wait: bool) -> Node {
-        Node { address: Address::new("x", oid), stage, rank: 0, what: format!("node {oid:02}"), sql: vec![], may_wait }
+        Node {
+            address: Address::new("x", oid),
+            stage,
+            rank: 0,
+            what: format!("node {oid:02}"),
+            sql: vec![],
+            table: None,
+            may_wait,
+        }
     }
 
     fn edge(from: u32, to: u32) -> (Address, Address) {

@@ -16,7 +16,9 @@ pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
     let writer = Writer { facts, target, names: facts.names() };
     let mut sql = vec![format!("CREATE SCHEMA {}", quote_ident(target.schema))];
     sql.extend(writer.said(&Address::new("pg_namespace", facts.oid)));
-    sql.into_iter().map(|sql| Statement { stage: Stage::Definition, what: "schema".to_owned(), sql }).collect()
+    sql.into_iter()
+        .map(|sql| Statement { stage: Stage::Definition, what: "schema".to_owned(), sql, table: None })
+        .collect()
 }
 
 /// Every object of the schema, in no particular order.
@@ -55,6 +57,7 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
         let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {}.{table} {}", writer.schema(), index.definition)];
         sql.extend(writer.index_statistics(index));
         let mut node = writer.node("pg_class", index.oid, Stage::Index, 1, sql);
+        node.table = Some(facts.relation_name(index.relation).to_owned());
         node.may_wait = true;
         nodes.push(node);
     }
@@ -106,7 +109,7 @@ impl Writer<'_> {
         let address = Address::new(class, oid);
         sql.extend(self.said(&address));
         let what = self.names.get(&address).map_or_else(|| class.to_owned(), |name| name.plain.clone());
-        Node { address, stage, rank, what, sql, may_wait: false }
+        Node { address, stage, rank, what, sql, table: None, may_wait: false }
     }
 
     /// Comments and grants on an object and on its columns.
@@ -342,6 +345,7 @@ impl Writer<'_> {
             sql.extend(self.said(&Address::new("pg_class", index.oid)));
         }
         let mut node = self.node("pg_constraint", constraint.oid, stage, rank, sql);
+        node.table = Some(self.facts.relation_name(constraint.relation).to_owned());
         node.may_wait = true;
         node
     }
@@ -377,7 +381,15 @@ impl Writer<'_> {
         let what = format!("table {}", table.name);
         // No other node has this address, as the table's own is taken; nothing needs it.
         let address = Address::new("finish", table.oid);
-        (!sql.is_empty()).then_some(Node { address, stage: Stage::Finish, rank: 0, what, sql, may_wait: true })
+        (!sql.is_empty()).then_some(Node {
+            address,
+            stage: Stage::Finish,
+            rank: 0,
+            what,
+            sql,
+            table: None,
+            may_wait: true,
+        })
     }
 }
 

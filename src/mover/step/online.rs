@@ -11,7 +11,7 @@ use std::time::Instant;
 use tokio_postgres::types::PgLsn;
 
 use super::{Blueprint, ShardMove};
-use crate::mover::chunk::table;
+use crate::mover::chunk::{build, table};
 use crate::mover::ddl::{Creation, Online, Stage, Statement};
 use crate::mover::error::Error;
 use crate::mover::facts;
@@ -43,20 +43,29 @@ impl ShardMove<'_> {
         Ok(Blueprint { stamp, fingerprint, creation: self.creation(&facts).await? })
     }
 
-    /// Keys and most indexes. Changes of transactions that commit after `from` are applied from now on.
+    /// Keys and most indexes, as far as they were not built while other tables were copied. Changes of transactions that commit after `from` are applied from now on.
     ///
     /// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else knows; rows of the control tables.
-    pub(crate) async fn loaded(&self, creation: &Creation, from: PgLsn, rows: i64, bytes: i64) -> Result<(), Error> {
+    pub(crate) async fn loaded(
+        &self,
+        creation: &Creation,
+        from: PgLsn,
+        (rows, bytes): (i64, i64),
+        copied_at: Instant,
+    ) -> Result<(), Error> {
         let what = "building keys and indexes";
-        let began = Instant::now();
+        let incoming = self.names.incoming();
         self.begin_on_target(what).await?;
+        let tables: Vec<&str> = of(creation, Online::Loaded).filter_map(|one| one.table.as_deref()).collect();
+        let built = build::built(&self.target, &incoming, &tables).await?;
         // The row says that this was done.
         let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)
              ON CONFLICT DO NOTHING";
         let (id, shard) = (self.hold.id.uuid(), self.hold.shard.as_i32());
         if self.target.execute(what, sql, &[id, &shard, &self.hold.lease, &from]).await? == 1 {
-            self.target.batch(what, &preamble(&self.names.incoming())).await?;
-            for statement in of(creation, Online::Loaded) {
+            self.target.batch(what, &preamble(&incoming)).await?;
+            let is_built = |one: &&Statement| one.table.as_ref().is_some_and(|table| built.contains(table));
+            for statement in of(creation, Online::Loaded).filter(|one| !is_built(one)) {
                 self.target.batch(what, &statement.sql).await?;
             }
         }
@@ -65,8 +74,8 @@ impl ShardMove<'_> {
         self.at("in keys")?;
         self.target.batch(what, "COMMIT").await?;
         self.at("after keys")?;
-        self.timings.since("keys", began);
-        self.analyze(&self.names.incoming()).await;
+        self.analyze(&incoming, &built).await;
+        self.timings.since("keys", copied_at);
         let note = Note { rows: Some(rows), bytes: Some(bytes), timings: self.timings.to_json(), ..Note::default() };
         self.source.advance(self.hold, Phase::Loaded, &note).await?;
         self.reached(Phase::Loaded);

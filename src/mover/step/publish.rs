@@ -3,6 +3,7 @@
 //! Before: the target serves. After: so does the map, and the journal says that only the old copy is left. Dies halfway: a
 //! resume publishes again, which changes nothing.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::ShardMove;
@@ -30,7 +31,7 @@ impl ShardMove<'_> {
         store::publish_merged(store, &changes).await.map_err(Error::Publish)?;
         self.at("after publish")?;
         match self.mode {
-            Mode::Blocking => self.analyze(&self.names.schema).await,
+            Mode::Blocking => self.analyze(&self.names.schema, &BTreeSet::new()).await,
             Mode::Online => {
                 self.validate_keys(built).await;
                 self.forget_pieces().await?;
@@ -51,14 +52,15 @@ impl ShardMove<'_> {
         self.at("after kept")
     }
 
-    /// Statistics for the planner. Autovacuum would make them in a minute; plans are bad until then.
+    /// Statistics for the planner, of all tables but these. Autovacuum would make them in a minute; plans are bad until then.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table at a time, which neither readers nor writers wait for.
-    pub(super) async fn analyze(&self, schema: &str) {
+    pub(super) async fn analyze(&self, schema: &str, but: &BTreeSet<String>) {
         let analyzed = async {
             // The shard may have moved on since: then there is nothing here to analyze.
             if let Some(oid) = facts::schema_oid(&self.target, schema).await? {
-                for table in table::shapes(&self.target, oid).await? {
+                let tables = table::shapes(&self.target, oid).await?;
+                for table in tables.iter().filter(|table| !but.contains(&table.name)) {
                     let (schema, table) = (quote_ident(schema), quote_ident(&table.name));
                     self.target.batch("analyzing", &format!("ANALYZE {schema}.{table}")).await?;
                 }

@@ -91,6 +91,7 @@ impl Stream {
         let options = CopyOptions {
             route: self.route.clone(),
             jobs: 2,
+            builds: Default::default(),
             chunk_bytes,
             throttle: Throttle::open(),
             stop: watch::channel(false).1,
@@ -98,7 +99,7 @@ impl Stream {
             observer: Observer::silent(),
             failpoints: Arc::new(Options::default()),
         };
-        for (_, copied) in copy_all(&self.hosts, self.shards.clone(), &options).await {
+        for (_, copied) in copy_all(&self.hosts, self.shards.clone(), &options).await.0 {
             copied?;
         }
         Ok(())

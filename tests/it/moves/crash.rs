@@ -7,7 +7,7 @@ use crate::support::faults::BACK as ON_THE_WAY_BACK;
 use crate::support::{World, Writers, other};
 
 /// The places that only an online move passes.
-const ONLINE: [&str; 24] = [
+const ONLINE: [&str; 26] = [
     "before publication",
     "in publication",
     "after publication",
@@ -16,6 +16,8 @@ const ONLINE: [&str; 24] = [
     "after bounds",
     "in a piece",
     "after a piece",
+    "in build",
+    "after build",
     "after pieces",
     "in keys",
     "after keys",
