@@ -111,6 +111,11 @@ on_each_version! {
             let acknowledged = Arc::new(AtomicU64::new(0));
             let mut of_writers = writers(&servers, &acknowledged).await;
             wait_for(&acknowledged, 1000).await;
+            // The standby may have begun to stream a moment ago only.
+            let standby = servers.app(1).await;
+            while standby.query_one("SELECT count(*) FROM shard_0005.t", &[]).await.unwrap().get::<_, i64>(0) < 500 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
             servers.server(1).stop(StopMode::Immediate).unwrap();
             wait_for(&acknowledged, 1000).await;
             servers.server(0).stop(StopMode::Immediate).unwrap();
