@@ -288,11 +288,13 @@ impl Session {
         Ok(taken)
     }
 
-    /// Gives the lease back, so that a resume need not wait for its end. Keeps what went wrong, for people.
+    /// Gives the lease back, so that a resume need not wait for its end. Keeps what went wrong, for people; not of a move that
+    /// has ended, where nothing is left to go wrong: a mover that slept through its lease says that it lost it.
     ///
     /// Locks: the move's row, for this one statement.
     pub(crate) async fn release(&self, hold: Hold, error: Option<&str>) -> Result<(), Error> {
-        let sql = "UPDATE pgshard.move SET lease_until = clock_timestamp(), last_error = $4
+        let sql = "UPDATE pgshard.move SET lease_until = clock_timestamp(),
+                 last_error = CASE WHEN $4::text IS NOT NULL AND phase IN ('kept', 'completed', 'aborted') THEN last_error ELSE $4 END
              WHERE move_id = $1 AND shard_id = $2 AND lease = $3";
         let params: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
             [hold.id.uuid(), &hold.shard.as_i32(), &hold.lease, &error];
