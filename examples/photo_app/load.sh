@@ -6,7 +6,7 @@
 #
 # Needs curl; builds the command and the example in debug.
 #
-# What one sees, on two cores that had ten times too much to do (debug build, 15 seconds): every request a 200, 201 or 204, two
+# What one sees, on two busy cores (debug build, 15 seconds): every request a 200, 201 or 204, two
 # moves, and of the 525 requests the one that met a move as a retry.
 #
 #   moves of shard 7   2, and 0 that gave up

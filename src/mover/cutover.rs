@@ -84,6 +84,7 @@ impl<'a> Driver<'a> {
             behind = behind => behind,
             () = lost => return Err(Error::LeaseLost { shard }),
         };
+        self.looked = matches!(outcome, Ok(Ok(None | Some(Held::Unopened(_))))).then_some(attempt);
         match outcome {
             Ok(Ok(None)) => match self.following()?.breach(shard) {
                 None => self.decide(turn, attempt).await,
@@ -170,21 +171,20 @@ impl<'a> Driver<'a> {
             tokio::try_join!(follower.marker(shard, attempt, &hash), self.work.begin_open(turn.opening()))?;
             let drained = Instant::now();
             self.work.at("after drain")?;
-            self.work.prepare_open(turn.opening(), attempt).await.map_err(Halt::Unopened)?;
-            Ok::<_, Halt>(drained)
+            // Whether it went through is judged after the look, which it must not cut short: a target that is ready can be decided for.
+            Ok::<_, Halt>((drained, self.work.prepare_open(turn.opening(), attempt).await))
         };
-        let (drained, (marked, unchanged)) = match tokio::try_join!(biased; opened, marked) {
+        let ((drained, prepared), (marked, unchanged)) = match tokio::try_join!(biased; opened, marked) {
             Ok(both) => both,
             Err(Halt::Blocked(locks)) => {
                 let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
                 return Ok(Some(Held::Again(blockers)));
             }
-            Err(Halt::Unopened(error)) => return Ok(Some(Held::Unopened(error))),
             Err(Halt::Failed(error)) => return Err(error),
         };
         self.work.timings.took("drain", drained.saturating_duration_since(marked));
         Ok(match unchanged {
-            Ok(()) => None,
+            Ok(()) => prepared.err().map(Held::Unopened),
             Err(Changed::Definition(what)) => Some(Held::Altered(what)),
             Err(Changed::Sequence(which)) => Some(Held::Again(format!("{which} has been used more than foreseen"))),
         })
@@ -281,7 +281,6 @@ impl<'a> Driver<'a> {
 /// What ends the wait behind the fence early.
 enum Halt {
     Blocked(Vec<Lock>),
-    Unopened(Error),
     Failed(Error),
 }
 
@@ -297,6 +296,6 @@ enum Held {
     Again(String),
     /// It cannot: the target was built from something else.
     Altered(String),
-    /// The target did not open, though it is ready.
+    /// The target did not open, though it is ready, and nothing has changed behind the fence.
     Unopened(Error),
 }

@@ -287,6 +287,8 @@ pub(super) struct Driver<'a> {
     pub(super) turns: Option<&'a Turns>,
     /// How often this mover has fenced.
     pub(super) fences: u32,
+    /// The attempt behind whose fence it has looked, online, and found nothing changed. No other is decided.
+    pub(super) looked: Option<i32>,
     /// How often this mover has built the target anew because somebody altered the shard.
     rebuilds: u32,
     /// What this mover has built the target from, if it has.
@@ -322,6 +324,7 @@ impl<'a> Driver<'a> {
             guard: None,
             turns: None,
             fences: 0,
+            looked: None,
             rebuilds: 0,
             built: None,
             fenced_at: None,
@@ -375,6 +378,9 @@ impl<'a> Driver<'a> {
                 Step::Fence => self.fence().await?,
                 Step::Drain { attempt } => self.drain(attempt).await?,
                 Step::Copy { attempt } => self.copy(&now, attempt).await?,
+                Step::DecideAndOpen { attempt } if online && self.looked != Some(attempt) => {
+                    self.drain(attempt).await?
+                }
                 Step::DecideAndOpen { attempt } => self.decide_and_open(attempt).await?,
                 Step::Open => self.open(&now).await?,
                 Step::Publish => self.publish().await?,
@@ -562,7 +568,12 @@ impl<'a> Driver<'a> {
         }
     }
 
-    pub(super) async fn decide_and_open(&mut self, attempt: i32) -> Result<(), Error> {
+    async fn decide_and_open(&mut self, attempt: i32) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        if let Some(breach) = self.follower.and_then(|follower| follower.breach(shard)) {
+            self.unfence(attempt).await?;
+            return Err(Error::Stuck { shard, observed: breach });
+        }
         let decided = self.work.decide_and_open(attempt).await;
         self.ended(decided).await
     }
