@@ -368,7 +368,7 @@ fn exit_codes_are_in_the_manual() {
 
 #[test]
 fn phases_are_in_the_manual() {
-    let code = source("src/mover/state.rs");
+    let code = source("src/mover/state/mod.rs");
     let body = code.split("const ALL").nth(1).unwrap().split("];").next().unwrap();
     let phases: BTreeSet<String> = body.split('"').skip(1).step_by(2).map(str::to_owned).collect();
     let told: BTreeSet<String> = first_cells("docs/operating.md", "## The phases of a move").into_iter().collect();

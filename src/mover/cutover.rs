@@ -46,7 +46,7 @@ impl<'a> Driver<'a> {
     }
 
     /// One attempt to close the shard, bring the last changes over, and open it at the target.
-    pub(super) async fn fence_online(&mut self, now: &Observation) -> Result<(), Error> {
+    pub(super) async fn cut_over(&mut self, now: &Observation) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         self.fences += 1;
         self.failing_since = None;
@@ -115,7 +115,7 @@ impl<'a> Driver<'a> {
     }
 
     /// The shard is fenced, and this mover does not know how far it had come: it is served again, and fenced anew.
-    pub(super) async fn drain(&mut self, attempt: i32) -> Result<(), Error> {
+    pub(super) async fn fence_anew(&mut self, attempt: i32) -> Result<(), Error> {
         self.unfence(attempt).await?;
         self.again("what was set before the fence is not known any more".to_owned()).await
     }

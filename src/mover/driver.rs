@@ -22,7 +22,7 @@ use super::names::{MoveId, Names};
 use super::observe::{Observation, observe};
 use super::options::{Event, Options};
 use super::session::Session;
-use super::state::{self, Goal, Mode, Step};
+use super::state::{self, Goal, Mode, Own, Step, Stop, Stream, Until};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::stream::follower::Follower;
 use super::turn::Turns;
@@ -260,17 +260,6 @@ async fn take_over(sessions: &[&Session], heartbeat: &Heartbeat, hold: Hold, opt
     heartbeat.hold(hold).await
 }
 
-/// How far a drive goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Until {
-    /// To the end.
-    End,
-    /// Until nothing is left that can be done without reading the source's changes.
-    Stream,
-    /// Until only the fence is missing.
-    Ready,
-}
-
 /// One shard on its way, in the hands of this mover.
 pub(super) struct Driver<'a> {
     pub(super) mover: &'a Mover,
@@ -333,67 +322,66 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// A mover's whole life with one shard, on one page. `None`: it stopped where it was told to.
+    /// A mover's whole life with one shard, on one page. `None`: what comes next is the caller's.
     pub(super) async fn run(&mut self, until: Until) -> Result<Option<ShardReport>, Error> {
-        let stream = if self.follower.is_some() { state::Stream::On } else { state::Stream::Off };
+        let shard = self.work.hold.shard;
         loop {
-            if self.heartbeat.is_lost(self.work.hold.shard) {
-                return Err(Error::LeaseLost { shard: self.work.hold.shard });
-            }
-            let now = observe(&self.work.source, &self.work.target, self.work.hold, stream).await?;
-            // Not even "done" is this mover's to say when another has done it.
-            if now.entry.lease != self.work.hold.lease {
-                return Err(Error::LeaseLost { shard: self.work.hold.shard });
-            }
-            if let (None, Some(ago)) = (self.fenced_at, now.fenced_for) {
-                self.fenced_at = Instant::now().checked_sub(ago);
-            }
-            let step = state::next(self.goal, now.observed);
-            if self.mover.is_stopped() && !matches!(step, Step::Open | Step::Publish | Step::Done) {
-                return self.interrupted(now.observed).await.map(Some);
-            }
-            let online = self.work.mode == Mode::Online;
-            if until == Until::Stream
-                && online
-                && matches!(step, Step::Load | Step::CatchUp | Step::Fence | Step::Drain { .. })
-            {
-                return Ok(None);
-            }
-            if until == Until::Ready && matches!(step, Step::Fence | Step::Drain { .. }) {
-                return Ok(None);
-            }
-            match step {
-                // Looked at again: the wait can be of hours.
-                Step::Fence if self.wait_to_fence().await? => {}
-                Step::Prepare if until != Until::Stream && online => return Err(self.gone()),
-                Step::Load => return Err(self.gone()),
-                Step::Prepare => {
-                    if online {
-                        self.after_migrations().await?;
-                    }
-                    self.built = Some(self.work.prepare().await?);
-                }
+            let now = self.look().await?;
+            match state::next(self.own(until), now.observed) {
+                Step::Prepare => self.prepare().await?,
                 Step::CatchUp => self.catch_up(&now.entry).await?,
-                Step::Fence if online => self.fence_online(&now).await?,
+                Step::Wait { wanted } => self.wait_to_fence(wanted).await?,
                 Step::Fence => self.fence().await?,
-                Step::Drain { attempt } => self.drain(attempt).await?,
+                Step::CutOver => self.cut_over(&now).await?,
                 Step::Copy { attempt } => self.copy(&now, attempt).await?,
-                Step::DecideAndOpen { attempt } if online && self.looked != Some(attempt) => {
-                    self.drain(attempt).await?
-                }
+                Step::FenceAnew { attempt } => self.fence_anew(attempt).await?,
                 Step::DecideAndOpen { attempt } => self.decide_and_open(attempt).await?,
                 Step::Open => self.open(&now).await?,
                 Step::Publish => self.publish().await?,
                 Step::Unfence { attempt } => self.unfence(attempt).await?,
                 Step::Discard => self.work.discard().await?,
                 Step::Done => return Ok(Some(self.report(&now.entry))),
-                Step::TooLate => return Err(Error::TooLate { shard: self.work.hold.shard }),
-                Step::Stuck => {
-                    let observed = now.observed.to_string();
-                    return Err(Error::Stuck { shard: self.work.hold.shard, observed });
-                }
+                Step::HandBack => return Ok(None),
+                Step::Interrupted => return Err(Error::Interrupted { shard }),
+                Step::LeaseLost => return Err(Error::LeaseLost { shard }),
+                Step::Gone => return Err(self.gone()),
+                Step::TooLate => return Err(Error::TooLate { shard }),
+                Step::Stuck => return Err(Error::Stuck { shard, observed: now.observed.to_string() }),
             }
         }
+    }
+
+    /// What both hosts say now.
+    async fn look(&mut self) -> Result<Observation, Error> {
+        let shard = self.work.hold.shard;
+        if self.heartbeat.is_lost(shard) {
+            return Err(Error::LeaseLost { shard });
+        }
+        let now = observe(&self.work.source, &self.work.target, self.work.hold).await?;
+        if let (None, Some(ago)) = (self.fenced_at, now.fenced_for) {
+            self.fenced_at = Instant::now().checked_sub(ago);
+        }
+        Ok(now)
+    }
+
+    /// What this mover knows of itself.
+    fn own(&self, until: Until) -> Own {
+        Own {
+            goal: self.goal,
+            until,
+            stop: if self.mover.is_stopped() { Stop::Asked } else { Stop::No },
+            wanted: self.heartbeat.wanted(self.work.hold.shard),
+            stream: self.follower.map_or(Stream::Off, |_| Stream::On { looked: self.looked }),
+        }
+    }
+
+    /// Builds the target and the signpost.
+    async fn prepare(&mut self) -> Result<(), Error> {
+        if self.work.mode == Mode::Online {
+            self.after_migrations().await?;
+        }
+        self.built = Some(self.work.prepare().await?);
+        Ok(())
     }
 
     /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does, which an
@@ -427,13 +415,9 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Waits while the fence is held back. False: it is not.
-    async fn wait_to_fence(&self) -> Result<bool, Error> {
+    /// Waits while the fence is held back. That can be for hours.
+    async fn wait_to_fence(&self, wanted: Wanted) -> Result<(), Error> {
         let shard = self.work.hold.shard;
-        let wanted = self.heartbeat.wanted(shard);
-        if wanted == Wanted::Go {
-            return Ok(false);
-        }
         tracing::info!(%shard, wanted = wanted.as_str(), "waiting before the fence");
         self.work.observer.tell(Event::Waits { shard, wanted });
         let mut wishes = self.heartbeat.wishes();
@@ -442,8 +426,7 @@ impl<'a> Driver<'a> {
             let _ = wishes.wait_for(|of| of.get(&shard).copied().unwrap_or_default() == Wanted::Go).await;
             Ok(())
         };
-        self.abide(told).await?;
-        Ok(true)
+        self.abide(told).await
     }
 
     async fn fence(&mut self) -> Result<(), Error> {
@@ -655,14 +638,6 @@ impl<'a> Driver<'a> {
         // Where somebody else has opened it, the pause was over before we looked.
         let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
         self.work.publish(store, pause, self.built.as_ref().map(|built| &built.creation)).await
-    }
-
-    /// A stop was asked for: the shard is left as it can be used, and the move as it can be resumed.
-    async fn interrupted(&mut self, observed: state::Observed) -> Result<ShardReport, Error> {
-        if let state::Source::Fenced { attempt } = observed.source {
-            self.unfence(attempt).await?;
-        }
-        Err(Error::Interrupted { shard: self.work.hold.shard })
     }
 
     fn report(&self, entry: &Entry) -> ShardReport {

@@ -22,7 +22,7 @@ use super::chunk::copy::Copied;
 use super::chunk::plan::CHUNK_BYTES;
 use super::chunk::work::{CopyOptions, copy_all};
 use super::chunk::{Route, ShardCopy, table};
-use super::driver::{self, Driver, Part, Shared, Start, Until, begin, chain, connect, stopped};
+use super::driver::{self, Driver, Part, Shared, Start, begin, chain, connect, stopped};
 use super::error::Error;
 use super::guard::{Guard, TooMuch};
 use super::heartbeat::Heartbeat;
@@ -30,7 +30,7 @@ use super::journal::{Hold, Note, Signed, WayBack};
 use super::names::{MoveId, Names};
 use super::options::Event;
 use super::session::Session;
-use super::state::{Goal, Phase};
+use super::state::{Goal, Phase, Until};
 use super::step::{Blueprint, ShardMove};
 use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use super::stream::slot;
@@ -250,7 +250,7 @@ impl<'a> Group<'a> {
     /// As far as it goes without the stream.
     async fn go_on(&self, held: Held, work: ShardMove<'_>, heartbeat: &Heartbeat) -> Result<Held, End> {
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        match self.drive(&mut drive, Until::Stream).await {
+        match self.drive(&mut drive, Until::Ready).await {
             Some(end) => Err(end),
             None => Ok(Held { built: drive.built.or(held.built), ..held }),
         }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::error::Error;
 use super::journal::{Entry, Hold};
 use super::session::Session;
-use super::state::{Observed, Source, Stream, Target};
+use super::state::{Lease, Observed, Source, Target};
 
 /// An observation, and what steps need besides.
 pub(crate) struct Observation {
@@ -22,12 +22,7 @@ pub(crate) struct Observation {
 /// Asks both hosts. Neither answer is older than the call.
 ///
 /// Locks: none but ACCESS SHARE on the control tables.
-pub(crate) async fn observe(
-    source: &Session,
-    target: &Session,
-    hold: Hold,
-    stream: Stream,
-) -> Result<Observation, Error> {
+pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> Result<Observation, Error> {
     let entry_sql =
         format!("SELECT {} FROM pgshard.move WHERE move_id = $1 AND shard_id = $2", super::journal::COLUMNS);
     let (id, shard) = (*hold.id.uuid(), hold.shard.as_i32());
@@ -84,7 +79,7 @@ pub(crate) async fn observe(
         Some(_) => Target::Taken,
         None => Target::Nothing,
     };
-    let observed =
-        Observed { mode: entry.mode, phase: entry.phase, source: source_state, target: target_state, stream };
+    let lease = if entry.lease == hold.lease { Lease::Ours } else { Lease::Lost };
+    let observed = Observed { mode: entry.mode, lease, phase: entry.phase, source: source_state, target: target_state };
     Ok(Observation { observed, entry, fenced_for, token })
 }

@@ -18,13 +18,13 @@ mod world;
 
 use stateright::{Model, Property};
 
-use super::state::{Phase, Stream};
+use super::state::{Goal, Phase, Stream};
 use crate::mover::state::Mode;
 use mutant::Mutant;
 use source::Functions;
 use world::{
-    Aim, At, Direct, Faults, Host, Journal, Log, MOVERS, Mover, Named, ROUTERS, Router, Row, Seen, Source, Stored,
-    Target, World,
+    At, Direct, Faults, Host, Journal, Log, MOVERS, Mover, Named, ROUTERS, Router, Row, Seen, Source, Stored, Target,
+    World,
 };
 
 /// How much is explored.
@@ -55,7 +55,7 @@ enum Action {
     /// Mover m runs its next statement.
     Mover(usize),
     /// Mover m is started: takeover.
-    Start(usize, Aim),
+    Start(usize, Goal),
     /// The barrier of mover m is out of time.
     Blocked(usize),
     /// The target ends the transaction that mover m has left open.
@@ -141,7 +141,7 @@ impl Protocol {
         let mut after = *world;
         match action {
             Action::Mover(m) => after = self.mover(world, m)?,
-            Action::Start(m, aim) => after = self.start(world, m, aim),
+            Action::Start(m, goal) => after = self.start(world, m, goal),
             Action::Blocked(m) => after = self.blocked(world, m)?,
             Action::IdleTimeout(m) => self.roll_back(&mut after, m),
             Action::Apply(m) => after = self.follow(world, m)?,
@@ -202,7 +202,7 @@ impl Model for Protocol {
     /// The first mover has claimed the shard; or it was resumed at once, to abort.
     fn init_states(&self) -> Vec<World> {
         let journal = Journal { phase: Phase::Claimed, attempt: 0, lease: 0, token: None };
-        let asleep = Mover { at: At::Asleep, aim: Aim::Finish, stream: Stream::Off, restarts: 0 };
+        let asleep = Mover { at: At::Asleep, goal: Goal::Finish, stream: Stream::Off, restarts: 0 };
         let mut movers = [asleep; MOVERS];
         movers[0].at = At::Look;
         let world = World {
@@ -235,7 +235,7 @@ impl Model for Protocol {
             seen: Seen::default(),
         };
         let mut aborting = world;
-        aborting.movers[0].aim = Aim::Abort;
+        aborting.movers[0].goal = Goal::Abort;
         vec![world, aborting]
     }
 

@@ -1,11 +1,12 @@
 //! Movers: the loop of `driver.rs` with its real decision, `state::next`, and what each statement does when it is
 //! answered, refused, or not heard of again.
 
-use super::super::state::{self, Goal, Observed, Phase, Step, Stream};
+use super::super::state::{self, Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
 use super::mutant::Mutant;
-use super::world::{Aim, At, Incoming, Lease, Mover, Record, Row, Target, World};
+use super::world::{At, Incoming, Lease, Mover, Record, Row, Target, World};
 use super::{Action, Protocol};
 use crate::mover::state::Mode;
+use crate::mover::wish::Wanted;
 
 /// How often the operator starts the last mover again before the model calls it a move that does not end.
 const RESTARTS_MAX: u8 = 4;
@@ -30,7 +31,7 @@ impl Protocol {
             let mover = world.movers[m];
             match mover.at {
                 At::Asleep if world.movers[m - 1].at != At::Asleep => {
-                    actions.extend([Aim::Finish, Aim::Abort].map(|aim| Action::Start(m, aim)));
+                    actions.extend([Goal::Finish, Goal::Abort].map(|goal| Action::Start(m, goal)));
                 }
                 At::Asleep | At::Ended | At::Crashed => {}
                 at => {
@@ -46,7 +47,7 @@ impl Protocol {
                     }
                 }
             }
-            if mover.stream == Stream::On && !matches!(mover.at, At::Ended | At::Crashed) {
+            if mover.stream != Stream::Off && !matches!(mover.at, At::Ended | At::Crashed) {
                 actions.push(Action::Apply(m));
             }
         }
@@ -71,9 +72,9 @@ impl Protocol {
         m + 1 == self.bounds.movers
     }
 
-    pub(super) fn start(&self, world: &World, m: usize, aim: Aim) -> World {
+    pub(super) fn start(&self, world: &World, m: usize, goal: Goal) -> World {
         let mut after = *world;
-        after.movers[m] = Mover { at: At::TakeSource, aim, ..world.movers[m] };
+        after.movers[m] = Mover { at: At::TakeSource, goal, ..world.movers[m] };
         after
     }
 
@@ -108,7 +109,7 @@ impl Protocol {
             // `Driver::reconnect`.
             At::OpenPrepared { .. } | At::Decide { .. } | At::CommitOpen { .. } | At::FinishOpen { .. } => Ran::Again,
             At::LeaveServing => {
-                self.end(after, m, Aim::Abort);
+                self.end(after, m, Goal::Abort);
                 return;
             }
             _ => Ran::Fails,
@@ -179,16 +180,16 @@ impl Protocol {
                 self.roll_back(after, m);
                 after.movers[m].at = At::LeaveServing;
             }
-            Ran::TooLate => self.end(after, m, Aim::Finish),
+            Ran::TooLate => self.end(after, m, Goal::Finish),
         }
     }
 
     /// The end of one run. The operator starts the last mover again, to abort, and to finish if it is too late for that.
-    fn end(&self, after: &mut World, m: usize, next: Aim) {
+    fn end(&self, after: &mut World, m: usize, next: Goal) {
         let mover = &mut after.movers[m];
         mover.stream = Stream::Off;
         if self.is_reliable(m) && mover.restarts < RESTARTS_MAX {
-            *mover = Mover { at: At::TakeSource, aim: next, restarts: mover.restarts + 1, ..*mover };
+            *mover = Mover { at: At::TakeSource, goal: next, restarts: mover.restarts + 1, ..*mover };
         } else {
             mover.at = At::Ended;
         }
@@ -197,7 +198,7 @@ impl Protocol {
     fn statement(&self, after: &mut World, m: usize) -> Ran {
         let lease = m as Lease;
         let then = |at: At, done: Option<()>| if done.is_some() { Ran::Then(at) } else { Ran::Fails };
-        let aim = after.movers[m].aim;
+        let goal = after.movers[m].goal;
         // Statements on the row of pgshard.incoming wait for whoever has it locked.
         let waits = after.locked_by.is_some_and(|by| by != lease);
         // Its transaction there was ended from outside, or went down with the server.
@@ -227,7 +228,7 @@ impl Protocol {
             }
             At::LookTarget { phase, row, token } => {
                 let stream = after.movers[m].stream;
-                self.decided(aim, stream, (phase, row, token), &target.live)
+                self.decided(goal, stream, (phase, row, token), &target.live)
             }
 
             _ if waits && at_incoming(after.movers[m].at) => Ran::Waits,
@@ -253,7 +254,7 @@ impl Protocol {
             }
             At::Loaded => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Loaded))),
             At::Follow => {
-                after.movers[m].stream = Stream::On;
+                after.movers[m].stream = Stream::On { looked: None };
                 Ran::Then(At::Look)
             }
             // Up to a beacon that is committed now.
@@ -330,6 +331,9 @@ impl Protocol {
             // That nothing but rows has changed behind the fence.
             At::Check { attempt, token, stop } => {
                 after.seen.checked |= token.map_or(0, |token| 1 << token);
+                if let Stream::On { looked } = &mut after.movers[m].stream {
+                    *looked = Some(i32::from(attempt));
+                }
                 Ran::Then(match self.bounds.mode {
                     Mode::Blocking => At::Rows { attempt, token, stop },
                     Mode::Online => At::OpenPrepared { attempt },
@@ -422,14 +426,20 @@ impl Protocol {
                 {
                     let _ = apply(&mut source.live, |s| sql.unfence(s, attempt, Some(lease)));
                 }
-                self.end(after, m, Aim::Abort);
+                self.end(after, m, Goal::Abort);
                 Ran::Then(after.movers[m].at)
             }
         }
     }
 
     /// `observe` and `state::next`: what the driver does with what the hosts said.
-    fn decided(&self, aim: Aim, stream: Stream, (phase, row, token): (Phase, Row, Option<u8>), target: &Target) -> Ran {
+    fn decided(
+        &self,
+        goal: Goal,
+        stream: Stream,
+        (phase, row, token): (Phase, Row, Option<u8>),
+        target: &Target,
+    ) -> Ran {
         let attempt_of = i32::from;
         let source = match row {
             Row::Serving => state::Source::Serving,
@@ -451,31 +461,27 @@ impl Protocol {
             Some(incoming) => state::Target::Incoming { ready: reuses(incoming.ready).map(attempt_of) },
             None => state::Target::Nothing,
         };
-        let goal = match aim {
-            Aim::Finish => Goal::Finish,
-            Aim::Abort => Goal::Abort,
-        };
-        let observed = Observed { mode: self.bounds.mode, phase, source, target: there, stream };
+        let observed = Observed { mode: self.bounds.mode, lease: state::Lease::Ours, phase, source, target: there };
+        let own = Own { goal, until: Until::End, stop: Stop::No, wanted: Wanted::Go, stream };
         let narrow = |attempt: i32| attempt as u8;
-        Ran::Then(match state::next(goal, observed) {
+        Ran::Then(match state::next(own, observed) {
             Step::Prepare => At::Announce,
-            Step::Load => At::Load,
-            // `group.rs` starts the follower before it lets a shard go on to what needs one.
-            Step::CatchUp | Step::Fence if self.bounds.mode == Mode::Online && stream == Stream::Off => At::Follow,
+            // `group.rs` brings the rows, then starts the follower.
+            Step::HandBack if phase == Phase::Prepared => At::Load,
+            Step::HandBack => At::Follow,
             Step::CatchUp => At::CatchUp,
-            Step::Fence if self.bounds.mode == Mode::Online => At::Preset,
+            Step::CutOver => At::Preset,
             Step::Fence => At::Swap { token: None },
             Step::Copy { attempt } => At::Barrier { attempt: narrow(attempt), token },
-            // `Driver::drain`: what was set before that fence is not known any more.
-            Step::Drain { attempt } => At::Unfence { attempt: narrow(attempt) },
+            // `Driver::fence_anew`: what was set before that fence is not known any more.
+            Step::FenceAnew { attempt } | Step::Unfence { attempt } => At::Unfence { attempt: narrow(attempt) },
             Step::DecideAndOpen { attempt } => At::OpenPrepared { attempt: narrow(attempt) },
             Step::Open => At::FinishOpen { token: shown },
             Step::Publish => At::Publish,
-            Step::Unfence { attempt } => At::Unfence { attempt: narrow(attempt) },
             Step::Discard => At::DiscardTarget,
             Step::Done => At::Ended,
             Step::TooLate => return Ran::TooLate,
-            Step::Stuck => return Ran::Fails,
+            Step::Wait { .. } | Step::Interrupted | Step::LeaseLost | Step::Gone | Step::Stuck => return Ran::Fails,
         })
     }
 }

@@ -3,7 +3,7 @@
 //! Small and `Copy`: a million of these are kept apart by their hashes. What a host would lose if it crashed is the
 //! difference between the two halves of [`Stored`].
 
-use super::super::state::{Phase, Stream};
+use super::super::state::{Goal, Phase, Stream};
 
 /// A mover's number; its lease is the same.
 pub(super) type Lease = u8;
@@ -153,13 +153,6 @@ pub(super) struct Target {
     pub(super) serving: bool,
 }
 
-/// Where a mover wants to get: [`Goal`](super::super::state::Goal), which cannot be hashed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Aim {
-    Finish,
-    Abort,
-}
-
 /// The statement that a mover sends next. Between any two anything may happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum At {
@@ -264,7 +257,7 @@ pub(super) enum At {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Mover {
     pub(super) at: At,
-    pub(super) aim: Aim,
+    pub(super) goal: Goal,
     /// Whether its follower runs.
     pub(super) stream: Stream,
     /// How often the operator has started it again. Only the last mover is.
