@@ -314,10 +314,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether `resume` may get further: everything but a refusal, a contradiction, and a wrong question.
+    /// Whether `resume` may get further: everything but a refusal, a contradiction, a wrong question, and a statement that is
+    /// larger than the server lets it be (class 54), which it will be again.
     pub fn can_be_resumed(&self) -> bool {
-        if let Error::Group { source, .. } = self {
-            return source.can_be_resumed();
+        match self {
+            Error::Group { source, .. } => return source.can_be_resumed(),
+            Error::Database { source, .. } => return source.code().is_none_or(|code| !code.code().starts_with("54")),
+            _ => {}
         }
         !matches!(
             self,

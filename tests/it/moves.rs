@@ -4,6 +4,7 @@ mod crash;
 mod dead;
 mod faults;
 mod holes;
+mod many_tables;
 mod online;
 mod online_holes;
 mod refusals;

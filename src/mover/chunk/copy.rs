@@ -94,13 +94,14 @@ pub(crate) async fn read_from(
 ) -> Result<Snapshot, Error> {
     let what = "locking the tables and taking a snapshot";
     let names: Vec<String> = tables.iter().map(|table| qualified(&work.source_schema, table)).collect();
-    let oids: Vec<String> = names.iter().map(|name| format!("{}::regclass::oid::text", quote_literal(name))).collect();
+    let literals: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
+    // An array, for a function takes no more than a hundred arguments.
     let sql = format!(
         "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {first};
          LOCK TABLE ONLY {} IN ACCESS SHARE MODE;
-         SELECT pg_current_snapshot()::text, concat_ws(' ', {})",
+         SELECT pg_current_snapshot()::text, array_to_string(ARRAY[{}]::regclass[]::oid[], ' ')",
         names.join(", ONLY "),
-        oids.join(", ")
+        literals.join(", ")
     );
     let answer = source.client.simple_query(&sql).await.map_err(|error| source.failed(what, error))?;
     let row = answer.iter().rev().find_map(|message| match message {

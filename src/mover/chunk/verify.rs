@@ -116,14 +116,18 @@ pub(crate) async fn keep(target: &Session, work: &ShardCopy, pieces: &[Piece]) -
     target.batch(what, "COMMIT").await
 }
 
-/// Pieces in bunches that are verified under one pair of snapshots: about so many bytes each, so that neither is held for long.
+/// The most pieces of a bunch: as many tables are locked, on both sides, in one transaction.
+const BUNCH_MAX: usize = 64;
+
+/// Pieces in bunches that are verified under one pair of snapshots: about so many bytes each, so that neither is held for long,
+/// and no more than [`BUNCH_MAX`] of them.
 pub(crate) fn bunches(pieces: Vec<Piece>, bytes_max: u64) -> Vec<Vec<Piece>> {
     let mut bunches: Vec<Vec<Piece>> = Vec::new();
     let mut sum = u64::MAX;
     for piece in pieces.into_iter().filter(|piece| !piece.verified) {
         sum = sum.saturating_add(piece.estimate);
         match bunches.last_mut() {
-            Some(last) if sum <= bytes_max => last.push(piece),
+            Some(last) if sum <= bytes_max && last.len() < BUNCH_MAX => last.push(piece),
             _ => {
                 sum = piece.estimate;
                 bunches.push(vec![piece]);
@@ -239,6 +243,9 @@ mod tests {
             bunches(pieces, 100).iter().map(|bunch| bunch.iter().map(|piece| piece.number).collect()).collect();
         assert_eq!(numbers, [vec![0, 2], vec![3], vec![4, 5]]);
         assert!(bunches(Vec::new(), 100).is_empty());
+        let empty: Vec<Piece> = (0..500).map(|number| piece(number, 0, false)).collect();
+        let sizes: Vec<usize> = bunches(empty, 100).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [64, 64, 64, 64, 64, 64, 64, 52]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The order of creation: by stage, and within a stage each object after what it needs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::Stage;
 use crate::mover::Refusal;
@@ -61,16 +62,25 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
     if !refusals.is_empty() {
         return Err(refusals);
     }
+    // The nodes were sorted by stage, rank and name, but stages may have changed since: the smallest that is ready is next.
+    let mut missing: Vec<usize> = needs.iter().map(BTreeSet::len).collect();
+    let mut needed_by: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
+    for (i, needs) in needs.iter().enumerate() {
+        needs.iter().for_each(|&j| needed_by[j].push(i));
+    }
+    let place = |i: usize| Reverse((nodes[i].stage, nodes[i].rank, i));
+    let mut ready: BinaryHeap<_> = (0..nodes.len()).filter(|&i| missing[i] == 0).map(place).collect();
     let mut ordered = Vec::with_capacity(nodes.len());
     let mut done = vec![false; nodes.len()];
-    while ordered.len() < nodes.len() {
-        // The nodes were sorted by stage, rank and name, but stages may have changed since: take the smallest that is ready.
-        let ready = (0..nodes.len())
-            .filter(|&i| !done[i] && needs[i].iter().all(|&j| done[j]))
-            .min_by_key(|&i| (nodes[i].stage, nodes[i].rank, i));
-        let Some(next) = ready else { break };
+    while let Some(Reverse((_, _, next))) = ready.pop() {
         done[next] = true;
         ordered.push(nodes[next].clone());
+        for &waiting in &needed_by[next] {
+            missing[waiting] -= 1;
+            if missing[waiting] == 0 {
+                ready.push(place(waiting));
+            }
+        }
     }
     if ordered.len() == nodes.len() {
         return Ok(ordered);

@@ -176,6 +176,11 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         Error::Stuck { .. } => format!(
             "`pgshard check` and `pgshard moves show {id}`; touch nothing before it is clear who has shard {shard}"
         ),
+        Error::Database { .. } if !error.can_be_resumed() => {
+            format!(
+                "the source serves; a limit of the server is not passed by trying again: `pgshard moves abort {id}`"
+            )
+        }
         error if error.can_be_resumed() => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
         _ => String::new(),
     }
@@ -210,6 +215,7 @@ pub(crate) fn code(error: &Error) -> Exit {
             code => code,
         },
         Error::GaveUp { .. } | Error::PauseTooLong { .. } | Error::WalLimit { .. } => Exit::GaveUp,
+        Error::Database { .. } if !error.can_be_resumed() => Exit::GaveUp,
         Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => Exit::Differs,
         Error::Interrupted { .. } => Exit::Interrupted,
         Error::OtherHost { .. } => Exit::Usage,
