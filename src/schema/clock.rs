@@ -107,6 +107,10 @@ const AHEAD_MS: i64 = 1100;
 
 const YEAR_MS: i64 = 365 * 86_400_000;
 
+/// From here on `id_repair()` brings IDs back: those that are made after it meet those that were made before in ten years at the
+/// soonest. The bound is that function's.
+const REPAIRABLE_MS: i64 = 3652 * 86_400_000;
+
 /// Clocks that are off, and the end of positive IDs. Says nothing of hosts whose clocks were not read.
 pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
     let clocks: Vec<(&HostName, &ClockFacts)> =
@@ -124,13 +128,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
                 findings.add(Severity::Warning, "clock_off", Some(host), what, remedy.to_owned());
             }
         }
-        let Some(most) = clock.ids_ahead_ms.values().max().filter(|most| **most > AHEAD_MS) else { continue };
-        let what =
-            format!("IDs are up to {} s ahead of the host's clock, which was set back or is behind", seconds(*most));
-        let remedy = "have the clock set by NTP; IDs stay unique and go on from the time that they have reached";
-        for (shard, _) in clock.ids_ahead_ms.iter().filter(|(_, ahead)| **ahead > AHEAD_MS) {
-            findings.add_shard(Severity::Warning, "ids_ahead", Some(host), *shard, what.as_str(), remedy);
-        }
+        ids_ahead(findings, host, clock);
     }
     let Some(now) = clocks.iter().map(|(_, clock)| clock.now.as_millisecond()).max() else { return };
     let flip = epoch.sign_flip();
@@ -142,6 +140,32 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
         let what = format!("IDs turn negative as bigint on {flip}: from then on ORDER BY id puts newer rows first");
         let remedy = "see that nothing takes IDs as signed before that day; they stay unique and decode as before";
         findings.add(Severity::Warning, "ids_turn_negative", None, what, remedy.to_owned());
+    }
+}
+
+/// Shards whose IDs are ahead of their host's clock: by something that passes, or by so much that they are soon used up.
+fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
+    let ahead = || clock.ids_ahead_ms.iter().filter(|(_, ahead)| **ahead > AHEAD_MS);
+    let (wild, passing): (Vec<_>, Vec<_>) = ahead().partition(|(_, ahead)| **ahead >= REPAIRABLE_MS);
+    if let Some((_, most)) = passing.iter().max_by_key(|(_, ahead)| **ahead) {
+        let what =
+            format!("IDs are up to {} s ahead of the host's clock, which was set back or is behind", seconds(**most));
+        let remedy = "have the clock set by NTP; IDs stay unique and go on from the time that they have reached";
+        for (shard, _) in &passing {
+            findings.add_shard(Severity::Warning, "ids_ahead", Some(host), **shard, what.as_str(), remedy);
+        }
+    }
+    if let Some((_, most)) = wild.iter().max_by_key(|(_, ahead)| **ahead) {
+        let years = **most / YEAR_MS;
+        let what = format!(
+            "IDs are up to {years} years ahead of the host's clock, which was far ahead when they were made: new ones are \
+             negative as bigint, or there are none any more"
+        );
+        let remedy = "set the clock right, then let the shard's owner call id_repair(LAST) of its schema with the largest ID that was \
+                      made under the right clock; docs/operating.md has the steps";
+        for (shard, _) in &wild {
+            findings.add_shard(Severity::Error, "ids_far_ahead", Some(host), **shard, what.as_str(), remedy);
+        }
     }
 }
 
@@ -195,6 +219,8 @@ mod tests {
         assert_eq!(found(&[0, 600], 0, now), both);
         let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's clock, which was set back or is behind";
         assert_eq!(found(&[0, 0], 3_600_000, now), [ids]);
+        let wild = found(&[0, 0], 40 * YEAR_MS, now);
+        assert!(wild.len() == 1 && wild[0].starts_with("error ids_far_ahead db1 shard 0: IDs are up to 40 years ahead"), "{wild:?}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! pgshard's own migrations of a shard: the ID function.
+//! pgshard's own migrations of a shard: the ID functions.
 //!
 //! What may not break: the text of one never changes once it was released. A change is the next file, which replaces
 //! what the earlier one made.
@@ -16,8 +16,10 @@ pub(super) struct Own {
 }
 
 /// In the order they run.
-pub(super) const OWN: [Own; 1] =
-    [Own { name: "pgshard:0001_next_id", sql: include_str!("../../migrations/shard/0001_next_id.sql") }];
+pub(super) const OWN: [Own; 2] = [
+    Own { name: "pgshard:0001_next_id", sql: include_str!("../../migrations/shard/0001_next_id.sql") },
+    Own { name: "pgshard:0002_id_bounds", sql: include_str!("../../migrations/shard/0002_id_bounds.sql") },
+];
 
 /// What the names of pgshard's own migrations start with, which no file's can.
 pub(super) const MARK: &str = "pgshard:";

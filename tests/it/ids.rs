@@ -14,12 +14,15 @@ use tokio_postgres::Client;
 
 use crate::support::TestCluster;
 
-const TEMPLATE: &str = include_str!("../../migrations/shard/0001_next_id.sql");
+const TEMPLATES: [&str; 2] = [
+    include_str!("../../migrations/shard/0001_next_id.sql"),
+    include_str!("../../migrations/shard/0002_id_bounds.sql"),
+];
 const EPOCH_MS: i64 = 1_293_840_000_000;
 
 /// The SQL of a shard whose IDs count from this epoch.
 fn rendered(shard: u16, epoch_ms: i64) -> String {
-    let sql = TEMPLATE.replace("{shard}", &format!("shard_{shard:04}")).replace("{shard_id}", &shard.to_string());
+    let sql = TEMPLATES.concat().replace("{shard}", &format!("shard_{shard:04}")).replace("{shard_id}", &shard.to_string());
     sql.replace("{epoch_ms}", &epoch_ms.to_string())
 }
 
@@ -51,7 +54,7 @@ async fn with_test_clock(client: &Client, schema: &str) {
                     EXECUTE replace(definition, 'pg_catalog.clock_timestamp()', 'test_clock.now()');
                     swapped := swapped + 1;
                 END LOOP;
-                ASSERT swapped = 3, 'next_id, id_raise and id_lease read the clock';
+                ASSERT swapped = 5, 'next_id, id_raise, id_lease, resume_after and id_repair read the clock';
             END $do$"
         ))
         .await

@@ -81,30 +81,133 @@ on_each_version! {
         assert!(next_id(&client, "shard_0005", 1).await[0] as u64 > late as u64);
     }
 
-    /// Before the epoch and after 41 bits there are no IDs, and both ways say why; a mistake of the clock that is set
-    /// right does no harm.
+    /// Before the epoch and after 41 bits there are no IDs, and both ways say why. A mistake of the clock that is set right does
+    /// no harm, whether the shard was last used a moment ago or years before.
     async fn no_ids(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
         with_test_clock(&client, "shard_0005").await;
-        fix(&client, EPOCH_MS + LAST_MS).await;
+        let mut ids = Vec::new();
+        for right in [EPOCH_MS + 500_000_000_000, EPOCH_MS + LAST_MS] {
+            fix(&client, right).await;
+            ids.extend(next_id(&client, "shard_0005", 10).await);
+            for (ms, words) in [
+                // Two milliseconds late would do.
+                (EPOCH_MS + LAST_MS + 3, "the 41 bits of the cluster's IDs are used up"),
+                (EPOCH_MS + (1 << 43), "the 41 bits of the cluster's IDs are used up"),
+                (EPOCH_MS - 1, "the clock of this server is before the epoch of the cluster's IDs"),
+            ] {
+                fix(&client, ms).await;
+                for sql in ["SELECT shard_0005.next_id()", "SELECT shard_0005.next_ids(100)"] {
+                    let error = client.query(sql, &[]).await.unwrap_err();
+                    let error = error.as_db_error().unwrap().clone();
+                    assert_eq!((error.message(), error.code().code()), (words, "22008"), "{sql}");
+                    assert!(error.hint().unwrap().contains("clock right") && error.detail().is_some());
+                }
+            }
+            fix(&client, right).await;
+            ids.extend(next_id(&client, "shard_0005", 2000).await);
+            ids.extend(next_ids(&client, "shard_0005", 10).await);
+            assert!((0..4).contains(&(Id::decode(*ids.last().unwrap()).ms() as i64 - (right - EPOCH_MS))));
+        }
+        assert_grows(&ids);
+    }
+
+    /// `resume_after` goes nowhere that no ID of this cluster can be, and no further than it is told.
+    async fn bounded(version) {
+        let servers = server(version, 5).await;
+        let client = servers.app(0).await;
         let mut ids = next_id(&client, "shard_0005", 10).await;
-        for (ms, words) in [
-            // Two milliseconds late would do.
-            (EPOCH_MS + LAST_MS + 3, "the 41 bits of the cluster's IDs are used up"),
-            (EPOCH_MS - 1, "the clock of this server is before the epoch of the cluster's IDs"),
+        let hour = 3_600_000 << 23;
+        let snowflake_of_another_system: i64 = 1 << 62;
+        for (call, refused) in [
+            ("resume_after(-1)".to_owned(), true),
+            ("resume_after(-1, '100 years')".to_owned(), true),
+            (format!("resume_after({snowflake_of_another_system})"), true),
+            (format!("resume_after({})", ids[9] + 25 * hour), true),
+            (format!("resume_after({}, '1 hour')", ids[9] + 2 * hour), true),
+            (format!("resume_after({}, '2 days')", ids[9] + 25 * hour), false),
+            // It is there already.
+            (format!("resume_after({})", ids[9] + 24 * hour), false),
         ] {
-            fix(&client, ms).await;
-            for sql in ["SELECT shard_0005.next_id()", "SELECT shard_0005.next_ids(100)"] {
-                let error = client.query(sql, &[]).await.unwrap_err();
-                let error = error.as_db_error().unwrap().clone();
-                assert_eq!((error.message(), error.code().code()), (words, "22008"), "{sql}");
-                assert!(error.hint().is_some() && error.detail().is_some());
+            let before = high_water(&client, "shard_0005").await;
+            let done = client.batch_execute(&format!("SELECT shard_0005.{call}")).await;
+            match done {
+                Err(error) => {
+                    assert!(refused, "{call}: {error:?}");
+                    assert_eq!(error.code().unwrap().code(), "22003", "{call}");
+                    assert_eq!(high_water(&client, "shard_0005").await, before, "{call}");
+                }
+                Ok(()) => assert!(!refused, "{call}"),
+            }
+            ids.extend(next_id(&client, "shard_0005", 10).await);
+        }
+        assert!(Id::decode(ids[69]).ms() - Id::decode(ids[9]).ms() > 25 * 3_600_000);
+        assert_grows(&ids);
+    }
+
+    /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is a little ahead is left alone.
+    async fn repaired(version) {
+        let servers = server(version, 5).await;
+        let client = servers.app(0).await;
+        with_test_clock(&client, "shard_0005").await;
+        let year = 365 * 86_400_000_i64;
+        let today = EPOCH_MS + 15 * year;
+        fix(&client, today).await;
+        let mut ids = next_id(&client, "shard_0005", 100).await;
+        let last = ids[99];
+        let repair = format!("SELECT shard_0005.id_repair({last})");
+        let refused = |error: tokio_postgres::Error| error.code().unwrap().code().to_owned();
+        fix(&client, today + 2 * year).await;
+        next_id(&client, "shard_0005", 10).await;
+        fix(&client, today).await;
+        assert_eq!(refused(client.batch_execute(&repair).await.unwrap_err()), "55000");
+        // Ahead by forty years: IDs are negative, and with the clock right again there is a moment of it left.
+        fix(&client, EPOCH_MS + LAST_MS).await;
+        let wild = next_id(&client, "shard_0005", 10).await;
+        assert!(wild[0] < 0);
+        assert_eq!(refused(client.batch_execute(&repair).await.unwrap_err()), "22003", "by this clock they are right");
+        fix(&client, today).await;
+        assert_eq!(refused(client.batch_execute("SELECT shard_0005.id_repair(-1)").await.unwrap_err()), "22003");
+        client.batch_execute(&repair).await.unwrap();
+        let mut after = next_id(&client, "shard_0005", 3000).await;
+        after.extend(next_ids(&client, "shard_0005", 1000).await);
+        assert!(after[0] > last && Id::decode(after[0]).ms() < Id::decode(last).ms() + 5000);
+        ids.extend(after);
+        assert_grows(&ids);
+        assert_eq!(refused(client.batch_execute(&repair).await.unwrap_err()), "55000");
+    }
+
+    /// What everybody could put into a schema of the search path, as a better match for the operands, is never called.
+    async fn strangers_operators(version) {
+        let servers = server(version, 5).await;
+        let (client, superuser) = (servers.app(0).await, servers.superuser(0).await);
+        superuser.batch_execute("CREATE TABLE public.called (by text); GRANT INSERT ON public.called TO PUBLIC;
+            CREATE TABLE public.t (id bigint DEFAULT shard_0005.next_id(), n int); GRANT ALL ON public.t TO PUBLIC").await.unwrap();
+        let types = ["int4", "int8", "float8", "numeric"];
+        for operator in ["+", "-", "*", "/", "&", "|", "<<", ">>", "<", ">", "<=", ">=", "="] {
+            for (left, right) in types.iter().flat_map(|left| types.iter().map(move |right| (left, right))) {
+                let result = if operator.contains(['<', '>', '=']) && !matches!(operator, "<<" | ">>") { "bool" } else { "int8" };
+                superuser.batch_execute(&format!(
+                    "CREATE FUNCTION public.f_{left}_{right}_{}(a {left}, b {right}) RETURNS {result} LANGUAGE plpgsql AS
+                        $$ BEGIN INSERT INTO public.called VALUES ('{left} {operator} {right}'); RETURN a OPERATOR(pg_catalog.{operator}) b; END $$;
+                    CREATE OPERATOR public.{operator} (FUNCTION = public.f_{left}_{right}_{}, LEFTARG = {left}, RIGHTARG = {right})",
+                    operator.bytes().map(|byte| byte.to_string()).collect::<String>(),
+                    operator.bytes().map(|byte| byte.to_string()).collect::<String>()
+                )).await.unwrap();
             }
         }
-        fix(&client, EPOCH_MS + LAST_MS).await;
-        ids.extend(next_id(&client, "shard_0005", 10).await);
-        assert_grows(&ids);
+        client.batch_execute("SET search_path = public, pg_catalog").await.unwrap();
+        for _ in 0..5 {
+            // So that the offset has to grow, and then a burst, and then a lease.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            client.batch_execute("INSERT INTO public.t (n) SELECT 1 FROM pg_catalog.generate_series(1, 3000);
+                SELECT pg_catalog.count(*) FROM shard_0005.next_ids(100); SELECT shard_0005.id_high_water();
+                SELECT shard_0005.resume_after(shard_0005.next_id())").await.unwrap();
+        }
+        let called = superuser.query("SELECT DISTINCT by FROM public.called", &[]).await.unwrap();
+        let called: Vec<String> = called.iter().map(|row| row.get(0)).collect();
+        assert!(called.is_empty(), "{called:?}");
     }
 
     /// A session that was stopped between ticket and offset takes another ticket. Without that there is a repeat here.

@@ -11,12 +11,11 @@ on_each_version! {
         let hosts = world.all().await;
         // The functions are carried as they are, so the target needs the clock that they name.
         with_test_clock(&hosts[0], "shard_0001").await;
-        hosts[1].batch_execute("CREATE SCHEMA nothing_yet; CREATE FUNCTION nothing_yet.a() RETURNS int LANGUAGE plpgsql AS
-            'BEGIN RETURN 1; /* pg_catalog.clock_timestamp() */ END';
-            CREATE FUNCTION nothing_yet.b() RETURNS int LANGUAGE plpgsql AS
-            'BEGIN RETURN 1; /* pg_catalog.clock_timestamp() */ END';
-            CREATE FUNCTION nothing_yet.c() RETURNS int LANGUAGE plpgsql AS
-            'BEGIN RETURN 1; /* pg_catalog.clock_timestamp() */ END'").await.unwrap();
+        hosts[1].batch_execute("CREATE SCHEMA nothing_yet").await.unwrap();
+        for name in ["a", "b", "c", "d", "e"] {
+            hosts[1].batch_execute(&format!("CREATE FUNCTION nothing_yet.{name}() RETURNS int LANGUAGE plpgsql AS
+                'BEGIN RETURN 1; /* pg_catalog.clock_timestamp() */ END'")).await.unwrap();
+        }
         with_test_clock(&hosts[1], "nothing_yet").await;
         let (mover, router) = (world.mover(), world.router().await);
         let mut ids = Vec::new();
