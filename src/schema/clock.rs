@@ -220,7 +220,10 @@ mod tests {
         let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's clock, which was set back or is behind";
         assert_eq!(found(&[0, 0], 3_600_000, now), [ids]);
         let wild = found(&[0, 0], 40 * YEAR_MS, now);
-        assert!(wild.len() == 1 && wild[0].starts_with("error ids_far_ahead db1 shard 0: IDs are up to 40 years ahead"), "{wild:?}");
+        assert!(
+            wild.len() == 1 && wild[0].starts_with("error ids_far_ahead db1 shard 0: IDs are up to 40 years ahead"),
+            "{wild:?}"
+        );
     }
 
     #[test]

@@ -22,7 +22,8 @@ const EPOCH_MS: i64 = 1_293_840_000_000;
 
 /// The SQL of a shard whose IDs count from this epoch.
 fn rendered(shard: u16, epoch_ms: i64) -> String {
-    let sql = TEMPLATES.concat().replace("{shard}", &format!("shard_{shard:04}")).replace("{shard_id}", &shard.to_string());
+    let sql =
+        TEMPLATES.concat().replace("{shard}", &format!("shard_{shard:04}")).replace("{shard_id}", &shard.to_string());
     sql.replace("{epoch_ms}", &epoch_ms.to_string())
 }
 

@@ -13,12 +13,22 @@ pub(crate) fn id(text: &str) -> Result<i64, String> {
 }
 
 /// A time: `2026-11-01T08:00:00Z`, or a day, which begins at midnight UTC.
+///
+/// jiff reads a date out of any text that begins with one, and would drop the time of day where the zone is missing.
 pub(crate) fn time(text: &str) -> Result<Timestamp, String> {
-    let day = || text.parse::<civil::Date>().ok()?.to_zoned(TimeZone::UTC).ok().map(|zoned| zoned.timestamp());
-    text.parse::<Timestamp>()
-        .ok()
-        .or_else(day)
-        .ok_or_else(|| "not a time such as 2026-11-01T08:00:00Z or 2026-11-01 (midnight UTC)".to_owned())
+    if let Ok(time) = text.parse::<Timestamp>() {
+        return Ok(time);
+    }
+    if let Ok(date_time) = text.parse::<civil::DateTime>() {
+        let day = date_time.date();
+        if day.to_string() != text {
+            return Err(format!("a time needs its zone: {date_time}Z is UTC, {date_time}+01:00 an hour ahead of it"));
+        }
+        if let Ok(midnight) = day.to_zoned(TimeZone::UTC) {
+            return Ok(midnight.timestamp());
+        }
+    }
+    Err("not a time such as 2026-11-01T08:00:00Z or 2026-11-01 (midnight UTC)".to_owned())
 }
 
 /// A moment to come: `22:30` by the local clock, today or tomorrow, or a time such as `2026-11-01T22:30:00Z`.
@@ -30,6 +40,10 @@ fn moment_after(text: &str, now: &Zoned) -> Result<Timestamp, String> {
     let wrong = || "not a time such as 22:30 or 2026-11-01T22:30:00Z".to_owned();
     if let Ok(moment) = text.parse::<Timestamp>() {
         return Ok(moment);
+    }
+    // jiff reads a time of day out of a longer text too, and would drop the day.
+    if text.parse::<civil::Date>().is_ok() {
+        return Err("a time with a day needs its zone, as 2026-11-01T22:30:00Z has".to_owned());
     }
     let time = text.parse::<civil::Time>().map_err(|_| wrong())?;
     let on = |day: civil::Date| day.to_datetime(time).to_zoned(now.time_zone().clone()).map_err(|_| wrong());
@@ -93,12 +107,22 @@ mod tests {
         assert_eq!(moment("22:00").as_deref(), Ok("2026-11-02T21:00:00Z"));
         assert_eq!(moment("2026-12-24T18:00:00+01:00").as_deref(), Ok("2026-12-24T17:00:00Z"));
         assert!(moment("soon").is_err());
+        // The day is not dropped.
+        assert!(moment("2026-12-24T18:00").unwrap_err().contains("needs its zone"));
+        assert!(moment("2026-12-24").is_err());
     }
 
     #[test]
     fn times_and_epochs() {
         assert_eq!(time("2011-01-01").unwrap(), time("2011-01-01T01:00:00+01:00").unwrap());
         assert!(time("last week").is_err());
+        // The time of day is not dropped.
+        for no_zone in
+            ["2026-11-01T10:00", "2026-11-01 10:00", "2026-11-01T10:00:00.5", "2026-11-01T00:00", "20261101T10"]
+        {
+            assert!(time(no_zone).unwrap_err().contains("needs its zone"), "{no_zone}: {:?}", time(no_zone));
+        }
+        assert_eq!(time("2026-11-01 10:00Z").unwrap(), time("2026-11-01T11:00+01:00").unwrap());
         assert_eq!(epoch("1293840000000"), epoch("2011-01-01"));
         assert!(epoch("9999-01-01").is_err());
     }
