@@ -128,7 +128,7 @@ async fn until_late(mut work: impl AsyncFnMut() -> Outcome<u64>) -> Outcome<f64>
 
 async fn in_process(hosts: &[TicketHost]) -> Outcome<()> {
     let leases = WorkerLeases::new(hosts[0].connect.clone(), "bench");
-    leases.install().await?;
+    leases.install(Elsewhere::Nobody).await?;
     let options = snowflake::Options::new(Epoch::from_unix_ms(snowflake::TWITTER_EPOCH_MS)?);
     let snowflake = Snowflake::start(leases, options).await?;
     let flake = Flake::new(&flake::Options::default());

@@ -28,7 +28,7 @@ fn users() -> TicketName {
 
 fn request(cluster: &TestCluster, which: &[usize]) -> Create {
     let hosts = which.iter().map(|host| cluster.name(*host)).collect();
-    Create { name: users(), hosts, stride: None, run: Some(1), start: None, replace: None }
+    Create { name: users(), hosts, stride: None, run: Some(1), start: None, replace: None, lost: BTreeSet::new() }
 }
 
 async fn made(cluster: &TestCluster, all: &[usize], request: &Create) -> Vec<Created> {
@@ -231,6 +231,9 @@ on_each_version! {
         let still_in_config = create(&hosts(&cluster, &[0, 1, 2]), &third, Uuid::new_v4()).await;
         assert!(matches!(still_in_config, Err(tickets::Error::Connect { .. })), "every host must answer");
         let refused = create(&hosts(&cluster, &[0, 2]), &third, Uuid::new_v4()).await.unwrap_err();
+        assert!(refused.to_string().contains("db2 is not: add it, or name what is lost for ever with --lost"), "{refused}");
+        let without = Create { lost: [cluster.name(1)].into(), ..third.clone() };
+        let refused = create(&hosts(&cluster, &[0, 2]), &without, Uuid::new_v4()).await.unwrap_err();
         assert!(refused.to_string().contains("all 2 residues are taken"), "{refused}");
         let replace = Create { replace: Some(cluster.name(1)), ..third };
         let refused = create(&hosts(&cluster, &[0, 2]), &replace, Uuid::new_v4()).await.unwrap_err();
@@ -253,6 +256,26 @@ on_each_version! {
             residues.insert(beside.next().await.unwrap() >= 5000);
         }
         assert_eq!(residues.len(), 1, "one of the two is not used");
+    }
+
+    /// db1's database is lost and made anew, empty: it gives no ticket again, but from a start above those it gave.
+    async fn a_host_that_was_built_anew(version) {
+        let cluster = TestCluster::start(version, 3);
+        let (all, three) = (hosts(&cluster, &[0, 1, 2]), request(&cluster, &[0, 1, 2]));
+        made(&cluster, &[0, 1, 2], &three).await;
+        let mut before = source(&cluster, &[0], 1).next_many(12).await.unwrap();
+        before.extend(source(&cluster, &[1], 1).next_many(2).await.unwrap());
+        cluster.app(0).await.batch_execute("DROP SCHEMA pgshard_tickets CASCADE").await.unwrap();
+        for hosts_asked in [&three, &request(&cluster, &[0])] {
+            let refused = create(&all, hosts_asked, Uuid::new_v4()).await.unwrap_err();
+            assert!(refused.to_string().contains("db1 has lost its record of the tickets it gave"), "{refused}");
+        }
+        let sql = "SELECT to_regnamespace('pgshard_tickets') IS NULL";
+        assert!(cluster.app(0).await.query_one(sql, &[]).await.unwrap().get::<_, bool>(0), "nothing was written");
+        let with_start = Create { start: Some(1000), ..request(&cluster, &[0]) };
+        assert_eq!(residues(&made(&cluster, &[0, 1, 2], &with_start).await), [(1, Role::Created)]);
+        let after = source(&cluster, &[0], 1).next_many(100).await.unwrap();
+        assert!(after.iter().all(|ticket| *ticket >= 1000 && !before.contains(ticket)), "{after:?}");
     }
 
     /// A future that is dropped while its block is on the way, and a source that is dropped with a block: gaps, no repeats.

@@ -33,6 +33,8 @@ pub struct Create {
     /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs `start`, above every ticket
     /// that the lost one may have given.
     pub replace: Option<HostName>,
+    /// Hosts that are lost for ever and need not answer. Their residues stay taken.
+    pub lost: BTreeSet<HostName>,
 }
 
 /// What became of a host.
@@ -143,6 +145,22 @@ pub enum Refusal {
     /// A lost host's residue without a start.
     #[error("the residue of {0} is used again only from a start that is above every ticket it gave: --start N")]
     NoFloor(HostName),
+    /// A host gave tickets, the others say, and has no record of them: it was built anew, or restored from before.
+    #[error(
+        "{0} has lost its record of the tickets it gave, which would come again: give a start above all of them, --start N \
+         (--start 1 if it never gave one)"
+    )]
+    Forgotten(HostName),
+    /// Too few of the hosts that give tickets were asked: two that know nothing of each other could give one residue away twice.
+    #[error(
+        "more than half of the hosts that give these tickets must be in the config and answer, and {} {} not: add {}, or name \
+         what is lost for ever with --lost",
+        missing.join(", "), if missing.len() == 1 { "is" } else { "are" }, if missing.len() == 1 { "it" } else { "them" }
+    )]
+    TooFew {
+        /// Those that were not asked.
+        missing: Vec<String>,
+    },
     /// The lost host is not lost.
     #[error("{0} cannot be replaced while it is a host in the config: take it out")]
     NotLost(HostName),
@@ -196,8 +214,12 @@ pub async fn create(all: &[TicketHost], request: &Create, new_series: Uuid) -> R
         );
     }
     let plan = plan(&known, request, new_series).map_err(Error::Refused)?;
-    for (host, connection) in &mut hosts {
-        claim(connection, host, request, &plan).await?;
+    // Those that begin first: a host that has a claim of its own and gives no tickets was interrupted before it gave one. One that
+    // the others know, and that has none, has lost them.
+    for begins in [true, false] {
+        for (host, connection) in hosts.iter_mut().filter(|(host, _)| request.hosts.contains(*host) == begins) {
+            claim(connection, host, request, &plan).await?;
+        }
     }
     let mut created = Vec::new();
     for host in &request.hosts {
@@ -263,6 +285,11 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
     if request.run.is_some_and(|asked| asked != layout.run) {
         refusals.push(Refusal::RunDiffers { recorded: layout.run });
     }
+    // Of records that contradict each other nothing follows.
+    if refusals.is_empty() {
+        refusals.extend(too_few(known, request, &claims));
+        refusals.extend(forgotten(known, request, &claims));
+    }
     if !refusals.is_empty() {
         return Err(refusals);
     }
@@ -286,6 +313,27 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
     let last = known.values().filter_map(|facts| facts.ticket.as_ref()?.last).max();
     let start = request.start.or(last).unwrap_or(1);
     Ok(Plan { series: series.map_or(new_series, |(_, id, _)| id), layout, claims, start })
+}
+
+/// Any two sets of more than half have a host in common, and that one knows what either has claimed.
+fn too_few(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMap<u32, String>) -> Option<Refusal> {
+    let lost = |name: &str| request.lost.iter().chain(&request.replace).any(|lost| lost.as_str() == name);
+    let claimed: BTreeSet<&str> = claims.values().map(String::as_str).filter(|name| !lost(name)).collect();
+    let asked = |name: &&&str| known.keys().any(|host| host.as_str() == **name);
+    let missing: Vec<String> = claimed.iter().filter(|name| !asked(name)).map(|name| (*name).to_owned()).collect();
+    (missing.len() * 2 >= claimed.len().max(1)).then_some(Refusal::TooFew { missing })
+}
+
+/// The hosts that the others know and that know nothing of it. What they gave would come again, but from a start above it.
+fn forgotten(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMap<u32, String>) -> Vec<Refusal> {
+    let has = |claims: &BTreeMap<u32, String>, host: &HostName| claims.values().any(|name| name == host.as_str());
+    let blank = |host: &&HostName| {
+        known.get(*host).is_some_and(|facts| facts.ticket.is_none() && !has(&facts.claims, host)) && has(claims, host)
+    };
+    match request.start {
+        Some(_) => Vec::new(),
+        None => request.hosts.iter().filter(blank).cloned().map(Refusal::Forgotten).collect(),
+    }
 }
 
 fn take_over(

@@ -11,7 +11,15 @@ fn host(name: &str) -> HostName {
 
 fn request(hosts: &[&str]) -> Create {
     let hosts = hosts.iter().map(|name| host(name)).collect();
-    Create { name: TicketName::new("users").unwrap(), hosts, stride: None, run: None, start: None, replace: None }
+    Create {
+        name: TicketName::new("users").unwrap(),
+        hosts,
+        stride: None,
+        run: None,
+        start: None,
+        replace: None,
+        lost: BTreeSet::new(),
+    }
 }
 
 /// Hosts that know all of these claims and give the tickets of their own.
@@ -64,8 +72,9 @@ fn new_hosts_get_the_next_residues() {
 #[test]
 fn a_lost_hosts_residue_needs_a_start() {
     let left = hosts(&["db1", "db3"], 2, &[(1, "db1"), (0, "db2")]);
+    assert_eq!(refused(&left, &request(&["db3"])), [Refusal::TooFew { missing: vec!["db2".to_owned()] }]);
     let full = [Refusal::Full { stride: 2, hosts: vec!["db2".to_owned(), "db1".to_owned()] }];
-    assert_eq!(refused(&left, &request(&["db3"])), full);
+    assert_eq!(refused(&left, &Create { lost: [host("db2")].into(), ..request(&["db3"]) }), full);
     let replace = Create { replace: Some(host("db2")), ..request(&["db3"]) };
     assert_eq!(refused(&left, &replace), [Refusal::NoFloor(host("db2"))]);
     let with_start = Create { start: Some(5000), ..replace.clone() };
@@ -117,4 +126,33 @@ fn what_cannot_be() {
     assert_eq!(refused(&right, &request(&[])), [Refusal::NoHosts]);
     let end = Create { start: Some(i64::MAX), ..request(&["db1"]) };
     assert_eq!(refused(&right, &end), [Refusal::Start(i64::MAX)]);
+}
+
+/// Of any two hosts that create something, one knows what the other has created.
+#[test]
+fn more_than_half_must_answer() {
+    let claims = [(1, "db1"), (2, "db2"), (3, "db3")];
+    let third = request(&["db4"]);
+    let missing = |names: &[&str]| Refusal::TooFew { missing: names.iter().map(|name| (*name).to_owned()).collect() };
+    assert_eq!(planned(&hosts(&["db2", "db3", "db4"], 16, &claims), &third).len(), 4);
+    let one = hosts(&["db3", "db4"], 16, &claims);
+    assert_eq!(refused(&one, &third), [missing(&["db1", "db2"])]);
+    assert_eq!(refused(&one, &Create { lost: [host("db1")].into(), ..third.clone() }), [missing(&["db2"])]);
+    let both_lost = Create { lost: [host("db1"), host("db2")].into(), ..third };
+    assert_eq!(planned(&one, &both_lost).len(), 4);
+}
+
+/// db1 was built anew: the others know that it gave tickets, and it does not.
+#[test]
+fn a_host_that_has_forgotten_its_tickets_needs_a_start() {
+    let mut known = hosts(&["db1", "db2", "db3"], 16, &[(1, "db1"), (2, "db2"), (3, "db3")]);
+    known.insert(host("db1"), Facts::default());
+    assert_eq!(refused(&known, &request(&["db1"])), [Refusal::Forgotten(host("db1"))]);
+    // What the others do is theirs.
+    assert_eq!(planned(&known, &request(&["db2", "db3"])).len(), 3);
+    let with_start = plan(&known, &Create { start: Some(20_000), ..request(&["db1"]) }, SERIES).unwrap();
+    assert_eq!((with_start.start, with_start.claims[&1].as_str()), (20_000, "db1"));
+    // It was interrupted between its claim and its first ticket.
+    known.get_mut("db1").unwrap().claims.insert(1, "db1".to_owned());
+    assert_eq!(planned(&known, &request(&["db1"])).len(), 3);
 }

@@ -22,7 +22,8 @@ Doing it again changes nothing. To add a host, name it; it begins where the othe
 
 A host that is lost for ever is taken out of the config. Its residue stays taken, unless another
 takes it over: --replace, with a --start above every ticket that the lost one may have given.
-A host restored from a backup needs a --start, too, before it serves.
+Of the hosts that give the tickets more than half must answer, not counting those named with --lost.
+A host restored from a backup, or built anew, needs a --start too before it serves.
 
 Examples:
   pgshard tickets create users
@@ -47,6 +48,9 @@ pub(crate) struct TicketsCreate {
     /// The host whose residue is taken over, lost for ever
     #[arg(long, value_name = "HOST", requires = "start")]
     pub(crate) replace: Option<String>,
+    /// Hosts that are lost for ever and need not answer; their residues stay taken
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    pub(crate) lost: Vec<String>,
 }
 
 /// Which host gives which tickets, and the last of each

@@ -38,7 +38,9 @@ pub(crate) async fn create(args: TicketsCreate, config: Option<&Path>, output: &
         false => context::hosts(&config, &args.hosts)?,
     };
     let replace = args.replace.as_deref().map(HostName::new).transpose().map_err(Failure::usage)?;
-    let request = Create { name: args.name, hosts, stride: args.stride, run: args.run, start: args.start, replace };
+    let lost = args.lost.iter().map(|name| HostName::new(name)).collect::<Result<_, _>>().map_err(Failure::usage)?;
+    let (stride, run, start) = (args.stride, args.run, args.start);
+    let request = Create { name: args.name, hosts, stride, run, start, replace, lost };
     let created = tickets::create(&all_hosts(&config), &request, Uuid::new_v4()).await.map_err(failure)?;
     let hosts: BTreeMap<String, CreatedHost> = created
         .iter()
