@@ -7,12 +7,13 @@
 //! `cargo bench --bench id_sources -- [--in-process] [--major N]`; `--in-process` leaves the tickets out. The servers are throwaway ones that fsync, as a real one does: a ticket that is not
 //! on disk may come again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hint::black_box;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pgshard::dev::{Binaries, Cluster, ClusterOptions, ServerOptions};
 use pgshard::id::Epoch;
+use pgshard::idgen::lease::Elsewhere;
 use pgshard::idgen::tickets::{Create, Options, TicketHost, TicketName, create};
 use pgshard::idgen::{
     Flake, IdSource, LeaseStore, Simpleflake, Snowflake, Tickets, Uuid7, WorkerLeases, flake, snowflake,
@@ -55,7 +56,15 @@ async fn main() -> Outcome<()> {
 async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
     let name = TicketName::new("users")?;
     let names: std::collections::BTreeSet<HostName> = hosts.iter().map(|host| host.name.clone()).collect();
-    let request = Create { name: name.clone(), hosts: names, stride: None, run: None, start: None, replace: None };
+    let request = Create {
+        name: name.clone(),
+        hosts: names,
+        stride: None,
+        run: None,
+        start: None,
+        replace: None,
+        lost: BTreeSet::new(),
+    };
     create(hosts, &request, Uuid::new_v4()).await?;
     let setup = hosts[0].connect.connect("bench").await?;
     setup.batch_execute("CREATE TABLE counter (n bigint NOT NULL); INSERT INTO counter VALUES (0)").await?;

@@ -2,10 +2,13 @@
 //!
 //! What may not break: every grant and renewal carries a **ceiling**, the last millisecond that the holder may put into an
 //! ID, and the next grant of the number begins after it. This holds by the rows alone; no clock has to be right for it. That a
-//! lease ends by the clock only decides when the number may go to somebody else.
+//! lease ends by the clock only decides when the number may go to somebody else. A table that may have gone back in time, because its server
+//! was restored, promoted or restarted, grants nothing until the longest lease has ended of which it may have lost the row.
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+use tokio_postgres::IsolationLevel;
 use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
@@ -43,8 +46,19 @@ pub struct Term {
 pub enum Installed {
     /// The schema was made.
     Now,
+    /// It was there, and is of this version now.
+    Upgraded,
     /// It was there.
     Before,
+}
+
+/// Whether other generators may hold numbers of which a new table knows nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elsewhere {
+    /// There were never any.
+    Nobody,
+    /// Some may lease from another table, or from one that is lost: nothing is granted until their leases have ended.
+    Perhaps,
 }
 
 /// What the database knows of a worker number, see [`WorkerLeases::status`].
@@ -72,6 +86,20 @@ pub enum Error {
         /// The space.
         space: String,
     },
+    /// The table may have gone back in time, and numbers may be held of which it knows nothing.
+    #[error(
+        "no worker number is leased for {left_ms} ms more: the database of the leases was restarted, restored, promoted or made anew, \
+         and may have lost who holds one"
+    )]
+    OnHold {
+        /// Until leases that may be lost have ended, in milliseconds.
+        left_ms: u64,
+    },
+    /// The table of leases is of an older version.
+    #[error(
+        "the schema pgshard_workers is of an older pgshard: `pgshard workers install --host HOST` upgrades it, while it serves"
+    )]
+    Outdated,
     /// The table of leases is not there.
     #[error(
         "the database has no schema pgshard_workers: `pgshard workers install --host HOST` or WorkerLeases::install makes it"
@@ -126,7 +154,11 @@ pub struct WorkerLeases {
     space: String,
 }
 
-const VERSION_1: &str = include_str!("../../migrations/workers/0001_workers.sql");
+/// What makes each version out of the one before it.
+const VERSIONS: [&str; 2] = [
+    include_str!("../../migrations/workers/0001_workers.sql"),
+    include_str!("../../migrations/workers/0002_restored.sql"),
+];
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What is left is negative for a number that is free again.
 const STATUS: &str = "SELECT space, worker, ceiling_ms,
@@ -141,25 +173,57 @@ impl WorkerLeases {
         WorkerLeases { connect, space: space.into() }
     }
 
-    /// Makes the schema `pgshard_workers` where it is not there. The role needs CREATE on the database.
+    /// Makes the schema `pgshard_workers` where it is not there, and brings one of an earlier version up to date while it serves. The role
+    /// needs CREATE on the database. A table that is new grants nothing for two minutes, unless there is nobody elsewhere.
     ///
     /// # Errors
     /// When the database is out of reach or refuses.
     ///
     /// # Cancel safety
     /// All or nothing: it is one transaction.
-    pub async fn install(&self) -> Result<Installed, Error> {
+    pub async fn install(&self, elsewhere: Elsewhere) -> Result<Installed, Error> {
         let sql = |source| Error::Sql { doing: "make the schema pgshard_workers", source };
         let mut connection = self.connection().await?;
         let transaction = connection.transaction().await.map_err(sql)?;
         transaction.batch_execute(LOCK).await.map_err(sql)?;
-        let there = "SELECT to_regclass('pgshard_workers.lease') IS NOT NULL";
-        if transaction.query_one(there, &[]).await.map_err(sql)?.get(0) {
-            return Ok(Installed::Before);
+        let there = "SELECT to_regclass('pgshard_workers.version') IS NOT NULL";
+        let there: bool = transaction.query_one(there, &[]).await.and_then(|row| row.try_get(0)).map_err(sql)?;
+        let before: i32 = match there {
+            false => 0,
+            true => {
+                let version = "SELECT version FROM pgshard_workers.version";
+                transaction.query_one(version, &[]).await.and_then(|row| row.try_get(0)).map_err(sql)?
+            }
+        };
+        for version in VERSIONS.iter().skip(usize::try_from(before).unwrap_or(0)) {
+            transaction.batch_execute(version).await.map_err(sql)?;
         }
-        transaction.batch_execute(VERSION_1).await.map_err(sql)?;
+        if !there && elsewhere == Elsewhere::Perhaps {
+            transaction.execute("SELECT pgshard_workers.hold(NULL)", &[]).await.map_err(sql)?;
+        }
         transaction.commit().await.map_err(sql)?;
-        Ok(Installed::Now)
+        Ok(match usize::try_from(before) {
+            Ok(0) => Installed::Now,
+            Ok(before) if before < VERSIONS.len() => Installed::Upgraded,
+            _ => Installed::Before,
+        })
+    }
+
+    /// Grants no number in any space for so long from now on, or for the longest lease that was ever asked for: after the
+    /// table's rows were restored, or while generators still lease from another table. Renewals go on. Gives until when.
+    ///
+    /// # Errors
+    /// When the database is out of reach, does not answer in time, or lacks the schema.
+    ///
+    /// # Cancel safety
+    /// The hold may stand or not.
+    pub async fn hold(connect: &ConnectOptions, length: Option<Duration>) -> Result<Timestamp, Error> {
+        let leases = WorkerLeases::new(connect.clone(), "");
+        let length = length.map(|length| bigint(length.as_millis()));
+        let text = "SELECT pgshard_workers.hold($1)";
+        let doing = "hold the leases of worker numbers";
+        let row = leases.row(doing, text, &[&length]).await?;
+        row.try_get(0).map_err(|source| failure(doing, source))
     }
 
     /// Every worker number of every space that was ever leased, by space and number.
@@ -196,8 +260,14 @@ impl WorkerLeases {
         values: &[&(dyn ToSql + Sync)],
     ) -> Result<tokio_postgres::Row, Error> {
         let answer = async {
-            let connection = self.connection().await?;
-            connection.query_one(text, values).await.map_err(|source| failure(doing, source))
+            let mut connection = self.connection().await?;
+            let sql = |source| failure(doing, source);
+            // Whatever the database's default: under an older snapshot, generators that start together would end each other.
+            let transaction = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
+            let transaction = transaction.start().await.map_err(sql)?;
+            let row = transaction.query_one(text, values).await.map_err(sql)?;
+            transaction.commit().await.map_err(sql)?;
+            Ok(row)
         };
         tokio::time::timeout(PATIENCE, answer).await.map_err(|_| late())?
     }
@@ -206,6 +276,7 @@ impl WorkerLeases {
 fn failure(doing: &'static str, source: tokio_postgres::Error) -> Error {
     match source.code().map(|code| code.code()) {
         Some("3F000" | "42P01" | "42883") => Error::NotInstalled,
+        Some("42703") => Error::Outdated,
         _ => Error::Sql { doing, source },
     }
 }
@@ -222,8 +293,11 @@ impl LeaseStore for WorkerLeases {
     async fn acquire(&self, token: Uuid, term: Term) -> Result<Grant, Error> {
         let (now, length, keep) =
             (bigint(term.now_ms.into()), bigint(term.length.as_millis()), bigint(term.keep.as_millis()));
-        let text = "SELECT worker, floor_ms, ceiling_ms FROM pgshard_workers.acquire($1, $2, $3, $4, $5)";
+        let text = "SELECT worker, floor_ms, ceiling_ms, wait_ms FROM pgshard_workers.acquire($1, $2, $3, $4, $5)";
         let row = self.row("lease a worker number", text, &[&self.space, &token, &now, &length, &keep]).await?;
+        if let Some(left_ms) = row.get::<_, Option<i64>>(3) {
+            return Err(Error::OnHold { left_ms: left_ms.unsigned_abs() });
+        }
         let worker = row.get::<_, Option<i32>>(0).and_then(|worker| u16::try_from(worker).ok());
         let worker = worker.ok_or_else(|| Error::NoneFree { space: self.space.clone() })?;
         let (floor_ms, ceiling_ms) = (row.get::<_, i64>(1).cast_unsigned(), row.get::<_, i64>(2).cast_unsigned());

@@ -131,6 +131,8 @@ impl<S: LeaseStore> Snowflake<S> {
     /// another number where that one was lost. It ends when the last clone is dropped; the number is free again when the
     /// lease has ended.
     ///
+    /// Waits while the database grants none because it may have gone back in time ([`lease::Error::OnHold`]): for about the longest lease.
+    ///
     /// # Errors
     /// When no number can be leased.
     ///
@@ -164,7 +166,21 @@ impl<S: LeaseStore> Snowflake<S> {
         let epoch_ms = options.epoch.unix_ms();
         let (held, renewing) = (ArcSwapOption::empty(), Mutex::new(()));
         let inner = Inner { store, clock, options, epoch_ms, ticks: Ticks::from(0), held, renewing };
-        inner.renew().await.map_err(Error::NoLease)?;
+        let mut waits = 0;
+        loop {
+            match inner.renew().await {
+                Ok(()) => break,
+                Err(lease::Error::OnHold { left_ms }) if waits < HOLDS_MAX => {
+                    waits += 1;
+                    tracing::warn!(
+                        left_ms,
+                        "no worker number is leased yet: the database of the leases may have gone back in time"
+                    );
+                    inner.clock.sleep(Duration::from_millis(left_ms)).await;
+                }
+                Err(error) => return Err(Error::NoLease(error)),
+            }
+        }
         Ok(Snowflake { inner: Arc::new(inner), keeper: None })
     }
 
@@ -268,6 +284,9 @@ impl<S: LeaseStore> Inner<S> {
         Ok(())
     }
 }
+
+/// How often a generator that starts waits for a hold on the leases to end: the server may be promoted or restarted meanwhile.
+const HOLDS_MAX: u32 = 3;
 
 /// How often one call has the lease renewed.
 const RENEWALS_MAX: u32 = 3;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pgshard::dev::{ServerOptions, StopMode};
 use pgshard::id::Epoch;
-use pgshard::idgen::lease::{self, Grant, Term};
+use pgshard::idgen::lease::{self, Elsewhere, Grant, Installed, Term};
 use pgshard::idgen::snowflake::{self, Fields};
 use pgshard::idgen::tickets::{self, Create, Created, Options, Refusal, Role, TicketHost, TicketName, create};
 use pgshard::idgen::{IdSource, LeaseStore, Snowflake, Tickets, WorkerLeases};
@@ -338,7 +338,7 @@ on_each_version! {
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         let term = |now_ms, ms| Term { now_ms, length: Duration::from_millis(ms), keep: Duration::from_millis(ms) };
         assert!(matches!(store.acquire(Uuid::new_v4(), term(1000, 60_000)).await, Err(lease::Error::NotInstalled)));
-        let (one, two) = tokio::join!(store.install(), store.install());
+        let (one, two) = tokio::join!(store.install(Elsewhere::Nobody), store.install(Elsewhere::Nobody));
         one.and(two).unwrap();
 
         let mut processes = tokio::task::JoinSet::new();
@@ -386,7 +386,7 @@ on_each_version! {
     async fn snowflakes(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
-        store.install().await.unwrap();
+        store.install(Elsewhere::Nobody).await.unwrap();
         let mut options = snowflake::Options::new(Epoch::from_unix_ms(1_700_000_000_000).unwrap());
         let (one, two) =
             tokio::join!(Snowflake::start(store.clone(), options.clone()), Snowflake::start(store.clone(), options.clone()));
@@ -437,5 +437,115 @@ on_each_version! {
         assert!(given > 0 && error.to_string().contains("no worker number is leased"), "{given}: {error}");
         cluster.server(0).start().unwrap();
         assert!(all.insert(short.next().await.unwrap()));
+    }
+
+    /// The table of leases goes back in time, in each way that it can; holders of before and after never have one number at a time.
+    async fn leases_that_went_back(version) {
+        let cluster = TestCluster::start(version, 1);
+        let store = WorkerLeases::new(connect(&cluster, 0), "test");
+        let lease = Duration::from_millis(3000);
+        // By this machine's clock, which is the server's: floors count from that.
+        let term = || Term {
+            now_ms: u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap(), length: lease, keep: lease,
+        };
+        let on_hold = async |why: &str| match store.acquire(Uuid::new_v4(), term()).await {
+            Err(lease::Error::OnHold { left_ms }) => assert!(left_ms <= 121_000, "{why}: {left_ms}"),
+            other => panic!("{why}: {other:?}"),
+        };
+        assert_eq!(store.install(Elsewhere::Nobody).await.unwrap(), Installed::Now);
+        assert_eq!(store.install(Elsewhere::Perhaps).await.unwrap(), Installed::Before);
+        let client = cluster.app(0).await;
+        let kept = store.acquire(Uuid::new_v4(), term()).await.unwrap();
+
+        // Rows cannot be taken away.
+        for sql in ["DELETE FROM pgshard_workers.lease", "TRUNCATE pgshard_workers.lease"] {
+            assert_eq!(client.batch_execute(sql).await.unwrap_err().code().unwrap().code(), "55000", "{sql}");
+        }
+
+        // What a base backup has: the files as they are now.
+        drop(client);
+        cluster.server(0).stop(StopMode::Fast).unwrap();
+        let data = cluster.server(0).data_directory().to_path_buf();
+        let backup = data.with_extension("backup");
+        let copy = |from: &std::path::Path, to: &std::path::Path| {
+            assert!(std::process::Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
+        };
+        copy(&data, &backup);
+        cluster.server(0).start().unwrap();
+        let after_backup = loop {
+            match store.acquire(Uuid::new_v4(), term()).await {
+                Ok(grant) => break grant,
+                Err(lease::Error::OnHold { left_ms }) => tokio::time::sleep(Duration::from_millis(left_ms)).await,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert_ne!(after_backup.worker, kept.worker);
+        cluster.server(0).stop(StopMode::Immediate).unwrap();
+        std::fs::remove_dir_all(&data).unwrap();
+        copy(&backup, &data);
+        cluster.server(0).start().unwrap();
+        on_hold("the base backup was restored").await;
+        let again = loop {
+            match store.acquire(Uuid::new_v4(), term()).await {
+                Ok(grant) => break grant,
+                Err(lease::Error::OnHold { left_ms }) => tokio::time::sleep(Duration::from_millis(left_ms)).await,
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert!(again.floor_ms > after_backup.ceiling_ms, "{again:?} follows on {after_backup:?}");
+
+        // Another timeline or another system. That of a promoted standby is tried by setting what was recorded back.
+        let client = cluster.app(0).await;
+        for (what, sql) in [
+            ("a promotion", "UPDATE pgshard_workers.home SET timeline = '00000000'"),
+            ("rows that were copied to another system", "UPDATE pgshard_workers.home SET system_id = 1"),
+            ("an operator's word", "SELECT pgshard_workers.hold(2000)"),
+        ] {
+            let held = store.acquire(Uuid::new_v4(), term()).await.unwrap();
+            client.batch_execute(sql).await.unwrap();
+            // One that has not ended goes on; one that has may have been followed on.
+            assert!(store.renew(held, term()).await.unwrap().is_some(), "{what}");
+            on_hold(what).await;
+            let end = "UPDATE pgshard_workers.lease SET expires_at = now() - interval '1 second' WHERE token = $1";
+            client.execute(end, &[&held.token]).await.unwrap();
+            assert!(store.renew(held, term()).await.unwrap().is_none(), "{what}");
+            client.batch_execute("UPDATE pgshard_workers.home SET hold_until = now()").await.unwrap();
+        }
+
+        // A table that is made anew, with and without somebody who may hold a number.
+        client.batch_execute("DROP SCHEMA pgshard_workers CASCADE").await.unwrap();
+        assert_eq!(store.install(Elsewhere::Perhaps).await.unwrap(), Installed::Now);
+        on_hold("a table that was made anew").await;
+
+        // One of the first version comes along, with its rows, while it serves.
+        client.batch_execute("DROP SCHEMA pgshard_workers CASCADE").await.unwrap();
+        client.batch_execute(include_str!("../../migrations/workers/0001_workers.sql")).await.unwrap();
+        let old = "SELECT worker, floor_ms, ceiling_ms FROM pgshard_workers.acquire('test', $1, 1000, 60000, 60000)";
+        let token = Uuid::new_v4();
+        assert_eq!(client.query_one(old, &[&token]).await.unwrap().get::<_, i32>(0), 0);
+        let outdated = store.acquire(Uuid::new_v4(), term()).await.unwrap_err();
+        assert!(matches!(outdated, lease::Error::Outdated) && outdated.to_string().contains("workers install"), "{outdated}");
+        assert_eq!(store.install(Elsewhere::Perhaps).await.unwrap(), Installed::Upgraded);
+        assert_eq!(store.acquire(Uuid::new_v4(), term()).await.unwrap().worker, 1);
+        let grant = Grant { worker: 0, token, floor_ms: 0, ceiling_ms: 61_000 };
+        assert!(store.renew(grant, term()).await.unwrap().is_some());
+        // And a program of before works with the new table.
+        assert_eq!(client.query_one(old, &[&Uuid::new_v4()]).await.unwrap().get::<_, i32>(0), 2);
+    }
+
+    /// Forty generators start at once where transactions are repeatable read unless they say otherwise.
+    async fn leases_under_another_isolation(version) {
+        let cluster = TestCluster::start(version, 1);
+        let store = WorkerLeases::new(connect(&cluster, 0), "test");
+        store.install(Elsewhere::Nobody).await.unwrap();
+        cluster.superuser(0).await.batch_execute("ALTER ROLE app SET default_transaction_isolation = 'repeatable read'").await.unwrap();
+        let mut generators = tokio::task::JoinSet::new();
+        for _ in 0..40 {
+            let store = store.clone();
+            let options = snowflake::Options::new(Epoch::from_unix_ms(1_700_000_000_000).unwrap());
+            generators.spawn(async move { Snowflake::start(store, options).await.unwrap().worker().unwrap() });
+        }
+        let workers: BTreeSet<u16> = generators.join_all().await.into_iter().collect();
+        assert_eq!(workers.len(), 40);
     }
 }

@@ -295,7 +295,7 @@ fn workers() {
         run
     };
     show(&["workers", "status", "--host", "db1"]);
-    show(&["workers", "install", "--host", "db1"]);
+    show(&["workers", "install", "--host", "db1", "--first"]);
     show(&["workers", "install", "--host", "db1", "--json"]);
     show(&["workers", "install"]);
     show(&["workers", "status", "--host", "db9"]);

@@ -84,20 +84,46 @@ pub(crate) struct TicketsNext {
 pub(crate) enum WorkersCommand {
     Install(WorkersInstall),
     Status(WorkersStatus),
+    Hold(WorkersHold),
 }
 
 /// Make the table of leases on a host, once
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 All generators whose IDs must differ lease from the same host; the schema is pgshard_workers, and the
-role needs CREATE on the database. Doing it again changes nothing.
+role needs CREATE on the database. Doing it again changes nothing; a table of an older pgshard is upgraded.
+
+A new table grants no number for two minutes, because generators may still lease from another one, or
+from one that is lost. Where there never were any, --first spares the wait.
 
 Examples:
-  pgshard workers install --host db1")]
+  pgshard workers install --host db1 --first")]
 pub(crate) struct WorkersInstall {
     /// The host that keeps the leases
     #[arg(long, value_name = "HOST")]
     pub(crate) host: String,
+    /// There were never generators of these IDs: grant numbers at once
+    #[arg(long)]
+    pub(crate) first: bool,
+}
+
+/// Grant no worker number for a while, after the table of leases was restored
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+A table that went back in time does not know who holds its numbers. A restart, a restored base backup and
+a promoted standby are noticed by themselves; rows that were put back by hand are not. Generators that hold
+a number go on with it; those that need one wait. It lasts for the longest lease, two minutes at least.
+
+Examples:
+  pgshard workers hold --host db1
+  pgshard workers hold --host db1 --for-s 600")]
+pub(crate) struct WorkersHold {
+    /// The host that keeps the leases
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: String,
+    /// How long, in seconds [default: the longest lease, 120 at least]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    pub(crate) for_s: Option<u32>,
 }
 
 /// Which worker numbers are held, and for how long

@@ -83,7 +83,8 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             TicketsCommand::Next(args) => tickets::next(args.name, args.count.get(), config, output).await,
         },
         Command::Workers { command } => match command {
-            WorkersCommand::Install(args) => workers::install(&args.host, config, output).await,
+            WorkersCommand::Install(args) => workers::install(&args, config, output).await,
+            WorkersCommand::Hold(args) => workers::hold(&args, config, output).await,
             WorkersCommand::Status(args) => workers::status(&args.host, config, output).await,
         },
         Command::Map { command } => match command {

@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use pgshard::idgen::WorkerLeases;
-use pgshard::idgen::lease::{self, Installed};
+use pgshard::idgen::lease::{self, Elsewhere, Installed};
 use pgshard::pg::ConnectOptions;
 use serde::Serialize;
 
+use crate::args::{WorkersHold, WorkersInstall};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -21,9 +23,12 @@ struct InstalledOn<'a> {
 }
 
 /// Makes the table of leases on one host.
-pub(crate) async fn install(host: &str, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
-    let state = match WorkerLeases::new(connect(host, config)?, "").install().await? {
+pub(crate) async fn install(args: &WorkersInstall, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let host = args.host.as_str();
+    let elsewhere = if args.first { Elsewhere::Nobody } else { Elsewhere::Perhaps };
+    let state = match WorkerLeases::new(connect(host, config)?, "").install(elsewhere).await? {
         Installed::Now => "created",
+        Installed::Upgraded => "upgraded",
         Installed::Before => "unchanged",
     };
     match output.format() {
@@ -33,6 +38,35 @@ pub(crate) async fn install(host: &str, config: Option<&Path>, output: &Output) 
         }
     }
     Ok(Exit::Done)
+}
+
+#[derive(Serialize)]
+struct HeldOn<'a> {
+    host: &'a str,
+    /// No number is granted before.
+    until: String,
+}
+
+/// Grants no number for a while.
+pub(crate) async fn hold(args: &WorkersHold, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let (host, length) = (args.host.as_str(), args.for_s.map(|seconds| Duration::from_secs(seconds.into())));
+    let held = WorkerLeases::hold(&connect(host, config)?, length).await;
+    let until = held.map_err(|error| not_installed(error, host))?.to_string();
+    match output.format() {
+        Format::Json => output.object(HeldOn { host, until })?,
+        Format::Text => output.table(&[("host", Align::Left), ("until", Align::Left)], [[host.to_owned(), until]])?,
+    }
+    Ok(Exit::Done)
+}
+
+fn not_installed(error: lease::Error, host: &str) -> Failure {
+    match error {
+        lease::Error::NotInstalled => {
+            Failure::new(Exit::Failed, format!("host {host} has no leases of worker numbers"))
+                .hint(format!("pgshard workers install --host {host}"))
+        }
+        error => error.into(),
+    }
 }
 
 #[derive(Serialize)]
@@ -52,13 +86,7 @@ struct Worker {
 
 /// Who holds which number, as far as one host knows: by space, number and time left.
 pub(crate) async fn status(host: &str, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
-    let leases = WorkerLeases::status(&connect(host, config)?).await.map_err(|error| match error {
-        lease::Error::NotInstalled => {
-            Failure::new(Exit::Failed, format!("host {host} has no leases of worker numbers"))
-                .hint(format!("pgshard workers install --host {host}"))
-        }
-        error => error.into(),
-    })?;
+    let leases = WorkerLeases::status(&connect(host, config)?).await.map_err(|error| not_installed(error, host))?;
     let mut spaces: BTreeMap<String, BTreeMap<u16, Worker>> = BTreeMap::new();
     for lease in leases {
         let ceiling = i64::try_from(lease.ceiling_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
