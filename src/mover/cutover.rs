@@ -14,8 +14,8 @@ use super::facts::{self, Lock};
 use super::journal::Entry;
 use super::observe::Observation;
 use super::options::Event;
-use super::sequences::Preset;
-use super::step::{Changed, Swapped, token_hash};
+use super::sequences::Presets;
+use super::step::{Swapped, token_hash};
 use super::stream::follower::{Follower, write_beacon};
 use super::trace::Trace;
 use super::turn::Turn;
@@ -145,7 +145,7 @@ impl<'a> Driver<'a> {
         swapped: &Swapped,
         token: Uuid,
         trace: &Trace,
-        presets: &[Preset],
+        presets: &Presets,
     ) -> Result<Option<Held>, Error> {
         let Swapped { attempt, left } = *swapped;
         let shard = self.work.hold.shard;
@@ -185,8 +185,7 @@ impl<'a> Driver<'a> {
         self.work.timings.took("drain", drained.saturating_duration_since(marked));
         Ok(match unchanged {
             Ok(()) => prepared.err().map(Held::Unopened),
-            Err(Changed::Definition(what)) => Some(Held::Altered(what)),
-            Err(Changed::Sequence(which)) => Some(Held::Again(format!("{which} has been used more than foreseen"))),
+            Err(what) => Some(Held::Altered(what)),
         })
     }
 

@@ -14,6 +14,7 @@ use super::ddl::{self, Creation, Target};
 use super::error::Error;
 use super::names::{MoveId, Names};
 use super::refusal::Refusal;
+use super::sequences;
 use super::session::Session;
 use super::step;
 use super::target::{self, missing_at_target};
@@ -121,6 +122,8 @@ pub(crate) struct ShardFacts {
     pub(crate) tables: usize,
     pub(crate) bytes: i64,
     pub(crate) locks: Vec<Lock>,
+    /// What is to be said of sequences that are near their end.
+    pub(crate) sequences: Vec<String>,
 }
 
 impl Default for ShardFacts {
@@ -140,6 +143,7 @@ impl Default for ShardFacts {
             tables: 0,
             bytes: 0,
             locks: Vec::new(),
+            sequences: Vec::new(),
         }
     }
 }
@@ -307,7 +311,12 @@ pub(crate) async fn of_shard(
     let schema_facts = step::facts(source, &Namespace::Oid(oid)).await?;
     let wanted = Target { schema: &names.incoming(), final_schema: schema, version: version(target).await? };
     match ddl::create(&schema_facts, &wanted) {
-        Ok(creation) => facts.creation = Some(creation),
+        Ok(creation) => {
+            facts.creation = Some(creation);
+            // Only now: another role's sequences cannot be read, and are refused.
+            let sequences = sequences::read(source.client.client(), &Namespace::Oid(oid)).await;
+            facts.sequences = sequences::warnings(&sequences.map_err(|error| source.failed(what, error))?);
+        }
         Err(found) => facts.at_source.extend(found),
     }
     let crossings = border::crossings(source.client.client(), &Namespace::Oid(oid), prefix).await;

@@ -225,6 +225,7 @@ pub(crate) fn judge(
             .iter()
             .filter(|lock| lock.seconds > 1.0)
             .map(busy)
+            .chain(facts.sequences.iter().cloned())
             .chain(notes)
             .chain(no_way_back)
             .collect(),

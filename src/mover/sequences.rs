@@ -89,8 +89,15 @@ pub async fn set_sequence_values<C: GenericClient + Sync>(
     Ok(())
 }
 
-/// How far a sequence of numbers is set ahead of the source's: what it may hand out between the look and the fence.
-const AHEAD: i64 = 10_000;
+/// How many values a sequence is set ahead of the source's: what old transactions may still take there behind the fence, and
+/// what is handed out between the look and the fence.
+const AHEAD: i128 = 10_000;
+
+/// A sequence is never set ahead by more than this part of the values that it has left.
+const PART: i128 = 100;
+
+/// One that has fewer values left than this is named before it is moved: it is close to its end, and set ahead by little.
+const FEW: i128 = 10_000;
 
 /// How far the clock of a shard's IDs is set ahead, in its units of 1/1024 ms: a second. The first IDs at the target are of
 /// times that far ahead at most, as after a burst.
@@ -99,104 +106,189 @@ const CLOCK_AHEAD: i64 = 1024 * 1000;
 /// The sequence of a shard's ID clock that takes the distance.
 const CLOCK: &str = "id_offset";
 
-/// Where the sequences of a schema are, and how each of them may be set ahead of the present.
+/// A sequence of a schema: where it is, and where it can get.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Preset {
+pub(crate) struct Sequence {
     pub(crate) value: SequenceValue,
-    ascends: bool,
-    ring: Option<Ring>,
-}
-
-/// What a sequence with CYCLE goes round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ring {
+    increment: i64,
     min: i64,
     max: i64,
-    /// How far it is set ahead: [`AHEAD`] numbers, with the increment's sign.
-    ahead: i64,
+    /// How many values a session takes at once.
+    cache: i64,
+    cycles: bool,
 }
 
-impl Ring {
-    fn len(self) -> i128 {
-        i128::from(self.max) - i128::from(self.min) + 1
+impl Sequence {
+    /// How many values it can still hand out before its bound.
+    fn left(&self) -> i128 {
+        let SequenceValue { last_value, is_called, .. } = self.value;
+        let bound = if self.increment > 0 { self.max } else { self.min };
+        let steps = (i128::from(bound) - i128::from(last_value)) / i128::from(self.increment);
+        steps + i128::from(!is_called)
     }
 
-    /// Whether it hands out every number so soon again that ahead and behind mean nothing.
-    fn is_small(self) -> bool {
-        2 * i128::from(self.ahead).abs() >= self.len()
+    /// How many values it has until one comes again or none is left.
+    fn room(&self) -> i128 {
+        if !self.cycles {
+            return self.left();
+        }
+        (i128::from(self.max) - i128::from(self.min)) / i128::from(self.increment).abs()
     }
 
-    fn after(self, value: i64) -> i64 {
-        let at = (i128::from(value) - i128::from(self.min) + i128::from(self.ahead)).rem_euclid(self.len());
-        i64::try_from(at + i128::from(self.min)).unwrap_or(self.max)
+    /// How many of them it is set ahead by.
+    fn ahead(&self) -> i128 {
+        AHEAD.max(10 * i128::from(self.cache)).min(self.room() / PART)
     }
 
-    /// Whether `now` is no further from where it was than the preset is.
-    fn reaches(self, preset: i64, now: i64) -> bool {
-        let way = (i128::from(preset) - i128::from(now)) * i128::from(self.ahead.signum());
-        way.rem_euclid(self.len()) <= i128::from(self.ahead).abs()
+    /// Its state once it has handed out so many values more; no more than there is [room](Sequence::room) for.
+    fn after(&self, values: i128) -> SequenceValue {
+        let (last, step) = (i128::from(self.value.last_value), i128::from(self.increment));
+        let left = self.left();
+        let last = match values {
+            ..=0 => return self.value.clone(),
+            _ if values > left => {
+                let begin = if step > 0 { self.min } else { self.max };
+                i128::from(begin) + (values - left - 1) * step
+            }
+            _ if self.value.is_called => last + values * step,
+            _ => last + (values - 1) * step,
+        };
+        // Within the bounds by what `left` and `room` say.
+        let last_value = i64::try_from(last).unwrap_or(self.value.last_value);
+        SequenceValue { name: self.value.name.clone(), last_value, is_called: true }
+    }
+
+    /// Where a sequence like this one is on its way, as a number that grows with every value that is handed out; but for
+    /// those that cycle.
+    fn place(&self, at: &SequenceValue) -> i128 {
+        let step = i128::from(self.increment);
+        let last = i128::from(at.last_value) - if at.is_called { 0 } else { step };
+        last * step.signum()
+    }
+
+    /// Where the target's is to begin.
+    fn preset(&self) -> SequenceValue {
+        if self.value.name == CLOCK {
+            let last_value = self.value.last_value.saturating_add(CLOCK_AHEAD).clamp(self.min, self.max);
+            return SequenceValue { last_value, is_called: true, ..self.value.clone() };
+        }
+        self.after(self.ahead())
     }
 }
 
-/// Values that the target's sequences can be given while the source still hands out numbers, so that nothing is left to
-/// do in the pause: each [`AHEAD`] of the source's, or at its bound. A sequence that cycles is set ahead round its ring, and
-/// goes on from where it was if it hands out every number again within that distance.
-pub(crate) async fn presets<C: GenericClient + Sync>(
+/// The sequences of a schema with their bounds, sorted by name.
+///
+/// Locks: ACCESS SHARE on the sequences, for one statement.
+pub(crate) async fn read<C: GenericClient + Sync>(
     client: &C,
     schema: &Namespace,
-) -> Result<Vec<Preset>, tokio_postgres::Error> {
+) -> Result<Vec<Sequence>, tokio_postgres::Error> {
     let values = sequence_values(client, schema).await?;
     let (oid, name) = schema.parameters();
-    let sql = "SELECT c.relname::text, s.seqincrement, s.seqmin, s.seqmax, s.seqcycle
+    let sql = "SELECT c.relname::text, s.seqincrement, s.seqmin, s.seqmax, s.seqcache, s.seqcycle
         FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_class c ON c.oid = s.seqrelid
         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.oid = $1 OR n.nspname = $2";
     let rows = client.query_typed(sql, &[(&oid, Type::OID), (&name, Type::NAME)]).await?;
-    let mut presets = Vec::with_capacity(values.len());
-    for mut value in values {
-        let Some(row) = rows.iter().find(|row| row.get::<_, &str>(0) == value.name) else { continue };
-        let (increment, min, max): (i64, i64, i64) = (row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
-        let ahead = increment.saturating_mul(AHEAD);
-        let ring = row.try_get::<_, bool>(4)?.then_some(Ring { min, max, ahead });
-        if let Some(ring) = ring {
-            if !ring.is_small() {
-                value.last_value = ring.after(value.last_value);
-                value.is_called = true;
-            }
-        } else {
-            let ahead = if value.name == CLOCK { CLOCK_AHEAD } else { ahead };
-            value.last_value = value.last_value.saturating_add(ahead).clamp(min, max);
-            value.is_called = true;
-        }
-        presets.push(Preset { value, ascends: increment > 0, ring });
+    let mut sequences = Vec::with_capacity(values.len());
+    for row in &rows {
+        let name: &str = row.try_get(0)?;
+        let Some(value) = values.iter().find(|value| value.name == name) else { continue };
+        sequences.push(Sequence {
+            value: value.clone(),
+            increment: row.try_get(1)?,
+            min: row.try_get(2)?,
+            max: row.try_get(3)?,
+            cache: row.try_get(4)?,
+            cycles: row.try_get(5)?,
+        });
     }
-    Ok(presets)
+    sequences.sort_by(|a, b| a.value.name.cmp(&b.value.name));
+    Ok(sequences)
 }
 
-/// The first sequence that is not where the preset says, or behind it; by the name of its schema's sequence. The two of an
-/// ID clock count together: their sum is the clock.
-pub(crate) fn overtaken(presets: &[Preset], now: &[SequenceValue]) -> Option<String> {
-    let clock = |values: &mut dyn Iterator<Item = &SequenceValue>| {
-        values.filter(|value| is_clock(&value.name)).map(|value| i128::from(value.last_value)).sum::<i128>()
+/// What an operator should know of sequences that have few values left.
+pub(crate) fn warnings(sequences: &[Sequence]) -> Vec<String> {
+    let few = sequences.iter().filter(|one| !one.cycles && one.left() < FEW);
+    let warning = |one: &Sequence| {
+        let (name, left, ahead) = (&one.value.name, one.left(), one.ahead());
+        match left {
+            0 => format!("sequence {name} has no values left, here as there"),
+            _ => format!(
+                "sequence {name} has {left} values left, of which the move skips {ahead}: fewer than the 10,000 that keep \
+                 nextval in transactions older than the fence from giving a value twice"
+            ),
+        }
     };
-    if clock(&mut presets.iter().map(|preset| &preset.value)) < clock(&mut now.iter()) {
-        return Some("the clock of its IDs".to_owned());
+    few.map(warning).collect()
+}
+
+/// Where the target's sequences begin, set while the source still hands out values, so that behind the fence mostly
+/// nothing is left to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Presets {
+    /// The source's when they were looked at.
+    seen: Vec<Sequence>,
+    /// What the target's own had handed out before: an old copy's, on its way back.
+    floor: Vec<SequenceValue>,
+    /// What the target's were set to.
+    pub(crate) values: Vec<SequenceValue>,
+}
+
+impl Presets {
+    /// From the source's sequences; `floor` is what the target may not fall behind.
+    pub(crate) fn of(seen: Vec<Sequence>, floor: Vec<SequenceValue>) -> Presets {
+        let values = above(&seen, &floor);
+        Presets { seen, floor, values }
     }
-    let behind = |value: &&SequenceValue| {
-        let preset = presets.iter().find(|preset| preset.value.name == value.name);
-        !is_clock(&value.name)
-            && preset.is_none_or(|preset| {
-                if let Some(ring) = preset.ring {
-                    return !ring.is_small() && !ring.reaches(preset.value.last_value, value.last_value);
-                }
-                let ahead = if preset.ascends {
-                    preset.value.last_value >= value.last_value
-                } else {
-                    preset.value.last_value <= value.last_value
-                };
-                !ahead || preset.value.last_value == value.last_value && value.is_called && !preset.value.is_called
-            })
-    };
-    now.iter().find(behind).map(|value| format!("sequence {}", value.name))
+
+    /// The names of the sequences, in the order of their values.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.values.iter().map(|value| value.name.as_str())
+    }
+
+    /// What is to be set anew, by where the source's are behind the fence: all that have passed their presets, or were set
+    /// back. The two of an ID clock count together: their sum is the clock.
+    pub(crate) fn anew(&self, now: &[SequenceValue]) -> Vec<SequenceValue> {
+        let clock = |values: &mut dyn Iterator<Item = &SequenceValue>| clock_of(values);
+        let (seen, at) = (clock(&mut self.seen.iter().map(|one| &one.value)), clock(&mut now.iter()));
+        let clock_fits = (seen..=clock(&mut self.values.iter())).contains(&at);
+        let outdated = self.seen.iter().filter_map(|one| {
+            let now = now.iter().find(|value| value.name == one.value.name)?;
+            let set = self.values.iter().find(|value| value.name == one.value.name)?;
+            let fits = if is_clock(&now.name) {
+                clock_fits
+            } else if one.cycles {
+                *now == one.value
+            } else {
+                (one.place(&one.value)..=one.place(set)).contains(&one.place(now))
+            };
+            (!fits).then(|| Sequence { value: now.clone(), ..one.clone() })
+        });
+        above(&outdated.collect::<Vec<_>>(), &self.floor)
+    }
+}
+
+/// Where the target's sequences begin, none of them before what it has handed out already.
+fn above(seen: &[Sequence], floor: &[SequenceValue]) -> Vec<SequenceValue> {
+    let mut values: Vec<SequenceValue> = Vec::with_capacity(seen.len());
+    for one in seen {
+        let preset = one.preset();
+        let own = floor.iter().find(|own| own.name == preset.name && !one.cycles && !is_clock(&own.name));
+        let own = own.filter(|own| one.place(own) > one.place(&preset));
+        values.push(own.cloned().unwrap_or(preset));
+    }
+    let behind = clock_of(&mut floor.iter()) - clock_of(&mut values.iter());
+    if behind > 0
+        && let Some(clock) = values.iter_mut().find(|value| value.name == CLOCK)
+    {
+        clock.last_value = clock.last_value.saturating_add(i64::try_from(behind).unwrap_or(i64::MAX));
+    }
+    values
+}
+
+/// What an ID clock shows, in its units of 1/1024 ms.
+fn clock_of(values: &mut dyn Iterator<Item = &SequenceValue>) -> i128 {
+    values.filter(|value| is_clock(&value.name)).map(|value| i128::from(value.last_value)).sum()
 }
 
 fn is_clock(name: &str) -> bool {
@@ -211,39 +303,99 @@ mod tests {
         SequenceValue { name: name.to_owned(), last_value, is_called }
     }
 
-    fn preset(name: &str, last_value: i64, ascends: bool) -> Preset {
-        Preset { value: value(name, last_value, true), ascends, ring: None }
+    fn sequence(increment: i64, (min, max): (i64, i64), last_value: i64) -> Sequence {
+        let value = value("s", last_value, true);
+        Sequence { value, increment, min, max, cache: 1, cycles: false }
+    }
+
+    const BIGINT: (i64, i64) = (1, i64::MAX);
+    const SMALLINT: (i64, i64) = (1, 32_767);
+
+    #[test]
+    fn a_sequence_is_set_ahead_by_a_part_of_what_is_left() {
+        let preset = |one: Sequence| (one.preset().last_value, one.preset().is_called);
+        assert_eq!(preset(sequence(1, BIGINT, 5)), (10_005, true));
+        assert_eq!(preset(sequence(7, BIGINT, 5)), (70_005, true));
+        assert_eq!(preset(sequence(1, SMALLINT, 23_000)), (23_097, true));
+        assert_eq!(preset(sequence(1, SMALLINT, 32_700)), (32_700, true));
+        assert_eq!(preset(sequence(1, SMALLINT, 32_767)), (32_767, true));
+        assert_eq!(preset(sequence(1, (1, 100), 50)), (50, true));
+        assert_eq!(preset(sequence(7, (1, 100), 99)), (99, true));
+        assert_eq!(preset(sequence(-1, (-i64::MAX, -1), -5)), (-10_005, true));
+        assert_eq!(preset(sequence(-3, (-32_768, -1), -32_000)), (-32_006, true));
+        assert_eq!(preset(sequence(1, (i64::MIN, i64::MAX), i64::MIN)), (i64::MIN + 10_000, true));
+        assert_eq!(preset(sequence(i64::MAX, BIGINT, 1)), (1, true));
+        let caching = Sequence { cache: 5_000, ..sequence(1, BIGINT, 5) };
+        assert_eq!(preset(caching), (50_005, true));
     }
 
     #[test]
-    fn a_sequence_that_has_passed_its_preset_is_named() {
-        let presets = [preset("up", 10, true), preset("down", -10, false)];
-        assert_eq!(overtaken(&presets, &[value("up", 10, true), value("down", -10, true)]), None);
-        assert_eq!(overtaken(&presets, &[value("up", 11, true)]).as_deref(), Some("sequence up"));
-        assert_eq!(overtaken(&presets, &[value("down", -11, true)]).as_deref(), Some("sequence down"));
-        assert_eq!(overtaken(&presets, &[value("new", 1, false)]).as_deref(), Some("sequence new"));
+    fn what_was_never_handed_out_is_the_first_to_come() {
+        let fresh = |one: Sequence| Sequence { value: value("s", one.value.last_value, false), ..one };
+        assert_eq!(fresh(sequence(1, BIGINT, 42)).preset(), value("s", 10_041, true));
+        assert_eq!(fresh(sequence(1, (1, 100), 42)).preset(), value("s", 42, false));
+        assert_eq!((fresh(sequence(1, (1, 100), 100)).left(), sequence(1, (1, 100), 100).left()), (1, 0));
+        let last = fresh(sequence(1, (1, 100), 100));
+        assert_eq!((last.place(&last.value), last.place(&value("s", 99, true))), (99, 99));
     }
 
     #[test]
-    fn a_sequence_that_cycles_is_ahead_round_its_ring() {
-        let ring = |min, max, ahead| Ring { min, max, ahead };
-        let wide = ring(1, 100_000, AHEAD);
-        assert_eq!((wide.after(5), wide.after(95_000)), (10_005, 5_000));
-        assert_eq!(ring(-100_000, -1, -AHEAD).after(-95_000), -5_000);
-        assert_eq!(ring(i64::MIN, i64::MAX, AHEAD).after(i64::MAX), i64::MIN + AHEAD - 1);
-        assert!(ring(1, 5, AHEAD).is_small() && !wide.is_small());
-        let preset = |ring: Ring, last_value| Preset { ring: Some(ring), ..preset("round", last_value, true) };
-        let passed = |ring, at, now| overtaken(&[preset(ring, at)], &[value("round", now, true)]);
-        assert_eq!(passed(wide, 5_000, 95_000), None);
-        assert_eq!(passed(wide, 5_000, 4_999), None);
-        assert_eq!(passed(wide, 5_000, 5_001).as_deref(), Some("sequence round"));
-        assert_eq!(passed(ring(1, 5, AHEAD), 2, 4), None);
+    fn a_sequence_that_cycles_goes_on_at_its_other_end() {
+        let round = |one: Sequence| Sequence { cycles: true, ..one }.preset().last_value;
+        assert_eq!(round(sequence(1, (1, 100_000), 5)), 1_004);
+        assert_eq!(round(sequence(1, (1, 100_000), 99_500)), 499);
+        assert_eq!(round(sequence(-1, (-100_000, -1), -99_500)), -499);
+        assert_eq!(round(sequence(1, (i64::MIN, i64::MAX), i64::MAX)), i64::MIN + 9_999);
+        // 3, 10, … 94, 1, 8, …
+        assert_eq!(Sequence { cycles: true, ..sequence(7, (1, 100), 87) }.after(3).last_value, 8);
+        assert_eq!(round(sequence(1, (1, 5), 3)), 3);
+    }
+
+    #[test]
+    fn behind_the_fence_what_is_not_between_look_and_preset_is_set_anew() {
+        let anew = |one: Sequence, now: SequenceValue| Presets::of(vec![one], Vec::new()).anew(&[now]);
+        let (up, down) = (sequence(1, BIGINT, 10), sequence(-1, (-i64::MAX, -1), -10));
+        for (one, at) in [(&up, 10), (&up, 11), (&up, 10_010), (&down, -10), (&down, -10_010)] {
+            assert_eq!(anew(one.clone(), value("s", at, true)), []);
+        }
+        assert_eq!(anew(up.clone(), value("s", 10_011, true)), [value("s", 20_011, true)]);
+        assert_eq!(anew(down, value("s", -10_011, true)), [value("s", -20_011, true)]);
+        // Somebody set it back, or began it anew.
+        assert_eq!(anew(up.clone(), value("s", 9, true)), [value("s", 10_009, true)]);
+        assert_eq!(anew(up, value("s", 1, false)), [value("s", 10_000, true)]);
+        // A short one has no distance: any value more is told.
+        let short = sequence(1, (1, 100), 50);
+        assert_eq!(anew(short.clone(), value("s", 50, true)), []);
+        assert_eq!(anew(short, value("s", 51, true)), [value("s", 51, true)]);
+        let round = Sequence { cycles: true, ..sequence(1, (1, 5), 4) };
+        assert_eq!(anew(round, value("s", 1, true)), [value("s", 1, true)]);
+    }
+
+    #[test]
+    fn an_old_copy_does_not_fall_behind_what_it_has_handed_out() {
+        let short = sequence(1, (1, 100), 50);
+        let of = |floor| Presets::of(vec![short.clone()], vec![value("s", floor, true)]);
+        assert_eq!((of(49).values, of(53).values), (vec![value("s", 50, true)], vec![value("s", 53, true)]));
+        assert_eq!(of(53).anew(&[value("s", 52, true)]), []);
+        assert_eq!(of(53).anew(&[value("s", 54, true)]), [value("s", 54, true)]);
     }
 
     #[test]
     fn an_id_clock_is_the_sum_of_its_two_sequences() {
-        let presets = [preset("id_ticket", 10, true), preset("id_offset", 100, true)];
-        assert_eq!(overtaken(&presets, &[value("id_ticket", 60, true), value("id_offset", 50, true)]), None);
-        assert!(overtaken(&presets, &[value("id_ticket", 61, true), value("id_offset", 50, true)]).is_some());
+        let named = |name, last_value| {
+            let one = sequence(1, (0, i64::MAX), last_value);
+            Sequence { value: value(name, last_value, true), ..one }
+        };
+        let seen = vec![named("id_offset", 100), named("id_ticket", 10)];
+        let presets = Presets::of(seen.clone(), Vec::new());
+        let (offset, ticket) = (100 + CLOCK_AHEAD, 10 + 10_000);
+        assert_eq!(presets.values, [value("id_offset", offset, true), value("id_ticket", ticket, true)]);
+        let now = |offset, ticket| [value("id_offset", offset, true), value("id_ticket", ticket, true)];
+        assert_eq!(presets.anew(&now(offset + 10_000, 10)), []);
+        let later = now(offset + 10_001, 10);
+        assert_eq!(presets.anew(&later), now(offset + 10_001 + CLOCK_AHEAD, 10_010));
+        // The clock of an old copy never goes back.
+        let floor = Presets::of(seen, now(offset, ticket + 7).to_vec());
+        assert_eq!(floor.values, now(offset + 7, ticket));
     }
 }

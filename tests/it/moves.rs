@@ -12,6 +12,7 @@ mod restart;
 mod rich;
 mod rivals;
 mod rollback;
+mod sequences;
 mod takeover;
 mod watch;
 mod way_back;

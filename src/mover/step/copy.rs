@@ -17,7 +17,7 @@ use crate::mover::error::Error;
 use crate::mover::facts::{self, Lock};
 use crate::mover::journal::{Entry, Note};
 use crate::mover::options::Event;
-use crate::mover::sequences;
+use crate::mover::sequences::{self, Presets};
 use crate::mover::state::Phase;
 use crate::mover::throttle::Throttle;
 use crate::pg::quote_literal;
@@ -179,15 +179,14 @@ impl ShardMove<'_> {
         self.at("after ready")
     }
 
-    /// Sets the target's sequences to where the source's are. Nobody uses either: the source is fenced, the target not
-    /// open.
+    /// Sets the target's sequences ahead of the source's: a transaction older than the swap may still take values there.
     ///
     /// Locks: ROW EXCLUSIVE on the target's sequences until the end of its transaction.
     async fn carry_sequences(&self, left: u32, incoming: &str) -> Result<(), Error> {
         let what = "carrying the sequences";
-        let values = sequences::sequence_values(self.source.client.client(), &Namespace::Oid(left)).await;
-        let values = values.map_err(|error| self.source.failed(what, error))?;
-        let set = sequences::set_sequence_values(self.target.client.client(), incoming, &values).await;
+        let seen = sequences::read(self.source.client.client(), &Namespace::Oid(left)).await;
+        let presets = Presets::of(seen.map_err(|error| self.source.failed(what, error))?, Vec::new());
+        let set = sequences::set_sequence_values(self.target.client.client(), incoming, &presets.values).await;
         set.map_err(|error| self.target.failed(what, error))
     }
 

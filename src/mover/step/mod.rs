@@ -29,7 +29,7 @@ use super::trace::Trace;
 
 pub(crate) use copy::{Outcome, token_hash};
 pub(crate) use fence::Swapped;
-pub(crate) use online::{Changed, at_open};
+pub(crate) use online::at_open;
 pub(crate) use prepare::Blueprint;
 pub(crate) use timings::Timings;
 

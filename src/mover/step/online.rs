@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use tokio_postgres::types::PgLsn;
+use tokio_postgres::types::{PgLsn, ToSql, Type};
 
 use super::{Blueprint, ShardMove};
 use crate::mover::chunk::{build, table};
@@ -16,7 +16,7 @@ use crate::mover::ddl::{Creation, Online, Stage, Statement};
 use crate::mover::error::Error;
 use crate::mover::facts;
 use crate::mover::journal::{Entry, Note};
-use crate::mover::sequences::{self, Preset};
+use crate::mover::sequences::{self, Presets, SequenceValue};
 use crate::mover::state::Phase;
 use crate::mover::stream::follower::Follower;
 use crate::mover::trace::Trace;
@@ -129,14 +129,24 @@ impl ShardMove<'_> {
     /// The last thing before the swap: the target's sequences are set ahead of the source's, and it is ready for no attempt.
     ///
     /// Locks: ROW EXCLUSIVE on the target's sequences, the row of pgshard.incoming, for one transaction.
-    pub(crate) async fn preset(&self) -> Result<Vec<Preset>, Error> {
+    pub(crate) async fn preset(&self) -> Result<Presets, Error> {
         let what = "setting the sequences ahead";
-        let presets =
-            sequences::presets(self.source.client.client(), &Namespace::from(self.names.schema.as_str())).await;
-        let presets = presets.map_err(|error| self.source.failed(what, error))?;
-        let values: Vec<_> = presets.iter().map(|preset| preset.value.clone()).collect();
+        let schema = Namespace::from(self.names.schema.as_str());
+        let seen = sequences::read(self.source.client.client(), &schema).await;
+        let seen = seen.map_err(|error| self.source.failed(what, error))?;
+        // An old copy's own have handed out values; those of a new one begin anywhere.
+        let floor = match self.back_of {
+            Some(_) => {
+                let incoming = Namespace::from(self.names.incoming().as_str());
+                let own = sequences::sequence_values(self.target.client.client(), &incoming).await;
+                own.map_err(|error| self.target.failed(what, error))?
+            }
+            None => Vec::new(),
+        };
+        let presets = Presets::of(seen, floor);
         self.begin_on_target(what).await?;
-        let set = sequences::set_sequence_values(self.target.client.client(), &self.names.incoming(), &values).await;
+        let (target, incoming) = (self.target.client.client(), self.names.incoming());
+        let set = sequences::set_sequence_values(target, &incoming, &presets.values).await;
         set.map_err(|error| self.target.failed(what, error))?;
         let sql = "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL WHERE shard_id = $1";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
@@ -147,29 +157,61 @@ impl ShardMove<'_> {
         Ok(presets)
     }
 
-    /// Whether the shard is what the target was built from, and its sequences behind their presets. Behind the fence it is
-    /// asked after the barrier, beside the marker and the last changes.
+    /// Whether the shard is what the target was built from; else what was altered. Sequences that are not where their presets
+    /// foresaw are set anew: nobody takes values any more but transactions older than the swap that have not touched them.
+    /// Behind the fence it is asked after the barrier, beside the marker and the last changes.
     ///
-    /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each.
+    /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each; on the target as
+    /// [`set_anew`](ShardMove::set_anew).
     pub(crate) async fn unchanged(
         &self,
         left: u32,
         trace: &Trace,
         built: &Blueprint,
-        presets: &[Preset],
-    ) -> Result<Result<(), Changed>, Error> {
+        presets: &Presets,
+    ) -> Result<Result<(), String>, Error> {
         let began = Instant::now();
         let client = self.source.client.client();
-        let (schema, names) = (self.names.left(self.epoch), presets.iter().map(|preset| preset.value.name.as_str()));
-        let names: Vec<&str> = names.collect();
+        let (schema, names) = (self.names.left(self.epoch), presets.names().collect::<Vec<_>>());
         // Both are on the way before the first is answered.
         let looked = tokio::try_join!(trace.is_same(client), sequences::values_of(client, &schema, &names));
         let (same, now) = looked.map_err(|error| self.source.failed("looking for changes", error))?;
         if !same && let Some(what) = self.altered(left, built).await? {
-            return Ok(Err(Changed::Definition(what)));
+            return Ok(Err(what));
+        }
+        let anew = presets.anew(&now);
+        if !anew.is_empty() {
+            self.set_anew(&anew).await?;
         }
         self.timings.since("check", began);
-        Ok(sequences::overtaken(presets, &now).map_or(Ok(()), |which| Err(Changed::Sequence(which))))
+        Ok(Ok(()))
+    }
+
+    /// Sets sequences of the target, in one round trip, if this mover still holds the lease.
+    ///
+    /// Locks: the row of pgshard.incoming and ROW EXCLUSIVE on the sequences, for one statement.
+    async fn set_anew(&self, values: &[SequenceValue]) -> Result<(), Error> {
+        let what = "setting the sequences anew";
+        let sql = "WITH mine AS MATERIALIZED (
+                SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 FOR NO KEY UPDATE)
+            SELECT pg_catalog.setval(pg_catalog.format('%I.%I', $4, s.name)::pg_catalog.regclass, s.value, s.called)
+            FROM unnest($5::text[], $6::bigint[], $7::boolean[]) AS s(name, value, called)
+            WHERE EXISTS (SELECT FROM mine)";
+        let names: Vec<&str> = values.iter().map(|value| value.name.as_str()).collect();
+        let last: Vec<i64> = values.iter().map(|value| value.last_value).collect();
+        let called: Vec<bool> = values.iter().map(|value| value.is_called).collect();
+        let (shard, incoming) = (self.hold.shard.as_i32(), self.names.incoming());
+        let params: [(&(dyn ToSql + Sync), Type); 7] = [
+            (&shard, Type::INT4),
+            (self.hold.id.uuid(), Type::UUID),
+            (&self.hold.lease, Type::UUID),
+            (&incoming, Type::TEXT),
+            (&names, Type::TEXT_ARRAY),
+            (&last, Type::INT8_ARRAY),
+            (&called, Type::BOOL_ARRAY),
+        ];
+        let set = self.target.typed_rows(what, sql, &params).await?;
+        if set.len() == values.len() { Ok(()) } else { Err(Error::LeaseLost { shard: self.hold.shard }) }
     }
 
     /// What makes a schema of the source another than the target was built from, or lets its changes past the fence.
@@ -218,14 +260,6 @@ impl ShardMove<'_> {
         }
         Ok(())
     }
-}
-
-/// What is otherwise than it was when the target was built.
-pub(crate) enum Changed {
-    /// Tables, functions or grants.
-    Definition(String),
-    /// A sequence has handed out more than it was set ahead by.
-    Sequence(String),
 }
 
 fn quoted(name: &str) -> String {
