@@ -59,6 +59,10 @@ impl<'a> Driver<'a> {
         };
         let turns = self.turns.ok_or(Error::Interrupted { shard })?;
         let turn = self.abide(turns.take(&self.mover.hosts, &self.work)).await?;
+        if let Some(blockers) = self.abide(self.work.hold_tables(turn.opening())).await? {
+            drop(turn);
+            return self.again(blockers).await;
+        }
         let token = Uuid::new_v4();
         let presets = self.work.preset().await?;
         let before = Instant::now();
@@ -165,10 +169,10 @@ impl<'a> Driver<'a> {
             };
             Ok(tokio::try_join!(mark, self.work.unchanged(left, trace, built, presets))?)
         };
-        // The follower is told before the marker is on its way.
+        // The follower is told before the marker is on its way. The open's transaction was begun with the hold on its tables.
         let hash = token_hash(token);
         let opened = async {
-            tokio::try_join!(follower.marker(shard, attempt, &hash), self.work.begin_open(turn.opening()))?;
+            follower.marker(shard, attempt, &hash).await?;
             let drained = Instant::now();
             self.work.at("after drain")?;
             // Whether it went through is judged after the look, which it must not cut short: a target that is ready can be decided for.

@@ -31,8 +31,14 @@ struct Step {
     sql: &'static str,
 }
 
-const STEPS: [Step; 1] =
-    [Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") }];
+const STEPS: [Step; 2] = [
+    Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") },
+    Step {
+        version: 2,
+        name: "open_past_autovacuum",
+        sql: include_str!("../../migrations/control/0002_open_past_autovacuum.sql"),
+    },
+];
 
 /// The version of the control schema that this pgshard works with.
 pub const VERSION: i32 = STEPS[STEPS.len() - 1].version;

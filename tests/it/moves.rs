@@ -14,6 +14,7 @@ mod rivals;
 mod rollback;
 mod sequences;
 mod takeover;
+mod vacuum;
 mod watch;
 mod way_back;
 

@@ -4,13 +4,18 @@
 //! it. Dies before decide: the target's transaction is rolled back, the fence runs out. Dies after it: any resume, or any
 //! router that meets the signpost, opens the target with the token that decide gave away.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::ShardMove;
 use crate::mover::error::Error;
 use crate::mover::session::Session;
+use crate::pg::{quote_ident, quote_literal};
+
+/// For how long it is tried, with the shard open, to get the target's tables.
+const HOLD_WITHIN: Duration = Duration::from_secs(10);
 
 impl ShardMove<'_> {
     /// All of it, one after the other.
@@ -32,10 +37,51 @@ impl ShardMove<'_> {
         target.batch("opening the target", "BEGIN").await
     }
 
+    /// The transaction of an open, begun before the fence with a hold on the target's tables: nobody vacuums, analyzes or
+    /// builds an index until its end, for which the open's triggers and foreign keys would have to wait behind the fence.
+    /// Whoever does is waited for here; an autovacuum goes away for it. `Some`: who did not, and nothing is held.
+    ///
+    /// All are held at once and without waiting, and each is waited for while none is held: no deadlock is made of it.
+    ///
+    /// Locks: SHARE UPDATE EXCLUSIVE on the target's tables, until the end of the transaction. Whoever applies changes does not
+    /// wait for it.
+    pub(crate) async fn hold_tables(&self, target: &Session) -> Result<Option<String>, Error> {
+        let what = "holding the target's tables";
+        let incoming = self.names.incoming();
+        // By the schema's members in pg_depend: pg_class has no index by namespace.
+        let members = "SELECT c.relname::text FROM pg_namespace n, pg_depend d, pg_class c
+            WHERE n.nspname = $1 AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
+                AND d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind = 'r' ORDER BY 1";
+        let rows = target.rows(what, members, &[&incoming]).await?;
+        let names = rows.iter().map(|row| row.try_get::<_, &str>(0)).collect::<Result<Vec<_>, _>>();
+        let names = names.map_err(|error| target.failed(what, error))?;
+        let tables: Vec<String> =
+            names.iter().map(|name| format!("{}.{}", quote_ident(&incoming), quote_ident(name))).collect();
+        if tables.is_empty() {
+            return self.begin_open(target).await.map(|()| None);
+        }
+        let all = format!("BEGIN; LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE NOWAIT", tables.join(", "));
+        let until = Instant::now() + HOLD_WITHIN;
+        while !locked(target, what, &all).await? {
+            for table in &tables {
+                // An autovacuum is told to end once somebody has waited for deadlock_timeout.
+                let one = format!(
+                    "BEGIN; SELECT set_config('lock_timeout',
+                        (1000 + extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000)::integer::text, true);
+                     LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE; COMMIT"
+                );
+                if Instant::now() >= until || !locked(target, what, &one).await? {
+                    return in_the_way(target, table).await.map(Some);
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// The open, not committed: what comes next in this session is [`decide`](ShardMove::decide) or a rollback.
     ///
     /// Locks: on the target the rows of the shard and the tuples of its schemas, and what the foreign keys and triggers take
-    /// on tables that nobody else knows; to the end of the transaction.
+    /// on tables that only [`hold_tables`](ShardMove::hold_tables) has locked; to the end of the transaction.
     pub(crate) async fn prepare_open(&self, target: &Session, attempt: i32) -> Result<(), Error> {
         let what = "opening the target";
         let shard = self.hold.shard.as_i32();
@@ -81,4 +127,34 @@ impl ShardMove<'_> {
         self.target.row("opening the target", sql, &[&self.hold.shard.as_i32(), &token]).await?;
         self.at("after open")
     }
+}
+
+/// Runs statements that take locks. False: somebody has one of them, and the transaction is rolled back.
+async fn locked(target: &Session, what: &'static str, sql: &str) -> Result<bool, Error> {
+    match target.batch(what, sql).await {
+        Ok(()) => Ok(true),
+        Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+            target.batch(what, "ROLLBACK").await.map(|()| false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Who has a lock on a table of the target that its open would wait for.
+///
+/// Locks: none but ACCESS SHARE on catalogs.
+async fn in_the_way(target: &Session, table: &str) -> Result<String, Error> {
+    let what = "looking for locks";
+    let sql = format!(
+        "SELECT string_agg(DISTINCT format('backend %s: %s', l.pid, coalesce(left(a.query, 200), '?')), '; ')
+         FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
+         WHERE l.relation = to_regclass({}) AND l.granted AND l.pid <> pg_backend_pid()
+             AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+             AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')",
+        quote_literal(table)
+    );
+    let row = target.row(what, &sql, &[]).await?;
+    let who: Option<String> = row.try_get(0).map_err(|error| target.failed(what, error))?;
+    let who = who.unwrap_or_else(|| "somebody who is gone by now".to_owned());
+    Ok(format!("{table} on host {} is in the hands of {who}", target.host))
 }

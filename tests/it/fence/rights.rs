@@ -5,10 +5,9 @@ use std::time::Duration;
 use tokio_postgres::Client;
 
 use super::setup::{
-    CONTROL, EPOCH, Fence, SCHEMA, SHARD, code, expire, host, leads_to_signpost, schema, serve, shop, small_shard,
-    state,
+    EPOCH, Fence, SCHEMA, SHARD, code, expire, host, leads_to_signpost, schema, serve, shop, small_shard, state,
 };
-use crate::support::{TestCluster, connect};
+use crate::support::{TestCluster, connect, control};
 
 async fn as_role(cluster: &TestCluster, role: &str) -> Client {
     connect(&format!("host=127.0.0.1 port={} dbname=app user='{role}'", cluster.server(0).port())).await
@@ -96,7 +95,7 @@ on_each_version! {
         let client = cluster.app(0).await;
         client.batch_execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
             ALTER DEFAULT PRIVILEGES GRANT USAGE, CREATE ON SCHEMAS TO maker WITH GRANT OPTION").await.unwrap();
-        client.batch_execute(&format!("BEGIN; {CONTROL}; COMMIT")).await.unwrap();
+        client.batch_execute(&format!("BEGIN; {}; COMMIT", control())).await.unwrap();
         small_shard(&client, SHARD).await;
         client.batch_execute(&format!("
             CREATE FUNCTION {SCHEMA}.f() RETURNS integer LANGUAGE sql AS 'SELECT 1'; GRANT EXECUTE ON FUNCTION {SCHEMA}.f() TO clerk;

@@ -6,9 +6,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Error};
 use uuid::Uuid;
 
-use crate::support::TestCluster;
-
-pub(super) const CONTROL: &str = include_str!("../../../migrations/control/0001_control.sql");
+use crate::support::{TestCluster, control};
 
 /// The shard that most tests fence, and its names.
 pub(super) const SHARD: i32 = 7;
@@ -23,7 +21,7 @@ pub(super) const TARGET: &str = "db2";
 pub(super) async fn host(version: u32) -> TestCluster {
     let cluster = TestCluster::start(version, 1);
     let client = cluster.app(0).await;
-    client.batch_execute(&format!("BEGIN; {CONTROL}; COMMIT")).await.unwrap();
+    client.batch_execute(&format!("BEGIN; {}; COMMIT", control())).await.unwrap();
     cluster
 }
 

@@ -12,9 +12,7 @@ use pgshard::{SchemaPrefix, ShardCount, ShardId};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::support::TestCluster;
-
-const CONTROL: &str = include_str!("../../../migrations/control/0001_control.sql");
+use crate::support::{TestCluster, control};
 
 /// What every shard of these tests holds.
 const TABLES: &str = "
@@ -48,7 +46,7 @@ impl Shards {
         let cluster = TestCluster::start(version, 2 + spare);
         let db = [cluster.app(0).await, cluster.app(1).await];
         for (host, client) in db.iter().enumerate() {
-            client.batch_execute(CONTROL).await.unwrap();
+            client.batch_execute(&control()).await.unwrap();
             let mut sql = String::from("BEGIN;");
             for number in (0..shards).filter(|number| usize::from(*number >= shards / 2) == host) {
                 let schema = schema(number);
