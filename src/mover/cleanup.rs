@@ -155,6 +155,8 @@ async fn complete_shard(mover: &Mover, entry: &Entry) -> Result<(), Error> {
         let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
         source.execute(what, &sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
     }
+    // No shard of the move is under way any more.
+    source.execute(what, "DELETE FROM pgshard.beacon WHERE move_id = $1", &[entry.id.uuid()]).await?;
     source.batch(what, "COMMIT").await?;
     for (name, of) in ledger(&target, "old signpost").await? {
         if of.shard == shard && of.id == entry.id {
@@ -317,6 +319,7 @@ async fn sweep(mover: &Mover, session: &Session, report: &mut CleanupReport) -> 
             report.add(&session.host, of.shard, &what, dropped);
         }
     }
+    sweep_beacons(session).await?;
     for kind in ["incoming", "signpost", "left", "old signpost"] {
         for (name, of) in ledger(session, kind).await? {
             let dropped = match has_ended(mover, session, kind, &of).await {
@@ -327,6 +330,18 @@ async fn sweep(mover: &Mover, session: &Session, report: &mut CleanupReport) -> 
             report.add(&session.host, of.shard, &what, dropped);
         }
     }
+    Ok(())
+}
+
+/// Deletes the beacons of moves from here that have ended.
+///
+/// Locks: their rows, ten thousand at a time, for a statement each.
+async fn sweep_beacons(session: &Session) -> Result<(), Error> {
+    let sql = "DELETE FROM pgshard.beacon WHERE ctid = ANY (ARRAY(
+        SELECT b.ctid FROM pgshard.beacon b WHERE NOT EXISTS (SELECT FROM pgshard.move m
+            WHERE m.move_id = b.move_id AND m.phase NOT IN ('kept', 'completed', 'aborted'))
+        LIMIT 10000 FOR UPDATE OF b SKIP LOCKED))";
+    while session.execute("deleting beacons", sql, &[]).await? == 10_000 {}
     Ok(())
 }
 

@@ -307,9 +307,13 @@ impl Paused {
     }
 }
 
+/// Beacons are deleted by those that come this much later, in microseconds: a minute. Whoever waits for one reads it from the
+/// stream, where it stays.
+const BEACON_KEPT_US: i64 = 60_000_000;
+
 /// Writes a beacon at the source, durably. Gives its number.
 ///
-/// Locks: a row of its own.
+/// Locks: a row of its own, and rows of earlier ones that nobody else is deleting.
 pub(crate) async fn write_beacon(source: &Session, id: MoveId) -> Result<i64, Error> {
     let what = "writing a beacon";
     // Beacons of two sessions within a microsecond are the one that needs another try.
@@ -319,9 +323,16 @@ pub(crate) async fn write_beacon(source: &Session, id: MoveId) -> Result<i64, Er
         let sql = "INSERT INTO pgshard.beacon (move_id, number)
             VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO NOTHING RETURNING number";
         let rows = source.rows(what, sql, &[id.uuid()]).await?;
+        let number = rows.first().map(|row| row.try_get::<_, i64>(0)).transpose();
+        let number = number.map_err(|error| source.failed(what, error))?;
+        if let Some(number) = number {
+            let sql = "DELETE FROM pgshard.beacon WHERE move_id = $1 AND number = ANY (ARRAY(
+                SELECT number FROM pgshard.beacon WHERE move_id = $1 AND number < $2 LIMIT 100 FOR UPDATE SKIP LOCKED))";
+            source.execute(what, sql, &[id.uuid(), &(number - BEACON_KEPT_US)]).await?;
+        }
         source.batch(what, "COMMIT").await?;
-        if let Some(row) = rows.first() {
-            return Ok(row.get(0));
+        if let Some(number) = number {
+            return Ok(number);
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Online moves: shards that are copied while they are written to, and closed for the last changes only.
 
+use std::time::{Duration, Instant};
+
 use pgshard::mover::Phase;
 
-use crate::support::{World, Writers};
+use crate::support::{Ran, World, Writers, lines};
 
 on_each_version!(
     /// Several shards at once, through one slot, under every kind of writer; there and back.
@@ -26,10 +28,33 @@ on_each_version!(
             world.mover().complete(entry.id).await.unwrap();
         }
         for client in world.all().await {
-            for what in ["pg_replication_slots", "pg_publication"] {
+            for what in ["pg_replication_slots", "pg_publication", "pgshard.beacon"] {
                 let sql = format!("SELECT count(*) FROM {what}");
                 assert_eq!(client.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0), 0, "{what}");
             }
         }
+    }
+
+    /// A move deletes its beacons as it goes, and gc those of moves that have ended, however they did.
+    async fn beacons_do_not_pile_up(version) {
+        let world = World::new(&[version, version], 2).await;
+        let db1 = world.servers.app(0).await;
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let child = world.command(&args, &[]).spawn().unwrap();
+        let began = Instant::now();
+        while lines(&db1, "SELECT phase FROM pgshard.move").await != "ready\n" {
+            assert!(began.elapsed() < Duration::from_secs(60), "the move gets ready");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let old = "INSERT INTO pgshard.beacon SELECT move_id, n FROM pgshard.move, generate_series(1, 50) n";
+        db1.batch_execute(old).await.unwrap();
+        world.run(&["moves", "continue"]).await.ended(0);
+        Ran::of(child).await.ended(0);
+        assert_eq!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon WHERE number <= 50").await, "0\n");
+        assert_ne!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon").await, "0\n");
+        db1.batch_execute("INSERT INTO pgshard.beacon VALUES (gen_random_uuid(), 1)").await.unwrap();
+        world.run(&["moves", "gc"]).await.ended(0);
+        assert_eq!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon").await, "0\n");
+        world.audit_places().await;
     }
 );
