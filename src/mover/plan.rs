@@ -179,7 +179,8 @@ pub(crate) fn judge(
         }
         Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
             let reason = format!("was there at epoch {}, later than the source's", row.epoch);
-            refuse(&target.name, reason, "the source has lost data, perhaps by a fail-over: run `pgshard check`");
+            let remedy = "run `pgshard check`; was the source restored, or failed over to a standby that lacked its last commits?";
+            refuse(&target.name, reason, remedy);
         }
         _ => {}
     }

@@ -122,8 +122,8 @@ fn check_shard(
             let what = format!("{right} (epoch {served}) and {other} (epoch {other_epoch}) both serve it");
             let remedy = if served > other_epoch {
                 format!(
-                    "stop its writers; {right} is right, {other} has lost a change: save the rows that {other} took \
-                     since; how, docs/operating.md says under \"Two hosts serve one shard\""
+                    "stop its writers; {right} is right, {other} does not know of the move: save the rows that {other} \
+                     took since; how, docs/operating.md says under \"Two hosts serve one shard\""
                 )
             } else {
                 "stop its writers, and find out by its rows which is right".to_owned()
@@ -187,7 +187,10 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
             findings.add_shard(Severity::Error, "not_opened", Some(peer), shard, what, remedy);
         } else {
             let what = format!("{from} says that it has moved to {peer} (epoch {since}), which does not serve it");
-            let remedy = format!("{peer} has lost it: restore its database; {from} may still have the old copy");
+            let remedy = format!(
+                "was {peer} restored, emptied, or failed over to a standby that lacked the shard? Restore it to where it was; \
+                 {from} may still have the old copy"
+            );
             findings.add_shard(Severity::Alarm, "served_nowhere", Some(peer), shard, what, remedy);
         }
         return;

@@ -45,8 +45,7 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
             }
             if let Some(end) = astray(&hosts, survey, host, *shard) {
                 let what = format!("its signpost leads to {end}, which does not know it");
-                let remedy =
-                    "run `pgshard map rebuild`, so that nobody asks here; then see whether that host has lost data";
+                let remedy = "run `pgshard map rebuild`, so that nobody asks here; then see whether that host was restored or replaced";
                 findings.add_shard(Severity::Warning, "signpost_astray", Some(host), *shard, what, remedy);
             }
         }

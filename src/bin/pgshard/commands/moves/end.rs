@@ -152,7 +152,11 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             )
         }
         Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => {
-            format!("the source serves; `pgshard moves abort {id}`, and find out which host's disk or memory is bad")
+            format!(
+                "the source serves, and nothing is lost. Why they differ this does not tell: a fault of pgshard's is as likely as one \
+                 of a host. Before you `pgshard moves abort {id}`, gather what docs/operating.md names under \"A copy that \
+                 differs\", and report it"
+            )
         }
         Error::Altered { .. } => format!(
             "the source serves; undo what was altered and `pgshard moves resume {id}`, or `pgshard moves abort {id}` and move it again"
