@@ -1,5 +1,7 @@
 //! Every kind of statement on a fenced shard, in every way that it can come, fails, and writes nothing anywhere.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use bytes::Bytes;
 use futures_util::{SinkExt, TryStreamExt};
 use tokio_postgres::{Client, Error, Statement};
@@ -32,99 +34,131 @@ enum Kind {
     CopyOut,
 }
 
+/// What `docs/signposts.md` calls it, what it does, how it fails, and the statement.
+type Case = (&'static str, Kind, Fails, &'static str);
+
 use Fails::{Either, Itself, Otherwise, OtherwiseIfPrepared, OtherwiseUntil};
 use Kind::{CopyIn, CopyOut, Effect, Rows};
 
+/// The kinds of statements as `docs/signposts.md` names them, which says what each meets.
+#[rustfmt::skip]
+mod kinds {
+    pub(super) const READS: &str = "`SELECT`, `TABLE`, joins, `WITH`, `FOR UPDATE` and its kin, `EXPLAIN ANALYZE`";
+    pub(super) const TYPED: &str = "a query or a function whose result has a type of the shard's own, as an enum: `SH001` unless it was prepared before";
+    pub(super) const GROUPED: &str = "`GROUP BY` the primary key, with other columns in the result";
+    pub(super) const SYSTEM: &str = "`ctid` and other system columns";
+    pub(super) const SAMPLE: &str = "`TABLESAMPLE`";
+    pub(super) const TYPES: &str = "casts to types of the shard's own, `ALTER TYPE`";
+    pub(super) const WRITES: &str = "`INSERT`, `UPDATE`, `DELETE`, with `RETURNING` or without; `ON CONFLICT DO NOTHING` without a target; `DO`; `MERGE` into another table";
+    pub(super) const UPSERT: &str = "`INSERT … ON CONFLICT (columns)`";
+    pub(super) const UPSERT_CONSTRAINT: &str = "`INSERT … ON CONFLICT ON CONSTRAINT`";
+    pub(super) const MERGE: &str = "`MERGE` into a table of the shard";
+    pub(super) const TRUNCATE: &str = "`TRUNCATE`";
+    pub(super) const COPY: &str = "`COPY table FROM`, `COPY (query) TO`";
+    pub(super) const COPY_TO: &str = "`COPY table TO`";
+    pub(super) const CALLS: &str = "functions and procedures of the shard, `next_id()` among them";
+    pub(super) const SEQUENCES: &str = "`nextval`, `setval`, `currval` by name; `ALTER SEQUENCE`";
+    pub(super) const CREATES: &str = "`CREATE` in the schema, `CREATE OR REPLACE`, `ALTER … RENAME`, `LOCK TABLE`";
+    pub(super) const ALTERS: &str = "`ALTER TABLE`, `CREATE INDEX`, `CREATE TRIGGER`, `COMMENT ON TABLE`, `REINDEX`, `DROP TABLE`, `DROP SEQUENCE`";
+}
+
+use kinds::*;
+
 /// `{s}` is the shard's schema and a dot, or nothing where `search_path` finds it. All succeed on a shard that is served.
 #[rustfmt::skip]
-const STATEMENTS: &[(Kind, Fails, &str)] = &[
-    (Rows, OtherwiseIfPrepared, "SELECT * FROM {s}users"),
-    (Rows, Itself, "SELECT email FROM {s}users WHERE id = 1"),
-    (Rows, Itself, "SELECT count(*) FROM {s}users"),
-    (Rows, Itself, "TABLE {s}photos"),
-    (Rows, Itself, "SELECT 1 WHERE NOT EXISTS (SELECT FROM {s}users WHERE id = -1)"),
-    (Rows, Itself, "SELECT g, u.id FROM generate_series(1, 2) AS g LEFT JOIN {s}users u ON u.id = g"),
-    (Rows, Itself, "SELECT u.id FROM {s}users u JOIN {s}photos p ON p.user_id = u.id"),
-    (Rows, Itself, "SELECT id FROM {s}happy"),
-    (Rows, Itself, "SELECT last_value FROM {s}tickets"),
-    (Rows, Itself, "EXPLAIN (ANALYZE, COSTS OFF) SELECT * FROM {s}users"),
-    (Rows, Itself, "SELECT id FROM {s}users WHERE id = 1 FOR UPDATE"),
-    (Rows, Itself, "SELECT id FROM {s}users u FOR NO KEY UPDATE OF u SKIP LOCKED"),
-    (Rows, Itself, "SELECT id FROM {s}users FOR SHARE NOWAIT"),
-    (Rows, Itself, "SELECT id FROM {s}users FOR KEY SHARE"),
-    (Rows, Otherwise, "SELECT id, email FROM {s}users GROUP BY id"),
-    (Rows, Otherwise, "SELECT ctid FROM {s}users"),
-    (Rows, Otherwise, "SELECT * FROM {s}users TABLESAMPLE SYSTEM (100)"),
-    (Rows, Otherwise, "SELECT * FROM {s}users WHERE mood = 'happy'::{s}mood AND id IN (SELECT user_id FROM {s}photos)"),
-    (Effect, Itself, "INSERT INTO {s}users (email) VALUES ('new')"),
-    (Effect, Itself, "INSERT INTO {s}users DEFAULT VALUES"),
-    (Effect, Itself, "INSERT INTO {s}users (id, email) OVERRIDING SYSTEM VALUE VALUES (99, 'new')"),
-    (Effect, Itself, "INSERT INTO {s}users (email) SELECT 'copy of ' || email FROM {s}users"),
-    (Effect, Itself, "INSERT INTO {s}users (email) SELECT 'series ' || g FROM generate_series(1, 3) AS g"),
-    (Rows, Itself, "INSERT INTO {s}photos (title) VALUES ('new') RETURNING id"),
-    (Effect, Itself, "INSERT INTO {s}happy (email) VALUES ('through the view')"),
-    (Effect, Itself, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT DO NOTHING"),
-    (Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT (email) DO NOTHING"),
-    (Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT (email) DO UPDATE SET n = users.n + 1"),
-    (Effect, Otherwise, "INSERT INTO {s}users (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET n = excluded.n WHERE users.n > 0"),
-    (Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT ON CONSTRAINT users_email DO NOTHING"),
-    (Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT ON CONSTRAINT users_email DO UPDATE SET n = 7"),
-    (Effect, Itself, "UPDATE {s}users SET n = n + 1"),
-    (Effect, Itself, "UPDATE {s}users SET n = n + 1 WHERE id = 1"),
-    (Rows, Itself, "UPDATE {s}users u SET n = p.n FROM public.users p WHERE p.id = u.id RETURNING u.n"),
-    (Effect, Itself, "UPDATE {s}happy SET email = 'through the view' WHERE id = 1"),
-    (Effect, Itself, "DELETE FROM {s}photos"),
-    (Effect, Itself, "DELETE FROM {s}users WHERE id = 1"),
-    (Effect, Itself, "DELETE FROM {s}photos p USING {s}users u WHERE u.id = p.user_id AND u.n > 3"),
-    (Rows, Itself, "WITH gone AS (DELETE FROM {s}photos RETURNING id) SELECT count(*) FROM gone"),
-    (Rows, Itself, "WITH w AS (INSERT INTO {s}photos (title) VALUES ('cte') RETURNING id) SELECT id FROM w"),
-    (Effect, OtherwiseUntil(16), "MERGE INTO {s}users u USING (VALUES (1, 8), (99, 9)) AS v(id, n) ON v.id = u.id
+const STATEMENTS: &[Case] = &[
+    (TYPED, Rows, OtherwiseIfPrepared, "SELECT * FROM {s}users"),
+    (READS, Rows, Itself, "SELECT email FROM {s}users WHERE id = 1"),
+    (READS, Rows, Itself, "SELECT count(*) FROM {s}users"),
+    (READS, Rows, Itself, "TABLE {s}photos"),
+    (READS, Rows, Itself, "SELECT 1 WHERE NOT EXISTS (SELECT FROM {s}users WHERE id = -1)"),
+    (READS, Rows, Itself, "SELECT g, u.id FROM generate_series(1, 2) AS g LEFT JOIN {s}users u ON u.id = g"),
+    (READS, Rows, Itself, "SELECT u.id FROM {s}users u JOIN {s}photos p ON p.user_id = u.id"),
+    (READS, Rows, Itself, "SELECT id FROM {s}happy"),
+    (READS, Rows, Itself, "SELECT last_value FROM {s}tickets"),
+    (READS, Rows, Itself, "EXPLAIN (ANALYZE, COSTS OFF) SELECT * FROM {s}users"),
+    (READS, Rows, Itself, "SELECT id FROM {s}users WHERE id = 1 FOR UPDATE"),
+    (READS, Rows, Itself, "SELECT id FROM {s}users u FOR NO KEY UPDATE OF u SKIP LOCKED"),
+    (READS, Rows, Itself, "SELECT id FROM {s}users FOR SHARE NOWAIT"),
+    (READS, Rows, Itself, "SELECT id FROM {s}users FOR KEY SHARE"),
+    (GROUPED, Rows, Otherwise, "SELECT id, email FROM {s}users GROUP BY id"),
+    (SYSTEM, Rows, Otherwise, "SELECT ctid FROM {s}users"),
+    (SAMPLE, Rows, Otherwise, "SELECT * FROM {s}users TABLESAMPLE SYSTEM (100)"),
+    (TYPES, Rows, Otherwise, "SELECT * FROM {s}users WHERE mood = 'happy'::{s}mood AND id IN (SELECT user_id FROM {s}photos)"),
+    (WRITES, Effect, Itself, "INSERT INTO {s}users (email) VALUES ('new')"),
+    (WRITES, Effect, Itself, "INSERT INTO {s}users DEFAULT VALUES"),
+    (WRITES, Effect, Itself, "INSERT INTO {s}users (id, email) OVERRIDING SYSTEM VALUE VALUES (99, 'new')"),
+    (WRITES, Effect, Itself, "INSERT INTO {s}users (email) SELECT 'copy of ' || email FROM {s}users"),
+    (WRITES, Effect, Itself, "INSERT INTO {s}users (email) SELECT 'series ' || g FROM generate_series(1, 3) AS g"),
+    (WRITES, Rows, Itself, "INSERT INTO {s}photos (title) VALUES ('new') RETURNING id"),
+    (WRITES, Effect, Itself, "INSERT INTO {s}happy (email) VALUES ('through the view')"),
+    (WRITES, Effect, Itself, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT DO NOTHING"),
+    (UPSERT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT (email) DO NOTHING"),
+    (UPSERT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT (email) DO UPDATE SET n = users.n + 1"),
+    (UPSERT, Effect, Otherwise, "INSERT INTO {s}users (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET n = excluded.n WHERE users.n > 0"),
+    (UPSERT_CONSTRAINT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT ON CONSTRAINT users_email DO NOTHING"),
+    (UPSERT_CONSTRAINT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT ON CONSTRAINT users_email DO UPDATE SET n = 7"),
+    (WRITES, Effect, Itself, "UPDATE {s}users SET n = n + 1"),
+    (WRITES, Effect, Itself, "UPDATE {s}users SET n = n + 1 WHERE id = 1"),
+    (WRITES, Rows, Itself, "UPDATE {s}users u SET n = p.n FROM public.users p WHERE p.id = u.id RETURNING u.n"),
+    (WRITES, Effect, Itself, "UPDATE {s}happy SET email = 'through the view' WHERE id = 1"),
+    (WRITES, Effect, Itself, "DELETE FROM {s}photos"),
+    (WRITES, Effect, Itself, "DELETE FROM {s}users WHERE id = 1"),
+    (WRITES, Effect, Itself, "DELETE FROM {s}photos p USING {s}users u WHERE u.id = p.user_id AND u.n > 3"),
+    (WRITES, Rows, Itself, "WITH gone AS (DELETE FROM {s}photos RETURNING id) SELECT count(*) FROM gone"),
+    (WRITES, Rows, Itself, "WITH w AS (INSERT INTO {s}photos (title) VALUES ('cte') RETURNING id) SELECT id FROM w"),
+    (MERGE, Effect, OtherwiseUntil(16), "MERGE INTO {s}users u USING (VALUES (1, 8), (99, 9)) AS v(id, n) ON v.id = u.id
         WHEN MATCHED THEN UPDATE SET n = v.n WHEN NOT MATCHED THEN INSERT (id, n) VALUES (v.id, v.n)"),
-    (Effect, Itself, "MERGE INTO outside.totals t USING {s}users u ON t.id = u.id WHEN NOT MATCHED THEN INSERT VALUES (u.id)"),
-    (Effect, Otherwise, "TRUNCATE {s}photos"),
-    (Effect, Otherwise, "TRUNCATE public.photos, {s}photos"),
-    (Effect, Itself, "DO $$ BEGIN INSERT INTO {s}users (email) VALUES ('do'); END $$"),
-    (CopyIn, Itself, "COPY {s}users (id, email) FROM STDIN"),
-    (CopyOut, Otherwise, "COPY {s}users TO STDOUT"),
-    (CopyOut, Itself, "COPY (SELECT * FROM {s}users) TO STDOUT (FORMAT binary)"),
-    (CopyOut, Itself, "COPY (DELETE FROM {s}photos RETURNING id) TO STDOUT"),
-    (Rows, Itself, "SELECT {s}add_user('by function')"),
-    (Rows, Itself, "SELECT {s}add_user(email => 'by function')"),
-    (Rows, Itself, "SELECT {s}add_photo('by function')"),
-    (Rows, Either, "SELECT * FROM {s}named('user 1')"),
-    (Effect, Itself, "CALL {s}tidy(1)"),
-    (Effect, Itself, "CALL {s}tidy(max_n => 1)"),
-    (Effect, Otherwise, "CREATE TABLE {s}fresh (n integer)"),
-    (Effect, Otherwise, "CREATE TABLE {s}fresh AS SELECT 1 AS n"),
-    (Effect, Otherwise, "CREATE SEQUENCE {s}fresh"),
-    (Effect, Otherwise, "CREATE VIEW {s}fresh AS SELECT 1 AS n"),
-    (Effect, Otherwise, "CREATE INDEX ON {s}users (n)"),
-    (Effect, Otherwise, "ALTER TABLE {s}users ADD COLUMN extra integer"),
-    (Effect, Otherwise, "ALTER TABLE {s}users DROP COLUMN n"),
-    (Effect, Otherwise, "ALTER TABLE {s}users DISABLE TRIGGER USER"),
-    (Effect, Otherwise, "ALTER TABLE {s}users RENAME TO people"),
-    (Effect, Otherwise, "DROP TABLE {s}photos"),
-    (Effect, Otherwise, "DROP SEQUENCE {s}tickets"),
-    (Effect, Otherwise, "LOCK TABLE {s}users"),
-    (Effect, Otherwise, "LOCK TABLE {s}users IN SHARE MODE NOWAIT"),
-    (Effect, Otherwise, "LOCK TABLE {s}users IN ROW EXCLUSIVE MODE"),
+    (WRITES, Effect, Itself, "MERGE INTO outside.totals t USING {s}users u ON t.id = u.id WHEN NOT MATCHED THEN INSERT VALUES (u.id)"),
+    (TRUNCATE, Effect, Otherwise, "TRUNCATE {s}photos"),
+    (TRUNCATE, Effect, Otherwise, "TRUNCATE public.photos, {s}photos"),
+    (WRITES, Effect, Itself, "DO $$ BEGIN INSERT INTO {s}users (email) VALUES ('do'); END $$"),
+    (COPY, CopyIn, Itself, "COPY {s}users (id, email) FROM STDIN"),
+    (COPY_TO, CopyOut, Otherwise, "COPY {s}users TO STDOUT"),
+    (COPY, CopyOut, Itself, "COPY (SELECT * FROM {s}users) TO STDOUT (FORMAT binary)"),
+    (COPY, CopyOut, Itself, "COPY (DELETE FROM {s}photos RETURNING id) TO STDOUT"),
+    (CALLS, Rows, Itself, "SELECT {s}add_user('by function')"),
+    (CALLS, Rows, Itself, "SELECT {s}add_user(email => 'by function')"),
+    (CALLS, Rows, Itself, "SELECT {s}add_photo('by function')"),
+    (TYPED, Rows, Either, "SELECT * FROM {s}named('user 1')"),
+    (CALLS, Effect, Itself, "CALL {s}tidy(1)"),
+    (CALLS, Effect, Itself, "CALL {s}tidy(max_n => 1)"),
+    (CREATES, Effect, Otherwise, "CREATE TABLE {s}fresh (n integer)"),
+    (CREATES, Effect, Otherwise, "CREATE TABLE {s}fresh AS SELECT 1 AS n"),
+    (CREATES, Effect, Otherwise, "CREATE SEQUENCE {s}fresh"),
+    (CREATES, Effect, Otherwise, "CREATE VIEW {s}fresh AS SELECT 1 AS n"),
+    (ALTERS, Effect, Otherwise, "CREATE INDEX ON {s}users (n)"),
+    (ALTERS, Effect, Otherwise, "ALTER TABLE {s}users ADD COLUMN extra integer"),
+    (ALTERS, Effect, Otherwise, "ALTER TABLE {s}users DROP COLUMN n"),
+    (ALTERS, Effect, Otherwise, "ALTER TABLE {s}users DISABLE TRIGGER USER"),
+    (CREATES, Effect, Otherwise, "ALTER TABLE {s}users RENAME TO people"),
+    (ALTERS, Effect, Otherwise, "DROP TABLE {s}photos"),
+    (ALTERS, Effect, Otherwise, "DROP SEQUENCE {s}tickets"),
+    (SEQUENCES, Effect, Otherwise, "ALTER SEQUENCE {s}tickets RESTART"),
+    (ALTERS, Effect, Otherwise, "ALTER TABLE {s}users ENABLE ROW LEVEL SECURITY"),
+    (ALTERS, Effect, Otherwise, "COMMENT ON TABLE {s}users IS 'the users'"),
+    (ALTERS, Effect, Otherwise, "CREATE TRIGGER t BEFORE UPDATE ON {s}users FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"),
+    (ALTERS, Effect, Otherwise, "REINDEX TABLE {s}users"),
+    (CREATES, Effect, Otherwise, "LOCK TABLE {s}users"),
+    (CREATES, Effect, Otherwise, "LOCK TABLE {s}users IN SHARE MODE NOWAIT"),
+    (CREATES, Effect, Otherwise, "LOCK TABLE {s}users IN ROW EXCLUSIVE MODE"),
 ];
 
 /// These name no table, by which they would learn of the swap: see [`what_names_no_table_is_not_told`].
 #[rustfmt::skip]
-const WITHOUT_TABLES: &[(Kind, Fails, &str)] = &[
-    (Rows, Otherwise, "SELECT setval('{s}tickets', 1000)"),
-    (Rows, Otherwise, "SELECT nextval('{s}tickets')"),
-    (Rows, Itself, "SELECT {s}next_id()"),
-    (Rows, Itself, "SELECT {s}is_happy('happy')"),
-    (Effect, Otherwise, "CREATE OR REPLACE FUNCTION {s}next_id() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'"),
+const WITHOUT_TABLES: &[Case] = &[
+    (SEQUENCES, Rows, Otherwise, "SELECT setval('{s}tickets', 1000)"),
+    (SEQUENCES, Rows, Otherwise, "SELECT nextval('{s}tickets')"),
+    (CALLS, Rows, Itself, "SELECT {s}next_id()"),
+    (CALLS, Rows, Itself, "SELECT {s}is_happy('happy')"),
+    (CREATES, Effect, Otherwise, "CREATE OR REPLACE FUNCTION {s}next_id() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'"),
 ];
 
 /// With a `search_path`, the name of a type falls through to public's, by which no row is written.
-const QUALIFIED: &[(Kind, Fails, &str)] = &[
-    (Rows, Otherwise, "SELECT 'happy'::{s}mood"),
-    (Effect, Otherwise, "INSERT INTO {s}users (email, mood) VALUES ('enum', 'sad'::{s}mood)"),
-    (Effect, Otherwise, "ALTER TYPE {s}mood RENAME VALUE 'sad' TO 'gloomy'"),
+const QUALIFIED: &[Case] = &[
+    (TYPES, Rows, Otherwise, "SELECT 'happy'::{s}mood"),
+    (TYPES, Effect, Otherwise, "INSERT INTO {s}users (email, mood) VALUES ('enum', 'sad'::{s}mood)"),
+    (TYPES, Effect, Otherwise, "ALTER TYPE {s}mood RENAME VALUE 'sad' TO 'gloomy'"),
 ];
 
 /// How the shard is named.
@@ -155,6 +189,7 @@ const WAYS: [Way; 6] =
     [Way::Text, Way::Prepared, Way::RepeatableRead, Way::Serializable, Way::Savepoint, Way::Function];
 
 struct Session {
+    named: &'static str,
     client: Client,
     sql: String,
     kind: Kind,
@@ -165,13 +200,7 @@ struct Session {
 
 impl Session {
     /// Connects, prepares, and runs the statement once and rolls it back: it succeeds, which shows that it is one.
-    async fn before(
-        url: &str,
-        (kind, fails, sql): (Kind, Fails, &str),
-        named: Named,
-        way: Way,
-        number: usize,
-    ) -> Session {
+    async fn before(url: &str, (called, kind, fails, sql): Case, named: Named, way: Way, number: usize) -> Session {
         let client = connect(url).await;
         client.batch_execute("SET lock_timeout = '30s'").await.unwrap();
         let sql = match named {
@@ -181,7 +210,7 @@ impl Session {
                 sql.replace("{s}", "")
             }
         };
-        let mut session = Session { client, sql, kind, fails, way, prepared: None };
+        let mut session = Session { named: called, client, sql, kind, fails, way, prepared: None };
         match way {
             Way::Text | Way::Serializable | Way::Savepoint => {}
             Way::Prepared | Way::RepeatableRead => {
@@ -237,8 +266,9 @@ impl Session {
         }
     }
 
-    /// After the swap: fails as it should, and says so.
-    async fn after(&self, version: u32, state: &str) {
+    /// After the swap: fails as it should, and says so. Gives the SQLSTATE.
+    async fn after(&self, version: u32, state: &str) -> String {
+        let mut met = String::new();
         let times = if self.way == Way::Savepoint { 2 } else { 1 };
         for _ in 0..times {
             let what = format!("{:?}, {:?}", self.way, self.sql);
@@ -255,6 +285,7 @@ impl Session {
             };
             assert!(leads_to_signpost(&error) && code(&error) != "55P03", "{what}: {error:?}");
             assert_eq!(code(&error) == "SH001", itself, "{what}: {error:?}");
+            met = code(&error).to_owned();
             if itself {
                 self.assert_detail(&error, state, &what);
             }
@@ -265,6 +296,7 @@ impl Session {
         if !matches!(self.way, Way::Text | Way::Prepared) {
             self.client.batch_execute("ROLLBACK").await.unwrap();
         }
+        met
     }
 
     fn assert_detail(&self, error: &Error, state: &str, what: &str) {
@@ -285,13 +317,13 @@ impl Session {
     }
 }
 
-async fn sessions(url: &str, statements: &[(Kind, Fails, &str)], named: Named, way: Way) -> Vec<Session> {
+async fn sessions(url: &str, statements: &[Case], named: Named, way: Way) -> Vec<Session> {
     let mut sessions = Vec::new();
     for (number, statement) in statements.iter().enumerate() {
         // PL/pgSQL has no COPY, and LOCK is none without a transaction.
         let is_one = match way {
-            Way::Function => !matches!(statement.0, CopyIn | CopyOut),
-            Way::Text | Way::Prepared => !statement.2.starts_with("LOCK"),
+            Way::Function => !matches!(statement.1, CopyIn | CopyOut),
+            Way::Text | Way::Prepared => !statement.3.starts_with("LOCK"),
             _ => true,
         };
         if is_one {
@@ -304,6 +336,76 @@ async fn sessions(url: &str, statements: &[(Kind, Fails, &str)], named: Named, w
     }
     sessions
 }
+
+/// The table of a section of `docs/signposts.md`, by its first column.
+fn rows_of(section: &str) -> BTreeMap<String, String> {
+    let docs = include_str!("../../../docs/signposts.md");
+    let (_, section) = docs.split_once(&format!("\n## {section}\n")).expect("the docs have the section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+    cells
+        .filter(|(first, _)| !["statement", "---", "what"].contains(first))
+        .map(|(a, b)| (a.to_owned(), b.to_owned()))
+        .collect()
+}
+
+/// What each kind of statement meets on this version, as the docs tell: `` `0A000` up to 16, `SH001` from 17 ``.
+fn documented(version: u32) -> BTreeMap<String, BTreeSet<String>> {
+    let code = |said: &str| {
+        let (code, when) = said.trim().strip_prefix('`').and_then(|said| said.split_once('`')).expect("a code");
+        let bound = |word: &str| when.trim().strip_prefix(word).map(|bound| bound.trim().parse::<u32>().unwrap());
+        let holds =
+            bound("up to").is_none_or(|last| version <= last) && bound("from").is_none_or(|first| version >= first);
+        holds.then(|| code.to_owned())
+    };
+    rows_of("What a statement meets")
+        .into_iter()
+        .map(|(kind, codes)| (kind, codes.split(", ").filter_map(code).collect()))
+        .collect()
+}
+
+/// What is answered on a signpost without an error, as `docs/signposts.md` names it.
+#[rustfmt::skip]
+const ANSWERED: &[(&str, &[&str])] = &[
+    ("`pg_get_serial_sequence`, and `nextval` of it", &[
+        "SELECT 1 / (pg_get_serial_sequence('{s}.users', 'number') IS NULL)::int",
+        "SELECT 1 / (nextval(pg_get_serial_sequence('{s}.users', 'number')) IS NULL)::int",
+    ]),
+    ("`pg_relation_size`, `pg_total_relation_size`", &["SELECT 1 / (pg_total_relation_size('{s}.photos') = 0)::int"]),
+    ("`to_regclass`, `to_regtype`, the catalogs, `information_schema`", &[
+        "SELECT 1 / (to_regclass('{s}.photos') IS NOT NULL AND to_regtype('{s}.mood') IS NULL)::int",
+        "SELECT 1 / (count(*) = 0)::int FROM information_schema.tables WHERE table_schema = '{s}' AND table_type = 'BASE TABLE'",
+        "SELECT 1 / (count(*) = 0)::int FROM information_schema.sequences WHERE sequence_schema = '{s}'",
+    ]),
+    ("a statement that needs no row: `WHERE false`, `LIMIT 0`", &[
+        "SELECT * FROM {s}.photos WHERE false",
+        "SELECT * FROM {s}.photos LIMIT 0",
+        "UPDATE {s}.photos SET title = '' WHERE false",
+        "INSERT INTO {s}.photos (title) SELECT 'x' WHERE false",
+    ]),
+    ("`PREPARE`, `EXPLAIN` without `ANALYZE`", &[
+        "PREPARE p AS UPDATE {s}.photos SET title = ''",
+        "EXPLAIN UPDATE {s}.photos SET title = ''",
+    ]),
+    ("`ANALYZE`, `VACUUM`", &["ANALYZE {s}.photos"]),
+    ("elsewhere: `CREATE VIEW`, `CREATE TABLE (LIKE …)`, `CREATE FUNCTION`", &[
+        "CREATE VIEW outside.bound AS SELECT * FROM {s}.photos",
+        "CREATE TABLE outside.alike (LIKE {s}.photos)",
+        "CREATE FUNCTION outside.takes(p {s}.photos) RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+    ]),
+    ("by the owner: `GRANT`, `REVOKE`, `COMMENT ON COLUMN`, `CREATE RULE`, `SET DEFAULT`, `SET SCHEMA`, `DROP VIEW`, `DROP FUNCTION`, `ALTER SCHEMA`, `DROP SCHEMA … CASCADE`", &[
+        "GRANT SELECT ON {s}.photos TO PUBLIC",
+        "REVOKE SELECT ON {s}.photos FROM PUBLIC",
+        "COMMENT ON COLUMN {s}.photos.title IS 'x'",
+        "CREATE RULE r AS ON UPDATE TO {s}.photos DO ALSO NOTHING",
+        "ALTER TABLE {s}.photos ALTER COLUMN title SET DEFAULT ''",
+        "ALTER TABLE {s}.photos SET SCHEMA outside",
+        "DROP VIEW {s}.photos",
+        "DROP FUNCTION {s}.next_id()",
+        "ALTER SCHEMA {s} RENAME TO other",
+        "DROP SCHEMA {s} CASCADE",
+    ]),
+];
 
 /// Everything that is in reach of a write that goes wrong.
 async fn everything(client: &Client, shard: &str) -> Vec<(String, String)> {
@@ -322,9 +424,11 @@ async fn ready(version: u32) -> (TestCluster, Client, Fence) {
 }
 
 on_each_version! {
-    /// The whole table, fenced: what came before the swap in every way, and what comes after it. Swapped back each time.
+    /// The whole table, fenced: what came before the swap in every way, and what comes after it. Swapped back each time. The
+    /// answers are those that `docs/signposts.md` tells, all of them and no others.
     async fn nothing_passes_a_fence(version) {
         let (cluster, client, mut fence) = ready(version).await;
+        let mut met: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let url = cluster.server(0).url();
         let served = content(&client, SCHEMA).await;
         for named in [Named::BySchema, Named::BySearchPath] {
@@ -339,12 +443,14 @@ on_each_version! {
                 fence.close().await;
                 let before = everything(&client, LEFT).await;
                 for session in &sessions {
-                    session.after(version, "fenced").await;
+                    let code = session.after(version, "fenced").await;
+                    met.entry(session.named.to_owned()).or_default().insert(code);
                 }
                 assert_eq!(everything(&client, LEFT).await, before, "{named:?} {way:?}");
                 fence.unfence().await.unwrap();
             }
         }
+        assert_eq!(met, documented(version));
         // What was rolled back before the swaps took numbers from the sequences, and nothing else changed.
         let tables = |all: Vec<(String, String)>| all.into_iter().filter(|(name, _)| ["users", "photos"].contains(&name.as_str())).collect::<Vec<_>>();
         assert_eq!(tables(content(&client, SCHEMA).await), tables(served));
@@ -363,9 +469,9 @@ on_each_version! {
         for session in &before {
             session.after(version, "moved").await;
         }
-        for (kind, fails, sql) in STATEMENTS.iter().chain(WITHOUT_TABLES).filter(|(_, _, sql)| !sql.starts_with("LOCK")) {
+        for (named, kind, fails, sql) in STATEMENTS.iter().chain(WITHOUT_TABLES).filter(|(.., sql)| !sql.starts_with("LOCK")) {
             let sql = sql.replace("{s}", &format!("{SCHEMA}."));
-            let text = Session { client: cluster.app(0).await, sql, kind: *kind, fails: *fails, way: Way::Text, prepared: None };
+            let text = Session { named, client: cluster.app(0).await, sql, kind: *kind, fails: *fails, way: Way::Text, prepared: None };
             text.after(version, "moved").await;
         }
         assert_eq!(everything(&client, LEFT).await, content);
@@ -386,14 +492,14 @@ on_each_version! {
         fence.build_signpost().await.unwrap();
         let url = format!("{} user=clerk", key_value(&cluster));
         let statements = [
-            (Rows, Itself, "SELECT id, email FROM {s}users WHERE id = 1"),
-            (Rows, Itself, "SELECT * FROM {s}photos FOR UPDATE"),
-            (Effect, Itself, "INSERT INTO {s}users (email) VALUES ('by a clerk')"),
-            (Effect, Itself, "UPDATE {s}users SET n = n + 1 WHERE id = 1"),
-            (Effect, Itself, "DELETE FROM {s}photos WHERE id = 1"),
-            (CopyIn, Itself, "COPY {s}photos (id, title) FROM STDIN"),
-            (Rows, Itself, "SELECT {s}next_id()"),
-            (Rows, Otherwise, "SELECT nextval('{s}tickets')"),
+            (READS, Rows, Itself, "SELECT id, email FROM {s}users WHERE id = 1"),
+            (READS, Rows, Itself, "SELECT * FROM {s}photos FOR UPDATE"),
+            (WRITES, Effect, Itself, "INSERT INTO {s}users (email) VALUES ('by a clerk')"),
+            (WRITES, Effect, Itself, "UPDATE {s}users SET n = n + 1 WHERE id = 1"),
+            (WRITES, Effect, Itself, "DELETE FROM {s}photos WHERE id = 1"),
+            (COPY, CopyIn, Itself, "COPY {s}photos (id, title) FROM STDIN"),
+            (CALLS, Rows, Itself, "SELECT {s}next_id()"),
+            (SEQUENCES, Rows, Otherwise, "SELECT nextval('{s}tickets')"),
         ];
         for named in [Named::BySchema, Named::BySearchPath] {
             for way in [Way::Text, Way::Prepared] {
@@ -436,6 +542,35 @@ on_each_version! {
             assert_eq!(everything(&client, LEFT).await, before);
             fence.unfence().await.unwrap();
         }
+    }
+
+    /// What is answered without an error where the shard was: no row of the old copy comes of it, and none is written there.
+    async fn what_is_answered_without_an_error(version) {
+        let (_cluster, client, mut fence) = ready(version).await;
+        fence.close().await;
+        let before = everything(&client, LEFT).await;
+        for sql in ANSWERED.iter().flat_map(|(_, statements)| *statements) {
+            client.batch_execute("BEGIN").await.unwrap();
+            let ran = client.simple_query(&sql.replace("{s}", SCHEMA)).await;
+            assert!(ran.is_ok(), "{sql}: {ran:?}");
+            client.batch_execute("ROLLBACK; DEALLOCATE ALL").await.unwrap();
+        }
+        assert_eq!(everything(&client, LEFT).await, before);
+        let told = rows_of("What is answered without an error");
+        assert_eq!(ANSWERED.iter().map(|(what, _)| *what).collect::<BTreeSet<_>>(), told.keys().map(String::as_str).collect());
+    }
+
+    /// A cursor that was open at the swap goes on to read what it was opened for.
+    async fn a_cursor_reads_on(version) {
+        let (cluster, client, mut fence) = ready(version).await;
+        let reader = cluster.app(0).await;
+        reader.batch_execute(&format!("BEGIN; DECLARE c CURSOR FOR SELECT id FROM {SCHEMA}.users; FETCH 1 FROM c")).await.unwrap();
+        fence.close().await;
+        let before = everything(&client, LEFT).await;
+        assert_eq!(reader.query("FETCH ALL FROM c", &[]).await.unwrap().len(), 4);
+        let write = format!("UPDATE {SCHEMA}.users SET n = 0");
+        assert_eq!(code(&reader.batch_execute(&write).await.unwrap_err()), "SH001");
+        assert_eq!(everything(&client, LEFT).await, before);
     }
 
     /// What has no table in it takes no lock and is bound to its sequence by OID: in a transaction that began before the swap
