@@ -58,10 +58,11 @@ async fn world(version: u32) -> World {
     world
 }
 
-/// Waits until the move stands before its fence.
-async fn held(world: &World) {
+/// Waits until the move of the shard stands before its fence.
+async fn held(world: &World, shard: u16) {
     let (db1, began) = (world.servers.app(0).await, Instant::now());
-    while lines(&db1, "SELECT phase FROM pgshard.move").await != "ready\n" {
+    let phase = format!("SELECT phase FROM pgshard.move WHERE shard_id = {shard}");
+    while lines(&db1, &phase).await != "ready\n" {
         assert!(began.elapsed() < PATIENCE, "the move gets ready");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -76,7 +77,7 @@ on_each_version! {
         let incoming = "shard_0000__incoming.users";
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
         let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after swap=stop")]).spawn().unwrap();
-        held(&world).await;
+        held(&world, 0).await;
         let superuser = world.servers.superuser(1).await;
         begin_autovacuum(&superuser, incoming).await;
         world.run(&["moves", "continue"]).await.ended(0);
@@ -91,11 +92,10 @@ on_each_version! {
         assert_eq!(lines(&db1, "SELECT attempt::text FROM pgshard.move").await, "1\n");
         world.audit_places().await;
 
-        db1.batch_execute("DELETE FROM pgshard.move").await.unwrap();
         let incoming = "shard_0001__incoming.users";
         let args = ["move", "1", "--to", "db2", "--mode", "online", "--yes", "--hold"];
         let child = world.command(&args, &[]).spawn().unwrap();
-        held(&world).await;
+        held(&world, 1).await;
         let by_hand = world.servers.app(1).await;
         by_hand.batch_execute("SET vacuum_cost_delay = 100; SET vacuum_cost_limit = 1").await.unwrap();
         let (cancel, vacuum) = (by_hand.cancel_token(), format!("VACUUM {incoming}"));
@@ -122,7 +122,7 @@ on_each_version! {
         let ran = Ran::of(child).await;
         ran.ended(0);
         assert!(ran.stdout.contains("VACUUM shard_0001__incoming.users"), "{}", ran.stdout);
-        assert_eq!(lines(&db1, "SELECT attempt::text FROM pgshard.move").await, "1\n");
+        assert_eq!(lines(&db1, "SELECT attempt::text FROM pgshard.move WHERE shard_id = 1").await, "1\n");
         world.audit_places().await;
     }
 
