@@ -28,6 +28,10 @@ impl<'a> Driver<'a> {
     pub(super) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
         let began = Instant::now();
         let follower = self.following()?;
+        let servers = facts::servers(&self.work.source, &self.work.target).await?;
+        if self.verified_on.take().is_some_and(|before| before != servers) {
+            self.work.verify_anew().await?;
+        }
         self.abide(self.pass_a_beacon(follower)).await?;
         let began = self.work.timings.since("catch_up", began);
         if self.built.is_none() {
@@ -42,12 +46,19 @@ impl<'a> Driver<'a> {
         self.abide(super::verify::shard(&self.work, &self.mover.hosts, follower)).await?;
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;
-        self.work.ready().await
+        self.work.ready().await?;
+        self.verified_on = Some(servers);
+        Ok(())
     }
 
     /// One attempt to close the shard, bring the last changes over, and open it at the target.
     pub(super) async fn cut_over(&mut self, now: &Observation) -> Result<(), Error> {
         let shard = self.work.hold.shard;
+        // A server that was started again, or promoted, may lack what it had: constraints, the statements for the open, rows.
+        let servers = facts::servers(&self.work.source, &self.work.target).await?;
+        if self.verified_on.as_ref() != Some(&servers) {
+            return self.catch_up(&now.entry).await;
+        }
         self.fences += 1;
         self.failing_since = None;
         if self.built.is_none() {
@@ -90,6 +101,10 @@ impl<'a> Driver<'a> {
         };
         self.looked = matches!(outcome, Ok(Ok(None | Some(Held::Unopened(_))))).then_some(attempt);
         match outcome {
+            Ok(Ok(None)) if !self.following()?.is_on(&servers) => {
+                self.give_up(turn, attempt).await?;
+                self.again("a server was started again, or failed over, behind the fence".to_owned()).await
+            }
             Ok(Ok(None)) => match self.following()?.breach(shard) {
                 None => self.decide(turn, attempt).await,
                 Some(breach) => {

@@ -15,6 +15,7 @@ use crate::shard::ShardId;
 use crate::store::MapStore;
 
 use super::error::Error;
+use super::facts::Servers;
 use super::guard::Guard;
 use super::heartbeat::Heartbeat;
 use super::journal::{Claim, Entry, Hold, Signed};
@@ -282,6 +283,8 @@ pub(super) struct Driver<'a> {
     rebuilds: u32,
     /// What this mover has built the target from, if it has.
     pub(super) built: Option<Blueprint>,
+    /// The servers that were compared, if this mover has done that.
+    pub(super) verified_on: Option<Servers>,
     /// When the pause began.
     pub(super) fenced_at: Option<Instant>,
     /// How long it lasted, once it is over.
@@ -316,6 +319,7 @@ impl<'a> Driver<'a> {
             looked: None,
             rebuilds: 0,
             built: None,
+            verified_on: None,
             fenced_at: None,
             pause: None,
             failing_since: None,

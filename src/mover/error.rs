@@ -241,6 +241,16 @@ pub enum Error {
         /// Who was waited for.
         blockers: String,
     },
+    /// Tables were published whose slot was there before, and transactions that may not know of it do not end.
+    #[error(
+        "host {host} has published more tables, and waits for transactions that have changed them before: {blockers}"
+    )]
+    PublicationBlocked {
+        /// The source.
+        host: HostName,
+        /// Who was waited for.
+        blockers: String,
+    },
     /// Somebody reads the slot and does not go away.
     #[error("the slot {slot} on host {host} is read by process {pid}, which does not end")]
     SlotBusy {
@@ -260,6 +270,16 @@ pub enum Error {
         slot: String,
         /// `gone` or `lost`.
         state: &'static str,
+    },
+    /// The target has lost changes that it had, by a fail-over, say, and the source sends them no more. A resume copies again.
+    #[error(
+        "shard {shard}: host {host} has lost changes that were applied there, as after a fail-over to a standby that lacked them"
+    )]
+    StreamLost {
+        /// The shard.
+        shard: ShardId,
+        /// The target.
+        host: HostName,
     },
     /// A change of the source does not fit what the target has. It was not applied.
     #[error("shard {shard}: {table} at the target differs from the source: {what}")]

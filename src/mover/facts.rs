@@ -257,6 +257,29 @@ pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
     Ok(u32::try_from(row.get::<_, i32>(0)).unwrap_or(0))
 }
 
+/// Which servers the two hosts of a move are, and since when: after a restart or a fail-over it is another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Servers {
+    source: String,
+    target: String,
+}
+
+/// Asks both hosts which servers they are.
+///
+/// Locks: none.
+pub(crate) async fn servers(source: &Session, target: &Session) -> Result<Servers, Error> {
+    let (source, target) = tokio::try_join!(server(source), server(target))?;
+    Ok(Servers { source, target })
+}
+
+/// The number of a server's system, which its standbys share, its timeline, which a promotion changes, and its start.
+async fn server(session: &Session) -> Result<String, Error> {
+    let what = "asking the host which server it is";
+    let sql = "SELECT concat_ws(' ', system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8),
+        pg_postmaster_start_time()) FROM pg_control_system()";
+    session.row(what, sql, &[]).await?.try_get(0).map_err(|error| session.failed(what, error))
+}
+
 /// The OID of a schema.
 pub(crate) async fn schema_oid(session: &Session, schema: &str) -> Result<Option<u32>, Error> {
     let sql = "SELECT oid FROM pg_namespace WHERE nspname = $1";

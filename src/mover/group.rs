@@ -24,9 +24,10 @@ use super::chunk::work::{CopyOptions, copy_all};
 use super::chunk::{Route, ShardCopy, table};
 use super::driver::{self, Driver, Part, Shared, Start, begin, chain, connect, stopped};
 use super::error::Error;
+use super::facts::Servers;
 use super::guard::{Guard, TooMuch};
 use super::heartbeat::Heartbeat;
-use super::journal::{Hold, Note, Signed, WayBack};
+use super::journal::{Hold, Note, Signed};
 use super::names::{MoveId, Names};
 use super::options::Event;
 use super::session::Session;
@@ -95,6 +96,8 @@ struct Group<'a> {
 struct Held {
     part: Part,
     built: Option<Blueprint>,
+    /// The servers that were compared, if this mover has done that.
+    verified_on: Option<Servers>,
 }
 
 impl<'a> Group<'a> {
@@ -244,7 +247,7 @@ impl<'a> Group<'a> {
             Ok::<_, Error>(work)
         };
         let work = work.await.map_err(|error| self.failed(shard, error))?;
-        self.go_on(Held { part, built: None }, work, heartbeat).await
+        self.go_on(Held { part, built: None, verified_on: None }, work, heartbeat).await
     }
 
     /// As far as it goes without the stream.
@@ -297,24 +300,33 @@ impl<'a> Group<'a> {
         }
         let kept = there.filter(|_| !lost).map(|state| state.confirmed);
         let target = self.session(&self.shared.target).await?;
-        let wanted = self.wanted(&target).await?;
+        let (phases, there) = (self.phases(source).await?, self.there(&target).await?);
         let behind = |held: &Held| {
-            let from = wanted.get(&held.part.shard);
-            from.is_some_and(|from| kept.is_none_or(|kept| *from < kept))
+            let phase = phases.get(&held.part.shard).copied().unwrap_or(Phase::Claimed);
+            there.get(&held.part.shard).is_none_or(|there| !there.can_go_on(phase, kept))
         };
         let (again, rest) = std::mem::take(held).into_iter().partition(behind);
         *held = rest;
         held.extend(self.each(ends, again, async |held| self.prepare_again(held, heartbeat).await).await);
-        let mut tables = Vec::new();
+        let (mut tables, mut schemas) = (Vec::new(), Vec::new());
         for one in held.iter() {
             let schema = self.mover.prefix.schema(one.part.shard);
             if let Some(oid) = facts::schema_oid(source, &schema).await? {
+                schemas.push((one.part.shard, oid));
                 tables.extend(table::shapes(source, oid).await?.into_iter().map(|shape| (schema.clone(), shape.name)));
             }
         }
         self.at("before publication")?;
         slot::create_publication(source, owner, &tables).await?;
         self.at("after publication")?;
+        if kept.is_some() {
+            // Those that were published while the slot was made, it has waited for.
+            let is_new = |shard| there.get(&shard).is_none_or(|there| there.from.is_none());
+            let new: Vec<u32> = schemas.iter().filter(|(shard, _)| is_new(*shard)).map(|(_, oid)| *oid).collect();
+            if !new.is_empty() {
+                slot::outwait(source, &name, &new, SLOT_PATIENCE).await?;
+            }
+        }
         let position = slot::create_slot(source, owner, SLOT_PATIENCE).await?;
         self.at("after slot")?;
         let shards: Vec<i32> = held.iter().map(|held| held.part.shard.as_i32()).collect();
@@ -326,20 +338,31 @@ impl<'a> Group<'a> {
         Ok(position)
     }
 
-    /// Where the changes begin that each shard with rows at the target still wants.
+    /// What the target has of each shard that it was told of.
     ///
-    /// Locks: none but ACCESS SHARE on the control tables.
-    async fn wanted(&self, target: &Session) -> Result<BTreeMap<ShardId, u64>, Error> {
-        let sql = "SELECT i.shard_id, coalesce(p.applied_lsn, i.stream_from)
+    /// Locks: none but ACCESS SHARE on the control tables and pg_namespace.
+    async fn there(&self, target: &Session) -> Result<BTreeMap<ShardId, There>, Error> {
+        let what = "reading the progress";
+        let sql = "SELECT i.shard_id, i.stream_from, p.applied_lsn,
+                EXISTS (SELECT FROM pg_namespace WHERE nspname = i.schema_name || '__incoming')
             FROM pgshard.incoming i LEFT JOIN pgshard.progress p USING (move_id, shard_id)
-            WHERE i.move_id = $1 AND i.source = $2 AND i.stream_from IS NOT NULL";
-        let rows =
-            target.rows("reading the progress", sql, &[self.shared.id.uuid(), &self.shared.source.as_str()]).await?;
-        let of = |row: &tokio_postgres::Row| {
-            let shard = u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new)?;
-            Some((shard, row.get::<_, PgLsn>(1).into()))
-        };
-        Ok(rows.iter().filter_map(of).collect())
+            WHERE i.move_id = $1 AND i.source = $2";
+        let rows = target.rows(what, sql, &[self.shared.id.uuid(), &self.shared.source.as_str()]).await?;
+        let mut found = BTreeMap::new();
+        for row in &rows {
+            let read = || -> Result<_, tokio_postgres::Error> {
+                let position = |at| Ok::<_, tokio_postgres::Error>(row.try_get::<_, Option<PgLsn>>(at)?.map(u64::from));
+                Ok((
+                    row.try_get::<_, i32>(0)?,
+                    There { from: position(1)?, applied: position(2)?, built: row.try_get(3)? },
+                ))
+            };
+            let (shard, there) = read().map_err(|error| target.failed(what, error))?;
+            if let Some(shard) = u16::try_from(shard).ok().and_then(ShardId::new) {
+                found.insert(shard, there);
+            }
+        }
+        Ok(found)
     }
 
     /// Back to the beginning with a shard whose changes since its copy are not known any more.
@@ -504,10 +527,9 @@ impl<'a> Group<'a> {
         let of_move = of_move.iter().filter(|entry| !entry.phase.is_ended() && entry.target == self.shared.target);
         unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
         if let Some(of) = self.shared.back_of {
-            let kept = target.entries(Some(of)).await?;
-            let open = kept.iter().filter(|entry| entry.target == self.shared.source);
-            let open = open.filter(|entry| entry.way_back.as_ref().is_some_and(WayBack::is_open));
-            unended.extend(open.map(|entry| (entry.id, entry.shard)));
+            let entries = target.entries(Some(of)).await?;
+            let sharing = entries.iter().filter(|entry| entry.target == self.shared.source && back::needs_slot(entry));
+            unended.extend(sharing.map(|entry| (entry.id, entry.shard)));
         }
         unended.retain(|(_, shard)| held.iter().all(|one| one.part.shard != *shard));
         applied(target, unended, position).await
@@ -549,7 +571,7 @@ impl<'a> Group<'a> {
             Err(error) => return Err(self.left(&held, error, heartbeat).await),
         };
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
-        (drive.built, drive.follower) = (held.built, Some(follower));
+        (drive.built, drive.verified_on, drive.follower) = (held.built, held.verified_on, Some(follower));
         (drive.way_back, drive.guard, drive.turns) = (way_back.clone(), Some(&self.guard), Some(&self.turns));
         Ok(drive)
     }
@@ -566,7 +588,7 @@ impl<'a> Group<'a> {
         let part = held.part.clone();
         let mut drive = self.with_stream(held, heartbeat, follower, way_back).await?;
         match self.drive(&mut drive, Until::Ready).await {
-            None => Ok(Held { part, built: drive.built }),
+            None => Ok(Held { part, built: drive.built, verified_on: drive.verified_on }),
             Some(end) => {
                 self.guard.let_go(shard);
                 Err(end)
@@ -633,6 +655,27 @@ impl<'a> Group<'a> {
 
     fn at(&self, failpoint: &'static str) -> Result<(), Error> {
         self.mover.options.at(failpoint)
+    }
+}
+
+/// What a target has of a shard.
+struct There {
+    /// Where the changes begin that are wanted since the first row was copied.
+    from: Option<u64>,
+    /// How far they are applied; `None`: its keys are not built.
+    applied: Option<u64>,
+    /// Whether its schema is there.
+    built: bool,
+}
+
+impl There {
+    /// Whether this is what the journal's phase says, and a slot that has confirmed so much has all that is missing. A target that
+    /// failed over may have less, for less was copied to its standby.
+    fn can_go_on(&self, phase: Phase, confirmed: Option<u64>) -> bool {
+        let loaded = phase >= Phase::Loaded;
+        let whole = self.built && (!loaded || self.applied.is_some());
+        let wanted = self.applied.or(self.from);
+        whole && wanted.is_none_or(|wanted| confirmed.is_some_and(|confirmed| wanted >= confirmed))
     }
 }
 

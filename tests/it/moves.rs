@@ -2,6 +2,7 @@
 
 mod crash;
 mod dead;
+mod failover;
 mod faults;
 mod holes;
 mod many_tables;

@@ -26,7 +26,7 @@ use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOpt
 use crate::mover::stream::slot;
 use crate::shard::ShardId;
 
-use super::{copy, stream};
+use super::{copy, needs_slot, stream};
 
 /// How often the moves are looked at: new ones begin to be fed, those that have ended are let go.
 const ROUND: Duration = Duration::from_secs(2);
@@ -120,7 +120,10 @@ impl Feeding {
             return Ok(None);
         }
         session.sign(holds[0], Signed::Group).await?;
-        let not_fed = entries.iter().filter(|entry| holds.iter().all(|hold| hold.shard != entry.shard));
+        // Those that are not kept yet too: the slot must have what their new host writes once it has opened.
+        let of_move = session.entries(Some(*id)).await?;
+        let sharing = of_move.iter().filter(|entry| entry.target == *serving && needs_slot(entry));
+        let not_fed = sharing.filter(|entry| holds.iter().all(|hold| hold.shard != entry.shard));
         let position = slot::slot_state(&target, &name).await?.map_or(0, |state| state.confirmed);
         let others = applied(&session, not_fed.map(|entry| (entry.id, entry.shard)).collect(), position).await?;
         let follower = Follower::start(FollowerOptions {
@@ -147,11 +150,13 @@ impl Feeding {
     ) -> Result<Option<Feeding>, Error> {
         let view = self.follower.view().borrow().clone();
         for hold in &self.shards {
-            if let Some(Fault::Diverged { table, what }) = view.shards.get(&hold.shard).and_then(|of| of.fault.clone())
-            {
-                copy::lose(&self.source, *id, hold.shard, &format!("{table} of the old copy differs: {what}")).await?;
-                self.follower.detach(hold.shard).await;
-            }
+            let why = match view.shards.get(&hold.shard).and_then(|seen| seen.fault.clone()) {
+                Some(Fault::Diverged { table, what }) => format!("{table} of the old copy differs: {what}"),
+                Some(Fault::StreamLost { host }) => stream::lacking(&host),
+                _ => continue,
+            };
+            copy::lose(&self.source, *id, hold.shard, &why).await?;
+            self.follower.detach(hold.shard).await;
         }
         let target = mover.hosts.open(serving).await?;
         let name = slot::back_name(*id, source);

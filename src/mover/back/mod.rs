@@ -17,10 +17,22 @@ pub(crate) mod stream;
 
 use super::driver::{self, Part, Start};
 use super::error::Error;
+use super::journal::Entry;
 use super::names::MoveId;
 use super::options::Event;
 use super::state::{Goal, Mode, Phase};
+use super::wish::Back;
 use super::{Mover, Report, report};
+
+/// Whether a shard of a move needs what the slot of its reverse replication keeps: now, or once it is kept.
+pub(crate) fn needs_slot(entry: &Entry) -> bool {
+    match (&entry.way_back, entry.phase) {
+        (_, Phase::Completed | Phase::Aborted) => false,
+        (Some(way_back), _) => way_back.lost.is_none(),
+        // It is prepared when the target has caught up.
+        (None, phase) => entry.back == Back::Prepared && phase < Phase::Decided,
+    }
+}
 
 /// Takes the kept shards of a move back to where they were.
 pub(super) async fn rollback(mover: &Mover, of: MoveId) -> Result<Report, Error> {
@@ -28,6 +40,7 @@ pub(super) async fn rollback(mover: &Mover, of: MoveId) -> Result<Report, Error>
     if entries.is_empty() {
         return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id: of }, |(_, error)| error));
     }
+    let entries = stream::judged(mover, of, entries).await?;
     let id = MoveId::new();
     let (mut parts, mut refused) = (Vec::new(), Vec::new());
     for entry in entries.iter().filter(|entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted)) {

@@ -4,12 +4,15 @@
 //! What may not break: a way back never harms the host that serves. Its slot is not made where slots are short, keeps no
 //! more WAL than it may, and is dropped as soon as no shard needs it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
+
+use tokio_postgres::types::PgLsn;
 
 use crate::map::HostName;
 use crate::mover::error::Error;
 use crate::mover::facts;
-use crate::mover::journal::WayBack;
+use crate::mover::journal::{Entry, WayBack};
 use crate::mover::names::MoveId;
 use crate::mover::session::Session;
 use crate::mover::state::Phase;
@@ -164,7 +167,11 @@ pub(crate) async fn judge(
             }
         }
     }
-    let why = match slot::slot_state(target, name).await? {
+    let state = slot::slot_state(target, name).await?;
+    if let Some(state) = &state {
+        lose_what_lacks(source, target, id, state.confirmed).await?;
+    }
+    let why = match state {
         None => "its slot is gone".to_owned(),
         Some(state) if state.wal_status.as_deref() == Some("lost") => {
             "its slot kept more WAL than max_slot_wal_keep_size lets it".to_owned()
@@ -176,6 +183,39 @@ pub(crate) async fn judge(
     };
     let given_up = copy::lose_all(source, &target.host, id, &why).await?;
     Ok((given_up > 0).then_some(why))
+}
+
+/// Gives the ways back of shards up whose old copies lack changes that the slot sends no more. Read after the slot's state, for
+/// whoever applies changes tells the slot after they are durable.
+async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirmed: u64) -> Result<(), Error> {
+    let what = "looking for old copies that lack changes";
+    let sql = "SELECT b.shard_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+        JOIN pgshard.progress p USING (move_id, shard_id)
+        WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND p.applied_lsn < $3";
+    let rows = source.rows(what, sql, &[id.uuid(), &target.host.as_str(), &PgLsn::from(confirmed)]).await?;
+    for row in rows {
+        let shard: i32 = row.try_get(0).map_err(|error| source.failed(what, error))?;
+        if let Some(shard) = u16::try_from(shard).ok().and_then(ShardId::new) {
+            copy::lose(source, id, shard, &lacking(&source.host)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Why there is no way back to a host that has lost changes.
+pub(crate) fn lacking(host: &HostName) -> String {
+    format!("{host} has lost changes of the old copy, as after a fail-over to a standby that lacked them")
+}
+
+/// The entries of a move, once it was looked whether their ways back can still be gone.
+pub(crate) async fn judged(mover: &Mover, id: MoveId, entries: Vec<Entry>) -> Result<Vec<Entry>, Error> {
+    let routes: BTreeSet<(HostName, HostName)> =
+        entries.iter().map(|entry| (entry.source.clone(), entry.target.clone())).collect();
+    for (source, target) in &routes {
+        let (source, target) = (mover.hosts.open(source).await?, mover.hosts.open(target).await?);
+        judge(mover, &source, &target, id, &slot::back_name(id, &source.host)).await?;
+    }
+    Ok(mover.list(Some(id)).await.0)
 }
 
 fn elsewhere(host: &HostName) -> String {

@@ -228,6 +228,17 @@ impl ShardMove<'_> {
         Ok((!same).then(|| what.to_owned()))
     }
 
+    /// Forgets what was compared: one of the servers is not the one that it was.
+    ///
+    /// Locks: the shard's rows of pgshard.chunk, for one transaction.
+    pub(crate) async fn verify_anew(&self) -> Result<(), Error> {
+        let what = "forgetting what was verified";
+        self.begin_on_target(what).await?;
+        let sql = "UPDATE pgshard.chunk SET verified_at = NULL WHERE move_id = $1 AND shard_id = $2";
+        self.target.execute(what, sql, &[self.hold.id.uuid(), &self.hold.shard.as_i32()]).await?;
+        self.target.batch(what, "COMMIT").await
+    }
+
     /// Proves foreign keys that the open has added unproved. Nobody waits for it.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table and ROW SHARE on the table that it refers to, for a scan of the former.

@@ -1,5 +1,6 @@
 //! What ends the following of one shard, or of all.
 
+use crate::map::HostName;
 use crate::mover::error::Error;
 use crate::shard::ShardId;
 
@@ -15,6 +16,11 @@ pub(crate) enum Fault {
         /// What was to be done.
         what: String,
     },
+    /// The target has less than the source has been told: it has lost what it had, and the source sends that no more.
+    StreamLost {
+        /// The target.
+        host: HostName,
+    },
     /// The driver is done with it.
     Detached,
     /// All of the group ended.
@@ -26,6 +32,7 @@ impl Fault {
         match self {
             Fault::LeaseLost => Error::LeaseLost { shard },
             Fault::Diverged { table, what } => Error::Diverged { shard, table, what },
+            Fault::StreamLost { host } => Error::StreamLost { shard, host },
             Fault::Detached => Error::Unfollowed { shard: Some(shard), why: "it was let go".to_owned() },
             Fault::Ended(why) => Error::Unfollowed { shard: Some(shard), why },
         }

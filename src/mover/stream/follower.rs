@@ -13,6 +13,7 @@ use crate::map::HostName;
 use crate::mover::chunk::snapshot::Snapshot;
 use crate::mover::chunk::table::TableShape;
 use crate::mover::error::Error;
+use crate::mover::facts::Servers;
 use crate::mover::journal::Hold;
 use crate::mover::names::MoveId;
 use crate::mover::options::Options;
@@ -97,6 +98,8 @@ pub(crate) struct View {
     /// Source transactions and changes that were applied by this process.
     pub(crate) transactions: u64,
     pub(crate) changes: u64,
+    /// The servers that it is connected to.
+    pub(crate) servers: Option<Servers>,
     /// Why nothing is followed any more.
     pub(crate) ended: Option<String>,
 }
@@ -223,6 +226,11 @@ impl Follower {
     /// The change that came after the shard's marker, if one did: it forbids decide for that attempt.
     pub(crate) fn breach(&self, shard: ShardId) -> Option<String> {
         self.view.borrow().shards.get(&shard).and_then(|of| of.breach.clone())
+    }
+
+    /// Whether it is connected to these servers, and no others since.
+    pub(crate) fn is_on(&self, servers: &Servers) -> bool {
+        self.view.borrow().servers.as_ref() == Some(servers)
     }
 
     pub(crate) fn lag(&self) -> Lag {

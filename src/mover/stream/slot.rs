@@ -134,6 +134,53 @@ pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Du
     }
 }
 
+/// Waits until every transaction has ended that may have changed tables of these schemas before they were published, and makes
+/// the slot's readers look at the publication again.
+///
+/// Only the creation of a slot waits for transactions. A table that is published afterwards is decoded by what was published
+/// when each change was made: what a transaction did before is in no stream, and not in a snapshot that is taken before it ends.
+/// Releases of PostgreSQL before May 2025 go by what was published at such a transaction's first change for all that they
+/// decode later, too, until the publication changes once more.
+///
+/// # Errors
+/// [`Error::PublicationBlocked`] names who was waited for.
+///
+/// Locks: none on tables; waits for the ends of transactions, and nobody waits for it.
+pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patience: Duration) -> Result<(), Error> {
+    let what = "waiting for transactions that are older than the publication";
+    let until = Instant::now() + patience;
+    // A transaction holds the lock on a table that it has changed to its end; one that is prepared has no process.
+    let sql = "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid, 'a prepared transaction'),
+                c.oid::regclass, coalesce(left(a.query, 100), '?')))
+            FROM pg_locks l JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+            WHERE l.locktype = 'relation' AND l.granted AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'SIReadLock')
+                AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                AND c.relnamespace = ANY ($1) AND c.relkind = 'r' AND l.pid IS DISTINCT FROM pg_backend_pid()
+            GROUP BY 1 ORDER BY 1";
+    let mut older: Option<HashSet<String>> = None;
+    loop {
+        let mut there = Vec::new();
+        for row in source.rows(what, sql, &[&schemas]).await? {
+            let read = row.try_get(0).and_then(|transaction| Ok((transaction, row.try_get(1)?)));
+            let (transaction, words): (String, String) = read.map_err(|error| source.failed(what, error))?;
+            if older.as_ref().is_none_or(|older| older.contains(&transaction)) {
+                there.push((transaction, words));
+            }
+        }
+        if there.is_empty() {
+            break;
+        }
+        if Instant::now() >= until {
+            let blockers = there.into_iter().map(|(_, words)| words).collect::<Vec<_>>().join("; ");
+            return Err(Error::PublicationBlocked { host: source.host.clone(), blockers });
+        }
+        older = Some(there.into_iter().map(|(transaction, _)| transaction).collect());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let sql = format!("ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')", quote_ident(name));
+    source.batch(what, &sql).await
+}
+
 /// Who keeps a slot from being made: the oldest transactions that have written.
 pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
     let sql = "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch FROM

@@ -11,6 +11,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::mover::chunk::chunks;
 use crate::mover::error::Error;
+use crate::mover::facts;
 use crate::mover::journal::Signed;
 use crate::mover::session::Session;
 use crate::shard::ShardId;
@@ -165,6 +166,15 @@ impl Worker {
         let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text";
         let near: String = source.row("asking for a transaction number", sql, &[]).await?.get(0);
         let near = near.parse().unwrap_or(0);
+        let servers = facts::servers(&source, &session).await?;
+        self.view.send_modify(|view| view.servers = Some(servers));
+        // Invariant: a shard is followed from where its row says. The slot was told no more than the rows said, so a row behind it
+        // has lost something since.
+        if let Some(behind) = shards.values().find(|shard| shard.applied < state.confirmed) {
+            let fault = Fault::StreamLost { host: options.target.clone() };
+            return Err(Failure::Shard(behind.hold.shard, fault));
+        }
+        // What shards that are not followed here lack already, whoever follows them finds out.
         let from = shards.values().map(|shard| shard.applied).chain(self.held.values().copied()).min();
         let from = from.unwrap_or(0).max(state.confirmed);
         let slot = Source {

@@ -169,7 +169,12 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             "the source serves; raise max_slot_wal_keep_size on {host} if it was lost, then `pgshard moves resume {id}`, which \
              copies again, or `pgshard moves abort {id}`"
         ),
-        Error::SlotBlocked { .. } => format!("end those transactions, then `pgshard moves resume {id}`"),
+        Error::StreamLost { .. } => {
+            format!("the source serves; `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`")
+        }
+        Error::SlotBlocked { .. } | Error::PublicationBlocked { .. } => {
+            format!("end those transactions, then `pgshard moves resume {id}`")
+        }
         Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
         Error::Connect { .. } => {
             format!("when the host answers, `pgshard moves resume {id}`; how far it is, `pgshard moves show {id}`")

@@ -1,0 +1,129 @@
+//! A host fails over to a standby that lacks the last seconds, while a mover, or whoever feeds old copies, lives on.
+
+use std::time::Duration;
+
+use pgshard::dev::StopMode;
+use tokio_postgres::Client;
+
+use crate::support::{Ran, World, lines};
+
+/// Two hosts and a standby of one of them, which the config names as that host's other address.
+async fn with_standby(version: u32, primary: usize) -> World {
+    let world = World::with_spare(&[version, version, version], 2).await;
+    tokio::task::block_in_place(|| world.servers.make_standby(version, 2, primary));
+    let [first, second] = [primary, 2].map(|host| world.servers.server(host).port());
+    let config = std::fs::read_to_string(&world.config.path).unwrap();
+    let both = format!(":{first},127.0.0.1:{second}/");
+    let config = config.replace(&format!(":{first}/"), &both);
+    let at = config.find(&both).expect("the host has a url");
+    let end = at + config[at..].find('"').expect("it ends");
+    let config = format!("{}?target_session_attrs=read-write{}", &config[..end], &config[end..]);
+    world.write("pgshard.toml", &config);
+    world
+}
+
+/// Waits until a query gives true.
+async fn until(client: &Client, sql: &str) {
+    for _ in 0..3000 {
+        if client.query_one(sql, &[]).await.unwrap().get::<_, Option<bool>>(0) == Some(true) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never true: {sql}");
+}
+
+/// Cuts the standby off, waits until `client`'s slot has confirmed more than the standby has of these shards, and lets the standby
+/// take the place of its primary.
+async fn fail_over(world: &World, primary: usize, client: &Client) {
+    let standby = world.servers.superuser(2).await;
+    standby.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();
+    standby.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    until(&standby, "SELECT NOT EXISTS (SELECT FROM pg_stat_wal_receiver)").await;
+    let received = lines(&standby, "SELECT max(applied_lsn)::text FROM pgshard.progress").await;
+    let sql = format!(
+        "SELECT bool_and(confirmed_flush_lsn > '{}') FROM pg_replication_slots WHERE slot_name LIKE 'pgshard%'",
+        received.trim()
+    );
+    until(client, &sql).await;
+    tokio::task::block_in_place(|| world.servers.server(primary).stop(StopMode::Immediate)).unwrap();
+    let promote = "SELECT pg_promote(true, 60)";
+    assert!(standby.query_one(promote, &[]).await.unwrap().get::<_, bool>(0));
+}
+
+/// Writes to a shard until it is closed or the host is gone.
+fn write(client: Client, shard: u16) -> tokio::task::JoinHandle<u32> {
+    tokio::spawn(async move {
+        let insert = format!("INSERT INTO shard_{shard:04}.users (name) VALUES ('written')");
+        let mut written = 0;
+        while client.execute(&insert, &[]).await.is_ok() {
+            written += 1;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        written
+    })
+}
+
+/// All rows of a table.
+async fn rows(world: &World, host: usize, table: &str) -> String {
+    lines(&world.servers.app(host).await, &format!("SELECT t::text FROM {table} t ORDER BY 1")).await
+}
+
+on_each_version! {
+    /// The target fails over while the shards wait before their fence. The slot has confirmed what the promoted server lacks: the
+    /// mover says so, and a resume copies again.
+    async fn of_the_target(version) {
+        let world = with_standby(version, 1).await;
+        let db1 = world.servers.app(0).await;
+        // Both shards are on db1.
+        let all = "INSERT INTO shard_0000.users (name) SELECT 'old' FROM generate_series(1, 500)";
+        db1.batch_execute(all).await.unwrap();
+        let writer = write(world.servers.app(0).await, 0);
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let child = world.command(&args, &[]).spawn().unwrap();
+        until(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move").await;
+        let id = lines(&db1, "SELECT move_id::text FROM pgshard.move").await;
+        let id = id.trim();
+        fail_over(&world, 1, &db1).await;
+        let lost = Ran::of(child).await;
+        assert!(lost.ended(7).stderr.contains("has lost changes that were applied there"), "{}", lost.stderr);
+        assert!(lost.stderr.contains("which copies again"), "{}", lost.stderr);
+        assert_eq!(world.state(0, 0).await, "serving");
+        world.run(&["moves", "continue", id]).await;
+        world.run(&["moves", "resume", id]).await.ended(0);
+        assert!(writer.await.unwrap() > 100);
+        assert_eq!(rows(&world, 2, "shard_0000.users").await, rows(&world, 0, "shard_0000__left_e1.users").await);
+        assert_eq!(world.state(2, 0).await, "serving");
+    }
+
+    /// The host of an old copy fails over while the copy is fed: there is no way back any more, and whoever asks is told.
+    async fn of_the_host_of_an_old_copy(version) {
+        let world = with_standby(version, 0).await;
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        let id = world.run(&args).await.ended(0).id();
+        let db2 = world.servers.app(1).await;
+        let writer = write(world.servers.app(1).await, 0);
+        let mut feed = world.command(&["moves", "feed"], &[]).spawn().unwrap();
+        let fed = world.servers.superuser(0).await;
+        until(&fed, "SELECT count(*) > 10 FROM shard_0000__left_e1.users").await;
+        let standby = world.servers.superuser(2).await;
+        until(&standby, "SELECT count(*) > 10 FROM shard_0000__left_e1.users").await;
+        fail_over(&world, 0, &db2).await;
+        let lost = "SELECT bool_or(lost LIKE 'db1 has lost changes of the old copy%') FROM pgshard.back";
+        until(&standby, lost).await;
+        feed.kill().await.unwrap();
+        let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].take();
+        assert!(listed["back"].as_str().unwrap().starts_with("lost"), "{listed}");
+        let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
+        assert!(refused.ended(4).stderr.contains("has lost changes of the old copy"), "{}", refused.stderr);
+        assert_eq!(world.state(1, 0).await, "serving");
+        writer.abort();
+        // The same with nobody to feed it: a rollback looks for itself.
+        standby.batch_execute("UPDATE pgshard.back SET lost = NULL").await.unwrap();
+        let slot = lines(&db2, "SELECT slot_name::text FROM pg_replication_slots").await;
+        if !slot.is_empty() {
+            let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
+            assert!(refused.ended(4).stderr.contains("has lost changes of the old copy"), "{}", refused.stderr);
+        }
+    }
+}
