@@ -52,6 +52,9 @@ pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error>
     if let Some(early) =
         entries.iter().find(|entry| !matches!(entry.phase, Phase::Kept | Phase::Completed | Phase::Aborted))
     {
+        if let Some(worker) = early.worker.clone() {
+            return Err(Error::AtWork { shard: early.shard, id, worker });
+        }
         let reason = format!(
             "`pgshard moves {}` first",
             if early.phase < Phase::Decided { "resume` or `pgshard moves abort" } else { "resume" }
@@ -283,6 +286,7 @@ async fn settle(mover: &Mover, host: &HostName, report: &mut CleanupReport) -> R
         let opened = finish_open(mover, &peer, shard, row.get(2)).await;
         report.add(&peer, shard, "it was decided but not opened: opened", opened);
     }
+    session.forget_the_dead().await?;
     Ok(Some(session))
 }
 

@@ -1,12 +1,11 @@
 //! The loop of a move: observe, ask [`state::next`](super::state::next), run the step, again. Claim, resume and abort are
 //! this loop from different starts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
-use futures_util::stream;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
@@ -21,13 +20,13 @@ use super::heartbeat::Heartbeat;
 use super::journal::{Claim, Entry, Hold, Signed};
 use super::names::{MoveId, Names};
 use super::observe::{Observation, observe};
-use super::options::{Event, Options};
-use super::session::Session;
+use super::options::Event;
 use super::state::{self, Goal, Mode, Own, Step, Stop, Stream, Until};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::stream::follower::Follower;
 use super::turn::Turns;
 use super::wish::{Back, Wanted};
+use super::worker::{Asked, Claimant, Work};
 use super::{Mover, ShardReport, group};
 
 /// One shard's part of a move, before anybody works on it.
@@ -88,40 +87,222 @@ impl Part {
     }
 }
 
-/// Works on the parts, `options.jobs` at a time, and gives each one's end in the order of the shards. Those that are copied
-/// while they are open share what reads their source.
-pub(super) async fn work(mover: &Mover, parts: Vec<Part>, goal: Goal) -> Vec<(ShardId, Result<ShardReport, Error>)> {
-    let jobs = mover.options.jobs.max(1);
-    let mut groups: BTreeMap<(HostName, HostName), Vec<Part>> = BTreeMap::new();
-    let mut single = Vec::new();
+/// Which shards of a move that is in the journal are taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Those that are named.
+    Named,
+    /// All that are open by now on the routes of those that are named.
+    Routes,
+}
+
+/// Works on the parts, which are of one move, and gives each one's end in the order of the shards. Those that go from one host to
+/// one other have one mover between them; those that are copied while they are open share what reads their source too.
+pub(super) async fn work(
+    mover: &Mover,
+    parts: Vec<Part>,
+    goal: Goal,
+    scope: Scope,
+) -> Vec<(ShardId, Result<ShardReport, Error>)> {
+    let jobs = Semaphore::new(mover.options.jobs.max(1));
+    let mut routes: BTreeMap<Shared, Vec<Part>> = BTreeMap::new();
     for part in parts {
-        if goal == Goal::Finish && part.mode == Mode::Online {
-            groups.entry((part.source.clone(), part.target.clone())).or_default().push(part);
+        routes.entry(Shared::of(&part)).or_default().push(part);
+    }
+    let routes = routes.into_iter().map(|(shared, parts)| route(mover, shared, parts, (goal, scope), &jobs));
+    let mut ends: Vec<End> = futures_util::future::join_all(routes).await.into_iter().flatten().collect();
+    ends.sort_by_key(|(shard, _)| *shard);
+    ends
+}
+
+pub(super) type End = (ShardId, Result<ShardReport, Error>);
+
+/// The shards of a move that go from one host to one other, from the sign of life to its end.
+async fn route(
+    mover: &Mover,
+    shared: Shared,
+    parts: Vec<Part>,
+    (goal, scope): (Goal, Scope),
+    jobs: &Semaphore,
+) -> Vec<End> {
+    let shards: Vec<ShardId> = parts.iter().map(|part| part.shard).collect();
+    let entered = async {
+        let heartbeat = enter(mover, &shared, &parts).await?;
+        let parts = take_route(mover, &shared, &heartbeat, parts, scope).await;
+        Ok::<_, Error>((heartbeat, parts))
+    };
+    let (heartbeat, parts) = match entered.await {
+        Ok((heartbeat, Ok(parts))) => (heartbeat, parts),
+        Ok((heartbeat, Err(error))) => {
+            heartbeat.end().await;
+            return not_begun(mover, &shards, error);
+        }
+        Err(error) => return not_begun(mover, &shards, error),
+    };
+    // What is asked of the mover of a route is not told to the others.
+    let own = Mover { stop: watch::Sender::new(mover.is_stopped()), ..mover.clone() };
+    let work = async {
+        if goal == Goal::Finish && parts.first().is_some_and(|part| part.mode == Mode::Online) {
+            group::work(&own, parts.clone(), &heartbeat).await
         } else {
-            single.push(part);
+            singles(&own, &parts, goal, &heartbeat, jobs).await
+        }
+    };
+    let mut work = Box::pin(work);
+    let ends = tokio::select! {
+        ends = &mut work => ends,
+        () = pass_on_stops(mover, &own, &heartbeat) => unreachable!("stops are passed on until the work ends"),
+    };
+    drop(work);
+    let ends = obey(mover, ends, &parts, &heartbeat, jobs).await;
+    if goal == Goal::Abort && shared_a_stream(&parts) {
+        // An abort takes each shard back by itself; what they shared is dropped after the last of them.
+        tidy_up(mover, &shared).await;
+    }
+    heartbeat.end().await;
+    ends
+}
+
+fn shared_a_stream(parts: &[Part]) -> bool {
+    parts.iter().any(|part| part.mode == Mode::Online)
+}
+
+/// Nothing of any shard has begun.
+fn not_begun(mover: &Mover, shards: &[ShardId], error: Error) -> Vec<End> {
+    let error = Arc::new(error);
+    let end = |shard: &ShardId| {
+        let error = match &*error {
+            Error::AtWork { id, worker, .. } => Error::AtWork { shard: *shard, id: *id, worker: worker.clone() },
+            _ => Error::Group { shard: *shard, source: error.clone() },
+        };
+        mover.observer.tell(Event::Failed { shard: *shard, error: chain(&error) });
+        (*shard, Err(error))
+    };
+    shards.iter().map(end).collect()
+}
+
+/// Says that this mover is at work, before it holds anything.
+async fn enter(mover: &Mover, shared: &Shared, parts: &[Part]) -> Result<Heartbeat, Error> {
+    let claimant = claimant(mover, shared, Uuid::new_v4());
+    let session = mover.hosts.open(&shared.source).await?;
+    for part in parts.iter().take(1) {
+        session.sign(Hold { id: part.id, shard: part.shard, lease: claimant.lease }, Signed::Group).await?;
+    }
+    // What it writes need not be durable: a crash only makes a lease or a fence end sooner.
+    session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
+    Heartbeat::start(session, &claimant, mover.options.leases).await
+}
+
+fn claimant(mover: &Mover, shared: &Shared, lease: Uuid) -> Claimant {
+    Claimant {
+        id: shared.id,
+        lease,
+        target: shared.target.clone(),
+        holder: mover.options.holder.clone(),
+        work: Work::Move,
+    }
+}
+
+/// Takes over what is in the journal already, all of it or nothing. Gives the parts to work on.
+async fn take_route(
+    mover: &Mover,
+    shared: &Shared,
+    heartbeat: &Heartbeat,
+    parts: Vec<Part>,
+    scope: Scope,
+) -> Result<Vec<Part>, Error> {
+    let Some(first) = parts.iter().find(|part| matches!(part.start, Start::TakeOver)) else { return Ok(parts) };
+    let source = mover.hosts.open(&shared.source).await?;
+    let claimant = claimant(mover, shared, heartbeat.lease());
+    let (entries, former) = heartbeat.take_over(&source, &claimant, first.shard).await?;
+    let shards: Vec<ShardId> = entries.iter().map(|entry| entry.shard).collect();
+    let own = Hold { id: shared.id, shard: first.shard, lease: heartbeat.lease() };
+    source.end_former(own, &shards, &former).await?;
+    // A target that cannot be asked is told of when a shard needs it.
+    if let Ok(target) = mover.hosts.open(&shared.target).await {
+        target.end_former(own, &shards, &former).await?;
+    }
+    let taken = entries.iter().map(Part::of);
+    Ok(match scope {
+        Scope::Routes => taken.collect(),
+        Scope::Named => taken.filter(|one| parts.iter().any(|part| part.shard == one.shard)).collect(),
+    })
+}
+
+/// Passes on what the whole mover is asked for, and what an operator asks this one for through the journal. Never returns.
+async fn pass_on_stops(mover: &Mover, own: &Mover, heartbeat: &Heartbeat) {
+    let mut stop = mover.stop.subscribe();
+    tokio::select! {
+        () = stopped(&mut stop) => {}
+        wish = heartbeat.asked() => {
+            tracing::warn!(by = wish.by, asked = wish.asked.as_str(), "asked to stop");
+            mover.observer.tell(Event::Asked(wish));
         }
     }
-    // An abort takes each shard back by itself; what they shared is dropped after the last of them.
-    let shared: BTreeSet<Shared> = match goal {
-        Goal::Abort => single.iter().filter(|part| part.mode == Mode::Online).map(Shared::of).collect(),
-        Goal::Finish => BTreeSet::new(),
+    own.stop();
+    std::future::pending().await
+}
+
+/// What an operator has asked for while the shards were worked on, done with those that it interrupted.
+async fn obey(mover: &Mover, ends: Vec<End>, parts: &[Part], heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
+    let Some(wish) = heartbeat.wish() else { return ends };
+    let obey_one = |(shard, end): End| {
+        let (part, by) = (parts.iter().find(|part| part.shard == shard), wish.by.clone());
+        async move {
+            match (end, part) {
+                (Err(Error::Interrupted { .. }), _) if wish.asked == Asked::Stop => {
+                    (shard, Err(Error::Stopped { shard, by }))
+                }
+                (Err(_), Some(part)) if wish.asked == Asked::Abort => {
+                    (shard, abort_one(mover, part, by, heartbeat, jobs).await)
+                }
+                (end, _) => (shard, end),
+            }
+        }
     };
-    let each = stream::iter(single).map(|part| async move {
+    let aborted = wish.asked == Asked::Abort && shared_a_stream(parts);
+    let ends = futures_util::future::join_all(ends.into_iter().map(obey_one)).await;
+    if let (true, Some(part)) = (aborted, parts.first()) {
+        tidy_up(mover, &Shared::of(part)).await;
+    }
+    ends
+}
+
+async fn abort_one(
+    mover: &Mover,
+    part: &Part,
+    by: String,
+    heartbeat: &Heartbeat,
+    jobs: &Semaphore,
+) -> Result<ShardReport, Error> {
+    let shard = part.shard;
+    let known = async {
+        let source = mover.hosts.open(&part.source).await?;
+        Ok::<_, Error>(source.entries(Some(part.id)).await?.iter().any(|entry| entry.shard == shard))
+    };
+    // What was never claimed leaves nothing to abort.
+    if !known.await? {
+        return Err(Error::Aborted { shard, by });
+    }
+    let part = Part { start: Start::TakeOver, ..part.clone() };
+    match part_to_end(mover, &part, Goal::Abort, heartbeat, jobs).await {
+        Ok(_) => Err(Error::Aborted { shard, by }),
+        Err(Error::TooLate { .. }) => part_to_end(mover, &part, Goal::Finish, heartbeat, jobs).await,
+        Err(error) => Err(error),
+    }
+}
+
+/// Each shard by itself, a few at a time.
+async fn singles(mover: &Mover, parts: &[Part], goal: Goal, heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
+    let each = parts.iter().map(|part| async move {
         let shard = part.shard;
-        let outcome = part_to_end(mover, &part, goal).await;
+        let outcome = part_to_end(mover, part, goal, heartbeat, jobs).await;
         if let Err(error) = &outcome {
             mover.observer.tell(Event::Failed { shard, error: chain(error) });
         }
         (shard, outcome)
     });
-    let groups = futures_util::future::join_all(groups.into_values().map(|parts| group::work(mover, parts)));
-    let (mut ends, grouped) = tokio::join!(each.buffer_unordered(jobs).collect::<Vec<_>>(), groups);
-    ends.extend(grouped.into_iter().flatten());
-    ends.sort_by_key(|(shard, _)| *shard);
-    for shared in &shared {
-        tidy_up(mover, shared).await;
-    }
-    ends
+    futures_util::future::join_all(each).await
 }
 
 /// Drops what the shards of a move that come from one host shared, if all of them have ended.
@@ -142,22 +323,28 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-pub(super) async fn part_to_end(mover: &Mover, part: &Part, goal: Goal) -> Result<ShardReport, Error> {
+pub(super) async fn part_to_end(
+    mover: &Mover,
+    part: &Part,
+    goal: Goal,
+    heartbeat: &Heartbeat,
+    jobs: &Semaphore,
+) -> Result<ShardReport, Error> {
+    let _turn = jobs.acquire().await.expect("nobody closes it");
     if mover.is_stopped() {
         return Err(Error::Interrupted { shard: part.shard });
     }
-    let hold = Hold { id: part.id, shard: part.shard, lease: Uuid::new_v4() };
+    let hold = Hold { id: part.id, shard: part.shard, lease: heartbeat.lease() };
     let work = match (goal, connect(mover, part, hold).await) {
         (Goal::Abort, Err(gone @ (Error::Connect { .. } | Error::UnknownHost { .. })))
             if mover.hosts.open(&part.target).await.is_err() =>
         {
-            return abort_without_target(mover, part, hold, gone).await;
+            return abort_without_target(mover, part, hold, gone, heartbeat).await;
         }
         (_, work) => work?,
     };
-    let heartbeat = Heartbeat::start(beating(mover, part, hold).await?, mover.options.leases);
-    begin(&work, &heartbeat, part).await?;
-    let mut driver = Driver::new(mover, work, &heartbeat, goal);
+    begin(&work, heartbeat, part).await?;
+    let mut driver = Driver::new(mover, work, heartbeat, goal);
     let outcome = driver.run(Until::End).await;
     driver.leave(outcome.as_ref().err()).await;
     outcome?.ok_or(Error::Interrupted { shard: part.shard })
@@ -184,21 +371,12 @@ pub(super) async fn connect<'a>(mover: &'a Mover, part: &Part, hold: Hold) -> Re
     })
 }
 
-/// The connection of a mover's heartbeat. What it writes need not be durable: a crash only makes a lease or a fence end
-/// sooner.
-async fn beating(mover: &Mover, part: &Part, hold: Hold) -> Result<Session, Error> {
-    let session = mover.hosts.open(&part.source).await?.for_shard(part.shard);
-    session.sign(hold, Signed::Shard).await?;
-    session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
-    Ok(session)
-}
-
-/// Comes by the shard: claims it, or takes its move over.
+/// Comes by the shard: claims it, or goes on with what is this mover's by now.
 pub(super) async fn begin(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
     match part.start {
         Start::Claim => claim(work, heartbeat, part).await,
         Start::TakeOver => {
-            take_over(&[&work.source, &work.target], heartbeat, work.hold, work.options).await?;
+            heartbeat.hold(work.hold).await?;
             let (shard, id) = (work.hold.shard.as_i32(), work.hold.id.uuid());
             let what = "taking the lease over";
             // Locks: the rows of pgshard.incoming and pgshard.progress, for one statement each; waits for a transaction of
@@ -218,8 +396,13 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let (mode, lease_for) = (part.mode, options.leases.lease);
     let (fence_at, back_of, back) = (options.fence_at, part.back_of, part.back);
     let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of, back };
-    work.source.claim(work.hold, &claim).await?;
-    // After the claim: before it, one that comes too late would keep the lock from the one that was first.
+    match work.source.claim(work.hold, &claim).await {
+        // It slept meanwhile, and somebody has taken its move over.
+        Err(Error::Claimed { shard }) if !work.source.is_entered(work.hold.lease).await? => {
+            return Err(Error::LeaseLost { shard });
+        }
+        claimed => claimed?,
+    }
     heartbeat.hold(work.hold).await?;
     work.reached(state::Phase::Claimed);
     work.at("after claim")
@@ -228,37 +411,22 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
 /// Aborts the move of a shard whose target cannot be asked: it may be gone for good, and the shard must be free to be moved
 /// elsewhere, and migrated. Nobody can open the target without the token of a decision that is now never taken; what the
 /// move has built there is dropped by gc if the target comes back.
-async fn abort_without_target(mover: &Mover, part: &Part, hold: Hold, gone: Error) -> Result<ShardReport, Error> {
+async fn abort_without_target(
+    mover: &Mover,
+    part: &Part,
+    hold: Hold,
+    gone: Error,
+    heartbeat: &Heartbeat,
+) -> Result<ShardReport, Error> {
     let source = mover.hosts.open(&part.source).await?.for_shard(part.shard);
     source.sign(hold, Signed::Shard).await?;
-    let heartbeat = Heartbeat::start(beating(mover, part, hold).await?, mover.options.leases);
-    take_over(&[&source], &heartbeat, hold, &mover.options).await?;
+    heartbeat.hold(hold).await?;
     undo::undo_at_source(&source, hold, part.epoch, &mover.prefix.schema(part.shard)).await?;
     tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` clears up at the target");
     mover.observer.tell(Event::Reached { shard: part.shard, phase: state::Phase::Aborted });
     let entries = source.entries(Some(hold.id)).await?;
     let entry = entries.iter().find(|entry| entry.shard == part.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
     Ok(ShardReport::of(entry))
-}
-
-/// Makes the move ours, and ends what its former mover still has open on these hosts: a transaction of a paused mover would
-/// keep rows locked for as long as it sleeps.
-async fn take_over(sessions: &[&Session], heartbeat: &Heartbeat, hold: Hold, options: &Options) -> Result<(), Error> {
-    let source = sessions.first().copied().expect("whoever takes over has a session at the source");
-    let former = heartbeat.take_over(source, hold, options.leases, &options.holder).await?;
-    for session in sessions {
-        // Locks: none. Ends only sessions of this very shard's move under another lease, and of the former mover's group, of the same
-        // role. Other groups of the move, from other hosts, have leases of their own.
-        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-             WHERE (starts_with(application_name, $1) AND right(application_name, 8) <> $3 OR application_name = $2)
-               AND usename = current_user AND datname = current_database()";
-        let lease = hold.lease.simple().to_string();
-        let former = Hold { lease: former, ..hold };
-        let (shard, group) = (hold.signature(Signed::Shard), former.session_name(Signed::Group));
-        session.rows("ending the former mover's sessions", sql, &[&shard, &group, &&lease[..8]]).await?;
-    }
-    // A mover that was paused had the lock until just now. Without it, the next one to come would think that nobody lives.
-    heartbeat.hold(hold).await
 }
 
 /// One shard on its way, in the hands of this mover.

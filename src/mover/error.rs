@@ -13,6 +13,7 @@ use super::names::MoveId;
 use super::plan::Bytes;
 use super::refusal::Refusal;
 use super::state::Phase;
+use super::worker::Worker;
 
 /// Why a move, or a command about moves, did not get to its end.
 ///
@@ -77,15 +78,31 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// Another mover works on this move.
-    #[error("shard {shard} is in the hands of {holder}, whose lease ends in {ends_in_ms} ms")]
-    Held {
+    /// Another mover works on this move, and lives: nothing was changed.
+    #[error("shard {shard} was left alone: {worker} works on its move")]
+    AtWork {
         /// The shard.
         shard: ShardId,
-        /// Who holds the lease.
-        holder: String,
-        /// Until the lease ends.
-        ends_in_ms: u64,
+        /// The move.
+        id: MoveId,
+        /// Who.
+        worker: Worker,
+    },
+    /// An operator asked this mover to stop. The source serves, or the target if the shard was decided; the move can be resumed.
+    #[error("shard {shard}: stopped, as {by} asked")]
+    Stopped {
+        /// The shard.
+        shard: ShardId,
+        /// Host and process of whoever asked.
+        by: String,
+    },
+    /// An operator asked this mover to abort, and nothing of the shard's move is left. The source serves.
+    #[error("shard {shard}: its move was aborted, as {by} asked; the source serves")]
+    Aborted {
+        /// The shard.
+        shard: ShardId,
+        /// Host and process of whoever asked.
+        by: String,
     },
     /// This mover's lease was taken over.
     #[error("shard {shard}: this mover's lease was taken over; whoever did goes on with the move")]
@@ -352,6 +369,8 @@ impl Error {
                 | Error::TooLate { .. }
                 | Error::Stuck { .. }
                 | Error::WalLimit { .. }
+                | Error::Aborted { .. }
+                | Error::AtWork { .. }
                 | Error::Diverged { .. }
                 | Error::NoWayBack { .. }
         )

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
@@ -22,7 +22,7 @@ use super::chunk::copy::Copied;
 use super::chunk::plan::CHUNK_BYTES;
 use super::chunk::work::{CopyOptions, copy_all};
 use super::chunk::{Route, ShardCopy, table};
-use super::driver::{self, Driver, Part, Shared, Start, begin, chain, connect, stopped};
+use super::driver::{self, Driver, End, Part, Shared, Start, begin, chain, connect, stopped};
 use super::error::Error;
 use super::facts::Servers;
 use super::guard::{Guard, TooMuch};
@@ -38,15 +38,13 @@ use super::stream::slot;
 use super::throttle::Pace;
 use super::turn::Turns;
 use super::wish::{Back, Wanted};
-use super::{Mover, ShardReport, back, facts};
+use super::{Mover, back, facts};
 
 /// How long the slot's creation waits for the transactions that are under way on its server.
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
-type End = (ShardId, Result<ShardReport, Error>);
-
 /// Moves the parts, which are of one move and have the same source and target, to their ends.
-pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
+pub(super) async fn work(mover: &Mover, parts: Vec<Part>, heartbeat: &Heartbeat) -> Vec<End> {
     let Some(first) = parts.first() else { return Vec::new() };
     let (stop, pace) = (watch::Sender::new(false), Pace { rate: mover.throttle.rate(), paused: false });
     let pace = watch::Sender::new(pace);
@@ -60,18 +58,10 @@ pub(super) async fn work(mover: &Mover, parts: Vec<Part>) -> Vec<End> {
         turns: Turns::default(),
         shared: Shared::of(first),
         back: first.back,
-        lease: Uuid::new_v4(),
+        lease: heartbeat.lease(),
         first: first.shard,
     };
-    let shards: Vec<ShardId> = parts.iter().map(|part| part.shard).collect();
-    match group.run(parts).await {
-        Ok(ends) => ends,
-        // Nothing of a shard has begun, or its own end would be here.
-        Err(error) => {
-            let error = Arc::new(error);
-            shards.into_iter().map(|shard| (shard, Err(Error::Group { shard, source: error.clone() }))).collect()
-        }
-    }
+    group.run(parts, heartbeat).await
 }
 
 struct Group<'a> {
@@ -101,21 +91,17 @@ struct Held {
 }
 
 impl<'a> Group<'a> {
-    async fn run(&self, parts: Vec<Part>) -> Result<Vec<End>, Error> {
-        let session = self.session(&self.shared.source).await?;
-        session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
-        let heartbeat = Heartbeat::start(session, self.mover.options.leases);
+    async fn run(&self, parts: Vec<Part>, heartbeat: &Heartbeat) -> Vec<End> {
         let taken = parts.clone();
-        let mut work = Box::pin(self.all(parts, &heartbeat));
+        let mut work = Box::pin(self.all(parts, heartbeat));
         let too_much = tokio::select! {
-            ends = &mut work => return Ok(ends),
-            too_much = self.mind(&heartbeat) => too_much,
+            ends = &mut work => return ends,
+            too_much = self.mind(heartbeat) => too_much,
         };
         self.mover.stop();
         let ends = work.as_mut().await;
         drop(work);
-        drop(heartbeat);
-        Ok(self.save_the_disk(taken, ends, too_much).await)
+        self.save_the_disk(taken, ends, too_much, heartbeat).await
     }
 
     /// While the group works: passes on what its mover is asked for, and looks after the slot. Returns when that keeps too much.
@@ -147,7 +133,14 @@ impl<'a> Group<'a> {
     }
 
     /// Drops the slot, then aborts what is not decided and finishes what is. Nobody of the group works any more.
-    async fn save_the_disk(&self, parts: Vec<Part>, ends: Vec<End>, too_much: TooMuch) -> Vec<End> {
+    async fn save_the_disk(
+        &self,
+        parts: Vec<Part>,
+        ends: Vec<End>,
+        too_much: TooMuch,
+        heartbeat: &Heartbeat,
+    ) -> Vec<End> {
+        let jobs = &Semaphore::new(self.mover.options.jobs.max(1));
         let TooMuch { kept, limit } = too_much;
         let name = self.stream();
         tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more WAL than it may: the move is aborted");
@@ -160,17 +153,19 @@ impl<'a> Group<'a> {
             async move {
                 let (Err(_), Some(part)) = (&end, part) else { return (shard, end) };
                 let part = Part { start: Start::TakeOver, ..part };
-                match driver::part_to_end(self.whole, &part, Goal::Abort).await {
+                match driver::part_to_end(self.whole, &part, Goal::Abort, heartbeat, jobs).await {
                     Ok(_) => {
                         let host = self.shared.source.clone();
                         self.failed(shard, Error::WalLimit { shard, host, kept, limit })
                     }
-                    Err(Error::TooLate { .. }) => (shard, driver::part_to_end(self.whole, &part, Goal::Finish).await),
+                    Err(Error::TooLate { .. }) => {
+                        (shard, driver::part_to_end(self.whole, &part, Goal::Finish, heartbeat, jobs).await)
+                    }
                     Err(error) => self.failed(shard, error),
                 }
             }
         };
-        let ends = stream::iter(ends).map(abort).buffer_unordered(self.mover.options.jobs.max(1)).collect().await;
+        let ends = futures_util::future::join_all(ends.into_iter().map(abort)).await;
         let tidied = async { tidy_up(self.whole, &self.shared).await };
         if let Err(error) = tidied.await {
             tracing::warn!(host = %self.shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");

@@ -1,9 +1,9 @@
-//! What keeps a move's lease and its fence alive, and how another mover finds out that nobody does.
+//! A mover's signs of life, and how one that is gone is told from one that is slow.
 //!
-//! Three things tell whether a mover lives. Its session lock: gone the instant its connection ends, so that a resume
-//! after a crash need not wait. Its lease: for a mover that is paused, whose connection stays. The fence's deadline: for
-//! routers, who want the shard back whatever became of the mover. None of them is needed for safety; that is the
-//! compare-and-swap on the lease's token in every statement.
+//! Three things, each for who asks. The session lock of its lease: gone the instant its connection ends, so that a resume
+//! after a crash need not wait. Its lease, in `pgshard.mover` and in the journal: for a mover that is paused, whose connection
+//! stays. The fence's deadline: for routers, who want the shard back whatever became of the mover. None of them is needed for
+//! safety; that is the compare-and-swap on the lease's token in every statement.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,9 +16,10 @@ use uuid::Uuid;
 use crate::shard::ShardId;
 
 use super::error::Error;
-use super::journal::{Entry, Hold};
+use super::journal::Hold;
 use super::session::Session;
 use super::wish::{WANTED, Wanted};
+use super::worker::{Claimant, Wish};
 
 /// How long things of a mover live without it.
 #[derive(Clone, Copy, Debug)]
@@ -53,16 +54,18 @@ impl Leases {
     }
 }
 
-/// The first key of the session locks of movers: `shrd`.
-const LOCK_CLASS: i32 = 0x7368_7264;
+/// The first key of the session locks of movers: `movr`. The second is the beginning of the lease.
+pub(super) const LOCK_CLASS: i32 = 0x6d6f_7672;
 
-/// Renews the leases of the shards that a mover holds on one host, on a connection of its own, and holds their session
-/// locks there.
+/// Renews a mover's lease and those of the shards that it holds on one host, on a connection of its own, which holds the
+/// lease's session lock.
 pub(crate) struct Heartbeat {
     session: Arc<Session>,
     held: Arc<Mutex<Vec<Held>>>,
     lost: watch::Receiver<BTreeSet<ShardId>>,
     wanted: watch::Sender<BTreeMap<ShardId, Wanted>>,
+    asked: watch::Receiver<Option<Wish>>,
+    lease: Uuid,
     leases: Leases,
     task: JoinHandle<()>,
 }
@@ -73,27 +76,48 @@ struct Held {
 }
 
 impl Heartbeat {
-    pub(crate) fn start(session: Session, leases: Leases) -> Heartbeat {
+    /// Says that a mover is at work, and goes on saying so. From here on nobody takes from it what it holds.
+    ///
+    /// Locks: one advisory lock, for as long as the session lives, that nobody waits for; a row of its own.
+    pub(crate) async fn start(session: Session, claimant: &Claimant, leases: Leases) -> Result<Heartbeat, Error> {
+        let (high, _, _, _) = claimant.lease.as_fields();
+        let sql = "SELECT pg_advisory_lock($1, $2)";
+        session.rows("taking the mover's lock", sql, &[&LOCK_CLASS, &high.cast_signed()]).await?;
+        session.enter(claimant, leases.lease).await?;
         let session = Arc::new(session);
         let held = Arc::new(Mutex::new(Vec::new()));
         let (report, lost) = watch::channel(BTreeSet::new());
         let wanted = watch::Sender::new(BTreeMap::new());
-        let task = tokio::spawn(beat(session.clone(), held.clone(), leases, report, wanted.clone()));
-        Heartbeat { session, held, lost, wanted, leases, task }
+        let (wish, asked) = watch::channel(None);
+        let lease = claimant.lease;
+        let beats =
+            Beats { session: session.clone(), lease, held: held.clone(), leases, report, wanted: wanted.clone(), wish };
+        let task = tokio::spawn(beats.run());
+        Ok(Heartbeat { session, held, lost, wanted, asked, lease, leases, task })
     }
 
-    /// Takes a shard's session lock from a mover that has lost the shard and whose connection is about to end, and renews
-    /// its lease from now on. Whoever does not get the lock in two seconds does without: a resume of somebody else could
-    /// then take the move over too early, which is safe.
-    ///
-    /// Locks: as [`lock`].
+    /// The mover's end: what it leaves open can be taken over at once.
+    pub(crate) async fn end(self) {
+        self.task.abort();
+        // A courtesy: the lock is gone with the connection, and the lease ends by itself.
+        if let Err(error) = self.session.depart(self.lease).await {
+            tracing::debug!(%error, "the mover's row stays");
+        }
+    }
+
+    /// The lease under which this mover holds what it holds.
+    pub(crate) fn lease(&self) -> Uuid {
+        self.lease
+    }
+
+    pub(super) fn leases(&self) -> Leases {
+        self.leases
+    }
+
+    /// Renews the lease of a shard, which is this mover's already, from now on.
     pub(crate) async fn hold(&self, hold: Hold) -> Result<(), Error> {
         // Nothing is half done when a panic lets go of the list.
         self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Held { hold, renewed: Instant::now() });
-        let until = Instant::now() + Duration::from_secs(2);
-        while !lock(&self.session, hold).await? && Instant::now() < until {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
         // A wish that was there before us is known from the start.
         if let Some(wanted) = renew(&self.session, hold, self.leases).await? {
             self.wanted.send_modify(|of| {
@@ -121,30 +145,45 @@ impl Heartbeat {
         self.wanted.subscribe()
     }
 
-    /// Makes the move of a shard ours: at once when its mover is gone, after its lease when it is paused. Whoever did that
-    /// calls [`Heartbeat::hold`] next. Gives the lease that it was held under.
+    /// Waits until somebody asks the mover to stop or to abort. Never returns while nobody does.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(crate) async fn asked(&self) -> Wish {
+        let mut asked = self.asked.clone();
+        match asked.wait_for(Option::is_some).await.map(|wish| wish.clone()) {
+            Ok(Some(wish)) => wish,
+            // The task has ended, with every lease lost: that is told elsewhere.
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// What the mover was asked for at the last beat.
+    pub(crate) fn wish(&self) -> Option<Wish> {
+        self.asked.borrow().clone()
+    }
+
+    /// Makes a kept shard ours to feed: at once when whoever fed it is gone, after its lease when he is paused. Whoever did that
+    /// calls [`Heartbeat::hold`] next.
     ///
     /// # Errors
-    /// [`Error::Held`] when a mover renews its lease all the while.
-    pub(crate) async fn take_over(
-        &self,
-        source: &Session,
-        hold: Hold,
-        leases: Leases,
-        holder: &str,
-    ) -> Result<Uuid, Error> {
-        // A paused mover's lease ends within one lease; another that it renewed just before is the margin.
-        let until = Instant::now() + leases.lease * 2;
+    /// [`Error::AtWork`] when somebody renews its lease all the while.
+    pub(crate) async fn take_kept(&self, source: &Session, hold: Hold, holder: &str) -> Result<(), Error> {
+        // A paused feeder's lease ends within one lease; another that it renewed just before is the margin.
+        let until = Instant::now() + self.leases.lease * 2;
         loop {
-            let entries = source.entries(Some(hold.id)).await?;
-            let entry =
-                entries.iter().find(|entry| entry.shard == hold.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
-            let free = lock(&self.session, hold).await? || entry.lease_left.is_zero();
-            if free && source.take_over(hold, entry.lease, leases, holder).await? {
-                return Ok(entry.lease);
-            }
-            if Instant::now() >= until {
-                return Err(held(entry));
+            let mut entries = source.entries(Some(hold.id)).await?;
+            entries.retain(|entry| entry.shard == hold.shard);
+            source.add_workers(&mut entries, Some(hold.id)).await?;
+            let entry = entries.into_iter().next().ok_or(Error::NoSuchMove { id: hold.id })?;
+            // Its mover lets go of a shard that is kept, and lives on for the others.
+            let worker = entry.worker.filter(|_| !entry.lease_left.is_zero());
+            match worker {
+                None if source.take_over(hold, entry.lease, self.leases, holder).await? => return Ok(()),
+                Some(worker) if Instant::now() >= until => {
+                    return Err(Error::AtWork { shard: hold.shard, id: hold.id, worker });
+                }
+                _ => {}
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
@@ -171,20 +210,45 @@ impl Drop for Heartbeat {
     }
 }
 
-async fn beat(
+/// What the task of a heartbeat works with.
+struct Beats {
     session: Arc<Session>,
+    lease: Uuid,
     held: Arc<Mutex<Vec<Held>>>,
     leases: Leases,
     report: watch::Sender<BTreeSet<ShardId>>,
-    wishes: watch::Sender<BTreeMap<ShardId, Wanted>>,
-) {
-    loop {
-        tokio::time::sleep(leases.beat).await;
-        let holds: Vec<Hold> =
-            held.lock().unwrap_or_else(PoisonError::into_inner).iter().map(|held| held.hold).collect();
-        // All are sent before the first answer is awaited: hundreds of shards cost one round trip.
-        let beats = futures_util::future::join_all(holds.iter().map(|hold| renew(&session, *hold, leases))).await;
-        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+    wanted: watch::Sender<BTreeMap<ShardId, Wanted>>,
+    wish: watch::Sender<Option<Wish>>,
+}
+
+impl Beats {
+    async fn run(self) {
+        loop {
+            tokio::time::sleep(self.leases.beat).await;
+            let holds: Vec<Hold> = self.held().iter().map(|held| held.hold).collect();
+            // All are sent before the first answer is awaited: hundreds of shards cost one round trip.
+            let each = holds.iter().map(|hold| renew(&self.session, *hold, self.leases));
+            let presence = self.session.renew_presence(self.lease, self.leases.lease_ms());
+            let (presence, beats) = tokio::join!(presence, futures_util::future::join_all(each));
+            match presence {
+                Ok(Some(wish)) => {
+                    self.wish.send_if_modified(|before| std::mem::replace(before, wish.clone()) != wish);
+                }
+                // Whoever has taken over has taken all.
+                Ok(None) => tracing::warn!("another mover has taken over"),
+                Err(error) => tracing::warn!(%error, "a heartbeat failed"),
+            }
+            self.judge(&holds, beats);
+        }
+    }
+
+    fn held(&self) -> std::sync::MutexGuard<'_, Vec<Held>> {
+        // Nothing is half done when a panic lets go of the list.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn judge(&self, holds: &[Hold], beats: Vec<Result<Option<Wanted>, Error>>) {
+        let mut held = self.held();
         let mut gone = Vec::new();
         for (hold, beat) in holds.iter().zip(beats) {
             // Let go of meanwhile.
@@ -192,12 +256,12 @@ async fn beat(
             match beat {
                 Ok(Some(wanted)) => {
                     held.renewed = Instant::now();
-                    wishes.send_if_modified(|of| of.insert(hold.shard, wanted) != Some(wanted));
+                    self.wanted.send_if_modified(|of| of.insert(hold.shard, wanted) != Some(wanted));
                 }
                 Ok(None) => gone.push(hold.shard),
                 Err(error) => {
                     tracing::warn!(shard = %hold.shard, %error, "a heartbeat failed");
-                    if held.renewed.elapsed() > leases.lease || session.client.is_closed() {
+                    if held.renewed.elapsed() > self.leases.lease || self.session.client.is_closed() {
                         gone.push(hold.shard);
                     }
                 }
@@ -206,7 +270,7 @@ async fn beat(
         if !gone.is_empty() {
             held.retain(|held| !gone.contains(&held.hold.shard));
             // Nobody listens once the move is over.
-            report.send_modify(|lost| lost.extend(gone));
+            self.report.send_modify(|lost| lost.extend(gone));
         }
     }
 }
@@ -224,17 +288,4 @@ async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<Option<W
     let row = session.row("renewing the lease", &sql, &[&shard, id, &hold.lease, &lease, &fence]).await?;
     let wanted = row.get::<_, Option<String>>(1).and_then(|name| Wanted::parse(&name)).unwrap_or_default();
     Ok(row.get::<_, bool>(0).then_some(wanted))
-}
-
-/// Takes the session lock of a shard's mover. False: a mover that has it lives, or is paused.
-///
-/// Locks: one advisory lock, for as long as the session lives. Nobody waits for it.
-async fn lock(session: &Session, hold: Hold) -> Result<bool, Error> {
-    let sql = "SELECT pg_try_advisory_lock($1, $2)";
-    Ok(session.row("taking the mover's lock", sql, &[&LOCK_CLASS, &hold.shard.as_i32()]).await?.get(0))
-}
-
-fn held(entry: &Entry) -> Error {
-    let ends_in_ms = entry.lease_left.as_millis() as u64;
-    Error::Held { shard: entry.shard, holder: entry.holder.clone(), ends_in_ms }
 }

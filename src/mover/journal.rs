@@ -19,6 +19,7 @@ use super::names::MoveId;
 use super::session::Session;
 use super::state::{Mode, Phase};
 use super::wish::{Back, FenceAt, Wanted};
+use super::worker::Worker;
 
 /// One shard of one move, as its source's journal has it.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +62,8 @@ pub struct Entry {
     pub wanted: Wanted,
     /// When a hold ends, if it ends by itself.
     pub hold_until: Option<Timestamp>,
+    /// Who works on it at present, as far as whoever read the entry has asked.
+    pub worker: Option<Worker>,
     /// When the shard was claimed.
     pub created_at: Timestamp,
     /// When the row last changed.
@@ -124,6 +127,7 @@ impl Entry {
             way_back: row.try_get::<_, Option<String>>("way_back")?.and_then(|text| way_back(&text)),
             wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
             hold_until: row.try_get("hold_until")?,
+            worker: None,
             created_at: row.try_get("created_at")?,
             updated_at: row.try_get("updated_at")?,
             fingerprint: row.try_get("fingerprint")?,
@@ -186,9 +190,14 @@ impl Session {
         Ok(self.row("looking for the control schema", sql, &[]).await?.get(0))
     }
 
-    /// [`Session::entries`]; none where there is no control schema.
+    /// [`Session::entries`], with who works on them; none where there is no control schema.
     pub(crate) async fn entries_if_any(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
-        if self.is_bootstrapped().await? { self.entries(id).await } else { Ok(Vec::new()) }
+        if !self.is_bootstrapped().await? {
+            return Ok(Vec::new());
+        }
+        let mut entries = self.entries(id).await?;
+        self.add_workers(&mut entries, id).await?;
+        Ok(entries)
     }
 
     /// Every entry of the journal on this host, or those of one move.
@@ -204,9 +213,10 @@ impl Session {
     }
 
     /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index. What is wanted
-    /// of the move's other shards by now is wanted of this one too.
+    /// of the move's other shards by now is wanted of this one too. A mover that slept, and whose shards were taken over meanwhile,
+    /// claims no more of them.
     ///
-    /// Locks: ROW EXCLUSIVE on pgshard.move for this one statement.
+    /// Locks: ROW EXCLUSIVE on pgshard.move and KEY SHARE on the mover's own row, for this one statement.
     pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
         let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder,
                  wanted, hold_until, back_of, back)
@@ -214,7 +224,8 @@ impl Session {
                  coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END, $12, $13
              FROM pgshard.shard s
              LEFT JOIN (SELECT wanted, hold_until FROM pgshard.move WHERE move_id = $1 LIMIT 1) m ON true
-             WHERE s.shard_id = $2 AND s.state = 'serving' AND s.epoch = $6";
+             WHERE s.shard_id = $2 AND s.state = 'serving' AND s.epoch = $6
+               AND EXISTS (SELECT FROM pgshard.mover WHERE lease = $7 FOR KEY SHARE)";
         let lease_ms = claim.lease_for.as_millis() as f64;
         let source = self.host.as_str();
         let (shard, epoch, mode) = (hold.shard.as_i32(), claim.epoch.as_i32(), claim.mode.as_str());
@@ -257,7 +268,7 @@ impl Session {
         }
     }
 
-    /// Takes a lease over, on the journal and, if this move has fenced the shard, on its row: from now on the former
+    /// Takes the lease of one shard over, on the journal and, if this move has fenced the shard, on its row: from now on the former
     /// holder changes nothing. False if the lease is no longer `former`: somebody else was faster.
     ///
     /// Locks: the shard's row and the move's, in this order as everywhere, for this one transaction.

@@ -47,6 +47,7 @@ pub mod trace;
 mod turn;
 mod verify;
 mod wish;
+mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -74,13 +75,14 @@ pub use state::{Mode, Phase};
 #[doc(hidden)]
 pub use stream::testing as stream_testing;
 pub use wish::{Back, FenceAt, Wanted};
+pub use worker::{Asked, Wish, Work, Worker};
 
 #[cfg(test)]
 pub(crate) use journal::Hold;
 #[cfg(test)]
 pub(crate) use session::Session;
 
-use driver::{Part, Shared, Start};
+use driver::{Part, Scope, Shared, Start};
 use state::Goal;
 use throttle::Throttle;
 
@@ -203,7 +205,7 @@ impl Mover {
             back_of: None,
             back: self.options.back,
         };
-        report(id, driver::work(self, plan.shards.iter().map(part).collect(), Goal::Finish).await)
+        report(id, driver::work(self, plan.shards.iter().map(part).collect(), Goal::Finish, Scope::Named).await)
     }
 
     /// Goes on with a move that was interrupted: every shard of it that is not at its end.
@@ -309,29 +311,48 @@ impl Mover {
         if entries.is_empty() {
             return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
         }
-        let (ended, open): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.phase.is_ended());
-        let mut report = report(id, driver::work(self, open.into_iter().map(Part::of).collect(), goal).await);
+        let open = entries.iter().filter(|entry| !entry.phase.is_ended()).map(Part::of).collect();
+        let mut report = report(id, driver::work(self, open, goal, Scope::Routes).await);
         report.unknown = unknown;
+        // Read again: what was open may have been brought to its end by somebody else meanwhile.
+        let (mut rest, _) = self.list(Some(id)).await;
+        let told: BTreeSet<ShardId> =
+            report.done.iter().map(|done| done.shard).chain(report.failed.iter().map(|(shard, _)| *shard)).collect();
+        rest.retain(|entry| !told.contains(&entry.shard));
         // Whoever brought these to their ends may have died before it dropped what they shared.
-        let shared = ended.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| Shared::of(&Part::of(entry)));
+        let shared = rest.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| Shared::of(&Part::of(entry)));
         for shared in shared.collect::<BTreeSet<_>>() {
             driver::tidy_up(self, &shared).await;
         }
-        for entry in ended {
-            match (goal, entry.phase) {
-                (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => {
-                    report.done.push(ShardReport::of(entry));
-                }
-                (Goal::Abort, _) => report.failed.push((entry.shard, Error::TooLate { shard: entry.shard })),
-                (Goal::Finish, phase) => {
-                    let reason = "an aborted move cannot be resumed: start a new one".to_owned();
-                    report.failed.push((entry.shard, Error::NotNow { shard: entry.shard, phase, reason }));
-                }
+        for entry in &rest {
+            match outcome(entry, goal) {
+                Ok(done) => report.done.push(done),
+                Err(error) => report.failed.push((entry.shard, error)),
             }
         }
         report.done.sort_by_key(|done| done.shard);
         report.failed.sort_by_key(|(shard, _)| *shard);
         Ok(report)
+    }
+}
+
+/// How a shard stands to what was wanted of its move, when nobody had to do anything for it.
+fn outcome(entry: &Entry, goal: Goal) -> Result<ShardReport, Error> {
+    let (shard, phase) = (entry.shard, entry.phase);
+    match (goal, phase) {
+        (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => Ok(ShardReport::of(entry)),
+        (Goal::Abort, phase) if phase.is_ended() => Err(Error::TooLate { shard }),
+        (Goal::Finish, Phase::Aborted) => {
+            let reason = "an aborted move cannot be resumed: start a new one".to_owned();
+            Err(Error::NotNow { shard, phase, reason })
+        }
+        _ => match entry.worker.clone() {
+            Some(worker) => Err(Error::AtWork { shard, id: entry.id, worker }),
+            None => {
+                let reason = "it was claimed while its move was looked at: the same command again".to_owned();
+                Err(Error::NotNow { shard, phase, reason })
+            }
+        },
     }
 }
 

@@ -14,6 +14,7 @@ use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::state::Phase;
 use super::wish::{Back, FenceAt, Wanted};
+use super::worker::Wish;
 
 /// How to move. [`Options::default`] is what the command uses.
 #[derive(Clone, Debug)]
@@ -132,6 +133,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// Somebody has asked the mover, through the journal, to stop or to abort.
+    Asked(Wish),
     /// The mover waits before a fence, as it was told to.
     Waits {
         /// The shard.

@@ -12,6 +12,7 @@ use super::Mover;
 use super::error::Error;
 use super::names::MoveId;
 use super::session::Session;
+use super::worker::{Asked, Work, Worker};
 
 /// What a mover may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,7 +125,67 @@ impl Mover {
     }
 }
 
+impl Mover {
+    /// Asks whoever works on a move to stop, or to abort: a mover hears it within a heartbeat (two seconds), from whatever machine. Gives
+    /// those who live, and the hosts that could not be told.
+    ///
+    /// # Cancel safety
+    /// Some may have been asked; call it again.
+    pub async fn ask(&self, id: MoveId, asked: Asked) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+        let by = &self.options.holder;
+        self.of_workers(async |session| {
+            session.ask(id, asked, by).await?;
+            session.workers(id).await
+        })
+        .await
+    }
+
+    /// Who works on a move at present, to bring its shards to their ends, and the hosts that could not be asked.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    pub async fn workers(&self, id: MoveId) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+        self.of_workers(async |session| session.workers(id).await).await
+    }
+
+    async fn of_workers(
+        &self,
+        ask: impl AsyncFn(&Session) -> Result<Vec<Worker>, Error>,
+    ) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+        let answers = self.hosts.names().map(async |host| {
+            let answer = async {
+                let session = self.hosts.open(host).await?;
+                if session.is_bootstrapped().await? { ask(&session).await } else { Ok(Vec::new()) }
+            };
+            (host.clone(), answer.await)
+        });
+        let (mut workers, mut unknown) = (Vec::new(), Vec::new());
+        for (host, answer) in futures_util::future::join_all(answers).await {
+            match answer {
+                Ok(found) => workers.extend(found),
+                Err(error) => unknown.push((host, error)),
+            }
+        }
+        (workers, unknown)
+    }
+}
+
 impl Session {
+    /// Writes what is asked of the movers of a move that goes from here. Who was to abort still is.
+    ///
+    /// Locks: their rows, for this one statement.
+    async fn ask(&self, id: MoveId, asked: Asked, by: &str) -> Result<(), Error> {
+        let sql = "UPDATE pgshard.mover SET asked = $2, asked_by = $3, asked_at = clock_timestamp()
+            WHERE move_id = $1 AND work = 'move' AND (asked IS NULL OR asked = 'stop' AND $2 = 'abort')";
+        self.execute("asking the mover", sql, &[id.uuid(), &asked.as_str(), &by]).await.map(drop)
+    }
+
+    async fn workers(&self, id: MoveId) -> Result<Vec<Worker>, Error> {
+        let presences = self.presences(Some(id)).await?;
+        let at_work = presences.into_iter().filter(|of| of.lives() && of.worker.work == Work::Move);
+        Ok(at_work.map(|of| of.worker).collect())
+    }
+
     /// Writes the wish to this host's journal; which shards it is about, and whether their move has ended.
     ///
     /// Locks: the move's rows, for this one statement. Those that have ended too: a claim that is still to come takes the wish

@@ -31,13 +31,14 @@ struct Step {
     sql: &'static str,
 }
 
-const STEPS: [Step; 2] = [
+const STEPS: [Step; 3] = [
     Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") },
     Step {
         version: 2,
         name: "open_past_autovacuum",
         sql: include_str!("../../migrations/control/0002_open_past_autovacuum.sql"),
     },
+    Step { version: 3, name: "mover", sql: include_str!("../../migrations/control/0003_mover.sql") },
 ];
 
 /// The version of the control schema that this pgshard works with.
@@ -342,11 +343,14 @@ pub(super) mod tests {
     /// A host that was just bootstrapped and has no shards yet.
     pub(in crate::schema) fn facts(host: &str) -> HostFacts {
         let control = ControlFacts {
-            migrations: vec![RecordedControl {
-                version: 1,
-                name: "control".to_owned(),
-                checksum: checksum(STEPS[0].sql),
-            }],
+            migrations: STEPS
+                .iter()
+                .map(|step| RecordedControl {
+                    version: step.version,
+                    name: step.name.to_owned(),
+                    checksum: checksum(step.sql),
+                })
+                .collect(),
             cluster: Some(RecordedCluster {
                 shards: 16,
                 epoch_ms: 1_293_840_000_000,
@@ -389,7 +393,7 @@ pub(super) mod tests {
         assert_eq!(pending(&facts("db1"), &cluster(), &db1()), Ok(vec![]));
         let mut fresh = facts("db1");
         (fresh.control, fresh.server.has_pgshard) = (None, false);
-        assert_eq!(pending(&fresh, &cluster(), &db1()), Ok(vec![1]));
+        assert_eq!(pending(&fresh, &cluster(), &db1()), Ok(STEPS.iter().map(|step| step.version).collect()));
     }
 
     #[test]
@@ -416,7 +420,7 @@ pub(super) mod tests {
                 "it recorded that keys are uuid:sha256, the config says integer",
                 "it recorded that it is the host db7, the config calls it db1",
                 "its control migration 1 (control) was run with another text than this pgshard has",
-                "its control schema has version 99, this pgshard knows 1",
+                format!("its control schema has version 99, this pgshard knows {VERSION}").as_str(),
             ]
         );
     }

@@ -8,6 +8,7 @@ mod holes;
 mod many_tables;
 mod online;
 mod online_holes;
+mod operators;
 mod refusals;
 mod restart;
 mod rich;

@@ -285,6 +285,7 @@ pub(crate) enum MovesCommand {
     Watch(MovesWatch),
     Pause(MovesPause),
     Continue(MovesContinue),
+    Stop(MovesStop),
     Resume(MovesGoOn),
     Abort(MovesAbort),
     Rollback(MovesRollback),
@@ -332,11 +333,41 @@ pub(crate) struct MovesContinue {
     pub(crate) id: Option<String>,
 }
 
+/// Ask whoever works on a move to stop, from any machine
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+As Ctrl-C does on its own machine: fences are taken back, shards that are decided are opened, every shard can be used, and the move can be resumed. Waits until nobody works on the move any more. Exit code 4: somebody still does after --wait-s.
+
+Examples:
+  pgshard moves stop
+  pgshard moves stop 019e2c0a-4f6e-7d31-9d1c-5a3b8c0f7e21 --wait-s 300")]
+pub(crate) struct MovesStop {
+    /// The move [default: the only one that is open]
+    pub(crate) id: Option<String>,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
+}
+
+/// How long somebody who was asked is waited for.
+#[derive(Clone, Copy, Debug, ArgGroup)]
+pub(crate) struct Patience {
+    /// How long to wait until the mover has done what it was asked, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    wait_s: u32,
+}
+
+impl Patience {
+    pub(crate) fn duration(self) -> Duration {
+        Duration::from_secs(self.wait_s.into())
+    }
+}
+
 /// Go on with a move that was interrupted, from any machine
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 A mover that died is replaced at once; one that is paused, or out of reach, once its lease has ended, which
-takes ten seconds. A mover that still works on the shard is left alone.")]
+takes ten seconds. A mover that works on the move is left alone: exit code 4, and who it is. `pgshard moves stop`
+asks it to stop.")]
 pub(crate) struct MovesGoOn {
     /// The move [default: the only one that is open]
     pub(crate) id: Option<String>,
@@ -347,10 +378,12 @@ pub(crate) struct MovesGoOn {
 /// Undo a move: what is not decided stays where it was
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-A shard that was decided cannot be aborted, only resumed: its target may serve it already.")]
+A mover that works on the move, on whatever machine, is asked to abort it, and waited for. A shard that was decided cannot be aborted, only resumed: its target may serve it already.")]
 pub(crate) struct MovesAbort {
     /// The move [default: the only one that is open]
     pub(crate) id: Option<String>,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
     #[command(flatten)]
     pub(crate) pace: Pace,
 }

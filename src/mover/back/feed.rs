@@ -24,6 +24,7 @@ use crate::mover::state::Phase;
 use crate::mover::stream::fault::Fault;
 use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use crate::mover::stream::slot;
+use crate::mover::worker::{Claimant, Work};
 use crate::shard::ShardId;
 
 use super::{copy, needs_slot, stream};
@@ -99,11 +100,13 @@ impl Feeding {
         stream::judge(mover, &session, &target, *id, &name).await?;
         let beating = mover.hosts.open(source).await?;
         beating.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
-        let heartbeat = Heartbeat::start(beating, mover.options.leases);
+        let holder = mover.options.holder.clone();
+        let claimant = Claimant { id: *id, lease, target: serving.clone(), holder, work: Work::Feed };
+        let heartbeat = Heartbeat::start(beating, &claimant, mover.options.leases).await?;
         let (mut shards, mut holds) = (Vec::new(), Vec::new());
         for entry in entries {
             let (names, hold) = (Names { schema: mover.prefix.schema(entry.shard) }, hold(entry.shard));
-            heartbeat.take_over(&session, hold, mover.options.leases, &mover.options.holder).await?;
+            heartbeat.take_kept(&session, hold, &claimant.holder).await?;
             heartbeat.hold(hold).await?;
             copy::loosen(&session, &target, &names, entry).await?;
             let Some(oid) = facts::schema_oid(&target, &names.schema).await? else { continue };
@@ -184,5 +187,6 @@ impl Feeding {
             // A courtesy: the lease ends by itself.
             let _ = self.source.release(*hold, None).await;
         }
+        self.heartbeat.end().await;
     }
 }

@@ -15,7 +15,7 @@ pub(crate) mod copy;
 pub(crate) mod feed;
 pub(crate) mod stream;
 
-use super::driver::{self, Part, Start};
+use super::driver::{self, Part, Scope, Start};
 use super::error::Error;
 use super::journal::Entry;
 use super::names::MoveId;
@@ -62,14 +62,14 @@ pub(super) async fn rollback(mover: &Mover, of: MoveId) -> Result<Report, Error>
     if !parts.is_empty() {
         mover.observer.tell(Event::Started { id, shards: parts.len() });
     }
-    let mut ends = driver::work(mover, parts.clone(), Goal::Finish).await;
+    let mut ends = driver::work(mover, parts.clone(), Goal::Finish, Scope::Named).await;
     // What could not even begin leaves no claim behind.
     let refused_there = |part: &Part| {
         ends.iter().any(|(shard, end)| *shard == part.shard && matches!(end, Err(Error::NoWayBack { .. })))
     };
     let undo: Vec<Part> =
         parts.into_iter().filter(refused_there).map(|part| Part { start: Start::TakeOver, ..part }).collect();
-    for (shard, end) in driver::work(mover, undo, Goal::Abort).await {
+    for (shard, end) in driver::work(mover, undo, Goal::Abort, Scope::Named).await {
         if let (Err(error), Some(at)) = (end, ends.iter().position(|(of, _)| *of == shard)) {
             ends[at].1 = Err(error);
         }

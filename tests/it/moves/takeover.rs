@@ -81,7 +81,7 @@ on_each_version! {
             tokio::time::sleep(Duration::from_millis(50)).await;
             of_the_second = look.query_one(lease, &[]).await.unwrap().get(0);
         }
-        world.run_with(&["moves", "resume", &id], &[LEASE]).await.ended(7);
+        world.run_with(&["moves", "resume", &id], &[LEASE]).await.ended(4);
         assert_eq!(look.query_one(lease, &[]).await.unwrap().get::<_, String>(0), of_the_second);
         db.batch_execute("COMMIT").await.unwrap();
         Ran::of(second).await.ended(0);

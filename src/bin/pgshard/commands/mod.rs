@@ -118,13 +118,17 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
             Some(MovesCommand::Pause(args)) => moves::want(Wanted::Pause, args.id.as_deref(), config, output).await,
             Some(MovesCommand::Continue(args)) => moves::want(Wanted::Go, args.id.as_deref(), config, output).await,
+            Some(MovesCommand::Stop(args)) => {
+                moves::stop(args.id.as_deref(), args.patience.duration(), config, output).await
+            }
             Some(MovesCommand::Resume(args)) => {
                 let options = args.pace.options();
                 moves::act(Verb::Resume, args.id.as_deref(), Consent::Given, options, config, output).await
             }
             Some(MovesCommand::Abort(args)) => {
                 let options = args.pace.options();
-                moves::act(Verb::Abort, args.id.as_deref(), Consent::Given, options, config, output).await
+                let verb = Verb::Abort { patience: args.patience.duration() };
+                moves::act(verb, args.id.as_deref(), Consent::Given, options, config, output).await
             }
             Some(MovesCommand::Rollback(args)) => {
                 let (consent, options) = (Consent::from_flag(args.yes), args.pace.options());

@@ -79,8 +79,13 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
         output.table(&columns, rows)?;
         output.note(format_args!("{} in {}", print_count(report), seconds(elapsed)));
     }
-    for (shard, error) in &report.failed {
+    for (shard, error) in report.failed.iter().filter(|(_, error)| !matches!(error, Error::AtWork { .. })) {
         output.error_with_remedy(chain(error), &remedy(verb, *shard, error, report.id));
+    }
+    for (who, (shard, error)) in at_work(report) {
+        let shards = if who.1.contains(['-', ',']) { "shards" } else { "shard" };
+        let words = format!("{shards} {} of the move {} were left alone: {} works on them", who.1, report.id, who.0);
+        output.error_with_remedy(words, &remedy(verb, *shard, error, report.id));
     }
     for (host, error) in &report.unknown {
         output.error_with_remedy(
@@ -117,6 +122,22 @@ pub(crate) fn nothing_moved(plan: &Plan, output: &Output) -> Result<Exit, Failur
     Ok(Exit::Done)
 }
 
+/// The shards that others are at work on, by who it is.
+fn at_work(report: &Report) -> BTreeMap<(String, String), &(ShardId, Error)> {
+    let mut by_worker: BTreeMap<String, Vec<&(ShardId, Error)>> = BTreeMap::new();
+    for failed in &report.failed {
+        if let Error::AtWork { worker, .. } = &failed.1 {
+            by_worker.entry(worker.to_string()).or_default().push(failed);
+        }
+    }
+    let mut told = BTreeMap::new();
+    for (who, failed) in by_worker {
+        let shards = print_shards(failed.iter().map(|(shard, _)| *shard));
+        told.extend(failed.first().map(|first| ((who, shards), *first)));
+    }
+    told
+}
+
 fn print_count(report: &Report) -> String {
     match (report.done.len(), report.failed.len()) {
         (1, 0) => "1 shard".to_owned(),
@@ -146,6 +167,13 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
         }
         Error::Group { source, .. } => remedy(verb, shard, source, id),
+        Error::AtWork { id, worker, .. } if worker.wish.is_some() => {
+            format!("it hears what it is asked within seconds: `pgshard moves watch {id}`; then the same command again")
+        }
+        Error::AtWork { id, .. } => format!(
+            "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which can be resumed, or \
+             `pgshard moves abort {id}`"
+        ),
         Error::GaveUp { .. } => {
             format!(
                 "the source serves; end what blocks it, then `pgshard moves resume {id}`, or `pgshard moves abort {id}`"
@@ -203,6 +231,10 @@ pub(crate) fn failure(error: Error) -> Failure {
             Failure::several(Exit::Refused, each)
         }
         Error::NoSuchMove { .. } => Failure::usage(error).hint("see `pgshard moves list`"),
+        Error::AtWork { shard, id, .. } => {
+            let hint = remedy(Verb::Resume, shard, &error, id);
+            Failure::new(Exit::Refused, error).hint(hint)
+        }
         error => {
             let exit = code(&error);
             Failure::new(exit, error)
@@ -215,6 +247,7 @@ pub(crate) fn code(error: &Error) -> Exit {
     match error {
         Error::Refused { .. }
         | Error::Claimed { .. }
+        | Error::AtWork { .. }
         | Error::TooLate { .. }
         | Error::NotNow { .. }
         | Error::NoWayBack { .. } => Exit::Refused,
@@ -226,7 +259,8 @@ pub(crate) fn code(error: &Error) -> Exit {
         Error::GaveUp { .. } | Error::PauseTooLong { .. } | Error::WalLimit { .. } => Exit::GaveUp,
         Error::Database { .. } if !error.can_be_resumed() => Exit::GaveUp,
         Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => Exit::Differs,
-        Error::Interrupted { .. } => Exit::Interrupted,
+        Error::Interrupted { .. } | Error::Stopped { .. } => Exit::Interrupted,
+        Error::Aborted { .. } => Exit::Failed,
         Error::OtherHost { .. } => Exit::Usage,
         Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {
             Exit::Failed
@@ -247,6 +281,8 @@ fn exit(verb: Verb, report: &Report) -> Exit {
     match codes.as_slice() {
         [] if report.unknown.is_empty() => Exit::Done,
         [] => Exit::Partly,
+        // What had ended before is not this command's.
+        _ if report.failed.iter().all(|(_, error)| matches!(error, Error::AtWork { .. })) => Exit::Refused,
         codes if codes.contains(&Exit::Interrupted) => Exit::Interrupted,
         _ if !report.done.is_empty() => Exit::Partly,
         // A shard that waits for a resume is closed or half-built: that matters more than why another was refused.

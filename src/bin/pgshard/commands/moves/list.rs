@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase, StreamProgress, WayBack};
+use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase, StreamProgress, Wanted, WayBack};
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -32,6 +32,7 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
             ("from", Align::Left),
             ("to", Align::Left),
             ("phase", Align::Left),
+            ("at work", Align::Left),
             ("next", Align::Left),
             ("since", Align::Left),
             ("back", Align::Left),
@@ -39,7 +40,9 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
         ];
         let rows = moves.iter().map(listed).map(|m| {
             let kept = m.back_wal_kept.map_or_else(|| "-".to_owned(), size);
-            [m.r#move, m.shards, m.source, m.target, m.phase, m.next, m.since, m.back, kept]
+            let at_work = if m.at_work.is_empty() { "nobody".to_owned() } else { m.at_work.join("; ") };
+            let phase = if m.wanted == "go" { m.phase } else { format!("{}, {}", m.phase, stands(m.wanted)) };
+            [m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.back, kept]
         });
         output.table(&columns, rows)?;
         if moves.is_empty() && silent.is_empty() {
@@ -71,22 +74,26 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
         ("rows", Align::Right),
         ("pause", Align::Right),
         ("back", Align::Left),
-        ("holder", Align::Left),
+        ("at work", Align::Left),
         ("last error", Align::Left),
     ];
     let rows = entries.iter().map(|entry| {
         let pause = entry.timings.get("pause_ms").and_then(serde_json::Value::as_f64);
-        let held = if entry.lease_left.is_zero() { "-".to_owned() } else { entry.holder.clone() };
+        let at_work = entry.worker.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
+        let phase = match entry.wanted {
+            wanted if wanted == Wanted::Go || entry.phase.is_ended() => entry.phase.to_string(),
+            wanted => format!("{}, {}", entry.phase, stands(wanted.as_str())),
+        };
         [
             entry.shard.to_string(),
             entry.source.to_string(),
             entry.target.to_string(),
-            entry.phase.to_string(),
+            phase,
             entry.attempt.to_string(),
             entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string()),
             pause.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms")),
             back(entry.way_back.as_ref()),
-            held,
+            at_work,
             entry.last_error.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     });
@@ -115,6 +122,10 @@ struct Listed {
     source: String,
     target: String,
     phase: String,
+    /// Who works on it, since when, and what it was asked for.
+    at_work: Vec<String>,
+    /// `go`, `hold` or `pause`.
+    wanted: &'static str,
     next: String,
     /// When the first shard was claimed.
     since: String,
@@ -122,6 +133,20 @@ struct Listed {
     back: String,
     /// WAL that the targets keep for it, in bytes; null where there is no slot.
     back_wal_kept: Option<u64>,
+}
+
+/// A move that is not wanted to go on, in a word.
+fn stands(wanted: &str) -> &'static str {
+    if wanted == "pause" { "paused" } else { "held before its fences" }
+}
+
+/// What an operator can do with a move.
+fn next(at_work: &[String], wanted: Wanted, least: Phase) -> &'static str {
+    match wanted {
+        _ if least.is_ended() || at_work.is_empty() => least.next(),
+        Wanted::Go => "watch, stop or abort",
+        Wanted::Hold | Wanted::Pause => "continue, stop or abort",
+    }
 }
 
 /// The way back in a word: what it is of the worst shard is told.
@@ -155,13 +180,21 @@ impl Listed {
         let slots: Vec<u64> = ways_back.iter().filter(of_this).map(|of| of.kept).collect();
         let back_wal_kept = (!slots.is_empty()).then(|| slots.iter().sum());
         let worst = entries.iter().find(lost).or(entries.first());
+        let mut at_work: Vec<String> =
+            entries.iter().filter_map(|entry| entry.worker.as_ref().map(ToString::to_string)).collect();
+        at_work.sort_unstable();
+        at_work.dedup();
+        let open = entries.iter().filter(|entry| !entry.phase.is_ended());
+        let wanted = open.map(|entry| entry.wanted).max_by_key(|wanted| wanted.as_str().len()).unwrap_or_default();
         Listed {
             r#move: entries.first().map(|entry| entry.id.to_string()).unwrap_or_default(),
             shards: print_shards(entries.iter().map(|entry| entry.shard)),
             source: hosts(|entry| &entry.source),
             target: hosts(|entry| &entry.target),
             phase: least.to_string(),
-            next: least.next().to_owned(),
+            next: next(&at_work, wanted, least).to_owned(),
+            at_work,
+            wanted: wanted.as_str(),
             since: entries.iter().map(|entry| entry.created_at).min().map(|at| at.to_string()).unwrap_or_default(),
             back: back(worst.and_then(|entry| entry.way_back.as_ref())),
             back_wal_kept,
@@ -187,6 +220,11 @@ struct ShownShard<'a> {
     bytes: Option<i64>,
     timings: &'a serde_json::Value,
     holder: Option<&'a str>,
+    /// Since when, and what it was asked for.
+    since: Option<String>,
+    asked: Option<&'static str>,
+    asked_by: Option<&'a str>,
+    wanted: &'static str,
     last_error: Option<&'a str>,
     back: String,
     back_of: Option<String>,
@@ -196,6 +234,8 @@ struct ShownShard<'a> {
 
 impl ShownShard<'_> {
     fn of(entry: &Entry) -> ShownShard<'_> {
+        let worker = entry.worker.as_ref();
+        let wish = worker.and_then(|worker| worker.wish.as_ref());
         ShownShard {
             shard: entry.shard,
             source: entry.source.as_str(),
@@ -206,7 +246,11 @@ impl ShownShard<'_> {
             rows: entry.rows,
             bytes: entry.bytes,
             timings: &entry.timings,
-            holder: (!entry.lease_left.is_zero()).then_some(entry.holder.as_str()),
+            holder: worker.map(|worker| worker.holder.as_str()),
+            since: worker.and_then(|worker| worker.since).map(|since| since.to_string()),
+            asked: wish.map(|wish| wish.asked.as_str()),
+            asked_by: wish.map(|wish| wish.by.as_str()),
+            wanted: entry.wanted.as_str(),
             last_error: entry.last_error.as_deref(),
             back: back(entry.way_back.as_ref()),
             back_of: entry.back_of.map(|id| id.to_string()),

@@ -1,5 +1,6 @@
 //! `pgshard moves`: what became of moves, and what to do about it.
 
+mod ask;
 mod end;
 mod list;
 mod progress;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Error, MoveId, Mover, Observer, Options, Phase};
+use pgshard::mover::{Asked, Error, MoveId, Mover, Observer, Options, Phase};
 use serde::Serialize;
 
 use super::relocate::mover;
@@ -23,6 +24,7 @@ use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
+pub(crate) use ask::stop;
 pub(crate) use end::{code, failure, nothing_moved, remedy, tell};
 pub(crate) use list::{list, show};
 pub(crate) use progress::{shown, watch};
@@ -34,8 +36,11 @@ pub(crate) use wish::want;
 pub(crate) enum Verb {
     /// Go on.
     Resume,
-    /// Undo.
-    Abort,
+    /// Undo. A mover that lives is asked to, and waited for so long.
+    Abort {
+        /// How long.
+        patience: Duration,
+    },
     /// Take shards back.
     Rollback,
     /// Drop the old copies.
@@ -55,14 +60,18 @@ pub(crate) async fn act(
     let watcher = Watcher::new(output.clone());
     let mover = mover(&config, options, watcher.observer());
     let fits = |phase: Phase| match verb {
-        Verb::Resume | Verb::Abort => !phase.is_ended(),
+        Verb::Resume | Verb::Abort { .. } => !phase.is_ended(),
         Verb::Rollback | Verb::Complete => phase == Phase::Kept,
     };
     let id = the_move(&mover, id, fits).await?;
     let started = Instant::now();
     let report = match verb {
         Verb::Resume => shown(&mover, || Some(id), output, until_done(&mover, mover.resume(id))).await,
-        Verb::Abort => until_done(&mover, mover.abort(id)).await,
+        Verb::Abort { patience } => {
+            // What is left is what a mover that has died, or gives no answer, has left.
+            ask::first(&mover, id, Asked::Abort, patience, output).await?;
+            until_done(&mover, mover.abort(id)).await
+        }
         Verb::Rollback => {
             let (entries, _) = mover.list(Some(id)).await;
             let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));

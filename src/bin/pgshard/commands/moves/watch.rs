@@ -19,6 +19,7 @@ pub(super) enum Told {
     TableCopied { shard: ShardId, table: String, rows: u64, bytes: u64 },
     FenceRetried { shard: ShardId, attempt: u32, reason: String },
     Waits { shard: ShardId, wanted: &'static str },
+    Asked { asked: &'static str, by: String },
     Opened { shard: ShardId, host: String, pause_ms: f64 },
     Feeding { r#move: String, shards: usize },
     Fed { r#move: String, behind_bytes: u64, behind_s: f64, changes: u64 },
@@ -84,6 +85,10 @@ impl Watcher {
                 let why = if wanted == Wanted::Pause { "paused" } else { "held before its fence" };
                 self.output.note(format_args!("shard {shard} is {why}, until `pgshard moves continue`"));
                 Told::Waits { shard, wanted: wanted.as_str() }
+            }
+            Event::Asked(wish) => {
+                self.output.note(format_args!("asked to {} by {}", wish.asked.as_str(), wish.by));
+                Told::Asked { asked: wish.asked.as_str(), by: wish.by }
             }
             Event::Opened { shard, host, pause } => {
                 Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }

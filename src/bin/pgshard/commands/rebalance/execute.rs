@@ -3,7 +3,7 @@
 //! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is planned anew around it. Anything
 //! worse ends the run after its wave: the hosts are asked again by the next one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -65,6 +65,10 @@ struct Failed {
 #[derive(Serialize)]
 pub(super) struct Done {
     moved: usize,
+    /// Shards of moves that were open before, finished first.
+    finished: usize,
+    /// Shards that somebody else had brought to where they were to go.
+    there: usize,
     bytes: u64,
     waves: usize,
     pause_ms_max: f64,
@@ -89,6 +93,12 @@ pub(super) struct Run<'a> {
     completes: bool,
     started: Instant,
     moved: BTreeSet<ShardId>,
+    /// Of moves that were open before.
+    finished: BTreeSet<ShardId>,
+    /// Those that somebody else has brought to where they were to go.
+    there: BTreeSet<ShardId>,
+    /// Shards that somebody else was found at work on, by who.
+    left_alone: BTreeMap<ShardId, String>,
     bytes: u64,
     waves: usize,
     longest_pause: Duration,
@@ -116,6 +126,9 @@ impl<'a> Run<'a> {
             completes,
             started: Instant::now(),
             moved: BTreeSet::new(),
+            finished: BTreeSet::new(),
+            there: BTreeSet::new(),
+            left_alone: BTreeMap::new(),
             bytes: 0,
             waves: 0,
             longest_pause: Duration::ZERO,
@@ -130,14 +143,29 @@ impl<'a> Run<'a> {
         self.failed.iter().map(|failed| failed.shard).collect()
     }
 
-    /// Finishes moves of an earlier run.
-    pub(super) async fn resume(&mut self, ids: BTreeSet<MoveId>) {
+    /// Those that somebody else was found at work on when they were to be finished, with who it is.
+    pub(super) fn left_alone(&mut self) -> BTreeMap<ShardId, String> {
+        std::mem::take(&mut self.left_alone)
+    }
+
+    /// Finishes moves of an earlier run, of which these shards were open.
+    pub(super) async fn resume(&mut self, ids: BTreeSet<MoveId>, open: &BTreeSet<ShardId>) {
         for id in ids {
             if self.stop.is_asked() {
                 return;
             }
             match self.mover.resume(id).await {
-                Ok(report) => self.take(&report).await,
+                Ok(mut report) => {
+                    let busy = report.failed.extract_if(.., |(_, error)| matches!(error, Error::AtWork { .. }));
+                    let busy: Vec<_> = busy.collect();
+                    for (shard, error) in &busy {
+                        let remedy = moves::remedy(Verb::Resume, *shard, error, id);
+                        self.left_alone.insert(*shard, format!("{}\n  remedy: {remedy}", moves::chain(error)));
+                    }
+                    let done = report.done.iter().map(|done| done.shard).filter(|shard| open.contains(shard));
+                    self.finished.extend(done);
+                    self.take(&report, busy.is_empty()).await;
+                }
                 // Somebody else has finished or aborted it meanwhile.
                 Err(Error::NoSuchMove { .. }) => {}
                 Err(error) => self.output.warning(format_args!("move {id}: {}", moves::chain(&error))),
@@ -171,7 +199,9 @@ impl<'a> Run<'a> {
                 self.waves += 1;
                 for group in &wave.groups {
                     for shard in problem.shards.iter_mut().filter(|shard| group.shards.contains(&shard.shard)) {
-                        if self.moved.contains(&shard.shard) && !before.0.contains(&shard.shard) {
+                        if self.there.contains(&shard.shard) {
+                            shard.host = group.target.clone();
+                        } else if self.moved.contains(&shard.shard) && !before.0.contains(&shard.shard) {
                             shard.host = group.target.clone();
                             self.bytes += weight.get(&shard.shard).copied().unwrap_or(0);
                             problem.options.moves_max = problem.options.moves_max.map(|most| most.saturating_sub(1));
@@ -241,18 +271,18 @@ impl<'a> Run<'a> {
     }
 
     async fn settle(&mut self, ended: Ended) {
-        self.moved.extend(ended.there);
+        self.there.extend(ended.there);
         self.failed.extend(ended.refused);
         if let Some(report) = ended.report {
-            self.take(&report).await;
+            self.moved.extend(report.done.iter().map(|done| done.shard));
+            self.take(&report, true).await;
         }
     }
 
-    /// Takes in how a move ended; drops its old copies if that was asked for.
-    async fn take(&mut self, report: &Report) {
+    /// Takes in how a move ended; drops its old copies if that was asked for and nobody else is at work on it.
+    async fn take(&mut self, report: &Report, alone: bool) {
         self.moves.push(report.id);
         for done in &report.done {
-            self.moved.insert(done.shard);
             self.longest_pause = self.longest_pause.max(done.pause.unwrap_or_default());
         }
         for (shard, error) in &report.failed {
@@ -262,7 +292,7 @@ impl<'a> Run<'a> {
         if report.done.is_empty() {
             return;
         }
-        if !self.completes || !report.failed.is_empty() {
+        if !self.completes || !report.failed.is_empty() || !alone {
             self.kept.push(report.id);
             return;
         }
@@ -286,6 +316,8 @@ impl<'a> Run<'a> {
             let failed = |failed: &Failed| FailedShard { shard: failed.shard, message: failed.message.clone() };
             self.watcher.tell(Told::Done(Done {
                 moved: self.moved.len(),
+                finished: self.finished.len(),
+                there: self.there.len(),
                 bytes: self.bytes,
                 waves: self.waves,
                 pause_ms_max: millis(self.longest_pause),
@@ -293,6 +325,15 @@ impl<'a> Run<'a> {
                 moves: self.moves.iter().map(ToString::to_string).collect(),
                 failed: self.failed.iter().map(failed).collect(),
             }));
+        }
+        if !self.finished.is_empty() {
+            self.output.note(format_args!(
+                "finished {} of moves that were open before",
+                counted(self.finished.len(), "shard")
+            ));
+        }
+        if !self.there.is_empty() {
+            self.output.note(format_args!("somebody else has moved {}", counted(self.there.len(), "shard")));
         }
         if !self.moved.is_empty() {
             let (moved, pause) = (counted(self.moved.len(), "shard"), millis(self.longest_pause));
@@ -321,7 +362,7 @@ impl<'a> Run<'a> {
         let codes: Vec<Exit> = self.failed.iter().map(|failed| failed.exit).collect();
         Ok(match codes.as_slice() {
             [] => Exit::Done,
-            _ if !self.moved.is_empty() => Exit::Partly,
+            _ if !self.moved.is_empty() || !self.finished.is_empty() => Exit::Partly,
             codes if codes.contains(&Exit::Waits) => Exit::Waits,
             [first, ..] => *first,
         })

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use pgshard::ShardId;
 use pgshard::config::Config;
-use pgshard::map::HostName;
+use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Entry, Mover};
 use pgshard::rebalance::{Hold, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
@@ -60,8 +60,9 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
     let mover = mover(&config, doing.pace.options(), watcher.observer());
 
     let Some(open) = unless_interrupted(open_moves(&mover)).await else { return Ok(output.interrupted(None)) };
-    let open = open?;
+    let (living, open): (Vec<_>, Vec<_>) = open?.into_iter().partition(|entry| entry.worker.is_some());
     let mut stuck: BTreeSet<ShardId> = open.iter().map(|entry| entry.shard).collect();
+    let mut busy = told_of_living(&living, output);
     let stop = Stop::new(&mover);
     let mut run = Run::new(&mover, &stop, &watcher, output, doing.mode.map(Into::into), doing.complete);
     if !open.is_empty() {
@@ -77,8 +78,10 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
             if !yes? {
                 return Err(Failure::new(Exit::Failed, "nothing was moved").hint("`pgshard moves` shows what is open"));
             }
-            run.resume(ids).await;
+            run.resume(ids, &stuck).await;
             stuck = run.failed_shards();
+            // Somebody may have come by them first.
+            busy.extend(run.left_alone());
         }
     }
     if stop.is_asked() {
@@ -87,14 +90,15 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
 
     let weighing = weigh(&config, &by, measure.sample(), output);
     let Some(weighed) = unless_interrupted(weighing).await else { return Ok(output.interrupted(None)) };
-    let mut problem = problem(&config, &weighed?, &stuck, options);
+    let stays = stuck.iter().chain(busy.keys()).copied().collect();
+    let mut problem = problem(&config, &weighed?, &stays, options);
     if let Some(host) = &drained {
         problem = problem.draining(host);
     }
     let pace = Pace { groups_per_host: doing.groups_per_host.get(), shards_per_group: doing.group_size.get() };
     let planned = plan(&problem).map_err(|error| Failure::new(Exit::Failed, error))?;
     let count = waves(&problem, &planned.moves, pace)?.len();
-    refuse_half_a_drain(drained.as_ref(), &planned, &stuck)?;
+    refuse_half_a_drain(drained.as_ref(), &planned, &stuck, &busy)?;
     show::plan(&planned, &by, count, doing.plan, output)?;
     if doing.plan {
         return Ok(Exit::Done);
@@ -137,6 +141,31 @@ async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
     Ok(entries.into_iter().filter(|entry| !entry.phase.is_ended()).collect())
 }
 
+/// Says which shards others are at work on. Gives who, and what to do.
+fn told_of_living(living: &[Entry], output: &Output) -> BTreeMap<ShardId, String> {
+    let who = |entry: &Entry| {
+        let worker = entry.worker.as_ref().map(ToString::to_string).unwrap_or_default();
+        format!(
+            "{worker}, with the move {id}\n  remedy: wait for it, `pgshard moves watch {id}`, or ask it, \
+             `pgshard moves stop {id}`; then the same command again",
+            id = entry.id
+        )
+    };
+    let busy: BTreeMap<ShardId, String> = living.iter().map(|entry| (entry.shard, who(entry))).collect();
+    for (who, shards) in by_who(busy.iter().map(|(shard, who)| (*shard, who))) {
+        output.note(format_args!("shards {} are left alone: they are being moved, by {who}", print_shards(shards)));
+    }
+    busy
+}
+
+fn by_who<'a>(shards: impl Iterator<Item = (ShardId, &'a String)>) -> BTreeMap<&'a String, Vec<ShardId>> {
+    let mut by_who: BTreeMap<&String, Vec<ShardId>> = BTreeMap::new();
+    for (shard, who) in shards {
+        by_who.entry(who).or_default().push(shard);
+    }
+    by_who
+}
+
 /// The planner's problem, from the config and what the hosts say.
 fn problem(
     config: &Config,
@@ -164,22 +193,27 @@ fn refuse_half_a_drain(
     drained: Option<&HostName>,
     planned: &pgshard::rebalance::Plan,
     stuck: &BTreeSet<ShardId>,
+    busy: &BTreeMap<ShardId, String>,
 ) -> Result<(), Failure> {
     let Some(host) = drained else { return Ok(()) };
     let left = planned.unmet.iter().filter(|unmet| unmet.host == *host);
-    let reasons: Vec<String> = left
-        .map(|unmet| match unmet.reason {
-            _ if stuck.contains(&unmet.shard) => {
-                format!("shard {}: a move of it is open\n  remedy: `pgshard moves`", unmet.shard)
-            }
-            Reason::Emptied { .. } => format!(
-                "shard {}: no other host can take it\n  remedy: pinned shards must be let go in the config, other hosts \
+    let left: Vec<_> = left.collect();
+    let mut reasons: Vec<String> = Vec::new();
+    for (who, shards) in by_who(left.iter().filter_map(|unmet| Some((unmet.shard, busy.get(&unmet.shard)?)))) {
+        reasons.push(format!("shards {} are being moved, by {who}", print_shards(shards)));
+    }
+    let others = left.iter().filter(|unmet| !busy.contains_key(&unmet.shard));
+    reasons.extend(others.map(|unmet| match unmet.reason {
+        _ if stuck.contains(&unmet.shard) => {
+            format!("shard {}: a move of it is open\n  remedy: `pgshard moves`", unmet.shard)
+        }
+        Reason::Emptied { .. } => format!(
+            "shard {}: no other host can take it\n  remedy: pinned shards must be let go in the config, other hosts \
                  need room (max_shards, max_bytes) and none of the shards that it is kept apart from",
-                unmet.shard
-            ),
-            _ => unmet.to_string(),
-        })
-        .collect();
+            unmet.shard
+        ),
+        _ => unmet.to_string(),
+    }));
     if reasons.is_empty() { Ok(()) } else { Err(Failure::several(Exit::Refused, reasons)) }
 }
 

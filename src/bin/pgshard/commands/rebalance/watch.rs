@@ -17,6 +17,7 @@ pub(super) enum Told {
     Started { r#move: String, shards: usize },
     FenceRetried { shard: ShardId, attempt: u32, reason: String },
     Opened { shard: ShardId, host: String, pause_ms: f64 },
+    Asked { asked: &'static str, by: String },
     Failed { shard: ShardId, message: String },
     Done(super::execute::Done),
 }
@@ -74,6 +75,10 @@ impl Watcher {
                 return;
             }
             Event::FenceRetried { shard, attempt, reason } => Told::FenceRetried { shard, attempt, reason },
+            Event::Asked(wish) => {
+                self.output.note(format_args!("asked to {} by {}", wish.asked.as_str(), wish.by));
+                Told::Asked { asked: wish.asked.as_str(), by: wish.by }
+            }
             Event::Opened { shard, host, pause } => {
                 Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
             }

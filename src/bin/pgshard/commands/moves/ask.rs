@@ -1,0 +1,110 @@
+//! `pgshard moves stop`, and the first half of `abort`: asking the mover of a move, wherever it runs, and waiting until it has done so.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use pgshard::mover::{Asked, MoveId, Mover, Observer, Options, Worker};
+use serde::Serialize;
+
+use super::super::relocate::mover;
+use super::{failure, the_move, unheard};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Format, Output, seconds};
+
+/// Between two looks whether a mover has ended.
+const EVERY: Duration = Duration::from_millis(200);
+
+#[derive(Serialize)]
+struct Told {
+    r#move: String,
+    asked: &'static str,
+    /// Who was at work.
+    asked_of: Vec<String>,
+    /// Who still is.
+    at_work: Vec<String>,
+}
+
+/// Asks whoever works on a move to stop.
+pub(crate) async fn stop(
+    id: Option<&str>,
+    patience: Duration,
+    config: Option<&Path>,
+    output: &Output,
+) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let mover = mover(&config, Options::default(), Observer::silent());
+    let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
+    let (entries, silent) = mover.list(Some(id)).await;
+    if entries.is_empty() && silent.is_empty() {
+        return Err(failure(pgshard::mover::Error::NoSuchMove { id }));
+    }
+    let (before, at_work) = first(&mover, id, Asked::Stop, patience, output).await?;
+    let (entries, _) = mover.list(Some(id)).await;
+    let open = entries.iter().filter(|entry| !entry.phase.is_ended()).count();
+    if output.format() == Format::Json {
+        let names = |workers: &[Worker]| workers.iter().map(|worker| worker.holder.clone()).collect();
+        let (asked_of, at_work) = (names(&before), names(&at_work));
+        output.object(Told { r#move: id.to_string(), asked: Asked::Stop.as_str(), asked_of, at_work })?;
+    }
+    if !at_work.is_empty() {
+        for worker in &at_work {
+            output.error_with_remedy(
+                format_args!("move {id}: {worker}, is still at work after {}", seconds(patience)),
+                &format!("`pgshard moves watch {id}` says what it waits for; on its own machine, Ctrl-C does the same"),
+            );
+        }
+        return Ok(Exit::Refused);
+    }
+    if before.is_empty() {
+        output.note(format_args!("nobody works on the move {id}"));
+    }
+    if open > 0 {
+        output.hint(format_args!(
+            "`pgshard moves resume {id}` goes on, `pgshard moves abort {id}` undoes what is not decided"
+        ));
+    } else {
+        output.note(format_args!("every shard of the move {id} has ended"));
+    }
+    let exit = unheard(&silent, output);
+    Ok(if exit != Exit::Done && !before.is_empty() { Exit::Partly } else { exit })
+}
+
+/// Asks whoever works on a move, and waits until nobody does any more, or until patience is over. Gives who was at work, and who
+/// still is.
+pub(super) async fn first(
+    mover: &Mover,
+    id: MoveId,
+    asked: Asked,
+    patience: Duration,
+    output: &Output,
+) -> Result<(Vec<Worker>, Vec<Worker>), Failure> {
+    let began = Instant::now();
+    let (before, _) = mover.ask(id, asked).await;
+    for worker in &before {
+        let what = asked.as_str();
+        output
+            .note(format_args!("asked to {what}: {} on the move {id}; it hears it within two seconds", worker.holder));
+    }
+    let mut at_work = before.clone();
+    while !at_work.is_empty() && began.elapsed() < patience {
+        tokio::select! {
+            () = tokio::time::sleep(EVERY) => {}
+            _ = tokio::signal::ctrl_c() => {
+                output.note("asked, and not waited for any longer");
+                return Err(Failure::new(Exit::Interrupted, format!("move {id}: its mover may still be at work"))
+                    .hint(format!("`pgshard moves watch {id}`")));
+            }
+        }
+        (at_work, _) = mover.workers(id).await;
+    }
+    for worker in before.iter().filter(|one| at_work.iter().all(|other| other.holder != one.holder)) {
+        output.note(format_args!(
+            "{} works on the move {id} no more, after {}",
+            worker.holder,
+            seconds(began.elapsed())
+        ));
+    }
+    Ok((before, at_work))
+}

@@ -1,0 +1,172 @@
+//! Several operators at the same time: whoever works on a move is left alone, and can be asked.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::Value;
+use tokio::process::Child;
+
+use crate::support::{Ran, World, Writers, lines, other};
+
+/// A beat is a fifth of it: what is asked for is heard soon.
+const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "2500");
+
+/// An online move that stands before its fences, alive.
+struct Held {
+    child: Child,
+    id: String,
+}
+
+/// Begins one, and waits until its shards are all `ready`.
+async fn held(world: &World, shards: &str, target: &str, count: usize) -> Held {
+    let args = ["move", shards, "--to", target, "--yes", "--mode", "online", "--hold"];
+    let child = world.command(&args, &[LEASE]).spawn().unwrap();
+    let id = loop {
+        let list = world.run(&["moves", "list"]).await.ended(0).last();
+        let open =
+            list["moves"].as_array().unwrap().iter().find(|m| m["phase"] == "ready" && is_whole(m, count)).cloned();
+        if let Some(listed) = open {
+            break listed["move"].as_str().unwrap().to_owned();
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    Held { child, id }
+}
+
+fn is_whole(listed: &Value, count: usize) -> bool {
+    let count = u16::try_from(count).unwrap();
+    let all = pgshard::ShardCount::new(4096).unwrap();
+    pgshard::map::parse_shards(listed["shards"].as_str().unwrap(), all).unwrap().len() == usize::from(count)
+}
+
+/// Under which leases the shards of open moves are held, and what is on its way.
+async fn leases(world: &World) -> String {
+    let mut text = String::new();
+    for client in world.all().await {
+        let sql = "SELECT shard_id || ' ' || lease || ' ' || holder FROM pgshard.move
+            WHERE phase NOT IN ('kept', 'completed', 'aborted') ORDER BY shard_id";
+        text += &lines(&client, sql).await;
+    }
+    text
+}
+
+on_each_version! {
+    /// Whatever a second operator tries, the first one's mover works on, and he is told who it is.
+    async fn a_living_mover_is_left_alone(version) {
+        let world = World::new(&[version, other(version)], 8).await;
+        let writers = Writers::start(&world, 2).await;
+        let Held { child, id } = held(&world, "0-2", "db2", 3).await;
+        let pid = format!("pid {}", child.id().unwrap());
+        let before = leases(&world).await;
+        let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].clone();
+        assert!(listed["at_work"][0].as_str().unwrap().contains(&pid), "{listed}");
+        assert_eq!((listed["wanted"].as_str(), listed["next"].as_str()), (Some("hold"), Some("continue, stop or abort")));
+        for (args, code) in [
+            (vec!["moves", "resume", &id], 4),
+            (vec!["moves", "complete", &id, "--yes"], 4),
+            (vec!["drain", "db1", "--yes"], 4),
+        ] {
+            let ran = world.run(&args).await;
+            ran.ended(code);
+            assert!(ran.stderr.contains(&pid) && ran.stderr.contains("moves stop"), "{args:?}: {}", ran.stderr);
+        }
+        // It has other shards to spread, and says which it leaves alone.
+        let ran = world.run(&["rebalance", "--yes"]).await;
+        assert!(ran.ended(0).stderr.contains(&pid), "{}", ran.stderr);
+        let gc = world.run(&["moves", "gc"]).await.ended(0).last();
+        assert_eq!((gc["cleaned"].as_array().map(Vec::len), gc["failed"].as_array().map(Vec::len)), (Some(0), Some(0)), "{gc}");
+        assert_eq!(leases(&world).await, before);
+        world.run(&["moves", "continue", &id]).await.ended(0);
+        let first = Ran::of(child).await;
+        assert_eq!(first.ended(0).last()["shards"], "0-2");
+        let again = world.run(&["moves", "resume", &id]).await;
+        again.ended(0);
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+    }
+
+    /// A shard that has failed is not taken from under the others of its group; once they have ended it is resumed.
+    async fn a_failed_shard_waits_for_its_group(version) {
+        let world = World::new(&[version, version], 4).await;
+        let Held { child, id } = held(&world, "0-1", "db2", 2).await;
+        let db = world.servers.app(0).await;
+        db.batch_execute("ALTER TABLE shard_0000.photos ADD COLUMN odd integer").await.unwrap();
+        let failed = "SELECT last_error FROM pgshard.move WHERE shard_id = 0 AND last_error IS NOT NULL";
+        while db.query(failed, &[]).await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        world.run(&["moves", "resume", &id]).await.ended(4);
+        assert_eq!(world.run(&["moves", "continue", &id]).await.ended(0).last()["shards"], "0-1");
+        Ran::of(child).await.ended(8);
+        assert_eq!((world.host_of(0), world.host_of(1)), (0, 1));
+        db.batch_execute("ALTER TABLE shard_0000.photos DROP COLUMN odd").await.unwrap();
+        world.run(&["moves", "abort", &id]).await.ended(8);
+        world.audit_places().await;
+    }
+
+    /// Asked to stop, from another process, a mover does; the move is resumed with its hold.
+    async fn a_mover_is_asked_to_stop(version) {
+        let world = World::new(&[version, other(version)], 8).await;
+        let writers = Writers::start(&world, 2).await;
+        let Held { child, id } = held(&world, "0-2", "db2", 3).await;
+        let told = world.run(&["moves", "stop", &id]).await.ended(0).last();
+        assert_eq!((told["asked_of"].as_array().map(Vec::len), told["at_work"].as_array().map(Vec::len)), (Some(1), Some(0)), "{told}");
+        let first = Ran::of(child).await;
+        assert!(first.ended(130).stderr.contains("asked"), "{}", first.stderr);
+        let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].clone();
+        assert_eq!((listed["at_work"].as_array().map(Vec::len), listed["wanted"].as_str()), (Some(0), Some("hold")), "{listed}");
+        // Nobody is left to be asked.
+        let told = world.run(&["moves", "stop", &id]).await.ended(0).last();
+        assert_eq!(told["asked_of"].as_array().map(Vec::len), Some(0), "{told}");
+        let second = world.command(&["moves", "resume", &id], &[LEASE]).spawn().unwrap();
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        world.run(&["moves", "continue", &id]).await.ended(0);
+        Ran::of(second).await.ended(0);
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+    }
+
+    /// Asked to abort, a mover does; both it and who asked say so, and nothing of the move is left.
+    async fn a_mover_is_asked_to_abort(version) {
+        let world = World::new(&[version, other(version)], 8).await;
+        let writers = Writers::start(&world, 2).await;
+        let Held { child, id } = held(&world, "0-2", "db2", 3).await;
+        world.run(&["moves", "abort", &id]).await.ended(0);
+        let first = Ran::of(child).await;
+        assert!(first.ended(1).stderr.contains("aborted"), "{}", first.stderr);
+        assert!((0..3).all(|shard| world.host_of(shard) == 0));
+        // A blocking one, and one whose mover is in the midst of its copy.
+        for mode in ["blocking", "online"] {
+            let args = ["move", "0-2", "--to", "db2", "--yes", "--mode", mode, "--hold"];
+            let child = world.command(&args, &[LEASE]).spawn().unwrap();
+            let list = || world.run(&["moves", "list"]);
+            while list().await.last()["moves"].as_array().unwrap().is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            world.run(&["moves", "abort"]).await.ended(0);
+            Ran::of(child).await.ended(1);
+        }
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+        for client in world.all().await {
+            assert_eq!(lines(&client, "SELECT lease::text FROM pgshard.mover").await, "");
+        }
+    }
+
+    /// Of two that resume a dead mover's move at once, one gets all of it.
+    async fn a_dead_movers_shards_have_one_heir(version) {
+        let world = World::new(&[version, other(version)], 12).await;
+        let writers = Writers::start(&world, 2).await;
+        let args = ["move", "0-5", "--to", "db2", "--yes", "--mode", "online"];
+        let id = world.run_until(&args, "after slot=kill").await.ended(-9).id();
+        let resume = || world.command(&["moves", "resume", &id], &[]).spawn().unwrap();
+        let rans = join_all([resume(), resume(), resume()].map(Ran::of)).await;
+        let codes: Vec<i32> = rans.iter().map(Ran::code).collect();
+        assert!(codes.contains(&0) && codes.iter().all(|code| [0, 4].contains(code)), "{codes:?}");
+        for ran in &rans {
+            assert!(!ran.stderr.contains("taken over") && !ran.stderr.contains("57P01"), "{}", ran.stderr);
+        }
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
+    }
+}
