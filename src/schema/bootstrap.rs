@@ -209,11 +209,11 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
     }));
     let read: Vec<Result<(Connection, HostFacts), HostFault>> = facts.await;
     let asked = hosts.iter().zip(&read).map(|(host, read)| (&host.name, read.as_ref().ok().map(|(_, facts)| facts)));
-    let knowledge = Knowledge::of(asked, &request.vouched);
-
     let chosen =
-        hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
-    let reports = chosen.map(|(host, read)| async {
+        || hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
+    let written_to = chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
+    let knowledge = Knowledge::of(asked, &request.vouched).with_drift(written_to, &request.migrations);
+    let reports = chosen().map(|(host, read)| async {
         let mut report = match read {
             Err(fault) => HostReport::left(fault.clone()),
             Ok((session, facts)) => match plan(host, facts, &knowledge, &request.cluster, &request.migrations) {

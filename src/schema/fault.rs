@@ -65,6 +65,10 @@ pub enum ShardFault {
     /// The migrations that it has are not a beginning of the ones it should have.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Drift(Vec<Drift>),
+    /// It was left as it was, because other shards or hosts have run what the folder does not have: what it would get now is not
+    /// what they have.
+    #[error("nothing is run while others have run what the folder does not have")]
+    Withheld,
     /// A migration failed; nothing of it is left.
     #[error("{migration}{} failed: {words}", line.map(|line| format!(" line {line}")).unwrap_or_default())]
     Migration {
@@ -137,6 +141,9 @@ impl ShardFault {
                 let mut remedies: Vec<String> = drifts.iter().map(Drift::remedy).collect();
                 remedies.dedup();
                 remedies.join("; ")
+            }
+            ShardFault::Withheld => {
+                "see what is said of the others; --host leaves out hosts that cannot be put right".to_owned()
             }
             ShardFault::Migration { .. } => {
                 "correct what is wrong and run the same command again, or `pgshard migrate retry`".to_owned()

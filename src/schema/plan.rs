@@ -7,6 +7,9 @@
 //! The reasons: a map can be stale, edited by hand, or a backup's. A row `moved` shows that the shard was born; a host
 //! that is down may hold it; a shard with a later epoch was somewhere. A host that certainly never held a shard can be
 //! vouched for, for the first set-up of a cluster while one of its servers is still to come.
+//!
+//! Invariant: no migration is run anywhere while any of the hosts that are written to has run what the folder does not have:
+//! whoever has edited a file finds one shard that is otherwise, not thousands.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,6 +43,8 @@ pub(super) struct Knowledge<'a> {
     by_shard: BTreeMap<ShardId, Vec<(&'a HostName, Known<'a>)>>,
     /// The hosts that could not be asked and were not vouched for.
     unread: Vec<HostName>,
+    /// Whether a shard or a host has run what the folder does not have.
+    drifted: bool,
 }
 
 enum Known<'a> {
@@ -53,7 +58,7 @@ impl<'a> Knowledge<'a> {
         hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
         vouched: &BTreeSet<HostName>,
     ) -> Knowledge<'a> {
-        let mut knowledge = Knowledge { by_shard: BTreeMap::new(), unread: Vec::new() };
+        let mut knowledge = Knowledge { by_shard: BTreeMap::new(), unread: Vec::new(), drifted: false };
         for (host, facts) in hosts {
             let Some(facts) = facts else {
                 if !vouched.contains(host) {
@@ -73,6 +78,22 @@ impl<'a> Knowledge<'a> {
             }
         }
         knowledge
+    }
+
+    /// The same, with what is to be withheld: these are the hosts that are written to.
+    pub(super) fn with_drift<'b>(
+        mut self,
+        written_to: impl IntoIterator<Item = &'b HostFacts>,
+        migrations: &Migrations,
+    ) -> Knowledge<'a> {
+        self.drifted = written_to.into_iter().filter_map(|facts| facts.control.as_ref()).any(|control| {
+            // What a moved shard had is no matter any more.
+            let owned = |shard: &ShardId| control.shards.get(shard).is_some_and(|row| row.state.is_owner());
+            let mut of_shards = control.applied.iter().filter(|set| set.shards.iter().any(owned));
+            of_shards.any(|set| migrations.pending(&set.migrations).is_err())
+                || migrations.pending_on_host(&control.host_migrations).is_err()
+        });
+        self
     }
 
     /// The owner of a shard besides this host, the one with the largest epoch.
@@ -170,6 +191,12 @@ pub(super) fn plan(
         };
         plan.refused.extend(refused.map(|fault| (*shard, fault)));
     }
+    if knowledge.drifted {
+        let withheld = plan.create.drain(..).map(|(shard, _)| shard);
+        let withheld = withheld.chain(plan.migrate.drain(..).map(|(shard, _)| shard));
+        plan.refused.extend(withheld.map(|shard| (shard, ShardFault::Withheld)));
+        plan.host_from = migrations.of_hosts().len();
+    }
     // Before anything is written: a role that may not create schemas fails at the first shard otherwise.
     if !plan.create.is_empty() && !facts.server.may_create {
         let (role, database) = (facts.server.role.clone(), facts.server.database.clone());
@@ -191,6 +218,8 @@ mod tests {
         let survey = survey_of(hosts);
         let vouched = vouched.iter().map(|name| host(name)).collect();
         let knowledge = Knowledge::of(survey.iter().map(|(host, facts)| (host, facts.as_ref().ok())), &vouched);
+        let knowledge =
+            knowledge.with_drift(survey.values().filter_map(|facts| facts.as_ref().ok()), &migrations(&[]).unwrap());
         let connect = ConnectOptions::parse("host=x user=x dbname=x").unwrap();
         let here = Host { name: host("db1"), connect, shards: vec![(shard(0), epoch(at))] };
         let facts = survey["db1"].as_ref().unwrap();

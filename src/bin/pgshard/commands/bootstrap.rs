@@ -51,7 +51,10 @@ pub(crate) fn hosts(config: &Config, map: &ShardMap) -> Vec<Host> {
 }
 
 pub(super) fn exit(report: &Report) -> Exit {
-    let refused = |host: &HostReport| matches!(host.fault, Some(HostFault::Refused(_) | HostFault::Drift(_)));
+    let drift = |fault: &ShardFault| matches!(fault, ShardFault::Drift(_) | ShardFault::Withheld);
+    let refused = |host: &HostReport| {
+        matches!(host.fault, Some(HostFault::Refused(_) | HostFault::Drift(_))) || host.failed.values().any(drift)
+    };
     // Nothing is wrong where shards are only on their way: they are left for later, whether there was anything else to do or not.
     let on_its_way = |fault: &ShardFault| matches!(fault, ShardFault::Moving | ShardFault::Arriving { .. });
     let waits = report.hosts.values().all(|host| host.fault.is_none() && host.failed.values().all(on_its_way));
