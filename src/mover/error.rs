@@ -226,6 +226,14 @@ pub enum Error {
         /// Why not.
         source: crate::schema::catalog::Error,
     },
+    /// What a host says of its shards cannot be read.
+    #[error("host {host} cannot be read")]
+    Facts {
+        /// The host.
+        host: HostName,
+        /// Why not.
+        source: crate::schema::FactsError,
+    },
     /// The dependencies over a shard's border cannot be read.
     #[error("the dependencies on host {host} cannot be read")]
     Border {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::{StreamExt, stream};
 
 use crate::map::{HostName, ShardMap};
+use crate::schema;
 use crate::shard::ShardId;
 
 use super::error::Error;
@@ -58,6 +59,7 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
                 Err(against) => refusals.extend(against),
             }
         }
+        refusals.extend(emptied(mover, &moving).await?);
         if refusals.is_empty() {
             let mut warnings = Vec::new();
             for source in fitting.values() {
@@ -117,6 +119,28 @@ async fn locate(
         placed.insert(shard, host);
     }
     Ok((placed, refusals))
+}
+
+/// The shards that lack what others on their host have: a move would make it look as it should be, and take away where the rest may
+/// still be found.
+async fn emptied(mover: &Mover, moving: &[(ShardId, &HostName)]) -> Result<Vec<Refusal>, Error> {
+    let mut refusals = Vec::new();
+    let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    for host in hosts {
+        let session = mover.hosts.open(host).await?;
+        let facts = schema::host_facts(&session.client).await;
+        let facts = facts.map_err(|source| Error::Facts { host: host.clone(), source })?;
+        let Some(control) = &facts.control else { continue };
+        let mut lacking = schema::lacking_on(host, control);
+        for (shard, _) in moving.iter().filter(|(_, on)| on == &host) {
+            if let Some(what) = lacking.remove(shard) {
+                refusals.push(Refusal::new("the schema", what, schema::RESTORE).at(*shard, host));
+            }
+        }
+    }
+    Ok(refusals)
 }
 
 async fn host_facts(mover: &Mover, hosts: &[&HostName]) -> Result<(ByHost<HostFacts>, Vec<Refusal>), Error> {

@@ -10,7 +10,7 @@ use super::facts::{ControlFacts, FactsError, HostFacts, RecordedMigration, Shard
 use super::finding::{Finding, Findings, Severity};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::OWN;
-use super::{settings, strays};
+use super::{made, settings, strays};
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::shard::ShardId;
 
@@ -37,6 +37,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
     for (host, (_, control)) in &hosts.controls {
         check_leftovers(&mut findings, host, control);
     }
+    check_made(&mut findings, &hosts);
     check_migrations(&mut findings, &hosts, migrations);
     check_attempts(&mut findings, &hosts, migrations);
     clock::check(&mut findings, survey, cluster.epoch);
@@ -230,6 +231,15 @@ fn check_leftovers(findings: &mut Findings, host: &HostName, control: &ControlFa
             _ => continue,
         };
         findings.add_shard(severity, code, Some(host), object.shard, what, remedy);
+    }
+}
+
+/// Shards whose schemas are there, and what was made in them is gone.
+fn check_made(findings: &mut Findings, hosts: &Hosts<'_>) {
+    let controls = hosts.controls.iter().map(|(host, (_, control))| (*host, *control));
+    for ((host, shard), what) in made::lacking(controls) {
+        let what = format!("its schema {what}");
+        findings.add_shard(Severity::Error, "objects_missing", Some(host), shard, what, made::RESTORE);
     }
 }
 

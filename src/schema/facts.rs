@@ -11,6 +11,7 @@ use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::clock::{self, ClockFacts};
+use super::made::MadeSet;
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::{ConnectError, ConnectOptions};
 use crate::shard::ShardId;
@@ -80,6 +81,8 @@ pub struct ControlFacts {
     pub moving: BTreeSet<ShardId>,
     /// The migrations of the shards, the shards with the same ones together.
     pub applied: Vec<AppliedSet>,
+    /// What is in the schemas of the shards that are served, by name.
+    pub made: Vec<MadeSet>,
     /// The once-per-host migrations that were run.
     pub host_migrations: Vec<RecordedMigration>,
     /// The shard migrations that were begun here and did not succeed.
@@ -280,6 +283,18 @@ SELECT json_build_object(
                     GROUP BY of_a_shard.migrations) AS sets),
     'host_migrations', (SELECT json_agg(json_build_array(name, checksum) ORDER BY name) FROM pgshard.host_migration),
     'attempts', (SELECT json_agg(json_build_array(shard_id, name, message)) FROM pgshard.migration_attempt),
+    'made', (SELECT json_agg(json_build_array(objects, shards)) FROM (
+                 SELECT objects::json, json_agg(shard_id ORDER BY shard_id) AS shards FROM (
+                     SELECT s.shard_id, coalesce(o.objects, '[]') AS objects
+                     FROM pgshard.shard s JOIN pg_namespace n ON n.nspname = s.schema_name
+                     LEFT JOIN (SELECT ns, json_agg(DISTINCT object ORDER BY object)::text AS objects FROM (
+                                    SELECT relnamespace, CASE relkind WHEN 'v' THEN 'view ' WHEN 'm' THEN 'materialized view '
+                                               WHEN 'f' THEN 'foreign table ' WHEN 'S' THEN 'sequence ' ELSE 'table ' END || relname
+                                    FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND NOT relispartition
+                                    UNION ALL SELECT pronamespace, 'function ' || proname FROM pg_proc) AS of (ns, object)
+                                GROUP BY ns) AS o ON o.ns = n.oid
+                     WHERE s.state = 'serving') AS of_a_shard
+                 GROUP BY of_a_shard.objects) AS sets),
     'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
                   WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
     'live_moves', (SELECT json_agg(DISTINCT move_id) FROM pgshard.move WHERE phase NOT IN ('completed', 'aborted')),
@@ -294,6 +309,7 @@ struct RawControl {
     incoming: Option<Vec<RawIncoming>>,
     moving: Option<Vec<ShardId>>,
     applied: Option<Vec<(Vec<RecordedMigration>, Vec<ShardId>)>>,
+    made: Option<Vec<(BTreeSet<String>, Vec<ShardId>)>>,
     host_migrations: Option<Vec<RecordedMigration>>,
     attempts: Option<Vec<(ShardId, String, Option<String>)>>,
     lost_ways: Option<Vec<(ShardId, String)>>,
@@ -368,6 +384,7 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
     }
     let applied = raw.applied.unwrap_or_default().into_iter();
     let attempts = raw.attempts.unwrap_or_default().into_iter();
+    let made = raw.made.unwrap_or_default().into_iter();
     Ok(ControlFacts {
         migrations: raw.migrations.unwrap_or_default(),
         cluster: raw.cluster,
@@ -375,6 +392,7 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
         incoming,
         moving: raw.moving.unwrap_or_default().into_iter().collect(),
         applied: applied.map(|(migrations, shards)| AppliedSet { migrations, shards }).collect(),
+        made: made.map(|(objects, shards)| MadeSet { objects, shards }).collect(),
         host_migrations: raw.host_migrations.unwrap_or_default(),
         attempts: attempts.map(|(shard, name, message)| (shard, Attempt { name, message })).collect(),
         lost_ways: raw.lost_ways.unwrap_or_default().into_iter().collect(),

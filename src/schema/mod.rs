@@ -15,6 +15,7 @@ mod facts;
 mod fault;
 mod finding;
 pub mod fingerprint;
+mod made;
 mod measure;
 pub mod migrate;
 mod migrations;
@@ -41,6 +42,7 @@ pub use facts::{
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};
+pub use made::{MadeSet, RESTORE, lacking_on};
 pub use measure::{Measure, measure};
 pub use migrate::migrate;
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};

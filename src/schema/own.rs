@@ -24,6 +24,12 @@ pub(super) const OWN: [Own; 2] = [
 /// What the names of pgshard's own migrations start with, which no file's can.
 pub(super) const MARK: &str = "pgshard:";
 
+/// What pgshard's own migrations have made in a shard that has run these, as far as others need it.
+pub(super) fn functions(applied: &[RecordedMigration]) -> impl Iterator<Item = &'static str> {
+    let made = applied.iter().any(|migration| migration.name == OWN[0].name);
+    made.then_some("function next_id").into_iter()
+}
+
 impl Own {
     /// The SQL for a shard.
     pub(super) fn render(&self, cluster: &Cluster, shard: ShardId) -> String {

@@ -39,6 +39,49 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
+    /// A schema that was dropped and made anew, and one that has lost a table: found by both, and not moved.
+    async fn emptied_schemas(version) {
+        let world = World::new(&[version, version], 16).await;
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute("DROP SCHEMA shard_0004 CASCADE; CREATE SCHEMA shard_0004; DROP TABLE shard_0002.photos").await.unwrap();
+        for args in [&["check"][..], &["check", "--ddl"]] {
+            let said = findings(&world, args).await;
+            let about = |shard: &str| said.iter().filter(|said| said.contains(shard)).cloned().collect::<Vec<_>>().join("\n");
+            let (empty, half) = (about("shard 4"), about("shard 2"));
+            assert!(empty.contains("objects_missing: shard 4: its schema is empty: it lacks") && empty.contains("table users"), "{said:#?}");
+            let lost = "objects_missing: shard 2: its schema lacks table photos, which 14 of 16 shards with the same migrations have";
+            assert!(half.contains(lost), "{said:#?}");
+            assert_eq!(args.len() == 2, empty.contains("made otherwise than 14 others"), "{said:#?}");
+            world.run(args).await.ended(1);
+        }
+        let before = world.everything().await;
+        for (shard, words) in [("4", "is empty"), ("2", "table photos")] {
+            for last in ["--plan", "--yes"] {
+                let ran = world.run(&["move", shard, "--to", "db2", last]).await;
+                assert!(ran.ended(4).stderr.contains(words), "{}", ran.stderr);
+            }
+        }
+        assert_eq!(world.everything().await, before);
+        world.run(&["move", "3", "--to", "db2", "--plan"]).await.ended(0);
+    }
+
+    /// One shard that has run another text keeps all others, on every host, from getting anything.
+    async fn bootstrap_runs_nothing_beside_drift(version) {
+        let world = World::new(&[version, version], 8).await;
+        let folder = world.config.cluster.migrations.clone().unwrap();
+        std::fs::write(folder.join("0002_more.sql"), "CREATE TABLE {shard}.more (id bigint PRIMARY KEY);").unwrap();
+        let db1 = world.servers.app(0).await;
+        let edited = "UPDATE pgshard.shard_migration SET checksum = reverse(checksum) WHERE shard_id = 3 AND name = '0001_tables'";
+        db1.batch_execute(edited).await.unwrap();
+        let before = world.everything().await;
+        let ran = world.run(&["bootstrap"]).await;
+        assert!(ran.ended(4).stderr.contains("nothing is run while others"), "{}", ran.stderr);
+        assert_eq!(world.everything().await, before);
+        db1.batch_execute(edited).await.unwrap();
+        world.run(&["bootstrap"]).await.ended(0);
+        world.run(&["check", "--ddl"]).await.ended(0);
+    }
+
     /// Schemas, slots and publications of no move; a signpost that was dropped.
     async fn strays(version) {
         let world = World::new(&[version, version], 8).await;

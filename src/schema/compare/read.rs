@@ -71,6 +71,10 @@ impl Reading {
         let locks: Vec<(i32, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let locks_max = rows.first().map_or(0, |row| row.get(2));
         let mut definitions = Definitions::default();
+        // One in which there is nothing is made otherwise than the others, too.
+        let all = locks.iter().filter_map(|(number, _)| shard(*number)).collect();
+        let of = ("schema".to_owned(), String::new());
+        definitions.0.push(Property { of, digest: String::new(), text: None, shards: all });
         for shards in portions(locks.iter().copied(), locks_max) {
             for row in client.query_typed(DIGESTS, &[(&shards, Type::INT4_ARRAY)]).await.map_err(failed)? {
                 let shards: Vec<i32> = row.get(3);

@@ -1,0 +1,152 @@
+//! What a shard's schema should have in it and has not: tables, views, sequences, functions by their names. Pure.
+//!
+//! Nobody records what a migration makes, and a file can be anything. But shards that have run the same migrations have the same in
+//! them: what nearly all have, and one has not, is gone. And of pgshard's own migrations it is known what they make.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::facts::{ControlFacts, RecordedMigration};
+use super::own;
+use crate::map::HostName;
+use crate::shard::ShardId;
+
+/// The shards of a host in whose schemas there is the same, as `table photos`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MadeSet {
+    /// What there is.
+    pub objects: BTreeSet<String>,
+    /// In which shards.
+    pub shards: Vec<ShardId>,
+}
+
+/// Of fewer shards nobody can say what is usual.
+const SHARDS_MIN: usize = 4;
+
+/// So many objects are named.
+const NAMED_MAX: usize = 8;
+
+/// What shards lack, as a clause that goes on after their schema's name.
+pub(super) type Lacking<'a> = BTreeMap<(&'a HostName, ShardId), String>;
+
+/// The shards that lack what shards with the same migrations have.
+pub(super) fn lacking<'a>(controls: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>) -> Lacking<'a> {
+    let mut alike: BTreeMap<&[RecordedMigration], Vec<(&HostName, ShardId, &BTreeSet<String>)>> = BTreeMap::new();
+    for (host, control) in controls {
+        let mut applied: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
+        for set in &control.applied {
+            applied.extend(set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())));
+        }
+        for set in &control.made {
+            for shard in &set.shards {
+                let migrations = applied.get(shard).copied().unwrap_or_default();
+                alike.entry(migrations).or_default().push((host, *shard, &set.objects));
+            }
+        }
+    }
+    let mut lacking = Lacking::new();
+    for (applied, shards) in alike {
+        // Judged once for each set of objects, not once for each of thousands of shards.
+        let mut sets: BTreeMap<&BTreeSet<String>, Vec<(&HostName, ShardId)>> = BTreeMap::new();
+        for (host, shard, objects) in &shards {
+            sets.entry(objects).or_default().push((host, *shard));
+        }
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for (objects, here) in &sets {
+            for object in *objects {
+                *counts.entry(object).or_default() += here.len();
+            }
+        }
+        for (objects, here) in sets {
+            if let Some(what) = verdict(objects, applied, &counts, shards.len()) {
+                lacking.extend(here.into_iter().map(|at| (at, what.clone())));
+            }
+        }
+    }
+    lacking
+}
+
+fn verdict(
+    objects: &BTreeSet<String>,
+    applied: &[RecordedMigration],
+    counts: &BTreeMap<&str, usize>,
+    all: usize,
+) -> Option<String> {
+    let ours: Vec<&str> = own::functions(applied).filter(|name| !objects.contains(*name)).collect();
+    let usual = counts.iter().filter(|(_, count)| all >= SHARDS_MIN && **count * 4 >= all * 3);
+    let gone: Vec<(&str, usize)> =
+        usual.map(|(name, count)| (*name, *count)).filter(|(name, _)| !objects.contains(*name)).collect();
+    let how = if objects.is_empty() { "is empty: it lacks" } else { "lacks" };
+    match (gone.as_slice(), ours.as_slice()) {
+        ([], []) => None,
+        ([], ours) => Some(format!("{how} {}, which pgshard's own migrations made there", ours.join(", "))),
+        (gone, _) => {
+            let mut named: Vec<String> = gone.iter().take(NAMED_MAX).map(|(name, _)| (*name).to_owned()).collect();
+            if gone.len() > NAMED_MAX {
+                named.push(format!("and {} more", gone.len() - NAMED_MAX));
+            }
+            let have = gone.iter().map(|(_, count)| *count).min().unwrap_or_default();
+            Some(format!("{how} {}, which {have} of {all} shards with the same migrations have", named.join(", ")))
+        }
+    }
+}
+
+/// The shards of one host that lack what the others there have, each with what it lacks: a clause that goes on after the schema's name.
+pub fn lacking_on(host: &HostName, control: &ControlFacts) -> BTreeMap<ShardId, String> {
+    lacking([(host, control)]).into_iter().map(|((_, shard), what)| (shard, what)).collect()
+}
+
+/// What to do about it.
+pub const RESTORE: &str = "stop its writers and restore the schema from a backup, as docs/operating.md says under \"A shard's tables are \
+                           gone\"; if it was meant, do the same by a migration in all shards";
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::AppliedSet;
+    use super::super::tables::{host, shard};
+    use super::*;
+
+    fn found(applied: &[&str], sets: &[(&[&str], &[u16])]) -> Vec<String> {
+        let shards = |numbers: &[u16]| numbers.iter().map(|number| shard(*number)).collect::<Vec<_>>();
+        let all: Vec<u16> = sets.iter().flat_map(|(_, shards)| shards.iter().copied()).collect();
+        let recorded = |name: &&str| RecordedMigration { name: (*name).to_owned(), checksum: String::new() };
+        let control = ControlFacts {
+            applied: vec![AppliedSet { migrations: applied.iter().map(recorded).collect(), shards: shards(&all) }],
+            made: sets
+                .iter()
+                .map(|(objects, here)| MadeSet {
+                    objects: objects.iter().map(|object| (*object).to_owned()).collect(),
+                    shards: shards(here),
+                })
+                .collect(),
+            ..ControlFacts::default()
+        };
+        let said = lacking_on(&host("db1"), &control);
+        said.into_iter().map(|(shard, what)| format!("{shard} {what}")).collect()
+    }
+
+    #[test]
+    fn what_nearly_all_have() {
+        let (full, half) = (&["table photos", "table users"][..], &["table users"][..]);
+        assert_eq!(found(&["0001_a"], &[(full, &[0, 1, 2, 3])]), [""; 0]);
+        assert_eq!(
+            found(&["0001_a"], &[(full, &[0, 1, 2, 4, 6, 7, 8, 9, 10]), (half, &[3]), (&[], &[5])]),
+            [
+                "3 lacks table photos, which 9 of 11 shards with the same migrations have",
+                "5 is empty: it lacks table photos, table users, which 9 of 11 shards with the same migrations have",
+            ]
+        );
+        // What half of them have is nothing that the others lack, and two shards are no custom.
+        assert_eq!(found(&["0001_a"], &[(full, &[0, 1]), (half, &[2, 3])]), [""; 0]);
+        assert_eq!(found(&["0001_a"], &[(full, &[0]), (&[], &[1])]), [""; 0]);
+    }
+
+    #[test]
+    fn what_our_own_migrations_made() {
+        let name = own::OWN[0].name;
+        assert_eq!(found(&[name], &[(&["function next_id"], &[0])]), [""; 0]);
+        assert_eq!(
+            found(&[name], &[(&[], &[0])]),
+            ["0 is empty: it lacks function next_id, which pgshard's own migrations made there"]
+        );
+    }
+}
