@@ -4,9 +4,10 @@
 //!   every connection has every statement (the same room for statements as by hand) and with the router's own bound;
 //! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other; also with servers that
 //!   are half a millisecond away, as they are in a data centre (a proxy in this process delays every packet by 0.25 ms);
+//! - what it costs to clean every session between two callers, and what a transaction costs beside BEGIN and COMMIT by hand;
 //! - a server process's memory after 20 statements on each of 4096 shards, with the bound on prepared statements and without.
 //!
-//! `cargo bench --bench router -- [points] [ids] [memory] [--seconds N] [--rounds N]`; without a name, all of them.
+//! `cargo bench --bench router -- [points] [ids] [sessions] [memory] [--seconds N] [--rounds N]`; without a name, all of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, ServerOptions}
 use pgshard::id::Id;
 use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use pgshard::pg::{ConnectOptions, quote_ident};
-use pgshard::router::{HostOptions, Options, Sql};
+use pgshard::router::{HostOptions, Options, Recycle, Sql};
 use pgshard::{Router, SchemaPrefix, ShardCount, ShardId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -49,7 +50,7 @@ impl Arguments {
             match name.as_str() {
                 "--seconds" => read.seconds = number()?,
                 "--rounds" => read.rounds = number()? as usize,
-                "points" | "ids" | "memory" => read.parts.push(name),
+                "points" | "ids" | "sessions" | "memory" => read.parts.push(name),
                 // What `cargo bench` says to every bench.
                 "--bench" => {}
                 other => return Err(format!("unknown argument {other}").into()),
@@ -85,6 +86,9 @@ async fn main() -> Outcome<()> {
             far.push(url.replace(&server.port().to_string(), &port.to_string()));
         }
         bench.ids("0.5 ms away", &far).await?;
+    }
+    if bench.arguments.wants("sessions") {
+        bench.sessions().await?;
     }
     if bench.arguments.wants("memory") {
         bench.memory().await?;
@@ -129,15 +133,23 @@ impl Bench {
     }
 
     fn router(&self, urls: &[String], pool_size: usize, statements: Option<usize>) -> Outcome<Router> {
+        self.router_with(urls, |options| {
+            options.hosts.iter_mut().for_each(|host| host.pool_size = pool_size);
+            options.statements_per_connection = statements.unwrap_or(options.statements_per_connection);
+        })
+    }
+
+    /// With one connection a host, and as `change` says.
+    fn router_with(&self, urls: &[String], change: impl Fn(&mut Options)) -> Outcome<Router> {
         let mut hosts = Vec::new();
         for (at, url) in urls.iter().enumerate() {
-            hosts.push(HostOptions::new(place(at).host, ConnectOptions::parse(url)?, pool_size));
+            hosts.push(HostOptions::new(place(at).host, ConnectOptions::parse(url)?, 1));
         }
         let shards = ShardCount::new(SHARDS.into()).ok_or("a number of shards")?;
         let placements = shards.iter().map(|shard| (shard, place(usize::from(shard.get() >= SHARDS / 2))));
         let map = ShardMap::new(MapVersion::FIRST, shards, placements).map_err(|_| "a map")?;
         let mut options = Options::new(hosts, Arc::new(map));
-        options.statements_per_connection = statements.unwrap_or(options.statements_per_connection);
+        change(&mut options);
         Ok(Router::new(options))
     }
 
@@ -194,6 +206,43 @@ impl Bench {
             );
         }
         println!("  median of rounds: latency {:.3} ×, rate {:.3} ×", median(&mut medians), median(&mut rates));
+        Ok(())
+    }
+
+    async fn sessions(&self) -> Outcome<()> {
+        println!("\nsessions between two callers, point reads on one shard");
+        let (fast, length) = (self.router(&self.urls, 1, None)?, Duration::from_secs(self.arguments.seconds));
+        let clean = self.router_with(&self.urls, |options| options.recycle = Recycle::Clean)?;
+        let hand = Hand::new(&self.urls[0], 1).await?;
+        let (mut ours, mut cleaned, mut by_hand, mut transactions) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let began = Instant::now();
+        while began.elapsed() < length * 4 {
+            ours.push(timed(read(&fast, 0)).await?);
+            cleaned.push(timed(read(&clean, 0)).await?);
+            by_hand.push(
+                timed(async {
+                    hand.client.batch_execute("BEGIN").await?;
+                    hand.read(0).await?;
+                    Ok(hand.client.batch_execute("COMMIT").await?)
+                })
+                .await?,
+            );
+            let in_transaction = async {
+                let shard = fast.shard(ShardId::new(0).ok_or("a shard")?)?;
+                Ok(shard.transaction(async |tx| tx.query_one(SELECT, &[&id(0)]).await.map(drop)).await?)
+            };
+            transactions.push(timed(in_transaction).await?);
+        }
+        let (ours, cleaned) = (median(&mut ours), median(&mut cleaned));
+        println!(
+            "  one after the other: as needed {ours:6.1} µs, always cleaned {cleaned:6.1} µs, {:.2} ×",
+            cleaned / ours
+        );
+        let (by_hand, transactions) = (median(&mut by_hand), median(&mut transactions));
+        println!(
+            "  a transaction: by hand {by_hand:6.1} µs, router {transactions:6.1} µs, {:.3} ×",
+            transactions / by_hand
+        );
         Ok(())
     }
 

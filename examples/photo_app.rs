@@ -33,7 +33,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use pgshard::Router;
 use pgshard::config::Config;
 use pgshard::id::{Epoch, Id, IdRange};
-use pgshard::router::Error;
+use pgshard::router::{Error, Sql};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
 
@@ -132,7 +132,8 @@ async fn post_photo(
 
 /// The ID knows its shard.
 async fn photo(State(app): Shared, Path(id): Path<i64>) -> Result<Json<Photo>, Failure> {
-    let sql = format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = $1");
+    // It only reads: if its connection is lost, nothing has happened, and the client may try again.
+    let sql = Sql::reading(&format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = $1"));
     let row = app.router.by_id(id)?.query_opt(&sql, &[&id]).await?;
     let row = row.ok_or_else(|| Failure::not_found(format!("there is no photo {id}")))?;
     Ok(Json(app.photo(&row)))
@@ -193,7 +194,7 @@ async fn photos(State(app): Shared, Query(Wanted { ids }): Query<Wanted>) -> Res
     if ids.len() > 1000 {
         return Err(Failure::bad_request("ids: at most 1000".to_owned()));
     }
-    let sql = format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = ANY($1)");
+    let sql = Sql::reading(&format!("SELECT {COLUMNS} FROM {{shard}}.photos WHERE id = ANY($1)"));
     let rows = match app.router.by_ids(&ids).deadline(PATIENCE).query_in_order(&sql).await {
         Ok(rows) => rows,
         // A number that is no ID is a photo that is not there.
@@ -234,9 +235,9 @@ async fn feed(State(app): Shared, Query(of): Query<FeedOf>) -> Result<Json<Feed>
     if users.len() > 5000 || limit > 500 {
         return Err(Failure::bad_request("at most 5000 users and 500 photos".to_owned()));
     }
-    let sql = format!(
+    let sql = Sql::reading(&format!(
         "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC LIMIT $4"
-    );
+    ));
     let newest = app.router.by_keys(&users)?.deadline(PATIENCE).newest(&sql, of.before.unwrap_or(i64::MAX), limit);
     let (page, incomplete) = match newest.await {
         Ok(page) => (page, false),

@@ -60,6 +60,8 @@ impl Config {
         options.key = self.cluster.key;
         options.max_connections = self.router.max_connections;
         options.statement_timeout = self.router.statement_timeout;
+        options.recycle = self.router.recycle;
+        options.selects = self.router.selects;
         options.max_replica_lag = self.router.max_replica_lag.unwrap_or(options.max_replica_lag);
         options.replica_wait = self.router.replica_wait.unwrap_or(options.replica_wait);
         let path = self.path.clone();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::router::PrepareMode;
+use crate::router::{PrepareMode, Recycle, Selects};
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
 
@@ -15,6 +15,10 @@ pub struct RouterConfig {
     pub statement_timeout: Option<Duration>,
     /// How statements are prepared on hosts that do not say.
     pub prepare: PrepareMode,
+    /// What becomes of a session between two callers.
+    pub recycle: Recycle,
+    /// Whether a SELECT can change anything.
+    pub selects: Selects,
     /// How old what a replica shows may be; `None` for the router's default.
     pub max_replica_lag: Option<Duration>,
     /// How long a read waits for a replica; `None` for the router's default.
@@ -23,7 +27,15 @@ pub struct RouterConfig {
 
 /// Reads `[router]`.
 pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> RouterConfig {
-    let known = ["max_connections", "statement_timeout_ms", "prepare", "max_replica_lag_ms", "replica_wait_ms"];
+    let known = [
+        "max_connections",
+        "statement_timeout_ms",
+        "prepare",
+        "recycle",
+        "selects",
+        "max_replica_lag_ms",
+        "replica_wait_ms",
+    ];
     section.only(&known, findings);
     let at_least = |least: i64, key: &str, otherwise: &str, findings: &mut Findings<'_>| {
         let entry = section.get(key)?;
@@ -41,9 +53,33 @@ pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> Router
         max_connections: max_connections.map(|number| usize::try_from(number).unwrap_or(usize::MAX)),
         statement_timeout: at_least(1, "statement_timeout_ms", "no limit", findings).map(Duration::from_millis),
         prepare: section.get("prepare").and_then(|entry| read_prepare(&entry, findings)).unwrap_or_default(),
+        recycle: read_word(section, "recycle", [("fast", Recycle::Fast), ("clean", Recycle::Clean)], findings),
+        selects: read_word(
+            section,
+            "selects",
+            [("may-write", Selects::MayWrite), ("only-read", Selects::OnlyRead)],
+            findings,
+        ),
         max_replica_lag: max_replica_lag.map(Duration::from_millis),
         replica_wait: at_least(0, "replica_wait_ms", "200 ms", findings).map(Duration::from_millis),
     }
+}
+
+/// Reads a key that is one of two words.
+fn read_word<T: Copy + Default>(
+    section: &Section<'_>,
+    key: &str,
+    words: [(&str, T); 2],
+    findings: &mut Findings<'_>,
+) -> T {
+    let Some(entry) = section.get(key) else { return T::default() };
+    let Some(text) = entry.string(findings) else { return T::default() };
+    if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
+        return *value;
+    }
+    let [first, second] = words.map(|(word, _)| word);
+    findings.add(&entry.at(), format!("{key} is \"{first}\" or \"{second}\""), similar(text, [first, second]));
+    T::default()
 }
 
 /// Reads `prepare`, here or of a host.
@@ -85,6 +121,10 @@ mod tests {
         assert_eq!(options.hosts[0].prepare, PrepareMode::Unnamed);
         assert_eq!(options.hosts[0].connect.to_string(), "app@10.0.0.9:6432/app1");
         assert_eq!(config.hosts["db1"].connect.to_string(), "app@10.0.0.1:5432/app");
+        assert_eq!((options.recycle, options.selects), (Recycle::Fast, Selects::MayWrite));
+        let config = parse("", "recycle = \"clean\"\nselects = \"only-read\"").unwrap();
+        let options = config.router_options(config.map.clone().unwrap().into());
+        assert_eq!((options.recycle, options.selects), (Recycle::Clean, Selects::OnlyRead));
         let config = parse("prepare = \"named\"", "prepare = \"unnamed\"").unwrap();
         let options = config.router_options(config.map.clone().unwrap().into());
         assert_eq!(options.hosts[0].prepare, PrepareMode::Named);
@@ -114,6 +154,8 @@ mod tests {
             ("", "statement_timeout_ms = -5", "statement_timeout_ms must be 1 or more, not -5"),
             ("", "statement_timeout_ms = \"5s\"", "must be a whole number"),
             ("", "prepare = \"none\"", "prepare is \"named\" or \"unnamed\""),
+            ("", "recycle = \"cleen\"", "recycle is \"fast\" or \"clean\""),
+            ("", "selects = \"write\"", "selects is \"may-write\" or \"only-read\""),
             ("prepare = \"unnnamed\"", "", "prepare is \"named\" or \"unnamed\""),
             ("router_url = \"postgres://10.0.0.9\"", "", "the url names no user"),
             ("", "pool = 3", "known are max_connections, statement_timeout_ms, prepare"),

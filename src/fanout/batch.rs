@@ -1,6 +1,6 @@
 //! What all calls over many shards are made of: a [`Batch`] of jobs, one a shard, and the stream of their answers.
 //!
-//! What may not break: every job gives exactly one answer, whatever happens to the others; and no more statements of a
+//! Invariant: every job gives exactly one answer, whatever happens to the others; and no more statements of a
 //! host are on their way than its [`Pace`] allows.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -26,6 +26,7 @@ pub(super) struct Pace {
     /// Statements on their way on one connection, at least 1.
     pub(super) depth: usize,
     /// From the first answer that is asked for.
+    /// `None`: as long as any call.
     pub(super) deadline: Option<Duration>,
 }
 
@@ -101,8 +102,8 @@ where
             router: self.router.clone(),
             shards: self.jobs.iter().map(|(shard, _)| *shard).collect(),
             progress,
-            only_reads: self.sql.only_reads(),
-            deadline: self.pace.deadline,
+            only_reads: self.router.only_reads(&self.sql),
+            deadline: self.pace.deadline.or(self.router.statement_timeout()),
             alarm: None,
             late: 0,
         }
@@ -142,6 +143,15 @@ where
             };
             match lane {
                 Ok(lane) => self.down(lane, waiting, progress),
+                // The others have waited in the same queue as long as this one.
+                Err(Error::PoolTimeout { host, phase, limit_ms, .. }) => {
+                    let late = move |at: usize| {
+                        let (shard, host) = (self.jobs[at].0, host.clone());
+                        (at, Err(Error::PoolTimeout { shard, host, phase, limit_ms }))
+                    };
+                    let all = std::mem::take(&mut *lock(&waiting.jobs));
+                    stream::iter(all.into_iter().map(late)).boxed()
+                }
                 // That is the first job's answer. The host may be better off when it is the others' turn.
                 Err(error) => {
                     let mut rest = std::mem::take(&mut *lock(&waiting.jobs));
@@ -214,6 +224,13 @@ struct Waiting {
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Answers<'_> {
+    /// Whether the statement changes nothing, by the caller's word.
+    pub(super) fn only_reads(&self) -> bool {
+        self.only_reads
+    }
 }
 
 impl Stream for Answers<'_> {

@@ -10,7 +10,7 @@ use tokio_postgres::types::ToSql;
 
 use super::batch::{Answers, Batch, Pace, Params};
 use super::gather::Gather;
-use super::partial::{Failed, Partial};
+use super::partial::{Failures, Partial};
 use crate::id::Id;
 use crate::router::{Error, Router, SqlText};
 use crate::shard::ShardId;
@@ -85,8 +85,8 @@ impl ByIds {
     /// (`WHERE id = ANY($1)`). All rows with their shards; in no order.
     ///
     /// # Errors
-    /// When a shard failed: with the rows of the others, and its IDs. `?` in a function that gives [`Error`] keeps the
-    /// first failure only.
+    /// When a shard failed: with the rows of the others, and its IDs. `?` in a function that gives [`Error`] makes
+    /// [`Error::Partial`] of it.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
@@ -100,7 +100,7 @@ impl ByIds {
             Ok(())
         });
         let failed = failed.await;
-        Partial { done: all, failed, shards: self.wanted.len() }.check()
+        failed.or(all, self.wanted.len())
     }
 
     /// As [`ByIds::query`], the rows in the order of the IDs that were given. The first column of each row must be the ID,
@@ -124,7 +124,7 @@ impl ByIds {
         let failed = failed.await;
         placed.sort_by_key(|(place, _)| *place);
         let done = placed.into_iter().map(|(_, row)| row).collect();
-        Partial { done, failed, shards: self.wanted.len() }.check()
+        failed.or(done, self.wanted.len())
     }
 
     /// As [`ByIds::query`], each shard's rows or failure as it comes.
@@ -149,9 +149,9 @@ impl ByIds {
         &self,
         sql: SqlText<'_>,
         mut take: impl FnMut(ShardId, Vec<Row>) -> Result<(), Error>,
-    ) -> Vec<Failed<i64>> {
+    ) -> Failures<i64> {
         let mut answers = self.answers(sql);
-        let mut failed = Vec::new();
+        let mut failed = Failures::new(&answers);
         while let Some((at, result)) = answers.next().await {
             let (shard, ids) = &self.wanted[at];
             if let Err(error) = result.and_then(|rows| take(*shard, rows)) {
@@ -159,10 +159,9 @@ impl ByIds {
                     (Error::NoSuchShard { shard, shards }, Some(id)) => Error::NoSuchId { id: *id, shard, shards },
                     (error, _) => error,
                 };
-                failed.push(Failed { shard: *shard, wanted: ids.clone(), error });
+                failed.add(*shard, ids.clone(), error);
             }
         }
-        failed.sort_unstable_by_key(|failed| failed.shard);
         failed
     }
 }

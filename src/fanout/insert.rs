@@ -10,7 +10,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::batch::{Batch, Pace, Params};
-use super::partial::{Failed, Partial};
+use super::partial::{Failures, Partial};
 use crate::router::{Error, Router, SqlText};
 use crate::shard::{Key, ShardId};
 
@@ -129,7 +129,8 @@ impl<T: Sync> InsertMany<'_, T> {
     ///
     /// # Errors
     /// When a shard failed: with what the others took, and the places of its rows. Where its error
-    /// [`may_have_run`](Error::may_have_run), the rows may be there.
+    /// [`may_have_run`](Error::may_have_run), the rows may be there. `?` in a function that gives [`Error`] makes
+    /// [`Error::Partial`] of it, which keeps all of that: whoever makes the whole call again has rows twice.
     ///
     /// # Cancel safety
     /// When the future is dropped, some shards may have their rows.
@@ -150,18 +151,17 @@ impl<T: Sync> InsertMany<'_, T> {
             pace: self.pace,
         };
         let mut answers = batch.run();
-        let (mut done, mut failed) = (Vec::new(), Vec::new());
+        let (mut done, mut failed) = (Vec::new(), Failures::new(&answers));
         while let Some((at, result)) = answers.next().await {
             let (shard, places) = &self.places[at];
             let (shard, places) = (*shard, places.clone());
             match result {
                 Ok(rows) => done.push(Inserted { shard, places, rows }),
-                Err(error) => failed.push(Failed { shard, wanted: places, error }),
+                Err(error) => failed.add(shard, places, error),
             }
         }
         done.sort_unstable_by_key(|inserted| inserted.shard);
-        failed.sort_unstable_by_key(|failed| failed.shard);
-        Partial { done, failed, shards: self.places.len() }.check()
+        failed.or(done, self.places.len())
     }
 }
 

@@ -12,7 +12,7 @@ use tokio_postgres::types::ToSql;
 
 use super::batch::{Batch, Pace, Params};
 use super::ids::refused;
-use super::partial::{Failed, Partial};
+use super::partial::{Failures, Partial};
 use crate::router::{Error, Router, SqlText};
 use crate::shard::{Key, ShardId};
 
@@ -121,7 +121,7 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
             },
         );
         let failed = failed.await;
-        Partial { done, failed, shards: self.wanted.len() }.check()
+        failed.or(done, self.wanted.len())
     }
 
     /// The newest rows of all these keys together: the first `limit` by ID that are older than `before`, merged from all
@@ -171,7 +171,7 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         });
         let failed = failed.await;
         let (next, rows) = merge.end();
-        Partial { done: Page { rows, next }, failed, shards: self.wanted.len() }.check()
+        failed.or(Page { rows, next }, self.wanted.len())
     }
 
     async fn run<P: Params + 'static>(
@@ -179,7 +179,7 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         sql: SqlText<'_>,
         params: impl Fn(&Vec<K>) -> P + Send + Sync + 'static,
         mut take: impl FnMut(ShardId, Vec<Row>) -> Result<(), Error>,
-    ) -> Vec<Failed<K>> {
+    ) -> Failures<K> {
         let batch = Batch {
             router: self.router.clone(),
             sql: sql.to_sql(),
@@ -188,14 +188,13 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
             pace: self.pace,
         };
         let mut answers = batch.run();
-        let mut failed = Vec::new();
+        let mut failed = Failures::new(&answers);
         while let Some((at, result)) = answers.next().await {
             let (shard, keys) = &self.wanted[at];
             if let Err(error) = result.and_then(|rows| take(*shard, rows)) {
-                failed.push(Failed { shard: *shard, wanted: keys.clone(), error });
+                failed.add(*shard, keys.clone(), error);
             }
         }
-        failed.sort_unstable_by_key(|failed| failed.shard);
         failed
     }
 }

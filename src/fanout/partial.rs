@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::batch::Answers;
 use crate::router::Error;
 use crate::shard::ShardId;
 
@@ -17,6 +18,8 @@ pub struct Partial<T, W> {
     pub failed: Vec<Failed<W>>,
     /// How many shards the call was for.
     pub shards: usize,
+    /// Whether the statement changes nothing, by the caller's word.
+    only_reads: bool,
 }
 
 /// A shard that failed.
@@ -40,10 +43,31 @@ impl<T, W> Partial<T, W> {
     pub fn wanted(&self) -> impl Iterator<Item = &W> {
         self.failed.iter().flat_map(|failed| &failed.wanted)
     }
+}
 
-    /// `Ok` if nothing failed.
-    pub(super) fn check(self) -> Result<T, Self> {
-        if self.failed.is_empty() { Ok(self.done) } else { Err(self) }
+/// The failures of a call, if there are any.
+pub(super) struct Failures<W> {
+    failed: Vec<Failed<W>>,
+    only_reads: bool,
+}
+
+impl<W> Failures<W> {
+    /// Of the batch that gives these answers.
+    pub(super) fn new(answers: &Answers<'_>) -> Failures<W> {
+        Failures { failed: Vec::new(), only_reads: answers.only_reads() }
+    }
+
+    pub(super) fn add(&mut self, shard: ShardId, wanted: Vec<W>, error: Error) {
+        self.failed.push(Failed { shard, wanted, error });
+    }
+
+    /// `Ok` if nothing failed on `shards` shards.
+    pub(super) fn or<T>(mut self, done: T, shards: usize) -> Result<T, Partial<T, W>> {
+        if self.failed.is_empty() {
+            return Ok(done);
+        }
+        self.failed.sort_unstable_by_key(|failed| failed.shard);
+        Err(Partial { done, failed: self.failed, shards, only_reads: self.only_reads })
     }
 }
 
@@ -64,9 +88,44 @@ impl<T: fmt::Debug, W: fmt::Debug> std::error::Error for Partial<T, W> {
     }
 }
 
-/// The first failure alone, for callers that want all or nothing.
-impl<T, W> From<Partial<T, W>> for Error {
+impl<T: fmt::Debug + 'static, W: fmt::Debug + 'static> Partial<T, W> {
+    /// What an [`Error::Partial`] was made of, where it was made of this: `?` keeps what is done.
+    ///
+    /// ```
+    /// # use pgshard::fanout::{Inserted, Partial};
+    /// # use pgshard::router::Error;
+    /// fn places_left(error: &Error) -> Vec<usize> {
+    ///     let partial = Partial::<Vec<Inserted>, usize>::of(error);
+    ///     partial.map(|partial| partial.wanted().copied().collect()).unwrap_or_default()
+    /// }
+    /// ```
+    pub fn of(error: &Error) -> Option<&Partial<T, W>> {
+        match error {
+            Error::Partial { source, .. } => source.downcast_ref(),
+            _ => None,
+        }
+    }
+}
+
+/// For `?`: an error that says that the call was done in part, and keeps what was. A call for one shard is done or not, and gives
+/// that shard's error.
+impl<T, W> From<Partial<T, W>> for Error
+where
+    T: fmt::Debug + Send + Sync + 'static,
+    W: fmt::Debug + Send + Sync + 'static,
+{
     fn from(mut partial: Partial<T, W>) -> Error {
-        partial.failed.swap_remove(0).error
+        if partial.shards == 1 {
+            return partial.failed.swap_remove(0).error;
+        }
+        let (failed, shards) = (partial.failed.len(), partial.shards);
+        let done = failed < shards && !partial.only_reads;
+        Error::Partial {
+            failed,
+            shards,
+            may_have_run: done || partial.failed.iter().any(|failed| failed.error.may_have_run()),
+            retryable: !done && partial.is_retryable(),
+            source: Box::new(partial),
+        }
     }
 }

@@ -3,7 +3,7 @@
 //! Closed, calls connect by themselves. The first connection that fails opens it: from then on calls fail at once, those
 //! that waited too, and a task of its own tries again, ever more seldom. What that finds out counts for everybody.
 //!
-//! What may not break: a host that answers again is used again, within [`Circuit::PAUSE_MAX`] and the time of one try;
+//! Invariant: a host that answers again is used again, within [`Circuit::PAUSE_MAX`] and the time of one try;
 //! nothing is tried where nobody calls; and an error that the server itself gave opens nothing, for it was reached.
 
 use std::sync::Arc;
@@ -197,7 +197,10 @@ impl Circuit {
     }
 
     fn start_try(self: Arc<Self>) {
+        // Dropped before its end where the runtime ends first.
+        let trying = Trying(self.clone());
         tokio::spawn(async move {
+            let _trying = trying;
             let opening = self.connect.connect(&self.application_name);
             let outcome = match tokio::time::timeout(self.try_max, opening).await {
                 Ok(outcome) => outcome,
@@ -221,6 +224,18 @@ impl Circuit {
                     });
                 }
             }
+        });
+    }
+}
+
+/// Ends with its try, however that ends: a router outlives the runtime that a try began in.
+struct Trying(Arc<Circuit>);
+
+impl Drop for Trying {
+    fn drop(&mut self) {
+        self.0.state.send_if_modified(|state| match state {
+            State::Open { trying, .. } => trying.take().is_some(),
+            State::Closed { .. } => false,
         });
     }
 }

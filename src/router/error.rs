@@ -126,8 +126,9 @@ pub enum Error {
         host: HostName,
         /// The limit.
         limit_ms: u128,
-        /// Whether it may have taken effect. Not where nothing was on its way, nor for one that only reads, nor in a
-        /// transaction whose COMMIT was not sent.
+        /// Whether it may have taken effect. Not where nothing was on its way, nor for one that only reads by the caller's word
+        /// ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)), nor in a transaction whose COMMIT was not
+        /// sent.
         may_have_run: bool,
     },
     /// No connection to the host could be had in time.
@@ -161,9 +162,9 @@ pub enum Error {
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// Whether the statement may have taken effect. Never within a transaction (it is rolled back), nor for one
-        /// that starts with SELECT, VALUES, TABLE or SHOW; should such a one call a function that writes, the caller must
-        /// know.
+        /// Whether the statement may have taken effect. Never within a transaction (it is rolled back), nor for one that only
+        /// reads by the caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)). A SELECT
+        /// without it may have: it can call a function that writes.
         may_have_run: bool,
         /// What the driver says.
         source: tokio_postgres::Error,
@@ -241,14 +242,39 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// The closure succeeded although one of its statements had failed (or was abandoned), so that there was nothing to
-    /// commit. It was rolled back.
+    /// A statement on a transaction one of whose savepoints is open elsewhere: what it did would be undone with that. Nothing
+    /// was sent.
     #[error(
-        "the transaction on shard {shard} was rolled back: a statement in it failed, and the closure went on without a savepoint"
+        "the transaction on shard {shard} has a savepoint open: a statement runs within it, or before or after it, not beside it"
+    )]
+    SavepointOpen {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The closure succeeded although one of its statements had failed, or one of its statements or savepoints was given up, so
+    /// that there was nothing to commit: it was rolled back. Of a statement that came after such a one: nothing was sent.
+    #[error(
+        "the transaction on shard {shard} is rolled back: a statement in it failed or was given up, and the closure went on without a savepoint"
     )]
     TransactionFailed {
         /// The shard.
         shard: ShardId,
+    },
+    /// A call over many shards of which some failed: what [`Partial`](crate::fanout::Partial) becomes for `?`. The others did
+    /// what was wanted of them, so that making the whole call again would do that twice;
+    /// [`Partial::of`](crate::fanout::Partial::of) finds out of the error what is done and what is not.
+    #[error("{failed} of {shards} shards failed, and the others did what was wanted of them")]
+    Partial {
+        /// How many shards failed.
+        failed: usize,
+        /// How many shards the call was for.
+        shards: usize,
+        /// Whether anything of it may have taken effect: on a shard that did not fail, or on one that may have run.
+        may_have_run: bool,
+        /// Whether the whole may be made again: nothing has taken effect, and each failure is one that passes.
+        retryable: bool,
+        /// The [`Partial`](crate::fanout::Partial) itself, with what is done.
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
@@ -360,6 +386,7 @@ impl Error {
             | Error::TooManyWaiting { .. }
             | Error::ShardUnavailable { .. } => true,
             Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => !may_have_run,
+            Error::Partial { retryable, .. } => *retryable,
             Error::Statement { source, .. } => {
                 state::is_signpost(source) || source.code().is_some_and(state::is_transient)
             }
@@ -376,7 +403,9 @@ impl Error {
     pub fn may_have_run(&self) -> bool {
         match self {
             Error::InDoubt { .. } | Error::NotRepeated { .. } => true,
-            Error::ConnectionLost { may_have_run, .. } | Error::TimedOut { may_have_run, .. } => *may_have_run,
+            Error::ConnectionLost { may_have_run, .. }
+            | Error::TimedOut { may_have_run, .. }
+            | Error::Partial { may_have_run, .. } => *may_have_run,
             _ => false,
         }
     }

@@ -11,10 +11,11 @@ use super::error::{Error, Expected};
 use super::kind::Kind;
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
+use super::running::Transaction;
 use super::session::{Answer, Prepare};
 use super::sql::{Rendered, SqlText};
 use super::stale::Met;
-use super::transaction::{Transaction, TransactionBuilder};
+use super::transaction::TransactionBuilder;
 use crate::map::HostName;
 use crate::pg::state;
 use crate::shard::{KeyKind, ShardId};
@@ -221,7 +222,7 @@ impl<'r> Shard<'r> {
     /// It is set by `SET LOCAL`, so it ends with the transaction, and no other user of the connection meets it; a pooler in
     /// transaction mode is no obstacle. There is no such mode for single statements: they would need the transaction too.
     ///
-    /// Nothing is behind the shard's schema but `pg_catalog`: a table that the shard does not have is an error, also where
+    /// Nothing is behind the shard's schema but `pg_catalog` and temporary tables: a table that the shard does not have is an error, also where
     /// `public` has one of that name. Whoever needs what is in `public` (an extension's functions) says so, with
     /// [`TransactionBuilder::search_path`]; and then a name that is missing in the shard does fall through to `public`, where
     /// every shard reads and writes the same rows.
@@ -291,6 +292,18 @@ impl<'r> Shard<'r> {
         if matches!(kind, Kind::Control | Kind::Savepoint | Kind::RollbackTo) {
             return Err(Error::TransactionControl { shard });
         }
+        if sql.asks_about_names() && matches!(kind, Kind::Read | Kind::Write) {
+            // A signpost would have given another answer, and no error: committed once the host was asked whether it serves the
+            // shard.
+            let sql = &sql;
+            let asking = |tx: Transaction| async move { tx.run(SqlText::Read(sql), params).await };
+            let answer = Box::pin(self.build_transaction().run_to_end(asking, sent)).await;
+            if answer.is_ok() {
+                inner.count_request(shard, called, true);
+            }
+            return answer;
+        }
+        let only_reads = sql.only_reads(inner.options.selects);
         let text = sql.render(&self.schema());
         let mut recovery = Recovery::new(inner, shard);
         let mut prepare = Prepare::Once;
@@ -299,7 +312,7 @@ impl<'r> Shard<'r> {
             let place = inner.place(shard)?;
             let mut lease = place.host.lease(shard).await?;
             let began = Instant::now();
-            sent.store(kind != Kind::Read, Ordering::Relaxed);
+            sent.store(!only_reads, Ordering::Relaxed);
             let failed = match lease.run(Rendered::new(&sql, &text), params, prepare).await {
                 Ok(answer) => {
                     place.host.metrics.request(&place.host.name, called.elapsed(), true);
@@ -318,7 +331,7 @@ impl<'r> Shard<'r> {
                     reconnected = true;
                     continue;
                 }
-                let may_have_run = failed.sent && kind != Kind::Read;
+                let may_have_run = failed.sent && !only_reads;
                 return Err(Error::ConnectionLost { shard, host: host(), may_have_run, source: failed.error });
             }
             let statement = |source| Error::Statement { shard, host: host(), source };

@@ -68,6 +68,7 @@ impl Host {
                 circuit: circuit.clone(),
                 room: room.cloned(),
                 cancels: cancels.clone(),
+                recycle: options.recycle,
             };
             let pool = Pool::builder(manager).max_size(size).runtime(Runtime::Tokio1).wait_timeout(wait_max);
             pool.build().expect("a pool with timeouts was given its runtime")

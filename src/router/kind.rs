@@ -73,7 +73,7 @@ impl Iterator for Words<'_> {
             let rest = self.0;
             let first = rest.chars().next()?;
             if rest.starts_with("--") {
-                self.0 = rest.split_once('\n').map_or("", |(_, after)| after);
+                self.0 = rest.split_once(['\n', '\r']).map_or("", |(_, after)| after);
             } else if rest.starts_with("/*") {
                 self.0 = past_comment(rest);
             } else if first.is_alphanumeric() || first == '_' {
@@ -88,7 +88,7 @@ impl Iterator for Words<'_> {
 }
 
 /// What follows a block comment. They nest; one that does not end takes the rest.
-fn past_comment(text: &str) -> &str {
+pub(super) fn past_comment(text: &str) -> &str {
     let mut depth = 0usize;
     let mut rest = text;
     loop {
@@ -133,6 +133,7 @@ mod tests {
             ("begin", Kind::Control),
             ("START TRANSACTION", Kind::Control),
             ("COMMIT;", Kind::Control),
+            ("-- the server ends it here\rCOMMIT", Kind::Control),
             ("END", Kind::Control),
             ("ROLLBACK", Kind::Control),
             ("ROLLBACK TO a", Kind::RollbackTo),

@@ -1,6 +1,6 @@
 //! A connection to a host on which statements of several shards are on their way at a time, one behind the other.
 //!
-//! What may not break: a lane holds a connection, so nothing that needs another one is waited for while it does. A
+//! Invariant: a lane holds a connection, so nothing that needs another one is waited for while it does. A
 //! statement that met a move is given back as [`Ran::Again`], to be run by [`Shard::query`](super::Shard::query) once
 //! the lane is gone. And a connection on which an answer is still awaited never goes back to its pool.
 
@@ -96,9 +96,11 @@ impl Lane {
     pub(crate) async fn query(&self, shard: ShardId, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Ran {
         let held = &*self.0;
         let kind = sql.kind();
+        let only_reads = sql.only_reads(held.router.inner().options.selects);
         let here = held.router.inner().place(shard).is_ok_and(|place| place.host.name == held.host.name);
         let caught = !self.can_pipeline() && held.awaited.load(Ordering::Relaxed) > 0;
-        if !here || !matches!(kind, Kind::Read | Kind::Write) || caught || held.spoiled.load(Ordering::Relaxed) {
+        let of_lanes = matches!(kind, Kind::Read | Kind::Write) && !sql.asks_about_names();
+        if !here || !of_lanes || caught || held.spoiled.load(Ordering::Relaxed) {
             return Ran::Again;
         }
         let text = sql.render(&held.router.prefix().schema(shard));
@@ -116,7 +118,7 @@ impl Lane {
             Err(limit) => {
                 held.spoiled.store(true, Ordering::Relaxed);
                 count(false);
-                let late = held.router.shard(shard).map(|shard| shard.timed_out(limit, kind != Kind::Read));
+                let late = held.router.shard(shard).map(|shard| shard.timed_out(limit, !only_reads));
                 return Ran::Done(Err(late.unwrap_or_else(|error| error)));
             }
         };
@@ -132,7 +134,7 @@ impl Lane {
         if failed.lost(&held.lease().session().connection) {
             held.spoiled.store(true, Ordering::Relaxed);
             held.host.circuit.doubt();
-            if kind == Kind::Read || !failed.sent {
+            if only_reads || !failed.sent {
                 return Ran::Again;
             }
             count(false);

@@ -225,7 +225,7 @@ async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookU
     let sql = Sql::new(text);
     let ran: Result<Vec<SqlRow>, _> = lease.run(Rendered::new(&sql, text), params, Prepare::Once).await;
     let rows = ran.map_err(|failed| LookUpError::Statement(failed.error))?;
-    lease.end("COMMIT").await.map_err(LookUpError::Statement)?;
+    lease.commit().await.map_err(LookUpError::Statement)?;
     Ok(rows.first().is_some_and(|row| row.get(0)))
 }
 

@@ -30,9 +30,12 @@ mod places;
 mod raw;
 mod reads;
 mod recover;
+mod remains;
 mod replica;
 mod room;
 mod routing;
+mod running;
+mod savepoint;
 mod session;
 mod sql;
 mod stale;
@@ -42,6 +45,7 @@ mod unnamed;
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
@@ -57,11 +61,12 @@ use crate::store::MapWatch;
 pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
 pub use handle::Shard;
 pub(crate) use lane::{Lane, Ran};
-pub use options::{HostOptions, HostSource, Options, PrepareMode};
+pub use options::{HostOptions, HostSource, Options, PrepareMode, Recycle, Selects};
 pub use raw::RawClient;
 pub use reads::{Position, PositionError, Reads};
+pub use running::Transaction;
 pub use sql::{Sql, SqlText};
-pub use transaction::{Transaction, TransactionBuilder};
+pub use transaction::TransactionBuilder;
 
 /// Knows where the shards are and holds the connections. Cheap to clone: all clones are one router.
 #[derive(Clone)]
@@ -225,6 +230,16 @@ impl Router {
             look_ups: self.0.hosts.load().values().map(|host| host.questions.asked()).sum(),
             retries: self.0.retries.load(Ordering::Relaxed),
         }
+    }
+
+    /// Whether a statement changes nothing, by the caller's word or that of the options.
+    pub(crate) fn only_reads(&self, sql: &Sql) -> bool {
+        sql.only_reads(self.0.options.selects)
+    }
+
+    /// How long a call may take where nothing else is said.
+    pub(crate) fn statement_timeout(&self) -> Option<Duration> {
+        self.0.options.statement_timeout
     }
 
     fn inner(&self) -> &Inner {

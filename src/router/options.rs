@@ -44,6 +44,31 @@ pub enum PrepareMode {
     Unnamed,
 }
 
+/// What becomes of a session between two callers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recycle {
+    /// It is cleaned where a statement, by its text, may have left something in it: SET, LISTEN, temporary tables, `SELECT …
+    /// INTO`, `set_config` that is not for the transaction only, advisory locks of the session, and whatever function is not
+    /// known to leave nothing (a builtin one as a rule). What a text does not show is not seen: a trigger, a view or a default
+    /// whose function sets something.
+    #[default]
+    Fast,
+    /// It is cleaned after each call and each transaction. With [`PrepareMode::Unnamed`] each statement is a transaction of
+    /// its own then, which is cleaned up before the pooler gives the session to somebody else: two round trips more.
+    Clean,
+}
+
+/// Whether a statement that begins with SELECT, VALUES, TABLE or SHOW can change anything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Selects {
+    /// It may call a function that does. One whose connection was lost after it was sent may have run, unless the caller said
+    /// otherwise ([`Sql::reading`](super::Sql::reading), [`Shard::reads`](super::Shard::reads), a READ ONLY transaction).
+    #[default]
+    MayWrite,
+    /// The application has no such function, or calls it in other statements only (WITH, INSERT, …).
+    OnlyRead,
+}
+
 /// Who is asked for a host that the router meets, in a map or on a signpost, and does not know. It may read a file: it is
 /// asked once a host, or ten times a second at most while it does not know.
 #[derive(Clone)]
@@ -109,6 +134,10 @@ pub struct Options {
     /// The most prepared statements that a connection keeps, client and server; 0 keeps none. Each shard's is one of its
     /// own. Default 256.
     pub statements_per_connection: usize,
+    /// What becomes of a session between two callers.
+    pub recycle: Recycle,
+    /// Whether a SELECT can change anything.
+    pub selects: Selects,
     /// What `pg_stat_activity` shows, unless a host's string says otherwise. Default `pgshard`.
     pub application_name: String,
 }
@@ -133,6 +162,8 @@ impl Options {
             create_max: Duration::from_secs(10),
             recycle_max: Duration::from_secs(2),
             statements_per_connection: 256,
+            recycle: Recycle::default(),
+            selects: Selects::default(),
             application_name: "pgshard".to_owned(),
         }
     }

@@ -9,8 +9,8 @@ use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-/// A connection to the host of a shard: a [`tokio_postgres::Client`]. Goes back to its pool when it is dropped, and is
-/// cleaned before its next use.
+/// A connection to the host of a shard: a [`tokio_postgres::Client`]. When it is dropped it is cleaned, a transaction that is
+/// open rolled back, and goes back to its pool.
 pub struct RawClient {
     lease: Lease,
     shard: ShardId,
@@ -19,8 +19,8 @@ pub struct RawClient {
 }
 
 impl RawClient {
-    pub(super) fn new(mut lease: Lease, shard: ShardId, host: HostName, schema: String) -> RawClient {
-        lease.session_mut().dirty = true;
+    pub(super) fn new(lease: Lease, shard: ShardId, host: HostName, schema: String) -> RawClient {
+        lease.session().set_dirty();
         RawClient { lease, shard, host, schema }
     }
 

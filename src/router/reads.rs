@@ -22,7 +22,7 @@ use super::stale::Met;
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
-/// A shard for calls that only read. Made by [`Shard::reads`].
+/// A shard for calls that only read, by the caller's word (as [`Sql::reading`]). Made by [`Shard::reads`].
 ///
 /// A statement goes to a standby of the shard's host, in turn where there are several, if the router has been given some
 /// ([`HostOptions::replicas`](super::HostOptions::replicas)) and knows that one of them shows everything older than
@@ -200,12 +200,12 @@ impl Reads<'_> {
         called: Instant,
     ) -> Result<Vec<Row>, Error> {
         let (inner, shard) = (self.shard.router().inner(), self.shard.id());
-        let sql = inner.sql.read(sql);
+        let sql = inner.sql.read(sql).with_word();
         if !sql.may_only_read() {
             return Err(Error::NotARead { shard });
         }
         let place = inner.place(shard)?;
-        if !place.host.replicas.is_empty() {
+        if !place.host.replicas.is_empty() && !sql.asks_about_names() {
             let position = match self.after {
                 None => Ok(None),
                 Some(after) if after.shard == shard && after.epoch == place.epoch => Ok(Some(after.lsn)),

@@ -133,6 +133,11 @@ impl Inner {
         }
     }
 
+    /// At which epoch the router takes the shard to be served.
+    pub(super) fn epoch(&self, shard: ShardId) -> Option<ShardEpoch> {
+        self.snapshot.load().placement(shard).map(|(_, epoch)| epoch)
+    }
+
     /// Counts a call that has ended, at the host that serves its shard by now.
     pub(super) fn count_request(&self, shard: ShardId, began: Instant, succeeded: bool) {
         if let Ok(place) = self.place(shard) {

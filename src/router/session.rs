@@ -1,6 +1,6 @@
 //! One connection of a pool, with the statements prepared on it.
 //!
-//! What may not break: a session comes out of the pool as if it were new. One that may hold something of its last user
+//! Invariant: a session comes out of the pool as if it were new. One that may hold something of its last user
 //! is cleaned first; one that may be in the middle of something, or may remember a signpost, never goes back.
 
 use std::num::NonZeroUsize;
@@ -12,12 +12,14 @@ use deadpool::managed::{self, Metrics, Object, RecycleError, RecycleResult};
 use lru::LruCache;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
 use super::circuit::Circuit;
 use super::error::HostDiffers;
 use super::kind::Kind;
+use super::options::Recycle;
 use super::places::Place;
 use super::room::Room;
 use super::sql::Rendered;
@@ -28,11 +30,24 @@ use crate::shard::{KeyKind, ShardCount};
 
 /// Everything that a session can have been left with, as far as it can be undone without forgetting the prepared
 /// statements of the driver itself (so not DISCARD ALL).
-const CLEAN: &str = "ROLLBACK; CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
-    SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES";
+macro_rules! clean {
+    () => {
+        "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
+         SELECT pg_catalog.pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES"
+    };
+}
+
+/// Of a session of our own, and of one that a pooler takes back with the answer.
+pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
 
 /// How long a request to cancel may take.
 const CANCEL_MAX: Duration = Duration::from_secs(2);
+
+/// How long a statement that was to be cancelled may go on before it is asked again.
+const CANCEL_EVERY: Duration = Duration::from_millis(50);
+
+/// How long a place waits for what was given up to end on the server.
+const END_MAX: Duration = Duration::from_secs(5);
 
 /// Opens sessions and checks those that come back.
 pub(super) struct Manager {
@@ -50,6 +65,7 @@ pub(super) struct Manager {
     pub(super) room: Option<Arc<Room>>,
     /// Requests to cancel that are on their way to the host.
     pub(super) cancels: Arc<Semaphore>,
+    pub(super) recycle: Recycle,
 }
 
 /// How a pool's sessions prepare statements.
@@ -119,8 +135,18 @@ impl managed::Manager for Manager {
             Statements::Named { max } => Prepared::Named(NonZeroUsize::new(*max).map(|max| LruCache::new(max).into())),
             Statements::Unnamed(learned) => Prepared::Unnamed(learned.clone()),
         };
-        let (room, cancels) = (self.room.clone(), self.cancels.clone());
-        Ok(Session { connection, statements, dirty: false, generation, cancels, room, _place: place })
+        Ok(Session {
+            connection,
+            statements,
+            dirty: AtomicBool::new(false),
+            generation,
+            circuit: self.circuit.clone(),
+            recycle: self.recycle,
+            recycle_max: self.recycle_max,
+            cancels: self.cancels.clone(),
+            room: self.room.clone(),
+            _place: place,
+        })
     }
 
     async fn recycle(&self, session: &mut Session, _: &Metrics) -> RecycleResult<OpenError> {
@@ -130,19 +156,10 @@ impl managed::Manager for Manager {
         if session.generation != self.circuit.generation() {
             return Err(RecycleError::message("the host has been silent, or another server is the primary"));
         }
-        if session.dirty && matches!(session.statements, Prepared::Unnamed(_)) {
-            return Err(RecycleError::message("behind a pooler, what would be cleaned is another session"));
-        }
-        if session.dirty {
-            let cleaning = Box::pin(session.connection.batch_execute(CLEAN));
-            match tokio::time::timeout(self.recycle_max, cleaning).await {
-                Ok(cleaned) => cleaned.map_err(|error| RecycleError::message(error.to_string()))?,
-                Err(_) => {
-                    self.circuit.doubt();
-                    return Err(RecycleError::message("cleaning it took too long"));
-                }
-            }
-            session.dirty = false;
+        // Mostly it was cleaned when it came back.
+        if session.is_dirty() && !Box::pin(session.clean()).await {
+            self.circuit.doubt();
+            return Err(RecycleError::message("it could not be cleaned"));
         }
         Ok(())
     }
@@ -153,9 +170,12 @@ pub(super) struct Session {
     pub(super) connection: Connection,
     statements: Prepared,
     /// Whether something of its user may be left in the session.
-    pub(super) dirty: bool,
+    dirty: AtomicBool,
     /// The circuit's when it was opened.
     pub(super) generation: u32,
+    circuit: Arc<Circuit>,
+    recycle: Recycle,
+    recycle_max: Duration,
     cancels: Arc<Semaphore>,
     room: Option<Arc<Room>>,
     _place: Option<OwnedSemaphorePermit>,
@@ -284,11 +304,98 @@ impl Session {
         prepare: Prepare,
         in_transaction: bool,
     ) -> Result<A, Failed> {
+        let leaves = statement.leaves() || self.recycle == Recycle::Clean;
         match &self.statements {
-            Prepared::Named(statements) => self.run_named(statements.as_ref(), statement.text(), params, prepare).await,
+            Prepared::Named(statements) => {
+                if leaves {
+                    self.set_dirty();
+                }
+                self.run_named(statements.as_ref(), statement.text(), params, prepare).await
+            }
+            Prepared::Unnamed(learned) if leaves && !in_transaction && statement.kind() != Kind::Once => {
+                let alone = unnamed::run_and_clean(&self.connection, learned, statement, params, prepare).await;
+                match alone {
+                    Err(failed) if failed.error.code() == Some(&SqlState::ACTIVE_SQL_TRANSACTION) => {
+                        self.set_dirty();
+                        unnamed::run(&self.connection, learned, statement, params, prepare, false).await
+                    }
+                    answer => answer,
+                }
+            }
             Prepared::Unnamed(learned) => {
+                if leaves {
+                    self.set_dirty();
+                }
                 unnamed::run(&self.connection, learned, statement, params, prepare, in_transaction).await
             }
+        }
+    }
+
+    /// From now on something of its user may be left in it.
+    pub(super) fn set_dirty(&self) {
+        self.dirty.store(true, Ordering::Relaxed);
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody waits for a connection to another host.
+    fn is_crowded(&self) -> bool {
+        self.room.as_ref().is_some_and(|room| room.is_crowded())
+    }
+
+    /// Undoes what may be left in it; a transaction, if one is open, too. False where that cannot be done.
+    async fn clean(&self) -> bool {
+        // What would be cleaned is another session.
+        if matches!(self.statements, Prepared::Unnamed(_)) {
+            return false;
+        }
+        let cleaning = self.connection.batch_execute(ROLLBACK_AND_CLEAN);
+        let cleaned = matches!(tokio::time::timeout(self.recycle_max, cleaning).await, Ok(Ok(())));
+        self.dirty.store(!cleaned, Ordering::Relaxed);
+        cleaned
+    }
+
+    /// Comes back when every statement that is on its way has ended, which it is asked to at once.
+    async fn end(&self) {
+        // Answered when everything before it is.
+        let mut last = std::pin::pin!(self.connection.batch_execute("ROLLBACK"));
+        loop {
+            let asking = async {
+                // Nobody closes it; and whoever waits has a place, so that they are not many.
+                let turn = self.cancels.acquire().await;
+                let _ = tokio::time::timeout(CANCEL_MAX, self.connection.cancel()).await;
+                drop(turn);
+                tokio::time::sleep(CANCEL_EVERY).await;
+            };
+            tokio::select! {
+                biased;
+                _ = &mut last => return,
+                () = asking => {}
+            }
+            // The host fell silent, or another server is the primary: no answer will come.
+            if self.generation != self.circuit.generation() {
+                return;
+            }
+        }
+    }
+
+    /// What ends a transaction, with what is left of it where the session is a pooler's and so goes to somebody else.
+    fn ending(&self, end: End) -> &'static str {
+        let with_session = self.is_dirty() && matches!(self.statements, Prepared::Unnamed(_));
+        match (end, with_session) {
+            (End::Commit, false) => COMMIT,
+            (End::Commit, true) => CLEAN_AND_COMMIT,
+            (End::RollBack, false) => "ROLLBACK",
+            (End::RollBack, true) => ROLLBACK_AND_CLEAN,
+        }
+    }
+
+    /// A transaction was ended as [`Session::ending`] says.
+    fn ended(&self) {
+        if matches!(self.statements, Prepared::Unnamed(_)) {
+            self.dirty.store(false, Ordering::Relaxed);
         }
     }
 
@@ -341,14 +448,13 @@ impl Session {
     }
 }
 
-/// What a borrowed session is in the middle of.
+/// Whether every answer of a borrowed session has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Doing {
-    Nothing,
-    Transaction,
+enum Answers {
+    Settled,
     /// A statement was sent and its answer not waited for (yet).
-    Statement,
-    /// Nothing any more: it is closed.
+    Awaited,
+    /// None is waited for any more: it is closed.
     Ending,
 }
 
@@ -356,14 +462,33 @@ enum Doing {
 pub(super) struct Lease {
     /// `None` only while it is being dropped.
     session: Option<Object<Manager>>,
-    doing: Doing,
+    answers: Answers,
+    /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. Apart from `answers`: a statement that was given up in a
+    /// transaction leaves both.
+    in_transaction: bool,
     /// Free again after the session is back.
-    _place: Option<Place>,
+    place: Option<Place>,
+}
+
+/// COMMIT is no error in a transaction that has failed: the server rolls it back, and only the command tag says so, which the
+/// driver does not show. A savepoint is refused there, and where no transaction is open, so that COMMIT is not reached.
+const COMMIT: &str = "SAVEPOINT pgshard_end; COMMIT";
+
+/// The same, with the session as it was. Nothing may fail after COMMIT, so all of it comes before; and what a setting is still
+/// needed for, deferred triggers, before that.
+pub(super) const CLEAN_AND_COMMIT: &str =
+    concat!("SET CONSTRAINTS ALL IMMEDIATE; ", clean!(), "; SAVEPOINT pgshard_end; COMMIT");
+
+/// How a transaction is to end.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum End {
+    Commit,
+    RollBack,
 }
 
 impl Lease {
     pub(super) fn new(session: Object<Manager>, place: Option<Place>) -> Lease {
-        Lease { session: Some(session), doing: Doing::Nothing, _place: place }
+        Lease { session: Some(session), answers: Answers::Settled, in_transaction: false, place }
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -381,91 +506,125 @@ impl Lease {
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
     ) -> Result<A, Failed> {
-        self.session_mut().dirty |= statement.kind() == Kind::Session;
-        let before = std::mem::replace(&mut self.doing, Doing::Statement);
-        let answer = self.session().run(statement, params, prepare, before == Doing::Transaction).await;
-        self.doing = before;
+        self.answers = Answers::Awaited;
+        let answer = self.session().run(statement, params, prepare, self.in_transaction).await;
+        self.answers = Answers::Settled;
         answer
     }
 
-    /// BEGIN in the form given.
+    /// BEGIN in the form given. After an error the connection is closed with the lease.
     pub(super) async fn begin(&mut self, begin: &str) -> Result<(), tokio_postgres::Error> {
-        self.doing = Doing::Statement;
+        (self.answers, self.in_transaction) = (Answers::Awaited, true);
         self.session().connection.batch_execute(begin).await?;
-        self.doing = Doing::Transaction;
+        self.answers = Answers::Settled;
         Ok(())
     }
 
-    /// COMMIT or ROLLBACK.
-    pub(super) async fn end(&mut self, end: &'static str) -> Result<(), tokio_postgres::Error> {
-        self.doing = Doing::Statement;
-        let ended = self.session().connection.batch_execute(end).await;
-        if !ended.as_ref().is_err_and(is_lost) {
-            self.doing = Doing::Nothing;
+    /// COMMIT. `Ok` means that the server has committed. After an error that has not ended the connection nothing is
+    /// committed, and the transaction is over.
+    pub(super) async fn commit(&mut self) -> Result<(), tokio_postgres::Error> {
+        self.answers = Answers::Awaited;
+        let session = self.session();
+        let Err(error) = session.connection.batch_execute(session.ending(End::Commit)).await else {
+            session.ended();
+            (self.answers, self.in_transaction) = (Answers::Settled, false);
+            return Ok(());
+        };
+        // Where the savepoint was refused the transaction is still open.
+        if !is_lost(&error) && self.roll_back().await.is_err() {
+            self.answers = Answers::Ending;
         }
-        ended
+        Err(error)
+    }
+
+    /// ROLLBACK, also where no transaction is open.
+    pub(super) async fn roll_back(&mut self) -> Result<(), tokio_postgres::Error> {
+        self.answers = Answers::Awaited;
+        let session = self.session();
+        session.connection.batch_execute(session.ending(End::RollBack)).await?;
+        session.ended();
+        (self.answers, self.in_transaction) = (Answers::Settled, false);
+        Ok(())
     }
 
     /// Whether the server is a standby, so that it is not the statement's fault if it would not write.
     pub(super) async fn is_on_standby(&mut self) -> bool {
-        let before = std::mem::replace(&mut self.doing, Doing::Statement);
+        self.answers = Answers::Awaited;
         let said = self.session().connection.query_typed("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
-        self.doing = before;
-        matches!(said.as_deref(), Ok([row]) if row.get(0))
+        self.answers = Answers::Settled;
+        matches!(said.as_deref(), Ok([row]) if row.try_get(0).unwrap_or(false))
     }
 
     /// Whether the answer to a statement was not waited for.
     pub(super) fn is_unsettled(&self) -> bool {
-        self.doing == Doing::Statement
+        self.answers != Answers::Settled
     }
 
     /// From now on answers may be awaited that nobody tells of here: dropped, the connection is closed.
     pub(super) fn set_unsettled(&mut self) {
-        self.doing = Doing::Statement;
+        self.answers = Answers::Awaited;
     }
 
     /// Every answer has come after all.
     pub(super) fn set_settled(&mut self) {
-        self.doing = Doing::Nothing;
+        self.answers = Answers::Settled;
     }
 
     /// Closes the connection instead of giving it back.
     pub(super) fn discard(mut self) {
-        self.doing = Doing::Ending;
+        self.answers = Answers::Ending;
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else { return };
-        match self.doing {
-            Doing::Nothing if session.room.as_ref().is_some_and(|room| room.is_crowded()) => {
-                // Somebody waits for a connection to another host.
+        match self.answers {
+            // Somebody waits for a connection to another host, or nobody knows how the transaction is to end.
+            Answers::Settled if self.in_transaction || session.is_crowded() => {
                 drop(Object::take(session));
             }
-            Doing::Nothing => {}
-            Doing::Transaction | Doing::Ending => drop(Object::take(session)),
-            Doing::Statement => {
-                let session = Object::take(session);
-                cancel(&session);
+            Answers::Settled if session.is_dirty() => clean(session, self.place.take()),
+            Answers::Settled => {}
+            Answers::Ending => drop(Object::take(session)),
+            Answers::Awaited => {
+                end_on_server(Object::take(session), self.place.take());
             }
         }
     }
 }
 
-/// Ends on the server what nobody waits for any more: it would go on until it sees, with its answer, that the connection
-/// is closed. Where several are on their way to the host already, or no runtime is there, it does go on.
-fn cancel(session: &Session) {
-    let (Ok(place), Ok(runtime)) = (session.cancels.clone().try_acquire_owned(), Handle::try_current()) else {
-        return;
-    };
+/// Cleans a session that has come back, and only then gives its place to others: locks that its user left are gone soon, and
+/// nobody waits for the cleaning but those who wait anyhow. Where no runtime is there, it is cleaned when it is
+/// borrowed again.
+fn clean(session: Object<Manager>, place: Option<Place>) {
+    // What would be cleaned is another session.
+    if matches!(session.statements, Prepared::Unnamed(_)) {
+        return drop(Object::take(session));
+    }
+    let Ok(runtime) = Handle::try_current() else { return };
+    runtime.spawn(async move {
+        if session.clean().await && !session.is_crowded() {
+            drop(session);
+        } else {
+            drop(Object::take(session));
+        }
+        drop(place);
+    });
+}
+
+/// Ends on the server what nobody waits for any more, and only then gives its place to others: there are never more backends
+/// than places, and what was given up does not take effect later. It is asked to end again and again, for several statements may
+/// be on their way one behind the other. The session is closed: a request to cancel that comes late is nobody else's.
+fn end_on_server(session: Session, place: Option<Place>) {
+    let Ok(runtime) = Handle::try_current() else { return };
     if session.connection.is_closed() {
         return;
     }
-    let cancelling = session.connection.cancel();
     runtime.spawn(async move {
-        // Whether it came in time is of no concern.
-        let _ = tokio::time::timeout(CANCEL_MAX, cancelling).await;
+        // A host that has fallen silent answers nothing.
+        let _ = tokio::time::timeout(END_MAX, session.end()).await;
+        drop(session);
         drop(place);
     });
 }

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lru::LruCache;
 
 use super::kind::Kind;
+use super::options::Selects;
+use super::remains;
 use crate::pg::Template;
 
 /// A statement read beforehand: [`Template`] and what the router may do with it. Cheap to clone.
@@ -14,12 +16,18 @@ use crate::pg::Template;
 /// Every method that takes SQL takes a text as well; this type is for those who want to spare the look into the cache
 /// of texts.
 #[derive(Clone, Debug)]
-pub struct Sql(Arc<Parsed>);
+pub struct Sql {
+    parsed: Arc<Parsed>,
+    /// The caller's word that it only reads.
+    reading: bool,
+}
 
 #[derive(Debug)]
 struct Parsed {
     template: Template,
     kind: Kind,
+    leaves: bool,
+    asks_about_names: bool,
     /// The text as it was given: the same for every shard.
     text: Box<str>,
 }
@@ -44,7 +52,12 @@ impl<'a> Rendered<'a> {
 
     /// As it was given, without a shard.
     pub(super) fn template(self) -> &'a str {
-        &self.sql.0.text
+        &self.sql.parsed.text
+    }
+
+    /// Whether something of it may be left in the session.
+    pub(super) fn leaves(self) -> bool {
+        self.sql.parsed.leaves
     }
 
     pub(super) fn kind(self) -> Kind {
@@ -55,25 +68,52 @@ impl<'a> Rendered<'a> {
 impl Sql {
     /// Reads a statement; `{shard}` in it is the shard's schema (see [`Template`]).
     pub fn new(sql: &str) -> Sql {
-        Sql(Arc::new(Parsed { template: Template::new(sql), kind: Kind::of(sql), text: sql.into() }))
+        let kind = Kind::of(sql);
+        let parsed = Parsed {
+            template: Template::new(sql),
+            kind,
+            leaves: remains::leaves(sql, kind),
+            asks_about_names: remains::asks_about_names(sql),
+            text: sql.into(),
+        };
+        Sql { parsed: Arc::new(parsed), reading: false }
+    }
+
+    /// As [`Sql::new`], with the caller's word that the statement changes nothing, nor does any function that it calls, and that
+    /// it does no harm if it runs twice. So when its connection is lost, or its time is over, nothing
+    /// [may have run](super::Error::may_have_run), and the same call may be made again; a call over many shards makes it
+    /// by itself. A SELECT alone does not say that: the functions that it calls may write, and views, operators and policies
+    /// call functions too.
+    pub fn reading(sql: &str) -> Sql {
+        Sql::new(sql).with_word()
+    }
+
+    pub(super) fn with_word(mut self) -> Sql {
+        self.reading = true;
+        self
     }
 
     pub(super) fn render(&self, schema: &str) -> String {
-        self.0.template.render(schema)
+        self.parsed.template.render(schema)
     }
 
-    /// Whether running it changes nothing, as far as its first word says.
-    pub(crate) fn only_reads(&self) -> bool {
-        self.0.kind == Kind::Read
+    /// Whether running it changes nothing, by the caller's word or that of the options.
+    pub(super) fn only_reads(&self, selects: Selects) -> bool {
+        self.reading || (selects == Selects::OnlyRead && self.parsed.kind == Kind::Read)
     }
 
     pub(super) fn kind(&self) -> Kind {
-        self.0.kind
+        self.parsed.kind
     }
 
     /// Whether its first word is one of those that queries begin with. One that begins with WITH can write all the same.
     pub(super) fn may_only_read(&self) -> bool {
-        self.only_reads() || Kind::is_with(&self.0.text)
+        self.parsed.kind == Kind::Read || Kind::is_with(&self.parsed.text)
+    }
+
+    /// Whether its answer would be another one, and no error, on a host that does not serve the shard.
+    pub(super) fn asks_about_names(&self) -> bool {
+        self.parsed.asks_about_names
     }
 }
 
@@ -160,7 +200,7 @@ mod tests {
     fn a_text_is_read_once_and_the_cache_has_an_end() {
         let cache = SqlCache::new();
         let first = cache.read("SELECT 1".into());
-        assert!(Arc::ptr_eq(&first.0, &cache.read("SELECT 1".into()).0));
+        assert!(Arc::ptr_eq(&first.parsed, &cache.read("SELECT 1".into()).parsed));
         for number in 0..2 * SqlCache::TEXTS_MAX {
             cache.read((&format!("SELECT {number} FROM {{shard}}.t")).into());
         }

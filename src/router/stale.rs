@@ -1,11 +1,12 @@
 //! What a failed statement means for where its shard is: the decisions, without I/O.
 //!
-//! What may not break: an error is only believed to be the application's own when the shard's host, asked after the
+//! Invariant: an error is only believed to be the application's own when the shard's host, asked after the
 //! statement failed, says that it serves the shard and that no fence stood since the statement began. And nothing said
 //! about another host is believed before that host's own row confirms it.
 
 use std::time::Duration;
 
+use tokio_postgres::error::{DbError, SqlState};
 use uuid::Uuid;
 
 use crate::map::ShardEpoch;
@@ -32,12 +33,19 @@ impl Met {
         };
         if state::is_signpost(error) {
             Some(Met::Signpost)
-        } else if state::may_be_moved(error) || wrong_type() {
+        } else if state::may_be_moved(error) || names_what_is_gone(error) || wrong_type() {
             Some(Met::Relative)
         } else {
             None
         }
     }
+}
+
+/// Whether the server looked for something by a number that it had, of a type of the shard's own as it was before the shard
+/// went away and came back, say. The words of internal errors are the same in every language.
+fn names_what_is_gone(error: &tokio_postgres::Error) -> bool {
+    let gone = |error: &DbError| error.message().starts_with("cache lookup failed for ");
+    error.code() == Some(&SqlState::INTERNAL_ERROR) && error.as_db_error().is_some_and(gone)
 }
 
 /// What a host says of a shard: the answer of `pgshard.look`.

@@ -4,7 +4,7 @@
 //! The server has to be told the types of the parameters then. They are asked for once, within a transaction of their own,
 //! and remembered for the host; from then on a statement is one round trip.
 //!
-//! What may not break: outside a transaction nothing is left prepared in a session that another will get.
+//! Invariant: outside a transaction nothing is left prepared in a session that another will get.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,7 @@ use lru::LruCache;
 use tokio_postgres::Client;
 use tokio_postgres::types::{ToSql, Type};
 
-use super::session::{Answer, Failed, Prepare};
+use super::session::{Answer, CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLEAN, is_lost};
 use super::sql::Rendered;
 use super::stale::Met;
 
@@ -86,6 +86,33 @@ pub(super) async fn run<A: Answer>(
         }
         failed
     })
+}
+
+/// Runs a statement that may leave something in its session as a transaction of its own, which takes that back: whoever gets
+/// the session from the pooler next gets it as it was.
+pub(super) async fn run_and_clean<A: Answer>(
+    client: &Client,
+    learned: &Learned,
+    statement: Rendered<'_>,
+    params: &[&(dyn ToSql + Sync)],
+    prepare: Prepare,
+) -> Result<A, Failed> {
+    let failed = |sent| move |error| Failed { error, prepared_before: false, sent };
+    client.batch_execute("BEGIN").await.map_err(failed(false))?;
+    let answer = run(client, learned, statement, params, prepare, true).await;
+    match &answer {
+        Ok(_) => {
+            if let Err(error) = client.batch_execute(CLEAN_AND_COMMIT).await {
+                if !is_lost(&error) {
+                    client.batch_execute(ROLLBACK_AND_CLEAN).await.map_err(failed(false))?;
+                }
+                return Err(failed(true)(error));
+            }
+        }
+        Err(lost) if is_lost(&lost.error) => {}
+        Err(_) => client.batch_execute(ROLLBACK_AND_CLEAN).await.map_err(failed(false))?,
+    }
+    answer
 }
 
 /// Asks for the types of a statement's parameters. What that prepares is dropped within the same transaction, and so in the

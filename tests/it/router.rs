@@ -6,12 +6,17 @@ mod health;
 mod many;
 mod metrics;
 mod moves;
+mod old_copies;
 mod old_maps;
 mod orm;
 mod pooler;
+mod promises;
 mod proxy;
+mod remains;
 mod replicas;
+mod seeded;
 mod sessions;
+mod ways;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -80,9 +85,10 @@ on_each_version! {
         let partial = router.by_ids(&[ids[0], strange]).query("SELECT id FROM {shard}.photos WHERE id = ANY($1)").await.unwrap_err();
         assert_eq!((partial.done.len(), partial.failed.len()), (1, 1));
         assert_eq!(
-            Error::from(partial).to_string(),
+            partial.failed[0].error.to_string(),
             format!("{strange} is no ID of this cluster: it names shard 64, and there are 64 shards, 0 to 63")
         );
+        assert_eq!(Error::from(partial).to_string(), "1 of 2 shards failed, and the others did what was wanted of them");
     }
 
     /// A host that is down fails its own shards, each with an error that says so, and no others.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pgshard::Router;
-use pgshard::router::{Error, PoolPhase, Queue};
+use pgshard::router::{Error, PoolPhase, Queue, Sql};
 use tokio::task::JoinSet;
 
 use super::by_hand::Shards;
@@ -141,12 +141,14 @@ on_each_version! {
     async fn deadlines(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
-        options.statement_timeout = Some(Duration::from_millis(100));
+        options.statement_timeout = Some(Duration::from_millis(500));
         options.application_name = "late".to_owned();
         let router = Router::new(options);
         let error = router.by_key(1).query("SELECT pg_sleep(60)", &[]).await.unwrap_err();
-        assert!(matches!(error, Error::TimedOut { limit_ms: 100, may_have_run: false, .. }), "{error:?}");
-        assert_eq!(error.to_string(), "shard 1 on host db1 gave no answer within 100 ms");
+        assert!(matches!(error, Error::TimedOut { limit_ms: 500, may_have_run: true, .. }), "{error:?}");
+        let error = router.by_key(1).query(&Sql::reading("SELECT pg_sleep(60)"), &[]).await.unwrap_err();
+        assert!(matches!(error, Error::TimedOut { limit_ms: 500, may_have_run: false, .. }), "{error:?}");
+        assert_eq!(error.to_string(), "shard 1 on host db1 gave no answer within 500 ms");
         let writes = "WITH slow AS (SELECT pg_sleep(60)) INSERT INTO {shard}.photos SELECT 1, 'x' FROM slow";
         let error = router.by_key(1).execute(writes, &[]).await.unwrap_err();
         assert!(error.may_have_run() && !error.is_retryable(), "{error:?}");
@@ -162,6 +164,43 @@ on_each_version! {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert_eq!(shards.titles(0, 1).await, [""; 0]);
+    }
+
+    /// What is given up ends on the server, all of it: nothing takes effect later, and there are no more backends than places.
+    async fn given_up_is_ended(version) {
+        let shards = Shards::start(version, 8).await;
+        let mut options = shards.options();
+        options.application_name = "given up".to_owned();
+        options.hosts[0].pool_size = 16;
+        options.wait_max = LONG;
+        let router = Router::new(options);
+        router.by_key(1).execute(INSERT, &[&1_i64, &"as it was"]).await.unwrap();
+        shards.db[0].batch_execute("BEGIN; SELECT * FROM shard_0001.photos FOR UPDATE").await.unwrap();
+        let watching = shards.cluster.app(0).await;
+        for _ in 0..6 {
+            let mut callers = JoinSet::new();
+            for _ in 0..16 {
+                let router = router.clone();
+                callers.spawn(async move {
+                    let update = "UPDATE {shard}.photos SET title = 'later' WHERE id = 1";
+                    router.by_key(1).within(Duration::from_millis(300)).execute(update, &[]).await
+                });
+            }
+            for ended in callers.join_all().await {
+                assert!(matches!(ended, Err(Error::TimedOut { .. })), "{ended:?}");
+            }
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'given up'";
+            let backends: i64 = watching.query_one(sql, &[]).await.unwrap().get(0);
+            // Those for look-ups, one that tries the host, and connections that are just ending.
+            assert!(backends <= 16 + 2 + 1 + 4, "{backends} backends");
+        }
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'given up' AND state = 'active'";
+        while watching.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        shards.db[0].batch_execute("ROLLBACK").await.unwrap();
+        router.by_key(1).query(COUNT, &[]).await.unwrap();
+        assert_eq!(shards.titles(0, 1).await, ["as it was"]);
     }
 
     /// Dropped at whatever point, a call leaves the pool with a connection that works, and nothing half done.

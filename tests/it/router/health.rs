@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pgshard::dev::StopMode;
 use pgshard::pg::ConnectOptions;
-use pgshard::router::Error;
+use pgshard::router::{Error, Sql};
 use pgshard::{Router, ShardId};
 
 use super::by_hand::Shards;
@@ -22,7 +22,7 @@ fn at(ports: &[u16], more: &str) -> ConnectOptions {
 async fn at_last(router: &Router, key: i64) -> u32 {
     let began = Instant::now();
     for tries in 0.. {
-        match router.by_key(key).query_one(COUNT, &[]).await {
+        match router.by_key(key).query_one(&Sql::reading(COUNT), &[]).await {
             Ok(_) => return tries,
             Err(error) => assert!(error.is_retryable() && began.elapsed() < Duration::from_secs(30), "{error:?}"),
         }
@@ -82,7 +82,7 @@ on_each_version! {
         let error = router.by_key(7).execute(INSERT, &[&2_i64, &"in doubt"]).await.unwrap_err();
         assert!(matches!(error, Error::TimedOut { may_have_run: true, .. }), "{error:?}");
         loop {
-            match router.by_key(7).query(COUNT, &[]).await.unwrap_err() {
+            match router.by_key(7).query(&Sql::reading(COUNT), &[]).await.unwrap_err() {
                 Error::HostDown { .. } => break,
                 error => assert!(error.is_retryable(), "{error:?}"),
             }

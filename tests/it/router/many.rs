@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use pgshard::id::Id;
-use pgshard::router::{Error, PrepareMode};
+use pgshard::router::{Error, PrepareMode, Sql};
 use pgshard::{Router, columns};
 
 use super::by_hand::{Shards, schema, shard};
@@ -13,6 +13,8 @@ use super::by_hand::{Shards, schema, shard};
 const INSERT: &str =
     "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[]) RETURNING id";
 const BY_ID: &str = "SELECT id, title FROM {shard}.photos WHERE id = ANY($1)";
+/// On one of the shards.
+const SLEEPS: &str = "SELECT CASE WHEN '{shard}' LIKE '%_0002%' THEN pg_sleep(60)::text END";
 const FEED: &str = "SELECT id FROM {shard}.photos
     WHERE title::bigint = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC LIMIT $4";
 
@@ -190,8 +192,7 @@ on_each_version! {
     async fn a_deadline(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
-        let sql = "SELECT CASE WHEN to_regclass('{shard}.photos')::text LIKE '%_0002%' THEN pg_sleep(60)::text END";
-        let mut results = router.all_shards().deadline(Duration::from_millis(500)).query(sql, &[]);
+        let mut results = router.all_shards().deadline(Duration::from_millis(500)).query(&Sql::reading(SLEEPS), &[]);
         let (mut answered, mut late) = (BTreeSet::new(), BTreeSet::new());
         while let Some((shard, result)) = results.next().await {
             match result {
@@ -219,15 +220,14 @@ on_each_version! {
     async fn the_statement_timeout(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
-        options.statement_timeout = Some(Duration::from_millis(400));
+        options.statement_timeout = Some(Duration::from_millis(1500));
         let router = Router::new(options);
-        let sql = "SELECT CASE WHEN to_regclass('{shard}.photos')::text LIKE '%_0002%' THEN pg_sleep(60)::text END";
-        let answers: Vec<_> = router.all_shards().query(sql, &[]).collect().await;
+        let answers: Vec<_> = router.all_shards().query(&Sql::reading(SLEEPS), &[]).collect().await;
         assert_eq!(answers.len(), 8);
         for (number, answer) in answers {
             match answer {
                 Ok(rows) => assert!(number != shard(2) && rows.len() == 1),
-                Err(Error::TimedOut { limit_ms: 400, may_have_run: false, .. }) => assert_eq!(number, shard(2)),
+                Err(Error::TimedOut { limit_ms: 1500, may_have_run: false, .. }) => assert_eq!(number, shard(2)),
                 Err(error) => panic!("{number}: {error}"),
             }
         }

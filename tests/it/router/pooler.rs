@@ -16,13 +16,13 @@ use pgshard::router::PrepareMode;
 use crate::support::{TestCluster, World, other};
 
 /// A PgBouncer before one host.
-struct Pooler {
+pub(super) struct Pooler {
     port: u16,
     child: Child,
 }
 
 impl Pooler {
-    async fn start(servers: &TestCluster, host: usize) -> Pooler {
+    pub(super) async fn start(servers: &TestCluster, host: usize) -> Pooler {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let server = servers.server(host);
         let ini = format!(
@@ -63,7 +63,7 @@ impl Pooler {
         pooler
     }
 
-    fn connect(&self) -> ConnectOptions {
+    pub(super) fn connect(&self) -> ConnectOptions {
         ConnectOptions::parse(&format!("host=127.0.0.1 port={} user=app dbname=app sslmode=disable", self.port))
             .unwrap()
     }

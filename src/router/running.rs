@@ -1,0 +1,378 @@
+//! A transaction that is running: what its closure gets, and what is noted of it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+
+use super::Router;
+use super::error::Error;
+use super::handle::{NEXT_IDS, at_most_one, one, reserved};
+use super::kind::Kind;
+use super::routing::Place;
+use super::savepoint::{self, Savepoint};
+use super::session::{Answer, End, Failed, Lease, Prepare};
+use super::sql::{Rendered, Sql, SqlText};
+use super::stale::Met;
+use crate::map::{HostName, ShardEpoch};
+use crate::pg::state::is_read_only;
+use crate::shard::ShardId;
+
+/// A transaction that a closure is run with. Cheap to clone; of no use once the closure has returned, or the call is given up
+/// ([`Error::TransactionEnded`]). Statements run one after the other, in the order in which they are asked for.
+#[derive(Clone)]
+pub struct Transaction(Arc<Running>);
+
+struct Running {
+    router: Router,
+    shard: ShardId,
+    host: HostName,
+    /// At which the host served the shard when it began.
+    epoch: ShardEpoch,
+    prepare: Prepare,
+    named: Named,
+    state: Mutex<State>,
+    /// A savepoint was given up in its middle.
+    broken: AtomicBool,
+    /// Nobody waits for the transaction any more.
+    given_up: watch::Sender<bool>,
+}
+
+/// How statements name the shard's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    InFull,
+    BySearchPath,
+}
+
+struct State {
+    /// `None` once the closure has returned.
+    lease: Option<Lease>,
+    noted: Noted,
+    /// Savepoints so far.
+    savepoints: u32,
+    /// Those that are open, the outermost first.
+    open: Vec<u32>,
+}
+
+/// What was noted of a transaction's statements.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Noted {
+    /// What they have met of a move: the worst of it. No ROLLBACK TO takes that back.
+    pub(super) met: Option<Met>,
+    /// The session may remember a signpost.
+    remembered: bool,
+    /// One failed that had been prepared before the transaction, and may be outdated.
+    pub(super) outdated: bool,
+    /// One failed, and no ROLLBACK TO has undone it.
+    pub(super) failed: bool,
+    /// The server would not write.
+    pub(super) read_only: bool,
+}
+
+/// What is left of a transaction when its closure has returned.
+pub(super) struct Ended {
+    pub(super) lease: Option<Lease>,
+    pub(super) noted: Noted,
+}
+
+/// Ends a transaction that its caller has given up: no clone keeps its connection, nor its locks.
+pub(super) struct EndsWith(Transaction);
+
+impl Drop for EndsWith {
+    fn drop(&mut self) {
+        let running = &self.0.0;
+        // Who waits for an answer hears of it, and drops the connection himself.
+        running.given_up.send_replace(true);
+        if let Ok(mut state) = running.state.try_lock() {
+            state.lease = None;
+        }
+    }
+}
+
+impl Transaction {
+    pub(super) fn new(
+        router: &Router,
+        shard: ShardId,
+        place: &Place,
+        lease: Lease,
+        (prepare, named): (Prepare, Named),
+    ) -> Transaction {
+        let state = State { lease: Some(lease), noted: Noted::default(), savepoints: 0, open: Vec::new() };
+        Transaction(Arc::new(Running {
+            router: router.clone(),
+            shard,
+            host: place.host.name.clone(),
+            epoch: place.epoch,
+            prepare,
+            named,
+            state: Mutex::new(state),
+            broken: AtomicBool::new(false),
+            given_up: watch::Sender::new(false),
+        }))
+    }
+
+    pub(super) fn ends_with(&self) -> EndsWith {
+        EndsWith(self.clone())
+    }
+
+    /// Takes the connection away from the closure and whoever it gave a clone to.
+    pub(super) async fn end(&self) -> Ended {
+        let mut state = self.0.state.lock().await;
+        let mut lease = state.lease.take();
+        let mut noted = state.noted;
+        if noted.remembered
+            && let Some(lease) = lease.take()
+        {
+            lease.discard();
+        }
+        noted.failed |= self.0.broken.load(Ordering::Relaxed) || lease.as_ref().is_none_or(Lease::is_unsettled);
+        Ended { lease, noted }
+    }
+
+    /// The shard.
+    pub fn shard(&self) -> ShardId {
+        self.0.shard
+    }
+
+    /// The host that the transaction runs on.
+    pub fn host(&self) -> &HostName {
+        &self.0.host
+    }
+
+    /// Runs a statement and gives its rows. `{shard}` in it is the shard's schema.
+    ///
+    /// # Errors
+    /// See [`Error`]. After an error the transaction can only be rolled back, unless a savepoint catches it.
+    ///
+    /// # Cancel safety
+    /// When the future is dropped, the transaction can only be rolled back.
+    pub async fn query<'s>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        self.run(sql.into(), params).await
+    }
+
+    /// Runs a statement that gives exactly one row.
+    ///
+    /// # Errors
+    /// As [`Transaction::query`], and [`Error::RowCount`] for another number of rows.
+    ///
+    /// # Cancel safety
+    /// As [`Transaction::query`].
+    pub async fn query_one<'s>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Row, Error> {
+        one(self.0.shard, self.run(sql.into(), params).await?)
+    }
+
+    /// Runs a statement that gives one row or none.
+    ///
+    /// # Errors
+    /// As [`Transaction::query`], and [`Error::RowCount`] for more than one row.
+    ///
+    /// # Cancel safety
+    /// As [`Transaction::query`].
+    pub async fn query_opt<'s>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, Error> {
+        at_most_one(self.0.shard, self.run(sql.into(), params).await?)
+    }
+
+    /// Runs a statement and gives the number of rows that it changed. SAVEPOINT, RELEASE and ROLLBACK TO are welcome.
+    ///
+    /// # Errors
+    /// As [`Transaction::query`].
+    ///
+    /// # Cancel safety
+    /// As [`Transaction::query`].
+    pub async fn execute<'s>(&self, sql: impl Into<SqlText<'s>>, params: &[&(dyn ToSql + Sync)]) -> Result<u64, Error> {
+        self.run(sql.into(), params).await
+    }
+
+    /// Reserves `count` IDs of the shard at once; see [`Shard::next_ids`](super::Shard::next_ids). They stay reserved when
+    /// the transaction is rolled back.
+    ///
+    /// # Errors
+    /// As [`Transaction::query`]; [`Error::Statement`] for more than 1,000,000.
+    ///
+    /// # Cancel safety
+    /// As [`Transaction::query`].
+    pub async fn next_ids(&self, count: u32) -> Result<Vec<i64>, Error> {
+        let rows: Vec<Row> = self.run(NEXT_IDS.into(), &[&reserved(count)]).await?;
+        Ok(rows.iter().map(|row| row.get(0)).collect())
+    }
+
+    /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the transaction can go on. Savepoints
+    /// nest, and follow each other; nothing else may run on the transaction while one is open, for it would be undone
+    /// with it: a statement from outside of `work` (beside it in a `join!`, or in a task that `work` spawns) is refused.
+    ///
+    /// ```no_run
+    /// # async fn example(tx: pgshard::router::Transaction) -> Result<(), pgshard::router::Error> {
+    /// let taken = tx.savepoint(async { tx.execute("INSERT INTO {shard}.names VALUES ('x')", &[]).await }).await.is_err();
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The work's own, and as `E` whatever the router has to say. When the work gives `Ok` although a statement in it had
+    /// failed, what it did is undone too, and the server's refusal to go on is the error.
+    ///
+    /// # Cancel safety
+    /// As [`Transaction::query`].
+    pub async fn savepoint<T, E, Fut>(&self, work: Fut) -> Result<T, E>
+    where
+        Fut: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        let open = self.open().await?;
+        let result = savepoint::within(&open, work).await;
+        let end = if result.is_ok() { End::Commit } else { End::RollBack };
+        let closed = self.close(open, end).await;
+        if result.is_ok() {
+            closed?;
+        }
+        result
+    }
+
+    async fn open(&self) -> Result<Savepoint<'_>, Error> {
+        let mut state = self.0.state.lock().await;
+        self.usable(&state)?;
+        let number = state.savepoints + 1;
+        self.control(&mut state, &format!("SAVEPOINT pgshard_{number}")).await?;
+        state.savepoints = number;
+        state.open.push(number);
+        Ok(Savepoint::new(&self.0.broken, self.key(), number))
+    }
+
+    /// Keeps what was done since, or undoes it.
+    async fn close(&self, open: Savepoint<'_>, end: End) -> Result<(), Error> {
+        let mut state = self.0.state.lock().await;
+        let number = open.number();
+        // One within it was given up, or is kept somewhere.
+        if state.open.last() != Some(&number) {
+            return Err(Error::TransactionFailed { shard: self.0.shard });
+        }
+        let release = format!("RELEASE pgshard_{number}");
+        let kept = match end {
+            End::Commit => Some(self.control(&mut state, &release).await),
+            End::RollBack => None,
+        };
+        if !matches!(kept, Some(Ok(()))) {
+            self.control(&mut state, &format!("ROLLBACK TO pgshard_{number}")).await?;
+            self.control(&mut state, &release).await?;
+        }
+        state.open.pop();
+        open.closed();
+        kept.unwrap_or(Ok(()))
+    }
+
+    async fn control(&self, state: &mut State, sql: &str) -> Result<(), Error> {
+        self.send::<u64>(state, &Sql::new(sql), &[]).await.map(drop)
+    }
+
+    /// What this transaction is known by while it runs.
+    fn key(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    pub(super) async fn run<A: Answer>(&self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+        let Running { router, shard, host, epoch, state, .. } = &*self.0;
+        let sql = router.inner().sql.read(sql);
+        if sql.kind() == Kind::Control {
+            return Err(Error::TransactionControl { shard: *shard });
+        }
+        let mut state: MutexGuard<'_, State> = state.lock().await;
+        self.usable(&state)?;
+        // It can only have read so far, for a write would have kept the shard where it is; and what it read next could be the
+        // old copy, by a plan made before the fence. So it is run again there.
+        if router.inner().epoch(*shard) > Some(*epoch) {
+            state.noted.met = Some(Met::Signpost);
+            let reason = "it has moved since the transaction began".to_owned();
+            return Err(Error::ShardUnavailable { shard: *shard, host: host.clone(), waited_ms: 0, reason });
+        }
+        self.send(&mut state, &sql, params).await
+    }
+
+    /// Whether another statement may go out now.
+    fn usable(&self, state: &State) -> Result<(), Error> {
+        let shard = self.0.shard;
+        let Some(lease) = &state.lease else { return Err(Error::TransactionEnded { shard }) };
+        // The answer to one that was given up is still to come, or a savepoint was given up in its middle.
+        if lease.is_unsettled() || self.0.broken.load(Ordering::Relaxed) {
+            return Err(Error::TransactionFailed { shard });
+        }
+        if state.open.last().copied() != savepoint::current(self.key()) {
+            return Err(Error::SavepointOpen { shard });
+        }
+        Ok(())
+    }
+
+    /// Sends one statement, unless the transaction is given up meanwhile.
+    async fn send<A: Answer>(&self, state: &mut State, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+        let mut given_up = self.0.given_up.subscribe();
+        tokio::select! {
+            biased;
+            _ = given_up.wait_for(|given_up| *given_up) => {
+                state.lease = None;
+                Err(Error::TransactionEnded { shard: self.0.shard })
+            }
+            answer = self.sent(state, sql, params) => answer,
+        }
+    }
+
+    async fn sent<A: Answer>(&self, state: &mut State, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+        let Running { router, shard, host, prepare, named, .. } = &*self.0;
+        let shard = *shard;
+        let schema = router.prefix().schema(shard);
+        let mut text = sql.render(&schema);
+        if *named == Named::BySearchPath {
+            // One text means other tables in each shard, with types of their own: a prepared statement is for one shard.
+            text = format!("/* {schema} */ {text}");
+        }
+        let Some(lease) = &mut state.lease else { return Err(Error::TransactionEnded { shard }) };
+        let ran = lease.run(Rendered::new(sql, &text), params, *prepare).await;
+        let lost = |failed: &Failed, lease: &Lease| failed.lost(&lease.session().connection);
+        let noted = &mut state.noted;
+        match ran {
+            Ok(answer) => {
+                // Whatever had failed, failed since the savepoint: one can only be set where nothing has.
+                noted.failed &= sql.kind() != Kind::RollbackTo;
+                // Only believed when the host says that it served the shard.
+                if sql.asks_about_names() {
+                    noted.met = noted.met.or(Some(Met::Relative));
+                }
+                Ok(answer)
+            }
+            Err(failed) if lost(&failed, lease) => {
+                noted.failed = true;
+                Err(Error::ConnectionLost { shard, host: host.clone(), may_have_run: false, source: failed.error })
+            }
+            Err(failed) => {
+                // The driver's own refusals never reach the server.
+                noted.failed |= failed.error.as_db_error().is_some();
+                noted.outdated |= failed.may_be_outdated();
+                noted.read_only |= is_read_only(&failed.error);
+                if let Some(met) = Met::of(&failed.error) {
+                    noted.remembered |= met == Met::Signpost && failed.may_be_remembered();
+                    noted.met = if noted.met == Some(Met::Signpost) { noted.met } else { Some(met) };
+                }
+                Err(Error::Statement { shard, host: host.clone(), source: failed.error })
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Transaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transaction").field("shard", &self.0.shard).field("host", &self.0.host).finish_non_exhaustive()
+    }
+}
