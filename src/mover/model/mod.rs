@@ -18,7 +18,7 @@ mod world;
 
 use stateright::{Model, Property};
 
-use super::state::{Goal, Phase, Stream};
+use super::state::{Goal, Phase, Stop, Stream};
 use crate::mover::state::Mode;
 use mutant::Mutant;
 use source::Functions;
@@ -39,6 +39,8 @@ struct Bounds {
     direct: bool,
     /// How often the shard is fenced at most; a mover that wants to once more gives up.
     fences: u8,
+    /// Whether the operator holds the fence back at first.
+    held: bool,
     faults: Faults,
 }
 
@@ -56,7 +58,9 @@ enum Action {
     Mover(usize),
     /// Mover m is started: takeover.
     Start(usize, Goal),
-    /// The barrier of mover m is out of time.
+    /// Mover m has looked behind its fence, and found that only rows have changed.
+    LookBehind(usize),
+    /// The barrier of mover m, or its drain, is out of time.
     Blocked(usize),
     /// The target ends the transaction that mover m has left open.
     IdleTimeout(usize),
@@ -77,6 +81,10 @@ enum Action {
     Complete,
     /// A host writes what was committed asynchronously to disk, and to its standbys.
     Flush(Host),
+    /// `moves continue`: the fence is no longer held back.
+    Continue,
+    /// Mover m is asked to stop.
+    Stop(usize),
     // Faults.
     Crash(usize),
     Unsent(usize),
@@ -117,6 +125,9 @@ impl Protocol {
         if world.target.live != world.target.durable {
             actions.push(Action::Flush(Host::Target));
         }
+        if world.held {
+            actions.push(Action::Continue);
+        }
     }
 
     fn faults(&self, world: &World, actions: &mut Vec<Action>) {
@@ -142,6 +153,12 @@ impl Protocol {
         match action {
             Action::Mover(m) => after = self.mover(world, m)?,
             Action::Start(m, goal) => after = self.start(world, m, goal),
+            Action::LookBehind(m) => self.look_behind(&mut after, m),
+            Action::Continue => after.held = false,
+            Action::Stop(m) => {
+                after.faults.stops -= 1;
+                after.movers[m].stop = Stop::Asked;
+            }
             Action::Blocked(m) => after = self.blocked(world, m)?,
             Action::IdleTimeout(m) => self.roll_back(&mut after, m),
             Action::Apply(m) => after = self.follow(world, m)?,
@@ -202,7 +219,14 @@ impl Model for Protocol {
     /// The first mover has claimed the shard; or it was resumed at once, to abort.
     fn init_states(&self) -> Vec<World> {
         let journal = Journal { phase: Phase::Claimed, attempt: 0, lease: 0, token: None };
-        let asleep = Mover { at: At::Asleep, goal: Goal::Finish, stream: Stream::Off, restarts: 0 };
+        let asleep = Mover {
+            at: At::Asleep,
+            goal: Goal::Finish,
+            until: self.first_until(),
+            stop: Stop::No,
+            stream: Stream::Off,
+            restarts: 0,
+        };
         let mut movers = [asleep; MOVERS];
         movers[0].at = At::Look;
         let world = World {
@@ -225,6 +249,7 @@ impl Model for Protocol {
                 applied: 0,
                 serving: false,
             }),
+            held: self.bounds.held,
             locked_by: None,
             confirmed: 0,
             fences: 0,

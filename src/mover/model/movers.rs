@@ -3,7 +3,7 @@
 
 use super::super::state::{self, Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
 use super::mutant::Mutant;
-use super::world::{At, Incoming, Lease, Mover, Record, Row, Target, World};
+use super::world::{At, Incoming, Lease, Mover, Opening, Record, Row, Target, World};
 use super::{Action, Protocol};
 use crate::mover::state::Mode;
 use crate::mover::wish::Wanted;
@@ -36,8 +36,11 @@ impl Protocol {
                 At::Asleep | At::Ended | At::Crashed => {}
                 at => {
                     actions.push(Action::Mover(m));
-                    if matches!(at, At::Barrier { .. }) && Self::is_held(world) || matches!(at, At::Drain { .. }) {
+                    if matches!(at, At::Barrier { .. }) && Self::is_held(world) || matches!(at, At::Behind { .. }) {
                         actions.push(Action::Blocked(m));
+                    }
+                    if matches!(at, At::Behind { looked: false, .. }) {
+                        actions.push(Action::LookBehind(m));
                     }
                     if matches!(at, At::Decide { .. } | At::CommitOpen { .. })
                         && world.locked_by == Some(m as Lease)
@@ -61,6 +64,9 @@ impl Protocol {
             if world.faults.mover_crashes > 0 {
                 actions.push(Action::Crash(m));
             }
+            if world.faults.stops > 0 {
+                actions.push(Action::Stop(m));
+            }
             if world.faults.lost_messages > 0 {
                 actions.extend([Action::Unsent(m), Action::Unheard(m)]);
             }
@@ -76,6 +82,14 @@ impl Protocol {
         let mut after = *world;
         after.movers[m] = Mover { at: At::TakeSource, goal, ..world.movers[m] };
         after
+    }
+
+    /// How far a mover goes at first: online, the group comes between.
+    pub(super) fn first_until(&self) -> Until {
+        match self.bounds.mode {
+            Mode::Blocking => Until::End,
+            Mode::Online => Until::Ready,
+        }
     }
 
     pub(super) fn crash(&self, world: &World, m: usize) -> World {
@@ -106,6 +120,9 @@ impl Protocol {
     fn broken(&self, after: &mut World, m: usize, sent: At) {
         self.roll_back(after, m);
         let ran = match sent {
+            At::Behind { attempt, token, stop, looked, open: Opening::Drained | Opening::Prepared } => {
+                Ran::Then(At::Behind { attempt, token, stop, looked, open: Opening::Failed })
+            }
             // `Driver::reconnect`.
             At::OpenPrepared { .. } | At::Decide { .. } | At::CommitOpen { .. } | At::FinishOpen { .. } => Ran::Again,
             At::LeaveServing => {
@@ -126,8 +143,9 @@ impl Protocol {
 
     /// The budget of the barrier, or of the drain, is over: swap back, try again later.
     pub(super) fn blocked(&self, world: &World, m: usize) -> Option<World> {
-        let (At::Barrier { attempt, .. } | At::Drain { attempt, .. }) = world.movers[m].at else { return None };
+        let (At::Barrier { attempt, .. } | At::Behind { attempt, .. }) = world.movers[m].at else { return None };
         let mut after = *world;
+        self.roll_back(&mut after, m);
         after.movers[m].at = At::Unfence { attempt };
         Some(after)
     }
@@ -188,6 +206,7 @@ impl Protocol {
     fn end(&self, after: &mut World, m: usize, next: Goal) {
         let mover = &mut after.movers[m];
         mover.stream = Stream::Off;
+        mover.until = self.first_until();
         if self.is_reliable(m) && mover.restarts < RESTARTS_MAX {
             *mover = Mover { at: At::TakeSource, goal: next, restarts: mover.restarts + 1, ..*mover };
         } else {
@@ -227,8 +246,9 @@ impl Protocol {
                 Ran::Then(At::LookTarget { phase, row: source.live.row, token })
             }
             At::LookTarget { phase, row, token } => {
-                let stream = after.movers[m].stream;
-                self.decided(goal, stream, (phase, row, token), &target.live)
+                let Mover { until, stop, stream, .. } = after.movers[m];
+                let wanted = if after.held { Wanted::Hold } else { Wanted::Go };
+                self.decided(Own { goal, until, stop, wanted, stream }, (phase, row, token), &target.live)
             }
 
             _ if waits && at_incoming(after.movers[m].at) => Ran::Waits,
@@ -253,10 +273,16 @@ impl Protocol {
                 then(At::Loaded, apply(&mut target.live, load))
             }
             At::Loaded => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Loaded))),
+            // `Group::all`: one whose fence is held back goes on until it is ready, then with a driver of its own.
             At::Follow => {
-                after.movers[m].stream = Stream::On { looked: None };
+                let mover = &mut after.movers[m];
+                mover.until = if mover.stream == Stream::Off && after.held { Until::Ready } else { Until::End };
+                mover.stream = Stream::On { looked: None };
                 Ran::Then(At::Look)
             }
+            At::Wait if after.movers[m].stop == Stop::Asked => Ran::Fails,
+            At::Wait if after.held => Ran::Waits,
+            At::Wait => Ran::Then(At::Look),
             // Up to a beacon that is committed now.
             At::CatchUp => {
                 source.flush();
@@ -325,19 +351,31 @@ impl Protocol {
                 let stop = if self.mutant == Some(Mutant::StopAtWalPosition) { Some(wal) } else { stop };
                 Ran::Then(match self.bounds.mode {
                     Mode::Blocking => At::Check { attempt, token, stop },
-                    Mode::Online => At::Drain { attempt, token, stop },
+                    Mode::Online => At::Behind { attempt, token, stop, looked: false, open: Opening::Draining },
                 })
             }
+            At::Behind { attempt, token, stop, looked, open } => match open {
+                Opening::Draining => self.drain(after, m, (attempt, token, stop, looked)),
+                Opening::Drained => {
+                    let may_open = target.live.may_open(lease, attempt);
+                    if may_open {
+                        after.locked_by = Some(lease);
+                    }
+                    let open = if may_open { Opening::Prepared } else { Opening::Failed };
+                    Ran::Then(At::Behind { attempt, token, stop, looked, open })
+                }
+                Opening::Failed if self.mutant == Some(Mutant::OpenCutsTheLookShort) => Ran::Again,
+                Opening::Prepared | Opening::Failed if !looked => Ran::Waits,
+                Opening::Prepared if self.mutant == Some(Mutant::OpenBeforeDecide) => {
+                    Ran::Then(At::CommitOpen { attempt })
+                }
+                Opening::Prepared => Ran::Then(At::Decide { attempt }),
+                Opening::Failed => Ran::Again,
+            },
             // That nothing but rows has changed behind the fence.
             At::Check { attempt, token, stop } => {
                 after.seen.checked |= token.map_or(0, |token| 1 << token);
-                if let Stream::On { looked } = &mut after.movers[m].stream {
-                    *looked = Some(i32::from(attempt));
-                }
-                Ran::Then(match self.bounds.mode {
-                    Mode::Blocking => At::Rows { attempt, token, stop },
-                    Mode::Online => At::OpenPrepared { attempt },
-                })
+                Ran::Then(At::Rows { attempt, token, stop })
             }
             At::Rows { attempt, token, stop } => {
                 if target.live.under(lease).is_none() {
@@ -359,7 +397,6 @@ impl Protocol {
                 target.flush();
                 then(At::Copied, done)
             }
-            At::Drain { attempt, token, stop } => self.drain(after, lease, (attempt, token, stop)),
             At::Copied => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Copied))),
 
             At::OpenPrepared { attempt } => {
@@ -433,13 +470,7 @@ impl Protocol {
     }
 
     /// `observe` and `state::next`: what the driver does with what the hosts said.
-    fn decided(
-        &self,
-        goal: Goal,
-        stream: Stream,
-        (phase, row, token): (Phase, Row, Option<u8>),
-        target: &Target,
-    ) -> Ran {
+    fn decided(&self, own: Own, (phase, row, token): (Phase, Row, Option<u8>), target: &Target) -> Ran {
         let attempt_of = i32::from;
         let source = match row {
             Row::Serving => state::Source::Serving,
@@ -462,7 +493,14 @@ impl Protocol {
             None => state::Target::Nothing,
         };
         let observed = Observed { mode: self.bounds.mode, lease: state::Lease::Ours, phase, source, target: there };
-        let own = Own { goal, until: Until::End, stop: Stop::No, wanted: Wanted::Go, stream };
+        let own = match (own.stream, source) {
+            (Stream::On { .. }, state::Source::Fenced { attempt })
+                if self.mutant == Some(Mutant::OpenCutsTheLookShort) =>
+            {
+                Own { stream: Stream::On { looked: Some(attempt) }, ..own }
+            }
+            _ => own,
+        };
         let narrow = |attempt: i32| attempt as u8;
         Ran::Then(match state::next(own, observed) {
             Step::Prepare => At::Announce,
@@ -470,6 +508,7 @@ impl Protocol {
             Step::HandBack if phase == Phase::Prepared => At::Load,
             Step::HandBack => At::Follow,
             Step::CatchUp => At::CatchUp,
+            Step::Wait { .. } => At::Wait,
             Step::CutOver => At::Preset,
             Step::Fence => At::Swap { token: None },
             Step::Copy { attempt } => At::Barrier { attempt: narrow(attempt), token },
@@ -481,7 +520,7 @@ impl Protocol {
             Step::Discard => At::DiscardTarget,
             Step::Done => At::Ended,
             Step::TooLate => return Ran::TooLate,
-            Step::Wait { .. } | Step::Interrupted | Step::LeaseLost | Step::Gone | Step::Stuck => return Ran::Fails,
+            Step::Interrupted | Step::LeaseLost | Step::Gone | Step::Stuck => return Ran::Fails,
         })
     }
 }
@@ -495,6 +534,7 @@ fn at_incoming(at: At) -> bool {
             | At::Rows { .. }
             | At::Preset
             | At::OpenPrepared { .. }
+            | At::Behind { open: Opening::Drained, .. }
             | At::FinishOpen { .. }
             | At::DiscardTarget
     )
@@ -541,7 +581,14 @@ impl Protocol {
     }
 
     /// Waits for the follower to get to the marker of this attempt.
-    fn drain(&self, after: &mut World, lease: Lease, (attempt, token, stop): (u8, Option<u8>, Option<u8>)) -> Ran {
+    fn drain(
+        &self,
+        after: &mut World,
+        m: usize,
+        (attempt, token, stop, looked): (u8, Option<u8>, Option<u8>, bool),
+    ) -> Ran {
+        let lease = m as Lease;
+        let drained = Ran::Then(At::Behind { attempt, token, stop, looked, open: Opening::Drained });
         let ready = after.target.live.under(lease).and_then(|incoming| incoming.ready);
         let early = match stop {
             Some(stop) => self.position(after) >= stop,
@@ -550,8 +597,19 @@ impl Protocol {
         if early {
             let said = apply(&mut after.target.live, |t| t.ready(lease, attempt, token));
             after.target.flush();
-            return if said.is_some() { Ran::Then(At::Check { attempt, token, stop }) } else { Ran::Fails };
+            return if said.is_some() { drained } else { Ran::Fails };
         }
-        if ready == Some(attempt) { Ran::Then(At::Check { attempt, token, stop }) } else { Ran::Waits }
+        if ready == Some(attempt) { drained } else { Ran::Waits }
+    }
+
+    /// The look behind the fence, which goes on beside the drain.
+    pub(super) fn look_behind(&self, after: &mut World, m: usize) {
+        let At::Behind { attempt, token, looked, .. } = &mut after.movers[m].at else { return };
+        *looked = true;
+        after.seen.checked |= token.map_or(0, |token| 1 << token);
+        let attempt = i32::from(*attempt);
+        if let Stream::On { looked } = &mut after.movers[m].stream {
+            *looked = Some(attempt);
+        }
     }
 }

@@ -36,10 +36,12 @@ pub(super) enum Mutant {
     DecideAnyFence,
     /// Takeover and un-fence are committed as the database's default has it: `synchronous_commit = off`.
     AsynchronousControl,
+    /// A prepared open that fails ends the wait for the look behind the fence, and the target's word is enough to decide.
+    OpenCutsTheLookShort,
 }
 
 impl Mutant {
-    pub(super) const ALL: [Mutant; 16] = [
+    pub(super) const ALL: [Mutant; 17] = [
         Mutant::FenceWithoutBarrier,
         Mutant::StopBeforeBarrier,
         Mutant::StopAtWalPosition,
@@ -56,5 +58,6 @@ impl Mutant {
         Mutant::LedgerAfterCreation,
         Mutant::DecideAnyFence,
         Mutant::AsynchronousControl,
+        Mutant::OpenCutsTheLookShort,
     ];
 }

@@ -1,6 +1,7 @@
 //! The model explored: the protocol keeps its rules, every mutant breaks one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Instant;
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model, Path};
 
@@ -10,7 +11,7 @@ use super::world::{Faults, World};
 use super::{Action, Bounds, Protocol};
 use crate::mover::state::Mode;
 
-const NONE: Faults = Faults { mover_crashes: 0, source_crashes: 0, target_crashes: 0, lost_messages: 0 };
+const NONE: Faults = Faults { mover_crashes: 0, stops: 0, source_crashes: 0, target_crashes: 0, lost_messages: 0 };
 
 /// A run, a line a step: what happened, and what has become of it.
 fn story(path: Path<World, Action>) -> String {
@@ -55,11 +56,13 @@ fn explore(protocol: Protocol) -> (usize, BTreeMap<&'static str, String>) {
 }
 
 const fn bounds(mode: Mode) -> Bounds {
-    Bounds { mode, movers: 2, routers: 0, direct: false, fences: 2, faults: NONE }
+    Bounds { mode, movers: 2, routers: 0, direct: false, fences: 2, held: false, faults: NONE }
 }
 
 fn keeps_its_rules(bounds: Bounds) {
+    let began = Instant::now();
     let (states, broken) = explore(Protocol { bounds, mutant: None });
+    println!("{states} worlds in {:.1} s: {bounds:?}", began.elapsed().as_secs_f64());
     let stories: Vec<_> = broken.iter().map(|(rule, story)| format!("broken: {rule}\n{story}\n")).collect();
     assert!(broken.is_empty(), "{states} worlds: {bounds:?}\n{}", stories.join("\n"));
 }
@@ -69,6 +72,14 @@ fn movers_alone() {
     for mode in [Mode::Blocking, Mode::Online] {
         keeps_its_rules(Bounds { faults: Faults { mover_crashes: 1, ..NONE }, ..bounds(mode) });
         keeps_its_rules(Bounds { faults: Faults { lost_messages: 1, ..NONE }, ..bounds(mode) });
+    }
+}
+
+/// What a mover is told besides: the fence is held back for a while, and it is asked to stop.
+#[test]
+fn movers_that_are_held_and_stopped() {
+    for mode in [Mode::Blocking, Mode::Online] {
+        keeps_its_rules(Bounds { held: true, faults: Faults { stops: 1, ..NONE }, ..bounds(mode) });
     }
 }
 
@@ -147,6 +158,9 @@ fn killer(mutant: Mutant) -> (&'static str, Bounds) {
         Mutant::CancelWithoutLease => (NO_RESURRECTION, online),
         Mutant::LedgerAfterCreation => (LEDGER_COVERS, blocking),
         Mutant::DecideAnyFence => (NEVER_STRANDED, blocking),
+        Mutant::OpenCutsTheLookShort => {
+            (LOOKED_BEHIND, Bounds { faults: Faults { lost_messages: 1, ..NONE }, ..online })
+        }
         Mutant::AsynchronousControl => (NEVER_STRANDED, Bounds { fences: 1, faults: source_crashes, ..blocking }),
     }
 }
@@ -169,11 +183,11 @@ fn wide() {
     }
     for mode in [Mode::Blocking, Mode::Online] {
         let crashes = Faults { mover_crashes: 1, ..NONE };
-        keeps_its_rules(Bounds { routers: 1, direct: true, faults: crashes, ..bounds(mode) });
-        for (source_crashes, target_crashes) in [(1, 0), (0, 1)] {
-            let faults = Faults { source_crashes, target_crashes, ..crashes };
-            keeps_its_rules(Bounds { direct: true, faults, ..bounds(mode) });
-        }
+        let told = Faults { stops: 1, lost_messages: 1, ..crashes };
+        let failing_hosts = Faults { source_crashes: 1, target_crashes: 1, ..crashes };
+        keeps_its_rules(Bounds { held: true, direct: true, faults: told, ..bounds(mode) });
         keeps_its_rules(Bounds { movers: 3, faults: crashes, ..bounds(mode) });
+        keeps_its_rules(Bounds { routers: 2, direct: true, faults: crashes, ..bounds(mode) });
+        keeps_its_rules(Bounds { direct: true, faults: failing_hosts, ..bounds(mode) });
     }
 }

@@ -3,7 +3,7 @@
 //! Small and `Copy`: a million of these are kept apart by their hashes. What a host would lose if it crashed is the
 //! difference between the two halves of [`Stored`].
 
-use super::super::state::{Goal, Phase, Stream};
+use super::super::state::{Goal, Phase, Stop, Stream, Until};
 
 /// A mover's number; its lease is the same.
 pub(super) type Lease = u8;
@@ -183,6 +183,8 @@ pub(super) enum At {
     CatchUp,
     CaughtUp,
     Preset,
+    /// The operator holds the fence back.
+    Wait,
     // Fence. The token was made before, online.
     Swap {
         token: Option<u8>,
@@ -203,6 +205,16 @@ pub(super) enum At {
         token: Option<u8>,
         stop: Option<u8>,
     },
+    /// Online, behind the marker: the last changes and the prepared open on one side, the look at what may not have changed on
+    /// the other, in any order. Both end before anything is decided.
+    Behind {
+        attempt: u8,
+        token: Option<u8>,
+        stop: Option<u8>,
+        looked: bool,
+        open: Opening,
+    },
+    /// Blocking: the look, before the rows are read.
     Check {
         attempt: u8,
         token: Option<u8>,
@@ -218,12 +230,6 @@ pub(super) enum At {
         attempt: u8,
         token: Option<u8>,
         copied: u8,
-    },
-    // Drain, online.
-    Drain {
-        attempt: u8,
-        token: Option<u8>,
-        stop: Option<u8>,
     },
     Copied,
     // Decide and open.
@@ -253,11 +259,23 @@ pub(super) enum At {
     Crashed,
 }
 
+/// How far the open side is behind the marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Opening {
+    Draining,
+    Drained,
+    Prepared,
+    /// Refused, or its connection broke. Whether that ends the attempt is judged after the look.
+    Failed,
+}
+
 /// A mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Mover {
     pub(super) at: At,
     pub(super) goal: Goal,
+    pub(super) until: Until,
+    pub(super) stop: Stop,
     /// Whether its follower runs.
     pub(super) stream: Stream,
     /// How often the operator has started it again. Only the last mover is.
@@ -300,6 +318,8 @@ pub(super) enum Direct {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Faults {
     pub(super) mover_crashes: u8,
+    /// Movers that are asked to stop.
+    pub(super) stops: u8,
     pub(super) source_crashes: u8,
     pub(super) target_crashes: u8,
     pub(super) lost_messages: u8,
@@ -333,6 +353,8 @@ pub(super) struct Seen {
 pub(super) struct World {
     pub(super) source: Stored<Source>,
     pub(super) target: Stored<Target>,
+    /// Whether the operator holds the fence back.
+    pub(super) held: bool,
     /// Whose open transaction on the target holds the row of `pgshard.incoming`.
     pub(super) locked_by: Option<Lease>,
     /// How far the slot has been told that it may forget.
