@@ -4,13 +4,21 @@
 //!
 //! Each transition stands for one statement or transaction of the mover (`movers`), the router (`clients`) or a function of
 //! `migrations/control/0001_control.sql` (`source`, `target`); the rules are in `properties`, the wrong variants that they
-//! must find in `mutant`. The applying rule for single rows has a model of its own, `chunks`.
+//! must find in `mutant`. Six questions have small models of their own: which change counts (`chunks`), when a table is
+//! published (`publish`), what a slot may forget (`positions`), what a rollback finds (`reverse`), who may take a move over
+//! (`operators`), what the audit sees (`audit`).
 
+mod audit;
+mod check;
 mod chunks;
 mod clients;
 mod movers;
 mod mutant;
+mod operators;
+mod positions;
 mod properties;
+mod publish;
+mod reverse;
 mod source;
 mod target;
 mod tests;

@@ -1,0 +1,346 @@
+//! A small model of its own: two shards of a move share one slot, begin and end at different times, and their target fails
+//! over to a standby that lags behind.
+//!
+//! The slot forgets what it was told is there; the target's rows say how far each shard is. The two can part: a standby that
+//! is promoted has less than its primary told the slot, and a shard whose row comes later needs what the others are done with.
+//! A server passes over what was confirmed without a word when it is asked to send from before that.
+//!
+//! The rules: a shard has everything up to its position, or is known to have lost its stream; without a fail-over none loses it.
+
+use stateright::{Model, Property};
+
+use super::check::{breaks, keeps_its_rules};
+use super::world::Stored;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mutant {
+    /// A shard that is behind what the slot has confirmed goes on from there.
+    GoOnAtConfirmed,
+    /// The slot is told how far those are that are followed, whoever else needs it.
+    LeaveOutTheOthers,
+    /// What the slot has confirmed is asked for while the connection before may still confirm something.
+    AskBeforeItIsFree,
+    /// A shard that has failed is forgotten: the slot goes on without it, and so does the shard, taken up again.
+    ForgetTheFailed,
+}
+
+/// A shard at the target, as one transaction writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    /// It has no row yet: not copied, or, for reverse replication, not opened.
+    None,
+    Open {
+        /// How many records of the source's log are in.
+        applied: u8,
+        /// Which of them it has, as bits.
+        rows: u8,
+    },
+    Ended {
+        rows: u8,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Worker {
+    Down,
+    /// It has read how far the shards are, and what the slot has confirmed.
+    Asked {
+        confirmed: u8,
+    },
+    Up {
+        position: u8,
+        /// What it keeps for shards that it does not follow.
+        others: [Option<u8>; 2],
+        follows: [bool; 2],
+    },
+}
+
+const RECORDS: u8 = 3;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct World {
+    /// Of which shard each commit is.
+    log: [u8; RECORDS as usize],
+    length: u8,
+    confirmed: u8,
+    /// What the worker has told and the server has not read yet.
+    on_its_way: Option<u8>,
+    /// `durable`: what the standby has.
+    target: Stored<[Place; 2]>,
+    worker: Worker,
+    lost: [bool; 2],
+    failed_over: bool,
+    left: Troubles,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Write(u8),
+    /// The shard's row is written.
+    Begin(usize),
+    End(usize),
+    Worker,
+    /// All that are followed are where the worker is.
+    Raise,
+    Tell,
+    /// The server reads what it was told.
+    Hear,
+    Replicate,
+    /// A worker that does not follow all that are open begins anew.
+    Round,
+    FailOver,
+    RestartWorker,
+    /// A shard fails for a reason of its own, and is followed again by the next worker.
+    Fault(usize),
+}
+
+/// What goes wrong, and how often.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Troubles {
+    fail_overs: u8,
+    restarts: u8,
+    /// Shards that fail for reasons of their own.
+    faults: u8,
+}
+
+const FAIL_OVER: Troubles = Troubles { fail_overs: 1, restarts: 0, faults: 0 };
+const RESTARTS: Troubles = Troubles { fail_overs: 0, restarts: 1, faults: 1 };
+
+struct Rule {
+    troubles: Troubles,
+    mutant: Option<Mutant>,
+}
+
+impl World {
+    /// The records of a shard among the first ones, as bits.
+    fn of(&self, shard: usize, first: u8) -> u8 {
+        let is_its = |at: &u8| usize::from(self.log[usize::from(*at)]) == shard;
+        (0..first).filter(is_its).map(|at| 1 << at).sum()
+    }
+}
+
+impl Rule {
+    fn is(&self, mutant: Mutant) -> bool {
+        self.mutant == Some(mutant)
+    }
+
+    /// The worker's next step.
+    fn worker(&self, world: &mut World) -> Option<()> {
+        match world.worker {
+            // The walsender of the connection before is gone first, and with it what it had not read.
+            Worker::Down => {
+                if !self.is(Mutant::AskBeforeItIsFree) {
+                    world.on_its_way = None;
+                }
+                world.worker = Worker::Asked { confirmed: world.confirmed };
+            }
+            Worker::Asked { confirmed } => self.begin(world, confirmed),
+            Worker::Up { position, others, follows } => {
+                if position >= world.length {
+                    return None;
+                }
+                let shard = usize::from(world.log[usize::from(position)]);
+                if let Place::Open { applied, rows } = &mut world.target.live[shard]
+                    && follows[shard]
+                    && *applied <= position
+                {
+                    (*applied, *rows) = (position + 1, *rows | 1 << position);
+                }
+                world.worker = Worker::Up { position: position + 1, others, follows };
+            }
+        }
+        Some(())
+    }
+
+    fn begin(&self, world: &mut World, confirmed: u8) {
+        let (mut others, mut follows, mut from) = ([None; 2], [false; 2], world.length);
+        for shard in 0..2 {
+            match world.target.live[shard] {
+                Place::Open { .. } | Place::None if world.lost[shard] => {}
+                Place::Open { applied, .. } if applied < confirmed && !self.is(Mutant::GoOnAtConfirmed) => {
+                    world.lost[shard] = true;
+                }
+                Place::Open { applied, .. } => {
+                    follows[shard] = true;
+                    from = from.min(applied);
+                }
+                Place::None if self.is(Mutant::LeaveOutTheOthers) => {}
+                Place::None => others[shard] = Some(confirmed),
+                Place::Ended { .. } => {}
+            }
+        }
+        // The server sends from what it has confirmed by now, whatever it is asked for.
+        world.worker = Worker::Up { position: from.max(world.confirmed), others, follows };
+    }
+
+    /// What the slot may forget: what all have that still need it.
+    fn told(&self, world: &World) -> Option<u8> {
+        let Worker::Up { position, others, follows } = world.worker else { return None };
+        let followed = (0..2).filter(|shard| follows[*shard]).filter_map(|shard| match world.target.live[shard] {
+            Place::Open { applied, .. } => Some(applied),
+            Place::None | Place::Ended { .. } => None,
+        });
+        Some(followed.chain(others.into_iter().flatten()).min().unwrap_or(position))
+    }
+
+    fn happen(&self, world: &mut World, action: Action) -> Option<()> {
+        match action {
+            Action::Write(shard) => {
+                let ended = matches!(world.target.live[usize::from(shard)], Place::Ended { .. });
+                if world.length == RECORDS || ended {
+                    return None;
+                }
+                world.log[usize::from(world.length)] = shard;
+                world.length += 1;
+            }
+            Action::Begin(shard) if world.target.live[shard] == Place::None => {
+                let rows = world.of(shard, world.length);
+                world.target.live[shard] = Place::Open { applied: world.length, rows };
+            }
+            // Whoever looks from time to time sees that there is one more.
+            Action::Round => {
+                let Worker::Up { follows, .. } = world.worker else { return None };
+                let unknown = |n: &usize| !follows[*n] && !world.lost[*n] && is_open(world, *n);
+                (0..2).find(unknown)?;
+                world.worker = Worker::Down;
+            }
+            Action::End(shard) => {
+                let Worker::Up { position, others, follows } = world.worker else { return None };
+                let Place::Open { applied, rows } = world.target.live[shard] else { return None };
+                let all = applied == world.length || position == world.length;
+                if !all || !follows[shard] {
+                    return None;
+                }
+                world.target.live[shard] = Place::Ended { rows };
+                // The open is a commit that waits for whatever may be promoted.
+                world.target.flush();
+                let mut follows = follows;
+                follows[shard] = false;
+                world.worker = Worker::Up { position, others, follows };
+            }
+            Action::Worker => self.worker(world)?,
+            Action::Raise => {
+                let Worker::Up { position, follows, .. } = world.worker else { return None };
+                for shard in (0..2).filter(|shard| follows[*shard]) {
+                    if let Place::Open { applied, .. } = &mut world.target.live[shard] {
+                        *applied = position.max(*applied);
+                    }
+                }
+            }
+            Action::Tell => {
+                world.on_its_way = self.told(world).filter(|told| *told > world.confirmed).or(world.on_its_way)
+            }
+            Action::Hear => world.confirmed = world.confirmed.max(world.on_its_way.take()?),
+            Action::Replicate => world.target.flush(),
+            Action::FailOver => {
+                world.left.fail_overs = world.left.fail_overs.checked_sub(1)?;
+                world.failed_over |= world.target.live != world.target.durable;
+                world.target.crash();
+                world.worker = Worker::Down;
+            }
+            Action::RestartWorker => {
+                world.left.restarts = world.left.restarts.checked_sub(1)?;
+                world.worker = Worker::Down;
+            }
+            Action::Fault(shard) => {
+                let Worker::Up { position, mut others, mut follows } = world.worker else { return None };
+                let Place::Open { applied, .. } = world.target.live[shard] else { return None };
+                world.left.faults =
+                    world.left.faults.checked_sub(u8::from(follows[shard])).filter(|_| follows[shard])?;
+                follows[shard] = false;
+                others[shard] = (!self.is(Mutant::ForgetTheFailed)).then_some(applied);
+                world.worker = Worker::Up { position, others, follows };
+            }
+            Action::Begin(_) => return None,
+        }
+        Some(())
+    }
+}
+
+const WHOLE: &str = "a shard has everything up to its position";
+const NEVER_LOST: &str = "without a fail-over no shard loses its stream";
+
+fn is_open(world: &World, shard: usize) -> bool {
+    matches!(world.target.live[shard], Place::Open { .. })
+}
+
+fn ended(world: &World, shard: usize) -> bool {
+    matches!(world.target.live[shard], Place::Ended { .. })
+}
+
+fn is_whole(world: &World, shard: usize) -> bool {
+    match world.target.live[shard] {
+        Place::None => true,
+        Place::Open { applied, rows } => world.lost[shard] || rows == world.of(shard, applied),
+        Place::Ended { rows } => rows == world.of(shard, world.length),
+    }
+}
+
+impl Model for Rule {
+    type State = World;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<World> {
+        let places = [Place::Open { applied: 0, rows: 0 }, Place::None];
+        vec![World {
+            log: [0; RECORDS as usize],
+            length: 0,
+            confirmed: 0,
+            on_its_way: None,
+            target: Stored::new(places),
+            worker: Worker::Down,
+            lost: [false; 2],
+            failed_over: false,
+            left: self.troubles,
+        }]
+    }
+
+    fn actions(&self, _: &World, actions: &mut Vec<Action>) {
+        actions.extend([Action::Write(0), Action::Write(1), Action::Begin(1), Action::End(0), Action::End(1)]);
+        actions.extend([Action::Worker, Action::Raise, Action::Tell, Action::Hear, Action::Replicate]);
+        actions.extend([Action::Round, Action::FailOver, Action::RestartWorker, Action::Fault(0), Action::Fault(1)]);
+    }
+
+    fn next_state(&self, world: &World, action: Action) -> Option<World> {
+        let mut after = *world;
+        self.happen(&mut after, action)?;
+        (after != *world).then_some(after)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let mut all = vec![
+            Property::always(WHOLE, |_, w: &World| is_whole(w, 0) && is_whole(w, 1)),
+            Property::always(NEVER_LOST, |_, w: &World| w.failed_over || w.lost == [false; 2]),
+            Property::sometimes("both end, the second with changes of its own after that", |_, w: &World| {
+                ended(w, 0) && ended(w, 1) && w.log[usize::from(RECORDS - 1)] == 1 && w.length == RECORDS
+            }),
+        ];
+        if self.troubles.fail_overs > 0 {
+            all.push(Property::sometimes("a lost stream is noticed", |_, w: &World| w.lost != [false; 2]));
+            all.push(Property::sometimes("a shard goes on after a fail-over", |_, w: &World| {
+                w.failed_over && ended(w, 0)
+            }));
+        }
+        all
+    }
+}
+
+#[test]
+fn shards_that_share_a_slot() {
+    for troubles in [FAIL_OVER, RESTARTS] {
+        keeps_its_rules(&format!("positions, {troubles:?}"), Rule { troubles, mutant: None });
+    }
+}
+
+#[test]
+fn every_other_rule_about_positions_is_caught() {
+    for (mutant, rule, troubles) in [
+        (Mutant::GoOnAtConfirmed, WHOLE, FAIL_OVER),
+        (Mutant::LeaveOutTheOthers, NEVER_LOST, RESTARTS),
+        (Mutant::AskBeforeItIsFree, WHOLE, FAIL_OVER),
+        (Mutant::ForgetTheFailed, NEVER_LOST, RESTARTS),
+    ] {
+        let caught = breaks(Rule { troubles, mutant: Some(mutant) }, rule);
+        assert!(caught, "{mutant:?} keeps the rule: {rule}");
+    }
+}
