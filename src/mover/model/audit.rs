@@ -1,8 +1,9 @@
-//! A small model of its own: the audit at the end of a move. What was at the source at the marker is compared with what the
-//! target had before its first foreign write, while the application writes at the target and the old copy is fed.
+//! A small model of its own: the audit at the end of a move. What was at the source at the marker is compared with
+//! what the target had before its first foreign write, while the application writes at the target and the old copy is
+//! fed.
 //!
-//! The applier may lose a change: whatever the reason, it is noticed before the old copy is dropped. And what is told as a
-//! difference is one: writes that belong to one side only are never taken for it.
+//! The applier may lose a change: whatever the reason, it is noticed before the old copy is dropped. And what is told
+//! as a difference is one: writes that belong to one side only are never taken for it.
 
 use stateright::{Model, Property};
 

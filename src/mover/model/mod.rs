@@ -2,11 +2,11 @@
 //! bypasses them, crashes between any two statements, lost messages. What a mover does next is decided by the very
 //! `state::next` that the driver runs. `docs/model.md` says what is modelled and what is not.
 //!
-//! Each transition stands for one statement or transaction of the mover (`movers`), the router (`clients`) or a function of
-//! `migrations/control/0001_control.sql` (`source`, `target`); the rules are in `properties`, the wrong variants that they
-//! must find in `mutant`. Six questions have small models of their own: which change counts (`chunks`), when a table is
-//! published (`publish`), what a slot may forget (`positions`), what a rollback finds (`reverse`), who may take a move over
-//! (`operators`), what the audit sees (`audit`).
+//! Each transition stands for one statement or transaction of the mover (`movers`), the router (`clients`) or a
+//! function of `migrations/control/0001_control.sql` (`source`, `target`); the rules are in `properties`, the wrong
+//! variants that they must find in `mutant`. Six questions have small models of their own: which change counts
+//! (`chunks`), when a table is published (`publish`), what a slot may forget (`positions`), what a rollback finds
+//! (`reverse`), who may take a move over (`operators`), what the audit sees (`audit`).
 
 mod audit;
 mod check;

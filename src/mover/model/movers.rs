@@ -158,8 +158,8 @@ impl Protocol {
             return None;
         }
         let at = world.movers[m].at;
-        // Who takes over has no lease yet, who shows the token needs none, and a signpost that stands beside the shard is
-        // inert and in the ledger.
+        // Who takes over has no lease yet, who shows the token needs none, and a signpost that stands beside the
+        // shard is inert and in the ledger.
         if !matches!(at, At::TakeSource | At::TakeTarget | At::FinishOpen { .. } | At::Signpost) {
             let lease = m as Lease;
             let others = world.target.live.incoming.is_some_and(|incoming| incoming.lease != lease);
@@ -202,7 +202,8 @@ impl Protocol {
         }
     }
 
-    /// The end of one run. The operator starts the last mover again, to abort, and to finish if it is too late for that.
+    /// The end of one run. The operator starts the last mover again, to abort, and to finish if it is too late for
+    /// that.
     fn end(&self, after: &mut World, m: usize, next: Goal) {
         let mover = &mut after.movers[m];
         mover.stream = Stream::Off;
@@ -562,8 +563,8 @@ impl Protocol {
         world.target.live.applied.max(world.confirmed)
     }
 
-    /// One transaction of the stream, with its progress by compare-and-swap on lease and position. A marker's says that the
-    /// target is ready for its attempt, and is synchronous.
+    /// One transaction of the stream, with its progress by compare-and-swap on lease and position. A marker's says
+    /// that the target is ready for its attempt, and is synchronous.
     fn apply_next(&self, after: &mut World, lease: Lease) -> Option<()> {
         let at = self.position(after);
         let record = after.source.durable.log.get(at)?;

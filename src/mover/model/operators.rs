@@ -1,9 +1,9 @@
 //! A small model of its own: who may take a move over, and what becomes of the one who had it.
 //!
-//! Two shards of a move are one mover's. Others come at any moment with `resume`: while it works, sleeps, has ended with one
-//! shard and not with the other, has died, or was asked to stop. Safety does not depend on any of this (the compare-and-swap on
-//! the lease in every statement is in the large model); here it is asked that whoever lives is left alone, and that nobody
-//! who says that he is done leaves shards behind that are nobody's.
+//! Two shards of a move are one mover's. Others come at any moment with `resume`: while it works, sleeps, has ended
+//! with one shard and not with the other, has died, or was asked to stop. Safety does not depend on any of this (the
+//! compare-and-swap on the lease in every statement is in the large model); here it is asked that whoever lives is
+//! left alone, and that nobody who says that he is done leaves shards behind that are nobody's.
 
 use stateright::{Model, Property};
 

@@ -1,11 +1,13 @@
-//! A small model of its own: two shards of a move share one slot, begin and end at different times, and their target fails
-//! over to a standby that lags behind.
+//! A small model of its own: two shards of a move share one slot, begin and end at different times, and their target
+//! fails over to a standby that lags behind.
 //!
-//! The slot forgets what it was told is there; the target's rows say how far each shard is. The two can part: a standby that
-//! is promoted has less than its primary told the slot, and a shard whose row comes later needs what the others are done with.
-//! A server passes over what was confirmed without a word when it is asked to send from before that.
+//! The slot forgets what it was told is there; the target's rows say how far each shard is. The two can part: a
+//! standby that is promoted has less than its primary told the slot, and a shard whose row comes later needs what the
+//! others are done with. A server passes over what was confirmed without a word when it is asked to send from before
+//! that.
 //!
-//! The rules: a shard has everything up to its position, or is known to have lost its stream; without a fail-over none loses it.
+//! The rules: a shard has everything up to its position, or is known to have lost its stream; without a fail-over
+//! none loses it.
 
 use stateright::{Model, Property};
 

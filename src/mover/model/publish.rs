@@ -1,9 +1,10 @@
 //! A small model of its own: when a table is published, relative to its slot and to the transactions that are running.
 //!
-//! Two transactions write a row each before and after anything that the mover does, and commit or roll back when they like. A
-//! change is in the stream iff its table was published when it was written to the WAL, and its transaction commits once the
-//! slot is consistent. Only the creation of a slot waits for transactions; ALTER PUBLICATION waits for nobody. Releases of
-//! PostgreSQL before May 2025 go by what was published at the transaction's first change for all its changes.
+//! Two transactions write a row each before and after anything that the mover does, and commit or roll back when they
+//! like. A change is in the stream iff its table was published when it was written to the WAL, and its transaction
+//! commits once the slot is consistent. Only the creation of a slot waits for transactions; ALTER PUBLICATION waits
+//! for nobody. Releases of PostgreSQL before May 2025 go by what was published at the transaction's first change for
+//! all its changes.
 //!
 //! The rule: once all is applied, the copy has what the source has.
 

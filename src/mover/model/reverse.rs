@@ -1,9 +1,9 @@
-//! A small model of its own: a shard was moved from A to B, its old copy at A is fed with what B writes, and a rollback may
-//! take it back.
+//! A small model of its own: a shard was moved from A to B, its old copy at A is fed with what B writes, and a
+//! rollback may take it back.
 //!
-//! The slot at B was made before the fence, so the first record in it is one that the mover itself applied at B. Whoever feeds may
-//! be slow, stop and begin again; A may fail over to a standby that lags; the slot may be given up because it keeps too much;
-//! a rollback may be aborted and begun again; `complete` may come at any time.
+//! The slot at B was made before the fence, so the first record in it is one that the mover itself applied at B.
+//! Whoever feeds may be slow, stop and begin again; A may fail over to a standby that lags; the slot may be given up
+//! because it keeps too much; a rollback may be aborted and begun again; `complete` may come at any time.
 
 use stateright::{Model, Property};
 

@@ -14,7 +14,8 @@ pub(super) const MOVERS: usize = 3;
 /// Most routers that a world can have. The write of router n is the bit n, that of the bypassing client the bit after.
 pub(super) const ROUTERS: usize = 2;
 
-/// What a server has committed (`live`), and what of that is on disk, and on the standbys that may be promoted (`durable`).
+/// What a server has committed (`live`), and what of that is on disk, and on the standbys that may be promoted
+/// (`durable`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stored<T> {
     pub(super) live: T,
@@ -205,8 +206,8 @@ pub(super) enum At {
         token: Option<u8>,
         stop: Option<u8>,
     },
-    /// Online, behind the marker: the last changes and the prepared open on one side, the look at what may not have changed on
-    /// the other, in any order. Both end before anything is decided.
+    /// Online, behind the marker: the last changes and the prepared open on one side, the look at what may not have
+    /// changed on the other, in any order. Both end before anything is decided.
     Behind {
         attempt: u8,
         token: Option<u8>,

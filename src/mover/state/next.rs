@@ -1,5 +1,5 @@
-//! The decision itself. It sees what the hosts say ([`Observed`]) and what the mover knows of itself ([`Own`]); the driver
-//! adds no condition of its own, so that the model, which runs this very function, runs what production runs.
+//! The decision itself. It sees what the hosts say ([`Observed`]) and what the mover knows of itself ([`Own`]); the
+//! driver adds no condition of its own, so that the model, which runs this very function, runs what production runs.
 
 use std::fmt;
 
@@ -147,8 +147,8 @@ pub(crate) enum Step {
         /// The attempt it is done for.
         attempt: i32,
     },
-    /// Online: a fence behind which this mover has not looked, or which did not go through. It is taken back, and after a
-    /// pause there is another.
+    /// Online: a fence behind which this mover has not looked, or which did not go through. It is taken back, and
+    /// after a pause there is another.
     FenceAnew {
         /// The attempt that fenced.
         attempt: i32,
@@ -171,7 +171,8 @@ pub(crate) enum Step {
     Discard,
     /// Nothing is left to do.
     Done,
-    /// What comes next is the caller's: rows and stream are of the whole group, and so is the moment of the first fence.
+    /// What comes next is the caller's: rows and stream are of the whole group, and so is the moment of the first
+    /// fence.
     HandBack,
     /// The stop that was asked for: nothing is fenced.
     Interrupted,
@@ -250,8 +251,8 @@ fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) 
         // Built for an attempt whose fence was lost: indexes and rows are in the way of another copy.
         (Mode::Blocking, _, Some(_)) => Step::Unfence { attempt },
         (Mode::Blocking, _, None) => Step::Copy { attempt },
-        // Online, "ready" is the follower's word that every change is there. That definitions and sequences were looked at
-        // behind this fence is known only to the mover that has made it.
+        // Online, "ready" is the follower's word that every change is there. That definitions and sequences were
+        // looked at behind this fence is known only to the mover that has made it.
         (Mode::Online, Stream::On { looked }, Some(for_attempt))
             if for_attempt == attempt && looked == Some(attempt) =>
         {

@@ -184,8 +184,8 @@ fn a_stop_leaves_the_shard_served_and_finishes_what_is_decided() {
     }
 }
 
-/// What a step does to a mover and a world in which nothing goes wrong. `HandBack`: the caller loads the rows, and starts
-/// the stream.
+/// What a step does to a mover and a world in which nothing goes wrong. `HandBack`: the caller loads the rows, and
+/// starts the stream.
 fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
     let opened = (Phase::Opened, Source::Moved, Target::Opened);
     let attempt = match o.source {
