@@ -21,6 +21,7 @@ use super::names::{MoveId, Names};
 use super::session::Session;
 use super::state::Phase;
 use super::stream::slot;
+use super::verdict::Unaudited;
 use super::{Mover, Report, ShardReport, back, border, step};
 
 /// Something that [`Mover::gc`] put right.
@@ -65,6 +66,12 @@ pub(super) async fn complete(mover: &Mover, id: MoveId) -> Result<Report, Error>
     if let Some((entry, by)) = taken.filter(|(entry, _)| entry.phase == Phase::Kept) {
         let reason = format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
         return Err(Error::NotNow { shard: entry.shard, phase: entry.phase, reason });
+    }
+    if mover.options.unaudited == Unaudited::Kept {
+        let kept = entries.iter().filter(|entry| entry.phase == Phase::Kept);
+        if let Some((entry, objection)) = kept.filter_map(|entry| Some((entry, entry.audit.objection()?))).next() {
+            return Err(Error::Unaudited { shard: entry.shard, id, objection });
+        }
     }
     let mut failed = give_up_ways_back(mover, &entries).await;
     let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };

@@ -120,6 +120,13 @@ pub(crate) struct Digest {
     sum: String,
 }
 
+#[cfg(test)]
+impl Digest {
+    pub(crate) fn of(rows: i64, sum: &str) -> Digest {
+        Digest { rows, sum: sum.to_owned() }
+    }
+}
+
 impl std::fmt::Display for Digest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} rows, digest {}", self.rows, self.sum)
@@ -136,8 +143,22 @@ pub(crate) async fn digest(
     condition: &str,
     hashing: Hashing,
 ) -> Result<Digest, Error> {
-    let (hash, from) = (hashing.of_row(table), qualified(schema, table));
+    digest_of((session, &qualified(schema, table)), table, condition, hashing).await
+}
+
+/// The same of a table with this name in SQL, which need not be the name of its shape any more.
+///
+/// Locks: as [`digest`].
+pub(crate) async fn digest_of(
+    (session, from): (&Session, &str),
+    table: &TableShape,
+    condition: &str,
+    hashing: Hashing,
+) -> Result<Digest, Error> {
+    let hash = hashing.of_row(table);
     let sql = format!("SELECT count(*), coalesce(sum({hash}), 0)::text FROM ONLY {from} WHERE {condition}");
-    let row = session.row("digesting rows", &sql, &[]).await?;
-    Ok(Digest { rows: row.get(0), sum: row.get(1) })
+    let what = "digesting rows";
+    let row = session.row(what, &sql, &[]).await?;
+    let value = || Ok(Digest { rows: row.try_get(0)?, sum: row.try_get(1)? });
+    value().map_err(|error| session.failed(what, error))
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
+use super::audit;
 use super::driver::{Driver, stopped};
 use super::error::Error;
 use super::facts::{self, Lock};
@@ -68,6 +69,7 @@ impl<'a> Driver<'a> {
         let Some(trace) = self.before_fence().await? else {
             return self.look_again("its schema is not there".to_owned());
         };
+        self.unopened = Some(audit::Target::open(self.mover, &self.work).await);
         let turns = self.turns.ok_or(Error::Interrupted { shard })?;
         let turn = self.abide(turns.take(&self.mover.hosts, &self.work)).await?;
         if let Some(blockers) = self.abide(self.work.hold_tables(turn.opening())).await? {
@@ -190,8 +192,14 @@ impl<'a> Driver<'a> {
             follower.marker(shard, attempt, &hash).await?;
             let drained = Instant::now();
             self.work.at("after drain")?;
+            let snapshot = async {
+                if let Some(unopened) = &self.unopened {
+                    unopened.take(attempt).await;
+                }
+            };
             // Whether it went through is judged after the look, which it must not cut short: a target that is ready can be decided for.
-            Ok::<_, Halt>((drained, self.work.prepare_open(turn.opening(), attempt).await))
+            let (prepared, ()) = tokio::join!(self.work.prepare_open(turn.opening(), attempt), snapshot);
+            Ok::<_, Halt>((drained, prepared))
         };
         let ((drained, prepared), (marked, unchanged)) = match tokio::try_join!(biased; opened, marked) {
             Ok(both) => both,

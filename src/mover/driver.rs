@@ -25,9 +25,10 @@ use super::state::{self, Goal, Mode, Own, Step, Stop, Stream, Until};
 use super::step::{Blueprint, Outcome, ShardMove, Timings, undo};
 use super::stream::follower::Follower;
 use super::turn::Turns;
+use super::verdict::Audit;
 use super::wish::{Back, Wanted};
 use super::worker::{Asked, Claimant, Work};
-use super::{Mover, ShardReport, group};
+use super::{Mover, ShardReport, audit, group};
 
 /// One shard's part of a move, before anybody works on it.
 #[derive(Clone, Debug)]
@@ -459,6 +460,10 @@ pub(super) struct Driver<'a> {
     pause: Option<Duration>,
     /// Since when deciding or opening has failed for a reason that may pass.
     pub(super) failing_since: Option<Instant>,
+    /// The target as it is before it opens, for the audit.
+    pub(super) unopened: Option<audit::Target>,
+    /// The audit that is to be run once this mover has left the shard.
+    pub(super) audit: Option<audit::Begun>,
 }
 
 /// A shard whose tables are altered more often than this while it is moved is left alone.
@@ -491,6 +496,8 @@ impl<'a> Driver<'a> {
             fenced_at: None,
             pause: None,
             failing_since: None,
+            unopened: None,
+            audit: None,
         }
     }
 
@@ -509,7 +516,7 @@ impl<'a> Driver<'a> {
                 Step::FenceAnew { attempt } => self.fence_anew(attempt).await?,
                 Step::DecideAndOpen { attempt } => self.decide_and_open(attempt).await?,
                 Step::Open => self.open(&now).await?,
-                Step::Publish => self.publish().await?,
+                Step::Publish => self.publish(&now.entry).await?,
                 Step::Unfence { attempt } => self.unfence(attempt).await?,
                 Step::Discard => self.work.discard().await?,
                 Step::Done => return Ok(Some(self.report(&now.entry))),
@@ -801,15 +808,29 @@ impl<'a> Driver<'a> {
         self.mover.observer.tell(Event::Opened { shard, host, pause });
     }
 
-    async fn publish(&mut self) -> Result<(), Error> {
+    async fn publish(&mut self, entry: &Entry) -> Result<(), Error> {
         if let Some(follower) = self.follower {
             // The records by which it follows go with what comes now: it would take that for another mover's work, and warn.
             follower.detach(self.work.hold.shard).await;
         }
         let store: &dyn MapStore = &*self.mover.store;
+        self.work.publish(store).await?;
+        // Before anybody may write to the old copy.
+        let verdict = match self.work.mode {
+            // It was compared behind its fence, or it would not have opened.
+            Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
+            Mode::Online => match audit::begin(self.mover, &self.work, self.unopened.take(), entry.attempt).await {
+                Ok(begun) => {
+                    self.audit = Some(begun);
+                    Audit::under_way()
+                }
+                Err(why) => Audit::left_out(why),
+            },
+        };
+        self.work.settle(self.built.as_ref().map(|built| &built.creation)).await?;
         // Where somebody else has opened it, the pause was over before we looked.
         let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
-        self.work.publish(store, pause, self.built.as_ref().map(|built| &built.creation)).await
+        self.work.keep(pause, verdict).await
     }
 
     fn report(&self, entry: &Entry) -> ShardReport {

@@ -198,6 +198,16 @@ pub enum Error {
         /// What stands against it.
         reason: String,
     },
+    /// The old copy may be the only right one. It is kept.
+    #[error("shard {shard}: the old copy is kept, because {objection}")]
+    Unaudited {
+        /// The shard.
+        shard: ShardId,
+        /// The move.
+        id: MoveId,
+        /// What the audit says.
+        objection: String,
+    },
     /// The two hosts contradict each other. Nothing was touched.
     #[error("shard {shard}: the hosts contradict each other, a human must look: {observed}")]
     Stuck {
@@ -375,6 +385,7 @@ impl Error {
                 | Error::OtherHost { .. }
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }
+                | Error::Unaudited { .. }
                 | Error::Stuck { .. }
                 | Error::WalLimit { .. }
                 | Error::Aborted { .. }

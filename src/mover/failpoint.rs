@@ -9,6 +9,8 @@ pub enum Action {
     Stop,
     /// The step fails.
     Fail,
+    /// A change that the stream brings is not applied as it is.
+    Harm(Harm),
 }
 
 /// A named place and what happens when a move comes by, every time.
@@ -86,16 +88,43 @@ pub const BACK_FAILPOINTS: [&str; 8] = [
     "after back drop",
 ];
 
+/// The failpoint of audits, with both snapshots taken.
+pub const AUDIT_FAILPOINTS: [&str; 1] = ["before audit"];
+
+/// What a test does to a change that the stream brings, so that the target is not what the source is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Harm {
+    /// It is passed over.
+    Drop,
+    /// It is applied twice.
+    Double,
+    /// It is applied with [`HARMED`] changed into [`HARM_MADE`].
+    Alter,
+}
+
+/// Where [`Harm`] is done.
+const IN_A_CHANGE: &str = "in a change";
+
+/// Only changes are harmed that have this value in a row, old or new: a test writes it when verification is behind it.
+pub(crate) const HARMED: &str = "failpoint";
+
+/// What it becomes.
+pub(crate) const HARM_MADE: &str = "failpoint altered";
+
 impl Failpoint {
-    /// Reads `after swap=kill`; the actions are `kill`, `stop` and `fail`.
+    /// Reads `after swap=kill`; the actions are `kill`, `stop` and `fail`, and of `in a change` `drop`, `double` and `alter`.
     ///
     /// # Errors
     /// A sentence that names what is not known.
     pub fn parse(text: &str) -> Result<Failpoint, String> {
         let (name, action) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ACTION"))?;
-        let known = FAILPOINTS.into_iter().chain(BACK_FAILPOINTS).find(|known| *known == name);
-        let name = known.ok_or_else(|| format!("there is no failpoint {name:?}"))?;
+        let mut known = FAILPOINTS.into_iter().chain(BACK_FAILPOINTS).chain(AUDIT_FAILPOINTS).chain([IN_A_CHANGE]);
+        let name = known.find(|known| *known == name).ok_or_else(|| format!("there is no failpoint {name:?}"))?;
         let action = match action {
+            "drop" if name == IN_A_CHANGE => Action::Harm(Harm::Drop),
+            "double" if name == IN_A_CHANGE => Action::Harm(Harm::Double),
+            "alter" if name == IN_A_CHANGE => Action::Harm(Harm::Alter),
+            _ if name == IN_A_CHANGE => return Err(format!("{action:?} is none of drop, double, alter")),
             "kill" => Action::Kill,
             "stop" => Action::Stop,
             "fail" => Action::Fail,
@@ -104,14 +133,24 @@ impl Failpoint {
         Ok(Failpoint { name, action })
     }
 
+    /// What is to be done to a change with these values.
+    pub(crate) fn harm<'v>(&self, mut values: impl Iterator<Item = &'v [u8]>) -> Option<Harm> {
+        match self.action {
+            Action::Harm(harm) => values.any(|value| value == HARMED.as_bytes()).then_some(harm),
+            _ => None,
+        }
+    }
+
     /// Acts if the move is at this failpoint. True: the step must fail.
     pub(crate) fn is_hit(&self, at: &str) -> bool {
-        debug_assert!(FAILPOINTS.contains(&at) || BACK_FAILPOINTS.contains(&at), "{at} is in the list");
+        let lists: [&[&str]; 3] = [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS];
+        debug_assert!(lists.iter().any(|list| list.contains(&at)), "{at} is in the list");
         if at != self.name {
             return false;
         }
         let signal = match self.action {
             Action::Fail => return true,
+            Action::Harm(_) => return false,
             Action::Kill => rustix::process::Signal::KILL,
             Action::Stop => rustix::process::Signal::STOP,
         };

@@ -37,8 +37,9 @@ use super::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
 use super::stream::slot;
 use super::throttle::Pace;
 use super::turn::Turns;
+use super::verdict::{Audit, AuditState};
 use super::wish::{Back, Wanted};
-use super::{Mover, back, facts};
+use super::{Mover, ShardReport, audit, back, facts};
 
 /// How long the slot's creation waits for the transactions that are under way on its server.
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
@@ -249,9 +250,35 @@ impl<'a> Group<'a> {
     async fn go_on(&self, held: Held, work: ShardMove<'_>, heartbeat: &Heartbeat) -> Result<Held, End> {
         let mut drive = Driver::new(self.mover, work, heartbeat, Goal::Finish);
         match self.drive(&mut drive, Until::Ready).await {
-            Some(end) => Err(end),
+            Some(end) => {
+                drop(drive);
+                Err(self.audited(None, end).await)
+            }
             None => Ok(Held { built: drive.built.or(held.built), ..held }),
         }
+    }
+
+    /// Audits a shard that is kept, with snapshots that its driver has taken.
+    async fn audited(&self, begun: Option<audit::Begun>, end: End) -> End {
+        match (begun, end) {
+            (Some(begun), (shard, Ok(report))) => {
+                let audit = audit::run(self.mover, begun, Some(&self.turns)).await;
+                (shard, Ok(ShardReport { audit, ..report }))
+            }
+            // It was opened by a mover that has ended since, or there was no snapshot.
+            (None, (shard, Ok(report))) if report.audit.state == AuditState::NotAudited => {
+                let audit = self.audited_late(shard).await.unwrap_or(report.audit);
+                (shard, Ok(ShardReport { audit, ..report }))
+            }
+            (_, end) => end,
+        }
+    }
+
+    async fn audited_late(&self, shard: ShardId) -> Option<Audit> {
+        let source = self.mover.hosts.open(&self.shared.source).await.ok()?;
+        let entries = source.entries(Some(self.shared.id)).await.ok()?;
+        let entry = entries.iter().find(|entry| entry.shard == shard)?;
+        Some(audit::late(self.mover, entry).await)
     }
 
     /// Drives a shard, and ends this mover's work with it if that is the shard's end.
@@ -602,6 +629,7 @@ impl<'a> Group<'a> {
         let shard = held.part.shard;
         let mut drive = self.with_stream(held, heartbeat, follower, way_back).await?;
         let end = self.drive(&mut drive, Until::End).await;
+        let begun = drive.audit.take();
         self.guard.let_go(shard);
         // With its connections: a transaction that failed half-way holds locks that the follower waits for, and the follower
         // would be waited for here.
@@ -611,7 +639,8 @@ impl<'a> Group<'a> {
         if matches!(end, Some((_, Ok(_)))) {
             follower.detach(shard).await;
         }
-        Err(end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard })))
+        let end = end.unwrap_or_else(|| self.failed(shard, Error::Interrupted { shard }));
+        Err(self.audited(begun, end).await)
     }
 
     /// The end of a shard that failed while this mover had no connection for it.

@@ -18,6 +18,7 @@ use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::session::Session;
 use super::state::{Mode, Phase};
+use super::verdict::Audit;
 use super::wish::{Back, FenceAt, Wanted};
 use super::worker::Worker;
 
@@ -58,6 +59,8 @@ pub struct Entry {
     pub back: Back,
     /// The way back, if there is one or was.
     pub way_back: Option<WayBack>,
+    /// What became of its audit.
+    pub audit: Audit,
     /// What its mover may do at present.
     pub wanted: Wanted,
     /// When a hold ends, if it ends by itself.
@@ -98,6 +101,9 @@ pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode
      rows, bytes, timings, last_error, \
      CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END AS wanted, hold_until, \
      created_at, updated_at, fingerprint, open_token, back_of, back, \
+     CASE WHEN audit = 'under way' AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.application_name = \
+      'pgshard audit ' || move_id || '/' || shard_id) THEN 'broken off' ELSE audit END AS audit, \
+     audited_at, audit_found::text AS audit_found, \
      (SELECT json_build_array(b.stream, b.at_open IS NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b \
       WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS way_back";
 
@@ -125,6 +131,7 @@ impl Entry {
             back_of: row.try_get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
             back: Back::parse(&text("back")?).expect("the table's check knows the same ways"),
             way_back: row.try_get::<_, Option<String>>("way_back")?.and_then(|text| way_back(&text)),
+            audit: audit(row)?,
             wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
             hold_until: row.try_get("hold_until")?,
             worker: None,
@@ -135,6 +142,14 @@ impl Entry {
             lease: row.try_get("lease")?,
         })
     }
+}
+
+fn audit(row: &Row) -> Result<Audit, tokio_postgres::Error> {
+    let (state, found): (Option<String>, Option<String>) = (row.try_get("audit")?, row.try_get("audit_found")?);
+    if state.as_deref() == Some("broken off") {
+        return Ok(Audit::left_out("its mover ended during the audit"));
+    }
+    Ok(Audit::read(state.as_deref(), row.try_get("audited_at")?, found.as_deref()))
 }
 
 fn way_back(json: &str) -> Option<WayBack> {
@@ -158,6 +173,8 @@ pub(crate) enum Signed {
     Shard,
     /// Of all shards that come from one host together.
     Group,
+    /// Of a shard's audit, which outlives the lease. While one of this name is at the source, the audit is under way.
+    Audit,
 }
 
 impl Hold {
@@ -166,12 +183,16 @@ impl Hold {
         match of {
             Signed::Shard => format!("pgshard {}/{}/", self.id, self.shard),
             Signed::Group => format!("pgshard {}/all/", self.id),
+            Signed::Audit => format!("pgshard audit {}/{}", self.id, self.shard),
         }
     }
 
     /// What sessions under this lease are called, in the 63 bytes that there are for it. A takeover ends those that are
     /// called after another one.
     pub(crate) fn session_name(&self, of: Signed) -> String {
+        if of == Signed::Audit {
+            return self.signature(of);
+        }
         format!("{}{}", self.signature(of), self.lease.simple().to_string().split_at(8).0)
     }
 }
@@ -312,21 +333,32 @@ impl Session {
         self.execute("giving the lease back", sql, &params).await.map(drop)
     }
 
+    /// Writes how an audit has ended. Nobody holds a lease for it; of two that audit, what one of them has found stands.
+    ///
+    /// Locks: the move's row, for this one statement.
+    pub(crate) async fn audited(&self, id: MoveId, shard: ShardId, audit: &Audit) -> Result<(), Error> {
+        let sql = "UPDATE pgshard.move SET audit = $3, audited_at = clock_timestamp(), audit_found = $4
+             WHERE move_id = $1 AND shard_id = $2 AND (audit IS NULL OR audit IN ('under way', 'not audited'))";
+        let (shard, state) = (shard.as_i32(), audit.state.as_str());
+        self.execute("writing the audit", sql, &[id.uuid(), &shard, &state, &audit.found()]).await.map(drop)
+    }
+
     /// Writes how far the move is.
     ///
     /// Locks: the move's row, for this one statement.
     pub(crate) async fn advance(&self, hold: Hold, phase: Phase, note: &Note) -> Result<(), Error> {
         let sql = "UPDATE pgshard.move SET phase = $4, updated_at = clock_timestamp(), rows = coalesce($5, rows),
-                 bytes = coalesce($6, bytes), timings = timings || $7, fingerprint = coalesce($8, fingerprint)
+                 bytes = coalesce($6, bytes), timings = timings || $7, fingerprint = coalesce($8, fingerprint),
+                 audit = coalesce($9, audit), audit_found = coalesce($10, audit_found),
+                 audited_at = CASE WHEN $9 <> 'under way' THEN clock_timestamp() ELSE audited_at END
              WHERE move_id = $1 AND shard_id = $2 AND lease = $3";
         let (id, shard, phase_name) = (hold.id.uuid(), hold.shard.as_i32(), phase.as_str());
-        let updated = self
-            .execute(
-                "writing the journal",
-                sql,
-                &[id, &shard, &hold.lease, &phase_name, &note.rows, &note.bytes, &note.timings, &note.fingerprint],
-            )
-            .await?;
+        let state = note.audit.as_ref().and_then(|audit| audit.state.as_str());
+        let found = note.audit.as_ref().map(Audit::found);
+        let Note { rows, bytes, timings, fingerprint, .. } = note;
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 10] =
+            [id, &shard, &hold.lease, &phase_name, rows, bytes, timings, fingerprint, &state, &found];
+        let updated = self.execute("writing the journal", sql, &params).await?;
         if updated == 1 { Ok(()) } else { Err(Error::LeaseLost { shard: hold.shard }) }
     }
 }
@@ -349,10 +381,12 @@ pub(crate) struct Note {
     pub(crate) bytes: Option<i64>,
     pub(crate) timings: Value,
     pub(crate) fingerprint: Option<String>,
+    pub(crate) audit: Option<Audit>,
 }
 
 impl Default for Note {
     fn default() -> Note {
-        Note { rows: None, bytes: None, timings: Value::Object(serde_json::Map::new()), fingerprint: None }
+        let timings = Value::Object(serde_json::Map::new());
+        Note { rows: None, bytes: None, timings, fingerprint: None, audit: None }
     }
 }

@@ -12,6 +12,7 @@
 //! 4. A step may run twice. An object is in a ledger before, or together with, its creation.
 //! 5. The map is never the fence.
 
+mod audit;
 mod back;
 pub mod border;
 pub(crate) mod chunk;
@@ -45,6 +46,7 @@ pub mod target;
 pub(crate) mod throttle;
 pub mod trace;
 mod turn;
+mod verdict;
 mod verify;
 mod wish;
 mod worker;
@@ -62,7 +64,7 @@ use crate::store::MapStore;
 pub use chunk::verify::RowDifference;
 pub use cleanup::{Cleaned, CleanupReport};
 pub use error::Error;
-pub use failpoint::{Action, BACK_FAILPOINTS, FAILPOINTS, Failpoint};
+pub use failpoint::{AUDIT_FAILPOINTS, Action, BACK_FAILPOINTS, FAILPOINTS, Failpoint};
 pub use heartbeat::Leases;
 pub use journal::{Entry, WayBack};
 pub use names::MoveId;
@@ -74,6 +76,7 @@ pub use session::Hosts;
 pub use state::{Mode, Phase};
 #[doc(hidden)]
 pub use stream::testing as stream_testing;
+pub use verdict::{Audit, AuditDifference, AuditState, LeftOut, Unaudited};
 pub use wish::{Back, FenceAt, Wanted};
 pub use worker::{Asked, Wish, Work, Worker};
 
@@ -116,6 +119,8 @@ pub struct ShardReport {
     pub copy: Duration,
     /// How long nobody could use the shard; `None` if that is not known.
     pub pause: Option<Duration>,
+    /// What became of its audit.
+    pub audit: Audit,
 }
 
 impl ShardReport {
@@ -131,6 +136,7 @@ impl ShardReport {
             bytes: entry.bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0),
             copy: timing("copy_ms").map(duration).unwrap_or_default(),
             pause: timing("pause_ms").map(duration),
+            audit: entry.audit.clone(),
         }
     }
 }
@@ -280,7 +286,42 @@ impl Mover {
         back::feed::feed(self, id).await;
     }
 
-    /// Drops the old copies of a move whose shards are all kept. Cannot be undone.
+    /// Audits what can still be told of those shards of a move that are kept and were not audited: tables that are the same on both
+    /// sides now, and tables that differ although nobody has written to them since. Gives all that are kept.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub async fn audit(&self, id: MoveId) -> Result<Report, Error> {
+        let (entries, unknown) = self.list(Some(id)).await;
+        if entries.is_empty() {
+            return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+        }
+        let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
+        for entry in &entries {
+            if entry.phase == Phase::Kept {
+                report.done.push(self.audited(entry).await);
+            } else if !entry.phase.is_ended() {
+                let (shard, phase) = (entry.shard, entry.phase);
+                let reason = format!("it is audited at its end: `pgshard moves resume {id}`");
+                report.failed.push((shard, Error::NotNow { shard, phase, reason }));
+            }
+        }
+        Ok(report)
+    }
+
+    /// A kept shard, audited now if it was not.
+    async fn audited(&self, entry: &Entry) -> ShardReport {
+        let mut done = ShardReport::of(entry);
+        if matches!(entry.audit.state, AuditState::None | AuditState::NotAudited) {
+            done.audit = audit::late(self, entry).await;
+        }
+        done
+    }
+
+    /// Drops the old copies of a move whose shards are all kept and audited. Cannot be undone.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of it is not there yet. Per shard, in the report, when its
@@ -326,6 +367,7 @@ impl Mover {
         }
         for entry in &rest {
             match outcome(entry, goal) {
+                Ok(done) if done.phase == Phase::Kept => report.done.push(self.audited(entry).await),
                 Ok(done) => report.done.push(done),
                 Err(error) => report.failed.push((entry.shard, error)),
             }

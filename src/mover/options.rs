@@ -13,6 +13,7 @@ use super::failpoint::Failpoint;
 use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::state::Phase;
+use super::verdict::{Audit, Unaudited};
 use super::wish::{Back, FenceAt, Wanted};
 use super::worker::Wish;
 
@@ -47,6 +48,11 @@ pub struct Options {
     /// Online: the most WAL, in bytes, that a source may have to keep for a move. Past it the shards that are not decided are
     /// aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
     pub wal_max: u64,
+    /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both hosts. What is not compared then, is
+    /// named. Zero: nothing is audited.
+    pub audit_max: Duration,
+    /// What [`complete`](super::Mover::complete) does with an old copy whose move was not audited, or differs.
+    pub unaudited: Unaudited,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
     /// Who this is, for people who look at the journal: host and process.
@@ -71,6 +77,8 @@ impl Default for Options {
             rate_max: None,
             lag_max: Duration::from_millis(250),
             wal_max: 10 << 30,
+            audit_max: Duration::from_secs(600),
+            unaudited: Unaudited::Kept,
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
             failpoint: None,
@@ -150,6 +158,13 @@ pub enum Event {
         host: HostName,
         /// How long nobody could use it.
         pause: Duration,
+    },
+    /// The audit of a shard that is kept has ended.
+    Audited {
+        /// The shard.
+        shard: ShardId,
+        /// What came of it.
+        audit: Audit,
     },
     /// The old copies of a move's shards take changes from now on.
     Feeding {

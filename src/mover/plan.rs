@@ -93,6 +93,12 @@ impl ShardPlan {
             format!("open: rename {incoming} to {schema} on {target}; writers go on from here"),
             format!("publish the map; keep {left} on {source} until `pgshard moves complete`"),
         ]);
+        if mode == Mode::Online {
+            let both = format!("{left} on {source} and {schema} on {target} as it was before its first foreign write");
+            steps.push(format!(
+                "audit: compare all rows of {both}; its snapshots hold back VACUUM on both hosts meanwhile"
+            ));
+        }
         steps
     }
     /// A guess of how long the shard is closed by a blocking move, from its size: a floor of 50 ms and 20 MiB a second, a slow disk's rate

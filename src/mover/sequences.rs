@@ -206,6 +206,21 @@ pub(crate) async fn read<C: GenericClient + Sync>(
     Ok(sequences)
 }
 
+/// The first of these sequences that is further than the one of its name among the others, or that has none; `None`: those are at or
+/// past these. The two of an ID clock count together. One that cycles is never ahead nor behind.
+pub(crate) fn behind(these: &[Sequence], others: &[Sequence]) -> Option<String> {
+    let clock = |all: &[Sequence]| clock_of(&mut all.iter().map(|one| &one.value));
+    if clock(these) > clock(others) {
+        return Some("the clock of its IDs".to_owned());
+    }
+    let further = |one: &&Sequence| {
+        let other = others.iter().find(|other| other.value.name == one.value.name);
+        !is_clock(&one.value.name)
+            && other.is_none_or(|other| !one.cycles && one.place(&one.value) > one.place(&other.value))
+    };
+    these.iter().find(further).map(|one| format!("sequence {}", one.value.name))
+}
+
 /// What an operator should know of sequences that have few values left.
 pub(crate) fn warnings(sequences: &[Sequence]) -> Vec<String> {
     let few = sequences.iter().filter(|one| !one.cycles && one.left() < FEW);

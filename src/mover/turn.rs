@@ -48,6 +48,14 @@ impl Turns {
         }
         Ok(Turn { place, aides })
     }
+
+    /// Waits until nobody has the turn, or has just given it back: what is begun now is not begun beside a fence.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(super) async fn quiet(&self) {
+        drop(self.0.lock().await);
+    }
 }
 
 impl Aides {

@@ -45,7 +45,9 @@ pub(super) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, follower: &Follow
     let copy = ShardCopy { hold: work.hold, source_schema, target_schema, tables };
     let hashing = Hashing::of(facts::version(&work.source).await?, facts::version(&work.target).await?);
     let jobs = work.options.copy_jobs.max(1);
-    let pieces = pieces(&work.source, &work.target, &copy).await?;
+    let known = super::audit::known(work).await?;
+    let mut pieces = pieces(&work.source, &work.target, &copy).await?;
+    pieces.retain(|piece| !known.contains(&piece.table));
     let share = pieces.iter().map(|piece| piece.estimate).sum::<u64>() / jobs as u64;
     let bunches = bunches(pieces, share.clamp(SMALL, BUNCH_BYTES));
     let turn = Mutex::new(());

@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 
 use super::clock;
 use super::control::{Cluster, pending};
-use super::facts::{ControlFacts, FactsError, HostFacts, RecordedMigration, ShardRow, ShardState, Survey, chain};
+use super::facts::{
+    ControlFacts, FactsError, HostFacts, KeptAudit, RecordedMigration, ShardRow, ShardState, Survey, chain,
+};
 use super::finding::{Finding, Findings, Severity};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::OWN;
@@ -36,6 +38,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
     }
     for (host, (_, control)) in &hosts.controls {
         check_leftovers(&mut findings, host, control);
+        check_audits(&mut findings, host, control);
     }
     check_made(&mut findings, &hosts);
     check_migrations(&mut findings, &hosts, migrations);
@@ -204,6 +207,27 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
             findings.add_shard(Severity::Alarm, "served_nowhere", Some(host), shard, what, remedy);
         } else {
             findings.add_shard(Severity::Error, "shard_missing", Some(host), shard, "it is not there", BOOTSTRAP);
+        }
+    }
+}
+
+/// Moves whose shards are not known to be at their targets with all that they had.
+fn check_audits(findings: &mut Findings, host: &HostName, control: &ControlFacts) {
+    for KeptAudit { shard, move_id, target, differences, left_out } in &control.audits {
+        if differences.is_empty() {
+            let why = if left_out.is_empty() { "it was broken off".to_owned() } else { left_out.join("; ") };
+            let what = format!("the move {move_id} to {target} was not audited: {why}");
+            let remedy = format!(
+                "run `pgshard moves audit {move_id}`; without an audit, `pgshard moves complete` takes --unaudited"
+            );
+            findings.add_shard(Severity::Warning, "not_audited", Some(host), *shard, what, remedy);
+        } else {
+            let found = differences.join("; ");
+            let what =
+                format!("{target} did not have what it had here when the move {move_id} opened it there: {found}");
+            let remedy = "its old copy is right, and what was written since: compare and repair as docs/operating.md says under \
+                          \"A move that differs\"";
+            findings.add_shard(Severity::Alarm, "audit_differs", Some(host), *shard, what, remedy);
         }
     }
 }

@@ -91,6 +91,8 @@ pub struct ControlFacts {
     pub live_moves: BTreeSet<Uuid>,
     /// The shards that left and cannot be taken back although their old copies are kept, with the reason.
     pub lost_ways: BTreeMap<ShardId, String>,
+    /// The shards whose old copies are kept, and whose moves are not known to have brought everything.
+    pub audits: Vec<KeptAudit>,
     /// What moves have created here and somebody must drop one day.
     pub ledger: Vec<LedgerRow>,
 }
@@ -190,6 +192,21 @@ pub struct AppliedSet {
     pub migrations: Vec<RecordedMigration>,
     /// The shards, in order.
     pub shards: Vec<ShardId>,
+}
+
+/// A shard that left, whose move was not audited, or differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptAudit {
+    /// The shard.
+    pub shard: ShardId,
+    /// The move.
+    pub move_id: Uuid,
+    /// Where it went.
+    pub target: HostName,
+    /// What differs: each thing, and the keys of its rows.
+    pub differences: Vec<String>,
+    /// What was not compared, and why.
+    pub left_out: Vec<String>,
 }
 
 /// A row of `pgshard.ledger`.
@@ -297,6 +314,12 @@ SELECT json_build_object(
                  GROUP BY of_a_shard.objects) AS sets),
     'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
                   WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
+    -- In this way, as a control schema that is older has no audits.
+    'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, coalesce(j -> 'audit_found', '{}')))
+               FROM pgshard.move m, LATERAL (SELECT to_jsonb(m) AS j OFFSET 0) AS whole
+               WHERE m.phase = 'kept' AND (j ->> 'audit') IS DISTINCT FROM 'audited'
+                 AND NOT (j ->> 'audit' = 'under way' AND EXISTS (SELECT FROM pg_stat_activity a
+                          WHERE a.application_name = 'pgshard audit ' || m.move_id || '/' || m.shard_id))),
     'live_moves', (SELECT json_agg(DISTINCT move_id) FROM pgshard.move WHERE phase NOT IN ('completed', 'aborted')),
     'ledger', (SELECT json_agg(json_build_array(l.kind, l.name, l.move_id, l.shard_id, m.phase) ORDER BY l.kind, l.name)
                FROM pgshard.ledger l LEFT JOIN pgshard.move m USING (move_id, shard_id)))::text"#;
@@ -313,8 +336,37 @@ struct RawControl {
     host_migrations: Option<Vec<RecordedMigration>>,
     attempts: Option<Vec<(ShardId, String, Option<String>)>>,
     lost_ways: Option<Vec<(ShardId, String)>>,
+    audits: Option<Vec<(ShardId, Uuid, String, RawFound)>>,
     live_moves: Option<Vec<Uuid>>,
     ledger: Option<Vec<LedgerRow>>,
+}
+
+/// What an audit found, as the journal has it.
+#[derive(Deserialize)]
+struct RawFound {
+    #[serde(default)]
+    differences: Vec<RawDifference>,
+    #[serde(default)]
+    left_out: Vec<RawLeftOut>,
+}
+
+#[derive(Deserialize)]
+struct RawDifference {
+    what: String,
+    how: String,
+    #[serde(default)]
+    rows: Vec<RawRow>,
+}
+
+#[derive(Deserialize)]
+struct RawRow {
+    key: String,
+}
+
+#[derive(Deserialize)]
+struct RawLeftOut {
+    what: String,
+    why: String,
 }
 
 type RawShard = (ShardId, String, ShardState, i32, Option<String>, Option<Uuid>, Option<f64>, Option<f64>);
@@ -382,6 +434,17 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
     for (shard, move_id, source, at, ready) in raw.incoming.unwrap_or_default() {
         incoming.insert(shard, IncomingRow { move_id, source: host(source)?, epoch: epoch(shard, at)?, ready });
     }
+    let mut audits = Vec::new();
+    for (shard, move_id, target, found) in raw.audits.unwrap_or_default() {
+        let key = |row: RawRow| row.key;
+        let difference = |one: RawDifference| match one.rows.is_empty() {
+            true => format!("{} ({})", one.what, one.how),
+            false => format!("{} {}", one.what, one.rows.into_iter().map(key).collect::<Vec<_>>().join(", ")),
+        };
+        let differences = found.differences.into_iter().map(difference).collect();
+        let left_out = found.left_out.into_iter().map(|left| format!("{}: {}", left.what, left.why)).collect();
+        audits.push(KeptAudit { shard, move_id, target: host(target)?, differences, left_out });
+    }
     let applied = raw.applied.unwrap_or_default().into_iter();
     let attempts = raw.attempts.unwrap_or_default().into_iter();
     let made = raw.made.unwrap_or_default().into_iter();
@@ -397,6 +460,7 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
         attempts: attempts.map(|(shard, name, message)| (shard, Attempt { name, message })).collect(),
         lost_ways: raw.lost_ways.unwrap_or_default().into_iter().collect(),
         live_moves: raw.live_moves.unwrap_or_default().into_iter().collect(),
+        audits,
         ledger: raw.ledger.unwrap_or_default(),
     })
 }

@@ -36,8 +36,8 @@ pub use clock::ClockFacts;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
 pub use control::Cluster;
 pub use facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, LedgerRow, OfMoves, RecordedCluster,
-    RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
+    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves,
+    RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
     survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};

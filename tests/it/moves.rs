@@ -1,5 +1,6 @@
 //! Moves between real servers: killed, stopped, contested and refused at every step, and what is there afterwards.
 
+mod audit;
 mod crash;
 mod crowd;
 mod dead;

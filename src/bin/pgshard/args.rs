@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
 use jiff::Timestamp;
-use pgshard::mover::{Back, Failpoint, FenceAt, Leases, Mode, Options};
+use pgshard::mover::{Back, Failpoint, FenceAt, Leases, Mode, Options, Unaudited};
 
 use crate::exit::Exit;
 use crate::values;
@@ -252,6 +252,10 @@ pub(crate) struct Pace {
     /// Online: the most WAL that a source may have to keep for the move; past it the move is aborted
     #[arg(long, value_name = "BYTES", default_value = "10GiB", value_parser = values::bytes)]
     pub(crate) max_wal: u64,
+    /// Online: how long the comparison at a move's end may hold back VACUUM on both hosts; what is not compared then, is named.
+    /// 0: none is made
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub(crate) audit_max_s: u64,
     /// For pgshard's own tests
     #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
     pub(crate) failpoint: Option<Failpoint>,
@@ -271,6 +275,7 @@ impl Pace {
             rate_max: self.max_rate,
             lag_max: Duration::from_millis(self.max_lag_ms),
             wal_max: self.max_wal,
+            audit_max: Duration::from_secs(self.audit_max_s),
             failpoint: self.failpoint,
             leases: Leases::of(Duration::from_millis(self.lease_ms)),
             ..Options::default()
@@ -289,6 +294,7 @@ pub(crate) enum MovesCommand {
     Resume(MovesGoOn),
     Abort(MovesAbort),
     Rollback(MovesRollback),
+    Audit(MovesAudit),
     Feed(MovesFeed),
     Complete(MovesComplete),
     Gc(MovesGc),
@@ -405,6 +411,19 @@ pub(crate) struct MovesRollback {
     pub(crate) pace: Pace,
 }
 
+/// Compare what a move has brought with its old copies, where the move's own audit was broken off or left something out
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The snapshots of the move's end are lost by then. So it tells of tables that are the same on both hosts now, and of those that
+differ although nobody has written to them since; what was written to since is named as not audited. Exit code 6 if
+something differs, 8 if something could not be told.")]
+pub(crate) struct MovesAudit {
+    /// The move [default: the only one whose old copies are kept]
+    pub(crate) id: Option<String>,
+    #[command(flatten)]
+    pub(crate) pace: Pace,
+}
+
 /// Keep old copies up to date, so that a rollback is quick; runs until it is stopped
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
@@ -440,9 +459,20 @@ impl BackLimit {
 pub(crate) struct MovesComplete {
     /// The move [default: the only one whose old copies are kept]
     pub(crate) id: Option<String>,
+    /// Also the old copies of shards whose move was not audited, or differs: they may be the only right ones
+    #[arg(long)]
+    unaudited: bool,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
+}
+
+impl MovesComplete {
+    /// The mover's options.
+    pub(crate) fn options(&self) -> Options {
+        let unaudited = if self.unaudited { Unaudited::Dropped } else { Unaudited::Kept };
+        Options { unaudited, ..Options::default() }
+    }
 }
 
 /// Put right what dead moves left: late fences, shards decided but not opened, slots and schemas that nobody needs

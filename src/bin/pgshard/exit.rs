@@ -61,7 +61,7 @@ impl Exit {
             Exit::Usage => "the command line or the config is wrong",
             Exit::Refused => "preflight refused",
             Exit::GaveUp => "the cut-over gave up, the source serves again",
-            Exit::Differs => "verification found a difference",
+            Exit::Differs => "verification, or the audit at a move's end, found a difference",
             Exit::Waits => "a move waits for `pgshard moves resume`",
             Exit::Partly => "done in part: the rest is named",
             Exit::Interrupted => "interrupted, can be continued",

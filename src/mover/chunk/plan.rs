@@ -55,7 +55,7 @@ pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, ch
     let (mut names, mut numbers, mut lows, mut highs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for table in uncut {
         let size = sizes.get(&table.oid).copied().unwrap_or(0);
-        let bounds = bounds(source, &work.source_schema, table, size, chunk_bytes).await?;
+        let bounds = bounds((source, &qualified(&work.source_schema, table)), table, size, chunk_bytes).await?;
         for number in 0..=bounds.len() {
             names.push(table.name.as_str());
             numbers.push(number as i32);
@@ -102,7 +102,7 @@ pub(crate) async fn pieces(source: &Session, target: &Session, work: &ShardCopy)
 /// What tables take on disk, with what is stored beside them, by OID.
 ///
 /// Locks: ACCESS SHARE on the tables, for one statement.
-async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTreeMap<u32, u64>, Error> {
+pub(crate) async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTreeMap<u32, u64>, Error> {
     let oids: Vec<u32> = tables.iter().map(|table| table.oid).collect();
     let sql = "SELECT o, coalesce(pg_table_size(o), 0) FROM unnest($1::oid[]) AS o";
     let rows = source.rows("measuring the tables", sql, &[&oids]).await?;
@@ -116,9 +116,8 @@ async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTreeMap<u32, 
 /// one piece, and so are all rows with the same first key.
 ///
 /// Locks: ACCESS SHARE on the table, for one statement.
-async fn bounds(
-    source: &Session,
-    schema: &str,
+pub(crate) async fn bounds(
+    (source, from): (&Session, &str),
     table: &TableShape,
     size: u64,
     chunk_bytes: u64,
@@ -134,7 +133,7 @@ async fn bounds(
     let sql = "SELECT ceil(pg_relation_size($1::oid)::double precision / current_setting('block_size')::integer)";
     let pages: f64 = source.row(what, sql, &[&table.oid]).await?.get(0);
     let percent = (100.0 * SAMPLE_PAGES.max(PIECE_PAGES * pieces as f64) / pages.max(1.0)).min(100.0);
-    let (key, from) = (column.quoted(), qualified(schema, table));
+    let key = column.quoted();
     let sql = format!(
         "SELECT (percentile_disc($1::double precision[]) WITHIN GROUP (ORDER BY t.{key}))::text[]
          FROM ONLY {from} AS t TABLESAMPLE SYSTEM ({percent})"

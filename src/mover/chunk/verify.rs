@@ -10,6 +10,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::mover::copy::{Hashing, digest, qualified};
 use crate::mover::error::Error;
 use crate::mover::session::Session;
@@ -25,13 +27,13 @@ const BLOCK_ROWS: i64 = 512;
 const BLOCKS_MAX: i64 = 1 << 16;
 
 /// How many blocks are looked into, and how many rows are told.
-const TOLD_MAX: usize = 10;
+pub(crate) const TOLD_MAX: usize = 10;
 
 /// The most rows of those blocks that are read from a side.
 const READ_MAX: i64 = 100_000;
 
 /// A row that is not the same on both sides.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowDifference {
     /// Its key, or where there is none the row, shortened.
     pub key: String,
@@ -87,9 +89,9 @@ pub(crate) async fn compare(
             digest(target, &work.target_schema, table, &condition, hashing)
         )?;
         if ours != theirs {
-            let blocks = blocks(ours.rows.max(theirs.rows));
-            let question = Question { table, condition: &condition, hashing, blocks };
-            let rows = narrow((source, target), work, &question).await?;
+            let question = Question::new(table, &condition, hashing, ours.rows.max(theirs.rows));
+            let (here, there) = (qualified(&work.source_schema, table), qualified(&work.target_schema, table));
+            let rows = narrow((source, &here), (target, &there), &question).await?;
             let digests = || format!("{ours} at the source, {theirs} at the target");
             found.get_or_insert_with(|| (table, digests(), Vec::new())).2.extend(rows);
         }
@@ -137,7 +139,8 @@ pub(crate) fn bunches(pieces: Vec<Piece>, bytes_max: u64) -> Vec<Vec<Piece>> {
     bunches
 }
 
-struct Question<'a> {
+/// Which rows are asked for, and how.
+pub(crate) struct Question<'a> {
     table: &'a TableShape,
     condition: &'a str,
     hashing: Hashing,
@@ -154,7 +157,12 @@ fn blocks(rows: i64) -> i64 {
         .min(BLOCKS_MAX)
 }
 
-impl Question<'_> {
+impl<'a> Question<'a> {
+    /// About those rows of a table, so many, for which the condition holds.
+    pub(crate) fn new(table: &'a TableShape, condition: &'a str, hashing: Hashing, rows: i64) -> Question<'a> {
+        Question { table, condition, hashing, blocks: blocks(rows) }
+    }
+
     /// What names a row: its key, or all of it.
     fn key(&self) -> String {
         let mut key: Vec<String> = self.table.key_columns().map(|column| column.quoted()).collect();
@@ -169,8 +177,8 @@ impl Question<'_> {
     }
 
     /// The digests of the blocks, as texts.
-    async fn blocks(&self, session: &Session, schema: &str) -> Result<BTreeMap<i64, String>, Error> {
-        let (hash, from) = (self.hashing.of_row(self.table), qualified(schema, self.table));
+    async fn blocks(&self, (session, from): (&Session, &str)) -> Result<BTreeMap<i64, String>, Error> {
+        let hash = self.hashing.of_row(self.table);
         let sql = format!(
             "SELECT {}, count(*) || ' ' || sum({hash}) FROM ONLY {from} WHERE {} GROUP BY 1",
             self.block(),
@@ -181,8 +189,8 @@ impl Question<'_> {
     }
 
     /// The hashes of the rows in these blocks, by key.
-    async fn rows(&self, session: &Session, schema: &str, blocks: &[i64]) -> Result<BTreeMap<String, String>, Error> {
-        let (hash, from) = (self.hashing.of_row(self.table), qualified(schema, self.table));
+    async fn rows(&self, (session, from): (&Session, &str), blocks: &[i64]) -> Result<BTreeMap<String, String>, Error> {
+        let hash = self.hashing.of_row(self.table);
         // Rows that are alike in a table without a key have one line: how many, and of what hash.
         let sql = format!(
             "SELECT left(key, 200), string_agg(to_hex(hash), ' ' ORDER BY hash)
@@ -197,18 +205,17 @@ impl Question<'_> {
     }
 }
 
-async fn narrow(
-    (source, target): (&Session, &Session),
-    work: &ShardCopy,
+/// The rows that differ, ten at most, of tables with these names in SQL, as the sessions' transactions see them.
+///
+/// Locks: ACCESS SHARE on the tables until the ends of the transactions.
+pub(crate) async fn narrow(
+    source: (&Session, &str),
+    target: (&Session, &str),
     question: &Question<'_>,
 ) -> Result<Vec<RowDifference>, Error> {
-    let (ours, theirs) =
-        tokio::try_join!(question.blocks(source, &work.source_schema), question.blocks(target, &work.target_schema))?;
+    let (ours, theirs) = tokio::try_join!(question.blocks(source), question.blocks(target))?;
     let different: Vec<i64> = differing(&ours, &theirs).take(TOLD_MAX).copied().collect();
-    let (ours, theirs) = tokio::try_join!(
-        question.rows(source, &work.source_schema, &different),
-        question.rows(target, &work.target_schema, &different)
-    )?;
+    let (ours, theirs) = tokio::try_join!(question.rows(source, &different), question.rows(target, &different))?;
     let told = differing(&ours, &theirs).take(TOLD_MAX);
     Ok(told
         .map(|key| RowDifference { key: key.clone(), source: ours.get(key).cloned(), target: theirs.get(key).cloned() })

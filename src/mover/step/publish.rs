@@ -14,22 +14,25 @@ use crate::mover::error::Error;
 use crate::mover::facts;
 use crate::mover::journal::Note;
 use crate::mover::state::{Mode, Phase};
+use crate::mover::verdict::Audit;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
 use crate::store::{self, MapStore};
 
 impl ShardMove<'_> {
-    pub(crate) async fn publish(
-        &self,
-        store: &dyn MapStore,
-        pause: Option<Duration>,
-        built: Option<&Creation>,
-    ) -> Result<(), Error> {
+    /// Tells the map.
+    pub(crate) async fn publish(&self, store: &dyn MapStore) -> Result<(), Error> {
         self.at("before publish")?;
         let placement = Placement { host: self.target_name().clone(), epoch: self.epoch.next() };
         let changes = Changes::from_iter([(self.hold.shard, placement)]);
         store::publish_merged(store, &changes).await.map_err(Error::Publish)?;
-        self.at("after publish")?;
+        self.at("after publish")
+    }
+
+    /// What comes once the map knows: proofs and statistics, and the way back.
+    ///
+    /// Locks: as [`validate`](ShardMove::validate), [`analyze`](ShardMove::analyze) and what they are followed by.
+    pub(crate) async fn settle(&self, built: Option<&Creation>) -> Result<(), Error> {
         match self.mode {
             Mode::Blocking => self.analyze(&self.names.schema, &BTreeSet::new()).await,
             Mode::Online => {
@@ -43,10 +46,17 @@ impl ShardMove<'_> {
                 self.keep_way_back().await?;
             }
         }
+        Ok(())
+    }
+
+    /// Only the old copy is left.
+    ///
+    /// Locks: the move's row, for one statement.
+    pub(crate) async fn keep(&self, pause: Option<Duration>, audit: Audit) -> Result<(), Error> {
         if let Some(pause) = pause {
             self.timings.took("pause", pause);
         }
-        let note = Note { timings: self.timings.to_json(), ..Note::default() };
+        let note = Note { timings: self.timings.to_json(), audit: Some(audit), ..Note::default() };
         self.source.advance(self.hold, Phase::Kept, &note).await?;
         self.reached(Phase::Kept);
         self.at("after kept")

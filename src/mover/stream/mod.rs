@@ -12,6 +12,7 @@ mod apply;
 mod changes;
 pub(crate) mod fault;
 pub(crate) mod follower;
+mod harm;
 mod layout;
 mod run;
 pub(crate) mod slot;

@@ -19,6 +19,7 @@ use super::apply::{Applier, Care};
 use super::changes::{Followed, Tables};
 use super::fault::{Failure, Fault};
 use super::follower::{Align, Command, Lag};
+use super::harm::harmed;
 use super::transport::{Frame, Transport};
 use super::wire::{Message, Relation, Row};
 use super::worker::{End, Worker};
@@ -288,12 +289,15 @@ impl<'a> Run<'a> {
             self.worker.view.send_modify(|view| view.shards.entry(shard).or_default().breach = Some(breach.clone()));
             of.breach = Some(breach);
         }
-        let applied = match change {
-            Change::Insert(new) => table.insert(applier, xid, new).await?,
-            Change::Update(old, new) => table.update(applier, self.worker, xid, old, new).await?,
-            Change::Delete(old) => table.delete(applier, xid, &old).await?,
-            Change::Truncate => table.truncate(applier, xid).await?,
-        };
+        let mut applied = false;
+        for change in harmed(self.worker.options.failpoints.failpoint.as_ref(), change) {
+            applied |= match change {
+                Change::Insert(new) => table.insert(applier, xid, new).await?,
+                Change::Update(old, new) => table.update(applier, self.worker, xid, old, new).await?,
+                Change::Delete(old) => table.delete(applier, xid, &old).await?,
+                Change::Truncate => table.truncate(applier, xid).await?,
+            };
+        }
         let batch = self.batch();
         if applied {
             batch.changes += 1;
@@ -606,7 +610,8 @@ impl<'a> Run<'a> {
 }
 
 /// A change of a table of a shard.
-enum Change {
+#[derive(Clone)]
+pub(super) enum Change {
     Insert(Row),
     Update(Option<Row>, Row),
     Delete(Row),

@@ -134,14 +134,18 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
                 let (consent, options) = (Consent::from_flag(args.yes), args.pace.options());
                 moves::act(Verb::Rollback, args.id.as_deref(), consent, options, config, output).await
             }
+            Some(MovesCommand::Audit(args)) => {
+                let options = args.pace.options();
+                moves::act(Verb::Audit, args.id.as_deref(), Consent::Given, options, config, output).await
+            }
             Some(MovesCommand::Feed(args)) => {
                 let leases = Leases::of(Duration::from_millis(args.lease_ms));
                 let options = Options { leases, ..args.limit.options() };
                 moves::feed(args.id.as_deref(), options, config, output).await
             }
             Some(MovesCommand::Complete(args)) => {
-                let consent = Consent::from_flag(args.yes);
-                moves::act(Verb::Complete, args.id.as_deref(), consent, Options::default(), config, output).await
+                let (consent, options) = (Consent::from_flag(args.yes), args.options());
+                moves::act(Verb::Complete, args.id.as_deref(), consent, options, config, output).await
             }
             Some(MovesCommand::Gc(args)) => moves::gc(args.limit.options(), config, output).await,
         },

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Error, MoveId, Phase, Plan, Report};
+use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report};
 use serde::Serialize;
 
+use super::audit::{self, ShownAudit};
 use super::watch::Told;
 use super::{Verb, chain, millis};
 use crate::exit::Exit;
@@ -25,6 +26,7 @@ pub(super) struct Done {
     copy_ms: f64,
     pause_ms: BTreeMap<String, f64>,
     total_ms: u128,
+    audits: BTreeMap<String, ShownAudit>,
     failed: Vec<FailedShard>,
 }
 
@@ -33,6 +35,10 @@ struct FailedShard {
     shard: ShardId,
     message: String,
 }
+
+/// What to do about a shard whose audit has found a difference.
+pub(crate) const DIFFERS: &str =
+    "its old copy is right, and what was written since: docs/operating.md, \"A move that differs\"";
 
 /// Says how a move ended, or what `verb` has made of it, and gives the exit code.
 pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Result<Exit, Failure> {
@@ -54,6 +60,7 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
             copy_ms: millis(report.done.iter().map(|done| done.copy).sum()),
             pause_ms: pauses.map(|(shard, pause)| (shard.to_string(), millis(pause))).collect(),
             total_ms: elapsed.as_millis(),
+            audits: report.done.iter().map(|done| (done.shard.to_string(), ShownAudit::of(&done.audit))).collect(),
             failed: report
                 .failed
                 .iter()
@@ -69,15 +76,32 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
             ("rows", Align::Right),
             ("copy", Align::Right),
             ("pause", Align::Right),
+            ("audit", Align::Left),
         ];
         let rows = report.done.iter().map(|done| {
             let pause = done.pause.map_or_else(|| "-".to_owned(), |pause| format!("{:.1} ms", millis(pause)));
             let copy = format!("{:.1} ms", millis(done.copy));
             let (shard, phase) = (done.shard.to_string(), done.phase.to_string());
-            [shard, done.source.to_string(), done.target.to_string(), phase, done.rows.to_string(), copy, pause]
+            let (source, target) = (done.source.to_string(), done.target.to_string());
+            let audit = audit::word(&done.audit).to_owned();
+            [shard, source, target, phase, done.rows.to_string(), copy, pause, audit]
         });
         output.table(&columns, rows)?;
         output.note(format_args!("{} in {}", print_count(report), seconds(elapsed)));
+    }
+    for done in report.done.iter().filter(|done| done.phase == Phase::Kept) {
+        let (shard, audit, id) = (done.shard, &done.audit, report.id);
+        match audit.state {
+            AuditState::Differs => output.error_with_remedy(
+                format_args!("shard {shard}: {} did not have all that {} had: {audit}", done.target, done.source),
+                DIFFERS,
+            ),
+            AuditState::NotAudited => output.error_with_remedy(
+                format_args!("shard {shard}: not audited: {audit}"),
+                &format!("`pgshard moves audit {id}`; without an audit, `moves complete` takes --unaudited"),
+            ),
+            _ => {}
+        }
     }
     for (shard, error) in report.failed.iter().filter(|(_, error)| !matches!(error, Error::AtWork { .. })) {
         output.error_with_remedy(chain(error), &remedy(verb, *shard, error, report.id));
@@ -94,7 +118,9 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
         );
     }
     if report.failed.is_empty() && report.done.iter().any(|done| done.phase == Phase::Kept) {
-        output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {}`", report.id));
+        if report.done.iter().all(|done| done.audit.objection().is_none()) {
+            output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {}`", report.id));
+        }
         if verb != Verb::Complete {
             output.hint(format_args!(
                 "or go back with `pgshard moves rollback {}`; `pgshard moves feed` keeps that quick",
@@ -117,6 +143,7 @@ pub(crate) fn nothing_moved(plan: &Plan, output: &Output) -> Result<Exit, Failur
         copy_ms: 0.0,
         pause_ms: BTreeMap::new(),
         total_ms: 0,
+        audits: BTreeMap::new(),
         failed: Vec::new(),
     }));
     Ok(Exit::Done)
@@ -235,6 +262,9 @@ pub(crate) fn failure(error: Error) -> Failure {
             let hint = remedy(Verb::Resume, shard, &error, id);
             Failure::new(Exit::Refused, error).hint(hint)
         }
+        Error::Unaudited { id, .. } => Failure::new(Exit::Refused, error).hint(format!(
+            "`pgshard moves show {id}` says more; `pgshard moves complete {id} --unaudited` drops it all the same"
+        )),
         error => {
             let exit = code(&error);
             Failure::new(exit, error)
@@ -250,6 +280,7 @@ pub(crate) fn code(error: &Error) -> Exit {
         | Error::AtWork { .. }
         | Error::TooLate { .. }
         | Error::NotNow { .. }
+        | Error::Unaudited { .. }
         | Error::NoWayBack { .. } => Exit::Refused,
         Error::Group { source, .. } => match code(source) {
             // A host that went away in the midst of a move is not one that could not be asked before it.
@@ -270,6 +301,12 @@ pub(crate) fn code(error: &Error) -> Exit {
 }
 
 fn exit(verb: Verb, report: &Report) -> Exit {
+    let audits = report.done.iter().filter(|done| done.phase == Phase::Kept).map(|done| done.audit.state);
+    // Whatever else happened: rows may be lost.
+    if audits.clone().any(|state| state == AuditState::Differs) {
+        return Exit::Differs;
+    }
+    let untold = audits.clone().any(|state| state != AuditState::Audited);
     let codes = report.failed.iter().map(|(_, error)| match code(error) {
         // What waits is not a move: only its old copy is there.
         Exit::Waits if verb == Verb::Complete => Exit::Failed,
@@ -279,6 +316,7 @@ fn exit(verb: Verb, report: &Report) -> Exit {
     });
     let codes: Vec<Exit> = codes.collect();
     match codes.as_slice() {
+        [] if verb == Verb::Audit && untold => Exit::Partly,
         [] if report.unknown.is_empty() => Exit::Done,
         [] => Exit::Partly,
         // What had ended before is not this command's.

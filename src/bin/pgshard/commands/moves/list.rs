@@ -9,6 +9,7 @@ use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase, StreamProgr
 use serde::Serialize;
 
 use super::super::relocate::mover;
+use super::audit::{self, ShownAudit};
 use super::{failure, the_move, unheard};
 use crate::context;
 use crate::exit::Exit;
@@ -35,6 +36,7 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
             ("at work", Align::Left),
             ("next", Align::Left),
             ("since", Align::Left),
+            ("audit", Align::Left),
             ("back", Align::Left),
             ("WAL kept", Align::Right),
         ];
@@ -42,7 +44,7 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
             let kept = m.back_wal_kept.map_or_else(|| "-".to_owned(), size);
             let at_work = if m.at_work.is_empty() { "nobody".to_owned() } else { m.at_work.join("; ") };
             let phase = if m.wanted == "go" { m.phase } else { format!("{}, {}", m.phase, stands(m.wanted)) };
-            [m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.back, kept]
+            [m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.audit, m.back, kept]
         });
         output.table(&columns, rows)?;
         if moves.is_empty() && silent.is_empty() {
@@ -73,6 +75,7 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
         ("attempt", Align::Right),
         ("rows", Align::Right),
         ("pause", Align::Right),
+        ("audit", Align::Left),
         ("back", Align::Left),
         ("at work", Align::Left),
         ("last error", Align::Left),
@@ -92,12 +95,16 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
             entry.attempt.to_string(),
             entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string()),
             pause.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms")),
+            audit::word(&entry.audit).to_owned(),
             back(entry.way_back.as_ref()),
             at_work,
             entry.last_error.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     });
     output.table(&columns, rows)?;
+    for entry in entries.iter().filter(|entry| !entry.audit.to_string().is_empty()) {
+        output.warning(format_args!("shard {}: {}: {}", entry.shard, audit::word(&entry.audit), entry.audit));
+    }
     Ok(unheard(&silent, output))
 }
 
@@ -129,6 +136,8 @@ struct Listed {
     next: String,
     /// When the first shard was claimed.
     since: String,
+    /// What became of its audit.
+    audit: String,
     /// Whether a rollback is possible.
     back: String,
     /// WAL that the targets keep for it, in bytes; null where there is no slot.
@@ -196,6 +205,7 @@ impl Listed {
             at_work,
             wanted: wanted.as_str(),
             since: entries.iter().map(|entry| entry.created_at).min().map(|at| at.to_string()).unwrap_or_default(),
+            audit: audit::worst(entries.iter().map(|entry| &entry.audit)).to_owned(),
             back: back(worst.and_then(|entry| entry.way_back.as_ref())),
             back_wal_kept,
         }
@@ -226,6 +236,7 @@ struct ShownShard<'a> {
     asked_by: Option<&'a str>,
     wanted: &'static str,
     last_error: Option<&'a str>,
+    audit: ShownAudit,
     back: String,
     back_of: Option<String>,
     created_at: String,
@@ -252,6 +263,7 @@ impl ShownShard<'_> {
             asked_by: wish.map(|wish| wish.by.as_str()),
             wanted: entry.wanted.as_str(),
             last_error: entry.last_error.as_deref(),
+            audit: ShownAudit::of(&entry.audit),
             back: back(entry.way_back.as_ref()),
             back_of: entry.back_of.map(|id| id.to_string()),
             created_at: entry.created_at.to_string(),

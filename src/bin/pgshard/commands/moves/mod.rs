@@ -1,6 +1,7 @@
 //! `pgshard moves`: what became of moves, and what to do about it.
 
 mod ask;
+mod audit;
 mod end;
 mod list;
 mod progress;
@@ -25,7 +26,7 @@ use crate::failure::Failure;
 use crate::output::{Align, Format, Output};
 
 pub(crate) use ask::stop;
-pub(crate) use end::{code, failure, nothing_moved, remedy, tell};
+pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell};
 pub(crate) use list::{list, show};
 pub(crate) use progress::{shown, watch};
 pub(crate) use watch::Watcher;
@@ -43,6 +44,8 @@ pub(crate) enum Verb {
     },
     /// Take shards back.
     Rollback,
+    /// Compare old copies with what was made of them.
+    Audit,
     /// Drop the old copies.
     Complete,
 }
@@ -61,7 +64,7 @@ pub(crate) async fn act(
     let mover = mover(&config, options, watcher.observer());
     let fits = |phase: Phase| match verb {
         Verb::Resume | Verb::Abort { .. } => !phase.is_ended(),
-        Verb::Rollback | Verb::Complete => phase == Phase::Kept,
+        Verb::Rollback | Verb::Audit | Verb::Complete => phase == Phase::Kept,
     };
     let id = the_move(&mover, id, fits).await?;
     let started = Instant::now();
@@ -72,6 +75,7 @@ pub(crate) async fn act(
             ask::first(&mover, id, Asked::Abort, patience, output).await?;
             until_done(&mover, mover.abort(id)).await
         }
+        Verb::Audit => until_done(&mover, mover.audit(id)).await,
         Verb::Rollback => {
             let (entries, _) = mover.list(Some(id)).await;
             let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));

@@ -7,6 +7,7 @@ use pgshard::ShardId;
 use pgshard::mover::{Event, MoveId, Observer, Phase, Wanted};
 use serde::Serialize;
 
+use super::audit::ShownAudit;
 use super::end::Done;
 use super::millis;
 use crate::output::Output;
@@ -21,6 +22,7 @@ pub(super) enum Told {
     Waits { shard: ShardId, wanted: &'static str },
     Asked { asked: &'static str, by: String },
     Opened { shard: ShardId, host: String, pause_ms: f64 },
+    Audited { shard: ShardId, audit: ShownAudit },
     Feeding { r#move: String, shards: usize },
     Fed { r#move: String, behind_bytes: u64, behind_s: f64, changes: u64 },
     NotFed { r#move: String, message: String },
@@ -93,6 +95,7 @@ impl Watcher {
             Event::Opened { shard, host, pause } => {
                 Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
             }
+            Event::Audited { shard, audit } => Told::Audited { shard, audit: ShownAudit::of(&audit) },
             Event::Feeding { id, shards } => {
                 self.output.note(format_args!("the old copies of move {id} take changes: {shards} shards"));
                 Told::Feeding { r#move: id.to_string(), shards }

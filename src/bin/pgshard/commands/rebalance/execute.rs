@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use pgshard::ShardId;
 use pgshard::map::print_shards;
-use pgshard::mover::{Error, Mode, MoveId, Mover, Report, Request};
+use pgshard::mover::{AuditState, Error, Mode, MoveId, Mover, Report, Request};
 use pgshard::rebalance::{Group, Hold, Pace, Problem, Wave, plan, waves};
 use serde::Serialize;
 
@@ -284,6 +284,11 @@ impl<'a> Run<'a> {
         self.moves.push(report.id);
         for done in &report.done {
             self.longest_pause = self.longest_pause.max(done.pause.unwrap_or_default());
+            if done.audit.state == AuditState::Differs {
+                let message = format!("{} did not have all that {} had: {}", done.target, done.source, done.audit);
+                let remedy = moves::DIFFERS.to_owned();
+                self.failed.push(Failed { shard: done.shard, exit: Exit::Differs, message, remedy });
+            }
         }
         for (shard, error) in &report.failed {
             let remedy = moves::remedy(Verb::Resume, *shard, error, report.id);
@@ -362,6 +367,8 @@ impl<'a> Run<'a> {
         let codes: Vec<Exit> = self.failed.iter().map(|failed| failed.exit).collect();
         Ok(match codes.as_slice() {
             [] => Exit::Done,
+            // Rows may be lost.
+            codes if codes.contains(&Exit::Differs) => Exit::Differs,
             _ if !self.moved.is_empty() || !self.finished.is_empty() => Exit::Partly,
             codes if codes.contains(&Exit::Waits) => Exit::Waits,
             [first, ..] => *first,
