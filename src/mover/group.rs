@@ -19,7 +19,6 @@ use crate::map::HostName;
 use crate::shard::ShardId;
 
 use super::chunk::copy::Copied;
-use super::chunk::plan::CHUNK_BYTES;
 use super::chunk::work::{CopyOptions, copy_all};
 use super::chunk::{Route, ShardCopy, table};
 use super::driver::{self, Driver, End, Part, Shared, Start, begin, chain, connect, stopped};
@@ -424,7 +423,7 @@ impl<'a> Group<'a> {
                 .filter(|one| lacks(one))
                 .filter_map(|one| Some((one.part.shard, one.built.as_ref()?.creation.builds())))
                 .collect(),
-            chunk_bytes: CHUNK_BYTES,
+            chunk_bytes: self.mover.options.chunk_bytes,
             throttle: self.mover.throttle.clone(),
             stop: self.mover.stop.subscribe(),
             altered: self.guard.found(),

@@ -17,6 +17,9 @@ use super::verdict::{Audit, Unaudited};
 use super::wish::{Back, FenceAt, Wanted};
 use super::worker::Wish;
 
+/// What a piece of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a snapshot is held.
+pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
+
 /// How to move. [`Options::default`] is what the command uses.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -35,6 +38,8 @@ pub struct Options {
     pub drain_deadline: Duration,
     /// Online: how many pieces are copied at the same time.
     pub copy_jobs: usize,
+    /// Online: about how much of a table, in bytes, is copied in one snapshot.
+    pub chunk_bytes: u64,
     /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
     pub back_wal_max: u64,
     /// Whether a new move prepares that its shards can be taken back.
@@ -71,6 +76,7 @@ impl Default for Options {
             pause_max: Duration::from_secs(300),
             drain_deadline: Duration::from_secs(2),
             copy_jobs: 4,
+            chunk_bytes: CHUNK_BYTES,
             back_wal_max: 10 << 30,
             back: Back::Prepared,
             fence_at: FenceAt::Ready,

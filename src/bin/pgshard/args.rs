@@ -262,6 +262,9 @@ pub(crate) struct Pace {
     /// For pgshard's own tests: how long lease and fence outlive the mover
     #[arg(long, hide = true, env = "PGSHARD_LEASE_MS", value_name = "MS", default_value_t = 10_000)]
     pub(crate) lease_ms: u64,
+    /// For pgshard's own tests: how much of a table is copied in one snapshot
+    #[arg(long, hide = true, env = "PGSHARD_CHUNK_BYTES", value_name = "BYTES", default_value_t = 32 << 20)]
+    pub(crate) chunk_bytes: u64,
 }
 
 impl Pace {
@@ -276,6 +279,7 @@ impl Pace {
             lag_max: Duration::from_millis(self.max_lag_ms),
             wal_max: self.max_wal,
             audit_max: Duration::from_secs(self.audit_max_s),
+            chunk_bytes: self.chunk_bytes,
             failpoint: self.failpoint,
             leases: Leases::of(Duration::from_millis(self.lease_ms)),
             ..Options::default()

@@ -7,11 +7,12 @@ use std::time::Instant;
 use tokio_postgres::error::SqlState;
 
 use crate::mover::chunk::chunks::KeyRange;
-use crate::mover::chunk::plan::{CHUNK_BYTES, bounds, sizes};
+use crate::mover::chunk::plan::{bounds, sizes};
 use crate::mover::chunk::table::{self, TableShape};
 use crate::mover::chunk::verify::{Question, RowDifference, TOLD_MAX, narrow};
 use crate::mover::copy::{Digest, Hashing, digest_of};
 use crate::mover::error::Error;
+use crate::mover::options::CHUNK_BYTES;
 use crate::mover::throttle::Throttle;
 use crate::mover::turn::Turns;
 use crate::mover::verdict::{AuditDifference, LeftOut};

@@ -12,9 +12,6 @@ use super::chunks::KeyRange;
 use super::table::TableShape;
 use super::{ShardCopy, prove_lease};
 
-/// What a piece of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a snapshot is held.
-pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
-
 /// The most pieces of one table. Beyond, pieces are larger.
 const CHUNKS_MAX: u64 = 4096;
 

@@ -33,7 +33,7 @@ pub(crate) struct CopyOptions {
     pub(crate) jobs: usize,
     /// What is built on the tables of each shard as soon as their rows are there.
     pub(crate) builds: BTreeMap<ShardId, Builds>,
-    /// What a piece should have: [`CHUNK_BYTES`](super::plan::CHUNK_BYTES).
+    /// What a piece should have: [`CHUNK_BYTES`](crate::mover::options::CHUNK_BYTES).
     pub(crate) chunk_bytes: u64,
     pub(crate) throttle: Throttle,
     /// True: stop where you are.

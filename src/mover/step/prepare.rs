@@ -99,7 +99,7 @@ impl ShardMove<'_> {
         let tables = table::shapes(&self.source, schema).await?;
         let (source_schema, target_schema) = (self.names.schema.clone(), self.names.incoming());
         let copy = ShardCopy { hold: self.hold, source_schema, target_schema, tables };
-        plan::cut(&self.source, &self.target, &copy, plan::CHUNK_BYTES).await
+        plan::cut(&self.source, &self.target, &copy, self.options.chunk_bytes).await
     }
 
     /// Locks: creates only, in a schema that nobody knows; what was left of an earlier attempt is dropped.
