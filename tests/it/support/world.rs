@@ -153,7 +153,7 @@ impl World {
     /// The command on the world's config, as JSON. A move is a blocking one unless its arguments say more.
     pub(crate) fn command(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pgshard"));
-        for name in ["PGSHARD_FAILPOINT", "PGSHARD_LOG", "RUST_LOG", "PGSHARD_LEASE_MS"] {
+        for name in ["PGSHARD_FAILPOINT", "PGSHARD_LOG", "RUST_LOG", "PGSHARD_LEASE_MS", "PGSHARD_CHUNK_BYTES"] {
             command.env_remove(name);
         }
         command.args(args);
@@ -241,6 +241,11 @@ impl Ran {
         let output = ended.expect("a command ends").unwrap();
         let text = |bytes| String::from_utf8(bytes).expect("the command writes UTF-8");
         Ran { status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Of a command that did not end.
+    pub(crate) fn none() -> Ran {
+        Ran { status: ExitStatus::from_raw(0x7f00), stdout: String::new(), stderr: String::new() }
     }
 
     /// The exit code; a signal's is negative.

@@ -1,0 +1,65 @@
+//! An application behind the router, that only reads: by statements that its connections keep, and what a client was told is done.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use fastrand::Rng;
+use tokio_postgres::types::{IsNull, ToSql, Type, to_sql_checked};
+
+use super::state::Shared;
+
+/// A value of a shard's own type.
+#[derive(Debug)]
+struct Mood(&'static str);
+
+impl ToSql for Mood {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {
+        out.extend_from_slice(self.0.as_bytes());
+        Ok(IsNull::No)
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    to_sql_checked!();
+}
+
+pub(crate) async fn read(shared: Arc<Shared>) {
+    let router = shared.world.router().await;
+    let mut rng = Rng::with_seed(shared.case.seed.wrapping_add(5));
+    while !shared.is_over() {
+        let shard = rng.usize(0..shared.gates.len());
+        let known = {
+            let told = shared.gates[shard].told.lock().unwrap();
+            let at = rng.usize(0..told.acknowledged.len().max(1));
+            told.acknowledged.iter().nth(at).copied()
+        };
+        let handle = router.by_key(shard as i64);
+        let answer = match known {
+            Some(number) if rng.bool() => handle.query("SELECT n FROM {shard}.txlog WHERE n = $1", &[&number]).await,
+            _ => handle.query("SELECT m::text FROM {shard}.moods WHERE m = $1", &[&Mood("ok")]).await,
+        };
+        match answer {
+            Ok(rows) if rows.len() == 1 => {}
+            Ok(rows) => shared.fail("router", format!("shard {shard}, {known:?}: {} rows in place of one", rows.len())),
+            // It waits for a server, or a mover, as long as it may.
+            Err(error) if shared.crashes || error.is_retryable() => {
+                shared.erred("router", if error.is_retryable() { "retryable" } else { "gone" });
+            }
+            Err(error) => {
+                let mut text = format!("shard {shard}: {error}");
+                let mut cause = std::error::Error::source(&error);
+                while let Some(inner) = cause {
+                    text += &format!(": {inner}");
+                    cause = inner.source();
+                }
+                shared.fail("router", text);
+            }
+        }
+        shared.counts.statements.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(rng.u64(5..60))).await;
+    }
+}

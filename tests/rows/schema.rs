@@ -1,0 +1,466 @@
+//! A random schema from a seed: each table from its number alone, so that leaving some out changes none of the others.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use fastrand::Rng;
+use pgshard::pg::quote_ident;
+
+use super::values::{Kind, TYPES};
+
+/// Where a column's value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fill {
+    Plain,
+    /// There is a default; the statements give a value now and then.
+    Default,
+    /// GENERATED ALWAYS AS IDENTITY.
+    Always,
+    /// Computed from the others.
+    Generated,
+    /// The key of another table, or of this one: its table and column.
+    Reference(String, String),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Column {
+    /// Quoted.
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) fill: Fill,
+    pub(crate) nullable: bool,
+}
+
+/// How the rows of a table are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Primary,
+    Composite,
+    /// With REPLICA IDENTITY FULL, as it must be.
+    Deferrable,
+    /// A unique index for REPLICA IDENTITY USING INDEX.
+    Index,
+    /// None, with REPLICA IDENTITY FULL.
+    Full,
+    /// A primary key, with REPLICA IDENTITY FULL.
+    PrimaryAndFull,
+    NextId,
+    Always,
+    ByDefault,
+    Serial,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    /// Quoted.
+    pub(crate) name: String,
+    pub(crate) columns: Vec<Column>,
+    /// The columns of the key that there is, by number.
+    pub(crate) key: Vec<usize>,
+    /// Whether ON CONFLICT can name the key.
+    pub(crate) arbiter: bool,
+    pub(crate) deferrable: bool,
+    /// How many values keys take.
+    pub(crate) values: u32,
+    pub(crate) rows: u32,
+    create: String,
+    after: String,
+}
+
+impl Table {
+    pub(crate) fn qualified(&self) -> String {
+        format!("{{shard}}.{}", self.name)
+    }
+
+    /// Columns that a statement can name a value for.
+    pub(crate) fn writable(&self) -> impl Iterator<Item = (usize, &Column)> {
+        self.columns.iter().enumerate().filter(|(_, c)| !matches!(c.fill, Fill::Generated | Fill::Always))
+    }
+}
+
+pub(crate) struct Schema {
+    pub(crate) tables: Vec<Table>,
+    /// Sequences that statements call by name.
+    pub(crate) sequences: Vec<String>,
+}
+
+const SEQUENCES: &str = "
+    CREATE SEQUENCE {shard}.plain START 1000 INCREMENT 7;
+    CREATE SEQUENCE {shard}.cached CACHE 10;
+    CREATE SEQUENCE {shard}.round MINVALUE 1 MAXVALUE 50 CYCLE;
+    CREATE SEQUENCE {shard}.\"Wide round\" MINVALUE 1 MAXVALUE 100000 START 99900 CYCLE;
+    CREATE SEQUENCE {shard}.never_used START 42;
+";
+
+/// Those that end soon.
+const SHORT: &str = "
+    CREATE SEQUENCE {shard}.down AS smallint INCREMENT -1 MAXVALUE 32000 MINVALUE 1 START 12000;
+    CREATE SEQUENCE {shard}.small AS smallint START 23000;
+";
+
+/// What a schema can have, beside what it always has; `--without` takes these names.
+pub(crate) const FEATURES: [&str; 6] = ["always", "deferrable", "identity-full", "composites", "short", "generated"];
+
+impl Schema {
+    /// The tables with these numbers, of a schema of a number that the seed gives.
+    pub(crate) fn generate(seed: u64, only: Option<&[usize]>, without: &BTreeSet<String>) -> Schema {
+        let mut rng = Rng::with_seed(seed);
+        let count = match rng.u8(0..20) {
+            0 => rng.usize(60..151),
+            1..4 => rng.usize(10..30),
+            _ => rng.usize(2..9),
+        };
+        let wanted = |number: &usize| only.is_none_or(|only| only.contains(number));
+        let mut tables: Vec<Table> = Vec::new();
+        for number in (0..count).filter(wanted) {
+            let rng = Rng::with_seed(seed.wrapping_mul(1_000_003).wrapping_add(number as u64 + 1));
+            let (sql, after) = (String::new(), String::new());
+            let maker = Maker { rng, number, many: count > 30, without, sql, after };
+            let table = maker.make(&tables);
+            tables.push(table);
+        }
+        let mut sequences: Vec<String> =
+            ["plain", "cached", "round", "\"Wide round\"", "down", "small"].map(str::to_owned).into();
+        if without.contains("short") {
+            sequences.truncate(4);
+        }
+        Schema { tables, sequences }
+    }
+
+    /// As a shard migration.
+    pub(crate) fn sql(&self) -> String {
+        let mut sql = format!("{TYPES}{SEQUENCES}");
+        if self.sequences.iter().any(|name| name == "small") {
+            sql += SHORT;
+        }
+        sql +=
+            "CREATE TABLE {shard}.txlog (n bigint PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp());\n";
+        // For what is read by a statement that was prepared long ago.
+        sql += "CREATE TABLE {shard}.moods (m {shard}.mood PRIMARY KEY); INSERT INTO {shard}.moods VALUES ('sad'), ('ok');\n";
+        sql +=
+            "CREATE TABLE {shard}.trail (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, what text, old text);\n";
+        sql += "CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO {shard}.trail (what, old) VALUES (TG_TABLE_NAME || ' ' || TG_OP, left(OLD::text, 100)); RETURN NULL; END $$;\n";
+        self.tables.iter().for_each(|table| sql += &table.create);
+        self.tables.iter().for_each(|table| sql += &table.after);
+        sql
+    }
+}
+
+struct Maker<'a> {
+    rng: Rng,
+    without: &'a BTreeSet<String>,
+    number: usize,
+    /// Whether there are many tables: then each is small.
+    many: bool,
+    sql: String,
+    after: String,
+}
+
+impl Maker<'_> {
+    fn has(&self, feature: &str) -> bool {
+        debug_assert!(FEATURES.contains(&feature), "{feature} is in the list");
+        !self.without.contains(feature)
+    }
+
+    fn make(mut self, before: &[Table]) -> Table {
+        let plain_name = match self.rng.u8(0..6) {
+            0 => format!("T {}", self.number),
+            1 => format!("Ödd \"t{}\"", self.number),
+            2 => format!("select{}", self.number),
+            3 => format!("t{}_{}", self.number, "long".repeat(14)).chars().take(63).collect(),
+            _ => format!("t{}", self.number),
+        };
+        let name = quote_ident(&plain_name);
+        let key_kind = self.key_kind();
+        let kind = match key_kind {
+            Key::NextId | Key::Always | Key::ByDefault => Kind::Bigint,
+            Key::Serial => Kind::Integer,
+            Key::Deferrable => [Kind::Integer, Kind::Bigint, Kind::Text][self.rng.usize(0..3)],
+            _ => Kind::KEYS[self.rng.usize(0..Kind::KEYS.len())],
+        };
+        let column =
+            |name: &str, kind: Kind, fill: Fill| Column { name: quote_ident(name), kind, fill, nullable: true };
+        let mut columns = Vec::new();
+        let mut parts = Vec::new();
+        // Before the key, so that its number is not its place.
+        if self.rng.bool() {
+            columns.push(column("gone", Kind::Integer, Fill::Plain));
+            parts.push("gone integer".to_owned());
+            write!(self.after, "ALTER TABLE {{shard}}.{name} DROP COLUMN gone;\n").unwrap();
+        }
+        let key_name = ["id", "Key \"1\"", "k"][self.rng.usize(0..3)];
+        let quoted_key = quote_ident(key_name);
+        let key_at = columns.len();
+        let (clause, fill) = match key_kind {
+            Key::NextId => ("DEFAULT {shard}.next_id()", Fill::Default),
+            Key::Always => ("GENERATED ALWAYS AS IDENTITY", Fill::Always),
+            Key::ByDefault => ("GENERATED BY DEFAULT AS IDENTITY (INCREMENT BY 3)", Fill::Default),
+            _ => ("NOT NULL", Fill::Plain),
+        };
+        let sql_type = if key_kind == Key::Serial { "serial" } else { kind.sql() };
+        let clause = if key_kind == Key::Full { "" } else { clause };
+        let fill = if key_kind == Key::Serial { Fill::Default } else { fill };
+        parts.push(format!("{quoted_key} {sql_type} {clause}"));
+        columns.push(Column { nullable: key_kind == Key::Full, ..column(key_name, kind, fill) });
+        let mut key = vec![key_at];
+        if matches!(key_kind, Key::Composite | Key::Index) && self.rng.bool() {
+            let second = [Kind::Integer, Kind::TextC, Kind::Uuid, Kind::Double][self.rng.usize(0..4)];
+            // The other way round in the key than in the table.
+            key.insert(self.rng.usize(0..2), columns.len());
+            parts.push(format!("second {} NOT NULL", second.sql()));
+            columns.push(Column { nullable: false, ..column("second", second, Fill::Plain) });
+        }
+        let wide = if self.many { self.rng.usize(1..4) } else { self.rng.usize(2..12) };
+        let start = self.rng.usize(0..Kind::ALL.len());
+        for at in 0..wide {
+            let kind = match Kind::ALL[(start + at * 7) % Kind::ALL.len()] {
+                Kind::Address | Kind::Addresses if !self.has("composites") => Kind::Text,
+                kind => kind,
+            };
+            let name = match self.rng.u8(0..10) {
+                0 => format!("Spalte {at}"),
+                1 => format!("order\"{at}"),
+                _ => format!("c{at}"),
+            };
+            let default = self.rng.u8(0..5) == 0;
+            let value = super::values::literal(&kind.value(&mut self.rng));
+            // A default that is NULL is none.
+            let clause = if default { format!(" DEFAULT {value}") } else { String::new() };
+            parts.push(format!("{} {}{clause}", quote_ident(&name), kind.sql()));
+            if kind == Kind::External {
+                let name = quote_ident(&name);
+                write!(
+                    self.after,
+                    "ALTER TABLE {{shard}}.{} ALTER COLUMN {name} SET STORAGE EXTERNAL;\n",
+                    quote_ident(&plain_name)
+                )
+                .unwrap();
+            }
+            columns.push(column(&name, kind, if default { Fill::Default } else { Fill::Plain }));
+        }
+        self.specials(&quote_ident(&plain_name), &quoted_key, kind, &key_kind, before, &mut columns, &mut parts);
+        let list = key.iter().map(|at| columns[*at].name.clone()).collect::<Vec<_>>().join(", ");
+        let primary = match key_kind {
+            Key::Full => None,
+            Key::Index => None,
+            Key::Deferrable => Some(format!(
+                "PRIMARY KEY ({list}) DEFERRABLE INITIALLY {}",
+                ["DEFERRED", "IMMEDIATE"][self.rng.usize(0..2)]
+            )),
+            _ => Some(format!("PRIMARY KEY ({list})")),
+        };
+        parts.extend(primary);
+        let storage = if self.rng.u8(0..4) == 0 { " WITH (fillfactor = 60)" } else { "" };
+        write!(self.sql, "CREATE TABLE {{shard}}.{name} ({}){storage};\n", parts.join(", ")).unwrap();
+        match key_kind {
+            Key::Index => {
+                let unique = quote_ident(&format!("Uq {}", self.number));
+                write!(
+                    self.sql,
+                    "CREATE UNIQUE INDEX {unique} ON {{shard}}.{name} ({list});
+                    ALTER TABLE {{shard}}.{name} REPLICA IDENTITY USING INDEX {unique};\n"
+                )
+                .unwrap();
+            }
+            Key::Full | Key::Deferrable | Key::PrimaryAndFull => {
+                write!(self.sql, "ALTER TABLE {{shard}}.{name} REPLICA IDENTITY FULL;\n").unwrap();
+            }
+            _ => {}
+        }
+        columns.retain(|column| column.name != "\"gone\"");
+        let shift = usize::from(key_at > 0);
+        let key: Vec<usize> = key.into_iter().map(|at| at - shift).collect();
+        let values = if self.many { 40 } else { [30, 150, 1000][self.rng.usize(0..3)] };
+        let rows = if self.many { self.rng.u32(0..20) } else { [0, 20, 100, 400][self.rng.usize(0..4)] };
+        Table {
+            name,
+            arbiter: !matches!(key_kind, Key::Full | Key::Deferrable),
+            deferrable: key_kind == Key::Deferrable,
+            key: if key_kind == Key::Full { Vec::new() } else { key },
+            columns,
+            values,
+            rows,
+            create: self.sql,
+            after: self.after,
+        }
+    }
+
+    fn key_kind(&mut self) -> Key {
+        match self.any_key_kind() {
+            Key::Deferrable if !self.has("deferrable") => Key::Composite,
+            Key::Always if !self.has("always") => Key::ByDefault,
+            Key::Full | Key::PrimaryAndFull | Key::Deferrable if !self.has("identity-full") => Key::Primary,
+            kind => kind,
+        }
+    }
+
+    fn any_key_kind(&mut self) -> Key {
+        match self.rng.u8(0..20) {
+            0..5 => Key::Primary,
+            5..8 => Key::Composite,
+            8..10 => Key::Deferrable,
+            10..12 => Key::Index,
+            12..14 => Key::Full,
+            14 => Key::PrimaryAndFull,
+            15 => Key::NextId,
+            16 => Key::Always,
+            17 => Key::ByDefault,
+            18 => Key::Serial,
+            _ => Key::NextId,
+        }
+    }
+
+    /// Generated columns, identities, sequences, references, triggers, constraints.
+    #[allow(clippy::too_many_arguments, reason = "parts of one long function")]
+    fn specials(
+        &mut self,
+        name: &str,
+        key: &str,
+        kind: Kind,
+        key_kind: &Key,
+        before: &[Table],
+        columns: &mut Vec<Column>,
+        parts: &mut Vec<String>,
+    ) {
+        let number = self.number;
+        let mut add = |column: &str, kind: Kind, fill: Fill, sql: String| {
+            parts.push(format!("{} {sql}", quote_ident(column)));
+            columns.push(Column { name: quote_ident(column), kind, fill, nullable: true });
+        };
+        let (always, short, generated) = (self.has("always"), self.has("short"), self.has("generated"));
+        let mut chance = |one_in: u8| self.rng.u8(0..one_in) == 0;
+        let identity_taken = matches!(key_kind, Key::Always | Key::ByDefault);
+        if !identity_taken && chance(4) && always {
+            // Updated by `SET x = DEFAULT`, and by the trigger below.
+            add("rev", Kind::Bigint, Fill::Always, "bigint GENERATED ALWAYS AS IDENTITY".to_owned());
+        } else if !identity_taken && chance(5) {
+            add(
+                "byd",
+                Kind::Integer,
+                Fill::Default,
+                "integer GENERATED BY DEFAULT AS IDENTITY (START 5 INCREMENT -2 MINVALUE -100000 MAXVALUE 5)"
+                    .to_owned(),
+            );
+        }
+        if chance(6) && short {
+            add("tiny", Kind::Smallint, Fill::Default, "smallserial".to_owned());
+            write!(
+                self.after,
+                "SELECT setval(pg_get_serial_sequence('{{shard}}.{}', 'tiny'), 23000);\n",
+                name.replace('\'', "''")
+            )
+            .unwrap();
+        }
+        if chance(5) {
+            add("shared", Kind::Bigint, Fill::Default, "bigint DEFAULT nextval('{shard}.plain')".to_owned());
+        }
+        if chance(4) && generated {
+            add("n", Kind::Integer, Fill::Plain, "integer".to_owned());
+            add(
+                "doubled",
+                Kind::Bigint,
+                Fill::Generated,
+                "bigint GENERATED ALWAYS AS (n::bigint * 2) STORED".to_owned(),
+            );
+        }
+        if chance(4) {
+            add("stamp", Kind::Integer, Fill::Default, "integer DEFAULT 0".to_owned());
+            let also = match columns_have(parts, "rev") && self.rng.bool() {
+                // What a trigger may do, though no statement.
+                true => "NEW.rev := NEW.rev + 100000;",
+                false => "",
+            };
+            write!(self.after, "CREATE FUNCTION {{shard}}.bump{number}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                NEW.stamp := coalesce(NEW.stamp, 0) + 1; {also} RETURN NEW; END $$;
+                CREATE TRIGGER bump BEFORE INSERT OR UPDATE ON {{shard}}.{name} FOR EACH ROW EXECUTE FUNCTION {{shard}}.bump{number}();\n")
+            .unwrap();
+        }
+        let mut chance = |one_in: u8| self.rng.u8(0..one_in) == 0;
+        let mut add = |column: &str, kind: Kind, fill: Fill, sql: String| {
+            parts.push(format!("{} {sql}", quote_ident(column)));
+            columns.push(Column { name: quote_ident(column), kind, fill, nullable: true });
+        };
+        if chance(5) {
+            write!(
+                self.after,
+                "CREATE TRIGGER noted AFTER INSERT OR UPDATE OR DELETE ON {{shard}}.{name}
+                FOR EACH ROW EXECUTE FUNCTION {{shard}}.note();\n"
+            )
+            .unwrap();
+            if chance(2) {
+                write!(self.after, "ALTER TABLE {{shard}}.{name} ENABLE ALWAYS TRIGGER noted;\n").unwrap();
+            }
+        }
+        if chance(6) {
+            add("position", Kind::Integer, Fill::Plain, "integer UNIQUE DEFERRABLE INITIALLY DEFERRED".to_owned());
+        }
+        if chance(8) {
+            add("during", Kind::Range, Fill::Plain, "int4range".to_owned());
+            parts.push("EXCLUDE USING gist (during WITH &&)".to_owned());
+        }
+        let referable = matches!(
+            key_kind,
+            Key::Primary | Key::PrimaryAndFull | Key::NextId | Key::Always | Key::ByDefault | Key::Serial
+        );
+        let mut add = |column: &str, kind: Kind, fill: Fill, sql: String| {
+            parts.push(format!("{} {sql}", quote_ident(column)));
+            columns.push(Column { name: quote_ident(column), kind, fill, nullable: true });
+        };
+        let actions = [
+            "",
+            "ON DELETE CASCADE",
+            "ON DELETE SET NULL ON UPDATE CASCADE",
+            "ON UPDATE CASCADE DEFERRABLE INITIALLY DEFERRED",
+        ];
+        if referable && self.rng.u8(0..6) == 0 {
+            let action = actions[self.rng.usize(0..actions.len())];
+            add("parent", kind, Fill::Reference(name.to_owned(), key.to_owned()), kind.sql().to_owned());
+            write!(
+                self.after,
+                "ALTER TABLE {{shard}}.{name} ADD FOREIGN KEY (parent) REFERENCES {{shard}}.{name} {action};\n"
+            )
+            .unwrap();
+        }
+        let others: Vec<&Table> = before.iter().filter(|t| t.key.len() == 1 && t.arbiter && t.is_primary()).collect();
+        if !others.is_empty() && self.rng.u8(0..3) == 0 {
+            let other = others[self.rng.usize(0..others.len())];
+            let column = &other.columns[other.key[0]];
+            let action = actions[self.rng.usize(0..actions.len())];
+            add(
+                "ref",
+                column.kind,
+                Fill::Reference(other.name.clone(), column.name.clone()),
+                column.kind.sql().to_owned(),
+            );
+            write!(
+                self.after,
+                "ALTER TABLE {{shard}}.{name} ADD FOREIGN KEY (ref) REFERENCES {{shard}}.{} {action};\n",
+                other.name
+            )
+            .unwrap();
+            // A cycle.
+            if referable && self.rng.u8(0..3) == 0 && !other.has("\"back") {
+                write!(self.after, "ALTER TABLE {{shard}}.{} ADD COLUMN back_{number} {} REFERENCES {{shard}}.{name} ON DELETE SET NULL ON UPDATE CASCADE;\n",
+                    other.name, kind.sql()).unwrap();
+            }
+        }
+        if self.rng.u8(0..4) == 0 {
+            write!(self.after, "CREATE INDEX ON {{shard}}.{name} ({key});\n").unwrap();
+        }
+    }
+}
+
+fn columns_have(parts: &[String], name: &str) -> bool {
+    parts.iter().any(|part| part.starts_with(&format!("\"{name}\" ")))
+}
+
+impl Table {
+    fn is_primary(&self) -> bool {
+        self.create.contains("PRIMARY KEY")
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.columns.iter().any(|column| column.name.starts_with(name))
+    }
+}
