@@ -359,8 +359,8 @@ impl Session {
 
     /// Comes back when every statement that is on its way has ended, which it is asked to at once.
     async fn end(&self) {
-        // Answered when everything before it is.
-        let mut last = std::pin::pin!(self.connection.batch_execute("ROLLBACK"));
+        // Answered when everything before it is. A pooler gives the session to somebody else then.
+        let mut last = std::pin::pin!(self.connection.batch_execute(ROLLBACK_AND_CLEAN));
         loop {
             let asking = async {
                 // Nobody closes it; and whoever waits has a place, so that they are not many.
