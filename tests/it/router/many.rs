@@ -192,7 +192,8 @@ on_each_version! {
     async fn a_deadline(version) {
         let shards = Shards::start(version, 8).await;
         let router = shards.router();
-        let mut results = router.all_shards().deadline(Duration::from_millis(500)).query(&Sql::reading(SLEEPS), &[]);
+        let sleeps = Sql::reading(SLEEPS);
+        let mut results = router.all_shards().deadline(Duration::from_millis(500)).query(&sleeps, &[]);
         let (mut answered, mut late) = (BTreeSet::new(), BTreeSet::new());
         while let Some((shard, result)) = results.next().await {
             match result {
