@@ -93,12 +93,30 @@ pub(crate) async fn create_publication(
         .filter(|table| !published.contains(*table))
         .map(|(schema, table)| format!("{}.{}", quote_ident(schema), quote_ident(table)))
         .collect();
+    if computes(source, tables).await? {
+        source.batch(what, &format!("ALTER PUBLICATION {name} SET (publish_generated_columns = stored)")).await?;
+    }
     for tables in missing.chunks(TABLES_AT_ONCE) {
         // ONLY: children of a table are tables of their own here.
         let sql = format!("ALTER PUBLICATION {name} ADD TABLE ONLY {}", tables.join(", ONLY "));
         source.batch(what, &sql).await?;
     }
     Ok(())
+}
+
+/// Whether one of these tables has former rows that are all of it, and a generated column in them. From version 18 on its UPDATE
+/// and DELETE fail unless generated columns are published too; before, they are never.
+///
+/// Locks: ACCESS SHARE on catalogs, for one statement.
+async fn computes(source: &Session, tables: &[(String, String)]) -> Result<bool, Error> {
+    let (schemas, names): (Vec<&str>, Vec<&str>) =
+        tables.iter().map(|(schema, name)| (schema.as_str(), name.as_str())).unzip();
+    let sql = "SELECT current_setting('server_version_num')::int4 >= 180000 AND EXISTS (
+            SELECT FROM unnest($1::text[], $2::text[]) AS t(schema, name)
+            JOIN pg_namespace n ON n.nspname = t.schema JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.name
+            JOIN pg_attribute a ON a.attrelid = c.oid AND a.attgenerated = 's' WHERE c.relreplident = 'f')";
+    let row = source.row("looking for generated columns", sql, &[&schemas, &names]).await?;
+    row.try_get(0).map_err(|error| source.failed("looking for generated columns", error))
 }
 
 /// Makes the slot, or finds it there. Gives the position from which it sends changes.
