@@ -1,13 +1,13 @@
 //! Rows from host to host, and digests of what arrived.
 //!
 //! What may not break: both sides read the same columns in the same order with the same settings, so that a digest that
-//! differs means a row that differs. Values go over as binary where every type is PostgreSQL's own, whose binary form is
-//! the same in all versions; types made by users carry OIDs in places and go as text.
+//! differs means a row that differs. Values go over as binary where every type is PostgreSQL's own and has a binary form, which
+//! is the same in all versions; types made by users carry OIDs in places and go as text.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt, TryStreamExt};
 
-use super::chunk::table::TableShape;
+use super::chunk::table::{Column, TableShape};
 use super::error::Error;
 use super::session::Session;
 use super::throttle::Throttle;
@@ -77,7 +77,7 @@ pub(crate) async fn pipe(
 /// How rows are hashed. Both sides must do it alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hashing {
-    /// By the values' binary forms, and the texts of those whose types are not PostgreSQL's own: since version 14. Half the
+    /// By the values' binary forms, and the texts of those that have none or are not PostgreSQL's own: since version 14. Half the
     /// time that texts take, or less.
     Binary,
     /// By the texts of all values.
@@ -95,10 +95,10 @@ impl Hashing {
     /// The form, not the value: two numerics that are equal but not alike (1.0, 1.00) have different hashes. The whole row
     /// goes into one hash, as in a sum of columns' hashes two rows could exchange values.
     pub(crate) fn of_row(self, table: &TableShape) -> String {
-        let list = |built_in: bool| {
-            let columns =
-                table.columns.iter().filter(|column| self == Hashing::Text || column.is_built_in() == built_in);
-            columns.map(|column| column.quoted()).collect::<Vec<_>>()
+        let list = |binary: bool| {
+            let columns = table.columns.iter().map(compared);
+            let wanted = columns.filter(|(_, is_binary)| self == Hashing::Text || *is_binary == binary);
+            wanted.map(|(sql, _)| sql).collect::<Vec<_>>()
         };
         match self {
             Hashing::Text => format!("hashtextextended(ROW({})::text, 0)", list(true).join(", ")),
@@ -112,6 +112,22 @@ impl Hashing {
         }
     }
 }
+
+/// A column as it is compared, as SQL, and whether by its binary form. That of NaN has a sign, which no text tells and the stream
+/// does not bring: of two NaN, the one computed at the source may have it.
+fn compared(column: &Column) -> (String, bool) {
+    let name = column.quoted();
+    match column.type_oid {
+        FLOAT4 | FLOAT8 => (format!("CASE WHEN {name} = 'NaN' THEN 'NaN' ELSE {name} END"), true),
+        oid => (name, column.is_binary() && !HOLDS_FLOATS.contains(&oid)),
+    }
+}
+
+const FLOAT4: u32 = 700;
+const FLOAT8: u32 = 701;
+
+/// point, lseg, path, box, polygon, line, circle, and the arrays of these and of floats.
+const HOLDS_FLOATS: [u32; 16] = [600, 601, 602, 603, 604, 628, 718, 1017, 1018, 1019, 1020, 1027, 629, 719, 1021, 1022];
 
 /// Rows of a table, in a few bytes: their number, and a sum of their hashes that no order changes.
 #[derive(Clone, Debug, PartialEq, Eq)]

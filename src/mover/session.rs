@@ -56,6 +56,7 @@ const SETTINGS: &str = "
     SET search_path = pg_catalog; SET row_security = off; SET client_min_messages = warning;
     SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;
     SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on; SET lc_monetary = 'C';
+    SET array_nulls = on;
     SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local')";
 
 /// One connection of a mover.

@@ -2,7 +2,8 @@
 //! names its rows.
 //!
 //! What may not break: the key is the one of the replica identity, never just any unique one. The stream tells the former values of
-//! no other columns, and a row whose former key is not known could not be put to its piece.
+//! no other columns, and a row whose former key is not known could not be put to its piece. A key that is deferrable is none:
+//! within a transaction two rows may have the same one, and a change would hit both, or the other.
 
 use crate::mover::error::Error;
 use crate::mover::refusal::Refusal;
@@ -24,23 +25,32 @@ pub(crate) enum Identity {
     Index,
 }
 
+/// Types with smaller OIDs are PostgreSQL's own.
+const FIRST_OF_USERS: u32 = 16384;
+
+/// aclitem, tsquery and their arrays.
+const WITHOUT_BINARY_FORM: [u32; 4] = [1033, 1034, 3615, 3645];
+
 /// A column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
     pub(crate) name: String,
     pub(crate) type_oid: u32,
-    /// As SQL on the source: types of the shard have its schema before them.
-    pub(crate) type_sql: String,
+    /// Its values are rows of a type, or of a domain over one.
+    pub(crate) composite: bool,
     /// Its value comes from the others; it is neither copied nor applied.
     pub(crate) generated: bool,
+    /// Its value is computed whenever it is read: nothing of it is stored.
+    pub(crate) is_virtual: bool,
     /// Its place in the key, from 0.
     pub(crate) in_key: Option<usize>,
 }
 
 impl Column {
-    /// Whether the type is PostgreSQL's own: its binary form is the same on every host.
-    pub(crate) fn is_built_in(&self) -> bool {
-        self.type_oid < 16384
+    /// Whether a value's binary form is the same on every host, and can be read again: the type is PostgreSQL's own, and none of
+    /// those that have no binary form (aclitem) or do not read their own (tsquery, where it is empty).
+    pub(crate) fn is_binary(&self) -> bool {
+        self.type_oid < FIRST_OF_USERS && !WITHOUT_BINARY_FORM.contains(&self.type_oid)
     }
 
     pub(crate) fn quoted(&self) -> String {
@@ -53,7 +63,7 @@ impl Column {
 pub(crate) struct KeyIndex {
     pub(crate) name: String,
     pub(crate) primary: bool,
-    /// Checked row by row. One that is deferrable names no rows in the stream.
+    /// Checked row by row. One that is deferrable names no rows in the stream, and its columns are no key.
     pub(crate) immediate: bool,
 }
 
@@ -91,7 +101,7 @@ impl TableShape {
 
     /// Whether all values can go over in binary form.
     pub(crate) fn is_binary(&self) -> bool {
-        self.columns.iter().all(Column::is_built_in)
+        self.columns.iter().all(Column::is_binary)
     }
 }
 
@@ -106,8 +116,8 @@ fn joined<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
 pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
     // The default collation orders by bytes where the database's locale is C, and its provider not another library.
     let sql = "SELECT c.oid, c.relname::text, c.relreplident::text, x.relname::text, i.indisprimary, i.indimmediate,
-            a.attname::text, a.atttypid, format_type(a.atttypid, a.atttypmod), a.attgenerated <> '',
-            array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum),
+            a.attname::text, a.atttypid, coalesce(t.typcategory = 'C', false), a.attgenerated::text,
+            CASE WHEN i.indimmediate THEN array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum) END,
             coalesce(nullif(t.typbasetype, 0), t.oid),
             pg_encoding_to_char(b.encoding) = 'UTF8' AND (a.attcollation IN (950, 951) OR a.attcollation = 100
                 AND b.datcollate IN ('C', 'POSIX') AND coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') = 'c')
@@ -149,8 +159,9 @@ pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableSh
         last.columns.push(Column {
             name,
             type_oid: row.get(7),
-            type_sql: row.get(8),
-            generated: row.get(9),
+            composite: row.get(8),
+            generated: !row.get::<_, &str>(9).is_empty(),
+            is_virtual: row.get::<_, &str>(9) == "v",
             in_key: row.get::<_, Option<i32>>(10).and_then(|at| usize::try_from(at).ok()),
         });
     }
@@ -181,6 +192,13 @@ pub(crate) fn online_refusals(shapes: &[TableShape]) -> Vec<Refusal> {
 }
 
 fn refusal(shape: &TableShape) -> Option<Refusal> {
+    if shape.identity == Identity::Full && shape.columns.iter().any(|column| column.is_virtual) {
+        return Some(Refusal::new(
+            format!("table {}", shape.name),
+            "has REPLICA IDENTITY FULL and a virtual generated column, so that its UPDATE and DELETE would fail while it is copied online",
+            "ALTER TABLE … REPLICA IDENTITY DEFAULT, with a primary key, or move with --mode blocking",
+        ));
+    }
     let (reason, instead) = match (shape.identity, &shape.key_index) {
         (Identity::Full, _) => return None,
         (Identity::Nothing, _) => ("has REPLICA IDENTITY NOTHING", "REPLICA IDENTITY DEFAULT"),
@@ -206,8 +224,9 @@ pub(crate) mod tests {
         let column = |(at, name): (usize, &&str)| Column {
             name: (*name).to_owned(),
             type_oid: 20,
-            type_sql: "bigint".to_owned(),
+            composite: false,
             generated: false,
+            is_virtual: false,
             in_key: (at < in_key).then_some(at),
         };
         let mut shape = TableShape {
@@ -238,7 +257,14 @@ pub(crate) mod tests {
             find_key(&mut shape, &[Some(KeyKind::Integer), Some(KeyKind::Integer)]);
             shape
         };
+        let computed = {
+            let mut shape = plain.clone();
+            (shape.columns[1].generated, shape.columns[1].is_virtual) = (true, true);
+            shape
+        };
         for (shape, identity, reason) in [
+            (&computed, Identity::Default, None),
+            (&computed, Identity::Full, Some("has REPLICA IDENTITY FULL and a virtual generated column")),
             (&plain, Identity::Default, None),
             (&plain, Identity::Index, None),
             (&plain, Identity::Full, None),

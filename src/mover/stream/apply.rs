@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use bytes::{BufMut, BytesMut};
+use bytes::{BufMut, Bytes, BytesMut};
 use lru::LruCache;
 use tokio_postgres::Statement;
 use tokio_postgres::types::{Format, IsNull, ToSql, Type, to_sql_checked};
@@ -36,7 +36,7 @@ const BYTES_IN_FLIGHT: usize = 4 << 20;
 
 /// A value as a text, whatever the type is: the server reads it with the type's input function.
 #[derive(Debug)]
-struct Text(Option<bytes::Bytes>);
+pub(super) struct Text(pub(super) Option<Bytes>);
 
 impl ToSql for Text {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn std::error::Error + Sync + Send>> {

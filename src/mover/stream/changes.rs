@@ -18,7 +18,7 @@ use crate::mover::session::Session;
 use crate::pg::{quote_ident, quote_literal};
 use crate::shard::ShardId;
 
-use super::apply::Applier;
+use super::apply::{Applier, Text};
 use super::fault::{Failure, Fault};
 use super::layout::{Layout, TargetColumn, Texts};
 use super::wire::{Relation, Row, Value};
@@ -247,9 +247,7 @@ async fn read_row(
 ) -> Result<(Snapshot, Option<Texts>), Failure> {
     let what = "reading a row again";
     let until = Instant::now() + SEEN_WITHIN;
-    let texts: Vec<Option<String>> =
-        key.iter().map(|text| text.as_ref().map(|text| String::from_utf8_lossy(text).into_owned())).collect();
-    let types: Vec<String> = shape.key_columns().map(|column| column.type_sql.clone()).collect();
+    let texts: Vec<Text> = key.iter().cloned().map(Text).collect();
     loop {
         let Some(name) = lock(source, layout.shard, shape.oid).await? else {
             let what = "the source has dropped it".to_owned();
@@ -272,7 +270,7 @@ async fn read_row(
         }
         let params: Vec<&(dyn tokio_postgres::types::ToSql + Sync)> =
             texts.iter().map(|text| text as &(dyn tokio_postgres::types::ToSql + Sync)).collect();
-        let rows = source.rows(what, &layout.reread(&name, &types), &params).await?;
+        let rows = source.rows(what, &layout.reread(&name), &params).await?;
         source.batch(what, "COMMIT").await?;
         flush(source).await?;
         let values = rows.first().map(|row| {

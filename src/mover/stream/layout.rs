@@ -19,7 +19,8 @@ use super::wire::{Relation, Row, Value};
 pub(crate) struct TargetColumn {
     /// As SQL there.
     pub(crate) type_sql: String,
-    /// `GENERATED ALWAYS AS IDENTITY`: nobody may update it, and nobody has.
+    /// `GENERATED ALWAYS AS IDENTITY`. The source may have changed its value (`SET c = DEFAULT`, a BEFORE trigger), but an UPDATE
+    /// of the target could not set it to that value: such a row is deleted and inserted.
     pub(crate) always: bool,
 }
 
@@ -29,6 +30,7 @@ struct Column {
     /// Where its value is in a row of the stream.
     at: usize,
     quoted: String,
+    composite: bool,
     target: TargetColumn,
 }
 
@@ -75,7 +77,9 @@ impl Layout {
             let known = shape.columns.iter().find(|column| column.name == *name);
             match (known, target(name)) {
                 (Some(column), _) if column.generated => {}
-                (Some(_), Some(target)) => columns.push(Column { at, quoted: quote_ident(name), target }),
+                (Some(known), Some(target)) => {
+                    columns.push(Column { at, quoted: quote_ident(name), composite: known.composite, target });
+                }
                 _ => return Err(format!("the source has a column {name} that was not there")),
             }
         }
@@ -83,7 +87,16 @@ impl Layout {
         if let Some(gone) = shape.columns.iter().find(|column| !column.generated && place(&column.name).is_none()) {
             return Err(format!("the source has no column {} any more", gone.name));
         }
-        let key = shape.key_columns().filter_map(|column| place(&column.name)).collect();
+        let key: Vec<usize> = shape.key_columns().filter_map(|column| place(&column.name)).collect();
+        // A replica identity that is altered for a while makes former rows lack what they are named by.
+        let mut named_by: Vec<usize> = if key.is_empty() { (0..relation.columns.len()).collect() } else { key.clone() };
+        named_by.retain(|at| relation.in_identity.get(*at) != Some(&true));
+        if let Some(at) = named_by.first() {
+            return Err(format!(
+                "its REPLICA IDENTITY was altered: it does not tell {} any more",
+                relation.columns[*at]
+            ));
+        }
         let target = format!("{}.{}", quote_ident(schema), quote_ident(&shape.name));
         let width = relation.columns.len();
         Ok(Arc::new(Layout { shard, oid: relation.oid, name: shape.name.clone(), target, columns, key, width }))
@@ -121,9 +134,7 @@ impl Layout {
     /// The columns that an update sets: what was sent, the key only if it has changed.
     pub(crate) fn changed(&self, row: &Row, key_changed: bool) -> Vec<usize> {
         let set = |(_, column): &(usize, &Column)| {
-            row[column.at] != Value::Unchanged
-                && !column.target.always
-                && (key_changed || !self.key.contains(&column.at))
+            row[column.at] != Value::Unchanged && (key_changed || !self.key.contains(&column.at))
         };
         self.columns.iter().enumerate().filter(set).map(|(index, _)| index).collect()
     }
@@ -162,6 +173,9 @@ impl Layout {
     /// Sets these columns in so many rows; the parameters of a row are the new values and what names it. More than one only
     /// of a table with a key, and with keys that differ.
     pub(crate) fn update(&self, columns: &[usize], rows: usize) -> String {
+        if columns.iter().any(|index| self.columns[*index].target.always) {
+            return self.replace(columns, rows);
+        }
         let names = columns.iter().map(|index| &self.columns[*index].quoted).enumerate();
         if rows == 1 {
             let set: Vec<String> = names.map(|(at, name)| format!("{name} = ${}", at + 1)).collect();
@@ -171,6 +185,37 @@ impl Layout {
         let values = self.rows_of(columns, rows);
         let equal = self.equal_to(columns.len());
         format!("UPDATE ONLY {} AS t SET {} FROM {values} WHERE {equal}", self.target, set.join(", "))
+    }
+
+    /// An update by other means: the rows are deleted, and inserted with their new values. An INSERT may say the value of an
+    /// identity that is GENERATED ALWAYS, an UPDATE may not.
+    fn replace(&self, columns: &[usize], rows: usize) -> String {
+        let (mut names, mut values, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, Column { quoted, target, .. }) in self.columns.iter().enumerate() {
+            names.push(quoted.as_str());
+            values.push(match columns.iter().position(|set| *set == index) {
+                Some(at) if rows == 1 => format!("${}::{}", at + 1, target.type_sql),
+                Some(at) => format!("c{at}"),
+                None => {
+                    kept.push(format!("t.{quoted} AS k{index}"));
+                    format!("k{index}")
+                }
+            });
+        }
+        let delete = if rows == 1 {
+            format!("DELETE FROM ONLY {} AS t WHERE {}", self.target, self.named(columns.len()))
+        } else {
+            kept.extend((0..columns.len()).map(|at| format!("v.c{at}")));
+            let (values, equal) = (self.rows_of(columns, rows), self.equal_to(columns.len()));
+            format!("DELETE FROM ONLY {} AS t USING {values} WHERE {equal}", self.target)
+        };
+        // RETURNING wants at least one column.
+        let kept = if kept.is_empty() { "true".to_owned() } else { kept.join(", ") };
+        let (target, names, values) = (&self.target, names.join(", "), values.join(", "));
+        format!(
+            "WITH former AS ({delete} RETURNING {kept})
+             INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM former"
+        )
     }
 
     /// Deletes so many rows, as [`update`](Layout::update).
@@ -221,11 +266,13 @@ impl Layout {
         if self.columns.is_empty() {
             return format!("ctid = (SELECT ctid FROM ONLY {} LIMIT 1)", self.target);
         }
-        // Not every type has an equality; every one has an output function, which is what format uses.
+        // Not every type has an equality; every one has an output function, which is what format uses. IS NULL is no
+        // question for a composite value: it says yes to one whose fields are null.
         let same = |(at, column): (usize, &Column)| {
             let (name, parameter) = (&column.quoted, before + at + 1);
             format!(
-                "CASE WHEN {name} IS NULL THEN ${parameter}::text IS NULL ELSE format('%s', {name}) = ${parameter}::text END"
+                "CASE num_nulls({name}) WHEN 1 THEN ${parameter}::text IS NULL
+                 ELSE format('%s', {name}) = ${parameter}::text END"
             )
         };
         let all: Vec<String> = self.columns.iter().enumerate().map(same).collect();
@@ -233,18 +280,21 @@ impl Layout {
     }
 
     /// Reads the row with a key from the source's table, which has this name there now: the texts of all values, in the
-    /// order of [`values`](Layout::values).
-    pub(crate) fn reread(&self, source: &str, key_types: &[String]) -> String {
-        // Null stays null; format would make an empty text of it.
+    /// order of [`values`](Layout::values). The parameters are the key's texts.
+    pub(crate) fn reread(&self, source: &str) -> String {
+        // Null stays null; format would make an empty text of it. IS NOT NULL says no of a composite value with a null field.
         let texts: Vec<String> = self
             .columns
             .iter()
-            .map(|column| format!("CASE WHEN {0} IS NOT NULL THEN format('%s', {0}) END", column.quoted))
+            .map(|column| format!("CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END", column.quoted))
             .collect();
-        let equal = |((at, column), key_type): ((usize, &Column), &String)| {
-            format!("{} = ${}::text::{key_type}", column.quoted, at + 1)
+        // No type is named: one of the shard's own is in a schema that the fence renames. A parameter takes the type of what it is
+        // compared with; only that of a composite value would be any record, which no text can be read as.
+        let equal = |(at, column): (usize, &Column)| match column.composite {
+            true => format!("format('%s', {}) = ${}::text", column.quoted, at + 1),
+            false => format!("{} = ${}", column.quoted, at + 1),
         };
-        let key: Vec<String> = self.key_columns().enumerate().zip(key_types).map(equal).collect();
+        let key: Vec<String> = self.key_columns().enumerate().map(equal).collect();
         format!("SELECT ARRAY[{}]::text[] FROM ONLY {source} WHERE {}", texts.join(", "), key.join(" AND "))
     }
 }

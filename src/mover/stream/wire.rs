@@ -44,6 +44,8 @@ pub(crate) struct Relation {
     pub(crate) name: String,
     /// The names of the columns. Generated ones do not come.
     pub(crate) columns: Vec<String>,
+    /// Whether former rows have the column: those of the replica identity, all of them if it is FULL.
+    pub(crate) in_identity: Vec<bool>,
 }
 
 /// The values of a row, one for each column of its relation.
@@ -162,15 +164,15 @@ impl Input {
         let oid = self.u32()?;
         let (schema, name) = (self.name()?, self.name()?);
         let (_identity, count) = (self.byte()?, self.u16()?);
-        let mut columns = Vec::new();
+        let (mut columns, mut in_identity) = (Vec::new(), Vec::new());
         for _ in 0..count {
-            let _in_key = self.byte()?;
+            in_identity.push(self.byte()? & 1 == 1);
             columns.push(self.name()?);
             let (_type, _modifier) = (self.u32()?, self.u32()?);
         }
         // PostgreSQL leaves the schema's name out where it is its own.
         let schema = if schema.is_empty() { "pg_catalog".to_owned() } else { schema };
-        Ok(Relation { oid, schema, name, columns })
+        Ok(Relation { oid, schema, name, columns, in_identity })
     }
 
     fn row(&mut self) -> Result<Row, Malformed> {
@@ -228,6 +230,7 @@ mod tests {
             schema: "s".to_owned(),
             name: "Naïve \"t\"".to_owned(),
             columns: vec!["id".to_owned(), "b".to_owned()],
+            in_identity: vec![true, false],
         };
         assert_eq!(decode(message(&parts)), Ok(Message::Relation(relation)));
     }
