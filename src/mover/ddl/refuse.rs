@@ -145,7 +145,7 @@ impl Examined<'_> {
                     ));
                 }
                 let plain = column.type_name.trim_end_matches("[]");
-                if plain.starts_with("reg") && !plain.contains(['.', '"']) {
+                if is_reg(&column.type_name) {
                     let reason = format!("is of type {}, whose values are OIDs of this host", column.type_name);
                     self.refuse(&object, reason, "keep names as text");
                 } else if plain == "oid" || plain == "lo" || plain.ends_with(".lo") {
@@ -236,6 +236,11 @@ impl Examined<'_> {
     fn types(&mut self) {
         for type_ in &self.facts.types {
             let object = format!("type {}", type_.name);
+            let parts = type_.base.iter().chain(type_.attributes.iter().map(|attribute| &attribute.type_));
+            if let Some(part) = parts.into_iter().find(|part| is_reg(part)) {
+                let reason = format!("is made of {part}, whose values are OIDs of this host");
+                self.refuse(&object, reason, "keep names as text");
+            }
             if type_.kind == TypeKind::Base {
                 self.refuse(
                     &object,
@@ -353,6 +358,26 @@ fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> 
     reached
 }
 
+/// Whether a type, or an array of it, is one of those that hold OIDs of the host and show names.
+fn is_reg(type_name: &str) -> bool {
+    let kinds = [
+        "class",
+        "type",
+        "proc",
+        "procedure",
+        "oper",
+        "operator",
+        "role",
+        "namespace",
+        "config",
+        "dictionary",
+        "collation",
+        "database",
+    ];
+    let plain = type_name.trim_end_matches("[]");
+    plain.strip_prefix("reg").is_some_and(|kind| kinds.contains(&kind))
+}
+
 fn article(kind: &str) -> String {
     let vowel = kind.starts_with(['a', 'e', 'i', 'o', 'u']);
     format!("{} {kind}", if vowel { "an" } else { "a" })
@@ -371,7 +396,14 @@ fn mentions(text: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::mentions;
+    use super::{is_reg, mentions};
+
+    #[test]
+    fn types_that_hold_oids() {
+        for (name, expected) in [("regclass", true), ("regtype[]", true), ("region", false), ("s.regclass", false)] {
+            assert_eq!(is_reg(name), expected, "{name}");
+        }
+    }
 
     #[test]
     fn words() {

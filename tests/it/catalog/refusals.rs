@@ -36,6 +36,8 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE MATERIALIZED VIEW t AS SELECT 1 AS id", "materialized view t", "is not carried"),
     ("CREATE TYPE a AS (x int); CREATE TABLE t OF a", "table t", "of a type"),
     ("CREATE TABLE t (c regclass[])", "column t.c", "OIDs of this host"),
+    ("CREATE DOMAIN d AS regtype; CREATE TABLE t (c d)", "type d", "OIDs of this host"),
+    ("CREATE TYPE d AS (a int, b regrole[]); CREATE TABLE t (c d)", "type d", "OIDs of this host"),
     ("CREATE TABLE public.u (id int PRIMARY KEY); CREATE TABLE t (id int REFERENCES public.u)", "constraint t_id_fkey on t", "outside"),
     (
         "CREATE TABLE s (id int); CREATE FUNCTION f(int) RETURNS boolean LANGUAGE sql AS 'SELECT count(*) > 0 FROM shard_0007.s';
