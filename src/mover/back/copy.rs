@@ -15,6 +15,7 @@ use crate::mover::names::{MoveId, Names};
 use crate::mover::session::Session;
 use crate::mover::state::Phase;
 use crate::mover::step::{self, ShardMove, at_open};
+use crate::mover::stream::row_index;
 use crate::mover::stream::slot::{self, Owner};
 use crate::mover::wish::Back;
 use crate::pg::quote_ident;
@@ -163,8 +164,8 @@ pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, sh
     Ok(true)
 }
 
-/// Takes foreign keys and triggers off an old copy, and writes from where on it takes changes. Nothing to do if that was
-/// done, or if there is no way back.
+/// Takes foreign keys and triggers off an old copy, gives its tables without a key an index by which changes find their rows, and
+/// writes from where on it takes changes. Nothing to do if that was done, or if there is no way back.
 ///
 /// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; behind a reader it
 /// gives up after two seconds.
@@ -184,15 +185,17 @@ pub(crate) async fn loosen(source: &Session, target: &Session, names: &Names, en
         return lose(source, entry.id, entry.shard, "its old copy is gone").await;
     };
     let mut facts = step::facts(source, &Namespace::Oid(oid)).await?;
+    let tables = table::shapes(source, oid).await?;
     if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
         return lose(source, entry.id, entry.shard, "its old copy was altered").await;
     }
-    let target =
-        Target { schema: &names.incoming(), final_schema: &names.schema, version: facts::version(source).await? };
-    let Ok(creation) = ddl::create(&facts, &target) else {
+    let version = facts::version(source).await?;
+    let target = Target { schema: &names.incoming(), final_schema: &names.schema, version };
+    let Ok(mut creation) = ddl::create(&facts, &target) else {
         return lose(source, entry.id, entry.shard, "its old copy cannot be restored").await;
     };
-    let drops = take_off(&mut facts, &left);
+    let mut changes = take_off(&mut facts, &left);
+    changes.push_str(&row_index::give(&mut creation, (&left, &names.incoming()), &tables, version));
     source.batch(what, "BEGIN").await?;
     let loosened = async {
         let sql = "UPDATE pgshard.back SET at_open = $3, fingerprint = $4
@@ -200,7 +203,7 @@ pub(crate) async fn loosen(source: &Session, target: &Session, names: &Names, en
         if source.execute(what, sql, &[&id, &shard, &at_open(&creation), &fingerprint(&facts).as_str()]).await? == 0 {
             return Ok(());
         }
-        source.batch(what, &drops).await?;
+        source.batch(what, &changes).await?;
         let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)";
         source.execute(what, sql, &[&id, &shard, &entry.lease, &opened]).await?;
         Ok(())

@@ -42,6 +42,8 @@ pub(crate) struct Column {
     pub(crate) generated: bool,
     /// Its value is computed whenever it is read: nothing of it is stored.
     pub(crate) is_virtual: bool,
+    /// The server can hash its values, and two that have the same text have the same hash.
+    pub(crate) hashable: bool,
     /// Its place in the key, from 0.
     pub(crate) in_key: Option<usize>,
 }
@@ -119,6 +121,8 @@ pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableSh
             a.attname::text, a.atttypid, coalesce(t.typcategory = 'C', false), a.attgenerated::text,
             CASE WHEN i.indimmediate THEN array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum) END,
             coalesce(nullif(t.typbasetype, 0), t.oid),
+            a.atttypid = ANY ('{16,17,20,21,23,25,700,701,1042,1043,1082,1083,1114,1184,1186,1266,1700,2950,3802}'::oid[])
+                AND a.attcollation IN (0, 100, 950, 951),
             pg_encoding_to_char(b.encoding) = 'UTF8' AND (a.attcollation IN (950, 951) OR a.attcollation = 100
                 AND b.datcollate IN ('C', 'POSIX') AND coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') = 'c')
         FROM pg_depend d JOIN pg_class c ON c.oid = d.objid JOIN pg_database b ON b.datname = current_database()
@@ -155,13 +159,14 @@ pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableSh
             });
         }
         let (Some(name), Some(last)) = (row.get::<_, Option<String>>(6), shapes.last_mut()) else { continue };
-        kinds.push(KeyKind::of(row.get(11), row.get(12)));
+        kinds.push(KeyKind::of(row.get(11), row.get(13)));
         last.columns.push(Column {
             name,
             type_oid: row.get(7),
             composite: row.get(8),
             generated: !row.get::<_, &str>(9).is_empty(),
             is_virtual: row.get::<_, &str>(9) == "v",
+            hashable: row.get(12),
             in_key: row.get::<_, Option<i32>>(10).and_then(|at| usize::try_from(at).ok()),
         });
     }
@@ -227,6 +232,7 @@ pub(crate) mod tests {
             composite: false,
             generated: false,
             is_virtual: false,
+            hashable: true,
             in_key: (at < in_key).then_some(at),
         };
         let mut shape = TableShape {

@@ -36,7 +36,7 @@ pub struct Target<'a> {
 pub enum Stage {
     /// Before the data: schema, types, sequences, functions, tables, defaults, views.
     Definition,
-    /// Primary keys.
+    /// Primary keys, and unique indexes that are a replica identity.
     PrimaryKey,
     /// Unique and exclusion constraints, all other indexes.
     Index,
@@ -48,6 +48,8 @@ pub enum Stage {
     Trigger,
     /// Replica identity and CLUSTER mark.
     Finish,
+    /// What only helped to apply changes is dropped.
+    Dismantle,
 }
 
 /// When a statement of [`Creation::after_data`] is run while changes are applied to the target.
@@ -83,7 +85,7 @@ impl Statement {
             // A unique index, a constraint, and what is said about either of them once it is there.
             Stage::Index if self.sql.starts_with("CREATE INDEX") => Online::Loaded,
             Stage::Index | Stage::Check | Stage::Finish => Online::CaughtUp,
-            Stage::ForeignKey | Stage::Trigger => Online::Open,
+            Stage::ForeignKey | Stage::Trigger | Stage::Dismantle => Online::Open,
         }
     }
 }

@@ -56,7 +56,9 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
         let name = quote_ident(&index.name);
         let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {}.{table} {}", writer.schema(), index.definition)];
         sql.extend(writer.index_statistics(index));
-        let mut node = writer.node("pg_class", index.oid, Stage::Index, 1, sql);
+        // By it changes find their rows.
+        let stage = if index.replica_identity { Stage::PrimaryKey } else { Stage::Index };
+        let mut node = writer.node("pg_class", index.oid, stage, 1, sql);
         node.table = Some(facts.relation_name(index.relation).to_owned());
         node.may_wait = true;
         nodes.push(node);
@@ -327,8 +329,10 @@ impl Writer<'_> {
     }
 
     fn constraint(&self, constraint: &Constraint) -> Node {
+        let index = self.facts.indexes.iter().find(|index| index.constraint == Some(constraint.oid));
         let (stage, rank) = match constraint.kind {
             ConstraintKind::PrimaryKey => (Stage::PrimaryKey, 0),
+            ConstraintKind::Unique if index.is_some_and(|index| index.replica_identity) => (Stage::PrimaryKey, 0),
             ConstraintKind::Unique | ConstraintKind::Exclusion => (Stage::Index, 0),
             ConstraintKind::Check => (Stage::Check, 0),
             ConstraintKind::ForeignKey => (Stage::ForeignKey, 0),
@@ -336,7 +340,7 @@ impl Writer<'_> {
         let table = self.qualified(self.facts.relation_name(constraint.relation));
         let name = quote_ident(&constraint.name);
         let mut sql = vec![format!("ALTER TABLE {table} ADD CONSTRAINT {name} {}", constraint.definition)];
-        if let Some(index) = self.facts.indexes.iter().find(|index| index.constraint == Some(constraint.oid)) {
+        if let Some(index) = index {
             if !index.options.is_empty() {
                 let name = self.qualified(&index.name);
                 sql.push(format!("ALTER INDEX {name} SET ({})", options_list(&index.options)));

@@ -17,6 +17,7 @@ use crate::schema::catalog::{self, Facts, Namespace, Stamp};
 use crate::shard::SchemaPrefix;
 
 use super::border::{self, Crossing};
+use super::chunk::table;
 use super::ddl::{self, Creation};
 use super::error::Error;
 use super::journal::Hold;
@@ -25,6 +26,7 @@ use super::options::{Event, Observer, Options};
 use super::refusal::Refusal;
 use super::session::Session;
 use super::state::{Mode, Phase};
+use super::stream::row_index;
 use super::trace::Trace;
 
 pub(crate) use copy::{Outcome, token_hash};
@@ -88,8 +90,12 @@ impl ShardMove<'_> {
         let incoming = self.names.incoming();
         let version = super::facts::version(&self.target).await?;
         let target = ddl::Target { schema: &incoming, final_schema: &self.names.schema, version };
-        ddl::create(facts, &target)
-            .map_err(|found| Error::Refused { refusals: found.into_iter().map(|one| self.refusal(one)).collect() })
+        let mut creation = ddl::create(facts, &target)
+            .map_err(|found| Error::Refused { refusals: found.into_iter().map(|one| self.refusal(one)).collect() })?;
+        if self.mode == Mode::Online {
+            row_index::add(&mut creation, &incoming, &table::shapes(&self.source, facts.oid).await?, version);
+        }
+        Ok(creation)
     }
 
     /// What crosses a schema's border on one of the hosts.

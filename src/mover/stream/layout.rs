@@ -12,6 +12,7 @@ use crate::shard::ShardId;
 
 use crate::mover::chunk::table::TableShape;
 
+use super::row_index;
 use super::wire::{Relation, Row, Value};
 
 /// What the target says of a column.
@@ -22,6 +23,8 @@ pub(crate) struct TargetColumn {
     /// `GENERATED ALWAYS AS IDENTITY`. The source may have changed its value (`SET c = DEFAULT`, a BEFORE trigger), but an UPDATE
     /// of the target could not set it to that value: such a row is deleted and inserted.
     pub(crate) always: bool,
+    /// Its table has a [`row_index`].
+    pub(crate) row_index: bool,
 }
 
 /// A column that has a value of its own.
@@ -31,6 +34,8 @@ struct Column {
     at: usize,
     quoted: String,
     composite: bool,
+    /// Its value is in the table's [`row_index`].
+    hashed: bool,
     target: TargetColumn,
 }
 
@@ -78,7 +83,9 @@ impl Layout {
             match (known, target(name)) {
                 (Some(column), _) if column.generated => {}
                 (Some(known), Some(target)) => {
-                    columns.push(Column { at, quoted: quote_ident(name), composite: known.composite, target });
+                    let hashed = target.row_index && row_index::hashed(shape).any(|column| column.name == *name);
+                    let composite = known.composite;
+                    columns.push(Column { at, quoted: quote_ident(name), composite, hashed, target });
                 }
                 _ => return Err(format!("the source has a column {name} that was not there")),
             }
@@ -275,7 +282,14 @@ impl Layout {
                  ELSE format('%s', {name}) = ${parameter}::text END"
             )
         };
-        let all: Vec<String> = self.columns.iter().enumerate().map(same).collect();
+        let mut all: Vec<String> = self.columns.iter().enumerate().map(same).collect();
+        let hashed = || self.columns.iter().enumerate().filter(|(_, column)| column.hashed);
+        if hashed().next().is_some() {
+            let values = |(at, column): (usize, &Column)| format!("${}::text::{}", before + at + 1, column.sql());
+            let row = row_index::of_row(&hashed().map(|(_, column)| column.quoted.clone()).collect::<Vec<_>>());
+            let wanted = row_index::of_row(&hashed().map(values).collect::<Vec<_>>());
+            all.insert(0, format!("{row} = {wanted}"));
+        }
         format!("ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)", self.target, all.join(" AND "))
     }
 

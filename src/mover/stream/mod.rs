@@ -14,6 +14,7 @@ pub(crate) mod fault;
 pub(crate) mod follower;
 mod harm;
 mod layout;
+pub(crate) mod row_index;
 mod run;
 pub(crate) mod slot;
 pub mod testing;

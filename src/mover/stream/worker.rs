@@ -21,6 +21,7 @@ use super::changes::{Followed, TableState, Tables};
 use super::fault::{Failure, Fault, words};
 use super::follower::{Basis, Command, FollowerOptions, View};
 use super::layout::TargetColumn;
+use super::row_index;
 use super::run::Run;
 use super::slot::{free_slot, slot_state};
 use super::transport::{Source, Transport};
@@ -227,16 +228,18 @@ impl Worker {
         let schemas: Vec<&str> = followed().map(|shard| shard.target_schema.as_str()).collect();
         // Found by pg_depend, whose index answers at once: pg_class has none by schema. Locks: ACCESS SHARE on catalogs.
         let sql = "SELECT n.nspname::text, c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod),
-                a.attidentity = 'a'
+                a.attidentity = 'a', EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+                    WHERE i.indrelid = c.oid AND starts_with(x.relname::text, $2))
             FROM pg_namespace n JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
                 AND d.classid = 'pg_class'::regclass
             JOIN pg_class c ON c.oid = d.objid AND c.relkind = 'r'
             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
             WHERE n.nspname = ANY ($1)";
         let mut columns: HashMap<(String, String), HashMap<String, TargetColumn>> = HashMap::new();
-        for row in session.rows("reading the target's columns", sql, &[&schemas]).await? {
+        for row in session.rows("reading the target's columns", sql, &[&schemas, &row_index::PREFIX]).await? {
             let of_table = columns.entry((row.get(0), row.get(1))).or_default();
-            of_table.insert(row.get(2), TargetColumn { type_sql: row.get(3), always: row.get(4) });
+            let column = TargetColumn { type_sql: row.get(3), always: row.get(4), row_index: row.get(5) };
+            of_table.insert(row.get(2), column);
         }
         let mut tables = HashMap::new();
         for shard in followed() {
