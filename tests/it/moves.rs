@@ -1,6 +1,7 @@
 //! Moves between real servers: killed, stopped, contested and refused at every step, and what is there afterwards.
 
 mod audit;
+mod awkward;
 mod crash;
 mod crowd;
 mod dead;

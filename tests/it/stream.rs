@@ -479,6 +479,54 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
+    /// The same with a key of the schema's own types, behind a fence, which renames the schema; and with values that are not null
+    /// though their fields are.
+    async fn a_row_of_own_types_that_is_read_again(version) {
+        let ddl = "CREATE DOMAIN {s}.positive AS bigint CHECK (VALUE > 0); CREATE TYPE {s}.pair AS (a integer, b text);
+            CREATE TYPE {s}.mood AS ENUM ('sad', 'ok');
+            CREATE TABLE {s}.own (id {s}.positive, p {s}.pair, m {s}.mood, ms {s}.mood[], void {s}.pair, half {s}.pair, body text);
+            ALTER TABLE {s}.own ALTER COLUMN body SET STORAGE EXTERNAL;
+            --- ALTER TABLE {s}.own ADD PRIMARY KEY (id, p, m, ms)";
+        let data = "INSERT INTO {s}.own SELECT g, ROW(NULL, NULL)::{s}.pair, 'ok', '{sad}', ROW(NULL, NULL)::{s}.pair, ROW(1, NULL)::{s}.pair,
+            repeat('x', 3000) FROM generate_series(1, 300) g";
+        let mut scene = Scene::new(&[version, version], &["own_1"], ddl, data).await;
+        scene.stream.copy(8192).await.unwrap();
+        scene.write("UPDATE {s}.own SET id = 1000 WHERE id = 10").await;
+        let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);
+        let again = "UPDATE pgshard.chunk SET snapshot = $1 WHERE coalesce(low::bigint, 0) <= 10 AND coalesce(high::bigint, 9999) > 10";
+        assert_eq!(scene.target.execute(again, &[&snapshot]).await.unwrap(), 1);
+        scene.target.batch_execute("DELETE FROM own_1__incoming.own WHERE id = 10").await.unwrap();
+        scene.source.batch_execute("ALTER SCHEMA own_1 RENAME TO own_1__left_e1").await.unwrap();
+        scene.index_and_follow().await;
+        tokio::time::timeout(PATIENCE, scene.stream.caught_up()).await.expect("it catches up").unwrap();
+        scene.source.batch_execute("ALTER SCHEMA own_1__left_e1 RENAME TO own_1").await.unwrap();
+        scene.same().await;
+        assert_eq!(scene.target.query("SELECT FROM pgshard.reread", &[]).await.unwrap().len(), 1);
+        scene.stream.end().await.unwrap();
+    }
+
+    /// A replica identity that is altered for a while tells other former values: nothing is applied by them.
+    async fn a_replica_identity_that_is_altered(version) {
+        let ddl = "CREATE TABLE {s}.t (id integer, code integer NOT NULL UNIQUE); --- ALTER TABLE {s}.t ADD PRIMARY KEY (id)";
+        let data = "INSERT INTO {s}.t SELECT g, g FROM generate_series(1, 9) g";
+        let mut scene = Scene::new(&[version, version], &["by_1"], ddl, data).await;
+        scene.copy_and_follow(1 << 20).await;
+        // The key is told as before, and more.
+        scene.write("ALTER TABLE {s}.t REPLICA IDENTITY FULL; UPDATE {s}.t SET id = -id; DELETE FROM {s}.t WHERE id = -9").await;
+        scene.same().await;
+        scene.write("ALTER TABLE {s}.t REPLICA IDENTITY USING INDEX t_code_key; UPDATE {s}.t SET id = 5 WHERE id = -5;
+            ALTER TABLE {s}.t REPLICA IDENTITY DEFAULT").await;
+        let until = Instant::now() + PATIENCE;
+        while scene.stream.failed(shard(0)).is_none() {
+            assert!(Instant::now() < until, "it is noticed");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        match scene.stream.failed(shard(0)) {
+            Some(Error::Diverged { table, what, .. }) => assert!(table == "t" && what.contains("REPLICA IDENTITY was altered"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Changes that are right one by one, and not in another order, where the target has a unique index already.
     async fn values_that_change_hands(version) {
         let ddl = "CREATE TABLE {s}.t (id integer, email text);

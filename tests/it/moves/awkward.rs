@@ -1,0 +1,193 @@
+//! Statements and tables that a stream of changes might not expect, while a shard moves online and is taken back. After each open the
+//! copy that was left is compared with what is served, row by row: it has what the source had when it was fenced.
+
+use std::time::Duration;
+
+use tokio::process::Child;
+use tokio_postgres::Client;
+
+use crate::support::{World, lines, never_stopped};
+
+/// What is there, and what is done to it: `awkward.sql`.
+struct Script {
+    tables: Vec<String>,
+    again: Vec<String>,
+}
+
+impl Script {
+    fn read(version: u32) -> Script {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/moves/awkward.sql");
+        let text = std::fs::read_to_string(path).unwrap().replace("{s}", "shard_0000");
+        let mut script = Script { tables: Vec::new(), again: Vec::new() };
+        for case in text.split("\n-- tables").skip(1) {
+            let (tables, again) = case.split_once("\n-- again\n").expect("a case has both");
+            if tables.starts_with(" from 18") && version < 18 {
+                continue;
+            }
+            script.tables.push(format!("--{tables}"));
+            script.again.extend(again.lines().filter(|line| !line.is_empty()).map(str::to_owned));
+        }
+        assert!(script.tables.len() > 10 && script.again.len() > 50);
+        script
+    }
+}
+
+/// Settings of a role or of a database that change what texts look like, or how they are read; another list for each host.
+const SETTINGS: [&str; 2] = [
+    "DateStyle = 'German, DMY'; IntervalStyle = 'sql_standard'; extra_float_digits = -15; bytea_output = 'escape'; TimeZone = 'Asia/Kolkata';
+     array_nulls = off; xmloption = document; quote_all_identifiers = on; transform_null_equals = on; default_transaction_isolation = 'serializable';
+     search_path = 'shard_0000'; lock_timeout = '3s'; statement_timeout = '60s'; default_transaction_deferrable = on; enable_indexscan = off",
+    "DateStyle = 'SQL, MDY'; IntervalStyle = 'iso_8601'; extra_float_digits = 0; TimeZone = 'America/St_Johns'; array_nulls = off;
+     default_transaction_isolation = 'repeatable read'; row_security = off; enable_seqscan = off; enable_indexscan = off; plan_cache_mode = force_generic_plan",
+];
+
+/// The application: does all statements, round after round.
+struct Application {
+    client: Client,
+    statements: Vec<String>,
+    round: u32,
+}
+
+impl Application {
+    /// One round. False: the shard is closed here.
+    async fn round(&mut self) -> bool {
+        self.round += 1;
+        for statement in &self.statements {
+            let sql = statement.replace("{n}", &self.round.to_string());
+            let Err(error) = self.client.batch_execute(&sql).await else { continue };
+            self.client
+                .batch_execute("ROLLBACK; RESET session_replication_role; RESET synchronous_commit")
+                .await
+                .unwrap();
+            let state = lines(&self.client, "SELECT state FROM pgshard.shard WHERE shard_id = 0").await;
+            assert!(
+                state != "serving\n" || error.code().is_some_and(|code| code.code() == "SH001"),
+                "{sql}: {error:?}"
+            );
+            // What is prepared would keep the fence from closing.
+            for prepared in lines(&self.client, "SELECT gid FROM pg_prepared_xacts").await.lines() {
+                self.client.batch_execute(&format!("COMMIT PREPARED '{prepared}'")).await.unwrap();
+            }
+            return false;
+        }
+        true
+    }
+
+    /// Works while a command runs that stops itself before it fences the shard: one round more then, and on until the shard is closed.
+    async fn meanwhile(&mut self, child: Child, target: &Client) {
+        let pid = child.id().unwrap();
+        let first = self.round;
+        while !["T", "Z"].contains(&state_of(pid).as_str()) {
+            assert!(self.round().await, "the shard is open until the mover goes on");
+            // A mover that is not optimized, among others, is to keep up.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        eprintln!("{} rounds before the fence", self.round - first);
+        if state_of(pid) == "T" {
+            by_an_index(target).await;
+            assert!(self.round().await, "the shard is open until the mover goes on");
+        }
+        let ran = tokio::spawn(never_stopped(child));
+        while !ran.is_finished() && self.round().await {}
+        ran.await.unwrap().ended(0);
+    }
+}
+
+/// That changes of tables without a key have found their rows by an index: of each such table that has anything to hash.
+async fn by_an_index(target: &Client) {
+    let sql = "SELECT relname::text || ' ' || (idx_scan > 0) FROM pg_stat_all_indexes WHERE indexrelname LIKE 'pgshard\\_rows\\_%' ORDER BY 1";
+    let expected = "altered_full true\ncomputed_full true\ncounted_full true\nkinds true\nlarge_full true\nlate true\nlater true\npairs true\n";
+    for _ in 0..100 {
+        if lines(target, sql).await == expected {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(lines(target, sql).await, expected);
+}
+
+/// What a process does: `R`, `S`, `T` when it has stopped itself, `Z` when it has ended.
+fn state_of(pid: u32) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    stat.rsplit_once(") ").unwrap().1[..1].to_owned()
+}
+
+/// That every table which one host serves has the rows of the copy that the other has kept; and the same columns and indexes.
+async fn same_as_left(world: &World, serving: usize, left: &str) {
+    let (here, there) = (world.servers.superuser(serving).await, world.servers.superuser(1 - serving).await);
+    let tables = "SELECT relname::text FROM pg_class WHERE relnamespace = 'shard_0000'::regnamespace AND relkind = 'r' ORDER BY 1";
+    let tables = lines(&here, tables).await;
+    let mut different = String::new();
+    for table in tables.lines() {
+        let rows = |schema: &str| format!("SELECT one_row::text FROM {schema}.{table} one_row ORDER BY 1");
+        let definition = |schema: &str| {
+            format!(
+            "SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attidentity, attgenerated, attnotnull) FROM pg_attribute
+             WHERE attrelid = '{schema}.{table}'::regclass AND attnum > 0 AND NOT attisdropped
+             UNION ALL SELECT indexrelid::regclass::text || indisprimary || indisreplident FROM pg_index WHERE indrelid = '{schema}.{table}'::regclass
+                 AND NOT ('{schema}' LIKE '%left%' AND indexrelid::regclass::text LIKE '%pgshard\\_rows\\_%')
+             ORDER BY 1")
+        };
+        for (sql, what) in [(&rows as &dyn Fn(&str) -> String, "rows"), (&definition, "definition")] {
+            let ours = lines(&here, &sql("shard_0000")).await.replace("shard_0000.", "");
+            let theirs = lines(&there, &sql(left)).await.replace(&format!("{left}."), "");
+            if ours != theirs {
+                let only = |a: &str, b: &str| {
+                    a.lines()
+                        .filter(|line| !b.lines().any(|other| other == *line))
+                        .take(5)
+                        .map(|line| line.chars().take(300).collect::<String>())
+                        .collect::<Vec<_>>()
+                        .join("\n  ")
+                };
+                different += &format!(
+                    "{table}, {what}: {} and {}\n  served only:\n  {}\n  left only:\n  {}\n",
+                    ours.lines().count(),
+                    theirs.lines().count(),
+                    only(&ours, &theirs),
+                    only(&theirs, &ours)
+                );
+            }
+        }
+    }
+    assert!(different.is_empty(), "{different}");
+}
+
+on_each_version! {
+    /// All of them, forward and back.
+    async fn statements_that_a_stream_might_not_expect(version) {
+        let world = World::new(&[version, version], 2).await;
+        let script = Script::read(version);
+        for tables in &script.tables {
+            world.servers.app(0).await.batch_execute(tables).await.unwrap_or_else(|error| panic!("{tables}: {error:?}"));
+        }
+        for (host, settings) in SETTINGS.iter().enumerate() {
+            for setting in settings.split(';') {
+                world.servers.superuser(host).await.batch_execute(&format!("ALTER ROLE app SET {setting}")).await.unwrap();
+            }
+        }
+        let stop = ("PGSHARD_FAILPOINT", "before swap=stop");
+        let mut application = Application { client: world.servers.superuser(0).await, statements: script.again, round: 0 };
+        assert!(application.round().await);
+        let child = world.command(&["move", "0", "--to", "db2", "--mode", "online", "--yes"], &[stop]).spawn().unwrap();
+        application.meanwhile(child, &world.servers.superuser(1).await).await;
+        same_as_left(&world, 1, "shard_0000__left_e1").await;
+
+        application.client = world.servers.superuser(1).await;
+        assert!(application.round().await);
+        let id = lines(&world.servers.app(0).await, "SELECT move_id::text FROM pgshard.move").await;
+        let child = world.command(&["moves", "rollback", id.trim(), "--yes"], &[stop]).spawn().unwrap();
+        application.meanwhile(child, &world.servers.superuser(0).await).await;
+        same_as_left(&world, 0, "shard_0000__left_e2").await;
+        application.client = world.servers.superuser(0).await;
+        assert!(application.round().await);
+        world.audit_places().await;
+        if version >= 18 {
+            // Published, it would take no more UPDATE or DELETE.
+            let full = "ALTER TABLE shard_0000.virtual REPLICA IDENTITY FULL";
+            world.servers.app(0).await.batch_execute(full).await.unwrap();
+            let refused = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--plan"]).await;
+            assert!(refused.ended(4).stderr.contains("virtual generated column"), "{}", refused.stderr);
+        }
+    }
+}
