@@ -25,12 +25,15 @@ const SHARDS_MIN: usize = 4;
 /// So many objects are named.
 const NAMED_MAX: usize = 8;
 
+/// A shard, and what there is in it.
+type Made<'a> = (&'a HostName, ShardId, &'a BTreeSet<String>);
+
 /// What shards lack, as a clause that goes on after their schema's name.
 pub(super) type Lacking<'a> = BTreeMap<(&'a HostName, ShardId), String>;
 
 /// The shards that lack what shards with the same migrations have.
 pub(super) fn lacking<'a>(controls: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>) -> Lacking<'a> {
-    let mut alike: BTreeMap<&[RecordedMigration], Vec<(&HostName, ShardId, &BTreeSet<String>)>> = BTreeMap::new();
+    let mut alike: BTreeMap<&[RecordedMigration], Vec<Made<'_>>> = BTreeMap::new();
     for (host, control) in controls {
         let mut applied: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
         for set in &control.applied {
