@@ -45,7 +45,7 @@ pub(super) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, follower: &Follow
     let copy = ShardCopy { hold: work.hold, source_schema, target_schema, tables };
     let hashing = Hashing::of(facts::version(&work.source).await?, facts::version(&work.target).await?);
     let jobs = work.options.copy_jobs.max(1);
-    let known = super::audit::known(work).await?;
+    let known = super::audit::known(&work.target, work.back_of, shard).await?;
     let mut pieces = pieces(&work.source, &work.target, &copy).await?;
     pieces.retain(|piece| !known.contains(&piece.table));
     let share = pieces.iter().map(|piece| piece.estimate).sum::<u64>() / jobs as u64;

@@ -22,9 +22,9 @@ use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
 use crate::schema::fingerprint::fingerprint;
 
-use super::TABLE;
 use super::rows::Comparison;
 use super::side::Side;
+use super::{KNOWN, TABLE, known};
 
 /// Said with each difference that is found so.
 const HOW: &str = "compared later: nobody has written to it since";
@@ -62,12 +62,17 @@ async fn both(mover: &Mover, entry: &Entry) -> Result<Audit, Error> {
     let (rows, mut left_out) = comparison.end(why);
     found.extend(rows);
     let source = mover.hosts.open(&entry.source).await?.for_shard(shard);
+    let known = known(&target, entry.back_of, shard).await?;
     let mut differences = Vec::new();
     for difference in found {
         let Some(table) = difference.what.strip_prefix(TABLE).filter(|_| !difference.rows.is_empty()) else {
             left_out.push(LeftOut { why: format!("{}, now", difference.how), what: difference.what });
             continue;
         };
+        if known.contains(table) {
+            left_out.push(LeftOut { why: KNOWN.to_owned(), what: difference.what });
+            continue;
+        }
         let (here, there) = (Place::of(&left, table), Place::of(&names.schema, table));
         let missing = |side: fn(&crate::mover::RowDifference) -> bool| difference.rows.iter().any(side);
         // The old copy takes nothing but what is fed to it.

@@ -23,12 +23,15 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::map::HostName;
+use crate::shard::ShardId;
 
 use super::copy::Hashing;
 use super::driver::{chain, stopped};
 use super::error::Error;
 use super::journal::{Entry, Hold};
+use super::names::MoveId;
 use super::options::Event;
+use super::session::Session;
 use super::step::ShardMove;
 use super::turn::Turns;
 use super::verdict::{Audit, AuditDifference, AuditState, LeftOut};
@@ -125,7 +128,7 @@ pub(super) async fn begin(
                 left_out.push(LeftOut { what: "sequences and definitions".to_owned(), why: chain(&error) });
             }
         }
-        let known = known(work).await?;
+        let known = known(&work.target, work.back_of, work.hold.shard).await?;
         Ok::<_, Error>(Begun { hold: work.hold, source, target, until: at + bound, found, left_out, known })
     };
     begun.await.map_err(|error| chain(&error))
@@ -135,12 +138,15 @@ pub(super) async fn begin(
 /// them. A rollback neither verifies nor audits them.
 ///
 /// Locks: none but ACCESS SHARE on the journal.
-pub(super) async fn known(work: &ShardMove<'_>) -> Result<BTreeSet<String>, Error> {
-    let Some(former) = work.back_of else { return Ok(BTreeSet::new()) };
-    let entries = work.target.entries(Some(former)).await?;
-    let differences = entries.iter().filter(|entry| entry.shard == work.hold.shard).flat_map(|e| &e.audit.differences);
+pub(super) async fn known(target: &Session, former: Option<MoveId>, shard: ShardId) -> Result<BTreeSet<String>, Error> {
+    let Some(former) = former else { return Ok(BTreeSet::new()) };
+    let entries = target.entries(Some(former)).await?;
+    let differences = entries.iter().filter(|entry| entry.shard == shard).flat_map(|entry| &entry.audit.differences);
     Ok(differences.filter_map(|one| one.what.strip_prefix(TABLE)).map(str::to_owned).collect())
 }
+
+/// Said of those.
+const KNOWN: &str = "it differed already when the move that is taken back was audited";
 
 /// What comes before the name of a table, where it is told what differs.
 const TABLE: &str = "table ";
@@ -228,8 +234,7 @@ impl Begun {
             match difference.what.strip_prefix(TABLE).is_some_and(|table| self.known.contains(table)) {
                 false => self.found.push(difference),
                 true => {
-                    let why = "it differed already when the move that is taken back was audited".to_owned();
-                    self.left_out.push(LeftOut { what: difference.what, why });
+                    self.left_out.push(LeftOut { what: difference.what, why: KNOWN.to_owned() });
                 }
             }
         }
