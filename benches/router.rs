@@ -18,7 +18,7 @@ use pgshard::dev::{Binaries, Cluster, ClusterOptions, Durability, ServerOptions}
 use pgshard::id::Id;
 use pgshard::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use pgshard::pg::{ConnectOptions, quote_ident};
-use pgshard::router::{HostOptions, Options, Recycle, Sql};
+use pgshard::router::{HostOptions, Options, Recycle, Sql, Transaction};
 use pgshard::{Router, SchemaPrefix, ShardCount, ShardId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -227,11 +227,7 @@ impl Bench {
                 })
                 .await?,
             );
-            let in_transaction = async {
-                let shard = fast.shard(ShardId::new(0).ok_or("a shard")?)?;
-                Ok(shard.transaction(async |tx| tx.query_one(SELECT, &[&id(0)]).await.map(drop)).await?)
-            };
-            transactions.push(timed(in_transaction).await?);
+            transactions.push(timed(read_in_transaction(&fast, 0)).await?);
         }
         let (ours, cleaned) = (median(&mut ours), median(&mut cleaned));
         println!(
@@ -350,6 +346,13 @@ impl Hand {
 async fn read(router: &Router, shard: u16) -> Outcome<()> {
     let id = id(shard);
     router.by_id(id)?.query_one(SELECT, &[&id]).await?;
+    Ok(())
+}
+
+async fn read_in_transaction(router: &Router, shard: u16) -> Outcome<()> {
+    let id = id(shard);
+    let read = async |tx: Transaction| tx.query_one(SELECT, &[&id]).await.map(drop);
+    router.by_id(id)?.transaction(read).await?;
     Ok(())
 }
 
