@@ -233,6 +233,23 @@ pub(crate) async fn row_of(session: &Session, shard: ShardId) -> Result<Option<R
     }))
 }
 
+/// The shards of these that the host has given away, with their epochs and new owners.
+///
+/// Locks: ACCESS SHARE on a table of ours, for one statement.
+pub(crate) async fn given_away(
+    session: &Session,
+    shards: &[ShardId],
+) -> Result<Vec<(ShardId, ShardEpoch, String)>, Error> {
+    let numbers: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
+    let sql = "SELECT shard_id, epoch, peer FROM pgshard.shard WHERE shard_id = ANY ($1) AND state = 'moved' AND peer IS NOT NULL";
+    let rows = session.rows("reading where shards have gone", sql, &[&numbers]).await?;
+    let given = |row: &tokio_postgres::Row| {
+        let shard = ShardId::new(u16::try_from(row.try_get::<_, i32>(0).ok()?).ok()?)?;
+        Some((shard, ShardEpoch::from_i32(row.try_get(1).ok()?)?, row.try_get(2).ok()?))
+    };
+    Ok(rows.iter().filter_map(given).collect())
+}
+
 /// Who would make the barrier wait, on a schema given by its OID.
 ///
 /// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, stream};
 
-use crate::map::{HostName, ShardMap};
+use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::schema;
 use crate::shard::ShardId;
 
@@ -18,6 +18,9 @@ use super::{ByHost, Mover, Request};
 
 /// How many shards are read at the same time.
 const WIDTH: usize = 4;
+
+/// How many hosts are asked at the same time what they have given away.
+const HOSTS_WIDTH: usize = 16;
 
 pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error> {
     let map = mover.store.load().await.map_err(Error::Map)?;
@@ -35,6 +38,7 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
     hosts.dedup();
     let (facts, wrong) = host_facts(mover, &hosts).await?;
     refusals.extend(wrong);
+    let given = given(mover, &map, &moving).await;
     let sources = facts.values().filter(|host| host.name != request.target);
     let mode = request.mode.unwrap_or_else(|| plan::suitable(sources));
     let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
@@ -60,6 +64,7 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
             }
         }
         refusals.extend(emptied(mover, &moving).await?);
+        refusals.extend(shards.iter().filter_map(|shard| went_back(shard, &given)));
         if refusals.is_empty() {
             let mut warnings = Vec::new();
             for source in fitting.values() {
@@ -141,6 +146,51 @@ async fn emptied(mover: &Mover, moving: &[(ShardId, &HostName)]) -> Result<Vec<R
         }
     }
     Ok(refusals)
+}
+
+/// That somebody says that a host owns a shard since an epoch.
+struct Given {
+    shard: ShardId,
+    epoch: ShardEpoch,
+    owner: String,
+    /// Who says so, in words.
+    by: String,
+}
+
+/// What the map and the hosts that answer say about who owns these shards. A host that does not answer is passed over: one that is down
+/// must not keep shards where they are.
+async fn given(mover: &Mover, map: &ShardMap, moving: &[(ShardId, &HostName)]) -> Vec<Given> {
+    let shards: Vec<ShardId> = moving.iter().map(|(shard, _)| *shard).collect();
+    let ask = |host: &HostName| {
+        let (host, shards) = (host.clone(), &shards);
+        async move {
+            let session = mover.hosts.open(&host).await.ok()?;
+            facts::of_host(&session).await.ok()?.ok()?;
+            Some((facts::given_away(&session, shards).await.ok()?, host))
+        }
+    };
+    let answers: Vec<_> = stream::iter(mover.hosts.names()).map(ask).buffer_unordered(HOSTS_WIDTH).collect().await;
+    let by_hosts = answers.into_iter().flatten().flat_map(|(away, from)| {
+        let by = format!("host {from}");
+        away.into_iter().map(move |(shard, epoch, owner)| Given { shard, epoch, owner, by: by.clone() })
+    });
+    let by_map = moving.iter().filter_map(|(shard, _)| {
+        let placement = map.placement(*shard)?;
+        let owner = placement.host.to_string();
+        Some(Given { shard: *shard, epoch: placement.epoch, owner, by: "the map".to_owned() })
+    });
+    by_hosts.chain(by_map).collect()
+}
+
+/// Refuses a shard whose owner does not know of the move that brought it: that host's database is older, and so are its rows.
+fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
+    let later = given.iter().filter(|given| given.shard == plan.shard && given.owner == plan.source.as_str());
+    let latest = later.filter(|given| given.epoch > plan.epoch).max_by_key(|given| given.epoch)?;
+    let reason =
+        format!("is served there since epoch {}, but {} knows of epoch {}", plan.epoch, latest.by, latest.epoch);
+    let remedy = "the host was restored from before a move, or failed over to a standby that lacks it, and has old rows: run \
+                  `pgshard check`";
+    Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 
 async fn host_facts(mover: &Mover, hosts: &[&HostName]) -> Result<(ByHost<HostFacts>, Vec<Refusal>), Error> {

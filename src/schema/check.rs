@@ -60,6 +60,13 @@ impl<'a> Hosts<'a> {
         self.controls.iter().filter_map(move |(host, (_, control))| Some((*host, control.shards.get(&shard)?)))
     }
 
+    /// Who says that it has given the shard to its owner, later than the owner knows: at which epoch, the latest.
+    fn given_later(&self, shard: ShardId, owner: &HostName, served: ShardEpoch) -> Option<(ShardEpoch, &'a HostName)> {
+        let moved =
+            self.rows(shard).filter(|(_, row)| row.state == ShardState::Moved && row.peer.as_ref() == Some(owner));
+        moved.map(|(from, row)| (row.epoch, from)).filter(|(given, _)| *given > served).max()
+    }
+
     fn is_read(&self, host: &HostName) -> bool {
         matches!(self.survey.get(host), Some(Ok(_)))
     }
@@ -114,7 +121,10 @@ fn check_shard(
         [] => check_unserved(findings, hosts, shard, host, epoch),
         [(served, owner, row)] => {
             check_owner(findings, hosts, cluster, shard, owner, row);
-            if owner != host {
+            if let Some((given, from)) = hosts.given_later(shard, owner, served) {
+                let (what, remedy) = went_back(owner, served, from, given);
+                findings.add_shard(Severity::Alarm, "went_back", Some(owner), shard, what, remedy);
+            } else if owner != host {
                 let what = format!("the map puts it on {host}, but {owner} serves it (epoch {served})");
                 findings.add_shard(Severity::Warning, "shard_elsewhere", Some(owner), shard, what, REBUILD);
             } else if served != epoch {
@@ -135,6 +145,18 @@ fn check_shard(
             findings.add_shard(Severity::Alarm, "served_twice", None, shard, what, remedy);
         }
     }
+}
+
+/// An owner that does not know of the move that brought it the shard: its database is older than that move.
+pub(super) fn went_back(owner: &HostName, served: ShardEpoch, from: &HostName, given: ShardEpoch) -> (String, String) {
+    let what = format!(
+        "{from} gave it to {owner} at epoch {given}, but {owner} serves it at epoch {served}, from before that"
+    );
+    let remedy = format!(
+        "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and answers with old \
+         rows; docs/operating.md has the steps under \"A host has gone back in time\""
+    );
+    (what, remedy)
 }
 
 fn check_owner(
@@ -407,6 +429,21 @@ mod tests {
                 "db1",
                 vec![("db1", "0 serving 3")],
                 vec!["warning shard_epoch_differs db1 shard 0: the map has it at epoch 1, the host at 3"],
+            ),
+            // It was there, went to db2 and came back; db1 is from before all that, whatever the map says.
+            (
+                "db1@3",
+                vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")],
+                vec![
+                    "alarm went_back db1 shard 0: db2 gave it to db1 at epoch 3, but db1 serves it at epoch 1, from before that",
+                ],
+            ),
+            (
+                "db2",
+                vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1"), ("db3", "0 moved 5 db1")],
+                vec![
+                    "alarm went_back db1 shard 0: db3 gave it to db1 at epoch 5, but db1 serves it at epoch 1, from before that",
+                ],
             ),
             (
                 "db2@3",

@@ -1,10 +1,12 @@
 //! The shard map as the hosts have it. Pure.
 //!
-//! What may not break: of two statements about a shard the one with the larger epoch counts, and where the hosts are
-//! silent the map keeps what it said. A host that cannot be asked keeps its shards, unless another shows a later epoch.
+//! Invariant: of two statements about a shard the one with the larger epoch counts, and where the hosts are
+//! silent the map keeps what it said. A host that cannot be asked keeps its shards, unless another shows a later epoch. Of a shard whose owner
+//! does not know of the move that brought it, the map says nothing new: an alarm does.
 
 use std::collections::BTreeMap;
 
+use super::check::went_back;
 use super::facts::{ShardState, Survey};
 use super::finding::{Finding, Findings, Severity};
 use crate::map::{Change, HostName, Placement, ShardEpoch, ShardMap};
@@ -26,7 +28,10 @@ struct Claim<'a> {
     epoch: ShardEpoch,
     /// True: the owner says so itself. False: the host that gave the shard away does.
     first_hand: bool,
+    /// Who owns it.
     host: &'a HostName,
+    /// Who says so.
+    from: &'a HostName,
 }
 
 /// Corrects a map by what the hosts say. `moved` to a host that has not opened the shard yet means that host: the move
@@ -34,16 +39,16 @@ struct Claim<'a> {
 pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
     let mut notes = Findings::default();
     let mut claims: BTreeMap<ShardId, Vec<Claim<'_>>> = BTreeMap::new();
-    for (host, facts) in survey {
+    for (from, facts) in survey {
         let Ok(facts) = facts else { continue };
         for (shard, row) in facts.control.iter().flat_map(|control| &control.shards) {
             let (host, first_hand) = match (row.state, &row.peer) {
                 (ShardState::Moved, Some(peer)) => (peer, false),
                 (ShardState::Moved, None) => continue,
-                (ShardState::Serving | ShardState::Fenced, _) => (host, true),
+                (ShardState::Serving | ShardState::Fenced, _) => (from, true),
             };
             if survey.contains_key(host) {
-                claims.entry(*shard).or_default().push(Claim { epoch: row.epoch, first_hand, host });
+                claims.entry(*shard).or_default().push(Claim { epoch: row.epoch, first_hand, host, from });
             } else {
                 let what = format!("it has moved to {host} (epoch {}), which the config does not name", row.epoch);
                 let remedy = format!("add {host} to the config");
@@ -81,6 +86,13 @@ fn judge(shard: ShardId, was: Placement, claims: &[Claim<'_>], survey: &Survey, 
         let what = "the host was not asked and no other shows a later epoch, the map keeps what it said";
         let remedy = "run `pgshard map rebuild` again when it answers";
         notes.add_shard(Severity::Notice, "kept", Some(&was.host), shard, what, remedy);
+        return was;
+    }
+    // It says itself that it serves the shard, from before the move that brought it there.
+    let older = claims.iter().find(|claim| claim.first_hand && claim.host == best.host && claim.epoch < best.epoch);
+    if let Some(older) = older {
+        let (what, remedy) = went_back(best.host, older.epoch, best.from, best.epoch);
+        notes.add_shard(Severity::Alarm, "went_back", Some(best.host), shard, what, remedy);
         return was;
     }
     let mut rivals: Vec<&HostName> = claims
@@ -123,6 +135,9 @@ mod tests {
             ("db2@2", vec![("db1", "0 serving 1"), ("db2", "down")], "db2@2", vec!["kept"]),
             ("db2@2", vec![("db1", "0 moved 2 db2"), ("db2", "down")], "db2@2", vec![]),
             ("db2@2", vec![("db1", "0 serving 3"), ("db2", "down")], "db1@3", vec![]),
+            // An owner that was restored from before the move that brought it the shard.
+            ("db1@3", vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")], "db1@3", vec!["went_back"]),
+            ("db2@2", vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")], "db2@2", vec!["went_back"]),
             // Nobody, two, and one that the config does not have.
             ("db1", vec![("db1", ""), ("db2", "")], "db1", vec!["served_nowhere"]),
             ("db1", vec![("db1", "0 serving 2"), ("db2", "0 serving 3")], "db2@3", vec![]),

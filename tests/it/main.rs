@@ -18,6 +18,7 @@ mod keys;
 mod migrate;
 mod moves;
 mod races;
+mod restored;
 mod router;
 mod store;
 mod stream;

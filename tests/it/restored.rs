@@ -1,0 +1,73 @@
+//! Hosts that come back from before: a backup is restored while the others went on.
+
+use std::path::Path;
+use std::process::Command;
+
+use pgshard::dev::{Server, StopMode};
+
+use crate::support::World;
+
+fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
+}
+
+/// The server's files as they are now, as a base backup has them.
+fn backup(server: &Server) {
+    server.stop(StopMode::Fast).unwrap();
+    let data = server.data_directory();
+    copy(&data, &data.with_extension("backup"));
+    server.start().unwrap();
+}
+
+fn restore(server: &Server) {
+    server.stop(StopMode::Immediate).unwrap();
+    let data = server.data_directory();
+    std::fs::remove_dir_all(&data).unwrap();
+    copy(&data.with_extension("backup"), &data);
+    server.start().unwrap();
+}
+
+on_each_version! {
+    /// A shard that went away and came back, on a host that was restored from before that: an alarm, no move, no rebuilt map; and what the
+    /// runbook says ends it.
+    async fn a_shard_that_had_come_back(version) {
+        let world = World::new(&[version, version, version], 6).await;
+        backup(world.servers.server(0));
+        for target in ["db2", "db1"] {
+            world.run(&["move", "1", "--to", target, "--mode", "blocking", "--yes"]).await.ended(0);
+            let host = world.servers.app(usize::from(target == "db2")).await;
+            host.batch_execute("INSERT INTO shard_0001.users (name) VALUES ('late')").await.unwrap();
+        }
+        world.run(&["moves", "complete", "--yes"]).await;
+        restore(world.servers.server(0));
+
+        let alarms = async || {
+            let checked = world.run(&["check"]).await.last();
+            let all = checked["findings"].as_array().unwrap().clone();
+            all.into_iter().filter(|found| found["severity"] == "alarm").collect::<Vec<_>>()
+        };
+        let found = alarms().await;
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!((&found[0]["code"], &found[0]["host"]), (&"went_back".into(), &"db1".into()), "{found:?}");
+        let words = "db2 gave it to db1 at epoch 3, but db1 serves it at epoch 1, from before that";
+        assert!(found[0]["message"].as_str().unwrap().contains(words), "{found:?}");
+
+        let before = world.published();
+        let rebuilt = world.run(&["map", "rebuild", "--yes"]).await;
+        assert!(rebuilt.stderr.contains(words) || rebuilt.stdout.contains(words), "{}{}", rebuilt.stdout, rebuilt.stderr);
+        assert_eq!(world.published(), before);
+        for plan in [&["move", "1", "--to", "db3", "--plan"][..], &["move", "1", "--to", "db3", "--yes"]] {
+            let refused = world.run(plan).await;
+            assert!(refused.ended(4).stderr.contains("is served there since epoch 1, but "), "{}", refused.stderr);
+        }
+        // The others are not concerned.
+        world.run(&["move", "0", "--to", "db3", "--plan"]).await.ended(0);
+
+        let db1 = world.servers.app(0).await;
+        let sql = "UPDATE pgshard.shard SET epoch = 3 WHERE shard_id = 1 AND state = 'serving' AND epoch < 3";
+        assert_eq!(db1.execute(sql, &[]).await.unwrap(), 1);
+        world.run(&["map", "rebuild", "--yes"]).await.ended(0);
+        assert_eq!(alarms().await, Vec::<serde_json::Value>::new());
+        world.run(&["move", "1", "--to", "db3", "--yes"]).await.ended(0);
+    }
+}
