@@ -3,8 +3,8 @@
 //! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is written down;
 //! so whoever comes after a crash knows that an index of the name, valid or not, is ours.
 //!
-//! What may not break: no index is dropped, or taken for made, that is not ours; none that is not valid stays when we
-//! can help it; and while a server still works for a client that is gone, nobody begins anew.
+//! Invariant: no index is dropped, or taken for made, that is not ours; none is taken for made that another text of the file has begun;
+//! none that is not valid stays when we can help it; and while a server still works for a client that is gone, nobody begins anew.
 
 use std::time::Duration;
 
@@ -29,6 +29,16 @@ pub(super) struct Alone<'a> {
     pub(super) lock_timeout: Duration,
     /// For the statement: nobody waits behind it, and it waits for others' transactions.
     pub(super) patience: Duration,
+}
+
+/// Whether an attempt at a migration was begun and not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    No,
+    /// With the text that is run now.
+    ThisText,
+    /// With another: the file was edited since. What that has left is ours, and is not what is asked for.
+    OtherText,
 }
 
 impl Alone<'_> {
@@ -73,12 +83,12 @@ impl Alone<'_> {
     async fn attempt(&self, client: &Client) -> Result<Outcome, tokio_postgres::Error> {
         if let Some(Repeatable::Index(index)) = &self.step.outside {
             match self.look(client, index).await? {
-                (Some(_), false) => {
+                (Some(_), Begun::No) => {
                     let words = format!("there is an index {index} already, which no migration has begun");
                     return Ok(Outcome::Failed(self.fault(words)));
                 }
-                (Some(true), true) => return Ok(Outcome::Done),
-                (Some(false), true) => {
+                (Some(true), Begun::ThisText) => return Ok(Outcome::Done),
+                (Some(_), Begun::ThisText | Begun::OtherText) => {
                     if let Err(error) = self.drop_index(client, index).await {
                         return self.told(error);
                     }
@@ -110,11 +120,11 @@ impl Alone<'_> {
     }
 
     /// Whether there is an index of the name, and a valid one; and whether an attempt at this migration was begun.
-    async fn look(&self, client: &Client, index: &str) -> Result<(Option<bool>, bool), tokio_postgres::Error> {
+    async fn look(&self, client: &Client, index: &str) -> Result<(Option<bool>, Begun), tokio_postgres::Error> {
         let sql =
             "SELECT (SELECT i.indisvalid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid
                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2),
-            EXISTS (SELECT FROM pgshard.migration_attempt WHERE shard_id = $3 AND name = $4 AND begun)";
+            (SELECT checksum FROM pgshard.migration_attempt WHERE shard_id = $3 AND name = $4 AND begun)";
         let (shard, name) = (self.shard.as_i32(), &self.step.recorded.name);
         let rows = client
             .query_typed(
@@ -122,7 +132,13 @@ impl Alone<'_> {
                 &[(&self.schema, Type::TEXT), (&index, Type::TEXT), (&shard, Type::INT4), (name, Type::TEXT)],
             )
             .await?;
-        Ok(rows.first().map_or((None, false), |row| (row.get(0), row.get(1))))
+        let Some(row) = rows.first() else { return Ok((None, Begun::No)) };
+        let begun = match row.try_get::<_, Option<String>>(1)? {
+            None => Begun::No,
+            Some(checksum) if checksum == self.step.recorded.checksum => Begun::ThisText,
+            Some(_) => Begun::OtherText,
+        };
+        Ok((row.try_get(0)?, begun))
     }
 
     /// Locks: SHARE UPDATE EXCLUSIVE on the table; waits for the transactions that use it.
