@@ -76,7 +76,7 @@ on_each_version! {
             router.by_key(0).query("SELECT pg_advisory_lock(7)", &[]).await.unwrap();
             let lock = shards.db[0].batch_execute("SET lock_timeout = '20s'; SELECT pg_advisory_lock(7); SELECT pg_advisory_unlock(7)");
             lock.await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
-            // Also one of a statement that was given up. (PgBouncer 1.18 itself ends where a request to cancel comes at a bad moment.)
+            // Also one of a statement that was given up. (PgBouncer 1.18 refuses connections after that.)
             if name == "pooled" {
                 continue;
             }
