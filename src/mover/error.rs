@@ -62,6 +62,16 @@ pub enum Error {
         /// The driver's error.
         source: tokio_postgres::Error,
     },
+    /// A table of the shard is locked, so that its facts cannot be read. Nothing was changed.
+    #[error("shard {shard}: what it consists of cannot be read, for host {host} waits for a lock: {blockers}")]
+    Locked {
+        /// The shard.
+        shard: ShardId,
+        /// The source.
+        host: HostName,
+        /// Who holds it.
+        blockers: String,
+    },
     /// The control schema found the row otherwise than this mover thought: somebody else went on with the move.
     #[error("shard {shard}: host {host} refused: {reason}")]
     Superseded {

@@ -16,6 +16,7 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use uuid::Uuid;
 
 use crate::map::HostName;
+use crate::schema::catalog;
 use crate::shard::ShardId;
 
 use super::chunk::copy::Copied;
@@ -181,6 +182,9 @@ impl<'a> Group<'a> {
             if held.is_empty() {
                 return tidy_up(self.mover, &self.shared).await;
             }
+            // Before anything is published: a table of which the stream cannot name the rows would refuse its UPDATE then.
+            let begun = std::mem::take(&mut held);
+            held = self.each(&mut ends, begun, async |one| self.known(one, &source, heartbeat).await).await;
             let position = self.slot(&source, &mut held, &mut ends, heartbeat).await?;
             self.load(&source, &mut held, &mut ends, heartbeat, position).await?;
             if held.is_empty() {
@@ -290,6 +294,7 @@ impl<'a> Group<'a> {
                 Some((shard, Ok(report)))
             }
             Err(error) => {
+                self.withdraw_if_altered(&drive.work, &error).await;
                 drive.leave(Some(&error)).await;
                 Some(self.failed(shard, error))
             }
@@ -328,13 +333,15 @@ impl<'a> Group<'a> {
         };
         let (again, rest) = std::mem::take(held).into_iter().partition(behind);
         *held = rest;
-        held.extend(self.each(ends, again, async |held| self.prepare_again(held, heartbeat).await).await);
+        let again = self.each(ends, again, async |held| self.prepare_again(held, heartbeat).await).await;
+        held.extend(self.each(ends, again, async |held| self.known(held, source, heartbeat).await).await);
         let (mut tables, mut schemas) = (Vec::new(), Vec::new());
         for one in held.iter() {
             let schema = self.mover.prefix.schema(one.part.shard);
             if let Some(oid) = facts::schema_oid(source, &schema).await? {
                 schemas.push((one.part.shard, oid));
-                tables.extend(table::shapes(source, oid).await?.into_iter().map(|shape| (schema.clone(), shape.name)));
+                let names = one.built.iter().flat_map(|built| &built.tables);
+                tables.extend(names.map(|table| (schema.clone(), table.clone())));
             }
         }
         self.at("before publication")?;
@@ -409,11 +416,9 @@ impl<'a> Group<'a> {
     ) -> Result<(), Error> {
         let phases = self.phases(source).await?;
         let lacks = |one: &Held| phases.get(&one.part.shard).is_some_and(|phase| *phase == Phase::Prepared);
-        let known = async |one| self.known(one, source, heartbeat).await;
-        *held = self.each(ends, std::mem::take(held), known).await;
         let mut copies = Vec::new();
         for one in held.iter().filter(|one| lacks(one)) {
-            copies.push(self.to_copy(source, one.part.shard).await?);
+            copies.push(self.to_copy(source, one).await?);
         }
         let options = CopyOptions {
             route: Route { source: self.shared.source.clone(), target: self.shared.target.clone() },
@@ -453,22 +458,30 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Learns what the shard's target was built from, if this mover did not build it, and has it watched over.
+    /// Learns what the shard's target was built from, and that it is so still, and has it watched over.
     async fn known(&self, mut held: Held, source: &Session, heartbeat: &Heartbeat) -> Result<Held, End> {
         let shard = held.part.shard;
         let known = async {
             let schema = facts::schema_oid(source, &self.mover.prefix.schema(shard)).await?;
-            let built = match held.built.take() {
-                Some(built) => built,
-                None => {
+            let built = match (held.built.take(), schema) {
+                (Some(built), Some(schema)) if self.is_as_stamped(source, schema, &built).await? => built,
+                (built, schema) => {
                     let work = connect(self.mover, &held.part, self.hold(shard)).await?;
-                    let entries = work.source.entries(Some(self.shared.id)).await?;
-                    let entry = entries.iter().find(|entry| entry.shard == shard);
-                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
+                    match (built, schema) {
+                        (Some(built), Some(schema)) => match work.altered(schema, &built).await? {
+                            Some(what) => return Err(Error::Altered { shard, what }),
+                            None => built,
+                        },
+                        _ => {
+                            let entries = work.source.entries(Some(self.shared.id)).await?;
+                            let entry = entries.iter().find(|entry| entry.shard == shard);
+                            work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
+                        }
+                    }
                 }
             };
             if let Some(schema) = schema {
-                self.guard.watch_over(shard, schema, built.stamp.clone());
+                self.guard.watch_over(shard, schema, &built);
             }
             Ok::<_, Error>(built)
         };
@@ -476,6 +489,12 @@ impl<'a> Group<'a> {
             Ok(built) => Ok(Held { built: Some(built), ..held }),
             Err(error) => Err(self.left(&held, error, heartbeat).await),
         }
+    }
+
+    /// Whether nobody has touched a schema since its blueprint was made.
+    async fn is_as_stamped(&self, source: &Session, schema: u32, built: &Blueprint) -> Result<bool, Error> {
+        let stamp = catalog::stamp(source.client.client(), schema).await;
+        Ok(stamp.map_err(|error| Error::Catalog { host: source.host.clone(), source: error })? == built.stamp)
     }
 
     /// Keys and indexes of a shard whose rows are there.
@@ -516,7 +535,7 @@ impl<'a> Group<'a> {
     async fn follow(&self, source: &Session, held: &[Held], others: BTreeMap<ShardId, u64>) -> Result<Follower, Error> {
         let mut shards = Vec::with_capacity(held.len());
         for one in held {
-            let copy = self.to_copy(source, one.part.shard).await?;
+            let copy = self.to_copy(source, one).await?;
             let ShardCopy { hold, target_schema, tables, .. } = copy;
             let basis = if self.shared.back_of.is_some() { Basis::Position } else { Basis::Pieces };
             shards.push(FollowedShard { hold, target_schema, tables, basis });
@@ -556,11 +575,14 @@ impl<'a> Group<'a> {
         applied(target, unended, position).await
     }
 
-    /// A shard's tables as they stand at the source, and where they go.
-    async fn to_copy(&self, source: &Session, shard: ShardId) -> Result<ShardCopy, Error> {
+    /// The tables that a shard's target was built with, as they stand at the source, and where they go. One that came since is
+    /// not published: it ends the move as what it is, an alteration.
+    async fn to_copy(&self, source: &Session, held: &Held) -> Result<ShardCopy, Error> {
+        let shard = held.part.shard;
+        let is_of_it = |name: &String| held.built.as_ref().is_none_or(|built| built.tables.contains(name));
         let names = Names { schema: self.mover.prefix.schema(shard) };
         let tables = match facts::schema_oid(source, &names.schema).await? {
-            Some(oid) => table::shapes(source, oid).await?,
+            Some(oid) => table::shapes(source, oid).await?.into_iter().filter(|table| is_of_it(&table.name)).collect(),
             None => Vec::new(),
         };
         Ok(ShardCopy { hold: self.hold(shard), target_schema: names.incoming(), source_schema: names.schema, tables })
@@ -646,9 +668,25 @@ impl<'a> Group<'a> {
     async fn left(&self, held: &Held, error: Error, heartbeat: &Heartbeat) -> End {
         let shard = held.part.shard;
         if let Ok(work) = connect(self.mover, &held.part, self.hold(shard)).await {
+            self.withdraw_if_altered(&work, &error).await;
             Driver::new(self.mover, work, heartbeat, Goal::Finish).leave(Some(&error)).await;
         }
         self.failed(shard, error)
+    }
+
+    /// A shard that was altered is no longer published: a table that has lost what names its rows would refuse its UPDATE and
+    /// DELETE for as long as the move waits. What it changes from now on is in no stream, so it begins anew with a resume.
+    async fn withdraw_if_altered(&self, work: &ShardMove<'_>, error: &Error) {
+        if !matches!(error, Error::Altered { .. } | Error::Refused { .. }) || self.shared.back_of.is_some() {
+            return;
+        }
+        let withdrawn = async {
+            work.source.advance(work.hold, Phase::Claimed, &Note::default()).await?;
+            slot::withdraw(&work.source, &self.stream(), &work.names.schema).await
+        };
+        if let Err(error) = withdrawn.await {
+            tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are published still; an abort ends that");
+        }
     }
 
     async fn all_failed(&self, held: Vec<Held>, error: Error, heartbeat: &Heartbeat) -> Vec<End> {

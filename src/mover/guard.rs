@@ -5,18 +5,20 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use crate::map::HostName;
-use crate::schema::catalog::{self, Stamp};
+use crate::schema::catalog::{self, Namespace, Stamp};
+use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
 use super::driver::chain;
 use super::error::Error;
 use super::session::{Hosts, Session};
+use super::step::{self, Blueprint};
 use super::stream::slot;
 
 /// Between two looks.
@@ -31,9 +33,18 @@ pub(crate) type Altered = BTreeMap<ShardId, String>;
 
 /// What is known of the shards that are watched over.
 pub(crate) struct Guard {
-    /// The schema at the source by its OID, which a fence does not change, and its stamp as the target was built.
-    stamps: Mutex<BTreeMap<ShardId, (u32, Stamp)>>,
+    watched: Mutex<BTreeMap<ShardId, Watched>>,
     altered: watch::Sender<Altered>,
+}
+
+/// A shard as it was when the target was built.
+#[derive(Clone)]
+struct Watched {
+    /// Its schema at the source by its OID, which a fence does not change.
+    schema: u32,
+    /// The newest stamp that its definition is known to have had.
+    stamp: Stamp,
+    fingerprint: String,
 }
 
 /// The slot keeps more than it may.
@@ -45,18 +56,23 @@ pub(super) struct TooMuch {
 
 impl Guard {
     pub(super) fn new() -> Guard {
-        Guard { stamps: Mutex::default(), altered: watch::Sender::new(Altered::new()) }
+        Guard { watched: Mutex::default(), altered: watch::Sender::new(Altered::new()) }
     }
 
     /// Watches over this shard from now on.
-    pub(super) fn watch_over(&self, shard: ShardId, schema: u32, stamp: Stamp) {
+    pub(super) fn watch_over(&self, shard: ShardId, schema: u32, built: &Blueprint) {
+        let (stamp, fingerprint) = (built.stamp.clone(), built.fingerprint.clone());
+        self.watched().insert(shard, Watched { schema, stamp, fingerprint });
+    }
+
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<ShardId, Watched>> {
         // Nothing is half done when a panic lets go of it.
-        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).insert(shard, (schema, stamp));
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// No longer: what becomes of its old copy does not matter.
     pub(super) fn let_go(&self, shard: ShardId) {
-        self.stamps.lock().unwrap_or_else(PoisonError::into_inner).remove(&shard);
+        self.watched().remove(&shard);
     }
 
     /// The shards that were altered, as they are found.
@@ -70,6 +86,12 @@ impl Guard {
     /// May be dropped and called again.
     pub(super) async fn altered(&self, shard: ShardId) -> Error {
         altered(&self.altered.subscribe(), shard).await
+    }
+
+    /// This shard was altered. It is told once.
+    fn tell(&self, shard: ShardId, what: String) {
+        self.let_go(shard);
+        self.altered.send_modify(|altered| drop(altered.insert(shard, what)));
     }
 
     /// Looks until the slot keeps more than it may. On a connection of its own, opened again when it is lost.
@@ -108,24 +130,34 @@ impl Guard {
                 return Ok(Some(TooMuch { kept, limit }));
             }
         }
-        let watched: Vec<_> = {
-            let stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        // Of all of them at once: until such a table is no longer published, its UPDATE and DELETE fail.
+        for (schema, table) in slot::unnamed(session, slot).await? {
+            let shard = self.watched().iter().find(|(_, of)| of.schema == schema).map(|(shard, _)| *shard);
+            if let Some(shard) = shard {
+                self.tell(shard, format!("{table} has lost the key that names its rows"));
+            }
+        }
+        let watched: Vec<(ShardId, Watched)> = {
             let first = next.take().map_or(Bound::Unbounded, Bound::Included);
-            let rest = stamps.range((first, Bound::Unbounded));
-            rest.map(|(shard, (schema, stamp))| (*shard, *schema, stamp.clone())).collect()
+            self.watched().range((first, Bound::Unbounded)).map(|(shard, of)| (*shard, of.clone())).collect()
         };
         let began = Instant::now();
-        for (shard, schema, was) in watched {
+        for (shard, was) in watched {
             if began.elapsed() > AT_MOST {
                 *next = Some(shard);
                 break;
             }
-            let now = catalog::stamp(session.client.client(), schema).await;
+            let now = catalog::stamp(session.client.client(), was.schema).await;
             let now = now.map_err(|error| Error::Catalog { host: source.clone(), source: error })?;
-            if now != was {
-                self.let_go(shard);
-                let what = "a table, function or grant of it was made, altered or dropped since".to_owned();
-                self.altered.send_modify(|altered| drop(altered.insert(shard, what)));
+            if now == was.stamp {
+                continue;
+            }
+            // TRUNCATE, REINDEX, CLUSTER and VACUUM FULL write catalog rows too, and alter nothing.
+            let facts = step::facts(session, &Namespace::Oid(was.schema)).await?;
+            if fingerprint(&facts).as_str() != was.fingerprint {
+                self.tell(shard, "a table, function or grant of it was made, altered or dropped since".to_owned());
+            } else if let Some(of) = self.watched().get_mut(&shard) {
+                of.stamp = now;
             }
         }
         Ok(None)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures_util::{StreamExt, stream};
+use tokio_postgres::error::SqlState;
 
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::schema;
@@ -214,6 +215,30 @@ async fn shard_plan(
 ) -> Result<Result<ShardPlan, Vec<Refusal>>, Error> {
     let (from, to) = tokio::try_join!(mover.hosts.open(&source.name), mover.hosts.open(&target.name))?;
     let (from, to) = (from.for_shard(shard), to.for_shard(shard));
-    let facts = facts::of_shard(&from, &to, shard, &mover.prefix).await?;
+    let facts = match facts::of_shard(&from, &to, shard, &mover.prefix).await {
+        Err(error) if waited_for_a_lock(&error) => return Err(locked(&from, shard, mover, error).await),
+        facts => facts?,
+    };
     Ok(plan::judge(&facts, source, target, mode, mover.options.back, mover.options.pause_max))
+}
+
+/// Whether a statement gave up because it did not get a lock.
+fn waited_for_a_lock(error: &Error) -> bool {
+    let first: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    std::iter::successors(first, |error| error.source())
+        .filter_map(|error| error.downcast_ref::<tokio_postgres::Error>())
+        .any(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+}
+
+/// The error with who holds the locks, if that can be told still.
+async fn locked(source: &Session, shard: ShardId, mover: &Mover, error: Error) -> Error {
+    let blockers = async {
+        let schema = facts::schema_oid(source, &mover.prefix.schema(shard)).await.ok()??;
+        let locks = facts::locks(source, schema).await.ok()?;
+        (!locks.is_empty()).then(|| locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    };
+    match blockers.await {
+        Some(blockers) => Error::Locked { shard, host: source.host.clone(), blockers },
+        None => error,
+    }
 }

@@ -18,6 +18,7 @@ mod rich;
 mod rivals;
 mod rollback;
 mod sequences;
+mod shared;
 mod takeover;
 mod vacuum;
 mod watch;

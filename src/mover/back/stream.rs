@@ -167,6 +167,18 @@ pub(crate) async fn judge(
             }
         }
     }
+    for (schema, table) in slot::unnamed(target, name).await? {
+        let sql = "SELECT s.shard_id, s.schema_name FROM pgshard.shard s JOIN pg_namespace n ON n.nspname = s.schema_name WHERE n.oid = $1";
+        let what = "looking for whose table it is";
+        for row in target.rows(what, sql, &[&schema]).await? {
+            let read = row.try_get(0).and_then(|shard| Ok((shard, row.try_get(1)?)));
+            let (shard, schema): (i32, String) = read.map_err(|error| target.failed(what, error))?;
+            let Some(shard) = u16::try_from(shard).ok().and_then(ShardId::new) else { continue };
+            copy::lose(source, id, shard, &format!("{table} has lost the key that names its rows")).await?;
+            // Published, it would refuse its UPDATE and DELETE.
+            slot::withdraw(target, name, &schema).await?;
+        }
+    }
     let state = slot::slot_state(target, name).await?;
     if let Some(state) = &state {
         lose_what_lacks(source, target, id, state.confirmed).await?;

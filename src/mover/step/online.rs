@@ -39,8 +39,8 @@ impl ShardMove<'_> {
                 "they are not what they were when the target was built; abort the move and start it again",
             ));
         }
-        let fingerprint = fingerprint(&facts).to_string();
-        Ok(Blueprint { stamp, fingerprint, creation: self.creation(&facts).await? })
+        self.refuse_unnamed(schema).await?;
+        Ok(Blueprint::of(stamp, &facts, self.creation(&facts).await?))
     }
 
     /// Keys and most indexes, as far as they were not built while other tables were copied. Changes of transactions that commit after `from` are applied from now on.

@@ -4,6 +4,8 @@
 //! but no rows, indexes or triggers; the source has `__signpost`. Dies halfway: inert objects that are in the ledgers, and
 //! the next run builds anew.
 
+use std::collections::BTreeSet;
+
 use super::ShardMove;
 use crate::mover::chunk::{ShardCopy, plan, table};
 use crate::mover::ddl::Creation;
@@ -11,9 +13,9 @@ use crate::mover::error::Error;
 use crate::mover::facts;
 use crate::mover::journal::Note;
 use crate::mover::refusal::Refusal;
-use crate::mover::state::Phase;
+use crate::mover::state::{Mode, Phase};
 use crate::pg::quote_ident;
-use crate::schema::catalog::{Namespace, Stamp, preamble};
+use crate::schema::catalog::{Facts, Namespace, RelationKind, Stamp, preamble};
 use crate::schema::fingerprint::fingerprint;
 
 /// What the target was built from, for as long as the mover lives.
@@ -21,6 +23,17 @@ pub(crate) struct Blueprint {
     pub(crate) stamp: Stamp,
     pub(crate) fingerprint: String,
     pub(crate) creation: Creation,
+    /// The names of its tables: what comes later is no part of the move.
+    pub(crate) tables: BTreeSet<String>,
+}
+
+impl Blueprint {
+    /// Of facts that were read after the stamp.
+    pub(super) fn of(stamp: Stamp, facts: &Facts, creation: Creation) -> Blueprint {
+        let tables = facts.relations.iter().filter(|relation| relation.kind == RelationKind::Table);
+        let tables = tables.map(|table| table.name.clone()).collect();
+        Blueprint { stamp, fingerprint: fingerprint(facts).to_string(), creation, tables }
+    }
 }
 
 impl ShardMove<'_> {
@@ -36,12 +49,15 @@ impl ShardMove<'_> {
         // Before the facts: whatever is altered while they are read makes the stamps differ.
         let stamp = self.stamp(schema).await?;
         let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
-        let creation = self.creation(&facts).await?;
-        let fingerprint = fingerprint(&facts).to_string();
+        if self.mode == Mode::Online {
+            self.refuse_unnamed(schema).await?;
+        }
+        let built = Blueprint::of(stamp, &facts, self.creation(&facts).await?);
+        let fingerprint = built.fingerprint.clone();
         // The old copy has its rows already: what it lacks comes by the stream.
         let reached = match self.back_of {
             None => {
-                self.build_target(&creation).await?;
+                self.build_target(&built.creation).await?;
                 self.at("after target schema")?;
                 Phase::Prepared
             }
@@ -54,11 +70,22 @@ impl ShardMove<'_> {
         };
         self.build_signpost().await?;
         self.at("after signpost")?;
-        let note = Note { fingerprint: Some(fingerprint.clone()), ..Note::default() };
+        let note = Note { fingerprint: Some(fingerprint), ..Note::default() };
         self.source.advance(self.hold, reached, &note).await?;
         self.reached(reached);
         self.at("after prepare")?;
-        Ok(Blueprint { stamp, fingerprint, creation })
+        Ok(built)
+    }
+
+    /// That the stream can name the rows of every table: else UPDATE and DELETE fail at the source once the table is published.
+    ///
+    /// Locks: ACCESS SHARE on catalogs, for one statement.
+    pub(super) async fn refuse_unnamed(&self, schema: u32) -> Result<(), Error> {
+        let refusals = table::online_refusals(&table::shapes(&self.source, schema).await?);
+        if refusals.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Refused { refusals: refusals.into_iter().map(|found| self.refusal(found)).collect() })
     }
 
     /// Tells the target that the shard is coming, and its ledger what will be built.

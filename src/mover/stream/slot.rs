@@ -119,6 +119,40 @@ async fn computes(source: &Session, tables: &[(String, String)]) -> Result<bool,
     row.try_get(0).map_err(|error| source.failed("looking for generated columns", error))
 }
 
+/// Takes the tables of a schema out of a publication, as far as they are in it.
+///
+/// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; behind a DDL it gives up after two seconds.
+pub(crate) async fn withdraw(source: &Session, name: &str, schema: &str) -> Result<(), Error> {
+    let what = "taking tables out of the publication";
+    let sql = "SELECT format('%I.%I', n.nspname, c.relname)
+        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
+        JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = $1 AND n.nspname = $2";
+    let mut tables: Vec<String> = Vec::new();
+    for row in source.rows(what, sql, &[&name, &schema]).await? {
+        tables.push(row.try_get(0).map_err(|error| source.failed(what, error))?);
+    }
+    for tables in tables.chunks(TABLES_AT_ONCE) {
+        let sql = format!("ALTER PUBLICATION {} DROP TABLE ONLY {}", quote_ident(name), tables.join(", ONLY "));
+        source.batch(what, &sql).await?;
+    }
+    Ok(())
+}
+
+/// A published table of which no stream can name the rows any more: the OID of its schema, and the table.
+///
+/// Locks: ACCESS SHARE on catalogs.
+pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, String)>, Error> {
+    let what = "looking for tables that have lost their keys";
+    let sql = "SELECT c.relnamespace, c.oid::regclass::text
+        FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
+        WHERE p.pubname = $1 AND c.relnamespace <> 'pgshard'::regnamespace AND c.relreplident <> 'f' AND NOT EXISTS (
+            SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
+                AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary ELSE false END)";
+    let rows = source.rows(what, sql, &[&name]).await?;
+    let read = |row: &tokio_postgres::Row| Ok((row.try_get(0)?, row.try_get(1)?));
+    rows.iter().map(read).collect::<Result<_, _>>().map_err(|error| source.failed(what, error))
+}
+
 /// Makes the slot, or finds it there. Gives the position from which it sends changes.
 ///
 /// PostgreSQL waits for all transactions of the whole server that have written and are under way. After two seconds it is

@@ -265,10 +265,11 @@ pub(crate) fn failure(error: Error) -> Failure {
         Error::Unaudited { id, .. } => Failure::new(Exit::Refused, error).hint(format!(
             "`pgshard moves show {id}` says more; `pgshard moves complete {id} --unaudited` drops it all the same"
         )),
-        error => {
-            let exit = code(&error);
-            Failure::new(exit, error)
-        }
+        // Nothing was claimed, so nothing waits for a resume.
+        error => match code(&error) {
+            Exit::Waits => Failure::new(Exit::Failed, error).hint("nothing was changed; try again"),
+            exit => Failure::new(exit, error),
+        },
     }
 }
 
