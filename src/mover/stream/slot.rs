@@ -51,8 +51,6 @@ pub(crate) struct Owner<'a> {
 /// How a slot stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotState {
-    /// The walsender that reads it.
-    pub(crate) active_pid: Option<i32>,
     /// `reserved`, `extended`, `unreserved` or `lost`.
     pub(crate) wal_status: Option<String>,
     /// How much WAL the server keeps for it.
@@ -249,14 +247,13 @@ pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
 ///
 /// Locks: none.
 pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<SlotState>, Error> {
-    let sql = "SELECT active_pid, wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
+    let sql = "SELECT wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
         FROM pg_replication_slots WHERE slot_name = $1";
     let rows = source.rows("looking at the slot", sql, &[&name]).await?;
     Ok(rows.first().map(|row| SlotState {
-        active_pid: row.get(0),
-        wal_status: row.get(1),
-        kept_bytes: row.get::<_, Option<i64>>(2).unwrap_or(0),
-        confirmed: row.get::<_, Option<PgLsn>>(3).map(u64::from).unwrap_or(0),
+        wal_status: row.get(0),
+        kept_bytes: row.get::<_, Option<i64>>(1).unwrap_or(0),
+        confirmed: row.get::<_, Option<PgLsn>>(2).map(u64::from).unwrap_or(0),
     }))
 }
 

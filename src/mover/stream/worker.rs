@@ -156,13 +156,12 @@ impl Worker {
         let options = &self.options;
         let source = options.hosts.open(&options.source).await?;
         let lost = |state| Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state };
+        // The progress rows say that it is ours: whoever still reads the slot is dead, or has lost the move. Before its state is
+        // asked for: the walsender of a connection that broke may still hear how far a target was that has failed over since.
+        free_slot(&source, &options.stream).await?;
         let state = slot_state(&source, &options.stream).await?.ok_or_else(|| lost("gone"))?;
         if state.wal_status.as_deref() == Some("lost") {
             return Err(lost("lost").into());
-        }
-        // The progress rows say that it is ours: whoever still reads the slot is dead, or has lost the move.
-        if state.active_pid.is_some() {
-            free_slot(&source, &options.stream).await?;
         }
         let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text";
         let near: String = source.row("asking for a transaction number", sql, &[]).await?.get(0);
