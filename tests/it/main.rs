@@ -20,6 +20,7 @@ mod moves;
 mod races;
 mod restored;
 mod router;
+mod rows;
 mod store;
 mod stream;
 mod tickets;

@@ -26,11 +26,12 @@ use state::Case;
 
 const HELP: &str =
     "script/test-rows [--seed S] [--minutes M] [--rounds N] [--versions 15-18] [--moves N] [--sessions N]
-    [--tables 0,3] [--without KIND,…] [--log FILE] [--shrink MINUTES] [--keep-going]
+    [--tables 0,3] [--without KIND,…] [--log FILE] [--shrink MINUTES] [--keep-going] [--schema]
 
 Each seed is one round: a schema, a workload, some moves and what becomes of them. Rounds go on from seed to seed, and
 from one pair of versions to the next where none is named, until the minutes are over. A round that fails prints the
-command that does it again, and is shrunk: fewer tables, sessions, kinds of statements and fates.";
+command that does it again, and is shrunk: fewer tables, sessions, kinds of statements and fates. --schema, as the last
+word, prints the round's tables.";
 
 struct Words {
     case: Case,
@@ -51,6 +52,11 @@ fn words() -> Result<Words, String> {
         Words { case, versions: None, minutes: None, rounds: None, log: None, shrink: 0.0, keep_going: false };
     let mut args = std::env::args().skip(1);
     while let Some(word) = args.next() {
+        if word == "--schema" {
+            let schema = schema::Schema::generate(words.case.seed, words.case.tables.as_deref(), &words.case.without);
+            println!("{}", schema.sql());
+            std::process::exit(0);
+        }
         if word == "--keep-going" {
             words.keep_going = true;
             continue;

@@ -1,0 +1,56 @@
+//! A few random rounds, each for a pair of versions: what `script/test-rows` plays for hours.
+#![allow(dead_code, reason = "the rounds' parts are those of tests/rows")]
+
+#[path = "../rows/compare.rs"]
+mod compare;
+#[path = "../rows/fates.rs"]
+mod fates;
+#[path = "../rows/overseer.rs"]
+mod overseer;
+#[path = "../rows/reader.rs"]
+mod reader;
+#[path = "../rows/round.rs"]
+mod round;
+#[path = "../rows/schema.rs"]
+mod schema;
+#[path = "../rows/state.rs"]
+mod state;
+#[path = "../rows/statements.rs"]
+mod statements;
+#[path = "../rows/values.rs"]
+mod values;
+#[path = "../rows/work.rs"]
+mod work;
+
+use crate::support;
+
+use state::Case;
+
+/// Three moves of a round of this seed lose nothing, and leave nothing behind.
+async fn plays(seed: u64, versions: [u32; 2]) {
+    let case = Case { seed, versions, moves: 3, sessions: None, tables: None, without: Default::default() };
+    let outcome = round::round(&case).await;
+    if let Some(failure) = outcome.failure {
+        panic!("{}\n{}: {}\nscript/test-rows {}", outcome.story.join("\n"), failure.kind, failure.text, case.words());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn from_15_to_18() {
+    plays(10004, [15, 18]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn from_18_to_15() {
+    plays(10010, [18, 15]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_15() {
+    plays(11003, [15, 15]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_18() {
+    plays(11005, [18, 18]).await;
+}
