@@ -326,7 +326,7 @@ on_each_version! {
     /// takes along what it did.
     async fn a_long_migration_and_a_mover(version) {
         let world = World::new(&[version, version], 4).await;
-        world.file(("migrations/0002_long.sql", "CREATE TABLE {shard}.long (id int); SELECT pg_catalog.pg_sleep(4)"));
+        world.file(("migrations/0002_long.sql", "CREATE TABLE {shard}.long (id int PRIMARY KEY); SELECT pg_catalog.pg_sleep(4)"));
         let up = world.command(&["migrate", "up", "--only", "0-1"], &[]).spawn().unwrap();
         let db1 = world.servers.superuser(0).await;
         let asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
