@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_plan() {
-        for (mode, steps) in [(Mode::Blocking, 9), (Mode::Online, 12)] {
+        for (mode, steps) in [(Mode::Blocking, 9), (Mode::Online, 13)] {
             let plan = judge(&facts(), &host("db1"), &host("db2"), mode, Back::Prepared, LIMIT).unwrap();
             assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
             assert_eq!(plan.steps(&HostName::new("db2").unwrap(), mode).len(), steps);

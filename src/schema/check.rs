@@ -532,9 +532,9 @@ mod tests {
         };
         let mut control =
             |name: &str, sets| survey.get_mut(name).unwrap().as_mut().unwrap().control.as_mut().unwrap().applied = sets;
-        control("db1", vec![set(&all, &[0, 1]), set(&all[..2], &[2, 3])]);
+        control("db1", vec![set(&all, &[0, 1]), set(&all[..=OWN.len()], &[2, 3])]);
         let mut other = all.clone();
-        other[1].checksum = "other".to_owned();
+        other[OWN.len()].checksum = "other".to_owned();
         control("db2", vec![set(&other, &[3])]);
         let map = map_of(&["db1", "db1", "db1", "db2@2"]);
         let said = |folder| -> Vec<String> {

@@ -83,7 +83,7 @@ fn a_lost_hosts_residue_needs_a_start() {
 
     let both = Create { hosts: [host("db1"), host("db3")].into(), ..with_start.clone() };
     assert_eq!(refused(&left, &both), [Refusal::OneReplaces]);
-    let nobody = Create { replace: Some(host("db9")), ..with_start.clone() };
+    let nobody = Create { replace: Some(host("db9")), lost: [host("db2")].into(), ..with_start.clone() };
     assert_eq!(refused(&left, &nobody), [Refusal::NothingToReplace(host("db9"))]);
     let still_there = hosts(&["db1", "db2", "db3"], 2, &[(1, "db1"), (0, "db2")]);
     assert_eq!(refused(&still_there, &with_start), [Refusal::NotLost(host("db2"))]);
