@@ -187,7 +187,7 @@ impl Maker<'_> {
         if self.rng.bool() {
             columns.push(column("gone", Kind::Integer, Fill::Plain));
             parts.push("gone integer".to_owned());
-            write!(self.after, "ALTER TABLE {{shard}}.{name} DROP COLUMN gone;\n").unwrap();
+            writeln!(self.after, "ALTER TABLE {{shard}}.{name} DROP COLUMN gone;").unwrap();
         }
         let key_name = ["id", "Key \"1\"", "k"][self.rng.usize(0..3)];
         let quoted_key = quote_ident(key_name);
@@ -230,9 +230,9 @@ impl Maker<'_> {
             parts.push(format!("{} {}{clause}", quote_ident(&name), kind.sql()));
             if kind == Kind::External {
                 let name = quote_ident(&name);
-                write!(
+                writeln!(
                     self.after,
-                    "ALTER TABLE {{shard}}.{} ALTER COLUMN {name} SET STORAGE EXTERNAL;\n",
+                    "ALTER TABLE {{shard}}.{} ALTER COLUMN {name} SET STORAGE EXTERNAL;",
                     quote_ident(&plain_name)
                 )
                 .unwrap();
@@ -252,19 +252,19 @@ impl Maker<'_> {
         };
         parts.extend(primary);
         let storage = if self.rng.u8(0..4) == 0 { " WITH (fillfactor = 60)" } else { "" };
-        write!(self.sql, "CREATE TABLE {{shard}}.{name} ({}){storage};\n", parts.join(", ")).unwrap();
+        writeln!(self.sql, "CREATE TABLE {{shard}}.{name} ({}){storage};", parts.join(", ")).unwrap();
         match key_kind {
             Key::Index => {
                 let unique = quote_ident(&format!("Uq {}", self.number));
-                write!(
+                writeln!(
                     self.sql,
                     "CREATE UNIQUE INDEX {unique} ON {{shard}}.{name} ({list});
-                    ALTER TABLE {{shard}}.{name} REPLICA IDENTITY USING INDEX {unique};\n"
+                    ALTER TABLE {{shard}}.{name} REPLICA IDENTITY USING INDEX {unique};"
                 )
                 .unwrap();
             }
             Key::Full | Key::Deferrable | Key::PrimaryAndFull => {
-                write!(self.sql, "ALTER TABLE {{shard}}.{name} REPLICA IDENTITY FULL;\n").unwrap();
+                writeln!(self.sql, "ALTER TABLE {{shard}}.{name} REPLICA IDENTITY FULL;").unwrap();
             }
             _ => {}
         }
@@ -345,9 +345,9 @@ impl Maker<'_> {
         }
         if chance(6) && short {
             add("tiny", Kind::Smallint, Fill::Default, "smallserial".to_owned());
-            write!(
+            writeln!(
                 self.after,
-                "SELECT setval(pg_get_serial_sequence('{{shard}}.{}', 'tiny'), 23000);\n",
+                "SELECT setval(pg_get_serial_sequence('{{shard}}.{}', 'tiny'), 23000);",
                 name.replace('\'', "''")
             )
             .unwrap();
@@ -371,9 +371,9 @@ impl Maker<'_> {
                 true => "NEW.rev := NEW.rev + 100000;",
                 false => "",
             };
-            write!(self.after, "CREATE FUNCTION {{shard}}.bump{number}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            writeln!(self.after, "CREATE FUNCTION {{shard}}.bump{number}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                 NEW.stamp := coalesce(NEW.stamp, 0) + 1; {also} RETURN NEW; END $$;
-                CREATE TRIGGER bump BEFORE INSERT OR UPDATE ON {{shard}}.{name} FOR EACH ROW EXECUTE FUNCTION {{shard}}.bump{number}();\n")
+                CREATE TRIGGER bump BEFORE INSERT OR UPDATE ON {{shard}}.{name} FOR EACH ROW EXECUTE FUNCTION {{shard}}.bump{number}();")
             .unwrap();
         }
         let mut chance = |one_in: u8| self.rng.u8(0..one_in) == 0;
@@ -382,14 +382,14 @@ impl Maker<'_> {
             columns.push(Column { name: quote_ident(column), kind, fill, nullable: true });
         };
         if chance(5) {
-            write!(
+            writeln!(
                 self.after,
                 "CREATE TRIGGER noted AFTER INSERT OR UPDATE OR DELETE ON {{shard}}.{name}
-                FOR EACH ROW EXECUTE FUNCTION {{shard}}.note();\n"
+                FOR EACH ROW EXECUTE FUNCTION {{shard}}.note();"
             )
             .unwrap();
             if chance(2) {
-                write!(self.after, "ALTER TABLE {{shard}}.{name} ENABLE ALWAYS TRIGGER noted;\n").unwrap();
+                writeln!(self.after, "ALTER TABLE {{shard}}.{name} ENABLE ALWAYS TRIGGER noted;").unwrap();
             }
         }
         if chance(6) {
@@ -416,9 +416,9 @@ impl Maker<'_> {
         if referable && self.rng.u8(0..6) == 0 {
             let action = actions[self.rng.usize(0..actions.len())];
             add("parent", kind, Fill::Reference(name.to_owned(), key.to_owned()), kind.sql().to_owned());
-            write!(
+            writeln!(
                 self.after,
-                "ALTER TABLE {{shard}}.{name} ADD FOREIGN KEY (parent) REFERENCES {{shard}}.{name} {action};\n"
+                "ALTER TABLE {{shard}}.{name} ADD FOREIGN KEY (parent) REFERENCES {{shard}}.{name} {action};"
             )
             .unwrap();
         }
@@ -433,20 +433,20 @@ impl Maker<'_> {
                 Fill::Reference(other.name.clone(), column.name.clone()),
                 column.kind.sql().to_owned(),
             );
-            write!(
+            writeln!(
                 self.after,
-                "ALTER TABLE {{shard}}.{name} ADD FOREIGN KEY (ref) REFERENCES {{shard}}.{} {action};\n",
+                "ALTER TABLE {{shard}}.{name} ADD FOREIGN KEY (ref) REFERENCES {{shard}}.{} {action};",
                 other.name
             )
             .unwrap();
             // A cycle.
             if referable && self.rng.u8(0..3) == 0 && !other.has("\"back") {
-                write!(self.after, "ALTER TABLE {{shard}}.{} ADD COLUMN back_{number} {} REFERENCES {{shard}}.{name} ON DELETE SET NULL ON UPDATE CASCADE;\n",
+                writeln!(self.after, "ALTER TABLE {{shard}}.{} ADD COLUMN back_{number} {} REFERENCES {{shard}}.{name} ON DELETE SET NULL ON UPDATE CASCADE;",
                     other.name, kind.sql()).unwrap();
             }
         }
         if self.rng.u8(0..4) == 0 {
-            write!(self.after, "CREATE INDEX ON {{shard}}.{name} ({key});\n").unwrap();
+            writeln!(self.after, "CREATE INDEX ON {{shard}}.{name} ({key});").unwrap();
         }
     }
 }
