@@ -54,9 +54,13 @@ on_each_version! {
         let pid = stopped(&child).await;
         locker.batch_execute("BEGIN; LOCK TABLE shard_0001.notes").await.unwrap();
         go_on(pid);
-        let ran = crate::support::never_stopped(child).await;
-        ran.ended(8);
+        let moving = tokio::spawn(crate::support::never_stopped(child));
+        // It is given up before there is a slot, which waits for whoever has locked a table like this.
+        let given_up = "SELECT EXISTS (SELECT FROM pgshard.move WHERE shard_id = 1 AND last_error IS NOT NULL)";
+        until(&world.servers.app(0).await, given_up).await;
         locker.batch_execute("ROLLBACK").await.unwrap();
+        let ran = moving.await.unwrap();
+        ran.ended(8);
         assert_eq!(world.state(0, 0).await, "moved");
 
         writer.batch_execute("BEGIN; UPDATE shard_0001.notes SET note = 'new' WHERE id = 1").await.unwrap();

@@ -30,8 +30,8 @@ async fn vacuums(db: &Client, table: &str) -> String {
     lines(db, &sql).await
 }
 
-/// Has autovacuum begin with the table, which takes minutes.
-async fn begin_autovacuum(db: &Client, table: &str) {
+/// Has autovacuum, where it is restless, begin with the table, and take minutes for it.
+async fn attract(db: &Client, table: &str) {
     db.batch_execute(&format!(
         "ALTER TABLE {table} SET (autovacuum_vacuum_threshold = 0, autovacuum_vacuum_scale_factor = 0,
             autovacuum_vacuum_insert_threshold = 0, autovacuum_vacuum_insert_scale_factor = 0,
@@ -39,6 +39,10 @@ async fn begin_autovacuum(db: &Client, table: &str) {
     ))
     .await
     .unwrap();
+}
+
+/// Waits until autovacuum has begun with the table.
+async fn autovacuumed(db: &Client, table: &str) {
     let began = Instant::now();
     while vacuums(db, table).await.is_empty() {
         assert!(began.elapsed() < PATIENCE, "autovacuum comes");
@@ -75,11 +79,13 @@ on_each_version! {
         let world = world(version).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let incoming = "shard_0000__incoming.users";
+        // The target's tables are made with the settings of the source's.
+        attract(&db1, "shard_0000.users").await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
         let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after swap=stop")]).spawn().unwrap();
         held(&world, 0).await;
         let superuser = world.servers.superuser(1).await;
-        begin_autovacuum(&superuser, incoming).await;
+        autovacuumed(&superuser, incoming).await;
         world.run(&["moves", "continue"]).await.ended(0);
         let pid = stopped(&child).await;
         assert_eq!(world.state(0, 0).await, "fenced");
@@ -131,7 +137,9 @@ on_each_version! {
         let world = world(version).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
         world.run_until(&args, "after decide=kill").await.ended(-9);
-        begin_autovacuum(&world.servers.superuser(1).await, "shard_0000__incoming.users").await;
+        let (superuser, incoming) = (world.servers.superuser(1).await, "shard_0000__incoming.users");
+        attract(&superuser, incoming).await;
+        autovacuumed(&superuser, incoming).await;
         let router = world.router().await;
         let named = router.by_key(0).query_one("SELECT count(*) FROM {shard}.users", &[]).await.unwrap();
         assert_eq!(named.get::<_, i64>(0), 20_000);

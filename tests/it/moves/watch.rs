@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::process::Child;
 use tokio_postgres::Client;
 
-use crate::support::{Ran, World, Writers, other};
+use crate::support::{Ran, World, Writers, lines, other};
 
 /// Beats of 600 ms, so that a wish is heard soon.
 const LEASE: (&str, &str) = ("PGSHARD_LEASE_MS", "3000");
@@ -178,8 +178,11 @@ on_each_version! {
         let said = &ran.ended(8).stderr;
         assert!(said.contains("shard 0: its tables were altered") && !said.contains("shard 1:"), "{said}");
         assert_eq!((world.state(0, 0).await, world.state(1, 1).await), ("serving".to_owned(), "serving".to_owned()));
-        let attempts = "SELECT attempt = 0 AND phase = 'prepared' FROM pgshard.move WHERE shard_id = 0";
-        assert!(db1.query_one(attempts, &[]).await.unwrap().get::<_, bool>(0), "it stopped in the midst of the copy");
+        let loaded = |shard: u16| ran.stdout.contains(&format!("\"shard\":{shard},\"phase\":\"loaded\""));
+        assert!(!loaded(0) && loaded(1), "it stopped in the midst of the copy: {}", ran.stdout);
+        // What it changes from now on is in no stream.
+        let left = "SELECT format('%s, attempt %s', phase, attempt) FROM pgshard.move WHERE shard_id = 0";
+        assert_eq!(lines(&db1, left).await, "claimed, attempt 0\n");
         // Undone for the one, too late for the other.
         world.run(&["moves", "abort", &ran.id()]).await.ended(8);
         let mover = spawn(&world, &["move", "2", "--to", "db2", "--yes", "--mode", "online", "--hold"]);
