@@ -553,7 +553,12 @@ impl Director {
         let lost = "SELECT 'shard ' || shard_id || ': ' || lost FROM pgshard.back WHERE lost IS NOT NULL";
         for host in 0..2 {
             for row in self.query(host, lost).await {
-                shared.tell(format!("a way back of db{} is lost: {}", host + 1, row.get::<_, String>(0)));
+                let why: String = row.get(0);
+                shared.tell(format!("a way back of db{} is lost: {why}", host + 1));
+                // No host fails over here.
+                if why.contains("has lost changes") {
+                    shared.fail("feed", format!("db{}: {why}", host + 1));
+                }
             }
         }
         for host in 0..2 {

@@ -1,7 +1,7 @@
 //! Feeding old copies: what their new hosts change is applied to them, until somebody stops it.
 //!
-//! What may not break: of two that feed one move, one waits; a rollback or `complete` need not ask whoever feeds: what it
-//! writes makes the other let go.
+//! Invariant: of two that feed one move, one waits; a rollback or `complete` need not ask whoever feeds: what it writes makes the
+//! other let go. While a rollback has taken a shard, nobody feeds the others that share its slot.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -57,15 +57,24 @@ pub(crate) async fn feed(mover: &Mover, id: Option<MoveId>) {
 async fn round(mover: &Mover, id: Option<MoveId>, fed: &mut BTreeMap<Key, Feeding>) {
     let (entries, _) = mover.list(id).await;
     let mut there: BTreeMap<Key, Vec<Entry>> = BTreeMap::new();
+    let mut taken: BTreeMap<Key, MoveId> = BTreeMap::new();
     for entry in entries {
+        if let Some(by) = entry.way_back.as_ref().and_then(|back| back.taken_by) {
+            taken.insert((entry.id, entry.source.clone(), entry.target.clone()), by);
+        }
         if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
             there.entry((entry.id, entry.source.clone(), entry.target.clone())).or_default().push(entry);
         }
     }
+    there.retain(|key, _| !taken.contains_key(key));
     let gone: Vec<Key> = fed.keys().filter(|key| !there.contains_key(*key)).cloned().collect();
     for key in gone {
         if let Some(feeding) = fed.remove(&key) {
             feeding.end().await;
+        }
+        if let Some(by) = taken.get(&key) {
+            let error = format!("the rollback {by} has the stream until it ends: `pgshard moves show {by}`");
+            mover.observer.tell(Event::NotFed { id: key.0, error });
         }
     }
     for (key, entries) in there {

@@ -52,6 +52,8 @@ pub(super) enum End {
     Stopped,
     /// No shard is left.
     Alone,
+    /// A rollback has the stream.
+    TakenOver,
     /// Not yet: the next run does it with more care.
     Again,
 }
@@ -71,6 +73,7 @@ impl Worker {
         let why = match self.follow().await {
             Ok(End::Stopped) => "it was stopped".to_owned(),
             Ok(End::Alone | End::Again) => "no shard is left".to_owned(),
+            Ok(End::TakenOver) => "a rollback has taken a shard of the stream".to_owned(),
             Err(error) => words(&error),
         };
         tracing::debug!(stream = self.options.stream, why, "the follower ends");
@@ -147,11 +150,12 @@ impl Worker {
         let care = if self.careful_until.is_some() { Care::Singly } else { Care::Together };
         let applier = Applier::new(target, care).await?;
         let session = applier.session.clone();
-        let shards = self.progress(&session).await?;
-        if shards.is_empty() {
+        if self.is_taken_over(&session).await? {
+            return Ok(End::TakenOver);
+        }
+        if self.progress(&session).await?.is_empty() {
             return Ok(End::Alone);
         }
-        let tables = self.tables(&session, &shards).await?;
 
         let options = &self.options;
         let source = options.hosts.open(&options.source).await?;
@@ -163,6 +167,14 @@ impl Worker {
         if state.wal_status.as_deref() == Some("lost") {
             return Err(lost("lost").into());
         }
+        // Read after the slot's state, which is told of what is durable here only: a row that is behind lacks something. Whoever
+        // has taken a shard meanwhile has read on from its row.
+        let shards = self.progress(&session).await?;
+        if shards.is_empty() {
+            return Ok(End::Alone);
+        }
+        let tables = self.tables(&session, &shards).await?;
+        let options = &self.options;
         let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text";
         let near: String = source.row("asking for a transaction number", sql, &[]).await?.get(0);
         let near = near.parse().unwrap_or(0);
@@ -187,14 +199,30 @@ impl Worker {
         Run::new(self, applier, transport, shards, tables, near, from).follow().await
     }
 
-    /// The shards that are ours, and how far they are.
+    /// Whether a rollback has taken one of the shards whose old copies are fed from this stream. While it has, the stream is the
+    /// rollback's: two readers of one slot would end each other's connections. Nothing waits in vain, for the slot keeps what the
+    /// others lack as long as it keeps what the rollback lacks.
     ///
-    /// Locks: ACCESS SHARE on two tables of ours.
+    /// Locks: ACCESS SHARE on a table of ours.
+    async fn is_taken_over(&self, session: &Session) -> Result<bool, Failure> {
+        let sql =
+            "SELECT EXISTS (SELECT FROM pgshard.back WHERE move_id = $1 AND stream = $2 AND taken_by IS NOT NULL)";
+        let what = "looking for a rollback";
+        let row = session.row(what, sql, &[self.options.id.uuid(), &self.options.stream]).await?;
+        Ok(row.try_get(0).map_err(|error| session.failed(what, error))?)
+    }
+
+    /// The shards that are ours, and how far they are. A rollback takes a shard's row to its own move, and gives it back when it is
+    /// undone: whoever has the row, the slot keeps what it lacks.
+    ///
+    /// Locks: ACCESS SHARE on three tables of ours.
     async fn progress(&mut self, session: &Session) -> Result<BTreeMap<ShardId, Followed>, Failure> {
         let sql = "SELECT p.shard_id, p.lease, p.applied_lsn, p.breach, i.ready_attempt
             FROM pgshard.progress p
-            LEFT JOIN pgshard.incoming i ON i.shard_id = p.shard_id AND i.move_id = p.move_id WHERE p.move_id = $1";
-        let rows = session.rows("reading the progress", sql, &[self.options.id.uuid()]).await?;
+            LEFT JOIN pgshard.incoming i ON i.shard_id = p.shard_id AND i.move_id = p.move_id
+            WHERE p.move_id = $1 OR EXISTS (SELECT FROM pgshard.back b
+                WHERE b.stream = $2 AND b.shard_id = p.shard_id AND p.move_id IN (b.move_id, b.taken_by))";
+        let rows = session.rows("reading the progress", sql, &[self.options.id.uuid(), &self.options.stream]).await?;
         let rows: HashMap<i32, &tokio_postgres::Row> = rows.iter().map(|row| (row.get(0), row)).collect();
         let mut shards = BTreeMap::new();
         for shard in &self.options.shards {

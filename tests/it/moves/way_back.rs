@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pgshard::dev::StopMode;
-use pgshard::mover::{Failpoint, Options};
+use pgshard::mover::{Failpoint, Leases, Options};
 
 use crate::support::{World, lines};
 
@@ -108,5 +108,50 @@ async fn ways_back_from_several_hosts() {
     assert_eq!(streams(&world, 0).await, "");
     world.run(&["moves", "complete", &back, "--yes"]).await.ended(0);
     assert_eq!(streams(&world, 0).await, "");
+    world.audit_places().await;
+}
+
+/// A rollback takes one shard of a feed, and dies. The slot that both need keeps what the shard lacks, nobody feeds meanwhile, and
+/// the feed goes on with the other shard when the rollback has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_leaves_a_rollback_its_changes() {
+    let world = World::new(&[15, 18], 4).await;
+    let id = world.run(&["move", "0,1", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
+    let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+    let write = async |name: &str| {
+        for shard in 0..2 {
+            let sql = format!("INSERT INTO shard_{shard:04}.users (name) VALUES ('{name}')");
+            db2.batch_execute(&sql).await.unwrap();
+        }
+    };
+    let mover = world.mover_with(Options { leases: Leases::of(Duration::from_millis(1500)), ..Options::default() });
+    let feeding = tokio::spawn({
+        let mover = mover.clone();
+        async move { mover.feed(None).await }
+    });
+    let fed = async |shard: u16, name: &str| {
+        let sql = format!("SELECT name FROM shard_{shard:04}__left_e1.users WHERE name = '{name}'");
+        while lines(&db1, &sql).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    write("before").await;
+    fed(0, "before").await;
+    fed(1, "before").await;
+    let args = ["moves", "rollback", &id, "--yes", "--jobs=1"];
+    let back = world.run_until(&args, "after adopt=kill").await.ended(-9).id();
+    // As any lost connection: the feed begins anew, and finds that a shard is not its own any more.
+    let sql = "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots WHERE active";
+    world.servers.superuser(1).await.query_one(sql, &[]).await.unwrap();
+    write("meanwhile").await;
+    // Long enough for whoever goes past it to tell the slot so.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    world.run(&["moves", "resume", &back]).await.ended(0);
+    fed(1, "meanwhile").await;
+    mover.stop();
+    feeding.await.unwrap();
+    assert_eq!(lines(&db1, "SELECT name FROM shard_0000.users ORDER BY 1").await, "before\nmeanwhile\n");
+    world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+    assert_eq!(lines(&db1, "SELECT name FROM shard_0001.users ORDER BY 1").await, "before\nmeanwhile\n");
     world.audit_places().await;
 }

@@ -222,10 +222,13 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         ),
         Error::SlotLost { host, .. } => format!(
             "the source serves; raise max_slot_wal_keep_size on {host} if it was lost, then `pgshard moves resume {id}`, which \
-             copies again, or `pgshard moves abort {id}`"
+             copies again, or `pgshard moves abort {id}`. A rollback has no copy to make: abort it, and move the shard"
         ),
         Error::StreamLost { .. } => {
-            format!("the source serves; `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`")
+            format!(
+                "the source serves; `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`. A rollback \
+                 has no copy to make: abort it, and move the shard"
+            )
         }
         Error::SlotBlocked { .. } | Error::PublicationBlocked { .. } => {
             format!("end those transactions, then `pgshard moves resume {id}`")
