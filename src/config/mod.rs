@@ -14,6 +14,8 @@ mod render;
 mod router;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vectors;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

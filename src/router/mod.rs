@@ -41,6 +41,8 @@ mod sql;
 mod stale;
 mod transaction;
 mod unnamed;
+#[cfg(test)]
+mod vectors;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,0 +1,34 @@
+"""pgshard: thousands of logical shards in PostgreSQL, for Python.
+
+The core knows no framework: `Directory` says where a shard is, `Recovery` what to do when a statement met a move.
+`pgshard.django` builds on it.
+"""
+
+from .config import Config
+from .directory import Directory
+from .errors import (
+    ConfigError,
+    HostDiffers,
+    LookUpFailed,
+    NotHere,
+    PgshardError,
+    ShardUnavailable,
+    TooManyWaiting,
+    UnknownHost,
+    WrongId,
+    WrongKey,
+)
+from .hosts import Host
+from .ids import Id
+from .keys import KeyKind
+from .map import Placement, ShardMap
+from .recovery import Asking, Recovery
+from .stale import Met, met
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Asking", "Config", "ConfigError", "Directory", "Host", "HostDiffers", "Id", "KeyKind", "LookUpFailed", "Met",
+    "NotHere", "PgshardError", "Placement", "Recovery", "ShardMap", "ShardUnavailable", "TooManyWaiting", "UnknownHost",
+    "WrongId", "WrongKey", "met",
+]  # fmt: skip

@@ -1,0 +1,382 @@
+"""The config file `pgshard.toml`, read and checked as the command does it, without places in lines.
+
+Invariant: a config that loads can be used (every shard placed once, every name known), and no message shows a password.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+from .hosts import Host, read_conninfo
+from .keys import SHARDS_MAX, KeyKind
+from .map import ShardMap, is_host_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE_NAME = "pgshard.toml"
+"""The file's name where nothing else is said."""
+ENVIRONMENT = "PGSHARD_CONFIG"
+"""The environment variable that names the file."""
+
+_PREFIX = re.compile(r"(?!pg_)[a-z][a-z0-9_]*", re.ASCII)
+_PREFIX_MAX = 37
+_MS_MAX = (1 << 41) - 1
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d)(:\d\d)?(?:\.(\d{1,9}))?([Zz]|[+-]\d\d:\d\d)",
+    re.ASCII,
+)
+_HOST_KEYS = (
+    "url", "password_env", "password_file", "pool_size", "router_url", "prepare", "reads", "replica_url",
+    "weight", "max_shards", "max_bytes",
+)  # fmt: skip
+_ROUTER_KEYS = (
+    "max_connections", "statement_timeout_ms", "prepare", "recycle", "selects", "max_replica_lag_ms", "replica_wait_ms",
+)  # fmt: skip
+_PREPARE = ("named", "unnamed")
+
+
+@dataclass(frozen=True)
+class MapStore:
+    """Where the map is kept, if not in the file: a table in a database."""
+
+    database: Host
+    """The database that `[map] url` names."""
+    cache: Path | None
+    """The file that keeps a copy, for a start while that database is away."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A config, read and checked."""
+
+    path: Path
+    """The file it was read from."""
+    shards: int
+    """N in key mod N."""
+    epoch_ms: int
+    """The zero of the IDs' clock, in Unix milliseconds."""
+    prefix: str
+    """What stands before the number in a shard's schema."""
+    key: KeyKind
+    """What keys are."""
+    migrations: Path | None
+    """The folder of the application's shard migrations."""
+    hosts: Mapping[str, Host] = field(repr=False)
+    """The hosts by name. One may have no shards."""
+    map: ShardMap | None = field(repr=False)
+    """The map as it stood in the file; None where it is kept in a database."""
+    store: MapStore | None
+    """That database; None where the map is in the file."""
+
+    def schema(self, shard: int) -> str:
+        """The schema of a shard, not quoted: `shard_0007`."""
+        return f"{self.prefix}{shard:04d}"
+
+    @staticmethod
+    def find(explicit: str | os.PathLike[str] | None = None) -> Path:
+        """Where the config is: the file given, else the one that PGSHARD_CONFIG names, else `./pgshard.toml`."""
+        return Path(explicit or os.environ.get(ENVIRONMENT) or FILE_NAME)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Config:
+        """Reads and checks a file. Raises `ConfigError` with everything that is wrong."""
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            remedy = f"`pgshard init` writes one; {ENVIRONMENT} names another"
+            raise ConfigError(str(path), [f"there is no such file: {remedy}"]) from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise ConfigError(str(path), [f"cannot be read: {reason}"]) from None
+        return Config.parse(text, path)
+
+    @staticmethod
+    def parse(text: str, path: str | os.PathLike[str]) -> Config:
+        """Checks the text of a config that stands in this file: relative paths are taken from the file's folder.
+
+        Raises `ConfigError` with everything that is wrong.
+        """
+        path = Path(path)
+        try:
+            root = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(str(path), [f"this is not TOML: {error}"]) from None
+        return _Reader(path).read(root)
+
+
+class _Section:
+    """A table of the file, with its name for messages, and what is wrong with it."""
+
+    def __init__(self, name: str, table: Mapping[str, Any], problems: list[str]) -> None:
+        self.name, self.table, self.problems = name, table, problems
+
+    def only(self, known: Iterable[str]) -> None:
+        known = list(known)
+        for key in self.table:
+            if key not in known:
+                place = f" in [{self.name}]" if self.name else ""
+                what = "section" if isinstance(self.table[key], dict) else "key"
+                self.problems.append(f'unknown {what} "{key}"{place}: {_similar(key, known)}')
+
+    def add(self, key: str, problem: str) -> None:
+        self.problems.append(f"[{self.name}] {key}: {problem}")
+
+    def get(self, key: str, kind: type, wanted: str, remedy: str | None = None) -> Any:
+        """The value; None where it is missing, which is a problem if there is a remedy, or of another type."""
+        if key not in self.table:
+            if remedy is not None:
+                missing = f"[{self.name}] has no {key}" if self.name else f"the section [{key}] is missing"
+                self.problems.append(f"{missing}: {remedy}")
+            return None
+        value = self.table[key]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            self.problems.append(f"{self.path(key)} must be {wanted}, not {_type_name(value)}")
+            return None
+        return value
+
+    def path(self, key: str) -> str:
+        return f"{self.name}.{key}" if self.name else key
+
+    def text(self, key: str, remedy: str | None = None) -> str | None:
+        value: str | None = self.get(key, str, "a string", remedy)
+        return value
+
+    def number(self, key: str, remedy: str | None = None) -> int | None:
+        value: int | None = self.get(key, int, "a whole number", remedy)
+        return value
+
+    def word(self, key: str, words: tuple[str, ...], default: str) -> str:
+        value = self.text(key)
+        if value is not None and value not in words:
+            quoted = " or ".join(f'"{word}"' for word in words)
+            self.add(key, f"{key} is {quoted}{_did_you_mean(value, words)}")
+        return value if value in words else default
+
+    def section(self, key: str, remedy: str | None = None) -> _Section | None:
+        table = self.get(key, dict, "a table", remedy)
+        return None if table is None else _Section(self.path(key), table, self.problems)
+
+
+def _similar(word: str, known: list[str]) -> str:
+    return _did_you_mean(word, known).removeprefix(": ") or f"known are {', '.join(known)}"
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f': did you mean "{close[0]}"?' if close else ""
+
+
+def _type_name(value: object) -> str:
+    names = {bool: "a boolean", str: "a string", int: "an integer", float: "a float", list: "an array", dict: "a table"}
+    return names.get(type(value), "a datetime")
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = path.parent
+        self.problems: list[str] = []
+
+    def read(self, table: Mapping[str, Any]) -> Config:
+        root = _Section("", table, self.problems)
+        root.only(["cluster", "hosts", "router", "rebalance", "map"])
+        cluster = root.section("cluster", "add [cluster] with shards and epoch; `pgshard init` writes a whole config")
+        shards = epoch_ms = None
+        prefix, key, migrations = "shard_", KeyKind.INTEGER, None
+        if cluster is not None:
+            cluster.only(["shards", "epoch", "schema_prefix", "key", "migrations"])
+            shards, epoch_ms = self.shards(cluster), self.epoch(cluster)
+            prefix, key, migrations = self.prefix(cluster), self.key(cluster), self.migrations(cluster)
+        router = root.section("router") or _Section("router", {}, self.problems)
+        router.only(_ROUTER_KEYS)
+        prepare = router.word("prepare", _PREPARE, "named")
+        section = root.section("hosts", 'add a section for each host: [hosts.db1] with url = "postgres://…"')
+        hosts = self.hosts(section, prepare) if section is not None else {}
+        names = list(section.table) if section is not None else None
+        map_section = root.section("map", "add [map] with version = 1, and [map.placement] with a line for each host")
+        found, store = self.map(map_section, shards, names) if map_section is not None else (None, None)
+        if self.problems or shards is None or epoch_ms is None:
+            raise ConfigError(str(self.path), self.problems or ["the config is not complete"])
+        return Config(self.path, shards, epoch_ms, prefix, key, migrations, hosts, found, store)
+
+    def shards(self, cluster: _Section) -> int | None:
+        number = cluster.number("shards", "add shards = 4096: many more than you will ever have servers")
+        if number is not None and not 1 <= number <= SHARDS_MAX:
+            cluster.add("shards", f"shards must be 1 to {SHARDS_MAX}, not {number}")
+            return None
+        return number
+
+    def epoch(self, cluster: _Section) -> int | None:
+        value = cluster.table.get("epoch")
+        if isinstance(value, datetime.datetime):
+            text = value.isoformat()
+        else:
+            given = cluster.text("epoch", 'add epoch = "2026-01-01T00:00:00Z": a recent date')
+            if given is None:
+                return None
+            text = given
+        parts = _TIME.fullmatch(text)
+        try:
+            if parts is None:
+                raise ValueError
+            day, minutes, seconds, fraction, zone = parts.groups()
+            zone = "+00:00" if zone in "Zz" else zone
+            time = datetime.datetime.fromisoformat(f"{day}T{minutes}{seconds or ':00'}{zone}")
+        except ValueError:
+            problem = f'the epoch "{text}" is not a time with its zone: write it like "2026-01-01T00:00:00Z"'
+            cluster.add("epoch", problem)
+            return None
+        ns = int((fraction or "").ljust(9, "0"))
+        unix = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+        ms = (time - unix) // datetime.timedelta(milliseconds=1) + ns // 1_000_000
+        now = (datetime.datetime.now(datetime.timezone.utc) - unix) // datetime.timedelta(milliseconds=1)
+        problem = ""
+        if ns % 1_000_000:
+            problem = "is finer than a millisecond: IDs count whole milliseconds"
+        elif ms < 0:
+            problem = "is before 1970: take a recent date, IDs last 69 years from there"
+        elif ms > now:
+            problem = "is in the future: IDs cannot tell of a time before their epoch"
+        elif now - ms > _MS_MAX:
+            problem = "is too long ago: its IDs have ended"
+        if problem:
+            cluster.add("epoch", f"the epoch {text} {problem}")
+            return None
+        return ms
+
+    def prefix(self, cluster: _Section) -> str:
+        prefix = cluster.text("schema_prefix")
+        if prefix is None:
+            return "shard_"
+        if len(prefix) > _PREFIX_MAX or prefix == "pgshard" or not _PREFIX.fullmatch(prefix):
+            rule = f"1 to {_PREFIX_MAX} of a-z, 0-9 and _, starting with a letter, and not pg_"
+            cluster.add("schema_prefix", f'schema prefix "{prefix}" must be {rule}: the default is "shard_"')
+        return prefix
+
+    def key(self, cluster: _Section) -> KeyKind:
+        name = cluster.text("key")
+        if name is None:
+            return KeyKind.INTEGER
+        try:
+            return KeyKind(name)
+        except ValueError:
+            known = [kind.value for kind in KeyKind]
+            cluster.add("key", f'"{name}" is no kind of key: {_similar(name, known)}')
+            return KeyKind.INTEGER
+
+    def migrations(self, cluster: _Section) -> Path | None:
+        name = cluster.text("migrations")
+        if name is None:
+            return None
+        folder = self.folder / name
+        if not folder.is_dir():
+            what = "is not a folder" if folder.exists() else "does not exist"
+            cluster.add("migrations", f"the folder {folder} {what}: leave migrations out if you have none")
+        return folder
+
+    def hosts(self, section: _Section, prepare: str) -> dict[str, Host]:
+        hosts: dict[str, Host] = {}
+        databases: dict[tuple[str | None, ...], str] = {}
+        for name in section.table:
+            if not is_host_name(name):
+                self.problems.append(f'host name "{name}" must be 1 to 63 of A-Z, a-z, 0-9, _ and -')
+            entry = section.section(name)
+            host = None if entry is None else self.host(name, entry, prepare)
+            if host is None:
+                continue
+            hosts[name] = host
+            for address in host.addresses:
+                first = databases.setdefault(address, name)
+                if first != name:
+                    same = f'"{name}" is the same database as "{first}"'
+                    self.problems.append(f"{same}: each host must be a database of its own, a shard would be on both")
+        if not section.table:
+            self.problems.append('there are no hosts: add [hosts.db1] with url = "postgres://user@address/database"')
+        return hosts
+
+    def host(self, name: str, entry: _Section, prepare: str) -> Host | None:
+        entry.only(_HOST_KEYS)
+        url = entry.text("url", 'add url = "postgres://user@address:5432/database"')
+        router_url = entry.text("router_url")
+        own_prepare = entry.word("prepare", _PREPARE, prepare)
+        entry.word("reads", ("primary", "replica"), "primary")
+        size = entry.number("pool_size")
+        if size is not None and not 1 <= size <= 1000:
+            entry.add("pool_size", f"pool_size must be 1 to 1000, not {size}: the default is 16")
+        env, file = self.password(entry)
+        server = None if url is None else self.conninfo(entry, "url", url)
+        pooler = server if router_url is None else self.conninfo(entry, "router_url", router_url)
+        if server is None or pooler is None:
+            return None
+        return Host(name, pooler, server, env, file, 16 if size is None else size, own_prepare == "named")
+
+    def conninfo(self, entry: _Section, key: str, text: str) -> Mapping[str, str] | None:
+        found = read_conninfo(text, self.folder)
+        if isinstance(found, str):
+            entry.add(key, found)
+            return None
+        return found
+
+    def password(self, entry: _Section) -> tuple[str | None, Path | None]:
+        env, file = entry.text("password_env"), entry.text("password_file")
+        for key, value in (("password_env", env), ("password_file", file)):
+            if value == "":
+                entry.add(key, f"{key} is empty: leave it out")
+        if env is not None and file is not None:
+            entry.add("password_file", "it stands beside password_env: a password has one source, take out one")
+        return env, None if file is None else self.folder / file
+
+    def map(
+        self, section: _Section, shards: int | None, hosts: list[str] | None
+    ) -> tuple[ShardMap | None, MapStore | None]:
+        kept_in = section.word("store", ("file", "postgres"), "file")
+        if kept_in == "postgres":
+            return None, self.store(section)
+        section.only(["version", "placement", "store"])
+        version = section.number("version", "add version = 1")
+        if version is not None and version < 1:
+            section.add("version", f"the map's version cannot be {version}: the first is 1")
+        placement = section.section("placement", "add [map.placement] with a line for each host")
+        if placement is None:
+            return None, None
+        lists: dict[str, str] = {}
+        for host in placement.table:
+            if hosts is not None and host not in hosts:
+                self.problems.append(f'unknown host "{host}" in [map.placement]: {_similar(host, hosts)}')
+            text = placement.text(host)
+            if text is not None:
+                lists[host] = text
+        if shards is None or version is None or len(lists) != len(placement.table):
+            return None, None
+        try:
+            return ShardMap.of(version, shards, lists, "[map.placement]"), None
+        except ConfigError as error:
+            self.problems += [f"[map.placement] {problem}" for problem in error.problems]
+            return None, None
+
+    def store(self, section: _Section) -> MapStore | None:
+        for key in ("version", "placement"):
+            if key in section.table:
+                section.add(key, 'it stands beside store = "postgres": the map is in the database, take it out')
+        section.only(["store", "url", "password_env", "password_file", "cache", "version", "placement"])
+        url = section.text("url", "add the url of the database that keeps the map")
+        env, file = self.password(section)
+        cache = section.text("cache")
+        conninfo = None if url is None else self.conninfo(section, "url", url)
+        if conninfo is None:
+            return None
+        database = Host("map", conninfo, conninfo, env, file, 1, False)
+        return MapStore(database, None if cache is None else self.folder / cache)

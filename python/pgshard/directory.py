@@ -1,0 +1,178 @@
+"""Which host a shard is on, as far as this process knows: the map, and what hosts have said since.
+
+Invariant: no shard is ever looked for at an older epoch than before. One lock guards the swap of an immutable snapshot, and
+nothing is called while it is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from .config import Config
+from .errors import ConfigError, UnknownHost
+from .follow import DatabaseFollower, FileFollower, load_map
+from .hosts import Host
+from .ids import shard_of_id
+from .keys import key_of_text, shard_of_key
+from .map import Placement, ShardMap
+
+log = logging.getLogger("pgshard")
+
+_ASK_AGAIN = 0.1
+"""Seconds for which a host that nobody knows is not looked for in the file again."""
+
+
+class _Snapshot(NamedTuple):
+    """A map and the placements learned since, which are newer. A try uses one snapshot, never a mixture."""
+
+    map: ShardMap
+    learned: Mapping[int, Placement]
+
+    def placement(self, shard: int) -> Placement:
+        return self.learned.get(shard) or self.map.placement(shard)
+
+    def with_map(self, map: ShardMap) -> _Snapshot:
+        kept = {shard: place for shard, place in self.learned.items() if map.epochs[shard] < place.epoch}
+        return _Snapshot(map, kept)
+
+
+class Directory:
+    """What a process knows of a cluster. For all its threads; usable in the children of a fork."""
+
+    def __init__(self, config: Config) -> None:
+        """A directory of this cluster. Where the map is kept in a database it is read from there, or from the copy.
+
+        Raises `ConfigError` when there is no map.
+        """
+        self.config = config
+        map = config.map if config.map is not None else load_map(config)
+        self._snapshot = _Snapshot(map, {})
+        self._hosts: dict[str, Host] = dict(config.hosts)
+        self._unknown_at = float("-inf")
+        self._lock = threading.Lock()
+        self._follower: FileFollower | DatabaseFollower
+        if config.store is None:
+            self._follower = FileFollower(self)
+        else:
+            self._follower = DatabaseFollower(self, config.store)
+        _directories.add(self)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str] | None = None) -> Directory:
+        """The directory of a config file; without a name, of the one that `Config.find` finds."""
+        return cls(Config.load(Config.find(path)))
+
+    @property
+    def shards(self) -> int:
+        """N."""
+        return self.config.shards
+
+    @property
+    def map(self) -> ShardMap:
+        """The map that was taken last."""
+        return self._snapshot.map
+
+    @property
+    def hosts(self) -> Iterable[Host]:
+        """The hosts that are known now."""
+        return list(self._hosts.values())
+
+    def schema(self, shard: int) -> str:
+        """The schema of a shard, not quoted."""
+        return self.config.schema(shard)
+
+    def shard_of_key(self, key: object) -> int:
+        """The shard of a key. Raises `WrongKey`."""
+        return shard_of_key(self.config.key, key, self.config.shards)
+
+    def shard_of_text(self, text: str) -> int:
+        """The shard of a key that a person typed. Raises `WrongKey`."""
+        return self.shard_of_key(key_of_text(self.config.key, text))
+
+    def shard_of_id(self, id: int) -> int:
+        """The shard of an ID. Raises `WrongId`."""
+        return shard_of_id(id, self.config.shards)
+
+    def place(self, shard: int) -> Placement:
+        """Where the next try of a statement goes. Takes no lock, and asks nobody but the file's time of change."""
+        self._follower.glance()
+        return self._snapshot.placement(shard)
+
+    def host(self, name: str) -> Host:
+        """The host of this name; one that was added to the file since is met here.
+
+        Raises `UnknownHost`.
+        """
+        host = self._hosts.get(name)
+        if host is None and time.monotonic() - self._unknown_at >= _ASK_AGAIN:
+            try:
+                self._meet(Config.load(self.config.path))
+            except ConfigError:
+                pass  # A file that cannot be read just now names nobody.
+            host = self._hosts.get(name)
+            if host is None:
+                self._unknown_at = time.monotonic()
+        if host is None:
+            raise UnknownHost(
+                f"{self.config.path}: there is no [hosts.{name}], and a shard is said to be there: add it"
+            )
+        return host
+
+    def learn(self, shard: int, place: Placement) -> None:
+        """Takes in what a host has said of itself."""
+        with self._lock:
+            before = self._snapshot
+            if before.placement(shard).epoch < place.epoch:
+                self._snapshot = _Snapshot(before.map, {**before.learned, shard: place})
+
+    def take(self, map: ShardMap) -> None:
+        """Takes a map; an older one than the present is left alone."""
+        if map.shards != self.config.shards:
+            raise ConfigError(str(self.config.path), [f"a map of {map.shards} shards, this cluster has {self.shards}"])
+        with self._lock:
+            if map.version >= self._snapshot.map.version:
+                self._snapshot = self._snapshot.with_map(map)
+
+    def refresh(self) -> None:
+        """Looks now whether there is another map."""
+        self._follower.look()
+
+    def take_config(self, config: Config) -> None:
+        """Takes the map and the new hosts of a changed file. Raises `ConfigError` for a file of another cluster."""
+        fixed = ("shards", "epoch_ms", "prefix", "key")
+        wrong = [name for name in fixed if getattr(config, name) != getattr(self.config, name)]
+        if wrong:
+            raise ConfigError(str(config.path), [f"[cluster] {name} has changed, which it cannot" for name in wrong])
+        self._meet(config)
+        if config.map is not None:
+            self.take(config.map)
+
+    def _meet(self, config: Config) -> None:
+        # Those that are known stay as they are: their connections do.
+        for name, host in config.hosts.items():
+            if name not in self._hosts:
+                log.info("met the host %s, which was added to %s", name, config.path)
+                self._hosts = {**self._hosts, name: host}
+
+    def after_fork(self) -> None:
+        """Makes the directory usable in the child of a fork. Called by itself."""
+        self._lock = threading.Lock()
+        self._follower.after_fork()
+
+
+_directories: weakref.WeakSet[Directory] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for directory in list(_directories):
+        directory.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

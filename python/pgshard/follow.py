@@ -1,0 +1,233 @@
+"""Following the map: in the config file, or in the table of a database that tells of changes by LISTEN.
+
+Invariant: whatever cannot be read takes nobody's map away: the last good one stays, and the log says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from .config import Config, MapStore
+from .errors import ConfigError
+from .map import ShardMap, is_host_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from .directory import Directory
+
+log = logging.getLogger("pgshard")
+
+FILE_INTERVAL = 0.5
+"""Seconds. A file is looked at, by its time of change, at most so often."""
+DATABASE_INTERVAL = 5.0
+"""Seconds. A database is asked so often, beside its notifications."""
+_FORMAT = 1
+"""The `pgshard_map.format` that is understood here."""
+
+
+class FileFollower:
+    """Looks at the file when somebody asks for a place. No thread, so that nothing is lost by a fork."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = weakref.ref(directory)
+        self._path = directory.config.path
+        self._looked = time.monotonic()
+        # What was loaded may be older than what stands there by now: the first look reads it again.
+        self._seen: tuple[int, int, int] | None = None
+        self._turn = threading.Lock()
+        self._complained = False
+
+    def glance(self) -> None:
+        """A look, unless the last one is not long ago."""
+        if time.monotonic() - self._looked >= FILE_INTERVAL:
+            self.look()
+
+    def look(self) -> None:
+        """Reads the file if it has changed. Another thread that does so is not waited for."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            self._looked = time.monotonic()
+            directory = self._directory()
+            try:
+                stat = os.stat(self._path)
+                stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+                if stamp == self._seen or directory is None:
+                    return
+                directory.take_config(Config.load(self._path))
+                self._seen, self._complained = stamp, False
+            except (OSError, ConfigError) as error:
+                if not self._complained:
+                    log.warning("the map stays at version %s: %s", directory and directory.map.version, error)
+                self._complained = True
+        finally:
+            self._turn.release()
+
+    def after_fork(self) -> None:
+        """In the child the lock is nobody's."""
+        self._turn = threading.Lock()
+
+
+class DatabaseFollower:
+    """A thread that listens, started by the first use and anew in the child of a fork."""
+
+    def __init__(self, directory: Directory, store: MapStore) -> None:
+        self._directory = weakref.ref(directory)
+        self._store = store
+        self._shards = directory.shards
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def glance(self) -> None:
+        """Sees to it that the thread runs."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name="pgshard map", daemon=True)
+                    thread.start()
+                    self._thread = thread
+
+    def look(self) -> None:
+        """Reads the map now, on a connection of its own."""
+        directory = self._directory()
+        if directory is not None:
+            directory.take(_from_database(self._store, self._shards))
+
+    def after_fork(self) -> None:
+        """The parent's thread is not in the child."""
+        self._starting = threading.Lock()
+        self._thread = None
+
+    def _run(self) -> None:
+        failures = 0
+        while self._directory() is not None:
+            try:
+                with psycopg.connect(**_connect_args(self._store)) as connection:
+                    # Before the map is read, so that one that is published in between is not missed.
+                    connection.execute("LISTEN pgshard_map")
+                    while True:
+                        self._take(_fetch(connection, self._store, self._shards))
+                        if failures:
+                            log.info("the map is followed again in %s", self._store.database.address)
+                        failures = 0
+                        if not self._wait(connection):
+                            return
+            except (psycopg.Error, ConfigError) as error:
+                failures += 1
+                if failures == 1:
+                    place = self._store.database.address
+                    log.warning("the map stays as it is: %s does not give it: %s", place, error)
+                time.sleep(min(0.1 * 2 ** min(failures, 10), DATABASE_INTERVAL))
+
+    def _take(self, map: ShardMap) -> None:
+        directory = self._directory()
+        if directory is not None:
+            directory.take(map)
+            _keep_copy(self._store, map)
+
+    def _wait(self, connection: psycopg.Connection[Any]) -> bool:
+        """Until there is news or it is time to ask again; False when nobody wants to know any more."""
+        until = time.monotonic() + DATABASE_INTERVAL
+        while time.monotonic() < until:
+            for _ in connection.notifies(timeout=1.0, stop_after=1):
+                return True
+            if self._directory() is None:
+                return False
+        return True
+
+
+def load_map(config: Config) -> ShardMap:
+    """The map of a config that keeps it in a database; while that cannot be asked, the copy. Raises `ConfigError`."""
+    store = config.store
+    assert store is not None, "a config has its map in the file or in a store"
+    try:
+        map = _from_database(store, config.shards)
+    except psycopg.Error as error:
+        problem = f"[map] the map's database {store.database.address} cannot be asked: {error}"
+        copied = _copied(store.cache, config.shards)
+        if copied is None:
+            raise ConfigError(str(config.path), [problem]) from None
+        log.warning("%s: version %s is taken from the copy %s", problem, copied.version, store.cache)
+        return copied
+    _keep_copy(store, map)
+    return map
+
+
+def _connect_args(store: MapStore) -> dict[str, Any]:
+    return {**store.database.connect_args(), "autocommit": True, "application_name": "pgshard map"}
+
+
+def _from_database(store: MapStore, shards: int) -> ShardMap:
+    with psycopg.connect(**_connect_args(store)) as connection:
+        return _fetch(connection, store, shards)
+
+
+def _fetch(connection: psycopg.Connection[Any], store: MapStore, shards: int) -> ShardMap:
+    sql = "SELECT m.version, m.shards, m.placement, f.version FROM pgshard_map.map m, pgshard_map.format f"
+    row = connection.execute(sql, prepare=False).fetchone()
+    place = f"the map in {store.database.address}"
+    if row is None:
+        raise ConfigError(place, ["there is none: `pgshard map import` brings one there"])
+    version, count, lists, format = row
+    if format != _FORMAT:
+        raise ConfigError(place, [f"tables of format {format}, this package knows {_FORMAT}: take a newer one"])
+    if count != shards:
+        raise ConfigError(place, [f"it is of {count} shards, this cluster has {shards}"])
+    wrong = [f'host name "{host}" is none' for host in lists if not is_host_name(host)]
+    if wrong:
+        raise ConfigError(place, wrong)
+    return ShardMap.of(version, count, lists, place)
+
+
+def _copied(path: Path | None, shards: int) -> ShardMap | None:
+    """The copy on disk, `[map]` as a config has it; None when there is none that can be used."""
+    if path is None:
+        return None
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))["map"]
+        return ShardMap.of(int(table["version"]), shards, dict(table["placement"]), str(path))
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        log.warning("the copy of the map %s cannot be used: %s", path, error)
+        return None
+
+
+def _keep_copy(store: MapStore, map: ShardMap) -> None:
+    """Writes the copy, unless it is there: a whole one or none, whenever the power fails."""
+    path = store.cache
+    if path is None:
+        return
+    lists = "".join(f'{host} = "{map.ranges(host)}"\n' for host in sorted(set(map.hosts)))
+    head = (
+        f"# The map as {store.database.address} had it, for when that cannot be asked. Written anew with every map.\n\n"
+    )
+    text = f"{head}[map]\nversion = {map.version}\n\n[map.placement]\n{lists}"
+    try:
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            return
+        handle, name = tempfile.mkstemp(prefix=".pgshard-map-", suffix=".tmp", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        log.warning("version %s of the map is not in the copy %s: %s", map.version, path, error)

@@ -1,0 +1,109 @@
+"""How to reach a host: its connection string, and where its password comes from. Nothing here shows a password."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from .errors import ConfigError
+
+_FORM = 'write postgres://user@address:5432/database or "host=address dbname=database user=user"'
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host: a PostgreSQL database, on a primary, that holds shards."""
+
+    name: str
+    """Its name in the config."""
+    params: Mapping[str, str] = field(repr=False)
+    """How applications connect: libpq's keywords, files absolute. May hold a password."""
+    server: Mapping[str, str] = field(repr=False)
+    """How to connect to the server itself, past a pooler. The same where `router_url` names none."""
+    password_env: str | None = None
+    password_file: Path | None = None
+    pool_size: int = 16
+    """The most connections that an application's process opens to it, look-ups apart."""
+    named: bool = True
+    """Whether statements may be prepared by name: not through PgBouncer in transaction mode."""
+
+    @property
+    def address(self) -> str:
+        """`user@host:port/database`, for messages."""
+        params = self.params
+        if "service" in params:
+            return f"service={params['service']}"
+        host = params.get("host") or params.get("hostaddr", "")
+        return f"{params.get('user', '')}@{host}:{params.get('port', '5432')}/{params.get('dbname', '')}"
+
+    @property
+    def addresses(self) -> list[tuple[str | None, ...]]:
+        """What tells its database from others: address, port and name, for each address of the server."""
+        params = self.server
+        if "service" in params:
+            return []
+        hosts = (params.get("host") or params.get("hostaddr", "")).split(",")
+        ports = params.get("port", "5432").split(",")
+        ports = ports * len(hosts) if len(ports) == 1 else ports
+        plain = ["127.0.0.1" if host.lower() == "localhost" else host.lower() for host in hosts]
+        return [(host, port or "5432", params.get("dbname")) for host, port in zip(plain, ports)]
+
+    def connect_args(self) -> dict[str, Any]:
+        """Arguments for `psycopg.connect`, the password read anew so that a rotated one needs no restart.
+
+        Raises `ConfigError` when the password is not where the config says.
+        """
+        return {**self.params, **self._password()}
+
+    def server_conninfo(self) -> str:
+        """A connection string to the server itself, for programs such as psql, without a password of a file or variable."""
+        return make_conninfo("", **{key: value for key, value in self.server.items() if key != "password"})
+
+    def password(self) -> str | None:
+        """The password, if the config says one; libpq looks for others by itself."""
+        return self._password().get("password") or self.params.get("password")
+
+    def _password(self) -> dict[str, str]:
+        place = f"host {self.name}"
+        if self.password_env is not None:
+            password = os.environ.get(self.password_env)
+            if password is None:
+                raise ConfigError(place, [f"the environment variable {self.password_env} for the password is not set"])
+            return {"password": password}
+        if self.password_file is not None:
+            try:
+                lines = self.password_file.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError):
+                raise ConfigError(place, [f"cannot read the password file {self.password_file}"]) from None
+            return {"password": lines[0]} if lines else {}
+        return {}
+
+
+def read_conninfo(text: str, folder: Path) -> Mapping[str, str] | str:
+    """Reads a libpq URL or key=value string, or says what is wrong with it.
+
+    The text may hold a password, whole or, mistyped, in a part that the parser takes for something else: so nothing of it
+    is ever shown.
+    """
+    try:
+        found = conninfo_to_dict(text)
+    except psycopg.Error:
+        return f"the url cannot be read: {_FORM}"
+    params = {key: str(value) for key, value in found.items() if value not in (None, "")}
+    if "service" not in params:
+        for missing, keys in (("host", ("host", "hostaddr")), ("user", ("user",)), ("database", ("dbname",))):
+            if not any(key in params for key in keys):
+                return f"the url names no {missing}: {_FORM}"
+    for key in _FILES:
+        if key in params and params[key] != "system":
+            params[key] = str(folder.absolute() / params[key])
+    # A host that is silent is found out, as by the Rust router.
+    params.setdefault("connect_timeout", "5")
+    return params

@@ -1,0 +1,71 @@
+"""From a key to its shard: integers by remainder, texts and UUIDs by a hash of them (docs/keys.md).
+
+Invariant: the shard of a key is for ever, and the same in every language. `tests/vectors/keys.json` holds it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import operator
+import re
+import uuid
+
+from .errors import WrongKey
+
+SHARDS_MAX = 8192
+"""The most shards that a cluster can have: what 13 bits of an ID tell apart."""
+
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_HEX = "[0-9a-fA-F]"
+_HYPHENATED = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
+_UUID = re.compile(rf"{_HEX}{{32}}|{_HYPHENATED}|\{{{_HYPHENATED}\}}|urn:uuid:{_HYPHENATED}", re.ASCII)
+
+
+class KeyKind(enum.Enum):
+    """What the keys of a cluster are. The value is the name in config and databases."""
+
+    INTEGER = "integer"
+    STRING = "string:sha256"
+    UUID = "uuid:sha256"
+
+
+def shard_of_key(kind: KeyKind, key: object, shards: int) -> int:
+    """The shard of a key, of a cluster with so many shards.
+
+    Keys are `int` (and what has `__index__`), `str` or `uuid.UUID`, as the cluster's kind says; nothing is converted.
+
+    Raises `WrongKey` for a value of another type, `bool` among them, and for an integer of more than 128 bits.
+    """
+    if kind is KeyKind.INTEGER and not isinstance(key, bool) and hasattr(key, "__index__"):
+        number = operator.index(key)
+        if -(1 << 127) <= number < 1 << 128:
+            # Python's remainder is Euclidean for a positive N.
+            return number % shards
+    elif kind is KeyKind.STRING and isinstance(key, str):
+        try:
+            return _hash(key.encode()) % shards
+        except UnicodeEncodeError:
+            raise WrongKey("the key is a text with a lone surrogate, which has no UTF-8 bytes to hash") from None
+    elif kind is KeyKind.UUID and isinstance(key, uuid.UUID):
+        return _hash(key.bytes) % shards
+    raise WrongKey(f"{key!r} is no key of this cluster, whose keys are {kind.value}")
+
+
+def key_of_text(kind: KeyKind, text: str) -> int | str | uuid.UUID:
+    """The key that a text says: of a command line, say.
+
+    Raises `WrongKey` when the text is no key of this kind.
+    """
+    if kind is KeyKind.STRING:
+        return text
+    if kind is KeyKind.INTEGER and _INTEGER.fullmatch(text):
+        return int(text)
+    if kind is KeyKind.UUID and _UUID.fullmatch(text):
+        return uuid.UUID(text)
+    raise WrongKey(f"{text!r} is no key of this cluster, whose keys are {kind.value}")
+
+
+def _hash(data: bytes) -> int:
+    # The first 60 bits, so that the number is positive in every language's 64-bit integer.
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 4

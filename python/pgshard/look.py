@@ -1,0 +1,162 @@
+"""Asking a host about shards: one question at a time, however many threads want to know about however many shards.
+
+Invariant: a caller only gets an answer to a question that was asked after the caller wanted to know. An older one may be
+from before the very fence that the caller ran into. And questions are so far apart that an application whose statements
+are all wrong cannot make a storm of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from .control import Control
+from .errors import ConfigError, LookUpFailed
+from .stale import Look, Met
+
+_LOOK = (
+    "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token, incoming_epoch "
+    "FROM pg_catalog.unnest(%s::int4[]) AS asked(shard), LATERAL pgshard.look(asked.shard)"
+)
+_SHARDS_MAX = 512
+"""The shards in one question. A host with more that are wanted is asked again at once."""
+_SIGNPOST_SPACING = 0.001
+_RELATIVE_SPACING = 0.010
+
+_Answer = tuple[float, "Look | LookUpFailed"]
+
+
+class Questions:
+    """What the threads of a process ask one host."""
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+        # Of those that met a signpost, which there is one a move mostly, and apart from them of those whose error is the
+        # application's own as often as not: so these never hold up the others.
+        self._lanes = {Met.SIGNPOST: _Lane(_SIGNPOST_SPACING), Met.RELATIVE: _Lane(_RELATIVE_SPACING)}
+        self._mending: dict[int, _Mended] = {}
+        self._lock = threading.Lock()
+        self.asked = 0
+        """Questions asked so far."""
+
+    def ask(self, shard: int, how: Met) -> tuple[float, Look]:
+        """What the host says of a shard, and when it was asked. Raises `LookUpFailed` or `HostDiffers`."""
+        return self._lanes[how].ask(shard, self._look)
+
+    def expire(self, shard: int, seen: float) -> bool:
+        """Swaps back a fence whose deadline has passed, as the answer to the question asked at `seen` said."""
+        return self._mend(shard, seen, "SELECT pgshard.expire_fence(%s)", [shard])
+
+    def open(self, shard: int, seen: float, token: UUID) -> bool:
+        """Opens a shard whose move is decided, as the answer to the question asked at `seen` said."""
+        return self._mend(shard, seen, "SELECT pgshard.finish_open(%s, %s)", [shard, token])
+
+    def _look(self, shards: Sequence[int]) -> dict[int, Look]:
+        self.asked += 1
+        place = f"host {self.control.host.name} ({self.control.host.address})"
+        try:
+            # Sent as text, so that no type of this session's is looked up.
+            rows = self.control.run(lambda c: c.execute(_LOOK, [list(shards)], prepare=False).fetchall())
+        except (psycopg.Error, ConfigError) as error:
+            raise LookUpFailed(f"{place} did not say where shards are: {_words(error)}") from error
+        return dict(_read(row, place) for row in rows)
+
+    def _mend(self, shard: int, seen: float, sql: str, params: list[Any]) -> bool:
+        """True if this call did it. What somebody has acted upon since is not acted upon twice."""
+        with self._lock:
+            mended = self._mending.setdefault(shard, _Mended())
+        with mended.turn:
+            if mended.at > seen:
+                return False
+            try:
+                return self.control.run(lambda c: _act(c, sql, params))
+            except psycopg.Error as error:
+                if error.sqlstate is not None:
+                    # Refused, or the row is in the hands of the mover: somebody else is at it.
+                    return False
+                raise LookUpFailed(f"host {self.control.host.name} did not answer: {_words(error)}") from error
+            finally:
+                mended.at = time.monotonic()
+
+
+class _Mended:
+    """Who is at a move that stands still, and when somebody last was."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.at = float("-inf")
+
+
+class _Lane:
+    """Callers of one kind. Callers that come while one holds back share its question: they want it before it is asked."""
+
+    def __init__(self, spacing: float) -> None:
+        self._spacing = spacing
+        self._wanted: set[int] = set()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+        self._asked = float("-inf")
+        self._answers: dict[int, _Answer] = {}
+
+    def ask(self, shard: int, look: Any) -> tuple[float, Look]:
+        wanted = time.monotonic()
+        with self._lock:
+            self._wanted.add(shard)
+        with self._turn:
+            answer = self._answers.get(shard)
+            if answer is None or answer[0] < wanted:
+                answer = self._question(shard, look)
+        if isinstance(answer[1], LookUpFailed):
+            raise answer[1]
+        return answer[0], answer[1]
+
+    def _question(self, shard: int, look: Any) -> _Answer:
+        early = self._spacing - (time.monotonic() - self._asked)
+        if early > 0:
+            time.sleep(early)
+        with self._lock:
+            self._wanted.discard(shard)
+            shards = [shard] + [self._wanted.pop() for _ in range(min(len(self._wanted), _SHARDS_MAX - 1))]
+        asked = self._asked = time.monotonic()
+        try:
+            looks = look(shards)
+        except LookUpFailed as error:
+            self._answers.update((one, (asked, error)) for one in shards)
+        else:
+            silent = LookUpFailed("pgshard.look gave no row")
+            self._answers.update((one, (asked, looks.get(one, silent))) for one in shards)
+        return self._answers[shard]
+
+
+def _act(connection: psycopg.Connection[Any], sql: str, params: list[Any]) -> bool:
+    # The row may be in the hands of the mover, who is then at it already. What the role's transactions are otherwise does
+    # not matter: a role that only reads can end a dead mover's fence as well.
+    connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE", prepare=False)
+    try:
+        connection.execute("SET LOCAL lock_timeout = '200ms'", prepare=False)
+        row = connection.execute(sql, params, prepare=False).fetchone()
+        connection.execute("COMMIT", prepare=False)
+    except psycopg.Error:
+        if not connection.closed:
+            connection.execute("ROLLBACK", prepare=False)
+        raise
+    return bool(row and row[0])
+
+
+def _read(row: Sequence[Any], place: str) -> tuple[int, Look]:
+    shard, state, epoch, peer, deadline, ago, token, incoming = row
+    if state not in (None, "serving", "fenced", "moved") or (state == "moved" and peer is None):
+        raise LookUpFailed(f"{place}: pgshard.look answered {state!r} of shard {shard}: is it of a newer pgshard?")
+    # A clock that was set back makes a fence of the future: it counts as just now.
+    seconds = None if ago is None else max(ago / 1000, 0.0)
+    overdue = state == "fenced" and deadline is not None and deadline < 0
+    return shard, Look(state, epoch or 0, peer, overdue, seconds, token, incoming)
+
+
+def _words(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,183 @@
+"""What a call does between a statement that met a move and the next try: asks, waits, goes to the other host, and finishes
+what a dead mover left. The decisions are `stale`'s; the same as in src/router/recover.rs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from .control import Control
+from .directory import Directory
+from .errors import NotHere, ShardUnavailable, TooManyWaiting
+from .look import Questions
+from .map import Placement
+from .stale import Do, Look, Met, judge, judge_peer, pause
+
+log = logging.getLogger("pgshard")
+
+RETRY_FOR = 15.0
+"""Seconds that a call may wait for a shard that is being moved, in all: longer than a fence's deadline of 10 s."""
+WAITERS_MAX = 1024
+"""Calls that may wait for one shard; the next gets `TooManyWaiting` at once."""
+_OPEN_GRACE = 0.100
+"""Seconds after which a decided move that nobody has opened is opened here. The mover takes a millisecond or so."""
+_HOPS_MAX = 8
+"""The hosts that one answer may lead through."""
+
+
+class Asking:
+    """What all calls of a process share: the directory, a set of questions a host, and how many wait for each shard."""
+
+    def __init__(self, directory: Directory, retry_for: float = RETRY_FOR) -> None:
+        self.directory = directory
+        self.retry_for = retry_for
+        self.again = 0
+        """Statements and transactions that were worth another try."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._questions: dict[str, Questions] = {}
+        self._waiting: dict[int, int] = {}
+
+    def questions(self, name: str) -> Questions:
+        """Those of a host. Raises `UnknownHost`."""
+        if self._pid != os.getpid():
+            # In the child of a fork, whose locks may be held by threads that are not here.
+            self._forget()
+        found = self._questions.get(name)
+        if found is None:
+            host = self.directory.host(name)
+            made = Questions(Control(host, self.directory.shards, self.directory.config.key))
+            with self._lock:
+                found = self._questions.setdefault(name, made)
+        return found
+
+    def close(self) -> None:
+        """Closes the connections that nobody uses."""
+        for questions in list(self._questions.values()):
+            questions.control.close()
+
+    @contextmanager
+    def waiting(self, shard: int) -> Iterator[None]:
+        """A place among those who wait for a shard, who are so many at most that their coming back is nothing to fear."""
+        with self._lock:
+            count = self._waiting.get(shard, 0)
+            if count >= WAITERS_MAX:
+                raise TooManyWaiting(f"{count} calls wait for the end of the move of shard {shard}: try again later")
+            self._waiting[shard] = count + 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[shard] -= 1
+                if not self._waiting[shard]:
+                    del self._waiting[shard]
+
+
+class Recovery:
+    """One call's way through a move. For one thread."""
+
+    def __init__(self, asking: Asking, shard: int) -> None:
+        self._asking = asking
+        self._shard = shard
+        self._since: float | None = None
+        self._unopened: float | None = None
+        self._rounds = 0
+
+    def is_own(self, how: Met, place: Placement, began: float) -> bool:
+        """Only asks: whether the failed statement's error is the application's own. Raises as `after`."""
+        self._asking.questions(place.host)
+        with self._asking.waiting(self._shard):
+            _, look = self._asking.questions(place.host).ask(self._shard, how)
+            return judge(how, look, time.monotonic() - began, place.epoch).do is Do.OWN
+
+    def after(self, how: Met, place: Placement, began: float, give_back: Callable[[], None] = lambda: None) -> bool:
+        """True when the statement that was sent to `place` at `began` (of `time.monotonic`) is worth another try, and False
+        at once when its error is the application's own. `give_back` is called before anything is waited for: the
+        connection is to be closed, because its session may remember a signpost.
+
+        Raises `ShardUnavailable` when the time for retries is over, and `NotHere`, `UnknownHost`, `LookUpFailed`,
+        `HostDiffers`, `TooManyWaiting` when there is nobody to ask.
+        """
+        self._asking.questions(place.host)
+        with self._asking.waiting(self._shard):
+            if self._since is None:
+                self._since = time.monotonic()
+            while True:
+                asked, look = self._asking.questions(place.host).ask(self._shard, how)
+                verdict = judge(how, look, time.monotonic() - began, place.epoch)
+                log.debug("shard %s on %s: %s met, %s", self._shard, place.host, how.value, verdict.do.value)
+                if verdict.do is Do.OWN:
+                    return False
+                give_back()
+                if verdict.do is Do.NOT_HERE:
+                    raise NotHere(
+                        f"host {place.host} never had shard {self._shard}, which the map places there: `pgshard check`"
+                    )
+                if verdict.do is Do.AGAIN:
+                    assert verdict.epoch is not None
+                    self._asking.directory.learn(self._shard, Placement(place.host, verdict.epoch))
+                    return self._again(place.host)
+                if self._closed(place.host, asked, look, verdict.do):
+                    return self._again(place.host)
+
+    def _closed(self, host: str, asked: float, look: Look, do: Do) -> bool:
+        """The shard does not serve there. True when it was found elsewhere, else after a pause."""
+        if do is Do.WAIT:
+            self._wait(host, "it is being moved from there")
+        elif do is Do.EXPIRE:
+            if self._asking.questions(host).expire(self._shard, asked):
+                log.info("shard %s on %s: ended the fence of a mover that has stopped", self._shard, host)
+            else:
+                self._wait(host, "it was to be moved from there, and the mover has stopped")
+        elif do is Do.ASK:
+            if self._chase(look.peer, look.epoch, look.token):
+                return True
+            self._wait(host, "it has left there and is not open elsewhere yet")
+        return False
+
+    def _chase(self, peer: str | None, epoch: int, token: UUID | None) -> bool:
+        """Goes after a shard that has moved. True when its new host has been found and learned."""
+        for _ in range(_HOPS_MAX):
+            assert peer is not None, "a row that says moved names the peer: look.py has checked it"
+            questions = self._asking.questions(peer)
+            asked, look = questions.ask(self._shard, Met.SIGNPOST)
+            verdict = judge_peer(epoch, look)
+            if verdict.do is Do.HERE:
+                assert verdict.epoch is not None
+                self._asking.directory.learn(self._shard, Placement(peer, verdict.epoch))
+                return True
+            if verdict.do is Do.ASK:
+                peer, epoch, token = verdict.peer, look.epoch, verdict.token
+                continue
+            if verdict.do is Do.UNOPENED:
+                self._unopened = self._unopened or time.monotonic()
+                late = time.monotonic() - self._unopened >= _OPEN_GRACE
+                if late and token is not None and questions.open(self._shard, asked, token):
+                    log.info("shard %s on %s: opened what a mover had decided", self._shard, peer)
+            return False
+        return False
+
+    def _again(self, host: str) -> bool:
+        # The first try after a look is at once. One after another, hosts and signposts contradict each other: slower.
+        self._rounds += 1
+        self._asking.again += 1
+        if self._rounds > 1:
+            self._wait(host, "it answers as if it had moved")
+        return True
+
+    def _wait(self, host: str, reason: str) -> None:
+        assert self._since is not None, "after() has noted when it began"
+        waited = time.monotonic() - self._since
+        nap = pause(waited, random.random())
+        if waited + nap > self._asking.retry_for:
+            raise ShardUnavailable(f"shard {self._shard} on {host} could not be used for {waited:.1f} s: {reason}")
+        time.sleep(nap)

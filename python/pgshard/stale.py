@@ -1,0 +1,174 @@
+"""What a failed statement means for where its shard is: the decisions, without I/O, as src/router/stale.rs makes them.
+
+Invariant: an error is only believed to be the application's own when the shard's host, asked after the statement failed,
+says that it serves the shard and that no fence stood since the statement began. And nothing said about another host is
+believed before that host's own row confirms it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+MARGIN = 0.050
+"""Seconds. A fence that is older than the statement by less counts as younger; the price of a wrong guess is a try."""
+
+
+class Met(enum.Enum):
+    """How a statement's error can have to do with a move."""
+
+    SIGNPOST = "signpost"
+    """A signpost answered: the shard is closed or elsewhere. Always worth another try."""
+    RELATIVE = "relative"
+    """A name was not there, or not what it was: the application's mistake, or a signpost that could not say so."""
+
+
+def met(sqlstate: str | None, message: str = "") -> Met | None:
+    """What an error with this SQLSTATE and message met; None when no move can cause it."""
+    if sqlstate == "SH001":
+        return Met.SIGNPOST
+    if sqlstate is not None and sqlstate[:2] in ("42", "0A", "3F", "55"):
+        return Met.RELATIVE
+    # Something looked for by its number, from before the shard went away and came back. These words are not translated.
+    if sqlstate == "XX000" and message.startswith("cache lookup failed for "):
+        return Met.RELATIVE
+    return None
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a host says of a shard: the answer of `pgshard.look`."""
+
+    state: str | None = None
+    """`serving`, `fenced` or `moved`; None: the shard was never here."""
+    epoch: int = 0
+    peer: str | None = None
+    """Where the shard is being moved to, or has gone."""
+    overdue: bool = False
+    """Of a fence: its deadline has passed."""
+    last_fence_ago: float | None = None
+    """Seconds since the last swap, there or back; None: never."""
+    token: UUID | None = None
+    """What proves to the peer that the move was decided."""
+    incoming: int | None = None
+    """The epoch at which a move is bringing the shard here."""
+
+
+class Do(enum.Enum):
+    """What to do after a statement failed, or where a shard is said to have gone."""
+
+    AGAIN = "again"
+    """The host serves the shard: run it there again."""
+    OWN = "own"
+    """The error is the application's."""
+    WAIT = "wait"
+    """The shard is closed for a moment, or the hosts do not agree yet."""
+    EXPIRE = "expire"
+    """The shard is closed and whoever closed it is late: open it again."""
+    ASK = "ask"
+    """The shard went to another host: ask there."""
+    NOT_HERE = "not-here"
+    """The host has never heard of the shard."""
+    HERE = "here"
+    """Of a peer: it is there, or was and is being moved on from there."""
+    UNOPENED = "unopened"
+    """Of a peer: decided, but not opened there yet."""
+
+
+class Verdict(NamedTuple):
+    """What to do, and what is needed for it."""
+
+    do: Do
+    epoch: int | None = None
+    peer: str | None = None
+    token: UUID | None = None
+
+
+def judge(how: Met, look: Look, ran: float, expected: int) -> Verdict:
+    """What a failed statement means, given what its host said since.
+
+    `ran`: seconds from before the statement (or its transaction) was sent until the look was back. `expected`: the epoch
+    at which the statement was sent.
+    """
+    if look.state is None:
+        return Verdict(Do.NOT_HERE if look.incoming is None else Do.WAIT)
+    if look.state == "serving":
+        disturbed = look.last_fence_ago is not None and look.last_fence_ago <= ran + MARGIN
+        if how is Met.SIGNPOST or disturbed or look.epoch > expected:
+            return Verdict(Do.AGAIN, look.epoch)
+        return Verdict(Do.OWN)
+    if look.state == "fenced":
+        return Verdict(Do.EXPIRE if look.overdue else Do.WAIT)
+    return Verdict(Do.ASK, look.epoch, look.peer, look.token)
+
+
+def judge_peer(epoch: int, look: Look) -> Verdict:
+    """What the host answers that a shard is said to have moved to, at this epoch."""
+    if look.state is not None and look.epoch >= epoch:
+        if look.state != "moved":
+            return Verdict(Do.HERE, look.epoch)
+        # A row says `moved` at the epoch of the next owner, so it must be past the one asked for.
+        if look.epoch > epoch:
+            return Verdict(Do.ASK, look.epoch, look.peer, look.token)
+        return Verdict(Do.WAIT)
+    if look.incoming is not None and look.incoming >= epoch:
+        return Verdict(Do.UNOPENED)
+    return Verdict(Do.WAIT)
+
+
+def pause(waited: float, chance: float) -> float:
+    """Seconds to wait before asking again, after so many: a quarter, 2 to 50 ms, less up to half of that by chance."""
+    return min(max(waited / 4, 0.002), 0.050) * (1 - min(max(chance, 0.0), 1.0) / 2)
+
+
+_WORD = re.compile(r"--[^\n\r]*|/\*|\w+|.", re.DOTALL)
+_ONCE = {"CALL", "DO", "VACUUM", "CLUSTER"}
+_MAYBE_CONCURRENTLY = {"CREATE", "DROP", "REINDEX", "ALTER", "REFRESH"}
+
+
+def repeatable(sql: str) -> bool:
+    """Whether it is certain that nothing of this statement stays if it fails, so that it may run again.
+
+    Not of CALL, DO, VACUUM, CLUSTER and what works CONCURRENTLY: they can commit in their middle.
+    """
+    first = None
+    at = 0
+    while at < len(sql):
+        found = _WORD.match(sql, at)
+        assert found is not None, "the last alternative matches any character"
+        text = found.group()
+        if text == "/*":
+            at = _past_comment(sql, at)
+            continue
+        at = found.end()
+        if text.startswith("--") or not (text[0].isalnum() or text[0] == "_"):
+            continue
+        word = text.upper()
+        if first is None:
+            first = word
+            if first in _ONCE:
+                return False
+            if first not in _MAYBE_CONCURRENTLY:
+                return True
+        elif word == "CONCURRENTLY":
+            return False
+    return True
+
+
+def _past_comment(sql: str, at: int) -> int:
+    """Where the block comment that begins here has ended. They nest; one that does not end takes the rest."""
+    depth = 0
+    while at < len(sql):
+        two = sql[at : at + 2]
+        if two == "/*":
+            depth, at = depth + 1, at + 2
+        elif two == "*/":
+            depth, at = depth - 1, at + 2
+            if depth == 0:
+                return at
+        else:
+            at += 1
+    return len(sql)

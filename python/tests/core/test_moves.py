@@ -1,0 +1,301 @@
+"""A client made of the core alone, against real servers: it loses nothing while its shard moves, whatever becomes of movers."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import psycopg
+import pytest
+
+from pgshard import Asking, Directory, LookUpFailed, NotHere, Placement, Recovery, ShardUnavailable, UnknownHost, met
+from pgshard.stale import Met
+from pgshard.template import render
+
+
+class Client:
+    """Runs statements where their shard is: what the documentation shows."""
+
+    def __init__(self, asking: Asking) -> None:
+        self.asking = asking
+        self.connections: dict[str, psycopg.Connection] = {}
+
+    def connection(self, host: str) -> psycopg.Connection:
+        found = self.connections.get(host)
+        if found is None or found.closed:
+            args = self.asking.directory.host(host).connect_args()
+            found = self.connections[host] = psycopg.connect(**args, autocommit=True)
+        return found
+
+    def run(self, shard: int, sql: str, params=()):
+        directory, recovery = self.asking.directory, Recovery(self.asking, shard)
+        while True:
+            place, began = directory.place(shard), time.monotonic()
+            try:
+                return self.connection(place.host).execute(render(sql, directory.schema(shard)), params).fetchall()
+            except psycopg.Error as error:
+                how = met(error.sqlstate, error.diag.message_primary or "")
+                if how is None or not recovery.after(how, place, began, self.connection(place.host).close):
+                    raise
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            connection.close()
+
+
+@pytest.fixture
+def asking(world):
+    made = Asking(Directory.open(world.path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(asking):
+    made = Client(asking)
+    yield made
+    made.close()
+
+
+INSERT = "INSERT INTO {shard}.photos (user_id, title) VALUES (%s, %s) RETURNING id"
+
+
+class Writer(threading.Thread):
+    """Inserts rows into a shard until it is stopped, and knows which were acknowledged."""
+
+    def __init__(self, asking: Asking, shard: int, name: str) -> None:
+        super().__init__()
+        self.client, self.shard, self.label = Client(asking), shard, name
+        self.stop, self.acknowledged, self.errors, self.longest = threading.Event(), [], [], 0.0
+
+    def run(self) -> None:
+        number = 0
+        while not self.stop.is_set() and not self.errors:
+            number += 1
+            began = time.monotonic()
+            try:
+                self.acknowledged += self.client.run(self.shard, INSERT, (self.shard, f"{self.label} {number}"))
+            except Exception as error:  # noqa: BLE001 # whatever it is, the test shows it
+                self.errors.append(error)
+            self.longest = max(self.longest, time.monotonic() - began)
+        self.client.close()
+
+
+def writing(asking, shard, name, work):
+    """Does `work` while two threads write; gives back the rows' IDs once all are checked to be there once."""
+    writers = [Writer(asking, shard, f"{name} {number}") for number in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        work()
+        seen = [len(writer.acknowledged) for writer in writers]
+        # They go on afterwards, each of them.
+        end = time.monotonic() + 60
+        while any(len(w.acknowledged) <= n and not w.errors for w, n in zip(writers, seen)) and time.monotonic() < end:
+            time.sleep(0.01)
+    finally:
+        for writer in writers:
+            writer.stop.set()
+        for writer in writers:
+            writer.join()
+    assert [error for writer in writers for error in writer.errors] == []
+    assert all(len(writer.acknowledged) > n for writer, n in zip(writers, seen))
+    client = Client(asking)
+    rows = client.run(shard, "SELECT id FROM {shard}.photos WHERE title LIKE %s", (f"{name} %",))
+    client.close()
+    assert sorted(rows) == sorted(row for writer in writers for row in writer.acknowledged)
+
+
+def test_nothing_is_lost_while_a_shard_moves_to_and_fro(world, asking):
+    def work():
+        for _ in range(3):
+            world.move(3)
+
+    writing(asking, 3, "to and fro", work)
+    assert asking.again > 0
+    assert asking.directory.place(3) == Placement(world.host_of(3), 4)
+
+
+def test_an_error_of_the_applications_own_stays_its_own(client):
+    for sql, error in (
+        ("SELECT * FROM {shard}.photoz", psycopg.errors.UndefinedTable),
+        ("SELECT colour FROM {shard}.photos", psycopg.errors.UndefinedColumn),
+        ("INSERT INTO {shard}.photos (title) VALUES ('x') ON CONFLICT (user_id) DO NOTHING",
+         psycopg.errors.InvalidColumnReference),
+        ("INSERT INTO {shard}.photos (user_id, title) VALUES (1, NULL)", psycopg.errors.NotNullViolation),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            client.run(5, sql)
+    assert client.asking.again == 0
+
+
+def test_what_the_parser_finds_missing_at_a_signpost_is_a_relative(world, tmp_path):
+    # A copy of the config that nobody rewrites.
+    path = tmp_path / "pgshard.toml"
+    path.write_text(world.path.read_text().replace('migrations = "migrations"', ""))
+    client = Client(Asking(Directory.open(path)))
+    world.move(6)
+    sql = (
+        "INSERT INTO {shard}.photos (user_id, title) VALUES (6, 'conflict') ON CONFLICT (title) DO NOTHING RETURNING 1"
+    )
+    # Sent to the old host, where it is 42P10.
+    assert client.asking.directory.place(6).epoch == 1
+    assert client.run(6, sql) == [(1,)]
+    assert client.asking.directory.place(6).epoch == 2
+    client.close()
+    client.asking.close()
+
+
+def test_a_mover_that_is_killed_while_the_shard_is_fenced_is_no_error(world, asking):
+    shard = 7
+    host = world.host_of(shard)
+
+    def work():
+        killed = world.run(
+            *("move", str(shard), "--to", "db2" if host == "db1" else "db1", "--yes", "--failpoint", "after swap=kill"),
+            may_fail=True,
+            PGSHARD_LEASE_MS="1500",
+        )
+        assert killed.returncode == -signal.SIGKILL
+        with world.connect(host) as connection:
+            state = "SELECT state FROM pgshard.look(%s)"
+            end = time.monotonic() + 60
+            # The writers end the fence themselves.
+            while connection.execute(state, [shard]).fetchone() != ("serving",) and time.monotonic() < end:
+                time.sleep(0.02)
+            assert connection.execute(state, [shard]).fetchone() == ("serving",)
+
+    writing(asking, shard, "killed", work)
+    world.run("moves", "abort")
+
+
+def test_a_move_that_is_decided_and_not_opened_is_opened(world, asking):
+    shard = 8
+    target = "db2" if world.host_of(shard) == "db1" else "db1"
+
+    def work():
+        line = ("move", str(shard), "--to", target, "--yes", "--failpoint", "after decide=kill")
+        assert world.run(*line, may_fail=True).returncode == -signal.SIGKILL
+        with world.connect(target) as connection:
+            state = "SELECT state FROM pgshard.look(%s)"
+            end = time.monotonic() + 60
+            while connection.execute(state, [shard]).fetchone() != ("serving",) and time.monotonic() < end:
+                time.sleep(0.02)
+            assert connection.execute(state, [shard]).fetchone() == ("serving",)
+
+    writing(asking, shard, "decided", work)
+    assert asking.directory.place(shard) == Placement(target, 2)
+    world.run("moves", "resume")
+    # It was written to before anybody could audit it; the rows were compared above.
+    world.run("moves", "complete", "--unaudited", "--yes")
+
+
+def test_waiting_has_an_end(world):
+    shard = 9
+    host = world.host_of(shard)
+    with world.superuser(host) as connection:
+        schema = f"shard_{shard:04d}"
+        # What a fence looks like that nobody may end: a signpost whose host says so for as long as we want.
+        fenced = (
+            "UPDATE pgshard.shard SET state = 'fenced', peer = 'db2', move_id = gen_random_uuid(), attempt = 1, "
+            "lease = gen_random_uuid(), fence_deadline = now() + interval '1 hour' WHERE shard_id = %s"
+        )
+        connection.execute(f"ALTER SCHEMA {schema} RENAME TO {schema}_away")
+        connection.execute(fenced, [shard])
+        try:
+            patient = Asking(Directory.open(world.path), retry_for=0.3)
+            client = Client(patient)
+            with pytest.raises(ShardUnavailable, match=rf"shard {shard} on {host} .*being moved"):
+                client.run(shard, "SELECT 1 FROM {shard}.photos")
+            client.close()
+            patient.close()
+        finally:
+            connection.execute(f"ALTER SCHEMA {schema}_away RENAME TO {schema}")
+            unfenced = (
+                "UPDATE pgshard.shard SET state = 'serving', peer = NULL, fence_deadline = NULL WHERE shard_id = %s"
+            )
+            connection.execute(unfenced, [shard])
+
+
+def test_a_shard_that_the_map_places_wrongly_is_said_to_be_nowhere(world, client):
+    client.asking.directory.learn(10, Placement("db2" if world.host_of(10) == "db1" else "db1", 9))
+    with pytest.raises(NotHere, match="never had shard 10"):
+        client.run(10, "SELECT 1 FROM {shard}.photos")
+
+
+def test_a_host_that_nobody_knows_is_named(client):
+    with pytest.raises(UnknownHost, match=r"there is no \[hosts.db9\]"):
+        client.asking.directory.host("db9")
+
+
+def test_a_host_of_another_cluster_is_refused(world, tmp_path):
+    text = (
+        world.path.read_text().replace("shards = 16", "shards = 8").replace('"0-7"', '"0-3"').replace('"8-15"', '"4-7"')
+    )
+    path = tmp_path / "pgshard.toml"
+    path.write_text("\n".join(line for line in text.splitlines() if not line.startswith(("migrations", "db"))))
+    path.write_text(path.read_text() + '\ndb1 = "0-3"\ndb2 = "4-7"\n')
+    asking = Asking(Directory.open(path))
+    with pytest.raises(Exception, match="recorded 16 shards, the config says 8"):
+        asking.questions("db1").ask(0, Met.SIGNPOST)
+    asking.close()
+
+
+def test_many_that_ask_at_once_ask_few_questions(asking):
+    questions = asking.questions("db1")
+    questions.ask(0, Met.SIGNPOST)
+    before = questions.asked
+    threads = [threading.Thread(target=questions.ask, args=(number % 16, Met.RELATIVE)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert questions.asked - before < 64
+
+
+def test_a_host_that_is_silent_is_no_end_to_waiting(world, monkeypatch):
+    """The server takes the question and never answers: as if it were stopped."""
+    from pgshard import control
+
+    asking = Asking(Directory.open(world.path))
+    asking.questions("db1").ask(0, Met.SIGNPOST)
+    monkeypatch.setattr(control, "ANSWER_MAX", 0.3)
+    with world.superuser("db1") as connection, connection.transaction():
+        connection.execute("LOCK TABLE pgshard.shard IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(LookUpFailed, match=r"db1 .* no answer within 0\.3 s"):
+            asking.questions("db1").ask(0, Met.SIGNPOST)
+    monkeypatch.undo()
+    assert asking.questions("db1").ask(0, Met.SIGNPOST)[1].epoch == 1
+    asking.close()
+
+
+def test_look_ups_survive_the_end_of_their_connections(world, asking):
+    asking.questions("db1").ask(0, Met.SIGNPOST)
+    with world.superuser("db1") as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'pgshard look'"
+        )
+    assert asking.questions("db1").ask(0, Met.SIGNPOST)[1].state == "serving"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_the_child_of_a_fork_asks_on_connections_of_its_own(world, asking):
+    questions = asking.questions("db1")
+    questions.ask(0, Met.SIGNPOST)
+    script = (
+        "import os, sys\n"
+        "from pgshard import Asking, Directory, Met\n"
+        "asking = Asking(Directory.open(sys.argv[1]))\n"
+        "ask = lambda: asking.questions('db1').ask(0, Met.SIGNPOST)[1].state\n"
+        "def pid(): return asking.questions('db1').control.run(lambda c: c.info.backend_pid)\n"
+        "ask(); mine = pid()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(0 if ask() == 'serving' and pid() != mine else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
+        "assert ask() == 'serving' and pid() == mine\n"
+    )
+    subprocess.run(
+        ["python3" if not os.sys.executable else os.sys.executable, "-c", script, str(world.path)], check=True
+    )
