@@ -13,7 +13,7 @@ use super::privileges::Account;
 use super::{layout, settings};
 
 /// What every server has from its first moment on. Changing it makes new templates: it is part of their key.
-const ROLES: &str = "CREATE ROLE app LOGIN REPLICATION;\nCREATE DATABASE app OWNER app;\n";
+const ROLES: &str = "CREATE ROLE app LOGIN REPLICATION CREATEDB;\nCREATE DATABASE app OWNER app;\n";
 
 /// Lays a fresh data directory at `data`, which must not exist, in a directory that `account` may write to.
 pub(super) fn lay(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Error> {
