@@ -1,0 +1,50 @@
+"""pgshard for Django: each logical shard is a database alias, `shard-31`, and models that are sharded find theirs by themselves.
+
+    # settings.py
+    DATABASES = pgshard.django.databases("pgshard.toml", default={…})
+    DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]
+    INSTALLED_APPS += ["pgshard.django"]
+
+docs/django.md tells the rest.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .cluster import alias, databases, shard_of_alias
+
+if TYPE_CHECKING:
+    from .backend.pools import release, shard_connection_created
+    from .errors import NoShard, ShardMoved, ShardUnavailable, WrongShard
+    from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
+    from .gather import Gathered, Partial
+    from .managers import ShardedManager, ShardedQuerySet
+    from .models import ShardedModel
+    from .routing import ShardRouter, alias_of_id, alias_of_key, run_in_shard, shard_of, shard_of_key
+
+# Settings import this module, and models cannot be imported before there are settings.
+_WHERE = {
+    "release": "backend.pools", "shard_connection_created": "backend.pools",
+    "NoShard": "errors", "ShardMoved": "errors", "ShardUnavailable": "errors", "WrongShard": "errors",
+    "ShardKeyField": "fields", "ShardKeyForeignKey": "fields", "ShardedBigAutoField": "fields",
+    "Gathered": "gather", "Partial": "gather",
+    "ShardedManager": "managers", "ShardedQuerySet": "managers",
+    "ShardedModel": "models",
+    "ShardRouter": "routing", "alias_of_id": "routing", "alias_of_key": "routing", "run_in_shard": "routing",
+    "shard_of": "routing", "shard_of_key": "routing",
+}  # fmt: skip
+
+__all__ = [
+    "Gathered", "NoShard", "Partial", "ShardKeyField", "ShardKeyForeignKey", "ShardMoved", "ShardRouter", "ShardUnavailable",
+    "ShardedBigAutoField", "ShardedManager", "ShardedModel", "ShardedQuerySet", "WrongShard", "alias", "alias_of_id",
+    "alias_of_key", "databases", "release", "run_in_shard", "shard_connection_created", "shard_of", "shard_of_alias",
+    "shard_of_key",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,0 +1,29 @@
+"""The Django application."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.signals import request_finished
+
+
+class PgshardConfig(AppConfig):
+    """Gives connections back where a request or a task ends, and adds the checks."""
+
+    name = "pgshard.django"
+    label = "pgshard"
+    verbose_name = "pgshard"
+
+    def ready(self) -> None:
+        """Connects the signals."""
+        from . import checks as checks
+        from .backend.pools import release
+
+        request_finished.connect(release, dispatch_uid="pgshard release")
+        celery: Any = sys.modules.get("celery")
+        if celery is not None:
+            from celery import signals
+
+            signals.task_postrun.connect(release, weak=False, dispatch_uid="pgshard release")

@@ -1,0 +1,464 @@
+"""The connection object of one shard, `connections["shard-31"]`.
+
+While it is in autocommit it uses the thread's connection to the shard's host, which it shares with the other aliases; for a
+transaction, and for each server-side cursor outside of one, it has a connection of its own.
+
+Invariant: a statement is run again only if nothing of it, and of the transaction it began, can have stayed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from django.db import DatabaseError, NotSupportedError, OperationalError, ProgrammingError
+from django.db.backends.postgresql import base as postgresql
+from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
+
+from ... import errors as core
+from ...map import Placement
+from ...pool import Connection, Pool, is_alive
+from ...recovery import Recovery
+from ...stale import Met, met
+from ...stale import repeatable as may_repeat
+from ...template import quote_name, render
+from ..cluster import cluster, shard_of_alias
+from ..errors import ShardMoved, ShardUnavailable
+from . import pools
+from .client import DatabaseClient
+from .creation import DatabaseCreation
+from .cursor import Cursor, DebugCursor
+from .introspection import DatabaseIntrospection
+from .operations import DatabaseOperations
+from .schema import refuse
+
+_PASSING = (core.ShardUnavailable, core.TooManyWaiting, core.LookUpFailed)
+
+
+@contextmanager
+def djangos() -> Iterator[None]:
+    """Errors of the core as Django's."""
+    try:
+        yield
+    except _PASSING as error:
+        raise ShardUnavailable(str(error)) from error
+    except core.PgshardError as error:
+        raise OperationalError(str(error)) from error
+
+
+class DatabaseWrapper(postgresql.DatabaseWrapper):
+    """One shard, as far as one thread uses it."""
+
+    ops_class = DatabaseOperations
+    introspection_class = DatabaseIntrospection
+    client_class = DatabaseClient
+    creation_class = DatabaseCreation
+    pool = None  # Django's own, by alias.
+    connection: Any
+    savepoint_ids: list[Any]
+    atomic_blocks: list[Any]
+    run_on_commit: list[Any]
+
+    def __init__(self, settings_dict: dict[str, Any], alias: str) -> None:
+        super().__init__(settings_dict, alias)
+        shard = shard_of_alias(alias)
+        if shard is None:
+            raise NotSupportedError(f"{alias} is not an alias of a shard, which are shard-0, shard-1, …")
+        self.shard = shard
+        self.schema = cluster().config.schema(shard)
+        self.quoted_schema = quote_name(self.schema)
+        self.autocommit = True
+        self._place = Placement("", 0)
+        self._own: Pool | None = None  # The pool of self.connection, while that is for this object alone.
+        self._sent = 0  # Statements of the transaction, savepoints apart.
+        self._began = 0.0  # When its first one was sent.
+        self.moved: ShardMoved | None = None
+        """What the transaction has met, which no savepoint takes back."""
+        self._savepoints: list[str] = []
+        self._counts = True
+        self._streams = 0
+        pools.touch(alias)
+
+    # ------------------------------------------------------------------------------------------------------ connections
+
+    def connection_options(self) -> dict[str, Any]:
+        """Arguments for new connections to a host, beside what the config says of it."""
+        params: dict[str, Any] = super().get_connection_params()
+        for key in ("dbname", "user", "password", "host", "port"):
+            params.pop(key, None)
+        return params
+
+    def configure(self, connection: Connection) -> None:
+        """Prepares a new connection, as Django does: time zone, role, isolation."""
+        self._configure_timezone(connection)
+        self._configure_role(connection)
+        level = self.settings_dict["OPTIONS"].get("isolation_level")
+        if level is not None:
+            connection.isolation_level = IsolationLevel(level)
+
+    def connect(self) -> None:
+        """Begins anew: in autocommit, on the thread's connection."""
+        self.in_atomic_block = False
+        self.savepoint_ids = []
+        self.atomic_blocks = []
+        self.needs_rollback = False
+        self.closed_in_transaction = False
+        self.errors_occurred = False
+        self.run_on_commit = []
+        self._own = None
+        self.autocommit = True
+        self._attach()
+
+    def ensure_connection(self) -> None:
+        """In a transaction its connection; else the thread's to the host where the shard is now."""
+        if self._own is not None and self.connection is not None:
+            return
+        if self.in_atomic_block and self.closed_in_transaction:
+            raise ProgrammingError("Cannot open a new connection in an atomic block.")
+        with self.wrap_database_errors, djangos():
+            if self.connection is None or self._own is not None:
+                self.connect()
+            else:
+                self._attach()
+
+    def _pool(self, host: str) -> Pool:
+        return pools.pool(host, self)
+
+    def _attach(self) -> None:
+        """Takes the thread's connection to the shard's host, opened or replaced if need be."""
+        place = cluster().directory.place(self.shard)
+        mine = pools.slots()
+        held = mine.shared.get(place.host)
+        if held is None or not is_alive(held[1]):
+            if held is not None:
+                del mine.shared[place.host]
+                held[0].discard(held[1])
+            pool = self._pool(place.host)
+            held = mine.shared[place.host] = (pool, pool.take())
+        self._place, self.connection = place, held[1]
+
+    def _set_autocommit(self, autocommit: bool) -> None:
+        with self.wrap_database_errors:
+            if autocommit:
+                if self._own is not None:
+                    self.connection.autocommit = True
+                    self._share()
+                self.moved = None
+                return
+            if self._own is None:
+                # The thread's connection becomes this object's; another alias gets another one.
+                self._own, _ = pools.slots().shared.pop(self._place.host)
+            self.connection.autocommit = False
+            self._sent, self.moved, self._savepoints = 0, None, []
+
+    def _share(self) -> None:
+        """Makes the connection the thread's again, or gives it back where there is one by now."""
+        mine, own, self._own = pools.slots(), self._own, None
+        assert own is not None, "only after a transaction"
+        if self.moved is not None or self._place.host in mine.shared:
+            # A session that has met a signpost may remember it.
+            (own.give_back if self.moved is None else own.discard)(self.connection)
+            self.connection = None
+        else:
+            mine.shared[self._place.host] = (own, self.connection)
+
+    def _close(self) -> None:
+        if self._own is not None and self.connection is not None:
+            self._own.discard(self.connection)
+
+    def detach(self) -> None:
+        """Lets go of the thread's connection."""
+        if self._own is None:
+            self.connection = None
+
+    def is_busy(self) -> bool:
+        """Whether somebody relies on this very object: a transaction, an open cursor, a test that counts statements."""
+        return bool(
+            self._own is not None
+            or self.in_atomic_block
+            or self._streams
+            or self.force_debug_cursor
+            or self.execute_wrappers
+            or self.run_on_commit
+            or self.allow_thread_sharing
+        )
+
+    def is_usable(self) -> bool:
+        """Whether the connection has not been seen to end."""
+        return self.connection is not None and is_alive(self.connection)
+
+    def close_if_health_check_failed(self) -> None:
+        """Every statement looks whether its connection has ended."""
+
+    def init_connection_state(self) -> None:
+        """Nothing: a connection is prepared when its pool opens it."""
+
+    def close_pool(self) -> None:
+        """Nothing: pools belong to hosts."""
+
+    # ---------------------------------------------------------------------------------------------------------- cursors
+
+    def make_cursor(self, cursor: Any) -> Cursor:
+        return Cursor(cursor, self)
+
+    def make_debug_cursor(self, cursor: Any) -> DebugCursor:
+        return DebugCursor(cursor, self)
+
+    def _cursor(self, name: str | None = None) -> Any:
+        wrapped = super()._cursor(name)
+        wrapped.server_side_name = name
+        if name is not None:
+            wrapped.pid = os.getpid()
+        return wrapped
+
+    def chunked_cursor(self) -> Any:
+        """A server-side cursor; outside of transactions on a connection of its own, so that nothing else ends it."""
+        self.ensure_connection()
+        if not cluster().directory.host(self._place.host).named:
+            # Behind a pooler in transaction mode the next FETCH may get another session.
+            return self._cursor()
+        if self._own is not None:
+            return super().chunked_cursor()
+        with self.wrap_database_errors, djangos():
+            pool = self._pool(self._place.host)
+            raw = pool.take()
+        try:
+            self._named_cursor_idx += 1
+            name = f"pgshard_{id(raw)}_{self._named_cursor_idx}"
+            wrapped = self._prepare_cursor(self._on(raw, name))
+        except BaseException:
+            pool.give_back(raw)
+            raise
+        wrapped.server_side_name, wrapped.stream, wrapped.pid = name, (pool, raw), os.getpid()
+        self._streams += 1
+        return wrapped
+
+    def stream_ended(self, pool: Pool, connection: Connection, discard: bool = False) -> None:
+        """Takes back the connection of a server-side cursor."""
+        self._streams -= 1
+        (pool.discard if discard else pool.give_back)(connection)
+
+    def _on(self, connection: Connection, name: str | None) -> Any:
+        """psycopg's cursor on this connection."""
+        mine, self.connection = self.connection, connection
+        try:
+            return self.create_cursor(name)
+        finally:
+            self.connection = mine
+
+    def rendered(self, sql: Any) -> Any:
+        """SQL with this shard's schema for `{shard}`."""
+        if not isinstance(sql, str):
+            sql = sql.as_string(self.connection)
+        return render(sql, self.schema)
+
+    # ------------------------------------------------------------------------------------------------------------ moves
+
+    def run(self, cursor: Any, sql: str, execute: Callable[[], Any], repeatable: bool = True) -> Any:
+        """Runs a statement, again where the shard has moved and that is safe.
+
+        Raises `ShardMoved` where it is not, and `ShardUnavailable` where the shard could not be used in time.
+        """
+        recovery: Recovery | None = None
+        self._ready(cursor)
+        while True:
+            began = time.monotonic()
+            if self._own is not None and self._sent == 0:
+                self._began = began
+            try:
+                result = execute()
+            except DatabaseError as error:
+                cause = error.__cause__
+                how = met(getattr(cause, "sqlstate", None), _message(cause))
+                if how is None:
+                    self._count()
+                    raise
+                repeatable = repeatable and may_repeat(sql) and not _several(sql)
+                first = self._own is None or self._sent == 0 or cursor.stream is not None
+                if not (first and repeatable):
+                    self._count()
+                    self._refuse(how, began, error)
+                    raise
+                recovery = recovery or Recovery(cluster().asking, self.shard)
+                if not self._recovered(cursor, recovery, how, began):
+                    self._count()
+                    raise
+                continue
+            self._count()
+            self._left_open(cursor)
+            return result
+
+    def _count(self) -> None:
+        self._sent += self._counts
+
+    def _ready(self, cursor: Any) -> None:
+        """Sees to it that the cursor is on this object's connection: another alias may have taken the one it began on."""
+        if cursor.stream is None:
+            self.ensure_connection()
+            if cursor.cursor.connection is not self.connection:
+                cursor.cursor = self._on(self.connection, cursor.server_side_name)
+
+    def _left_open(self, cursor: Any) -> None:
+        """Refuses SQL that begins a transaction on the connection that the thread's aliases share."""
+        if self._own is not None or cursor.stream is not None or self.connection is None:
+            return
+        if self.connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            self._drop_shared()
+            begin = f'transaction.atomic(using="{self.alias}")'
+            raise ProgrammingError(f"the statement began a transaction, which was rolled back: use {begin}")
+
+    def _drop_shared(self) -> None:
+        held = pools.slots().shared.pop(self._place.host, None)
+        if held is not None:
+            held[0].discard(held[1])
+        self.connection = None
+
+    def _refuse(self, how: Met, began: float, error: BaseException | None) -> None:
+        """Raises `ShardMoved` unless the error is the application's own."""
+        since = self._began if self._own is not None else began
+        with djangos():
+            if Recovery(cluster().asking, self.shard).is_own(how, self._place, since):
+                return
+        whole = self._own is not None
+        if whole:
+            words = "a transaction was open, of which nothing stays: run it again, whole"
+        else:
+            words = "a statement ran that is not repeated, because a part of it may have taken effect"
+        moved = ShardMoved(f"shard {self.shard} was moved, or closed for a move, while {words}")
+        moved.met_move(self.shard, how, self._place, since, whole)
+        self.moved = moved if whole else None
+        raise moved from error
+
+    def _recovered(self, cursor: Any, recovery: Recovery, how: Met, began: float) -> bool:
+        """Waits until the statement is worth another try, and makes the cursor ready for it; False where it is not."""
+        given_back: list[bool] = []
+
+        def give_back() -> None:
+            if not given_back:
+                given_back.append(True)
+                self._let_go(cursor)
+
+        try:
+            with self.wrap_database_errors, djangos():
+                if not recovery.after(how, self._place, began, give_back):
+                    return False
+                self._resume(cursor)
+        except BaseException:
+            if given_back and self._own is not None and cursor.stream is None:
+                # As Django's close() within a transaction.
+                self.closed_in_transaction = self.needs_rollback = self.in_atomic_block
+                self.connection = None
+            raise
+        self.errors_occurred = False
+        return True
+
+    def _let_go(self, cursor: Any) -> None:
+        """Closes the connection before anything is waited for: its session may remember a signpost."""
+        if cursor.stream is not None:
+            pool, connection = cursor.stream
+            pool.discard(connection)
+        elif self._own is not None:
+            self._own.discard(self.connection)
+        else:
+            self._drop_shared()
+
+    def _resume(self, cursor: Any) -> None:
+        """Puts the cursor on a connection to the host where the shard is now; a transaction begins there anew."""
+        if cursor.stream is not None:
+            self._place = cluster().directory.place(self.shard)
+            pool = self._pool(self._place.host)
+            cursor.stream = (pool, pool.take())
+            cursor.cursor = self._on(cursor.stream[1], cursor.server_side_name)
+            return
+        if self._own is not None:
+            self._place = cluster().directory.place(self.shard)
+            self._own = self._pool(self._place.host)
+            self.connection = self._own.take()
+            self.connection.autocommit = False
+            for sid in self._savepoints:
+                self.connection.execute(self.ops.savepoint_create_sql(sid))
+        else:
+            self._attach()
+        cursor.cursor = self._on(self.connection, cursor.server_side_name)
+
+    @contextmanager
+    def copying(self, cursor: Any) -> Iterator[None]:
+        """Around a COPY, which is not repeated."""
+        self._ready(cursor)
+        began = time.monotonic()
+        if self._own is not None and self._sent == 0:
+            self._began = began
+        self._count()
+        try:
+            with self.wrap_database_errors:
+                yield
+        except DatabaseError as error:
+            how = met(getattr(error.__cause__, "sqlstate", None), _message(error.__cause__))
+            if how is not None:
+                self._refuse(how, began, error)
+            raise
+
+    # ----------------------------------------------------------------------------------------------------- transactions
+
+    def _commit(self) -> None:
+        if self.moved is not None:
+            # The application went on after it was told. Nothing of the transaction may count as done.
+            super()._rollback()
+            raise self.moved
+        try:
+            super()._commit()
+        except DatabaseError as error:
+            # By a trigger or a constraint that waits for the end.
+            how = met(getattr(error.__cause__, "sqlstate", None), _message(error.__cause__))
+            if how is not None:
+                self._refuse(how, self._began, error)
+            raise
+
+    def _savepoint(self, sid: str) -> None:
+        with self._uncounted():
+            super()._savepoint(sid)
+        self._savepoints.append(sid)
+
+    def _savepoint_rollback(self, sid: str) -> None:
+        with self._uncounted():
+            super()._savepoint_rollback(sid)
+        if sid in self._savepoints:
+            del self._savepoints[self._savepoints.index(sid) + 1 :]
+
+    def _savepoint_commit(self, sid: str) -> None:
+        with self._uncounted():
+            super()._savepoint_commit(sid)
+        if sid in self._savepoints:
+            del self._savepoints[self._savepoints.index(sid) :]
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        self._counts = False
+        try:
+            yield
+        finally:
+            self._counts = True
+
+    # ---------------------------------------------------------------------------------------------------------- schemas
+
+    def prepare_database(self) -> None:
+        """Refuses `manage.py migrate --database shard-N`, which would make Django's own tables in the host's `public`."""
+        refuse(self.alias)
+
+    def schema_editor(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuses: shards are changed all together, by files that `pgshard migrate up` runs."""
+        refuse(self.alias)
+
+
+def _message(error: BaseException | None) -> str:
+    return (error.diag.message_primary or "") if isinstance(error, psycopg.Error) else ""
+
+
+def _several(sql: str) -> bool:
+    """Whether the text may hold several statements, of which some may have taken effect: a semicolon before its end."""
+    return ";" in sql.rstrip().rstrip(";")

@@ -1,0 +1,84 @@
+"""ORM SQL with the shard's schema before each table of a FROM, a JOIN, an INSERT, an UPDATE and a DELETE.
+
+Everything else keeps the bare table name, which PostgreSQL takes as the implicit alias: so `FOR UPDATE OF "t"` and
+`RETURNING "t"."id"` work, and so does a column that is called like a table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db.backends.postgresql import compiler as postgresql
+from django.db.models.sql import compiler as standard
+from django.db.models.sql.datastructures import BaseTable, Join
+
+from ..errors import WrongShard
+from ..sharded import unsharded_tables
+
+# Django before 6.1 has no compiler of its own for PostgreSQL's INSERT.
+_Insert: Any = getattr(postgresql, "SQLInsertCompiler", standard.SQLInsertCompiler)
+
+
+def _put(sql: str, before: str, schema: str) -> str:
+    if not sql.startswith(before):
+        raise AssertionError(f"{sql!r} does not begin with {before!r}")
+    return f"{before}{schema}.{sql[len(before) :]}"
+
+
+class _Qualified:
+    connection: Any
+    query: Any
+
+    def compile(self, node: Any) -> Any:
+        sql, params = super().compile(node)  # type: ignore[misc]
+        if isinstance(node, (BaseTable, Join)):
+            self._known(node.table_name)
+            schema = self.connection.quoted_schema
+            sql = f"{schema}.{sql}" if node.join_type is None else _put(sql, f"{node.join_type} ", schema)
+        return sql, params
+
+    def _known(self, table: str) -> None:
+        """Refuses the table of a model that is not in the shards, which would be said not to exist."""
+        model = unsharded_tables().get(table)
+        if model is not None:
+            raise WrongShard(
+                f"{model._meta.label} is not sharded, its rows are not on {self.connection.alias}: query it by itself, without "
+                f"using(), and join by its primary key in Python"
+            )
+
+
+class SQLCompiler(_Qualified, standard.SQLCompiler):
+    """SELECT."""
+
+
+class SQLAggregateCompiler(_Qualified, standard.SQLAggregateCompiler):
+    """SELECT of aggregates over a subquery."""
+
+
+class SQLInsertCompiler(_Qualified, _Insert):
+    """INSERT."""
+
+    def as_sql(self) -> Any:
+        self._known(self.query.get_meta().db_table)
+        schema = self.connection.quoted_schema
+        return [(_put(sql, "INSERT INTO ", schema), params) for sql, params in super().as_sql()]
+
+
+class SQLUpdateCompiler(_Qualified, standard.SQLUpdateCompiler):
+    """UPDATE."""
+
+    def as_sql(self) -> Any:
+        sql, params = super().as_sql()
+        if sql:
+            self._known(self.query.base_table)
+            sql = _put(sql, "UPDATE ", self.connection.quoted_schema)
+        return sql, params
+
+
+class SQLDeleteCompiler(_Qualified, standard.SQLDeleteCompiler):
+    """DELETE."""
+
+    def _as_sql(self, query: Any) -> Any:
+        self._known(self.query.base_table)
+        sql, params = super()._as_sql(query)
+        return _put(sql, "DELETE FROM ", self.connection.quoted_schema), params

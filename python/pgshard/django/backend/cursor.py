@@ -1,0 +1,82 @@
+"""Cursors that notice moves: below users' `execute_wrapper`s, which see one call, and above the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import NotSupportedError
+from django.db.backends.postgresql.base import CursorDebugWrapper
+from django.db.backends.utils import CursorWrapper
+
+from ...pool import Connection, Pool
+
+abandoned: list[Any] = []
+"""What belongs to the parent of this process, and must not be collected here: that would close it."""
+
+
+class _Moving:
+    """What both kinds of cursors have. `self.cursor` is psycopg's, and replaced when the shard's connection is another."""
+
+    cursor: Any
+    db: Any
+    server_side_name: str | None = None
+    """Of a server-side cursor: its name."""
+    stream: tuple[Pool, Connection] | None = None
+    """Of one outside of transactions: the connection that it has for itself."""
+    pid: int | None = None
+    """Of a server-side cursor: the process that opened it."""
+
+    def execute(self, sql: Any, params: Any = None) -> Any:
+        return super().execute(self.db.rendered(sql), params)  # type: ignore[misc]
+
+    def executemany(self, sql: Any, param_list: Any) -> Any:
+        return super().executemany(self.db.rendered(sql), param_list)  # type: ignore[misc]
+
+    def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
+        run: Callable[[], Any] = lambda: super(_Moving, self)._execute(sql, params)  # type: ignore[misc] # noqa: E731
+        return self.db.run(self, sql, run)
+
+    def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:
+        run: Callable[[], Any] = lambda: super(_Moving, self)._executemany(sql, param_list)  # type: ignore[misc] # noqa: E731
+        # Some of its statements may have taken effect, and the parameters may be a generator.
+        return self.db.run(self, sql, run, repeatable=False)
+
+    def callproc(self, procname: Any, params: Any = None, kparams: Any = None) -> Any:
+        """Not for shards: the procedure's name has no place for the schema."""
+        raise NotSupportedError(f"name the schema: execute('SELECT * FROM {{shard}}.{procname}(…)')")
+
+    @contextmanager
+    def copy(self, statement: Any, params: Any = None, **more: Any) -> Iterator[Any]:
+        """psycopg's COPY. It is not repeated: `ShardMoved` where the shard is being moved."""
+        with self.db.copying(self), self.cursor.copy(self.db.rendered(statement), params, **more) as copy:
+            yield copy
+
+    def close(self) -> None:
+        """Closes the cursor. A server-side one outside of transactions gives its connection back."""
+        stream, self.stream = self.stream, None
+        if self.pid not in (None, os.getpid()):
+            # In the child of a fork: the cursor is the parent's, and closing it here would close it there.
+            abandoned.append((self.cursor, stream))
+            return
+        try:
+            self.cursor.close()
+        finally:
+            if stream is not None:
+                self.db.stream_ended(*stream)
+
+    def __del__(self, getpid: Any = os.getpid) -> None:
+        # One that nobody has closed, in the process that opened it.
+        if self.stream is not None and self.pid == getpid():
+            stream, self.stream = self.stream, None
+            self.db.stream_ended(*stream, discard=True)
+
+
+class Cursor(_Moving, CursorWrapper):
+    """A cursor."""
+
+
+class DebugCursor(_Moving, CursorDebugWrapper):
+    """A cursor that logs its statements."""

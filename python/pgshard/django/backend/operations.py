@@ -1,0 +1,50 @@
+"""SQL that is not the compiler's: of `flush`, of sequences, of fixtures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.db.backends.postgresql.operations import DatabaseOperations as PostgresqlOperations
+
+from ..fields import ShardedBigAutoField
+
+
+class DatabaseOperations(PostgresqlOperations):
+    """With the shard's schema."""
+
+    compiler_module = "pgshard.django.backend.compiler"
+
+    def sql_flush(
+        self, style: Any, tables: Any, *, reset_sequences: bool = False, allow_cascade: bool = False
+    ) -> list[str]:
+        """One TRUNCATE of all tables."""
+        if not tables:
+            return []
+        schema = self.connection.quoted_schema
+        names = ", ".join(f"{schema}.{self.quote_name(table)}" for table in tables)
+        tail = (" RESTART IDENTITY" if reset_sequences else "") + (" CASCADE" if allow_cascade else "")
+        return [f"TRUNCATE {names}{tail};"]
+
+    def sequence_reset_sql(self, style: Any, model_list: Any) -> list[str]:
+        """Of plain sequences, such as those of automatic tables. `next_id()` never gives an ID that is taken."""
+        found = []
+        for model in model_list:
+            for field in model._meta.local_fields:
+                if isinstance(field, models.AutoField) and not isinstance(field, ShardedBigAutoField):
+                    table = f"{self.connection.quoted_schema}.{self.quote_name(model._meta.db_table)}"
+                    literal = table.replace("'", "''")
+                    column, quoted = field.column.replace("'", "''"), self.quote_name(field.column)
+                    found.append(
+                        f"SELECT setval(pg_get_serial_sequence('{literal}', '{column}'), coalesce(max({quoted}), 1), "
+                        f"max({quoted}) IS NOT NULL) FROM {table};"
+                    )
+        return found
+
+    def sequence_reset_by_name_sql(self, style: Any, sequences: Any) -> list[str]:
+        """Of these sequences."""
+        found = []
+        for one in sequences:
+            table = f"{self.connection.quoted_schema}.{self.quote_name(one['table'])}"
+            found.append(f"SELECT setval(pg_get_serial_sequence('{table}', '{one['column'] or 'id'}'), 1, false);")
+        return found

@@ -1,0 +1,149 @@
+"""Connections of a process and of a thread: a pool a host, and of each host at most one that a thread holds while no
+transaction is open. All aliases of the thread share it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from asgiref.local import Local
+from django.db import connections
+from django.dispatch import Signal
+
+from ...control import verify
+from ...pool import Connection, Pool
+from ..cluster import Cluster, cluster
+from .cursor import abandoned
+
+WRAPPERS_MAX = 256
+"""Connection objects of shards that a thread keeps between two calls of `release`; they are 4 KiB each."""
+
+shard_connection_created = Signal()
+"""Sent for each new connection to a host, with `host` (its name) and `connection` (psycopg's)."""
+
+
+class _Pools:
+    """The pools of this process, which belong to a cluster."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.cluster: Cluster | None = None
+        self.by_host: dict[str, Pool] = {}
+
+
+_pools = _Pools()
+_held = Local(thread_critical=True)
+
+
+class Slots:
+    """What a thread holds. One that ends (an event loop's, a worker's) gives it back."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.shared: dict[str, tuple[Pool, Connection]] = {}
+        """By host: the connection in autocommit."""
+        self.touched: dict[str, None] = {}
+        """Aliases that have a connection object in this thread, in the order of their making."""
+
+    def give_back(self, getpid: Any = os.getpid) -> None:
+        """Gives all connections back. In the child of a fork they are the parent's, and left alone."""
+        shared, self.shared = self.shared, {}
+        if self.pid == getpid():
+            for pool, connection in shared.values():
+                pool.give_back(connection)
+
+    __del__ = give_back
+
+
+def slots() -> Slots:
+    """Those of this thread."""
+    found = getattr(_held, "slots", None)
+    if found is None or found.pid != os.getpid():
+        found = _held.slots = Slots()
+    result: Slots = found
+    return result
+
+
+def pool(name: str, wrapper: Any) -> Pool:
+    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`."""
+    current = cluster()
+    found = _pools.by_host.get(name) if _pools.cluster is current else None
+    if found is not None:
+        return found
+    host = current.directory.host(name)
+    config = current.config
+    verified: list[bool] = []
+
+    def options() -> dict[str, Any]:
+        made: dict[str, Any] = wrapper.connection_options()
+        if not host.named:
+            made["prepare_threshold"] = None
+        return made
+
+    def configure(connection: Connection) -> None:
+        if not verified:
+            verify(connection, host, config.shards, config.key)
+            verified.append(True)
+        wrapper.configure(connection)
+        shard_connection_created.send(sender=Pool, host=name, connection=connection)
+
+    with _pools.lock:
+        if _pools.cluster is not current:
+            _pools.cluster, _pools.by_host = current, {}
+        return _pools.by_host.setdefault(name, Pool(host, options, configure))
+
+
+def close_all() -> None:
+    """Closes what no thread holds: for tests, and before the server is stopped."""
+    release()
+    with _pools.lock:
+        pools, _pools.by_host = list(_pools.by_host.values()), {}
+    for one in pools:
+        one.close()
+
+
+def release(**_: Any) -> None:
+    """Gives back what this thread holds, and forgets its connection objects of shards: at the end of a request, a task, a round
+    of a long loop. What is in a transaction stays."""
+    mine = slots()
+    _forget(mine, 0)
+    mine.give_back()
+
+
+def touch(alias: str) -> None:
+    """Notes that this thread has a connection object for a shard, and forgets old ones when there are many."""
+    mine = slots()
+    mine.touched[alias] = None
+    if len(mine.touched) > WRAPPERS_MAX:
+        _forget(mine, WRAPPERS_MAX // 2, alias)
+
+
+def _forget(mine: Slots, keep: int, but: str | None = None) -> None:
+    for alias in list(mine.touched)[: len(mine.touched) - keep]:
+        wrapper = getattr(connections._connections, alias, None)
+        if wrapper is None:
+            del mine.touched[alias]
+        elif alias != but and not wrapper.is_busy():
+            wrapper.detach()
+            delattr(connections._connections, alias)
+            del mine.touched[alias]
+
+
+def _after_fork() -> None:
+    # The sockets are the parent's: they are left to it, unclosed and unused. Whatever refers to them must not be collected,
+    # because closing would tell the server that the parent's sessions end.
+    global _pools
+    mine = getattr(_held, "slots", None)
+    wrappers = [getattr(connections._connections, alias, None) for alias in (mine.touched if mine else ())]
+    abandoned.append((_pools, mine, wrappers))
+    _pools = _Pools()
+    if mine is not None:
+        for alias in mine.touched:
+            if hasattr(connections._connections, alias):
+                delattr(connections._connections, alias)
+        _held.slots = Slots()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

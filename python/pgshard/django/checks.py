@@ -1,0 +1,105 @@
+"""System checks: the mistakes that would otherwise be found by a query that goes nowhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.core import checks
+
+from ..keys import KeyKind
+from .cluster import state
+from .fields import ShardedBigAutoField, ShardKeyField
+from .managers import ShardedManager
+from .models import ShardedModel
+from .routing import ShardRouter
+from .sharded import is_sharded, key_fields
+
+
+def _error(number: int, message: str, hint: str, obj: Any = None) -> checks.CheckMessage:
+    return checks.Error(message, hint=hint, obj=obj, id=f"pgshard.E{number:03d}")
+
+
+@checks.register("pgshard")
+def check_settings(**_: Any) -> list[Any]:
+    """The settings."""
+    found: list[Any] = []
+    if state.cluster is None:
+        hint = 'DATABASES = pgshard.django.databases("pgshard.toml", default={…})'
+        found.append(_error(1, "pgshard.django is installed, and DATABASES is not made by it", hint))
+    paths = [one if isinstance(one, str) else type(one).__qualname__ for one in settings.DATABASE_ROUTERS]
+    if not any(path.rpartition(".")[2] == ShardRouter.__name__ for path in paths):
+        hint = 'DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]'
+        found.append(_error(2, "the router of shards is not among DATABASE_ROUTERS", hint))
+    return found
+
+
+@checks.register("pgshard", checks.Tags.models)
+def check_models(app_configs: Any = None, **_: Any) -> list[Any]:
+    """The models."""
+    found: list[Any] = []
+    wanted = None if app_configs is None else {config.label for config in app_configs}
+    for model in apps.get_models():
+        if (wanted is None or model._meta.app_label in wanted) and not model._meta.proxy:
+            found += _check_sharded(model) if is_sharded(model) else _check_plain(model)
+    return found
+
+
+def _check_sharded(model: Any) -> list[Any]:
+    found: list[Any] = []
+    if not issubclass(model, ShardedModel):
+        found.append(_error(3, "a sharded model does not derive from ShardedModel", "class Photo(ShardedModel)", model))
+        return found
+    if not isinstance(model._default_manager, ShardedManager):
+        hint = "derive its manager from ShardedManager, or from ShardedManager.from_queryset(…)"
+        found.append(_error(4, "the default manager of a sharded model is not a ShardedManager", hint, model))
+    if not key_fields(model) and not isinstance(model._meta.pk, ShardedBigAutoField):
+        hint = "user_id = ShardKeyField(), or an ID of the shard: leave primary_key=True out"
+        found.append(_error(5, "a sharded model has neither a key nor an ID of its shard", hint, model))
+    kind = state.cluster.config.key if state.cluster is not None else KeyKind.INTEGER
+    for field in key_fields(model):
+        if field.null:
+            found.append(_error(6, "the key of a sharded model may be null", "leave null=True out", field))
+        if isinstance(field, ShardKeyField) and kind is not KeyKind.INTEGER:
+            hint = f"the cluster's keys are {kind.value}: use ShardKeyForeignKey to a model with such a primary key"
+            found.append(_error(7, "a ShardKeyField holds integers, and the cluster's keys are none", hint, field))
+    for field in model._meta.local_fields:
+        target = getattr(field.remote_field, "model", None)
+        if target is None or isinstance(target, str) or is_sharded(target):
+            continue
+        if field.db_constraint:
+            hint = "db_constraint=False, on_delete=models.DO_NOTHING; for the key itself use ShardKeyForeignKey"
+            found.append(
+                _error(8, f"{target._meta.label} is not in the shards, so no constraint can refer to it", hint, field)
+            )
+    for field in model._meta.local_many_to_many:
+        target = field.remote_field.model
+        if not isinstance(target, str) and not is_sharded(target):
+            hint = "make a sharded model of the relation, with a plain integer for the other side"
+            found.append(_error(9, f"{target._meta.label} is not in the shards, so it cannot be joined", hint, field))
+    found += _check_unique(model)
+    return found
+
+
+def _check_unique(model: Any) -> list[Any]:
+    keys = {name for field in key_fields(model) for name in (field.name, field.attname)}
+    found: list[Any] = []
+    for field in model._meta.local_fields:
+        if field.unique and not field.primary_key and field.name not in keys:
+            hint = "it holds within each shard; for all shards, keep a model of its own on the default database"
+            message = "unique across shards cannot be promised: two shards may have the same value"
+            found.append(checks.Warning(message, hint=hint, obj=field, id="pgshard.W001"))
+    return found
+
+
+def _check_plain(model: Any) -> list[Any]:
+    found: list[Any] = []
+    for field in model._meta.local_fields:
+        target = getattr(field.remote_field, "model", None)
+        if target is not None and not isinstance(target, str) and is_sharded(target) and field.db_constraint:
+            hint = "keep its ID in a BigIntegerField"
+            found.append(
+                _error(10, f"{target._meta.label} is in the shards, so no constraint can refer to it", hint, field)
+            )
+    return found

@@ -1,0 +1,145 @@
+"""The cluster of this process: its config, its directory, and the names of its shards among Django's database aliases."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ..config import Config
+from ..directory import Directory
+from ..errors import ConfigError
+from ..recovery import Asking
+
+ENGINE = "pgshard.django.backend"
+PREFIX = "shard-"
+
+
+class Cluster:
+    """A config, and what is opened when it is first needed."""
+
+    def __init__(self, config: Config, options: dict[str, Any]) -> None:
+        self.config = config
+        self.options = options
+        self._lock = threading.RLock()
+        self._asking: Asking | None = None
+
+    @property
+    def asking(self) -> Asking:
+        """How this process finds out where shards are."""
+        if self._asking is None:
+            with self._lock:
+                if self._asking is None:
+                    self._asking = Asking(Directory(self.config))
+        return self._asking
+
+    @property
+    def directory(self) -> Directory:
+        """Which host a shard is on."""
+        return self.asking.directory
+
+    def after_fork(self) -> None:
+        """In the child the lock may be held by a thread that is not here."""
+        self._lock = threading.RLock()
+
+
+class _State:
+    """What a process has one of, because Django's settings are one."""
+
+    cluster: Cluster | None = None
+    visible: tuple[str, ...] = ()
+    """Aliases of shards that an iteration over all databases shows: in tests only."""
+
+
+state = _State()
+
+
+def cluster() -> Cluster:
+    """The cluster of the settings. Raises `ImproperlyConfigured` where there is none."""
+    if state.cluster is None:
+        remedy = 'DATABASES = pgshard.django.databases("pgshard.toml", default={…})'
+        raise ImproperlyConfigured(f"no cluster is configured: write {remedy} in the settings")
+    return state.cluster
+
+
+def alias(shard: int) -> str:
+    """The database alias of a shard: `shard-31`."""
+    return f"{PREFIX}{shard}"
+
+
+def shard_of_alias(name: object) -> int | None:
+    """The shard that an alias names; None for any other name, and for a shard that the cluster does not have."""
+    if not isinstance(name, str) or not name.startswith(PREFIX) or state.cluster is None:
+        return None
+    digits = name[len(PREFIX) :]
+    if not digits.isascii() or not digits.isdigit() or (digits[0] == "0" and digits != "0"):
+        return None
+    return int(digits) if len(digits) <= 4 and int(digits) < state.cluster.config.shards else None
+
+
+class Databases(dict[str, Any]):
+    """Real databases, and one for each shard that is made when it is asked for and seen by no iteration.
+
+    So `migrate`, `check` and whatever loops over databases see the real ones only, and 8192 shards cost nothing.
+    """
+
+    def __init__(self, real: dict[str, Any], options: dict[str, Any]) -> None:
+        super().__init__(real)
+        self._options = options
+
+    def __missing__(self, name: str) -> dict[str, Any]:
+        if shard_of_alias(name) is None:
+            raise KeyError(name)
+        return {
+            "ENGINE": ENGINE, "NAME": name, "USER": "", "PASSWORD": "", "HOST": "", "PORT": "",
+            "ATOMIC_REQUESTS": False, "AUTOCOMMIT": True, "CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": False,
+            "OPTIONS": self._options, "TIME_ZONE": None,
+            "TEST": {"CHARSET": None, "COLLATION": None, "MIGRATE": False, "MIRROR": None, "NAME": None},
+        }  # fmt: skip
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or shard_of_alias(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        yield from super().__iter__()
+        yield from state.visible
+
+    def keys(self) -> Any:
+        """The real databases; in tests with the shards."""
+        return list(self)
+
+
+def databases(
+    config: str | os.PathLike[str] | None = None, *, default: dict[str, Any], options: dict[str, Any] | None = None,
+    **others: dict[str, Any],
+) -> Databases:  # fmt: skip
+    """The setting `DATABASES`: the default database, others, and an alias `shard-N` for each shard of this config.
+
+    `config`: the file; else the one that PGSHARD_CONFIG names, else `./pgshard.toml`. `options`: for the connections to
+    shards, as in Django's `OPTIONS` for PostgreSQL. Nothing is connected to.
+
+    Raises `ImproperlyConfigured` with everything that is wrong with the file.
+    """
+    try:
+        read = Config.load(Config.find(config))
+    except ConfigError as error:
+        raise ImproperlyConfigured(str(error)) from error
+    wrong = [name for name in ("default", *others) if name.startswith(PREFIX)]
+    if wrong:
+        raise ImproperlyConfigured(
+            f"databases cannot be called {', '.join(wrong)}: {PREFIX}… is what shards are called"
+        )
+    state.cluster = Cluster(read, dict(options or {}))
+    return Databases({"default": default, **others}, state.cluster.options)
+
+
+def _after_fork() -> None:
+    if state.cluster is not None:
+        state.cluster.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,57 @@
+"""Fields of sharded models: the ID that a shard makes, and the key that says which shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+
+
+class ShardedBigAutoField(models.BigAutoField):
+    """An ID made by the shard's `next_id()`, which carries the shard. None until the row is saved, as with Django's own."""
+
+    description = "An ID that carries its shard"
+
+    def db_type_suffix(self, connection: Any) -> Any:
+        """The default of the column."""
+        schema = getattr(connection, "quoted_schema", None)
+        return f"DEFAULT {schema}.next_id()" if schema else super().db_type_suffix(connection)
+
+    def deconstruct(self) -> Any:
+        """For migrations."""
+        name, _, args, kwargs = super().deconstruct()
+        return name, "pgshard.django.fields.ShardedBigAutoField", args, kwargs
+
+
+class ShardKeyField(models.BigIntegerField):
+    """The key of a sharded model, normally the user's ID: the row is on the shard of its value."""
+
+    description = "The key that says which shard"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("db_index", True)
+        super().__init__(*args, **kwargs)
+
+    def deconstruct(self) -> Any:
+        """For migrations."""
+        name, _, args, kwargs = super().deconstruct()
+        kwargs["db_index"] = self.db_index
+        return name, "pgshard.django.fields.ShardKeyField", args, kwargs
+
+
+class ShardKeyForeignKey(models.ForeignKey):
+    """The key of a sharded model as a reference to a model that is not sharded, such as the user.
+
+    There is no constraint in the database, since the other row is elsewhere, and nothing is deleted along.
+    """
+
+    description = "The key that says which shard, of a row elsewhere"
+
+    def __init__(self, to: Any, on_delete: Any = models.DO_NOTHING, **kwargs: Any) -> None:
+        kwargs.setdefault("db_constraint", False)
+        super().__init__(to, on_delete, **kwargs)
+
+    def deconstruct(self) -> Any:
+        """For migrations."""
+        name, _, args, kwargs = super().deconstruct()
+        return name, "pgshard.django.fields.ShardKeyForeignKey", args, kwargs

@@ -1,0 +1,115 @@
+"""One call over many shards: a few at a time, within a deadline, and what succeeded is not lost with what failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from django.db import DatabaseError, OperationalError, connections
+
+from .backend.pools import release
+from .cluster import alias
+from .errors import ShardUnavailable
+
+T = TypeVar("T")
+
+WIDTH = 8
+"""Shards that are asked at the same time, unless said otherwise; each has a thread and a connection."""
+
+
+class Partial(OperationalError):
+    """Some shards failed, or were not asked in time. `gathered` has what the others gave."""
+
+    def __init__(self, gathered: Gathered[Any]) -> None:
+        self.gathered = gathered
+        shard, error = next(iter(sorted(gathered.errors.items())))
+        count = len(gathered.values) + len(gathered.errors)
+        super().__init__(f"{len(gathered.errors)} of {count} shards failed; shard {shard}: {error}")
+
+
+@dataclass
+class Gathered(Generic[T]):
+    """What came of a call over many shards."""
+
+    values: dict[int, T] = field(default_factory=dict)
+    """By shard, where it succeeded."""
+    errors: dict[int, Exception] = field(default_factory=dict)
+    """By shard, where it failed."""
+
+    def all(self) -> Mapping[int, T]:
+        """The values, if no shard failed. Raises `Partial`."""
+        if self.errors:
+            raise Partial(self) from next(iter(self.errors.values()))
+        return self.values
+
+
+def gather(
+    shards: Iterable[int], work: Callable[[str], T], *, width: int = WIDTH, timeout: float | None = None
+) -> Gathered[T]:
+    """Does `work` with the alias of each shard, so many at a time.
+
+    `timeout`: seconds for all together. A shard that was not asked by then is not; one whose work had begun is waited for, at
+    most as long as its statement takes. Errors of databases are gathered; any other ends the call.
+
+    Shards that this thread has a transaction on are worked upon in this thread, so that they see what it has done.
+    """
+    if width < 1:
+        raise ValueError(f"width must be 1 or more, not {width}")
+    end = None if timeout is None else time.monotonic() + timeout
+    result: Gathered[T] = Gathered()
+    here: list[int] = []
+    elsewhere: list[int] = []
+    for shard in shards:
+        wrapper = getattr(connections._connections, alias(shard), None)
+        (here if wrapper is not None and wrapper.in_atomic_block else elsewhere).append(shard)
+    if len(elsewhere) == 1 or width == 1:
+        here, elsewhere = here + elsewhere, []
+    for shard in here:
+        _one(result, shard, lambda shard=shard: work(alias(shard)), end)  # type: ignore[misc]
+    if elsewhere:
+        _threads(result, elsewhere, work, min(width, len(elsewhere)), end)
+    return result
+
+
+def _late() -> ShardUnavailable:
+    return ShardUnavailable("not asked: the time for all shards together was over")
+
+
+def _one(result: Gathered[T], shard: int, work: Callable[[], T], end: float | None) -> None:
+    if end is not None and time.monotonic() >= end:
+        result.errors[shard] = _late()
+        return
+    try:
+        result.values[shard] = work()
+    except DatabaseError as error:
+        result.errors[shard] = error
+
+
+def _threads(result: Gathered[T], shards: list[int], work: Callable[[str], T], width: int, end: float | None) -> None:
+    def run(shard: int) -> T:
+        try:
+            return work(alias(shard))
+        finally:
+            release()
+
+    queue = iter(shards)
+    with ThreadPoolExecutor(width, thread_name_prefix="pgshard gather") as pool:
+        running: dict[Any, int] = {}
+        while True:
+            for shard in queue:
+                if end is not None and time.monotonic() >= end:
+                    result.errors[shard] = _late()
+                    continue
+                # What the caller has chosen by context variables holds there too.
+                running[pool.submit(copy_context().run, run, shard)] = shard
+                if len(running) >= width:
+                    break
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                _one(result, running.pop(future), future.result, None)

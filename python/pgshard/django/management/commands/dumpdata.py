@@ -1,0 +1,40 @@
+"""Django's `dumpdata`, which for sharded models would print an empty list if it were not told a shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.core.management.base import CommandError
+from django.core.management.commands.dumpdata import Command as DumpData
+
+from ...cluster import shard_of_alias
+from ...sharded import is_sharded
+
+
+class Command(DumpData):
+    """As Django's, of one shard; or of a database without sharded models."""
+
+    def handle(self, *app_labels: str, **options: Any) -> None:
+        """Refuses what would leave rows out in silence."""
+        if shard_of_alias(options.get("database")) is None:
+            excluded = set(options.get("exclude") or ())
+            sharded = [
+                model for model in _models(app_labels) if not {model._meta.app_label, model._meta.label} & excluded
+            ]
+            if sharded:
+                names = ", ".join(sorted(model._meta.label for model in sharded))
+                raise CommandError(
+                    f"{names} are in the shards: dump one with --database shard-0, all with `manage.py shards dumpdata`, "
+                    f"or leave them out with --exclude"
+                )
+        super().handle(*app_labels, **options)
+
+
+def _models(labels: tuple[str, ...]) -> list[Any]:
+    found: list[Any] = []
+    for model in apps.get_models():
+        names = {model._meta.app_label, model._meta.label.lower()}
+        if is_sharded(model) and (not labels or names & {label.lower() for label in labels}):
+            found.append(model)
+    return found

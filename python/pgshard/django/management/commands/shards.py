@@ -1,0 +1,168 @@
+"""`manage.py shards`: where things are, migrations as files, and work on every shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import subprocess
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core import serializers
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
+from django.utils.module_loading import import_string
+
+from pgshard.errors import PgshardError
+
+from ... import migrations
+from ...cluster import alias, cluster
+from ...gather import gather
+
+_NUMBER = re.compile(r"(\d{4,})_(.+)\.sql")
+
+
+class Command(BaseCommand):
+    """The command."""
+
+    help = "Where keys and IDs are, migrations of sharded models, and work on every shard."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        """Its verbs."""
+        verbs = parser.add_subparsers(dest="verb", required=True)
+        verbs.add_parser("list", help="how many shards each host has")
+        where = verbs.add_parser("where", help="the shard, schema and host of a key or an ID")
+        which = where.add_mutually_exclusive_group(required=True)
+        which.add_argument("--key", help="a key, of the kind that the config names")
+        which.add_argument("--id", type=int, help="an ID that a shard made")
+        make = verbs.add_parser("makesql", help="write migrations of sharded models as files for `pgshard migrate up`")
+        make.add_argument("app", nargs="?", help="an application; without, all that have sharded models")
+        make.add_argument("name", nargs="?", help="one of its migrations; without, all that have no file yet")
+        make.add_argument("--print", action="store_true", dest="show", help="print them, write nothing")
+        make.add_argument("--check", action="store_true", help="exit code 1 if a file is missing, write nothing")
+        run = verbs.add_parser("run", help="call a function with the alias of each shard: run myapp.jobs.fill")
+        run.add_argument("function", help="its dotted name; it takes the alias, such as shard-31")
+        run.add_argument("--width", type=int, default=8, help="shards at the same time")
+        shell = verbs.add_parser("dbshell", help="psql in the shard of a key")
+        shell.add_argument("key")
+        dump = verbs.add_parser("dumpdata", help="the rows of a model on all shards, one JSON object a line")
+        dump.add_argument("model", help="such as photos.Photo")
+
+    def handle(self, verb: str, **options: Any) -> None:
+        """Runs a verb."""
+        try:
+            getattr(self, f"_{verb}")(**options)
+        except PgshardError as error:
+            raise CommandError(str(error)) from error
+
+    def _list(self, **_: Any) -> None:
+        directory = cluster().directory
+        map = directory.map
+        self.stdout.write(f"{map.shards} shards, map version {map.version}")
+        for host in sorted(set(map.hosts)):
+            self.stdout.write(f"{host}  {map.ranges(host)}")
+
+    def _where(self, key: str | None, id: int | None, **_: Any) -> None:
+        directory = cluster().directory
+        shard = directory.shard_of_text(key) if key is not None else directory.shard_of_id(id or 0)
+        self.stdout.write(f"{alias(shard)} {directory.schema(shard)} {directory.place(shard).host}")
+
+    def _dbshell(self, key: str, **_: Any) -> None:
+        shard = cluster().directory.shard_of_text(key)
+        try:
+            connections[alias(shard)].client.runshell([])
+        except FileNotFoundError:
+            raise CommandError("psql is not installed, or not in PATH") from None
+        except subprocess.CalledProcessError as error:
+            raise CommandError(f"psql ended with exit code {error.returncode}", returncode=error.returncode) from None
+
+    def _run(self, function: str, width: int, **_: Any) -> None:
+        try:
+            work = import_string(function)
+        except ImportError:
+            if not function.endswith(".py"):
+                raise
+            work = runpy.run_path(function)["run"]
+        result = gather(range(cluster().config.shards), work, width=width)
+        for shard, error in sorted(result.errors.items()):
+            self.stderr.write(f"{alias(shard)}: {error}")
+        self.stdout.write(f"{len(result.values)} shards done, {len(result.errors)} failed")
+        if result.errors:
+            raise CommandError("some shards failed: run it again once they can be used; it must be able to run twice")
+
+    def _dumpdata(self, model: str, **_: Any) -> None:
+        from django.apps import apps
+
+        from ...sharded import is_sharded
+
+        found = apps.get_model(model)
+        if not is_sharded(found):
+            raise CommandError(f"{model} is not sharded: `manage.py dumpdata {model}`")
+        for shard in range(cluster().config.shards):
+            rows = found._base_manager.using(alias(shard)).order_by("pk").iterator()
+            for row in serializers.serialize("python", rows):
+                self.stdout.write(json.dumps(row, default=str))
+
+    def _makesql(self, app: str | None, name: str | None, show: bool, check: bool, **_: Any) -> None:
+        folder = cluster().config.migrations
+        if folder is None:
+            path = cluster().config.path
+            raise CommandError(
+                f'{path}: [cluster] has no migrations: add migrations = "migrations", and make that folder'
+            )
+        labels = [app] if app is not None else migrations.sharded_apps()
+        present = _present(folder)
+        missing: list[str] = []
+        for label in labels:
+            for one in [name] if name is not None else migrations.migrations_of(label):
+                missing += self._make(folder, present, label, one, show, check)
+        if check and missing:
+            raise CommandError(f"{folder} lacks {', '.join(missing)}: run `manage.py shards makesql`", returncode=1)
+        if not missing and not show:
+            self.stdout.write("No migration of a sharded model is without its file.")
+
+    def _make(
+        self, folder: Path, present: dict[str, Path], label: str, name: str, show: bool, check: bool
+    ) -> list[str]:
+        if f"{label}_{name}" in present and not show:
+            return []
+        try:
+            files = migrations.make(label, name)
+        except KeyError:
+            raise CommandError(f"there is no migration {label}.{name}") from None
+        except migrations.CannotMake as error:
+            raise CommandError(f"{label}.{name}: {error}") from None
+        written = []
+        for file in files:
+            if file.name in present and not show:
+                continue
+            written.append(file.name)
+            if show:
+                self.stdout.write(file.text)
+            elif not check:
+                path = folder / f"{_next(present):04d}_{file.name}.sql"
+                with open(path, "x", encoding="utf-8") as out:
+                    out.write(file.text)
+                    out.flush()
+                    os.fsync(out.fileno())
+                present[file.name] = path
+                self.stdout.write(f"wrote {path}: run `pgshard migrate up`")
+        return written
+
+
+def _present(folder: Path) -> dict[str, Path]:
+    """The files that are there, by their names without the number."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        parts = _NUMBER.fullmatch(path.name)
+        if parts is not None:
+            found[parts.group(2)] = path
+    return found
+
+
+def _next(present: dict[str, Path]) -> int:
+    numbers = [int(_NUMBER.fullmatch(path.name).group(1)) for path in present.values()]  # type: ignore[union-attr]
+    return max(numbers, default=0) + 1

@@ -1,0 +1,300 @@
+"""Query sets that find their shard: by the key or the ID that they filter by, or because they were told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from django.db import models
+from django.db.models.constants import LOOKUP_SEP
+
+from ..errors import WrongId, WrongKey
+from .cluster import alias, cluster, shard_of_alias
+from .errors import NoShard, WrongShard
+from .gather import WIDTH, Gathered, Partial, gather
+from .routing import alias_of_id, alias_of_instance, alias_of_key, check_instance, refuse, run_on
+from .sharded import has_shard_id, key_fields, key_names
+
+T = TypeVar("T")
+
+_NOWHERE = "shard-0"
+"""Where a query is sent, or rather not, that cannot have a result."""
+
+
+class ShardedQuerySet(models.QuerySet):
+    """A query set of a sharded model. It is on one shard, or on none yet, and then a query is refused with `NoShard`."""
+
+    _db: str | None
+
+    def using(self, alias: str | None) -> Any:
+        """On this shard. Raises `NoShard` for a database that is none."""
+        if alias is not None and shard_of_alias(alias) is None:
+            raise NoShard(f"{self.model.__name__} is sharded, and {alias!r} is no shard: use .for_key(key)")
+        return super().using(alias)
+
+    def for_key(self, key: Any) -> Any:
+        """On the shard of this key; of an object, of its primary key."""
+        return self.using(alias_of_key(key))
+
+    def by_ids(
+        self, ids: Iterable[int], *, width: int = WIDTH, timeout: float | None = None, partial: bool = False
+    ) -> Any:
+        """The objects with these IDs, of whatever shards, in their order; those that are not there are left out.
+
+        Shards are asked a few at a time. `timeout`: seconds for all together. Raises `Partial` where a shard failed; with
+        `partial`, what the others have is given back instead.
+        """
+        wanted = list(ids)
+        groups: dict[int, list[int]] = {}
+        for id in wanted:
+            try:
+                groups.setdefault(cluster().directory.shard_of_id(int(id)), []).append(int(id))
+            except WrongId:
+                continue  # No such shard, no such row.
+
+        def work(where: str) -> list[Any]:
+            shard = shard_of_alias(where)
+            assert shard is not None, "gather gives aliases of shards"
+            return list(self._on(where).filter(pk__in=groups[shard]))
+
+        result = gather(groups, work, width=width, timeout=timeout)
+        if not partial:
+            result.all()
+        found = {row.pk: row for rows in result.values.values() for row in rows}
+        return [found[int(id)] for id in wanted if int(id) in found]
+
+    def across_shards(self, *, width: int = WIDTH, timeout: float | None = None) -> AcrossShards:
+        """The same query on every shard, a few at a time. `timeout`: seconds for all together."""
+        return AcrossShards(self, width, timeout)
+
+    def _on(self, where: str) -> Any:
+        made = self._chain()
+        made._db = where
+        return made
+
+    # ----------------------------------------------------------------------------------------------- which shard it is
+
+    def _filter_or_exclude(self, negate: bool, args: Any, kwargs: Any) -> Any:
+        made = super()._filter_or_exclude(negate, args, kwargs)
+        if not negate:
+            pairs = list(kwargs.items())
+            for q in args:
+                if isinstance(q, models.Q):
+                    pairs += _conditions(q)
+            made._narrow(pairs)
+        return made
+
+    def _narrow(self, pairs: list[tuple[str, Any]]) -> None:
+        """Goes to the shard that these conditions name. Raises `WrongShard` where they name two."""
+        found: str | None = None
+        for name, value in pairs:
+            try:
+                where = self._named(name, value)
+            except WrongId:
+                # There is no such shard, and so no such row.
+                self.query.set_empty()
+                where = found or self._db or _NOWHERE
+            if where is not None and found not in (None, where):
+                raise WrongShard(
+                    f"{self.model.__name__}: the filter names {found} and {where}: its key and its ID disagree"
+                )
+            found = where or found
+        if self._db is None:
+            self._db = found
+
+    def _named(self, name: str, value: Any) -> str | None:
+        """The shard that one condition names; None where it names none, or several."""
+        field, _, lookup = name.partition(LOOKUP_SEP)
+        pk = self.model._meta.pk
+        by_id = has_shard_id(self.model) and field in ("pk", pk.name, pk.attname)
+        by_key = field in key_names(self.model)
+        if not (by_id or by_key) or lookup not in ("", "exact", "in", "pk", "pk__exact", "id", "id__exact"):
+            return None
+        if lookup == "in":
+            if isinstance(value, (models.QuerySet, str)) or not isinstance(value, Iterable):
+                return None
+            places = {self._place(by_id, field, one) for one in value}
+            return places.pop() if len(places) == 1 else None
+        return self._place(by_id, field, value)
+
+    def _place(self, by_id: bool, name: str, value: Any) -> str | None:
+        if value is None or hasattr(value, "resolve_expression"):
+            return None
+        value = value.pk if isinstance(value, models.Model) else value
+        if by_id:
+            return None if value is None else alias_of_id(int(value))
+        field = next(field for field in key_fields(self.model) if name in (field.name, field.attname))
+        return None if value is None else alias_of_key(field.to_python(value))
+
+    def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
+        """This query set, on the shard that the values of a new row name if it is on none yet."""
+        if self._db is not None:
+            return self
+        made = self._chain()
+        named = [(name, value) for name, value in pairs if LOOKUP_SEP not in name]
+        made._narrow(named)
+        return made
+
+    # ------------------------------------------------------------------------------------------------------------ writes
+
+    def _whole(self, work: Callable[[], T]) -> T:
+        """Runs a call of several statements, again, whole, if the shard moves meanwhile."""
+        self._for_write = True
+        return run_on(self.db, work)
+
+    def create(self, **kwargs: Any) -> Any:
+        """As Django's, on the shard of the new row's key."""
+        return super(ShardedQuerySet, self._write_to(kwargs.items())).create(**kwargs)
+
+    def get_or_create(self, defaults: Any = None, **kwargs: Any) -> Any:
+        """As Django's."""
+        at = self._write_to({**(defaults or {}), **kwargs}.items())
+        return at._whole(lambda: super(ShardedQuerySet, at).get_or_create(defaults, **kwargs))
+
+    def update_or_create(self, defaults: Any = None, create_defaults: Any = None, **kwargs: Any) -> Any:
+        """As Django's."""
+        at = self._write_to({**(create_defaults or defaults or {}), **kwargs}.items())
+        at._unmoved(defaults or {})
+        return at._whole(lambda: super(ShardedQuerySet, at).update_or_create(defaults, create_defaults, **kwargs))
+
+    def bulk_create(self, objs: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+        """As Django's; all objects must belong on one shard."""
+        objs = list(objs)
+        at = self
+        if at._db is None and objs:
+            places = {alias_of_instance(one) for one in objs} - {None}
+            if len(places) > 1:
+                raise WrongShard(
+                    f"{self.model.__name__}: these objects belong on {len(places)} shards: make a call for each"
+                )
+            at = self._on(places.pop() or "") if places else self
+        if not objs:
+            return objs
+        at._for_write = True
+        for one in objs:
+            check_instance(one, at.db)
+        new = [one for one in objs if one.pk is None]
+
+        def work() -> Any:
+            for one in new:
+                # As before a try of which nothing stayed.
+                one.pk, one._state.adding, one._state.db = None, True, None
+            return super(ShardedQuerySet, at).bulk_create(objs, *args, **kwargs)
+
+        return run_on(at.db, work)
+
+    def bulk_update(self, objs: Iterable[Any], fields: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Django's; all objects must belong on one shard, and the key cannot change."""
+        objs, fields = list(objs), list(fields)
+        self._unmoved(dict.fromkeys(fields))
+        if not objs:
+            return 0
+        at = self
+        if at._db is None:
+            places = {alias_of_instance(one) or one._state.db for one in objs}
+            if len(places) > 1:
+                raise WrongShard(
+                    f"{self.model.__name__}: these objects are on {len(places)} shards: make a call for each"
+                )
+            at = self._on(places.pop())
+        for one in objs:
+            check_instance(one, at.db)
+        return at._whole(lambda: super(ShardedQuerySet, at).bulk_update(objs, fields, *args, **kwargs))
+
+    def update(self, **kwargs: Any) -> Any:
+        """As Django's; the key can only be set to what is of the same shard."""
+        self._for_write = True
+        self._unmoved(kwargs)
+        return super().update(**kwargs)
+
+    def delete(self) -> Any:
+        """As Django's."""
+        return self._whole(super().delete)
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+    delete.queryset_only = True  # type: ignore[attr-defined]
+
+    def _unmoved(self, values: dict[str, Any]) -> None:
+        """Refuses values of the key that are not of this shard, or cannot be known."""
+        for field in key_fields(self.model):
+            for name in {field.name, field.attname} & set(values):
+                try:
+                    there = self._place(False, name, values[name])
+                except WrongKey:
+                    there = None
+                self._for_write = True
+                if there is None or there != self.db:
+                    raise WrongShard(
+                        f"{self.model.__name__}.{name} is the key and says where the row is: it cannot be set here. "
+                        f"Make a new row on the other shard, then delete this one"
+                    )
+
+
+def _conditions(q: models.Q) -> list[tuple[str, Any]]:
+    """The conditions that must all hold."""
+    if q.negated or q.connector == models.Q.XOR or (q.connector == models.Q.OR and len(q.children) > 1):
+        return []
+    found: list[tuple[str, Any]] = []
+    for child in q.children:
+        found += _conditions(child) if isinstance(child, models.Q) else [child] if isinstance(child, tuple) else []
+    return found
+
+
+class AcrossShards:
+    """A query on every shard, not sent yet."""
+
+    def __init__(self, queryset: ShardedQuerySet, width: int, timeout: float | None) -> None:
+        if queryset.query.is_sliced and queryset.query.low_mark:
+            raise ValueError("an offset within each shard means nothing across them: filter by the order's last value")
+        self._queryset, self._width, self._timeout = queryset, width, timeout
+
+    def run(self, work: Callable[[Any], T]) -> Gathered[T]:
+        """Does `work` with each shard's query set, in a thread of its own, and gathers results and errors."""
+        shards = range(cluster().config.shards)
+        one = lambda where: work(self._queryset._on(where))  # noqa: E731
+        return gather(shards, one, width=self._width, timeout=self._timeout)
+
+    def count(self) -> int:
+        """How many rows there are on all shards. Raises `Partial`."""
+        return sum(self.run(lambda rows: rows.count()).all().values())
+
+    def exists(self) -> bool:
+        """Whether there is a row on any shard. Raises `Partial` where none was found and a shard failed."""
+        result = self.run(lambda rows: rows.exists())
+        return any(result.values.values()) or bool(sum(result.all().values()))
+
+    def list(self, limit: int, *, partial: bool = False) -> list[Any]:
+        """At most so many objects, in the query's order, of which every shard gives as many at most.
+
+        Raises `Partial` where a shard failed; with `partial`, what the others have is given back instead.
+        """
+        order = _order(self._queryset)
+        result = self.run(lambda rows: list(rows[:limit]))
+        if not partial:
+            result.all()
+        found = [row for shard in sorted(result.values) for row in result.values[shard]]
+        for name, descending in reversed(order):
+            found.sort(key=lambda row: _sortable(row, name), reverse=descending)
+        return found[:limit]
+
+
+def _order(queryset: models.QuerySet) -> list[tuple[str, bool]]:
+    """The fields that a query is ordered by, each with whether it goes down."""
+    names = queryset.query.order_by or (queryset.model._meta.ordering if queryset.query.default_ordering else ())
+    wrong = [name for name in names if not isinstance(name, str) or LOOKUP_SEP in name or name == "?"]
+    if wrong:
+        raise ValueError(f"order_by({wrong[0]!r}) cannot be merged across shards: order by fields of the model itself")
+    return [(name.lstrip("-"), name.startswith("-")) for name in names]
+
+
+def _sortable(row: Any, name: str) -> Any:
+    value = getattr(row, name)
+    # PostgreSQL puts nulls last going up.
+    return (value is None, value if value is not None else 0)
+
+
+class ShardedManager(models.Manager.from_queryset(ShardedQuerySet)):  # type: ignore[misc]
+    """The manager of sharded models."""
+
+
+__all__ = ["AcrossShards", "Partial", "ShardedManager", "ShardedQuerySet", "alias", "refuse"]

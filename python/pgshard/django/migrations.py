@@ -1,0 +1,197 @@
+"""Django's migrations of sharded models as SQL for all shards: files that `pgshard migrate up` runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+from django.contrib.postgres import operations as postgresql
+from django.db import connections, migrations
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.state import ModelState
+from django.db.models.signals import class_prepared
+
+from ..template import escape
+from .backend.schema import TemplateSchemaEditor
+from .cluster import alias
+from .sharded import is_sharded
+
+_NAMESPACE = '{shard}"."'
+# What stands for {shard} while Django makes the SQL, so that a text of the application's that says {shard} is told from it.
+_SCHEMA = "pgshard_schema_of_this_shard"
+
+
+class CannotMake(Exception):
+    """A migration that cannot be a file for all shards, with what to do instead."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of shard migrations: its name without the number, and its text."""
+
+    name: str
+    text: str
+
+
+@contextmanager
+def _namespaced() -> Iterator[None]:
+    """Gives every sharded model that is made meanwhile a table with a schema, which Django's DDL then names."""
+
+    def put(sender: Any, **_: Any) -> None:
+        if is_sharded(sender) and not sender._meta.db_table.startswith(f'{_SCHEMA}"."'):
+            sender._meta.db_table = f'{_SCHEMA}"."{sender._meta.db_table}'
+
+    class_prepared.connect(put)
+    try:
+        yield
+    finally:
+        class_prepared.disconnect(put)
+
+
+class _Schema:
+    """Stands for the connection's schema while templates are made."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def __enter__(self) -> None:
+        self.before = self.connection.quoted_schema
+        self.connection.quoted_schema = f'"{_SCHEMA}"'
+
+    def __exit__(self, *_: Any) -> None:
+        self.connection.quoted_schema = self.before
+
+
+class _Editor(TemplateSchemaEditor):
+    sql_delete_index = TemplateSchemaEditor.sql_delete_index.replace("{shard}", f'"{_SCHEMA}"')
+    sql_delete_index_concurrently = TemplateSchemaEditor.sql_delete_index_concurrently.replace(
+        "{shard}", f'"{_SCHEMA}"'
+    )
+    sql_rename_index = TemplateSchemaEditor.sql_rename_index.replace("{shard}", f'"{_SCHEMA}"')
+
+
+def sharded_apps() -> list[str]:
+    """The labels of the applications that have sharded models and migrations."""
+    labels = {model._meta.app_label for model in apps.get_models(include_auto_created=True) if is_sharded(model)}
+    return sorted(label for label in labels if not label.startswith("_"))
+
+
+def migrations_of(label: str) -> list[str]:
+    """The names of an application's migrations, in their order."""
+    loader = MigrationLoader(None)
+    plan: list[Any] = []
+    for leaf in loader.graph.leaf_nodes(label):
+        plan += [key for key in loader.graph.forwards_plan(leaf) if key not in plan]
+    return [name for app, name in plan if app == label]
+
+
+def make(label: str, name: str) -> list[File]:
+    """The files of one migration: none where it does nothing to sharded models; one of its own for each statement that runs
+    outside of transactions.
+
+    Raises `CannotMake`.
+    """
+    loader = MigrationLoader(None)
+    migration = loader.get_migration(label, name)
+    state = loader.project_state((label, name), at_end=False)
+    connection: Any = connections[alias(0)]
+    files: list[File] = []
+    collected: list[str] = []
+
+    def close() -> None:
+        if collected:
+            files.append(_file(label, name, len(files), collected, None))
+            collected.clear()
+
+    with _Schema(connection), _namespaced():
+        for operation in migration.operations:
+            before = state.clone()
+            operation.state_forwards(label, state)
+            if not _concerns_shards(operation, label, before, state):
+                continue
+            with _Editor(connection, collect_sql=True, atomic=False) as editor:
+                _apply(operation, label, editor, before, state)
+                editor.deferred_sql, deferred = [], list(editor.deferred_sql)
+                statements = [*editor.collected_sql, *(f"{one}" for one in deferred)]
+            for statement in statements:
+                if statement.startswith("--"):
+                    continue
+                if re.search(r"\bCONCURRENTLY\b", statement.split("'")[0]):
+                    close()
+                    files.append(_file(label, name, len(files), [statement], "no-transaction"))
+                else:
+                    collected.append(statement)
+    close()
+    return files
+
+
+def _apply(operation: Any, label: str, editor: Any, before: Any, after: Any) -> None:
+    """Has the operation write its SQL, as if there were no transaction to keep it from working concurrently."""
+    # The router answers for models without the namespace; what concerns the shards was decided already.
+    operation.allow_migrate_model = lambda connection_alias, model: is_sharded(model)
+    try:
+        operation.database_forwards(label, editor, before, after)
+    finally:
+        del operation.allow_migrate_model
+
+
+def _file(label: str, name: str, part: int, statements: list[str], directive: str | None) -> File:
+    texts = [escape(one).replace(f'"{_SCHEMA}"', "{shard}").rstrip(";") + ";" for one in statements]
+    head = f"-- pgshard: {directive}\n" if directive else ""
+    source = f"-- Made by `manage.py shards makesql` of {label}.{name}.\n"
+    return File(f"{label}_{name}" + (f"_{part + 1}" if part else ""), head + source + "\n".join(texts) + "\n")
+
+
+def _sharded_state(model: ModelState | None) -> bool:
+    from .fields import ShardedBigAutoField
+    from .sharded import KEYS
+
+    return model is not None and any(isinstance(one, (ShardedBigAutoField, *KEYS)) for one in model.fields.values())
+
+
+def _concerns_shards(operation: Any, label: str, before: Any, after: Any) -> bool:
+    """Whether an operation changes shards. Raises `CannotMake` where that cannot be known or done."""
+    where = f"{label}: {operation.describe()}"
+    if isinstance(operation, migrations.RunPython):
+        if operation.hints.get("sharded") is False or operation.code is migrations.RunPython.noop:
+            return False
+        raise CannotMake(
+            f"{where}: Python cannot be a file of SQL. Give it hints={{'sharded': False}} if it is about other databases; what "
+            f"it does to shards is for `manage.py shards run`"
+        )
+    if isinstance(operation, migrations.RunSQL):
+        model = operation.hints.get("model_name")
+        if "sharded" in operation.hints:
+            return bool(operation.hints["sharded"])
+        if model is not None:
+            key = label, model.lower()
+            return _sharded_state(after.models.get(key) or before.models.get(key))
+        raise CannotMake(
+            f"{where}: is it for the shards? Say so with hints={{'sharded': True}}, and name tables {{shard}}.photos; or with "
+            f"hints={{'sharded': False}}"
+        )
+    if isinstance(operation, postgresql.CreateExtension):
+        raise CannotMake(
+            f"{where}: an extension is made once per host: write a file that begins with `-- pgshard: once-per-host` and has "
+            f"CREATE EXTENSION … SCHEMA public, and give the migration of the default database its own application"
+        )
+    if isinstance(operation, migrations.SeparateDatabaseAndState):
+        return any(_concerns_shards(one, label, before, after) for one in operation.database_operations)
+    name = (
+        getattr(operation, "model_name", None) or getattr(operation, "new_name", None) or getattr(operation, "name", "")
+    )
+    old = (
+        getattr(operation, "model_name", None) or getattr(operation, "old_name", None) or getattr(operation, "name", "")
+    )
+    models = [after.models.get((label, str(name).lower())), before.models.get((label, str(old).lower()))]
+    there = [_sharded_state(one) for one in models if one is not None]
+    if len(there) == 2 and there[0] != there[1]:
+        raise CannotMake(
+            f"{where}: it makes a model sharded that was not, or the other way round. Make a new model, copy the rows with "
+            f"`manage.py shards run`, then delete the old one"
+        )
+    return any(there)

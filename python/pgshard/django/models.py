@@ -1,0 +1,106 @@
+"""The base of sharded models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models, router
+from django.db.models.fields import related_descriptors
+from django.db.models.options import Options
+from django.db.models.signals import class_prepared
+from django.utils.functional import cached_property
+
+from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
+from .managers import ShardedManager
+from .routing import check_instance, run_on
+from .sharded import is_sharded
+
+
+class ShardedModel(models.Model):
+    """A model whose rows are in the shards. Give it a key, a `ShardKeyField` or `ShardKeyForeignKey`; its ID is the shard's.
+
+    class Photo(ShardedModel):
+        user_id = ShardKeyField()
+        title = models.CharField(max_length=200)
+    """
+
+    id = ShardedBigAutoField(primary_key=True)
+
+    objects = ShardedManager()
+
+    class Meta:
+        abstract = True
+
+    def save_base(self, *args: Any, using: str | None = None, **kwargs: Any) -> None:
+        """As Django's, where the row belongs. Raises `WrongShard` where that is not where it would go."""
+        using = using or router.db_for_write(type(self), instance=self)
+        check_instance(self, using)
+        run_on(using, lambda: super(ShardedModel, self).save_base(*args, using=using, **kwargs))
+
+    def delete(self, *args: Any, using: str | None = None, **kwargs: Any) -> Any:
+        """As Django's."""
+        using = using or router.db_for_write(type(self), instance=self)
+        return run_on(using, lambda: super(ShardedModel, self).delete(*args, using=using, **kwargs))
+
+    delete.alters_data = True  # type: ignore[attr-defined]
+
+
+class _ShardedOptions(Options):
+    """A sharded model's `_meta`: what Django itself queries by names a shard, too, or is refused, whatever the model's own
+    managers are."""
+
+    @cached_property
+    def base_manager(self) -> Any:
+        """The manager that Django takes for itself."""
+        if self.base_manager_name:
+            return super().base_manager
+        manager = ShardedManager()
+        manager.name = "_base_manager"
+        manager.model = self.model
+        manager.auto_created = True
+        return manager
+
+
+def _prepare(sender: Any, **_: Any) -> None:
+    if is_sharded(sender):
+        sender._meta.__class__ = _ShardedOptions
+        sender._meta.__dict__.pop("base_manager", None)
+
+
+class_prepared.connect(_prepare, dispatch_uid="pgshard models", weak=False)
+
+
+def _retrying(original: Any) -> Any:
+    """Managers of related objects whose calls of several statements are run again, whole, if the shard moves meanwhile."""
+
+    def make(superclass: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(superclass, *args, **kwargs)
+
+        def whole(name: str) -> Any:
+            plain = getattr(made, name)
+
+            def call(self: Any, *values: Any, **more: Any) -> Any:
+                # Arguments that can be read once only are read before the first try.
+                values = tuple(list(value) if hasattr(value, "__next__") else value for value in values)
+                db = router.db_for_write(self.model, instance=self.instance)
+                return run_on(db, lambda: plain(self, *values, **more))
+
+            call.__name__ = name
+            call.alters_data = True  # type: ignore[attr-defined]
+            return call
+
+        if issubclass(superclass, ShardedManager):
+            for name in ("add", "remove", "set", "clear"):
+                if hasattr(made, name):
+                    setattr(made, name, whole(name))
+        return made
+
+    return make
+
+
+if not hasattr(related_descriptors, "_pgshard"):
+    related_descriptors._pgshard = True
+    for _name in ("create_forward_many_to_many_manager", "create_reverse_many_to_one_manager"):
+        setattr(related_descriptors, _name, _retrying(getattr(related_descriptors, _name)))
+
+__all__ = ["ShardKeyField", "ShardKeyForeignKey", "ShardedBigAutoField", "ShardedModel", "is_sharded"]

@@ -1,0 +1,200 @@
+"""Which shard a query or a write is for, or the refusal to guess."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
+
+from django.apps import apps
+from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
+
+from ..errors import WrongId
+from ..recovery import Recovery
+from .backend.pools import release
+from .cluster import alias, cluster, shard_of_alias
+from .errors import NoShard, ShardMoved, WrongShard
+from .sharded import has_shard_id, is_sharded, key_fields, sharded_references
+
+T = TypeVar("T")
+
+_chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar("pgshard_shard", default=None)
+
+
+def shard_of_key(key: Any) -> int:
+    """The shard of a key; of a model's object, of its primary key. Raises `WrongKey`."""
+    return cluster().directory.shard_of_key(key.pk if isinstance(key, models.Model) else key)
+
+
+def alias_of_key(key: Any) -> str:
+    """The database alias of a key's shard."""
+    return alias(shard_of_key(key))
+
+
+def alias_of_id(id: int) -> str:
+    """The database alias of an ID's shard. Raises `WrongId`."""
+    return alias(cluster().directory.shard_of_id(id))
+
+
+def refuse(model: Any, what: str) -> NoReturn:
+    """Raises `NoShard`."""
+    raise NoShard(
+        f"{model.__name__} is sharded and the {what} names no shard: use .for_key(key), a filter by its key or ID, "
+        f".by_ids([…]), .across_shards(), or shard_of(key)"
+    )
+
+
+def alias_of_instance(instance: Any) -> str | None:
+    """The shard where an object belongs, by its key and by its ID; None where it has neither.
+
+    Raises `WrongShard` where the two disagree.
+    """
+    model = type(instance)
+    found: str | None = None
+    for field in key_fields(model):
+        value = getattr(instance, field.attname)
+        if value is not None and not hasattr(value, "resolve_expression"):
+            by_key = alias_of_key(field.to_python(value))
+            if found not in (None, by_key):
+                raise WrongShard(f"{model.__name__}: its keys are of {found} and of {by_key}")
+            found = by_key
+    if has_shard_id(model) and isinstance(instance.pk, int):
+        by_id = alias_of_id(instance.pk)
+        if found not in (None, by_id):
+            raise WrongShard(
+                f"{model.__name__} {instance.pk} is of {by_id}, and its key is of {found}: a row does not change its shard, "
+                f"make a new one there and delete this one"
+            )
+        return by_id
+    return found
+
+
+def check_instance(instance: Any, using: str) -> None:
+    """Refuses to write an object where it does not belong. Raises `WrongShard` or `NoShard`."""
+    model = type(instance)
+    if shard_of_alias(using) is None:
+        raise NoShard(f"{model.__name__} is sharded, and {using!r} is no shard: leave using= out, or name a shard")
+    belongs = alias_of_instance(instance)
+    if belongs not in (None, using):
+        raise WrongShard(f"{model.__name__} belongs on {belongs} by its key or ID, and would be saved on {using}")
+    for field in sharded_references(model):
+        value = getattr(instance, field.attname)
+        if isinstance(value, int) and alias_of_id(value) != using:
+            raise WrongShard(
+                f"{model.__name__}.{field.name} refers to a row on {alias_of_id(value)}, and would be saved on {using}"
+            )
+
+
+class ShardRouter:
+    """The setting `DATABASE_ROUTERS`: sharded models go to the shard that a query names, all others where they went."""
+
+    def db_for_read(self, model: Any, **hints: Any) -> str | None:
+        """For Django."""
+        return self._route(model, hints.get("instance"), "query")
+
+    def db_for_write(self, model: Any, **hints: Any) -> str | None:
+        """For Django."""
+        return self._route(model, hints.get("instance"), "write")
+
+    def allow_relation(self, first: Any, second: Any, **hints: Any) -> bool | None:
+        """Of objects of which one is sharded and one is not: there is no constraint between them."""
+        return True if is_sharded(type(first)) != is_sharded(type(second)) else None
+
+    def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
+        """Sharded models are not for databases, and others are not for shards."""
+        model = hints.get("model")
+        if model is None and model_name is not None:
+            try:
+                model = apps.get_model(app_label, model_name)
+            except LookupError:
+                return None
+        if shard_of_alias(db) is not None:
+            return model is not None and is_sharded(model)
+        return False if model is not None and is_sharded(model) else None
+
+    def _route(self, model: Any, instance: Any, what: str) -> str | None:
+        there = getattr(getattr(instance, "_state", None), "db", None)
+        if not is_sharded(model):
+            # Of a row of a shard, what it refers to is elsewhere.
+            return DEFAULT_DB_ALIAS if shard_of_alias(there) is not None else None
+        if instance is not None:
+            if isinstance(instance, model):
+                belongs = alias_of_instance(instance)
+                if shard_of_alias(there) is not None and belongs not in (None, there):
+                    raise WrongShard(f"{model.__name__} was read on {there}, and its key is of {belongs} now")
+                there = there if shard_of_alias(there) is not None else belongs
+            elif shard_of_alias(there) is None:
+                there = self._by_owner(model, instance)
+                if there is None and what == "write":
+                    # `photo.category = category`, which asks where the photo will be: whoever saves it knows.
+                    return None
+            if there is not None:
+                return there
+        return _chosen.get() or refuse(model, what)
+
+    def _by_owner(self, model: Any, instance: Any) -> str | None:
+        """The shard of what belongs to an object that is not sharded, where that is the key: `user.photos`."""
+        for field in key_fields(model):
+            if field.remote_field is not None and isinstance(instance, field.remote_field.model):
+                return alias_of_key(getattr(instance, field.target_field.attname))
+        return None
+
+
+@contextmanager
+def shard_of(key: Any) -> Iterator[str]:
+    """Within it, queries and writes of sharded models that name no shard go to this key's. Gives its alias."""
+    token = _chosen.set(alias_of_key(key))
+    try:
+        yield _chosen.get() or ""
+    finally:
+        _chosen.reset(token)
+
+
+def run_on(using: str, work: Callable[[], T]) -> T:
+    """Runs `work` on a shard, again, whole, if it met a move and nothing of it stayed. Within a transaction, once."""
+    if shard_of_alias(using) is None or connections[using].in_atomic_block:
+        return work()
+    recovery: Recovery | None = None
+    while True:
+        try:
+            return work()
+        except ShardMoved as moved:
+            if getattr(moved, "shard", None) != shard_of_alias(using) or not moved.whole:
+                raise
+            recovery = recovery or Recovery(cluster().asking, moved.shard)
+            wait_out(recovery, moved)
+
+
+def wait_out(recovery: Recovery, moved: Any) -> None:
+    """Comes back when the shard that has moved is worth another try. Raises `ShardUnavailable`."""
+    from .backend.base import djangos
+
+    with djangos():
+        recovery.after(moved.how, moved.place, moved.began)
+
+
+def run_in_shard(key: Any, work: Callable[[], T]) -> T:
+    """Runs `work` in a transaction on the key's shard, again, whole, if the shard moves meanwhile.
+
+    Within it, sharded models need to name no shard. What it does elsewhere may happen twice; `transaction.on_commit(…,
+    using=alias)` runs once. Within a transaction on that shard it is a savepoint, and `ShardMoved` is the outer one's.
+    """
+    with shard_of(key) as using:
+
+        def whole() -> T:
+            with transaction.atomic(using=using):
+                result = work()
+                moved = connections[using].moved
+                if moved is not None:
+                    # `work` has caught it; nothing of what it did is there.
+                    raise moved
+                return result
+
+        return run_on(using, whole)
+
+
+__all__ = [
+    "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "check_instance", "refuse", "release",
+    "run_in_shard", "run_on", "shard_of", "shard_of_key",
+]  # fmt: skip

@@ -1,0 +1,106 @@
+"""Which models are sharded, and what their keys are called. Told by their fields, because a migration's models have no bases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import apps
+from django.db.models.signals import class_prepared
+
+from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
+
+KEYS = (ShardKeyField, ShardKeyForeignKey)
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether a model's table is in the shards: it has an ID of a shard or a key, or joins models that do."""
+    known = model.__dict__.get("_pgshard_sharded")
+    if known is None:
+        known = model._pgshard_sharded = _is_sharded(model)
+    return bool(known)
+
+
+def _is_sharded(model: Any) -> bool:
+    owner = model._meta.auto_created
+    if isinstance(owner, type):
+        # The table of a ManyToManyField that names none.
+        return is_sharded(owner)
+    if model._meta.proxy:
+        return is_sharded(model._meta.concrete_model)
+    fields = [
+        *model._meta.local_fields,
+        *(field for parent in model._meta.parents for field in parent._meta.local_fields),
+    ]
+    return any(isinstance(field, (ShardedBigAutoField, *KEYS)) for field in fields)
+
+
+def key_fields(model: Any) -> tuple[Any, ...]:
+    """The fields that hold the key."""
+    found: tuple[Any, ...] | None = model.__dict__.get("_pgshard_keys")
+    if found is None:
+        found = tuple(field for field in model._meta.concrete_fields if isinstance(field, KEYS))
+        model._pgshard_keys = found
+    return found
+
+
+def key_names(model: Any) -> frozenset[str]:
+    """What a query may call the key: `user` and `user_id`."""
+    found: frozenset[str] | None = model.__dict__.get("_pgshard_key_names")
+    if found is None:
+        found = frozenset(name for field in key_fields(model) for name in (field.name, field.attname))
+        model._pgshard_key_names = found
+    return found
+
+
+def has_shard_id(model: Any) -> bool:
+    """Whether the primary key was made by a shard, so that it says which."""
+    return isinstance(_root_pk(model), ShardedBigAutoField)
+
+
+def sharded_references(model: Any) -> tuple[Any, ...]:
+    """The fields that hold IDs of other rows of shards."""
+    found: tuple[Any, ...] | None = model.__dict__.get("_pgshard_references")
+    if found is None:
+        fields = (field for field in model._meta.concrete_fields if field.remote_field is not None)
+        found = tuple(
+            field for field in fields if field.target_field.primary_key and has_shard_id(field.remote_field.model)
+        )
+        model._pgshard_references = found
+    return found
+
+
+def _root_pk(model: Any) -> Any:
+    """The primary key; of a OneToOneField to another model, that one's."""
+    field = model._meta.pk
+    seen = 0
+    while field is not None and field.remote_field is not None and seen < 10:
+        field = field.remote_field.model._meta.pk
+        seen += 1
+    return field
+
+
+class _Tables:
+    """By table: the model that is not in the shards. Made anew when models are."""
+
+    by_name: dict[str, Any] | None = None
+
+
+def unsharded_tables() -> dict[str, Any]:
+    """The tables that are not in the shards, with their models."""
+    found = _Tables.by_name
+    if found is None:
+        models = apps.get_models(include_auto_created=True, include_swapped=True)
+        found = {model._meta.db_table: model for model in models if not is_sharded(model)}
+        for model in models:
+            if is_sharded(model):
+                found.pop(model._meta.db_table, None)
+        if apps.models_ready:
+            _Tables.by_name = found
+    return found
+
+
+def _forget(**_: Any) -> None:
+    _Tables.by_name = None
+
+
+class_prepared.connect(_forget, dispatch_uid="pgshard tables", weak=False)

@@ -1,0 +1,58 @@
+"""The project in this process: its settings, its database, and its tables in the shards of two servers."""
+
+import os
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from world import World
+
+PROJECT = Path(__file__).parents[1] / "project"
+
+
+@pytest.fixture(scope="session")
+def world():
+    made = World()
+    try:
+        with made.connect("db1") as connection:
+            connection.execute("CREATE DATABASE website")
+        sys.path.insert(0, str(PROJECT))
+        os.environ["PGSHARD_CONFIG"] = str(made.path)
+        os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
+        import django
+        from django.core.management import call_command
+
+        django.setup()
+        call_command("migrate", verbosity=0)
+        call_command("shards", "makesql", verbosity=0)
+        made.run("bootstrap")
+        yield made
+        from django.db import connections
+
+        from pgshard.django.backend.pools import close_all
+
+        close_all()
+        connections.close_all()
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def db(world):
+    """Empty tables, and at the end nothing that a thread still holds."""
+    from pgshard import Config
+
+    hosts = Config.load(world.path).map.hosts
+    for host in sorted(set(hosts)):
+        tables = ("photo_tags", "photo", "album", "tag", "note")
+        names = [
+            f"shard_{shard:04d}.photos_{table}" for shard, on in enumerate(hosts) if on == host for table in tables
+        ]
+        with psycopg.connect(world.url(host), autocommit=True) as connection:
+            connection.execute("; ".join(f"DELETE FROM {name}" for name in names))
+    yield world
+    from pgshard.django.backend import pools
+
+    pools.release()
+    assert [pool.in_use for pool in pools._pools.by_host.values()] == [0] * len(pools._pools.by_host)

@@ -1,0 +1,306 @@
+"""Rows go where they belong, are found there, and a query that names no shard is refused."""
+
+import pytest
+from world import World
+
+pytestmark = pytest.mark.usefixtures("db")
+
+U, V = 3, 12  # Users, on shards of the two hosts.
+
+
+@pytest.fixture
+def m(world):
+    from photos import models
+
+    return models
+
+
+@pytest.fixture
+def p(world):
+    import pgshard.django
+
+    return pgshard.django
+
+
+def test_an_object_is_saved_read_changed_and_deleted(m):
+    photo = m.Photo(user_id=U, title="Prague")
+    assert photo.pk is None
+    photo.save()
+    assert photo._state.db == "shard-3"
+    assert photo.pk >> 10 & 8191 == U
+    assert photo.lower == "prague"
+    photo.title = "Brno"
+    photo.save()
+    assert m.Photo.objects.get(pk=photo.pk).title == "Brno"
+    photo.refresh_from_db()
+    assert photo.lower == "brno"
+    assert m.Photo.objects.filter(user_id=U).count() == 1
+    assert m.Photo.objects.for_key(U).filter(title__startswith="B").exists()
+    photo.delete()
+    assert not m.Photo.objects.filter(user_id=U).exists()
+
+
+def test_objects_that_refer_to_each_other(m):
+    album = m.Album.objects.create(user_id=U, name="Trips")
+    photos = m.Photo.objects.bulk_create(
+        [m.Photo(user_id=U, title=f"p{n}", album=album) for n in range(5)], batch_size=2
+    )
+    assert len({photo.pk for photo in photos}) == 5
+    tags = [m.Tag.objects.create(user_id=U, word=word) for word in ("a", "b", "c")]
+    photos[0].tags.add(*tags)
+    photos[0].tags.set(tags[1:])
+    photos[0].tags.remove(tags[1])
+    assert [tag.word for tag in photos[0].tags.all()] == ["c"]
+    assert photos[0].tags.create(user_id=U, word="d").photos.count() == 1
+    assert [photo.album.name for photo in m.Photo.objects.for_key(U).select_related("album").order_by("title")] == [
+        "Trips"
+    ] * 5
+    found = m.Album.objects.for_key(U).prefetch_related("photos__tags").get()
+    assert sorted(tag.word for photo in found.photos.all() for tag in photo.tags.all()) == ["c", "d"]
+    assert m.Photo.objects.get(pk=photos[1].pk).album == album
+    assert album.photos.filter(title="p3").update(likes=7) == 1
+    assert m.Photo.objects.filter(user_id=U, likes=7).select_for_update(of=("self",)).count() == 1
+    assert album.delete()[0] == 8
+    assert not m.Photo.objects.filter(user_id=U).exists()
+
+
+def test_get_or_create_and_update_or_create_and_their_kin(m):
+    album, made = m.Album.objects.get_or_create(user_id=V, name="x")
+    assert made
+    assert m.Album.objects.get_or_create(user_id=V, name="x") == (album, False)
+    assert m.Album.objects.update_or_create(user_id=V, name="x", defaults={"name": "y"})[1] is False
+    assert m.Album.objects.for_key(V).get().name == "y"
+    tags = [m.Tag(user_id=V, word=word) for word in "ab"]
+    m.Tag.objects.bulk_create(tags)
+    m.Tag.objects.bulk_create([m.Tag(user_id=V, word="a"), m.Tag(user_id=V, word="c")], ignore_conflicts=True)
+    for tag in tags:
+        tag.word *= 2
+    assert m.Tag.objects.bulk_update(tags, ["word"]) == 2
+    words = m.Tag.objects.filter(user_id=V).order_by("word").values_list("word", flat=True)
+    assert list(words) == ["aa", "bb", "c"]
+    assert m.Tag.objects.for_key(V).filter(word__in=["aa", "c"]).delete()[0] == 2
+
+
+def test_a_query_that_names_no_shard_is_refused(m, p):
+    for query in (
+        lambda: list(m.Photo.objects.all()),
+        lambda: m.Photo.objects.count(),
+        lambda: m.Photo.objects.filter(title="x").first(),
+        lambda: m.Photo.objects.exclude(user_id=U).exists(),
+        lambda: m.Photo.objects.get(user_id__gt=U),
+        lambda: m.Photo.objects.filter(pk__in=[]).union(m.Photo.objects.all()).count(),
+        lambda: m.Photo._base_manager.filter(title="x").exists(),
+        lambda: m.Photo.objects.create(title="x"),
+        lambda: m.Photo(title="x").save(),
+        lambda: m.Photo.objects.update(title="x"),
+        lambda: m.Photo.objects.all().delete(),
+        lambda: m.Photo.objects.raw("SELECT * FROM {shard}.photos_photo")[0],
+        lambda: m.Photo.objects.using("default").count(),
+        lambda: m.Photo(user_id=U, title="x").save(using="default"),
+    ):
+        with pytest.raises(p.NoShard, match="Photo"):
+            query()
+    assert isinstance(m.Photo._base_manager, p.ShardedManager), "although its Meta names no base manager"
+
+
+def test_rows_do_not_go_astray(m, p):
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    photo.user_id = V
+    for wrong in (
+        lambda: photo.save(),
+        lambda: photo.save(using="shard-12"),
+        lambda: m.Photo(user_id=U, title="y").save(using="shard-12"),
+        lambda: m.Photo.objects.for_key(U).bulk_create([m.Photo(user_id=V, title="y")]),
+        lambda: m.Photo.objects.bulk_create([m.Photo(user_id=V, title="y"), m.Photo(user_id=U, title="y")]),
+        lambda: m.Photo.objects.for_key(U).create(user_id=V, title="y"),
+        lambda: m.Photo.objects.for_key(U).update(user_id=V),
+        lambda: m.Photo.objects.for_key(U).update(user_id=m.models.F("likes")),
+        lambda: m.Photo.objects.for_key(U).bulk_update([photo], ["user_id"]),
+        lambda: m.Photo.objects.filter(pk=photo.pk, user_id=V).exists(),
+        lambda: m.Photo.objects.for_key(U).update_or_create(title="x", defaults={"user_id": V}),
+    ):
+        with pytest.raises(p.WrongShard):
+            wrong()
+    assert m.Photo.objects.across_shards().count() == 1
+    assert m.Photo.objects.get(pk=photo.pk).user_id == U
+    # What is of the same shard may be set.
+    assert m.Photo.objects.for_key(U).update(user_id=U + 16) == 1
+
+
+def test_objects_of_two_shards_are_not_joined(m):
+    album = m.Album.objects.create(user_id=V, name="x")
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    with pytest.raises(ValueError, match="router prevents this relation"):
+        photo.album = album
+    from pgshard.django import WrongShard
+
+    with pytest.raises(WrongShard):
+        m.Photo.objects.create(user_id=U, title="y", album=album)
+    assert m.Photo.objects.across_shards().count() == 1
+
+
+def test_ids_that_nobody_has_are_not_there(m):
+    for id in (0, -1, 2**62, 2**70, 5000 << 10):
+        with pytest.raises(m.Photo.DoesNotExist):
+            m.Photo.objects.get(pk=id)
+        assert m.Photo.objects.by_ids([id]) == []
+    with pytest.raises(ValueError, match="expected a number"):
+        m.Photo.objects.get(pk="abc")
+    assert not m.Photo.objects.for_key(U).filter(pk=(V << 10) + 1).exists(), "of another shard: not among this one's"
+
+
+def test_what_is_not_sharded_stays_where_it_is(m, p):
+    from django.contrib.auth.models import User
+    from django.contrib.contenttypes.models import ContentType
+
+    category = m.Category.objects.create(name=f"c{id(m)}")
+    photo = m.Photo(user_id=U, title="x", category=category)
+    photo.save()
+    assert m.Photo.objects.get(pk=photo.pk).category == category
+    with pytest.raises(p.NoShard):
+        category.photos.count()
+    assert m.Photo.objects.filter(user_id=U, category=category).count() == 1
+    user = User.objects.create(username=f"u{id(m)}")
+    note = m.Note(user=user)
+    note.save()
+    assert note._state.db == f"shard-{user.pk % 16}"
+    assert (note.user, note.text) == (user, "{shard}")
+    assert list(user.notes.all()) == [note]
+    assert user.notes.create(text="y")._state.db == note._state.db
+    assert m.Note.objects.filter(user=user).count() == m.Note.objects.for_key(user).count() == 2
+    for wrong in (
+        lambda: list(m.Note.objects.for_key(user).select_related("user")),
+        lambda: User.objects.using("shard-3").count(),
+        lambda: ContentType.objects.using("shard-3").create(model="x"),
+        lambda: User.objects.using("shard-3").update(username="x"),
+    ):
+        with pytest.raises(p.WrongShard, match="is not sharded"):
+            wrong()
+    user.delete()
+    category.delete()
+
+
+def test_many_shards_at_once(m, p):
+    photos = [m.Photo.objects.create(user_id=user, title=f"{user:02d}") for user in range(40)]
+    ids = [photo.pk for photo in reversed(photos)]
+    assert [photo.pk for photo in m.Photo.objects.by_ids([*ids, 2**62])] == ids
+    across = m.Photo.objects.filter(title__lt="30").order_by("-title").across_shards(width=4)
+    assert across.count() == 30
+    assert [photo.title for photo in across.list(limit=4)] == ["29", "28", "27", "26"]
+    assert m.Photo.objects.across_shards().exists()
+    assert sum(across.run(lambda rows: rows.update(likes=3)).all().values()) == 30
+    with pytest.raises(ValueError, match="cannot be merged"):
+        m.Photo.objects.order_by("album__name").across_shards().list(limit=1)
+
+
+def test_what_fails_in_part_gives_the_rest(m, p, monkeypatch):
+    from django.db import OperationalError
+
+    photos = [m.Photo.objects.create(user_id=user, title=f"{user}") for user in range(4)]
+
+    def work(rows):
+        if rows.db == "shard-2":
+            raise OperationalError("broken")
+        return rows.count()
+
+    gathered = m.Photo.objects.across_shards().run(work)
+    assert list(gathered.errors) == [2]
+    assert sum(gathered.values.values()) == 3
+    with pytest.raises(p.Partial, match="1 of 16 shards failed; shard 2: broken") as error:
+        gathered.all()
+    assert error.value.gathered is gathered
+    late = m.Photo.objects.across_shards(timeout=0).run(work)
+    assert len(late.errors) == 16
+    with pytest.raises(p.Partial, match="was over"):
+        m.Photo.objects.by_ids([photo.pk for photo in photos], timeout=0)
+    assert m.Photo.objects.by_ids([photo.pk for photo in photos], timeout=0, partial=True) == []
+
+
+def test_within_a_transaction_its_own_writes_are_seen_by_many_shards(m, p):
+    from django.db import transaction
+
+    with transaction.atomic(using="shard-3"):
+        photo = m.Photo.objects.create(user_id=U, title="x")
+        other = m.Photo.objects.create(user_id=V, title="y")
+        assert m.Photo.objects.by_ids([photo.pk, other.pk]) == [photo, other]
+        assert m.Photo.objects.across_shards().count() == 2
+
+
+def test_one_shard_for_a_block(m, p):
+    with p.shard_of(U) as alias:
+        assert alias == "shard-3"
+        m.Album.objects.create(user_id=U, name="x")
+        assert m.Album.objects.count() == 1
+        assert [
+            album.name for album in m.Album.objects.raw("SELECT * FROM {shard}.photos_album WHERE name = %s", ["x"])
+        ] == ["x"]
+    with pytest.raises(p.NoShard):
+        m.Album.objects.count()
+
+
+def test_raw_sql(m):
+    from django.db import NotSupportedError, ProgrammingError, connections
+
+    with connections["shard-3"].cursor() as cursor:
+        rows = [(U, "a"), (U, "b")]
+        cursor.executemany("INSERT INTO {shard}.photos_tag (user_id, word) VALUES (%s, %s)", rows)
+        cursor.execute("SELECT word, '{{shard}}' FROM {shard}.photos_tag ORDER BY word")
+        assert cursor.fetchall() == [("a", "{shard}"), ("b", "{shard}")]
+        with cursor.copy("COPY {shard}.photos_tag (user_id, word) FROM STDIN") as copy:
+            copy.write_row((U, "c"))
+        with pytest.raises(NotSupportedError, match="name the schema"):
+            cursor.callproc("f")
+        for sql in ("BEGIN", "START TRANSACTION; SELECT 1"):
+            with pytest.raises(ProgrammingError, match=r"use transaction\.atomic"):
+                cursor.execute(sql)
+        cursor.execute("SELECT count(*) FROM {shard}.photos_tag")
+        assert cursor.fetchone() == (3,)
+    assert m.Tag.objects.for_key(U).count() == 3
+
+
+def test_management_of_one_shard_is_refused(world: World):
+    from django.core.management import CommandError, call_command
+    from django.db import NotSupportedError, connections
+
+    with pytest.raises(NotSupportedError, match="makesql"):
+        call_command("migrate", database="shard-3")
+    with pytest.raises(NotSupportedError, match="makesql"):
+        connections["shard-3"].schema_editor()
+    for args in (["photos"], ["photos.Photo"], []):
+        with pytest.raises(CommandError, match="--database shard-"):
+            call_command("dumpdata", *args)
+
+
+def test_fixtures(m, tmp_path):
+    from django.core.management import call_command
+
+    album = m.Album.objects.create(user_id=U, name="x")
+    photo = m.Photo.objects.create(user_id=U, title="x", album=album)
+    photo.tags.add(m.Tag.objects.create(user_id=U, word="w"))
+    file = tmp_path / "rows.json"
+    call_command("dumpdata", "photos", database="shard-3", output=str(file), verbosity=0)
+    album.delete()
+    m.Tag.objects.for_key(U).delete()
+    call_command("loaddata", str(file), database="shard-3", verbosity=0)
+    assert [tag.word for tag in m.Photo.objects.get(pk=photo.pk).tags.all()] == ["w"]
+    assert m.Photo.objects.create(user_id=U, title="next").pk != photo.pk
+    photo.tags.add(m.Tag.objects.create(user_id=U, word="another"))
+    call_command("flush", database="shard-3", interactive=False, verbosity=0)
+    assert not m.Photo.objects.for_key(U).exists()
+
+
+def test_the_shell_of_a_database_opens_in_the_shard(world, m, monkeypatch, tmp_path):
+    import subprocess
+
+    from django.db import connections
+
+    m.Tag.objects.create(user_id=U, word="shell")
+    ran = []
+    monkeypatch.setattr(subprocess, "run", lambda *args, **more: ran.append((args, more)))
+    connections["shard-3"].client.runshell(["-c", "SELECT 1"])
+    monkeypatch.undo()
+    ((args,), more) = ran[0]
+    output = tmp_path / "out"
+    with output.open("w") as file:
+        subprocess.run([*args[:1], "-Atc", "SELECT word FROM photos_tag", *args[-1:]], **more, stdout=file)
+    assert output.read_text() == "shell\n"
