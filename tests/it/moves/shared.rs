@@ -15,7 +15,7 @@ const TABLES: &str = "
     INSERT INTO {shard}.notes SELECT n, 'old' FROM generate_series(1, 20) n";
 
 async fn world(version: u32) -> World {
-    World::with_tables(&[version, other(version)], 4, &[("0001_tables.sql", TABLES)]).await
+    World::with_tables(&[version, other(version)], 6, &[("0001_tables.sql", TABLES)]).await
 }
 
 /// Waits until a query gives true.
@@ -175,15 +175,28 @@ on_each_version! {
         db.batch_execute("UPDATE shard_0000.keyless SET n = 2; DROP TABLE shard_0000.keyless").await.unwrap();
         world.run(&["moves", "abort", &ran.id()]).await.ended(0);
 
-        let (child, id) = held(&world, "0").await;
-        db.batch_execute("ALTER TABLE shard_0000.notes DROP CONSTRAINT notes_pkey").await.unwrap();
-        Ran::of(child).await.ended(7);
-        db.batch_execute("UPDATE shard_0000.notes SET note = 'unseen' WHERE id = 3").await.unwrap();
-        db.batch_execute("ALTER TABLE shard_0000.notes ADD CONSTRAINT notes_pkey PRIMARY KEY (id)").await.unwrap();
-        world.run(&["moves", "continue", &id]).await;
-        world.run(&["moves", "resume", &id]).await.ended(0);
-        assert_eq!(rows(&world, 1, "shard_0000.notes").await, rows(&world, 0, "shard_0000__left_e1.notes").await);
-        assert!(rows(&world, 1, "shard_0000.notes").await.contains("(3,unseen)"));
+        // What no longer names its rows is no longer published, and a column that is computed anew is an alteration as well.
+        let (no_key, a_key) = ("DROP CONSTRAINT notes_pkey", "ADD CONSTRAINT notes_pkey PRIMARY KEY (id)");
+        let mut altered = vec![(1, "REPLICA IDENTITY NOTHING", "REPLICA IDENTITY DEFAULT"), (0, no_key, a_key)];
+        if version >= 17 {
+            db.batch_execute("ALTER TABLE shard_0002.notes ADD length int GENERATED ALWAYS AS (length(note)) STORED").await.unwrap();
+            altered.push((2, "ALTER length SET EXPRESSION AS (1)", "ALTER length SET EXPRESSION AS (length(note))"));
+        }
+        let mut id = String::new();
+        for (shard, change, undo) in altered {
+            let notes = format!("shard_000{shard}.notes");
+            let (child, altered) = held(&world, &shard.to_string()).await;
+            db.batch_execute(&format!("ALTER TABLE {notes} {change}")).await.unwrap();
+            Ran::of(child).await.ended(7);
+            db.batch_execute(&format!("UPDATE {notes} SET note = 'unseen' WHERE id = 3")).await.unwrap();
+            db.batch_execute(&format!("ALTER TABLE {notes} {undo}")).await.unwrap();
+            world.run(&["moves", "continue", &altered]).await;
+            world.run(&["moves", "resume", &altered]).await.ended(0);
+            let (there, left) = (rows(&world, 1, &notes).await, format!("shard_000{shard}__left_e1.notes"));
+            assert_eq!(there, rows(&world, 0, &left).await);
+            assert!(there.contains("(3,unseen"), "{there}");
+            id = if shard == 0 { altered } else { id };
+        }
 
         // The same at the new host, with the way back open.
         let db2 = world.servers.app(1).await;
