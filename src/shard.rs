@@ -50,6 +50,23 @@ impl ShardId {
     }
 }
 
+/// From PostgreSQL's `integer`, the type of every `shard_id` column.
+impl TryFrom<i32> for ShardId {
+    type Error = NoSuchShard;
+
+    fn try_from(number: i32) -> Result<ShardId, NoSuchShard> {
+        u16::try_from(number).ok().and_then(ShardId::new).ok_or(NoSuchShard { number })
+    }
+}
+
+/// A number that is no shard's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{number} is no shard: shards are numbered from 0 to {}", ShardId::MAX)]
+pub struct NoSuchShard {
+    /// What was given.
+    pub number: i32,
+}
+
 impl fmt::Display for ShardId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -202,7 +202,7 @@ async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Of)>, Erro
     let sql = "SELECT name, move_id, shard_id FROM pgshard.ledger WHERE kind = $1 ORDER BY name";
     let rows = session.rows("reading the ledger", sql, &[&kind]).await?;
     let of = |row: &tokio_postgres::Row| {
-        let shard = u16::try_from(row.get::<_, i32>("shard_id")).ok().and_then(ShardId::new)?;
+        let shard = ShardId::try_from(row.get::<_, i32>("shard_id")).ok()?;
         Some((row.get("name"), Of { id: MoveId::from(row.get::<_, Uuid>("move_id")), shard }))
     };
     Ok(rows.iter().filter_map(of).collect())
@@ -280,7 +280,7 @@ async fn settle(mover: &Mover, host: &HostName, report: &mut CleanupReport) -> R
     if !session.is_bootstrapped().await? {
         return Ok(None);
     }
-    let shard_of = |row: &tokio_postgres::Row| u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new);
+    let shard_of = |row: &tokio_postgres::Row| ShardId::try_from(row.get::<_, i32>(0)).ok();
     let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'fenced' AND fence_deadline < clock_timestamp()";
     for shard in session.rows("looking for fences", sql, &[]).await?.iter().filter_map(shard_of) {
         // Locks: as pgshard.expire_fence says.

@@ -279,7 +279,7 @@ async fn abort_one(
     let shard = part.shard;
     let known = async {
         let source = mover.hosts.open(&part.source).await?;
-        Ok::<_, Error>(source.entries(Some(part.id)).await?.iter().any(|entry| entry.shard == shard))
+        Ok::<_, Error>(source.find_entry(part.id, shard).await?.is_some())
     };
     // What was never claimed leaves nothing to abort.
     if !known.await? {
@@ -425,9 +425,7 @@ async fn abort_without_target(
     undo::undo_at_source(&source, hold, part.epoch, &mover.prefix.schema(part.shard)).await?;
     tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` clears up at the target");
     mover.observer.tell(Event::Reached { shard: part.shard, phase: state::Phase::Aborted });
-    let entries = source.entries(Some(hold.id)).await?;
-    let entry = entries.iter().find(|entry| entry.shard == part.shard).ok_or(Error::NoSuchMove { id: hold.id })?;
-    Ok(ShardReport::of(entry))
+    Ok(ShardReport::of(&source.entry(hold.id, part.shard).await?))
 }
 
 /// One shard on its way, in the hands of this mover.

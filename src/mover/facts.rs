@@ -244,7 +244,7 @@ pub(crate) async fn given_away(
     let sql = "SELECT shard_id, epoch, peer FROM pgshard.shard WHERE shard_id = ANY ($1) AND state = 'moved' AND peer IS NOT NULL";
     let rows = session.rows("reading where shards have gone", sql, &[&numbers]).await?;
     let given = |row: &tokio_postgres::Row| {
-        let shard = ShardId::new(u16::try_from(row.try_get::<_, i32>(0).ok()?).ok()?)?;
+        let shard = ShardId::try_from(row.try_get::<_, i32>(0).ok()?).ok()?;
         Some((shard, ShardEpoch::from_i32(row.try_get(1).ok()?)?, row.try_get(2).ok()?))
     };
     Ok(rows.iter().filter_map(given).collect())

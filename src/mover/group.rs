@@ -279,9 +279,8 @@ impl<'a> Group<'a> {
 
     async fn audited_late(&self, shard: ShardId) -> Option<Audit> {
         let source = self.mover.hosts.open(&self.shared.source).await.ok()?;
-        let entries = source.entries(Some(self.shared.id)).await.ok()?;
-        let entry = entries.iter().find(|entry| entry.shard == shard)?;
-        Some(audit::late(self.mover, entry).await)
+        let entry = source.entry(self.shared.id, shard).await.ok()?;
+        Some(audit::late(self.mover, &entry).await)
     }
 
     /// Drives a shard, and ends this mover's work with it if that is the shard's end.
@@ -386,7 +385,7 @@ impl<'a> Group<'a> {
                 ))
             };
             let (shard, there) = read().map_err(|error| target.failed(what, error))?;
-            if let Some(shard) = u16::try_from(shard).ok().and_then(ShardId::new) {
+            if let Ok(shard) = ShardId::try_from(shard) {
                 found.insert(shard, there);
             }
         }
@@ -472,11 +471,7 @@ impl<'a> Group<'a> {
                             Some(what) => return Err(Error::Altered { shard, what }),
                             None => built,
                         },
-                        _ => {
-                            let entries = work.source.entries(Some(self.shared.id)).await?;
-                            let entry = entries.iter().find(|entry| entry.shard == shard);
-                            work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
-                        }
+                        _ => work.blueprint(&work.source.entry(self.shared.id, shard).await?).await?,
                     }
                 }
             };
@@ -515,11 +510,7 @@ impl<'a> Group<'a> {
             work.timings.took("copy", took);
             let built = match held.built.take() {
                 Some(built) => built,
-                None => {
-                    let entries = work.source.entries(Some(self.shared.id)).await?;
-                    let entry = entries.iter().find(|entry| entry.shard == shard);
-                    work.blueprint(entry.ok_or(Error::NoSuchMove { id: self.shared.id })?).await?
-                }
+                None => work.blueprint(&work.source.entry(self.shared.id, shard).await?).await?,
             };
             let size = (copied.rows as i64, copied.bytes as i64);
             work.loaded(&built.creation, position.into(), size, copied_at).await?;

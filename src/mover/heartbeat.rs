@@ -172,8 +172,7 @@ impl Heartbeat {
         // A paused feeder's lease ends within one lease; another that it renewed just before is the margin.
         let until = Instant::now() + self.leases.lease * 2;
         loop {
-            let mut entries = source.entries(Some(hold.id)).await?;
-            entries.retain(|entry| entry.shard == hold.shard);
+            let mut entries = vec![source.entry(hold.id, hold.shard).await?];
             source.add_workers(&mut entries, Some(hold.id)).await?;
             let entry = entries.into_iter().next().ok_or(Error::NoSuchMove { id: hold.id })?;
             // Its mover lets go of a shard that is kept, and lives on for the others.

@@ -112,10 +112,9 @@ impl Entry {
         let text = |column: &str| row.try_get::<_, String>(column);
         // The table's checks and our own writes keep these in range.
         let host = |name: String| HostName::new(&name).expect("a journal's hosts are host names");
-        let shard: i32 = row.try_get("shard_id")?;
         Ok(Entry {
             id: MoveId::from(row.try_get::<_, Uuid>("move_id")?),
-            shard: ShardId::new(shard as u16).expect("a journal's shards exist"),
+            shard: ShardId::try_from(row.try_get::<_, i32>("shard_id")?).expect("a journal's shards exist"),
             source: host(text("source")?),
             target: host(text("target")?),
             mode: Mode::parse(&text("mode")?).expect("the table's check knows the same modes"),
@@ -231,6 +230,26 @@ impl Session {
         );
         let rows = self.rows("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await?;
         rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed("reading the journal", error))
+    }
+
+    /// The entry of one shard of a move.
+    ///
+    /// Locks: none but ACCESS SHARE on the table.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchMove`] where this host knows nothing of it.
+    pub(crate) async fn entry(&self, id: MoveId, shard: ShardId) -> Result<Entry, Error> {
+        self.find_entry(id, shard).await?.ok_or(Error::NoSuchMove { id })
+    }
+
+    /// The entry of one shard of a move, if this host knows of it.
+    ///
+    /// Locks: none but ACCESS SHARE on the table.
+    pub(crate) async fn find_entry(&self, id: MoveId, shard: ShardId) -> Result<Option<Entry>, Error> {
+        let what = "reading the journal";
+        let sql = format!("SELECT {COLUMNS} FROM pgshard.move WHERE move_id = $1 AND shard_id = $2");
+        let rows = self.rows(what, &sql, &[id.uuid(), &shard.as_i32()]).await?;
+        rows.first().map(|row| Entry::of(row).map_err(|error| self.failed(what, error))).transpose()
     }
 
     /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index. What is wanted

@@ -207,7 +207,7 @@ impl Mover {
         let number = |row: &tokio_postgres::Row, at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
         let of = |row: &tokio_postgres::Row| {
             let [all, copied, verified, rows, bytes] = [1, 2, 3, 4, 5].map(|at| number(row, at));
-            Some((ShardId::new(row.get::<_, i32>(0) as u16)?, Pieces { all, copied, verified, rows, bytes }))
+            Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, Pieces { all, copied, verified, rows, bytes }))
         };
         Ok(rows.iter().filter_map(of).collect())
     }

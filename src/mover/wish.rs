@@ -197,7 +197,7 @@ impl Session {
         let sql = "UPDATE pgshard.move SET wanted = $2, hold_until = NULL WHERE move_id = $1
             RETURNING shard_id, phase IN ('kept', 'completed', 'aborted')";
         let rows = self.rows("saying what is wanted", sql, &[id.uuid(), &wanted.as_str()]).await?;
-        let shard = |row: &tokio_postgres::Row| Some((ShardId::new(row.get::<_, i32>(0) as u16)?, row.get(1)));
+        let shard = |row: &tokio_postgres::Row| Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, row.get(1)));
         Ok(rows.iter().filter_map(shard).collect())
     }
 }

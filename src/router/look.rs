@@ -237,7 +237,7 @@ fn read(row: &SqlRow) -> Result<(ShardId, Look), LookUpError> {
         Some(number) => ShardEpoch::from_i32(number).map(Some).ok_or_else(strange),
     };
     let shard: i32 = row.try_get("shard").map_err(column)?;
-    let shard = u16::try_from(shard).ok().and_then(ShardId::new).ok_or_else(strange)?;
+    let shard = ShardId::try_from(shard).map_err(|_| strange())?;
     let state: Option<&str> = row.try_get("state").map_err(column)?;
     let peer: Option<String> = row.try_get("peer").map_err(column)?;
     let deadline_in_ms: Option<f64> = row.try_get("deadline_in_ms").map_err(column)?;

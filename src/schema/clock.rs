@@ -90,7 +90,7 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
         let (shards, schemas): (Vec<i32>, Vec<&str>) = chunk.iter().copied().unzip();
         let rows = client.query(&statement, &[&shards, &schemas, &cluster.epoch_ms]).await.map_err(failed)?;
         for row in rows {
-            let shard = u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new);
+            let shard = ShardId::try_from(row.get::<_, i32>(0)).ok();
             if let (Some(shard), Some(ahead)) = (shard, row.get::<_, Option<i64>>(1)) {
                 clock.ids_ahead_ms.insert(shard, ahead);
             }

@@ -38,7 +38,7 @@ pub async fn measure(client: &Client) -> Result<BTreeMap<ShardId, Measure>, toki
     let rows = client.query(sql, &[]).await?;
     let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
     let measure = |row: &tokio_postgres::Row| {
-        let shard = u16::try_from(row.get::<_, i32>(0)).ok().and_then(ShardId::new)?;
+        let shard = ShardId::try_from(row.get::<_, i32>(0)).ok()?;
         Some((shard, Measure { bytes: unsigned(row.get(1)), writes: unsigned(row.get(2)) }))
     };
     Ok(rows.iter().filter_map(measure).collect())

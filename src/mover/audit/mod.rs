@@ -140,9 +140,8 @@ pub(super) async fn begin(
 /// Locks: none but ACCESS SHARE on the journal.
 pub(super) async fn known(target: &Session, former: Option<MoveId>, shard: ShardId) -> Result<BTreeSet<String>, Error> {
     let Some(former) = former else { return Ok(BTreeSet::new()) };
-    let entries = target.entries(Some(former)).await?;
-    let differences = entries.iter().filter(|entry| entry.shard == shard).flat_map(|entry| &entry.audit.differences);
-    Ok(differences.filter_map(|one| one.what.strip_prefix(TABLE)).map(str::to_owned).collect())
+    let Some(entry) = target.find_entry(former, shard).await? else { return Ok(BTreeSet::new()) };
+    Ok(entry.audit.differences.iter().filter_map(|one| one.what.strip_prefix(TABLE)).map(str::to_owned).collect())
 }
 
 /// Said of those.

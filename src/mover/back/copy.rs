@@ -46,9 +46,8 @@ impl ShardMove<'_> {
 
     /// The target serves: the old copy can take changes from now on. What fails here is tried again by whoever feeds it.
     pub(crate) async fn keep_way_back(&self) -> Result<(), Error> {
-        let entries = self.source.entries(Some(self.hold.id)).await?;
-        let Some(entry) = entries.iter().find(|entry| entry.shard == self.hold.shard) else { return Ok(()) };
-        if let Err(error) = loosen(&self.source, &self.target, &self.names, entry).await {
+        let Some(entry) = self.source.find_entry(self.hold.id, self.hold.shard).await? else { return Ok(()) };
+        if let Err(error) = loosen(&self.source, &self.target, &self.names, &entry).await {
             tracing::warn!(shard = %self.hold.shard, %error, "the old copy cannot take changes yet");
         }
         self.at("after loosen")

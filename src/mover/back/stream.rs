@@ -123,7 +123,7 @@ pub(crate) async fn look_after(mover: &Mover, target: &Session) -> Result<Vec<Cl
     let mut cleaned = Vec::new();
     for row in target.rows("reading the ledger", sql, &[]).await? {
         let (name, id): (String, uuid::Uuid) = (row.get(0), row.get(1));
-        let shard = u16::try_from(row.get::<_, i32>(2)).ok().and_then(ShardId::new);
+        let shard = ShardId::try_from(row.get::<_, i32>(2)).ok();
         let (true, Some(shard)) = (slot::is_back(&name), shard) else { continue };
         let id = MoveId::from(id);
         let (entries, unknown) = mover.list(Some(id)).await;
@@ -173,7 +173,7 @@ pub(crate) async fn judge(
         for row in target.rows(what, sql, &[&schema]).await? {
             let read = row.try_get(0).and_then(|shard| Ok((shard, row.try_get(1)?)));
             let (shard, schema): (i32, String) = read.map_err(|error| target.failed(what, error))?;
-            let Some(shard) = u16::try_from(shard).ok().and_then(ShardId::new) else { continue };
+            let Ok(shard) = ShardId::try_from(shard) else { continue };
             copy::lose(source, id, shard, &format!("{table} has lost the key that names its rows")).await?;
             // Published, it would refuse its UPDATE and DELETE.
             slot::withdraw(target, name, &schema).await?;
@@ -207,7 +207,7 @@ async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirm
     let rows = source.rows(what, sql, &[id.uuid(), &target.host.as_str(), &PgLsn::from(confirmed)]).await?;
     for row in rows {
         let shard: i32 = row.try_get(0).map_err(|error| source.failed(what, error))?;
-        if let Some(shard) = u16::try_from(shard).ok().and_then(ShardId::new) {
+        if let Ok(shard) = ShardId::try_from(shard) {
             copy::lose(source, id, shard, &lacking(&source.host)).await?;
         }
     }

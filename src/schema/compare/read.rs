@@ -140,7 +140,7 @@ fn portions(shards: impl Iterator<Item = (i32, i64)>, locks_max: i64) -> Vec<Vec
 const SHARDS_OF_TEXTS: usize = 256;
 
 fn shard(number: i32) -> Option<ShardId> {
-    u16::try_from(number).ok().and_then(ShardId::new)
+    ShardId::try_from(number).ok()
 }
 
 fn failed(source: tokio_postgres::Error) -> String {

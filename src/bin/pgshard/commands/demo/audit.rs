@@ -38,7 +38,7 @@ pub(super) async fn audit(config: &Config, map: &ShardMap, tally: &Tally) -> Res
         let sql = "SELECT shard_id, schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY shard_id";
         for row in client.query(sql, &[]).await? {
             let (number, schema): (i32, String) = (row.get(0), row.get(1));
-            let Some(shard) = u16::try_from(number).ok().and_then(ShardId::new) else { continue };
+            let Ok(shard) = ShardId::try_from(number) else { continue };
             serving.entry(shard).or_default().push(host.name.clone());
             let sql = format!("SELECT title, id FROM {}.photos", pgshard::pg::quote_ident(&schema));
             for row in client.query(&sql, &[]).await? {
