@@ -90,16 +90,16 @@ pub fn parse_ranges(text: &str, shards: ShardCount) -> Result<Vec<RangeItem>, Ve
         return Ok(items);
     }
     let mut start = 0;
-    for piece in text.split(',') {
-        let indent = piece.len() - piece.trim_start().len();
-        let item = piece.trim();
+    for chunk in text.split(',') {
+        let indent = chunk.len() - chunk.trim_start().len();
+        let item = chunk.trim();
         // An empty item is shown at its comma.
         let at = start + indent..start + indent + item.len().max(1);
         match parse_item(item, shards) {
             Ok((first, last, epoch)) => items.push(RangeItem { first, last, epoch, at }),
             Err(fault) => errors.push(RangesError { fault, at }),
         }
-        start += piece.len() + 1;
+        start += chunk.len() + 1;
     }
     if errors.is_empty() { Ok(items) } else { Err(errors) }
 }

@@ -157,7 +157,7 @@ pub enum Error {
         shard: ShardId,
         /// The table.
         table: String,
-        /// Rows and digests of the piece of it that differs.
+        /// Rows and digests of the chunk of it that differs.
         digests: String,
         /// Some of the rows, ten at most.
         rows: Vec<RowDifference>,

@@ -435,11 +435,11 @@ impl<'a> Group<'a> {
             failpoints: self.mover.options.clone(),
         };
         let began = Instant::now();
-        let (ended, last_piece) = copy_all(&self.mover.hosts, copies, &options).await;
+        let (ended, last_chunk) = copy_all(&self.mover.hosts, copies, &options).await;
         let mut copied: BTreeMap<ShardId, Result<Copied, Error>> = ended.into_iter().collect();
-        let copied_at = last_piece.unwrap_or(began);
+        let copied_at = last_chunk.unwrap_or(began);
         let took = copied_at - began;
-        self.at("after pieces")?;
+        self.at("after chunks")?;
         // From here on, nothing ends but single shards.
         let (missing, loaded): (Vec<Held>, Vec<Held>) = std::mem::take(held).into_iter().partition(lacks);
         *held = loaded;
@@ -528,7 +528,7 @@ impl<'a> Group<'a> {
         for one in held {
             let copy = self.to_copy(source, one).await?;
             let ShardCopy { hold, target_schema, tables, .. } = copy;
-            let basis = if self.shared.back_of.is_some() { Basis::Position } else { Basis::Pieces };
+            let basis = if self.shared.back_of.is_some() { Basis::Position } else { Basis::Chunks };
             shards.push(FollowedShard { hold, target_schema, tables, basis });
         }
         Ok(Follower::start(FollowerOptions {

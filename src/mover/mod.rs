@@ -70,7 +70,7 @@ pub use journal::{Entry, WayBack};
 pub use names::MoveId;
 pub use options::{Event, Observer, Options};
 pub use plan::{Plan, ShardPlan};
-pub use progress::{Pieces, Progress, ShardProgress, StreamProgress};
+pub use progress::{Chunks, Progress, ShardProgress, StreamProgress};
 pub use refusal::Refusal;
 pub use session::Hosts;
 pub use state::{Mode, Phase};

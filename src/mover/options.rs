@@ -17,7 +17,7 @@ use super::verdict::{Audit, Unaudited};
 use super::wish::{Back, FenceAt, Wanted};
 use super::worker::Wish;
 
-/// What a piece of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a snapshot is held.
+/// What a chunk of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a snapshot is held.
 pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
 
 /// How to move. [`Options::default`] is what the command uses.
@@ -36,7 +36,7 @@ pub struct Options {
     pub pause_max: Duration,
     /// Online: how long the last changes may take, once the shard is closed, before the fence is taken back.
     pub drain_deadline: Duration,
-    /// Online: how many pieces are copied at the same time.
+    /// Online: how many chunks are copied at the same time.
     pub copy_jobs: usize,
     /// Online: about how much of a table, in bytes, is copied in one snapshot.
     pub chunk_bytes: u64,

@@ -80,7 +80,7 @@ impl ShardPlan {
             Mode::Online => {
                 steps.extend([
                     format!("stream: publication of {tables} and a slot on {source}; it keeps WAL until the move ends"),
-                    format!("copy {tables}, about {bytes}, in pieces while {source} serves; then keys and indexes"),
+                    format!("copy {tables}, about {bytes}, in chunks while {source} serves; then keys and indexes"),
                     "catch up: apply what was changed meanwhile; the other indexes; compare digests".to_owned(),
                     "set the sequences ahead; wait until the stream is close behind".to_owned(),
                 ]);

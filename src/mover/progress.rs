@@ -38,15 +38,15 @@ pub struct ShardProgress {
     /// What the journal says.
     pub entry: Entry,
     /// Online: how much of its rows is at the target.
-    pub pieces: Pieces,
+    pub chunks: Chunks,
     /// Who is in the way of its fence: sessions with a lock on the shard, for more than a moment. Each with its backend's
     /// number and its statement.
     pub blockers: Vec<String>,
 }
 
-/// The pieces in which a shard's rows are copied. All zero until they are cut, and once the shard is open.
+/// The chunks in which a shard's rows are copied. All zero until they are cut, and once the shard is open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pieces {
+pub struct Chunks {
     /// How many there are.
     pub all: u64,
     /// How many are copied.
@@ -112,15 +112,15 @@ impl Mover {
             return Err(silent.map_or(Error::NoSuchMove { id }, |(_, error)| error));
         }
         progress.shards.sort_by_key(|shard| shard.entry.shard);
-        let mut targets: ByHost<BTreeMap<ShardId, Pieces>> = BTreeMap::new();
+        let mut targets: ByHost<BTreeMap<ShardId, Chunks>> = BTreeMap::new();
         let open =
             progress.shards.iter().filter(|shard| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended());
         for shard in open {
             targets.entry(shard.entry.target.clone()).or_default();
         }
-        for (host, pieces) in &mut targets {
-            match self.pieces(host, id).await {
-                Ok(found) => *pieces = found,
+        for (host, chunks) in &mut targets {
+            match self.chunks(host, id).await {
+                Ok(found) => *chunks = found,
                 // Its own line says so already, unless it went away just now.
                 Err(error) if !progress.unknown.iter().any(|(silent, _)| silent == host) => {
                     progress.unknown.push((host.clone(), error));
@@ -130,7 +130,7 @@ impl Mover {
         }
         for shard in &mut progress.shards {
             let of_host = targets.get(&shard.entry.target);
-            shard.pieces = of_host.and_then(|of| of.get(&shard.entry.shard)).copied().unwrap_or_default();
+            shard.chunks = of_host.and_then(|of| of.get(&shard.entry.shard)).copied().unwrap_or_default();
         }
         progress.ways_back = self.ways_back(progress.shards.iter().map(|shard| &shard.entry)).await;
         Ok(progress)
@@ -184,7 +184,7 @@ impl Mover {
                     blockers.extend(locks.iter().filter(|lock| lock.seconds > MOMENT_S).map(ToString::to_string));
                 }
             }
-            shards.push(ShardProgress { entry, pieces: Pieces::default(), blockers });
+            shards.push(ShardProgress { entry, chunks: Chunks::default(), blockers });
         }
         let open = |shard: &ShardProgress| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended();
         let Some(first) = shards.iter().find(|shard| open(shard)) else { return Ok((shards, None)) };
@@ -198,16 +198,16 @@ impl Mover {
     }
 
     /// Locks: ACCESS SHARE on pgshard.chunk, for one statement.
-    async fn pieces(&self, host: &HostName, id: MoveId) -> Result<BTreeMap<ShardId, Pieces>, Error> {
+    async fn chunks(&self, host: &HostName, id: MoveId) -> Result<BTreeMap<ShardId, Chunks>, Error> {
         let session = self.hosts.open(host).await?;
         let sql = "SELECT shard_id, count(*), count(snapshot), count(verified_at),
                 coalesce(sum(rows), 0)::bigint, coalesce(sum(bytes), 0)::bigint
             FROM pgshard.chunk WHERE move_id = $1 GROUP BY shard_id";
-        let rows = session.rows("counting the pieces", sql, &[id.uuid()]).await?;
+        let rows = session.rows("counting the chunks", sql, &[id.uuid()]).await?;
         let number = |row: &tokio_postgres::Row, at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
         let of = |row: &tokio_postgres::Row| {
             let [all, copied, verified, rows, bytes] = [1, 2, 3, 4, 5].map(|at| number(row, at));
-            Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, Pieces { all, copied, verified, rows, bytes }))
+            Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, Chunks { all, copied, verified, rows, bytes }))
         };
         Ok(rows.iter().filter_map(of).collect())
     }

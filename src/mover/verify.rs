@@ -2,13 +2,13 @@
 //!
 //! The stream stands still for a moment: the source's snapshot is taken, the changes that it sees are applied and no
 //! others, the target's snapshot is taken, and the stream goes on. Both sides are read at leisure then, each in its own
-//! snapshot; several such comparisons run beside each other. What may not break: a piece is called verified only if both snapshots stand for the same state.
+//! snapshot; several such comparisons run beside each other. What may not break: a chunk is called verified only if both snapshots stand for the same state.
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Mutex;
 
 use super::chunk::copy::read_from;
-use super::chunk::plan::{Piece, pieces};
+use super::chunk::plan::{Chunk, chunks};
 use super::chunk::table;
 use super::chunk::verify::{bunches, compare, keep, read_from_target};
 use super::chunk::{ShardCopy, table::TableShape};
@@ -46,10 +46,10 @@ pub(super) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, follower: &Follow
     let hashing = Hashing::of(facts::version(&work.source).await?, facts::version(&work.target).await?);
     let jobs = work.options.copy_jobs.max(1);
     let known = super::audit::known(&work.target, work.back_of, shard).await?;
-    let mut pieces = pieces(&work.source, &work.target, &copy).await?;
-    pieces.retain(|piece| !known.contains(&piece.table));
-    let share = pieces.iter().map(|piece| piece.estimate).sum::<u64>() / jobs as u64;
-    let bunches = bunches(pieces, share.clamp(SMALL, BUNCH_BYTES));
+    let mut chunks = chunks(&work.source, &work.target, &copy).await?;
+    chunks.retain(|chunk| !known.contains(&chunk.table));
+    let share = chunks.iter().map(|chunk| chunk.estimate).sum::<u64>() / jobs as u64;
+    let bunches = bunches(chunks, share.clamp(SMALL, BUNCH_BYTES));
     let turn = Mutex::new(());
     let compared = bunches.into_iter().map(|bunch| {
         let (copy, turn) = (&copy, &turn);
@@ -77,10 +77,10 @@ async fn common_point(
     (source, target): (&Session, &Session),
     writer: &Session,
     copy: &ShardCopy,
-    bunch: &[Piece],
+    bunch: &[Chunk],
     follower: &Follower,
 ) -> Result<(), Error> {
-    let mut tables: Vec<&TableShape> = bunch.iter().filter_map(|piece| copy.table(&piece.table)).collect();
+    let mut tables: Vec<&TableShape> = bunch.iter().filter_map(|chunk| copy.table(&chunk.table)).collect();
     tables.dedup_by_key(|table| table.oid);
     let name = format!("SET LOCAL application_name = {}", quote_literal(&copy.hold.session_name(Signed::Shard)));
     for _ in 0..TRIES {

@@ -22,7 +22,7 @@ pub enum Wanted {
     Go,
     /// Everything but the fence: the source serves, the target follows.
     Hold,
-    /// Nothing more is copied, nothing is fenced. Pieces under way are finished; changes are applied, so that the source need
+    /// Nothing more is copied, nothing is fenced. Chunks under way are finished; changes are applied, so that the source need
     /// not keep them.
     Pause,
 }

@@ -1,11 +1,11 @@
-//! The copy in pieces: exact whatever is written meanwhile, and again after a crash.
+//! The copy in chunks: exact whatever is written meanwhile, and again after a crash.
 
 use crate::ShardId;
 use crate::mover::chunk::ShardCopy;
 use crate::mover::chunk::build::{Builds, built};
 use crate::mover::chunk::chunks::load;
 use crate::mover::chunk::copy::{Copied, read_from};
-use crate::mover::chunk::plan::pieces;
+use crate::mover::chunk::plan::chunks;
 use crate::mover::chunk::verify::{bunches, compare, keep, read_from_target};
 use crate::mover::chunk::work::{CopyOptions, copy_all};
 use crate::mover::copy::{Digest, Hashing, digest};
@@ -70,7 +70,7 @@ async fn fill(pair: &Pair) {
     }
 }
 
-/// Pieces of a few dozen rows, so that there are many.
+/// Chunks of a few dozen rows, so that there are many.
 fn options(pair: &Pair, pace: Pace) -> CopyOptions {
     CopyOptions {
         route: pair.route.clone(),
@@ -129,7 +129,7 @@ async fn exact(versions: [u32; 2]) {
     let mut loaded = load(&target, work.hold, &work.tables).await.unwrap();
     let counts = apply_all(&source, &target, &work, &mut loaded).await;
     assert_same(&source, &target, &work).await;
-    let story = format!("{committed} transactions by seed {seed}, {chunks} pieces, {snapshots} snapshots, {counts:?}");
+    let story = format!("{committed} transactions by seed {seed}, {chunks} chunks, {snapshots} snapshots, {counts:?}");
     assert!(snapshots > 20 && counts.skipped > 100 && counts.applied > 100, "little to get wrong: {story}");
 }
 
@@ -162,15 +162,15 @@ async fn shapes_and_cuts() {
     let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
     assert_eq!(copied.rows, 8 * WIDE as u64);
     assert_same(&source, &target, &work).await;
-    let all = pieces(&source, &target, &work).await.unwrap();
-    let of = |table: &str| all.iter().filter(|piece| piece.table == table).count();
+    let all = chunks(&source, &target, &work).await.unwrap();
+    let of = |table: &str| all.iter().filter(|chunk| chunk.table == table).count();
     for table in ["big", "small", "uuids", "texts", "padded", "truncated"] {
-        assert!((10..200).contains(&of(table)), "{table} has {} pieces", of(table));
+        assert!((10..200).contains(&of(table)), "{table} has {} chunks", of(table));
     }
     assert_eq!(of("numbers"), 1, "the order of numeric is not known here");
     assert!((7..=14).contains(&of("we\"ird Ünï")), "the first key has few values, and none is cut");
     let rows: i64 = one(&target.client, "SELECT max(rows) FROM pgshard.chunk WHERE table_name = 'big'").await;
-    assert!(rows < 200, "{rows} rows in one piece");
+    assert!(rows < 200, "{rows} rows in one chunk");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -286,7 +286,7 @@ async fn a_truncate_between_lock_and_snapshot() {
     let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
     // Cut before, as cutting looks at the table too.
     crate::mover::chunk::plan::cut(&source, &target, &work, 1 << 20).await.unwrap();
-    let all = pieces(&source, &target, &work).await.unwrap();
+    let all = chunks(&source, &target, &work).await.unwrap();
     client.batch_execute("BEGIN; TRUNCATE shard_0007.t; INSERT INTO shard_0007.t VALUES (11)").await.unwrap();
     let xid: i64 = one(&client, "SELECT pg_current_xact_id()::text::bigint").await;
     let throttle = Throttle::open();
@@ -328,7 +328,7 @@ async fn one_shards_failure_is_its_own() {
     }
 }
 
-/// Rows that differ are named, each kind of difference; pieces that do not are noted.
+/// Rows that differ are named, each kind of difference; chunks that do not are noted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_differs_is_named() {
     let pair = Pair::start([18, 15]).await;
@@ -339,7 +339,7 @@ async fn what_differs_is_named() {
     let work = pair.shard(7, tables, fill).await;
     copy(&pair, &work, Pace::default()).await.unwrap();
     let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
-    let all = pieces(&source, &target, &work).await.unwrap();
+    let all = chunks(&source, &target, &work).await.unwrap();
     let tables: Vec<_> = work.tables.iter().collect();
     let compared = async |hashing| {
         read_from(&source, &work, &tables, "SET LOCAL lock_timeout = '2s'").await.unwrap();
@@ -353,7 +353,7 @@ async fn what_differs_is_named() {
         compared(hashing).await.unwrap();
     }
     keep(&target, &work, &all).await.unwrap();
-    assert!(bunches(pieces(&source, &target, &work).await.unwrap(), 1 << 20).is_empty(), "all are verified");
+    assert!(bunches(chunks(&source, &target, &work).await.unwrap(), 1 << 20).is_empty(), "all are verified");
     let change = async |sql: &str| target.client.batch_execute(sql).await.unwrap();
     change("SET search_path = shard_0007__incoming").await;
     for hashing in [Hashing::Binary, Hashing::Text] {

@@ -86,7 +86,7 @@ on_each_version! {
         world.write("pgshard.toml", &text.replace("[hosts.db2]", "[hosts.db2]\nweight = 3"));
         let writers = Writers::start(&world, 2).await;
         // While rows are copied, with the slot made; behind the fence; with one shard of the group open at its target.
-        for point in ["after pieces=kill", "after barrier=kill", "after decide=kill"] {
+        for point in ["after chunks=kill", "after barrier=kill", "after decide=kill"] {
             let args = ["rebalance", "--by", "count", "--yes", "--group-size", "2"];
             world.run_until(&args, point).await.ended(-9);
         }

@@ -54,7 +54,7 @@ impl Scene {
         Scene { world, source, target, stream, parts, ddl: after.to_owned() }
     }
 
-    /// Copies in small pieces, builds the indexes, and follows.
+    /// Copies in small chunks, builds the indexes, and follows.
     async fn copy_and_follow(&mut self, chunk_bytes: u64) {
         self.stream.copy(chunk_bytes).await.unwrap();
         self.index_and_follow().await;
@@ -161,7 +161,7 @@ async fn every_kind_of_change(versions: [u32; 2]) {
         INSERT INTO {{s}}.swap SELECT g, g FROM generate_series(1, 10) g"
     );
     let mut scene = Scene::new(&versions, &["Sch\u{e4}ma 1", "plain_2"], TYPES, &data).await;
-    // Half of it between the slot and the copy, where the pieces have seen it; the same again after it.
+    // Half of it between the slot and the copy, where the chunks have seen it; the same again after it.
     let changes = format!(
         "{ALL_TYPES}
         UPDATE {{s}}.\"All Types, größer\"\"\" SET a = 5, b = b + 1, t = 'glücklich', n = '{{}}' WHERE e;
@@ -285,7 +285,7 @@ const SOME_ACCOUNTS: &str =
 async fn exactly_once(versions: [u32; 2]) {
     let mut scene = Scene::new(&versions, &["busy_1", "busy_2"], ACCOUNTS, SOME_ACCOUNTS).await;
     let writers = Busy::start(&scene).await;
-    // Pieces of a few kilobytes: changes meet every state between the first and the last of them.
+    // Chunks of a few kilobytes: changes meet every state between the first and the last of them.
     scene.copy_and_follow(8192).await;
     // Killed and begun again wherever it is, and now and then let to the end.
     for round in 0..25_u64 {
@@ -454,12 +454,12 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// A row comes by a change of its key into a piece that was copied before, out of one that was copied after, and the stream has not
+    /// A row comes by a change of its key into a chunk that was copied before, out of one that was copied after, and the stream has not
     /// all of its values: it is read again, and judged by that from then on, also by a follower that begins anew.
     async fn a_row_that_is_read_again(version) {
         let mut scene = Scene::new(&[version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         scene.stream.copy(8192).await.unwrap();
-        // Both are out of pieces that are far from each other, and the first of these is copied again after the change.
+        // Both are out of chunks that are far from each other, and the first of these is copied again after the change.
         scene.write("UPDATE {s}.accounts SET id = 1000 WHERE id = 10").await;
         scene.write("UPDATE {s}.accounts SET id = 1001 WHERE id = 11; DELETE FROM {s}.accounts WHERE id = 1001").await;
         let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);

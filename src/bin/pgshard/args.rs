@@ -329,7 +329,7 @@ pub(crate) struct MovesWatch {
 /// Have a move stand still: nothing more is copied, nothing is fenced
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-From any machine. Its mover hears it within two seconds, and finishes the pieces that are under way. The source
+From any machine. Its mover hears it within two seconds, and finishes the chunks that are under way. The source
 keeps the log of what is changed, or the target applies it: watch how much with `pgshard moves watch`.")]
 pub(crate) struct MovesPause {
     /// The move [default: the only one that is open]

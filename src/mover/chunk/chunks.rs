@@ -1,4 +1,4 @@
-//! The pieces of a table, and the rule which change is in them already.
+//! The chunks of a table, and the rule which change is in them already.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -34,9 +34,9 @@ impl KeyRange {
 /// Which rows of a table were there without a transaction: what its TRUNCATE removes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unseen {
-    /// All of them: no piece has seen it.
+    /// All of them: no chunk has seen it.
     All,
-    /// None: every piece has.
+    /// None: every chunk has.
     None,
     /// Those in these ranges, but for these keys, which were read again later and have seen it.
     Ranges { ranges: Vec<KeyRange>, but: Vec<Vec<Option<String>>> },
@@ -49,7 +49,7 @@ struct Chunk {
     snapshot: Snapshot,
 }
 
-/// The pieces of one table, all copied.
+/// The chunks of one table, all copied.
 #[derive(Clone, Debug)]
 pub(crate) struct Chunks {
     kind: Option<KeyKind>,
@@ -60,14 +60,14 @@ pub(crate) struct Chunks {
 }
 
 impl Chunks {
-    /// Puts pieces together. `None` if they leave a gap, overlap, or a bound is no key.
-    pub(crate) fn of(kind: Option<KeyKind>, pieces: Vec<(KeyRange, Snapshot)>) -> Option<Chunks> {
+    /// Puts chunks together. `None` if they leave a gap, overlap, or a bound is no key.
+    pub(crate) fn of(kind: Option<KeyKind>, copied: Vec<(KeyRange, Snapshot)>) -> Option<Chunks> {
         let key = |text: &Option<String>| match text {
             None => Some(None),
             Some(text) => kind?.parse(text).map(Some),
         };
-        let mut chunks = Vec::with_capacity(pieces.len());
-        for (range, snapshot) in pieces {
+        let mut chunks = Vec::with_capacity(copied.len());
+        for (range, snapshot) in copied {
             chunks.push(Chunk { low: key(&range.low)?, range, snapshot });
         }
         // None, the open end, is less than every key.
@@ -90,7 +90,7 @@ impl Chunks {
             }
         }
         let only = || (self.chunks.len() == 1).then(|| &self.chunks[0]);
-        // A key that cannot be read is put to no piece. The change is applied then, and applying is strict: if that was
+        // A key that cannot be read is put to no chunk. The change is applied then, and applying is strict: if that was
         // wrong, it fails and nothing is lost.
         only().or_else(|| self.holding(first_key?)).is_some_and(|chunk| chunk.snapshot.sees(xid))
     }
@@ -128,7 +128,7 @@ impl Chunks {
         self.rereads.insert(whole_key, snapshot);
     }
 
-    /// Transactions with this number and later ones are in no piece.
+    /// Transactions with this number and later ones are in no chunk.
     pub(crate) fn newest_xmax(&self) -> u64 {
         let snapshots = self.chunks.iter().map(|chunk| &chunk.snapshot).chain(self.rereads.values());
         snapshots.map(Snapshot::xmax).max().unwrap_or(0)
@@ -140,7 +140,7 @@ impl Chunks {
 /// Locks: ACCESS SHARE on pgshard.chunk and pgshard.reread at the target, for one statement each.
 ///
 /// # Errors
-/// [`Error::Stuck`] when a table has pieces that are not copied, or none.
+/// [`Error::Stuck`] when a table has chunks that are not copied, or none.
 pub(crate) async fn load(
     target: &Session,
     hold: Hold,
@@ -149,22 +149,22 @@ pub(crate) async fn load(
     let what = "reading what was copied";
     let params: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [hold.id.uuid(), &hold.shard.as_i32()];
     let sql = "SELECT table_name, low, high, snapshot FROM pgshard.chunk WHERE move_id = $1 AND shard_id = $2";
-    let mut pieces: BTreeMap<String, Option<Vec<(KeyRange, Snapshot)>>> = BTreeMap::new();
+    let mut chunks: BTreeMap<String, Option<Vec<(KeyRange, Snapshot)>>> = BTreeMap::new();
     for row in target.rows(what, sql, &params).await? {
         let snapshot = row.get::<_, Option<String>>(3).and_then(|text| Snapshot::parse(&text));
-        let piece = snapshot.map(|snapshot| (KeyRange { low: row.get(1), high: row.get(2) }, snapshot));
-        let of_table = pieces.entry(row.get(0)).or_insert_with(|| Some(Vec::new()));
-        match (of_table.as_mut(), piece) {
-            (Some(of_table), Some(piece)) => of_table.push(piece),
+        let chunk = snapshot.map(|snapshot| (KeyRange { low: row.get(1), high: row.get(2) }, snapshot));
+        let of_table = chunks.entry(row.get(0)).or_insert_with(|| Some(Vec::new()));
+        match (of_table.as_mut(), chunk) {
+            (Some(of_table), Some(chunk)) => of_table.push(chunk),
             _ => *of_table = None,
         }
     }
     let mut loaded = BTreeMap::new();
     for shape in shapes {
-        let of_table = pieces.remove(&shape.name).flatten();
-        let chunks = of_table.and_then(|pieces| Chunks::of(shape.first_key, pieces)).ok_or_else(|| Error::Stuck {
+        let of_table = chunks.remove(&shape.name).flatten();
+        let chunks = of_table.and_then(|chunks| Chunks::of(shape.first_key, chunks)).ok_or_else(|| Error::Stuck {
             shard: hold.shard,
-            observed: format!("pgshard.chunk on host {} has not all pieces of table {}", target.host, shape.name),
+            observed: format!("pgshard.chunk on host {} has not all chunks of table {}", target.host, shape.name),
         })?;
         loaded.insert(shape.name.clone(), chunks);
     }
@@ -193,18 +193,18 @@ mod tests {
         KeyRange { low: low.map(|low| low.to_string()), high: high.map(|high| high.to_string()) }
     }
 
-    /// Pieces of an integer key: bounds between them, and the xmax of each.
-    fn pieces(bounds: &[i64], xmaxes: &[u64]) -> Chunks {
+    /// Chunks of an integer key: bounds between them, and the xmax of each.
+    fn chunks(bounds: &[i64], xmaxes: &[u64]) -> Chunks {
         let lows = std::iter::once(None).chain(bounds.iter().copied().map(Some));
         let highs = bounds.iter().copied().map(Some).chain([None]);
         let snapshot = |xmax: &u64| Snapshot::parse(&format!("{xmax}:{xmax}:")).unwrap();
-        let pieces = lows.zip(highs).zip(xmaxes).map(|((low, high), xmax)| (range(low, high), snapshot(xmax)));
-        Chunks::of(Some(KeyKind::Integer), pieces.collect()).unwrap()
+        let chunks = lows.zip(highs).zip(xmaxes).map(|((low, high), xmax)| (range(low, high), snapshot(xmax)));
+        Chunks::of(Some(KeyKind::Integer), chunks.collect()).unwrap()
     }
 
     #[test]
-    fn a_change_is_judged_by_the_piece_that_holds_its_key() {
-        let mut chunks = pieces(&[-5, 10], &[100, 200, 300]);
+    fn a_change_is_judged_by_the_chunk_that_holds_its_key() {
+        let mut chunks = chunks(&[-5, 10], &[100, 200, 300]);
         for (key, xid, seen) in [
             ("-6", 99, true),
             ("-6", 100, false),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_a_key_is_one_piece() {
+    fn a_table_without_a_key_is_one_chunk() {
         let snapshot = Snapshot::parse("7:7:").unwrap();
         let chunks = Chunks::of(None, vec![(KeyRange::default(), snapshot.clone())]).unwrap();
         assert!(chunks.sees(None, &[], 6) && !chunks.sees(None, &[], 7));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_must_hold_every_key_once() {
+    fn chunks_must_hold_every_key_once() {
         let snapshot = || Snapshot::parse("7:7:").unwrap();
         let of = |ranges: &[KeyRange]| {
             Chunks::of(Some(KeyKind::Integer), ranges.iter().map(|range| (range.clone(), snapshot())).collect())
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn what_a_truncate_removes() {
-        let mut chunks = pieces(&[0, 10, 20], &[100, 200, 200, 300]);
+        let mut chunks = chunks(&[0, 10, 20], &[100, 200, 200, 300]);
         assert_eq!(chunks.unseen_ranges(99), Unseen::None);
         assert_eq!(chunks.unseen_ranges(300), Unseen::All);
         let ranges = |ranges: Vec<KeyRange>| Unseen::Ranges { ranges, but: Vec::new() };
@@ -276,10 +276,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_is_in_one_piece(bounds in proptest::collection::btree_set(any::<i64>(), 0..12), key: i64) {
+        fn every_key_is_in_one_chunk(bounds in proptest::collection::btree_set(any::<i64>(), 0..12), key: i64) {
             let bounds: Vec<i64> = bounds.into_iter().collect();
             let xmaxes: Vec<u64> = (0..=bounds.len() as u64).map(|at| 1000 + at).collect();
-            let chunks = pieces(&bounds, &xmaxes);
+            let chunks = chunks(&bounds, &xmaxes);
             let place = bounds.iter().filter(|bound| **bound <= key).count() as u64;
             let key = key.to_string();
             prop_assert!(chunks.sees(Some(&key), &[Some(&key)], 999 + place));

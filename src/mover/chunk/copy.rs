@@ -1,6 +1,6 @@
-//! One bundle of pieces, from host to host: all read under one snapshot, and written with it in one transaction.
+//! One bundle of chunks, from host to host: all read under one snapshot, and written with it in one transaction.
 //!
-//! Before: the pieces have no snapshot, and the target none of their rows. After: they have both. Dies halfway: as before, for
+//! Before: the chunks have no snapshot, and the target none of their rows. After: they have both. Dies halfway: as before, for
 //! the target's transaction is rolled back.
 
 use tokio_postgres::SimpleQueryMessage;
@@ -12,45 +12,45 @@ use crate::mover::session::Session;
 use crate::mover::throttle::Throttle;
 use crate::pg::quote_literal;
 
-use super::plan::Piece;
+use super::plan::Chunk;
 use super::snapshot::Snapshot;
 use super::table::TableShape;
 use super::{ShardCopy, prove_lease};
 
-/// What a piece turned out to be.
+/// What a chunk turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copied {
     pub(crate) rows: u64,
     pub(crate) bytes: u64,
 }
 
-/// Copies pieces of one shard. `None`: another worker, or another mover, has done them meanwhile.
+/// Copies chunks of one shard. `None`: another worker, or another mover, has done them meanwhile.
 ///
 /// `application_name` is what both sessions are called while they are at it, so that a takeover can end them.
 ///
 /// Locks: ACCESS SHARE on the source's tables while they are read; ROW EXCLUSIVE on the target's, which nobody else uses, until
-/// the end; the pieces' rows and [`prove_lease`]'s at the very end only, so that a takeover never waits for a copy.
+/// the end; the chunks' rows and [`prove_lease`]'s at the very end only, so that a takeover never waits for a copy.
 ///
 /// # Cancel safety
 /// Dropped, or failed, both sessions are in transactions and to be closed.
 pub(crate) async fn copy(
     (source, target): (&Session, &Session),
     work: &ShardCopy,
-    pieces: &[Piece],
+    chunks: &[Chunk],
     application_name: &str,
     options: &Options,
     throttle: &Throttle,
     mut copied: impl FnMut(u64),
 ) -> Result<Option<Vec<Copied>>, Error> {
     let what = "copying rows";
-    let tables = pieces.iter().map(|piece| table_of(work, piece)).collect::<Result<Vec<_>, _>>()?;
+    let tables = chunks.iter().map(|chunk| table_of(work, chunk)).collect::<Result<Vec<_>, _>>()?;
     let named = format!("SET LOCAL application_name = {}", quote_literal(application_name));
     let snapshot = read_from(source, work, &tables, &named).await?;
     // If the target's machine goes down, rows and snapshot are lost together.
     target.batch(what, &format!("BEGIN; {named}; SET LOCAL synchronous_commit = off")).await?;
-    let mut sizes = Vec::with_capacity(pieces.len());
-    for (piece, table) in pieces.iter().zip(&tables) {
-        let condition = piece.range.condition(table.first_key_column());
+    let mut sizes = Vec::with_capacity(chunks.len());
+    for (chunk, table) in chunks.iter().zip(&tables) {
+        let condition = chunk.range.condition(table.first_key_column());
         let (out, into) = statements(table, &work.source_schema, &work.target_schema, &condition);
         let (rows, bytes) = pipe((source, &out), (target, &into), throttle, &mut copied).await?;
         sizes.push(Copied { rows, bytes });
@@ -58,8 +58,8 @@ pub(crate) async fn copy(
     source.batch(what, "ROLLBACK").await?;
     flush(source).await?;
     prove_lease(target, work.hold).await?;
-    let done = keep(target, work, pieces, &sizes, &snapshot).await?;
-    options.at("in a piece")?;
+    let done = keep(target, work, chunks, &sizes, &snapshot).await?;
+    options.at("in a chunk")?;
     target.batch(what, if done { "COMMIT" } else { "ROLLBACK" }).await?;
     Ok(done.then_some(sizes))
 }
@@ -73,10 +73,10 @@ pub(crate) async fn flush(source: &Session) -> Result<(), Error> {
     source.batch("making the snapshot durable", &format!("BEGIN; {sql}; COMMIT")).await
 }
 
-fn table_of<'w>(work: &'w ShardCopy, piece: &Piece) -> Result<&'w TableShape, Error> {
-    work.table(&piece.table).ok_or_else(|| Error::Altered {
+fn table_of<'w>(work: &'w ShardCopy, chunk: &Chunk) -> Result<&'w TableShape, Error> {
+    work.table(&chunk.table).ok_or_else(|| Error::Altered {
         shard: work.shard(),
-        what: format!("table {} was cut into pieces and is no more", piece.table),
+        what: format!("table {} was cut into chunks and is no more", chunk.table),
     })
 }
 
@@ -118,25 +118,25 @@ pub(crate) async fn read_from(
     Snapshot::parse(snapshot).ok_or_else(|| wrong(format!("host {} calls {snapshot:?} its snapshot", source.host)))
 }
 
-/// Writes the snapshot to the pieces. False if one of them has one already.
+/// Writes the snapshot to the chunks. False if one of them has one already.
 ///
-/// Locks: the pieces' rows until the end of the transaction.
+/// Locks: the chunks' rows until the end of the transaction.
 async fn keep(
     target: &Session,
     work: &ShardCopy,
-    pieces: &[Piece],
+    chunks: &[Chunk],
     sizes: &[Copied],
     snapshot: &Snapshot,
 ) -> Result<bool, Error> {
-    let names: Vec<&str> = pieces.iter().map(|piece| piece.table.as_str()).collect();
-    let numbers: Vec<i32> = pieces.iter().map(|piece| piece.number).collect();
+    let names: Vec<&str> = chunks.iter().map(|chunk| chunk.table.as_str()).collect();
+    let numbers: Vec<i32> = chunks.iter().map(|chunk| chunk.number).collect();
     let rows: Vec<i64> = sizes.iter().map(|size| size.rows as i64).collect();
     let bytes: Vec<i64> = sizes.iter().map(|size| size.bytes as i64).collect();
     let (snapshot, id, shard) = (snapshot.to_string(), work.hold.id.uuid(), work.shard().as_i32());
     let sql = "UPDATE pgshard.chunk c SET snapshot = $3, rows = p.r, bytes = p.b
         FROM unnest($4::text[], $5::integer[], $6::bigint[], $7::bigint[]) AS p(n, k, r, b)
         WHERE c.move_id = $1 AND c.shard_id = $2 AND c.table_name = p.n AND c.number = p.k AND c.snapshot IS NULL";
-    let what = "writing the pieces' snapshot";
+    let what = "writing the chunks' snapshot";
     let kept = target.execute(what, sql, &[id, &shard, &snapshot, &names, &numbers, &rows, &bytes]).await?;
-    Ok(kept == pieces.len() as u64)
+    Ok(kept == chunks.len() as u64)
 }

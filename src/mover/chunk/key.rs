@@ -1,8 +1,8 @@
-//! Keys that have the same order here as in PostgreSQL, so that a change can be put to the piece that holds its row.
+//! Keys that have the same order here as in PostgreSQL, so that a change can be put to the chunk that holds its row.
 
 use uuid::Uuid;
 
-/// The kinds of first key columns whose order is known here. A table whose key is of another kind is one piece.
+/// The kinds of first key columns whose order is known here. A table whose key is of another kind is one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     /// smallint, integer, bigint.

@@ -1,6 +1,6 @@
 //! Where tables are cut, written down at the target before the first row is copied.
 //!
-//! What may not break: a table that has pieces keeps them. A resume finds them and does those that are missing.
+//! What may not break: a table that has chunks keeps them. A resume finds them and does those that are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,16 +12,16 @@ use super::chunks::KeyRange;
 use super::table::TableShape;
 use super::{ShardCopy, prove_lease};
 
-/// The most pieces of one table. Beyond, pieces are larger.
+/// The most chunks of one table. Beyond, chunks are larger.
 const CHUNKS_MAX: u64 = 4096;
 
-/// How many pages of a table are looked at, at least, to learn where to cut it, and for each piece.
+/// How many pages of a table are looked at, at least, to learn where to cut it, and for each chunk.
 const SAMPLE_PAGES: f64 = 256.0;
 const PIECE_PAGES: f64 = 16.0;
 
-/// A piece of a table, as `pgshard.chunk` has it.
+/// A chunk of a table, as `pgshard.chunk` has it.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Chunk {
     pub(crate) table: String,
     pub(crate) number: i32,
     pub(crate) range: KeyRange,
@@ -40,7 +40,7 @@ pub(crate) struct Piece {
 /// # Cancel safety
 /// All the shard's bounds are written in one transaction. Dropped, the target session is to be closed.
 pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, chunk_bytes: u64) -> Result<(), Error> {
-    let what = "cutting tables into pieces";
+    let what = "cutting tables into chunks";
     let (id, shard) = (work.hold.id.uuid(), work.shard().as_i32());
     let sql = "SELECT DISTINCT table_name FROM pgshard.chunk WHERE move_id = $1 AND shard_id = $2";
     let cut: BTreeSet<String> = target.rows(what, sql, &[id, &shard]).await?.iter().map(|row| row.get(0)).collect();
@@ -68,23 +68,23 @@ pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, ch
     target.batch(what, "COMMIT").await
 }
 
-/// The pieces of a shard, by table and number.
+/// The chunks of a shard, by table and number.
 ///
 /// Locks: ACCESS SHARE on pgshard.chunk; at the source on the tables, for one statement.
-pub(crate) async fn pieces(source: &Session, target: &Session, work: &ShardCopy) -> Result<Vec<Piece>, Error> {
+pub(crate) async fn chunks(source: &Session, target: &Session, work: &ShardCopy) -> Result<Vec<Chunk>, Error> {
     let sql = "SELECT table_name, number, low, high, snapshot IS NOT NULL, rows, bytes, verified_at IS NOT NULL
         FROM pgshard.chunk WHERE move_id = $1 AND shard_id = $2 ORDER BY table_name COLLATE \"C\", number";
-    let rows = target.rows("reading the pieces", sql, &[work.hold.id.uuid(), &work.shard().as_i32()]).await?;
+    let rows = target.rows("reading the chunks", sql, &[work.hold.id.uuid(), &work.shard().as_i32()]).await?;
     let sizes = sizes(source, &work.tables).await?;
     let mut of_table: BTreeMap<&str, u64> = BTreeMap::new();
     for row in &rows {
         *of_table.entry(row.get(0)).or_default() += 1;
     }
     let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok()).unwrap_or(0);
-    let piece = |row: &tokio_postgres::Row| {
+    let chunk = |row: &tokio_postgres::Row| {
         let table: &str = row.get(0);
         let size = work.table(table).and_then(|table| sizes.get(&table.oid)).copied().unwrap_or(0);
-        Piece {
+        Chunk {
             table: table.to_owned(),
             number: row.get(1),
             range: KeyRange { low: row.get(2), high: row.get(3) },
@@ -93,7 +93,7 @@ pub(crate) async fn pieces(source: &Session, target: &Session, work: &ShardCopy)
             verified: row.get(7),
         }
     };
-    Ok(rows.iter().map(piece).collect())
+    Ok(rows.iter().map(chunk).collect())
 }
 
 /// What tables take on disk, with what is stored beside them, by OID.
@@ -109,8 +109,8 @@ pub(crate) async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTr
 /// The keys at which a table is cut, in order. None where it is small, or the order of its key is not known here.
 ///
 /// As a sample of its pages says, which costs the same for any table; a walk along the key would read an index of the whole
-/// of it. A sample that is wrong makes one piece larger and another smaller, no more: whatever the bounds, every key is in
-/// one piece, and so are all rows with the same first key.
+/// of it. A sample that is wrong makes one chunk larger and another smaller, no more: whatever the bounds, every key is in
+/// one chunk, and so are all rows with the same first key.
 ///
 /// Locks: ACCESS SHARE on the table, for one statement.
 pub(crate) async fn bounds(
@@ -121,22 +121,22 @@ pub(crate) async fn bounds(
 ) -> Result<Vec<String>, Error> {
     let chunk_bytes = chunk_bytes.max(size / CHUNKS_MAX).max(1);
     let (Some(column), Some(_)) = (table.first_key_column(), table.first_key) else { return Ok(Vec::new()) };
-    // Half a piece more is not worth a second one.
+    // Half a chunk more is not worth a second one.
     if size <= chunk_bytes + chunk_bytes / 2 {
         return Ok(Vec::new());
     }
-    let what = "looking for bounds of pieces";
-    let pieces = size.div_ceil(chunk_bytes);
+    let what = "looking for bounds of chunks";
+    let chunks = size.div_ceil(chunk_bytes);
     let sql = "SELECT ceil(pg_relation_size($1::oid)::double precision / current_setting('block_size')::integer)";
     let pages: f64 = source.row(what, sql, &[&table.oid]).await?.get(0);
-    let percent = (100.0 * SAMPLE_PAGES.max(PIECE_PAGES * pieces as f64) / pages.max(1.0)).min(100.0);
+    let percent = (100.0 * SAMPLE_PAGES.max(PIECE_PAGES * chunks as f64) / pages.max(1.0)).min(100.0);
     let key = column.quoted();
     let sql = format!(
         "SELECT (percentile_disc($1::double precision[]) WITHIN GROUP (ORDER BY t.{key}))::text[]
          FROM ONLY {from} AS t TABLESAMPLE SYSTEM ({percent})"
     );
-    let parts: Vec<f64> = (1..pieces).map(|number| number as f64 / pieces as f64).collect();
-    // The first piece begins before all keys: a bound that is the least of the sample makes it small, but not wrong.
+    let parts: Vec<f64> = (1..chunks).map(|number| number as f64 / chunks as f64).collect();
+    // The first chunk begins before all keys: a bound that is the least of the sample makes it small, but not wrong.
     let found: Option<Vec<Option<String>>> = source.row(what, &sql, &[&parts]).await?.get(0);
     let mut bounds: Vec<String> = found.into_iter().flatten().flatten().collect();
     // In the key's order: what is the same stands together.

@@ -2,7 +2,7 @@
 //! names its rows.
 //!
 //! What may not break: the key is the one of the replica identity, never just any unique one. The stream tells the former values of
-//! no other columns, and a row whose former key is not known could not be put to its piece. A key that is deferrable is none:
+//! no other columns, and a row whose former key is not known could not be put to its chunk. A key that is deferrable is none:
 //! within a transaction two rows may have the same one, and a change would hit both, or the other.
 
 use crate::mover::error::Error;
@@ -79,7 +79,7 @@ pub(crate) struct TableShape {
     pub(crate) columns: Vec<Column>,
     /// Indexes into `columns`, in the key's order. Empty: the table has no key that the stream tells.
     pub(crate) key: Vec<usize>,
-    /// The kind of the key's first column, if its order is known here; else the table is copied as one piece.
+    /// The kind of the key's first column, if its order is known here; else the table is copied as one chunk.
     pub(crate) first_key: Option<KeyKind>,
     pub(crate) identity: Identity,
     pub(crate) key_index: Option<KeyIndex>,
@@ -96,7 +96,7 @@ impl TableShape {
         self.key.iter().map(|at| &self.columns[*at])
     }
 
-    /// The column by which the table is cut into pieces.
+    /// The column by which the table is cut into chunks.
     pub(crate) fn first_key_column(&self) -> Option<&Column> {
         self.key_columns().next()
     }

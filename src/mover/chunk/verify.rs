@@ -1,7 +1,7 @@
-//! Pieces compared, row by row in effect, at a common point that the caller arranges: two sessions whose snapshots stand for the
+//! Chunks compared, row by row in effect, at a common point that the caller arranges: two sessions whose snapshots stand for the
 //! same state of the shard.
 //!
-//! A piece is one number of rows and one digest a side. Where they differ it is cut into blocks by a hash of the key, and
+//! A chunk is one number of rows and one digest a side. Where they differ it is cut into blocks by a hash of the key, and
 //! the blocks that differ into rows, so that an operator is told keys and not "something".
 //!
 //! What may not break: the tables are locked before the snapshot, on both sides; a TRUNCATE after it would empty them for old
@@ -16,14 +16,14 @@ use crate::mover::copy::{Hashing, digest, qualified};
 use crate::mover::error::Error;
 use crate::mover::session::Session;
 
-use super::plan::Piece;
+use super::plan::Chunk;
 use super::table::TableShape;
 use super::{ShardCopy, prove_lease};
 
-/// About how many rows of a piece that differs are in one block.
+/// About how many rows of a chunk that differs are in one block.
 const BLOCK_ROWS: i64 = 512;
 
-/// The most blocks of a piece, a power of two: so many digests are held in memory, twice.
+/// The most blocks of a chunk, a power of two: so many digests are held in memory, twice.
 const BLOCKS_MAX: i64 = 1 << 16;
 
 /// How many blocks are looked into, and how many rows are told.
@@ -63,27 +63,27 @@ pub(crate) async fn read_from_target(target: &Session, work: &ShardCopy, tables:
     target.batch("locking the tables and taking a snapshot", &sql).await
 }
 
-/// Compares pieces of a shard as the sessions' transactions see them.
+/// Compares chunks of a shard as the sessions' transactions see them.
 ///
 /// Locks: none but what the transactions hold already.
 ///
 /// # Errors
-/// [`Error::RowsDiffer`] for the first table that differs, with the digests of its first piece that does.
+/// [`Error::RowsDiffer`] for the first table that differs, with the digests of its first chunk that does.
 pub(crate) async fn compare(
     (source, target): (&Session, &Session),
     work: &ShardCopy,
-    pieces: &[Piece],
+    chunks: &[Chunk],
     hashing: Hashing,
 ) -> Result<(), Error> {
     let mut found: Option<(&TableShape, String, Vec<RowDifference>)> = None;
-    for piece in pieces {
+    for chunk in chunks {
         let table = work
-            .table(&piece.table)
-            .ok_or_else(|| Error::Altered { shard: work.shard(), what: format!("table {} is no more", piece.table) })?;
+            .table(&chunk.table)
+            .ok_or_else(|| Error::Altered { shard: work.shard(), what: format!("table {} is no more", chunk.table) })?;
         if found.as_ref().is_some_and(|(of, _, rows)| of.oid != table.oid || rows.len() >= TOLD_MAX) {
             break;
         }
-        let condition = piece.range.condition(table.first_key_column());
+        let condition = chunk.range.condition(table.first_key_column());
         let (ours, theirs) = tokio::try_join!(
             digest(source, &work.source_schema, table, &condition, hashing),
             digest(target, &work.target_schema, table, &condition, hashing)
@@ -101,13 +101,13 @@ pub(crate) async fn compare(
     Err(Error::RowsDiffer { shard: work.shard(), table: table.name.clone(), digests, rows })
 }
 
-/// Notes that pieces were found to be the same.
+/// Notes that chunks were found to be the same.
 ///
 /// Locks: their rows of pgshard.chunk and [`prove_lease`]'s, for one transaction.
-pub(crate) async fn keep(target: &Session, work: &ShardCopy, pieces: &[Piece]) -> Result<(), Error> {
+pub(crate) async fn keep(target: &Session, work: &ShardCopy, chunks: &[Chunk]) -> Result<(), Error> {
     let what = "noting what was verified";
-    let names: Vec<&str> = pieces.iter().map(|piece| piece.table.as_str()).collect();
-    let numbers: Vec<i32> = pieces.iter().map(|piece| piece.number).collect();
+    let names: Vec<&str> = chunks.iter().map(|chunk| chunk.table.as_str()).collect();
+    let numbers: Vec<i32> = chunks.iter().map(|chunk| chunk.number).collect();
     // Lost in a crash, they are compared again.
     target.batch(what, "BEGIN; SET LOCAL synchronous_commit = off").await?;
     prove_lease(target, work.hold).await?;
@@ -118,21 +118,21 @@ pub(crate) async fn keep(target: &Session, work: &ShardCopy, pieces: &[Piece]) -
     target.batch(what, "COMMIT").await
 }
 
-/// The most pieces of a bunch: as many tables are locked, on both sides, in one transaction.
+/// The most chunks of a bunch: as many tables are locked, on both sides, in one transaction.
 const BUNCH_MAX: usize = 64;
 
-/// Pieces in bunches that are verified under one pair of snapshots: about so many bytes each, so that neither is held for long,
+/// Chunks in bunches that are verified under one pair of snapshots: about so many bytes each, so that neither is held for long,
 /// and no more than [`BUNCH_MAX`] of them.
-pub(crate) fn bunches(pieces: Vec<Piece>, bytes_max: u64) -> Vec<Vec<Piece>> {
-    let mut bunches: Vec<Vec<Piece>> = Vec::new();
+pub(crate) fn bunches(chunks: Vec<Chunk>, bytes_max: u64) -> Vec<Vec<Chunk>> {
+    let mut bunches: Vec<Vec<Chunk>> = Vec::new();
     let mut sum = u64::MAX;
-    for piece in pieces.into_iter().filter(|piece| !piece.verified) {
-        sum = sum.saturating_add(piece.estimate);
+    for chunk in chunks.into_iter().filter(|chunk| !chunk.verified) {
+        sum = sum.saturating_add(chunk.estimate);
         match bunches.last_mut() {
-            Some(last) if sum <= bytes_max && last.len() < BUNCH_MAX => last.push(piece),
+            Some(last) if sum <= bytes_max && last.len() < BUNCH_MAX => last.push(chunk),
             _ => {
-                sum = piece.estimate;
-                bunches.push(vec![piece]);
+                sum = chunk.estimate;
+                bunches.push(vec![chunk]);
             }
         }
     }
@@ -238,19 +238,19 @@ mod tests {
     use super::super::chunks::KeyRange;
     use super::*;
 
-    fn piece(number: i32, estimate: u64, verified: bool) -> Piece {
-        Piece { table: "t".to_owned(), number, range: KeyRange::default(), estimate, copied: None, verified }
+    fn chunk(number: i32, estimate: u64, verified: bool) -> Chunk {
+        Chunk { table: "t".to_owned(), number, range: KeyRange::default(), estimate, copied: None, verified }
     }
 
     #[test]
     fn bunches_are_of_bounded_size() {
-        let pieces = [(0, 40), (1, 30), (2, 30), (3, 500), (4, 10), (5, 90)];
-        let pieces: Vec<Piece> = pieces.into_iter().map(|(number, size)| piece(number, size, number == 1)).collect();
+        let chunks = [(0, 40), (1, 30), (2, 30), (3, 500), (4, 10), (5, 90)];
+        let chunks: Vec<Chunk> = chunks.into_iter().map(|(number, size)| chunk(number, size, number == 1)).collect();
         let numbers: Vec<Vec<i32>> =
-            bunches(pieces, 100).iter().map(|bunch| bunch.iter().map(|piece| piece.number).collect()).collect();
+            bunches(chunks, 100).iter().map(|bunch| bunch.iter().map(|chunk| chunk.number).collect()).collect();
         assert_eq!(numbers, [vec![0, 2], vec![3], vec![4, 5]]);
         assert!(bunches(Vec::new(), 100).is_empty());
-        let empty: Vec<Piece> = (0..500).map(|number| piece(number, 0, false)).collect();
+        let empty: Vec<Chunk> = (0..500).map(|number| chunk(number, 0, false)).collect();
         let sizes: Vec<usize> = bunches(empty, 100).iter().map(Vec::len).collect();
         assert_eq!(sizes, [64, 64, 64, 64, 64, 64, 64, 52]);
     }

@@ -1,7 +1,7 @@
 //! The workers that copy all shards of a move from one host to another, beside each other.
 //!
-//! Bundles of pieces are what is shared out, those of the largest tables first: so one large table keeps all workers as busy as
-//! many small shards do. A table whose last piece is there has its indexes built next, while others are still copied. A
+//! Bundles of chunks are what is shared out, those of the largest tables first: so one large table keeps all workers as busy as
+//! many small shards do. A table whose last chunk is there has its indexes built next, while others are still copied. A
 //! shard that fails does not stop the others.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -22,18 +22,18 @@ use crate::shard::ShardId;
 
 use super::build::{Builds, build};
 use super::copy::{Copied, copy};
-use super::plan::{Piece, cut, pieces};
+use super::plan::{Chunk, chunks, cut};
 use super::{Route, ShardCopy};
 
 /// How to copy.
 #[derive(Clone)]
 pub(crate) struct CopyOptions {
     pub(crate) route: Route,
-    /// How many pieces are copied at the same time; each takes a connection to either host.
+    /// How many chunks are copied at the same time; each takes a connection to either host.
     pub(crate) jobs: usize,
     /// What is built on the tables of each shard as soon as their rows are there.
     pub(crate) builds: BTreeMap<ShardId, Builds>,
-    /// What a piece should have: [`CHUNK_BYTES`](crate::mover::options::CHUNK_BYTES).
+    /// What a chunk should have: [`CHUNK_BYTES`](crate::mover::options::CHUNK_BYTES).
     pub(crate) chunk_bytes: u64,
     pub(crate) throttle: Throttle,
     /// True: stop where you are.
@@ -51,17 +51,17 @@ const ATTEMPTS: u32 = 8;
 /// The longest pause between two tries; the first is a sixteenth of it.
 const PAUSE_MAX: Duration = Duration::from_millis(1600);
 
-/// The most pieces of one bundle: as many tables are locked, and as many statements run, in one transaction.
+/// The most chunks of one bundle: as many tables are locked, and as many statements run, in one transaction.
 const BUNDLE_MAX: usize = 64;
 
 /// What is less than this, in bytes, is not worth a transaction of its own.
 const SMALL: u64 = 1 << 20;
 
 /// Copies all that is missing of these shards, and builds on their tables. Gives what each has then, or why it has not; and when the
-/// last piece was there, if any was missing.
+/// last chunk was there, if any was missing.
 ///
 /// # Cancel safety
-/// Dropped, the workers end; pieces that are finished stay, the others are as if they had not been begun.
+/// Dropped, the workers end; chunks that are finished stay, the others are as if they had not been begun.
 pub(crate) async fn copy_all(
     hosts: &Hosts,
     shards: Vec<ShardCopy>,
@@ -78,13 +78,13 @@ pub(crate) async fn copy_all(
         // Indexes of a large table take long: it is complete first, and the rest is copied meanwhile.
         bundles.sort_by_key(|bundle| std::cmp::Reverse((bundle.of_table, bundle.size)));
         desk.tasks = std::mem::take(&mut desk.ripe).into();
-        desk.tasks.extend(bundles.into_iter().map(|bundle| Task::Copy(bundle.shard, bundle.pieces)));
+        desk.tasks.extend(bundles.into_iter().map(|bundle| Task::Copy(bundle.shard, bundle.chunks)));
     }
     work(&all).await;
     let mut desk = all.desk();
     let parts = std::mem::take(&mut desk.parts);
     let ends = all.shards.iter().zip(parts).map(|(work, part)| (work.shard(), part.end(work.shard()))).collect();
-    (ends, desk.last_piece)
+    (ends, desk.last_chunk)
 }
 
 async fn work(all: &Arc<All>) {
@@ -120,23 +120,23 @@ struct Desk {
     bundles: Vec<Bundle>,
     /// What can be built before anything is copied.
     ripe: Vec<Task>,
-    last_piece: Option<Instant>,
+    last_chunk: Option<Instant>,
 }
 
-/// Pieces that are copied together.
+/// Chunks that are copied together.
 struct Bundle {
     shard: usize,
-    pieces: Vec<Piece>,
+    chunks: Vec<Chunk>,
     /// In bytes, about.
     size: u64,
-    /// That of the largest table that it has a piece of.
+    /// That of the largest table that it has a chunk of.
     of_table: u64,
 }
 
 /// How far a shard is.
 #[derive(Default)]
 struct Part {
-    /// How many pieces are missing, and what there is, by table. `None`: not cut yet.
+    /// How many chunks are missing, and what there is, by table. `None`: not cut yet.
     tables: Option<BTreeMap<String, (usize, Copied)>>,
     failed: Option<Error>,
 }
@@ -144,7 +144,7 @@ struct Part {
 #[derive(Clone)]
 enum Task {
     Cut(usize),
-    Copy(usize, Vec<Piece>),
+    Copy(usize, Vec<Chunk>),
     /// Keys and indexes of these tables, whose rows are there.
     Build(usize, Vec<String>),
 }
@@ -228,25 +228,25 @@ impl All {
             Task::Cut(_) => {
                 cut(&source, &target, work, self.options.chunk_bytes).await?;
                 self.options.failpoints.at("after bounds")?;
-                self.sort_out(at, pieces(&source, &target, work).await?);
+                self.sort_out(at, chunks(&source, &target, work).await?);
             }
-            Task::Copy(_, pieces) => {
+            Task::Copy(_, chunks) => {
                 // Before the snapshot is taken: a pause may be long.
                 self.options.throttle.go().await;
                 let throttle = &self.options.throttle;
                 let tell = |bytes| self.options.observer.tell(Event::Copying { shard: work.shard(), bytes });
                 let route = (&source, &target);
-                match copy(route, work, pieces, &name, &self.options.failpoints, throttle, tell).await? {
+                match copy(route, work, chunks, &name, &self.options.failpoints, throttle, tell).await? {
                     Some(copied) => {
-                        self.options.failpoints.at("after a piece")?;
-                        self.note(at, pieces, &copied);
+                        self.options.failpoints.at("after a chunk")?;
+                        self.note(at, chunks, &copied);
                     }
                     // Somebody did one of them: each for itself, then.
-                    None if pieces.len() > 1 => {
-                        let single = pieces.iter().map(|piece| Task::Copy(at, vec![piece.clone()]));
+                    None if chunks.len() > 1 => {
+                        let single = chunks.iter().map(|chunk| Task::Copy(at, vec![chunk.clone()]));
                         self.desk().tasks.extend(single);
                     }
-                    None => self.note(at, pieces, &[Copied { rows: 0, bytes: 0 }]),
+                    None => self.note(at, chunks, &[Copied { rows: 0, bytes: 0 }]),
                 }
             }
             Task::Build(_, tables) => {
@@ -261,36 +261,36 @@ impl All {
         Ok(())
     }
 
-    /// Makes bundles of what is missing: small tables together, pieces of large ones each for itself.
-    fn sort_out(&self, shard: usize, pieces: Vec<Piece>) {
+    /// Makes bundles of what is missing: small tables together, chunks of large ones each for itself.
+    fn sort_out(&self, shard: usize, chunks: Vec<Chunk>) {
         let mut tables: BTreeMap<String, (usize, Copied)> = BTreeMap::new();
         let mut sizes: BTreeMap<String, u64> = BTreeMap::new();
-        for piece in &pieces {
-            *sizes.entry(piece.table.clone()).or_default() += piece.estimate;
+        for chunk in &chunks {
+            *sizes.entry(chunk.table.clone()).or_default() += chunk.estimate;
         }
-        // A shard that is hardly more than a piece is something to do for every worker all the same.
+        // A shard that is hardly more than a chunk is something to do for every worker all the same.
         let share = sizes.values().sum::<u64>() / self.options.jobs.max(1) as u64;
         let share = share.max(SMALL).min(self.options.chunk_bytes);
-        let mut bundles: Vec<Vec<Piece>> = Vec::new();
-        let mut small: (Vec<Piece>, u64) = Default::default();
-        for piece in pieces {
-            let (missing, sum) = tables.entry(piece.table.clone()).or_insert((0, Copied { rows: 0, bytes: 0 }));
-            if let Some((rows, bytes)) = piece.copied {
+        let mut bundles: Vec<Vec<Chunk>> = Vec::new();
+        let mut small: (Vec<Chunk>, u64) = Default::default();
+        for chunk in chunks {
+            let (missing, sum) = tables.entry(chunk.table.clone()).or_insert((0, Copied { rows: 0, bytes: 0 }));
+            if let Some((rows, bytes)) = chunk.copied {
                 *sum = Copied { rows: sum.rows + rows, bytes: sum.bytes + bytes };
                 continue;
             }
             *missing += 1;
-            if small.1 + piece.estimate > share || small.0.len() == BUNDLE_MAX {
+            if small.1 + chunk.estimate > share || small.0.len() == BUNDLE_MAX {
                 bundles.push(std::mem::take(&mut small.0));
                 small.1 = 0;
             }
-            small.1 += piece.estimate;
-            small.0.push(piece);
+            small.1 += chunk.estimate;
+            small.0.push(chunk);
         }
         bundles.push(small.0);
-        let bundle = |pieces: Vec<Piece>| {
-            let of_table = pieces.iter().filter_map(|piece| sizes.get(&piece.table)).max().copied().unwrap_or(0);
-            Bundle { shard, size: pieces.iter().map(|piece| piece.estimate).sum(), pieces, of_table }
+        let bundle = |chunks: Vec<Chunk>| {
+            let of_table = chunks.iter().filter_map(|chunk| sizes.get(&chunk.table)).max().copied().unwrap_or(0);
+            Bundle { shard, size: chunks.iter().map(|chunk| chunk.estimate).sum(), chunks, of_table }
         };
         let whole: Vec<(String, Copied)> = tables
             .iter()
@@ -301,7 +301,7 @@ impl All {
         let mut desk = self.desk();
         desk.parts[shard].tables = Some(tables);
         desk.ripe.extend(ripe);
-        desk.bundles.extend(bundles.into_iter().filter(|pieces| !pieces.is_empty()).map(bundle));
+        desk.bundles.extend(bundles.into_iter().filter(|chunks| !chunks.is_empty()).map(bundle));
     }
 
     /// What can be built now that all rows of these tables are there: on large ones each for itself.
@@ -314,18 +314,18 @@ impl All {
         bunches.map(|tables| Task::Build(shard, names(tables))).collect()
     }
 
-    fn note(&self, shard: usize, pieces: &[Piece], copied: &[Copied]) {
+    fn note(&self, shard: usize, chunks: &[Chunk], copied: &[Copied]) {
         let mut whole = Vec::new();
         {
             let mut desk = self.desk();
-            desk.last_piece = Some(Instant::now());
+            desk.last_chunk = Some(Instant::now());
             let Some(tables) = desk.parts[shard].tables.as_mut() else { return };
-            for (piece, one) in pieces.iter().zip(copied) {
-                let Some((missing, sum)) = tables.get_mut(&piece.table) else { continue };
+            for (chunk, one) in chunks.iter().zip(copied) {
+                let Some((missing, sum)) = tables.get_mut(&chunk.table) else { continue };
                 *missing = missing.saturating_sub(1);
                 *sum = Copied { rows: sum.rows + one.rows, bytes: sum.bytes + one.bytes };
                 if *missing == 0 {
-                    whole.push((piece.table.clone(), *sum));
+                    whole.push((chunk.table.clone(), *sum));
                 }
             }
         }
@@ -371,7 +371,7 @@ async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Ta
         };
         match outcome {
             Err(error) if attempt < ATTEMPTS && passes(&error) => {
-                tracing::debug!(attempt, %error, "a piece is tried again");
+                tracing::debug!(attempt, %error, "a chunk is tried again");
                 tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow(attempt - 1))).await;
                 attempt += 1;
             }

@@ -1,12 +1,12 @@
-//! A small model of its own: which changes of the stream are applied to which pieces of the copy.
+//! A small model of its own: which changes of the stream are applied to which chunks of the copy.
 //!
-//! Two pieces with one key each are read at any time, in any order, each under a snapshot of its own, while three
+//! Two chunks with one key each are read at any time, in any order, each under a snapshot of its own, while three
 //! transactions write. A commit is in the log before it is visible to others; it may be visible before it is on disk. The
-//! rule: a change of transaction X to key k is applied iff the snapshot of k's piece does not see X. It is asked of the
+//! rule: a change of transaction X to key k is applied iff the snapshot of k's chunk does not see X. It is asked of the
 //! very `Snapshot` that the follower uses, and applied strictly: an insert wants no row, an update and a delete want one.
 //!
 //! A crash of the source takes back what is not on disk, transaction numbers too: PostgreSQL gives them out once more. A
-//! piece may be kept only when all that its snapshot saw is on disk.
+//! chunk may be kept only when all that its snapshot saw is on disk.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -28,15 +28,15 @@ enum Change {
 enum Mutant {
     /// Every change is applied.
     ApplyEverything,
-    /// A change is applied iff its commit lies behind the WAL position at which the piece was read.
+    /// A change is applied iff its commit lies behind the WAL position at which the chunk was read.
     JudgeByPosition,
-    /// A change of the key is judged as a whole by the piece that it leaves.
+    /// A change of the key is judged as a whole by the chunk that it leaves.
     JudgeByOldKey,
     /// The number of the sub-transaction is asked for, which no snapshot lists.
     JudgeBySubTransaction,
     /// How far the stream is applied is written after what was applied.
     ProgressAfterData,
-    /// A piece is kept without waiting for the source's disk.
+    /// A chunk is kept without waiting for the source's disk.
     KeepBeforeFlush,
 }
 
@@ -92,7 +92,7 @@ impl Taken {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Piece {
+enum Chunk {
     Missing,
     /// Read, and not yet committed at the target.
     Read {
@@ -107,7 +107,7 @@ enum Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct World {
     source: Stored<Source>,
-    pieces: [Piece; 2],
+    chunks: [Chunk; 2],
     target: Table,
     /// How many commits the target says are applied, and how many the follower believes.
     progress: usize,
@@ -115,7 +115,7 @@ struct World {
     diverged: bool,
     crashes: u8,
     restarts: u8,
-    /// A change was found in a piece; one was applied.
+    /// A change was found in a chunk; one was applied.
     seen: bool,
     applied: bool,
 }
@@ -204,7 +204,7 @@ impl Rule {
     }
 
     fn apply(&self, world: &mut World) -> Option<()> {
-        let [Piece::Kept { taken: first }, Piece::Kept { taken: second }] = world.pieces else { return None };
+        let [Chunk::Kept { taken: first }, Chunk::Kept { taken: second }] = world.chunks else { return None };
         let (n, xid) = *world.source.durable.log.get(world.follower)?.as_ref()?;
         let position = world.follower;
         let unseen = |key: usize| {
@@ -251,16 +251,16 @@ impl Rule {
             }
             Action::Flush => source.flush(),
             Action::Read(key) => {
-                let Piece::Missing = world.pieces[key] else { return None };
+                let Chunk::Missing = world.chunks[key] else { return None };
                 let taken = Self::snapshot(&source.live);
-                world.pieces[key] = Piece::Read { taken, row: source.live.table[key] };
+                world.chunks[key] = Chunk::Read { taken, row: source.live.table[key] };
             }
             Action::Keep(key) => {
-                let Piece::Read { taken, row } = world.pieces[key] else { return None };
+                let Chunk::Read { taken, row } = world.chunks[key] else { return None };
                 if !self.is(Mutant::KeepBeforeFlush) {
                     source.flush();
                 }
-                world.pieces[key] = Piece::Kept { taken };
+                world.chunks[key] = Chunk::Kept { taken };
                 world.target[key] = row;
             }
             Action::Apply => self.apply(world)?,
@@ -285,9 +285,9 @@ impl Rule {
                 }
                 source.flush();
                 // The session that was reading is gone.
-                for piece in &mut world.pieces {
-                    if matches!(piece, Piece::Read { .. }) {
-                        *piece = Piece::Missing;
+                for chunk in &mut world.chunks {
+                    if matches!(chunk, Chunk::Read { .. }) {
+                        *chunk = Chunk::Missing;
                     }
                 }
             }
@@ -299,7 +299,7 @@ impl Rule {
     fn is_level(&self, world: &World) -> bool {
         let live = &world.source.live;
         let logged = live.transactions.iter().any(|t| matches!(t, Transaction::Logged { .. }));
-        let kept = world.pieces.iter().all(|piece| matches!(piece, Piece::Kept { .. }));
+        let kept = world.chunks.iter().all(|chunk| matches!(chunk, Chunk::Kept { .. }));
         kept && !logged && world.follower == live.commits()
     }
 }
@@ -316,7 +316,7 @@ impl Model for Rule {
             Source { next_xid: 10, transactions: [Transaction::NotBegun; 3], table: [Some(9), None], log: [None; 3] };
         vec![World {
             source: Stored::new(source),
-            pieces: [Piece::Missing; 2],
+            chunks: [Chunk::Missing; 2],
             target: [None; 2],
             progress: 0,
             follower: 0,
@@ -355,7 +355,7 @@ impl Model for Rule {
     }
 }
 
-/// Changes of one row, from piece to piece and back, out of the table and in again.
+/// Changes of one row, from chunk to chunk and back, out of the table and in again.
 const SCRIPTS: [[Change; 3]; 4] = [
     [Change::Update(0), Change::Rekey(0, 1), Change::Update(1)],
     [Change::Rekey(0, 1), Change::Rekey(1, 0), Change::Update(0)],

@@ -265,7 +265,7 @@ impl Protocol {
             At::Signpost => then(At::Prepared, apply(&mut source.live, |s| sql.build_signpost(s))),
             At::Prepared => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Prepared))),
 
-            // All pieces at once. What the snapshot saw is flushed on the source before the target keeps it.
+            // All chunks at once. What the snapshot saw is flushed on the source before the target keeps it.
             At::Load if target.live.loaded => Ran::Then(At::Loaded),
             At::Load => {
                 source.flush();

@@ -44,7 +44,7 @@ pub enum Phase {
     Claimed,
     /// Empty tables at the target, a signpost at the source.
     Prepared,
-    /// Online: every piece of its rows is at the target, each as it was at some moment.
+    /// Online: every chunk of its rows is at the target, each as it was at some moment.
     Loaded,
     /// Online: the target follows the source, and was compared with it. Only the fence is missing.
     Ready,

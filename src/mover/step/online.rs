@@ -1,6 +1,6 @@
 //! What an online move builds at the target around its rows, and the last part of it behind the fence.
 //!
-//! Loaded. Before: every piece of the shard's rows is at the target. After: so are primary keys, and indexes that allow
+//! Loaded. Before: every chunk of the shard's rows is at the target. After: so are primary keys, and indexes that allow
 //! duplicates. Caught up. Before: the target is as the source was at some moment, and follows it. After: the other
 //! indexes, the list of migrations, and what the open will run. Drained. Before: fenced for an attempt. After: the target
 //! has all that the source has. Dies halfway: each is one transaction at the target, together with the word that it was
@@ -69,7 +69,7 @@ impl ShardMove<'_> {
                 self.target.batch(what, &statement.sql).await?;
             }
         }
-        // The pieces were committed without waiting for the disk: this commit waits for them too.
+        // The chunks were committed without waiting for the disk: this commit waits for them too.
         self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
         self.at("in keys")?;
         self.target.batch(what, "COMMIT").await?;
@@ -263,7 +263,7 @@ impl ShardMove<'_> {
     /// Drops the records of an online move at the target.
     ///
     /// Locks: rows of the control tables, for one transaction.
-    pub(crate) async fn forget_pieces(&self) -> Result<(), Error> {
+    pub(crate) async fn forget_chunks(&self) -> Result<(), Error> {
         let what = "dropping the records of the copy";
         for table in ["chunk", "reread", "progress"] {
             let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");

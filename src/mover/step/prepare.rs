@@ -119,7 +119,7 @@ impl ShardMove<'_> {
         Err(Error::Superseded { host: self.target.host.clone(), shard: self.hold.shard, reason })
     }
 
-    /// The pieces in which an old copy is compared. No change is judged by them.
+    /// The chunks in which an old copy is compared. No change is judged by them.
     ///
     /// Locks: as [`plan::cut`].
     async fn cut_whole(&self, schema: u32) -> Result<(), Error> {
@@ -149,7 +149,7 @@ impl ShardMove<'_> {
             "UPDATE pgshard.incoming SET ready_attempt = NULL, open_hash = NULL, at_open = NULL, stream_from = NULL
              WHERE shard_id = $1";
         self.target.execute(what, sql, &[&self.hold.shard.as_i32()]).await?;
-        self.forget_pieces().await?;
+        self.forget_chunks().await?;
         self.target.batch(what, "COMMIT").await
     }
 

@@ -37,7 +37,7 @@ impl ShardMove<'_> {
             Mode::Blocking => self.analyze(&self.names.schema, &BTreeSet::new()).await,
             Mode::Online => {
                 self.validate_keys(built).await;
-                self.forget_pieces().await?;
+                self.forget_chunks().await?;
                 self.at("after forgotten")?;
                 if let Some(of) = self.back_of {
                     self.end_of_former(of).await?;

@@ -57,7 +57,7 @@ impl ShardMove<'_> {
                 )
                 .await?;
         }
-        self.forget_pieces().await?;
+        self.forget_chunks().await?;
         self.at("in discard")?;
         self.target.batch(what, "COMMIT").await?;
         self.at("after target discard")?;

@@ -1,6 +1,6 @@
-//! Which changes are applied, and how: the rule of the pieces.
+//! Which changes are applied, and how: the rule of the chunks.
 //!
-//! A change of transaction X to the row with key k is applied if, and only if, X is not visible in the snapshot of the piece that
+//! A change of transaction X to the row with key k is applied if, and only if, X is not visible in the snapshot of the chunk that
 //! holds k. What may not break: it is applied strictly. An update or delete that finds no row is an error, not a
 //! reason to insert: it would mean that the rule was broken before.
 
@@ -46,8 +46,8 @@ pub(crate) struct TableState {
     schema: String,
     columns: HashMap<String, TargetColumn>,
     /// `None`: no change is in the copy already.
-    pieces: Option<Chunks>,
-    /// Transactions with this number and later ones are in no piece.
+    chunks: Option<Chunks>,
+    /// Transactions with this number and later ones are in no chunk.
     newest: u64,
     /// Known once the stream has described the table.
     layout: Option<Arc<Layout>>,
@@ -59,10 +59,10 @@ impl TableState {
         shape: TableShape,
         schema: String,
         columns: HashMap<String, TargetColumn>,
-        pieces: Option<Chunks>,
+        chunks: Option<Chunks>,
     ) -> TableState {
-        let newest = pieces.as_ref().map_or(0, Chunks::newest_xmax);
-        TableState { shard, shape, schema, columns, pieces, newest, layout: None }
+        let newest = chunks.as_ref().map_or(0, Chunks::newest_xmax);
+        TableState { shard, shape, schema, columns, chunks, newest, layout: None }
     }
 
     /// What the stream says of the table from here on.
@@ -84,10 +84,10 @@ impl TableState {
 
     /// Whether what the transaction did to the row with this key is in the copy already.
     fn sees(&self, key: &Texts, xid: u64) -> bool {
-        let Some(pieces) = self.pieces.as_ref().filter(|_| xid < self.newest) else { return false };
+        let Some(chunks) = self.chunks.as_ref().filter(|_| xid < self.newest) else { return false };
         let texts = key.iter().map(|text| text.as_deref().and_then(|text| std::str::from_utf8(text).ok()));
         let texts: Vec<Option<&str>> = texts.collect();
-        pieces.sees(texts.first().copied().flatten(), &texts, xid)
+        chunks.sees(texts.first().copied().flatten(), &texts, xid)
     }
 
     /// Applies a new row. False: it is there already.
@@ -139,12 +139,12 @@ impl TableState {
                 applier.update(&layout, layout.changed(&new, moved), &new, naming).await?;
                 Ok(true)
             }
-            // The row has gone to a piece that was copied after it had.
+            // The row has gone to a chunk that was copied after it had.
             (false, true) => {
                 applier.delete(&layout, from).await?;
                 Ok(true)
             }
-            // The row has come out of such a piece.
+            // The row has come out of such a chunk.
             (true, false) if layout.lacks_values(&new) => {
                 self.read_again(applier, worker, &layout, xid, to).await?;
                 Ok(true)
@@ -161,7 +161,7 @@ impl TableState {
         let Some(layout) = &self.layout else {
             return Err(self.diverged("a TRUNCATE came before any description".into()));
         };
-        let unseen = self.pieces.as_ref().map_or(Unseen::All, |pieces| pieces.unseen_ranges(xid));
+        let unseen = self.chunks.as_ref().map_or(Unseen::All, |chunks| chunks.unseen_ranges(xid));
         let condition = match unseen {
             Unseen::None => return Ok(false),
             Unseen::All => "true".to_owned(),
@@ -184,7 +184,7 @@ impl TableState {
         equal.collect::<Vec<_>>().join(" AND ")
     }
 
-    /// A row has come by a change of its key, and the stream has not all of its values: it is read from the source as a piece of
+    /// A row has come by a change of its key, and the stream has not all of its values: it is read from the source as a chunk of
     /// its own, and judged as that from now on.
     async fn read_again(
         &mut self,
@@ -224,9 +224,9 @@ impl TableState {
                 Some(1),
             )
             .await?;
-        if let Some(pieces) = &mut self.pieces {
-            pieces.add_reread(key, snapshot);
-            self.newest = pieces.newest_xmax();
+        if let Some(chunks) = &mut self.chunks {
+            chunks.add_reread(key, snapshot);
+            self.newest = chunks.newest_xmax();
         }
         Ok(())
     }

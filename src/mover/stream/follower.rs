@@ -26,8 +26,8 @@ use super::worker::Worker;
 /// What a change is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Basis {
-    /// The pieces in `pgshard.chunk`: what a piece has seen is in it.
-    Pieces,
+    /// The chunks in `pgshard.chunk`: what a chunk has seen is in it.
+    Chunks,
     /// The slot's position: the target is a copy as of then, and every change is applied.
     Position,
 }

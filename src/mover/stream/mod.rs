@@ -1,7 +1,7 @@
 //! The stream of a group: the changes that its shards' source commits while they are copied, applied at their target in
 //! the order of the commits.
 //!
-//! [`slot`] makes what the source keeps, [`transport`] and [`wire`] read it, [`changes`] judges by the pieces of the copy what is
+//! [`slot`] makes what the source keeps, [`transport`] and [`wire`] read it, [`changes`] judges by the chunks of the copy what is
 //! to be applied, [`layout`] and [`apply`] do it, and [`run`] puts that together. [`worker`] is the task, and [`follower`] its
 //! handle.
 //!

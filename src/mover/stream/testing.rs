@@ -33,7 +33,7 @@ pub async fn replicated(options: &ConnectOptions, sql: &str) -> Result<Option<St
 /// A shard of a test: number, lease, schema at the source, schema at the target.
 pub type Part = (ShardId, Uuid, String, String);
 
-/// Publication, slot, pieces and follower of some shards.
+/// Publication, slot, chunks and follower of some shards.
 pub struct Stream {
     hosts: Hosts,
     route: Route,
@@ -86,7 +86,7 @@ impl Stream {
         &self.name
     }
 
-    /// Copies all, in pieces of this size.
+    /// Copies all, in chunks of this size.
     pub async fn copy(&self, chunk_bytes: u64) -> Result<(), Error> {
         let options = CopyOptions {
             route: self.route.clone(),
@@ -112,7 +112,7 @@ impl Stream {
             hold: shard.hold,
             target_schema: shard.target_schema.clone(),
             tables: shard.tables.clone(),
-            basis: Basis::Pieces,
+            basis: Basis::Chunks,
         };
         self.follower = Some(Follower::start(FollowerOptions {
             hosts: self.hosts.clone(),

@@ -1,6 +1,6 @@
 //! The task of a follower: opens the connections, goes on where all is durable, and again after a failure.
 //!
-//! What may not break: what a run believes of shards, pieces and positions is read from the target when it begins, and
+//! What may not break: what a run believes of shards, chunks and positions is read from the target when it begins, and
 //! nothing of it outlives it. So a failure at any place is answered in one way: begin anew.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -249,7 +249,7 @@ impl Worker {
         Ok(shards)
     }
 
-    /// The tables of these shards, with their pieces.
+    /// The tables of these shards, with their chunks.
     async fn tables(&self, session: &Session, shards: &BTreeMap<ShardId, Followed>) -> Result<Tables, Failure> {
         let followed = || self.options.shards.iter().filter(|shard| shards.contains_key(&shard.hold.shard));
         let schemas: Vec<&str> = followed().map(|shard| shard.target_schema.as_str()).collect();
@@ -270,14 +270,14 @@ impl Worker {
         }
         let mut tables = HashMap::new();
         for shard in followed() {
-            let mut pieces = match shard.basis {
-                Basis::Pieces => chunks::load(session, shard.hold, &shard.tables).await?,
+            let mut chunks = match shard.basis {
+                Basis::Chunks => chunks::load(session, shard.hold, &shard.tables).await?,
                 Basis::Position => BTreeMap::new(),
             };
             for shape in &shard.tables {
                 let columns = columns.remove(&(shard.target_schema.clone(), shape.name.clone())).unwrap_or_default();
-                let (schema, pieces) = (shard.target_schema.clone(), pieces.remove(&shape.name));
-                let state = TableState::new(shard.hold.shard, shape.clone(), schema, columns, pieces);
+                let (schema, chunks) = (shard.target_schema.clone(), chunks.remove(&shape.name));
+                let state = TableState::new(shard.hold.shard, shape.clone(), schema, columns, chunks);
                 tables.insert(shape.oid, state);
             }
         }

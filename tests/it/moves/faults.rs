@@ -46,7 +46,7 @@ async fn crashed_broken_and_taken_over() {
     let writers = Writers::start(&world, 3).await;
     combine(&world, &[0, 1], "before applied", Fault::Source, Verb::Resume).await;
     combine(&world, &[2], "after ready", Fault::Target, Verb::Resume).await;
-    combine(&world, &[4, 5], "after a piece", Fault::Reset, Verb::Resume).await;
+    combine(&world, &[4, 5], "after a chunk", Fault::Reset, Verb::Resume).await;
     combine(&world, &[6], "after swap", Fault::Sleep, Verb::Resume).await;
     combine(&world, &[7], "after drain", Fault::Sleep, Verb::Abort).await;
     let notes = writers.stop().await;

@@ -1,4 +1,4 @@
-//! Holes that were found when the design was attacked, against whole online moves: what the pieces' own tests show of each
+//! Holes that were found when the design was attacked, against whole online moves: what the chunks' own tests show of each
 //! part (`stream`, `fence::holes`) holds for all of them together.
 
 use std::time::Duration;
@@ -182,7 +182,7 @@ on_each_version! {
             ALTER TABLE {shard}.docs ALTER body SET STORAGE EXTERNAL").await;
         world.servers.app(0).await.batch_execute(
             "INSERT INTO shard_0000.docs SELECT n, 0, repeat(n::text, 3000) FROM generate_series(1, 60) n").await.unwrap();
-        let places = ["after slot", "after bounds", "in a piece", "after pieces", "after loaded", "after caught up", "after preset"];
+        let places = ["after slot", "after bounds", "in a chunk", "after chunks", "after loaded", "after caught up", "after preset"];
         meanwhile(&world, &places, |number| {
             let base = (number + 1) * 1000;
             format!("UPDATE shard_0000.docs SET id = id + {base} WHERE id % 7 = {number};
@@ -197,7 +197,7 @@ on_each_version! {
         let world = world(version, "CREATE TABLE {shard}.nodes (id int PRIMARY KEY, next int REFERENCES {shard}.nodes
                 DEFERRABLE INITIALLY DEFERRED, place int UNIQUE DEFERRABLE INITIALLY DEFERRED)").await;
         world.servers.app(0).await.batch_execute("BEGIN; INSERT INTO shard_0000.nodes VALUES (1, 2, 1), (2, 1, 2), (3, NULL, 3); COMMIT").await.unwrap();
-        let places = ["after slot", "after pieces", "after loaded", "after caught up", "after preset"];
+        let places = ["after slot", "after chunks", "after loaded", "after caught up", "after preset"];
         meanwhile(&world, &places, |number| {
             let id = 10 * (number + 1);
             format!("BEGIN; UPDATE shard_0000.nodes SET place = 3 - place WHERE place < 3;
@@ -214,7 +214,7 @@ on_each_version! {
     async fn hole_15_truncate_and_another_name(version) {
         let world = world(version, "CREATE TABLE {shard}.log (id int PRIMARY KEY, line text)").await;
         world.servers.app(0).await.batch_execute("INSERT INTO shard_0000.log SELECT n, 'old' FROM generate_series(1, 100) n").await.unwrap();
-        let places = ["after slot", "after bounds", "in a piece", "after pieces", "after loaded", "after caught up", "after preset"];
+        let places = ["after slot", "after bounds", "in a chunk", "after chunks", "after loaded", "after caught up", "after preset"];
         meanwhile(&world, &places, |number| {
             format!("TRUNCATE shard_0000.log; INSERT INTO shard_0000.log VALUES ({number}, 'new'), (500, 'x');
                 UPDATE shard_0000.log SET line = 'newer', id = id + 1")

@@ -54,7 +54,7 @@ fn spawn(world: &World, args: &[&str]) -> Child {
 }
 
 on_each_version! {
-    /// Another process sees pieces, bytes and WAL of a slow copy, has it stand still, and lets it go on.
+    /// Another process sees chunks, bytes and WAL of a slow copy, has it stand still, and lets it go on.
     async fn watched_paused_and_continued(version) {
         let world = World::new(&[version, other(version)], 16).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -86,7 +86,7 @@ on_each_version! {
         let lines = watched.ended(0).json();
         let shards = events(&lines, "shard");
         assert!(shards.iter().any(|line| line["wanted"] == "pause"), "{}", watched.stdout);
-        assert!(shards.iter().any(|line| line["pieces_copied"].as_u64() < line["pieces"].as_u64()), "{}", watched.stdout);
+        assert!(shards.iter().any(|line| line["chunks_copied"].as_u64() < line["chunks"].as_u64()), "{}", watched.stdout);
         assert!(shards.iter().any(|line| line["phase"] == "kept"), "{}", watched.stdout);
         assert!(events(&lines, "stream").iter().any(|line| line["wal_kept"].as_u64() > Some(0)), "{}", watched.stdout);
         let last = watched.last();
@@ -118,7 +118,7 @@ on_each_version! {
         let list = mover.progress(id.parse().unwrap()).await.unwrap();
         for shard in &list.shards {
             assert_eq!(shard.entry.wanted, pgshard::mover::Wanted::Hold);
-            assert!(shard.pieces.all > 0 && shard.pieces.verified == shard.pieces.all, "{shard:?}");
+            assert!(shard.chunks.all > 0 && shard.chunks.verified == shard.chunks.all, "{shard:?}");
         }
         // Until then it is not fenced.
         until(&db1, "SELECT bool_and(active) FROM pg_replication_slots").await;

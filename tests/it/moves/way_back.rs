@@ -47,7 +47,7 @@ async fn one_that_keeps_too_much_is_given_up() {
 async fn none_where_none_is_wanted() {
     let world = World::new(&[18, 15], 4).await;
     let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--no-way-back"];
-    let id = world.run_until(&args, "after pieces=kill").await.ended(-9).id();
+    let id = world.run_until(&args, "after chunks=kill").await.ended(-9).id();
     world.run(&["moves", "resume", &id]).await.ended(0);
     assert_eq!(streams(&world, 1).await, "");
     let db1 = world.servers.app(0).await;

@@ -115,7 +115,7 @@ impl World {
                     WHERE shard_id = {shard} AND phase NOT IN ('kept', 'completed', 'aborted')
                  UNION ALL SELECT 'an incoming row' FROM pgshard.incoming WHERE shard_id = {shard}
                  UNION ALL SELECT 'progress' FROM pgshard.progress WHERE shard_id = {shard} AND NOT {fed}
-                 UNION ALL SELECT 'pieces' FROM pgshard.chunk WHERE shard_id = {shard}
+                 UNION ALL SELECT 'chunks' FROM pgshard.chunk WHERE shard_id = {shard}
                  UNION ALL SELECT kind || ' in the ledger' FROM pgshard.ledger
                     WHERE shard_id = {shard} AND kind IN ('incoming', 'signpost')
                  UNION ALL SELECT 'the schema ' || nspname FROM pg_namespace

@@ -148,10 +148,10 @@ impl Meter {
     /// Notes how much is there. The rate, once there are two looks and something is missing.
     fn saw(&mut self, progress: &Progress) -> Option<Rate> {
         let copying = progress.shards.iter().filter(|shard| is_copied_now(shard));
-        let pieces: Vec<_> = copying.map(|shard| shard.pieces).collect();
-        let bytes = progress.shards.iter().map(|shard| shard.pieces.bytes).sum();
+        let chunks: Vec<_> = copying.map(|shard| shard.chunks).collect();
+        let bytes = progress.shards.iter().map(|shard| shard.chunks.bytes).sum();
         let now = Instant::now();
-        // Shards that have ended have no pieces any more.
+        // Shards that have ended have no chunks any more.
         if self.0.back().is_some_and(|(_, before)| *before > bytes) {
             self.0.clear();
         }
@@ -161,12 +161,12 @@ impl Meter {
         }
         let (since, before) = *self.0.front()?;
         let took = now.duration_since(since).as_secs_f64();
-        if pieces.is_empty() || took <= 0.0 {
+        if chunks.is_empty() || took <= 0.0 {
             return None;
         }
         let per_second = (bytes - before) as f64 / took;
-        let (all, copied) = pieces.iter().fold((0, 0), |(all, copied), of| (all + of.all, copied + of.copied));
-        let here: u64 = pieces.iter().map(|of| of.bytes).sum();
+        let (all, copied) = chunks.iter().fold((0, 0), |(all, copied), of| (all + of.all, copied + of.copied));
+        let here: u64 = chunks.iter().map(|of| of.bytes).sum();
         let left = (copied > 0 && per_second > 0.0).then(|| {
             let missing = here as f64 / copied as f64 * all.saturating_sub(copied) as f64;
             Duration::try_from_secs_f64(missing / per_second).unwrap_or_default()
@@ -176,7 +176,7 @@ impl Meter {
 }
 
 fn is_copied_now(shard: &ShardProgress) -> bool {
-    shard.entry.mode == Mode::Online && shard.entry.phase <= Phase::Prepared && shard.pieces.copied < shard.pieces.all
+    shard.entry.mode == Mode::Online && shard.entry.phase <= Phase::Prepared && shard.chunks.copied < shard.chunks.all
 }
 
 /// All of it, as a table and a line for each stream.
@@ -186,7 +186,7 @@ fn table(progress: &Progress, rate: Option<Rate>) -> String {
         ("from", Align::Left),
         ("to", Align::Left),
         ("phase", Align::Left),
-        ("pieces", Align::Right),
+        ("chunks", Align::Right),
         ("bytes", Align::Right),
         ("attempt", Align::Right),
         ("", Align::Left),
@@ -198,7 +198,7 @@ fn table(progress: &Progress, rate: Option<Rate>) -> String {
             entry.source.to_string(),
             entry.target.to_string(),
             entry.phase.to_string(),
-            pieces(shard).unwrap_or_else(|| "-".to_owned()),
+            chunks(shard).unwrap_or_else(|| "-".to_owned()),
             bytes(shard).map_or_else(|| "-".to_owned(), size),
             entry.attempt.to_string(),
             remarks(shard).join("; "),
@@ -213,15 +213,15 @@ fn table(progress: &Progress, rate: Option<Rate>) -> String {
 }
 
 /// `3/12`; with how many were compared, once one was.
-fn pieces(shard: &ShardProgress) -> Option<String> {
-    let of = shard.pieces;
+fn chunks(shard: &ShardProgress) -> Option<String> {
+    let of = shard.chunks;
     let compared = if of.verified > 0 { format!(", {} compared", of.verified) } else { String::new() };
     (of.all > 0).then(|| format!("{}/{}{compared}", of.copied, of.all))
 }
 
 fn bytes(shard: &ShardProgress) -> Option<u64> {
     let written = shard.entry.bytes.and_then(|bytes| u64::try_from(bytes).ok());
-    written.or((shard.pieces.all > 0).then_some(shard.pieces.bytes))
+    written.or((shard.chunks.all > 0).then_some(shard.chunks.bytes))
 }
 
 /// What else there is to say of a shard.
@@ -288,7 +288,7 @@ impl Told {
         for shard in &progress.shards {
             // Neither a rate nor a lease that was renewed is news.
             let mut news = vec![shard.entry.phase.to_string()];
-            news.extend(pieces(shard).map(|pieces| format!("{pieces} pieces")));
+            news.extend(chunks(shard).map(|chunks| format!("{chunks} chunks")));
             news.extend(bytes(shard).map(size));
             if shard.entry.attempt > 0 {
                 news.push(format!("attempt {}", shard.entry.attempt));
@@ -348,9 +348,9 @@ enum Line<'a> {
         phase: &'static str,
         wanted: &'static str,
         attempt: i32,
-        pieces: u64,
-        pieces_copied: u64,
-        pieces_compared: u64,
+        chunks: u64,
+        chunks_copied: u64,
+        chunks_compared: u64,
         rows: u64,
         bytes: u64,
         bytes_per_second: Option<u64>,
@@ -378,7 +378,7 @@ enum Line<'a> {
 
 impl Line<'_> {
     fn shard(shard: &ShardProgress, rate: Option<Rate>) -> Line<'_> {
-        let (entry, pieces) = (&shard.entry, shard.pieces);
+        let (entry, chunks) = (&shard.entry, shard.chunks);
         Line::Shard {
             shard: entry.shard,
             source: entry.source.as_str(),
@@ -386,10 +386,10 @@ impl Line<'_> {
             phase: entry.phase.as_str(),
             wanted: entry.wanted.as_str(),
             attempt: entry.attempt,
-            pieces: pieces.all,
-            pieces_copied: pieces.copied,
-            pieces_compared: pieces.verified,
-            rows: entry.rows.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(pieces.rows),
+            chunks: chunks.all,
+            chunks_copied: chunks.copied,
+            chunks_compared: chunks.verified,
+            rows: entry.rows.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(chunks.rows),
             bytes: bytes(shard).unwrap_or(0),
             bytes_per_second: rate.map(|rate| rate.per_second as u64),
             left_ms: rate.and_then(|rate| rate.left).map(|left| left.as_millis() as u64),
