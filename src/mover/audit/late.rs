@@ -3,7 +3,7 @@
 //!
 //! Invariant: what may have been written to since is called "not audited", however it differs.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio_postgres::types::ToSql;
 
@@ -130,20 +130,58 @@ impl Place {
         Place(format!("{}.{}", quote_ident(schema), quote_ident(table)))
     }
 
-    /// Whether a table may have been written to by a younger transaction than one: it has a row of such a one, or rows are missing, and
-    /// some were deleted since the server counts. (What the mover itself deleted is counted too.)
-    ///
-    /// Locks: ACCESS SHARE on the table, for one statement.
+    /// Whether a table may have been written to by a younger transaction than one. A row of such a one tells; that rows were
+    /// deleted, only the server's statistics do. They begin anew with a crash, and then know of fewer rows than there are; and
+    /// before PostgreSQL 15 an idle session may keep what it has counted to itself. What they cannot tell may have been.
+    /// (What the mover itself deleted is counted too.)
     async fn written(&self, session: &Session, since: &str, entry: &Entry, missing: bool) -> Result<bool, Error> {
+        let told = self.told(session, since, entry).await?;
+        if told.younger || !missing {
+            return Ok(told.younger);
+        }
+        if told.may_have_deleted() || facts::version(session).await? < COUNTED_SINCE {
+            return Ok(true);
+        }
+        tokio::time::sleep(COUNTED_WITHIN).await;
+        let told = self.told(session, since, entry).await?;
+        Ok(told.younger || told.may_have_deleted())
+    }
+
+    /// Locks: ACCESS SHARE on the table, for one statement.
+    async fn told(&self, session: &Session, since: &str, entry: &Entry) -> Result<Told, Error> {
         let (what, Place(name)) = ("looking for later writes", self);
         let sql = format!(
-            "SELECT EXISTS (SELECT FROM ONLY {name} WHERE age(xmin) < coalesce(({since}), 2147483647)),
-                pg_stat_get_tuples_deleted($3::text::regclass)"
+            "SELECT coalesce(bool_or(age(xmin) < coalesce(({since}), 2147483647)), false), count(*),
+                pg_stat_get_tuples_inserted($3::text::regclass), pg_stat_get_tuples_deleted($3::text::regclass)
+             FROM ONLY {name}"
         );
         let params: [&(dyn ToSql + Sync); 3] = [entry.id.uuid(), &entry.shard.as_i32(), name];
         let row = session.row(what, &sql, &params).await?;
-        let read = || Ok((row.try_get::<_, bool>(0)?, row.try_get::<_, i64>(1)?));
-        let (younger, deleted) = read().map_err(|error| session.failed(what, error))?;
-        Ok(younger || missing && deleted > 0)
+        let read = || {
+            let [rows, inserted, deleted] = [row.try_get(1)?, row.try_get(2)?, row.try_get(3)?];
+            Ok(Told { younger: row.try_get(0)?, rows, inserted, deleted })
+        };
+        read().map_err(|error| session.failed(what, error))
+    }
+}
+
+/// The first version whose idle sessions give to the statistics what they have counted.
+const COUNTED_SINCE: u32 = 150_000;
+
+/// They do so ten seconds later at the latest (PGSTAT_IDLE_INTERVAL).
+const COUNTED_WITHIN: Duration = Duration::from_secs(11);
+
+/// What a table and the server's statistics tell of later writes.
+struct Told {
+    /// It has a row of a younger transaction.
+    younger: bool,
+    rows: i64,
+    inserted: i64,
+    deleted: i64,
+}
+
+impl Told {
+    fn may_have_deleted(&self) -> bool {
+        self.deleted > 0 || self.inserted < self.rows
     }
 }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use pgshard::dev::StopMode;
 use pgshard::mover::{AuditState, Error, Failpoint, Options, Phase};
 use serde_json::Value;
 use tokio::process::Child;
@@ -247,6 +248,7 @@ on_each_version! {
             (1, "before audit=kill", "UPDATE shard_0001.notes SET line = 'y' WHERE id = 'old'", "not audited"),
             (2, "after open=kill", "", "audited"),
             (3, "before audit=kill", "ALTER TABLE shard_0003.notes ADD COLUMN more text", "not audited"),
+            (5, "before audit=kill", "DELETE FROM shard_0005.notes WHERE id = 'old'", "not audited"),
         ] {
             let args = ["move", &shard.to_string(), "--to", "db2", "--yes", "--mode", "online"];
             world.run_until(&args, failpoint).await.ended(-9);
@@ -261,6 +263,10 @@ on_each_version! {
             }
             if !meanwhile.is_empty() {
                 db2.batch_execute(meanwhile).await.unwrap();
+            }
+            if shard == 5 {
+                // What was deleted before a crash, the server does not know any more.
+                tokio::task::block_in_place(|| world.servers.server(1).restart(StopMode::Immediate)).unwrap();
             }
             let done = world.run(&["moves", "resume", &id]).await.ended(0).last();
             assert_eq!(done["audits"][shard.to_string()]["state"], expected, "{done}");
