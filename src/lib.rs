@@ -122,9 +122,8 @@ mod trials;
 
 pub use config::connect;
 pub use router::Router;
-pub use shard::{
-    Key, KeyKind, KeyKindError, KeyTextError, NoSuchShard, PrefixError, SchemaPrefix, ShardCount, ShardId,
-};
+pub use shard::NoSuchShard;
+pub use shard::{Key, KeyKind, KeyKindError, KeyTextError, PrefixError, SchemaPrefix, ShardCount, ShardId};
 
 /// The README's Rust is compiled with the documentation's other examples.
 #[cfg(doctest)]
