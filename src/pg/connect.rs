@@ -1,14 +1,21 @@
 //! Opening a connection.
 
+use std::cmp::Reverse;
 use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::identity::{self, Impostor, Record, Seen, Server};
 use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
 use super::tls::{SslMode, TlsError};
@@ -20,6 +27,8 @@ pub struct Connection {
     driver: JoinHandle<()>,
     /// What a request to cancel needs of TLS.
     tls: Option<MakeRustlsConnect>,
+    /// Who it is that answers, as it said when the connection was opened.
+    server: Server,
 }
 
 /// Why a connection cannot be opened.
@@ -58,16 +67,52 @@ pub enum ConnectError {
         /// The limit.
         timeout_ms: u128,
     },
+    /// The server takes no writes and is to, or takes some and is not to.
+    #[error("{to}: {address} is not what target_session_attrs asks for: it {}", if *read_only { "takes no writes" } else { "takes writes" })]
+    OtherRole {
+        /// `user@address/database`.
+        to: String,
+        /// The one of its addresses.
+        address: String,
+        /// Whether it takes none.
+        read_only: bool,
+    },
+    /// The server is not, or not any more, the one that belongs under this name. Nothing was sent to it.
+    #[error("{to}: {address} is not connected to")]
+    Impostor {
+        /// `user@address/database`.
+        to: String,
+        /// The one of its addresses.
+        address: String,
+        /// Why.
+        source: Impostor,
+    },
+    /// Two servers take writes, and nothing tells which of them is the host.
+    #[error(
+        "{to}: both {first} and {second} take writes, and neither is known to be the later: stop the one that is not the host \
+         (docs/high-availability.md)"
+    )]
+    TwoPrimaries {
+        /// `user@address/database`.
+        to: String,
+        /// One address.
+        first: String,
+        /// The other.
+        second: String,
+    },
 }
 
 impl ConnectOptions {
     /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string says otherwise.
     ///
-    /// Several addresses are tried one after the other, the one that answered last first. `connect_timeout` bounds the way to
-    /// each, and twice that the whole of it (a server that takes the connection but then says nothing is caught too).
+    /// Several addresses are tried one after the other, the one that answered last first; for the first connection all are asked, and
+    /// the primary of the latest timeline is taken. `connect_timeout` bounds the way to each, and twice that the whole of it (a server
+    /// that takes the connection but then says nothing is caught too). The server is asked who it is, in one round trip. Once a
+    /// later timeline of the host is known, to any clone of these options, connections to an earlier one are closed.
     ///
     /// # Errors
-    /// When the password or certificates cannot be read, or the server cannot be reached, refuses, or is silent.
+    /// When the password or certificates cannot be read, or the server cannot be reached, refuses, is silent, or is not the one
+    /// that belongs there.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
@@ -92,12 +137,83 @@ impl ConnectOptions {
     }
 
     async fn open(&self, application_name: &str, heard: Option<Arc<Notify>>) -> Result<Connection, ConnectError> {
+        if self.known.is_settled() || self.addresses().len() < 2 || !self.is_for_primary() {
+            self.open_in_turn(application_name, heard).await
+        } else {
+            self.open_newest(application_name, heard).await
+        }
+    }
+
+    async fn open_in_turn(
+        &self,
+        application_name: &str,
+        heard: Option<Arc<Notify>>,
+    ) -> Result<Connection, ConnectError> {
         let mut last = None;
         for index in self.order() {
             // Boxed: with both ways to connect it is larger than everything around it.
-            match Box::pin(self.open_at(index, application_name, heard.clone())).await {
+            let reached = Box::pin(self.reach(index, application_name, heard.clone())).await;
+            let admitted = match reached.and_then(|connection| self.fit(index, connection)) {
+                Ok(connection) => self.admit(index, connection).await,
+                Err(error) => Err(error),
+            };
+            match admitted {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("a connection string names at least one address"))
+    }
+
+    /// The first connection of a process, where there are several addresses: all are asked, for the first in the text may be
+    /// a former primary. Once one has answered, the others have [`Self::OTHERS_MAX`].
+    async fn open_newest(
+        &self,
+        application_name: &str,
+        heard: Option<Arc<Notify>>,
+    ) -> Result<Connection, ConnectError> {
+        let ask = |index| {
+            let heard = heard.clone();
+            Box::pin(async move { (index, self.reach(index, application_name, heard).await) })
+        };
+        let order: Vec<usize> = self.order().collect();
+        let mut asked: FuturesUnordered<_> = order.iter().map(|index| ask(*index)).collect();
+        let (mut fitting, mut last, mut until) = (Vec::new(), None, None);
+        loop {
+            let next = match until {
+                None => asked.next().await,
+                Some(until) => tokio::time::timeout_at(until, asked.next()).await.unwrap_or_default(),
+            };
+            let Some((index, reached)) = next else { break };
+            match reached.and_then(|connection| self.fit(index, connection)) {
                 Ok(connection) => {
-                    self.remember(index);
+                    until.get_or_insert_with(|| Instant::now() + Self::OTHERS_MAX);
+                    fitting.push((index, connection));
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        drop(asked);
+        let known = self.record();
+        let is_host = |server: &Server| match (known, server.identity) {
+            (Some(known), Some(identity)) => known.judge(identity).is_ok(),
+            _ => true,
+        };
+        fitting.sort_by_key(|(index, connection)| {
+            let place = order.iter().position(|at| at == index);
+            (!is_host(&connection.server), Reverse(connection.server.timeline()), place)
+        });
+        if let [(one, first), (other, second), ..] = &fitting[..]
+            && is_host(&second.server)
+            && first.server.rivals(&second.server)
+        {
+            let (first, second) = (self.address(*one), self.address(*other));
+            return Err(ConnectError::TwoPrimaries { to: self.to_string(), first, second });
+        }
+        for (index, connection) in fitting {
+            match self.admit(index, connection).await {
+                Ok(connection) => {
+                    self.known.settle();
                     return Ok(connection);
                 }
                 Err(error) => last = Some(error),
@@ -106,7 +222,14 @@ impl ConnectOptions {
         Err(last.expect("a connection string names at least one address"))
     }
 
-    async fn open_at(
+    /// Asks every address who is there, all at the same time. Nobody is refused, and nothing is learned.
+    pub(crate) async fn ask_each(&self, application_name: &str) -> Vec<Result<Connection, ConnectError>> {
+        let ask = |index| Box::pin(self.reach(index, application_name, None));
+        join_all((0..self.addresses().len()).map(ask)).await
+    }
+
+    /// Opens a connection to one address and asks who is there.
+    pub(crate) async fn reach(
         &self,
         index: usize,
         application_name: &str,
@@ -114,6 +237,8 @@ impl ConnectOptions {
     ) -> Result<Connection, ConnectError> {
         let to = || self.to_string();
         let mut config = self.at(index);
+        // Asked with the rest.
+        config.target_session_attrs(TargetSessionAttrs::Any);
         if config.get_application_name().is_none() {
             config.application_name(application_name);
         }
@@ -125,28 +250,105 @@ impl ConnectOptions {
         }
         let limit = config.get_connect_timeout().copied().unwrap_or(Self::CONNECT_TIMEOUT) * 2;
         let refused = |source| ConnectError::Refused { to: to(), source };
-        let opened = async {
+        let open = async || {
+            let server = Server::default();
             if self.tls.mode == SslMode::Disable {
                 let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
-                return Ok(Connection { client, driver: drive(connection, heard), tls: None });
+                Ok(Connection { client, driver: drive(connection, heard.clone()), tls: None, server })
+            } else {
+                let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?;
+                let (client, connection) = config.connect(tls.clone()).await.map_err(refused)?;
+                Ok(Connection { client, driver: drive(connection, heard.clone()), tls: Some(tls), server })
             }
-            let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?;
-            let (client, connection) = config.connect(tls.clone()).await.map_err(refused)?;
-            Ok(Connection { client, driver: drive(connection, heard), tls: Some(tls) })
+        };
+        let opened = async {
+            let mut connection = open().await?;
+            connection.server = match connection.ask().await {
+                Ok(server) => server,
+                // Somebody has ended it: that is no word about the server.
+                Err(_) => {
+                    connection = open().await?;
+                    connection.ask().await.map_err(refused)?
+                }
+            };
+            Ok(connection)
         };
         match tokio::time::timeout(limit, opened).await {
             Ok(outcome) => outcome,
             Err(_) => Err(ConnectError::TimedOut { to: to(), timeout_ms: limit.as_millis() }),
         }
     }
+
+    /// The connection, if its server is of the kind that is asked for.
+    fn fit(&self, index: usize, connection: Connection) -> Result<Connection, ConnectError> {
+        let read_only = connection.server.read_only;
+        let wanted = match self.config.get_target_session_attrs() {
+            TargetSessionAttrs::ReadWrite => !read_only,
+            TargetSessionAttrs::ReadOnly => read_only,
+            _ => true,
+        };
+        let (to, address) = (|| self.to_string(), || self.address(index));
+        if wanted { Ok(connection) } else { Err(ConnectError::OtherRole { to: to(), address: address(), read_only }) }
+    }
+
+    /// Takes the connection as one to the host, if the server is the host.
+    async fn admit(&self, index: usize, connection: Connection) -> Result<Connection, ConnectError> {
+        let admit = || self.known.admit(connection.server, connection.driver.abort_handle());
+        let mut admitted = admit();
+        if admitted.is_err() {
+            // The same host by an operator's word?
+            let records = tokio::time::timeout(Self::OTHERS_MAX, identity::own_records(&connection)).await;
+            if self.known.accept(&records.unwrap_or_default()) {
+                admitted = admit();
+            }
+        }
+        admitted.map_err(|source| self.impostor(index, source))?;
+        self.remember(index);
+        Ok(connection)
+    }
+
+    fn impostor(&self, index: usize, source: Impostor) -> ConnectError {
+        ConnectError::Impostor { to: self.to_string(), address: self.address(index), source }
+    }
+
+    /// Takes in what is known of the host from elsewhere, and closes all connections to servers that are not the host by it.
+    pub(crate) fn learn(&self, record: Record) {
+        self.known.learn(record);
+    }
+
+    /// What is known of the host.
+    pub(crate) fn record(&self) -> Option<Record> {
+        self.known.record()
+    }
+
+    /// Whether the server of a connection that was just opened is still the host, by what was learned since.
+    pub(crate) fn is_host(&self, connection: &Connection) -> Result<(), ConnectError> {
+        match (self.record(), connection.server.identity) {
+            (Some(known), Some(identity)) => known.judge(identity).map_err(|why| self.impostor(self.first(), why)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes in who answered at an address. Where it is a later primary, connections begin with it from now on, and those to
+    /// an earlier one are closed.
+    pub(crate) fn learn_of(&self, index: usize, server: Server) -> Seen {
+        let seen = self.known.learn_of(server);
+        if seen == Seen::Later {
+            self.remember(index);
+        }
+        seen
+    }
 }
 
 impl ConnectError {
-    /// Whether the server could not be spoken with, or (where `target_session_attrs` asks for one that takes writes) none
-    /// of them takes any: what passes, and what another try at once does not help with. Not when it answered with an error.
+    /// Whether the server could not be spoken with, or none that answered is the host's primary: what passes, and what another
+    /// try at once does not help with. Not when it answered with an error.
     pub fn is_unreachable(&self) -> bool {
         match self {
-            ConnectError::TimedOut { .. } => true,
+            ConnectError::TimedOut { .. }
+            | ConnectError::OtherRole { .. }
+            | ConnectError::Impostor { .. }
+            | ConnectError::TwoPrimaries { .. } => true,
             ConnectError::Refused { source, .. } => {
                 let cause = std::error::Error::source(source).and_then(|cause| cause.downcast_ref::<std::io::Error>());
                 // Of a handshake that failed the library speaks as of invalid data.
@@ -188,6 +390,16 @@ impl Connection {
     /// The driver's client.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// Who answers, as it said when the connection was opened.
+    pub fn server(&self) -> Server {
+        self.server
+    }
+
+    /// Asks the server who it is; a standby may have become a primary.
+    pub(crate) async fn ask(&self) -> Result<Server, tokio_postgres::Error> {
+        identity::ask(&self.client).await
     }
 
     /// Asks the server, over a connection of its own, to end the statement that runs on this one. Whether one runs, and

@@ -5,6 +5,7 @@
 //! goes into SQL goes through [`quote_ident`] or [`quote_literal`].
 
 mod connect;
+mod identity;
 mod options;
 mod password;
 mod quote;
@@ -15,6 +16,8 @@ mod template;
 mod tls;
 
 pub use connect::{ConnectError, Connection};
+pub use identity::{Identity, Impostor, Record, Server};
+pub(crate) use identity::{Seen, record};
 pub use options::{ConnectOptions, OptionsError};
 pub use password::{Password, PasswordError};
 pub use quote::{quote_ident, quote_literal};

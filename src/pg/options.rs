@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
 
+use super::identity::Known;
 use super::password::Password;
 use super::service;
 use super::tls::{SslMode, TlsOptions, put_key, take_keys};
@@ -24,6 +25,8 @@ pub struct ConnectOptions {
     pub(super) password: Password,
     /// The address that answered last, for all clones.
     answered: Arc<AtomicUsize>,
+    /// Which server it is, for all clones.
+    pub(super) known: Arc<Known>,
 }
 
 /// Why a connection string is refused. The text itself is not repeated: it may hold a password.
@@ -90,6 +93,9 @@ fn named(files: &[PathBuf]) -> String {
 impl ConnectOptions {
     /// How long one address may take to answer, unless the string says `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+    /// How long a server that has answered waits for what other addresses say, before it is taken for the host.
+    pub(super) const OTHERS_MAX: Duration = Duration::from_secs(2);
 
     /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
     /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say itself is taken from that section
@@ -192,7 +198,7 @@ impl ConnectOptions {
             Some(given) => Password::Given(String::from_utf8_lossy(given).into_owned()),
             None => Password::Standard,
         };
-        Ok(ConnectOptions { config, tls, password, answered: Arc::default() })
+        Ok(ConnectOptions { config, tls, password, answered: Arc::default(), known: Arc::default() })
     }
 
     /// The same options with another source of the password.
@@ -215,7 +221,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of them is left out.
+    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of them is left out. What is known of
+    /// the host is known to all of them.
     pub fn each_address(&self) -> Vec<ConnectOptions> {
         let one = |index| {
             let mut config = self.at(index);
@@ -257,6 +264,21 @@ impl ConnectOptions {
     /// The environment and files that the password is looked for in; never the password.
     pub fn password(&self) -> &Password {
         &self.password
+    }
+
+    /// Whether a server that takes writes may be wanted.
+    pub(crate) fn is_for_primary(&self) -> bool {
+        self.config.get_target_session_attrs() != TargetSessionAttrs::ReadOnly
+    }
+
+    /// The address that a new connection begins with.
+    pub(crate) fn first(&self) -> usize {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// One of the addresses, as in [`ConnectOptions::addresses`].
+    pub(crate) fn address(&self, index: usize) -> String {
+        self.addresses().swap_remove(index)
     }
 
     /// How many addresses there are.

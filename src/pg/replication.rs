@@ -15,12 +15,17 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_postgres::config::{ChannelBinding, Host};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 
+use super::identity::{self, Identity};
 use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
 use super::tls::{SslMode, TlsError};
 
 /// A message longer than this is none: PostgreSQL's own limit for one allocation.
 const LONGEST_MESSAGE: usize = 0x3fff_ffff;
+
+/// System identifier and, of a primary, the log file that it writes, which begins with its timeline.
+const WHO: &str = "SELECT pg_catalog.concat_ws(' ', (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
+    CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END)";
 
 /// Room that is read into at once.
 const READ_BYTES: usize = 64 * 1024;
@@ -122,34 +127,47 @@ pub(crate) struct Writer {
 }
 
 impl ConnectOptions {
-    /// Opens a connection in replication mode to the host's primary: of several addresses, the first that takes it and is
-    /// not in recovery.
+    /// Opens a connection in replication mode to the host's primary: of several addresses, the first that takes it, is not in
+    /// recovery, and not a former primary; the one that answered last is tried first.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub(crate) async fn replicate(&self, application_name: &str) -> Result<Replication, ReplicationError> {
-        let count = self.addresses().len().max(1);
         let mut failed = None;
-        for index in 0..count {
+        for index in self.order() {
             let limit = self.config.get_connect_timeout().copied().unwrap_or(Self::CONNECT_TIMEOUT) * 2;
-            let opened = tokio::time::timeout(limit, self.replicate_with(index, application_name)).await;
+            let opened = async {
+                let mut connection = self.replicate_with(index, application_name).await?;
+                self.check_primary(index, &mut connection).await?;
+                Ok(connection)
+            };
+            let opened = tokio::time::timeout(limit, opened).await;
             let opened = opened.unwrap_or_else(|_| {
                 Err(ReplicationError::TimedOut { to: self.to_string(), timeout_ms: limit.as_millis() })
             });
             match opened {
-                Ok(mut connection) => {
-                    if count == 1
-                        || connection.value("SELECT pg_catalog.pg_is_in_recovery()").await?.as_deref() != Some("t")
-                    {
-                        return Ok(connection);
-                    }
-                    let what = format!("address {} of it is a standby", index + 1);
-                    failed = Some(ReplicationError::Unsupported { to: self.to_string(), what });
-                }
+                Ok(connection) => return Ok(connection),
                 Err(error) => failed = Some(error),
             }
         }
         Err(failed.expect("at least one address was tried"))
+    }
+
+    /// That the server writes the timeline at which the host is known. One that does not say, is taken.
+    async fn check_primary(&self, index: usize, connection: &mut Replication) -> Result<(), ReplicationError> {
+        let unfit = |what: String| ReplicationError::Unsupported { to: self.to_string(), what };
+        let said = match connection.value(WHO).await {
+            Ok(said) => said.unwrap_or_default(),
+            Err(ReplicationError::Refused { .. }) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut words = said.split(' ');
+        let Some(system) = words.next().and_then(|system| system.parse().ok()) else { return Ok(()) };
+        let Some(timeline) = words.next().and_then(identity::timeline) else {
+            return Err(unfit(format!("address {} of it is a standby", index + 1)));
+        };
+        let judged = self.record().map(|known| known.judge(Identity { system, timeline: Some(timeline) }));
+        judged.unwrap_or(Ok(())).map_err(|why| unfit(format!("{} is not connected to: {why}", self.address(index))))
     }
 
     async fn replicate_with(&self, index: usize, application_name: &str) -> Result<Replication, ReplicationError> {

@@ -11,8 +11,10 @@ use tokio::sync::Semaphore;
 use super::circuit::Circuit;
 use super::error::{Error, HostDiffers, LookUpError, PoolPhase, Queue};
 use super::look::Questions;
+use super::lookout::Lookout;
 use super::metrics::HostMetrics;
 use super::options::{HostOptions, Options, PrepareMode};
+use super::peers::Peers;
 use super::places::Places;
 use super::replica::Replicas;
 use super::room::Room;
@@ -46,10 +48,11 @@ impl Host {
     const CANCELS_MAX: usize = 4;
 
     /// Makes the pools; no connection is opened.
-    pub(super) fn new(host: &HostOptions, options: &Options, room: Option<&Arc<Room>>) -> Host {
+    pub(super) fn new(host: &HostOptions, options: &Options, room: Option<&Arc<Room>>, peers: &Arc<Peers>) -> Host {
         let met = Arc::<AtomicBool>::default();
         let connect = || host.connect.clone();
         let circuit = Arc::new(Circuit::new(connect(), options.application_name.clone(), options.create_max));
+        let lookout = Arc::new(Lookout::new(host.name.clone(), connect(), options.application_name.clone()));
         let cancels = Arc::new(Semaphore::new(Self::CANCELS_MAX));
         let learned = (host.prepare == PrepareMode::Unnamed).then(|| Arc::new(Learned::new()));
         let pool = |size: usize, wait_max, statements_max, room: Option<&Arc<Room>>| {
@@ -66,6 +69,8 @@ impl Host {
                     Some(learned) => Statements::Unnamed(learned.clone()),
                 },
                 circuit: circuit.clone(),
+                lookout: lookout.clone(),
+                peers: peers.clone(),
                 room: room.cloned(),
                 cancels: cancels.clone(),
                 recycle: options.recycle,
@@ -74,7 +79,7 @@ impl Host {
             pool.build().expect("a pool with timeouts was given its runtime")
         };
         let size = u32::try_from(host.pool_size).unwrap_or(u32::MAX);
-        let replicas = Replicas::new(host, options, room);
+        let replicas = Replicas::new(host, options, room, peers);
         let host = Host {
             name: host.name.clone(),
             // A place is only asked for its connection when it is free.

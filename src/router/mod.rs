@@ -24,8 +24,10 @@ mod host;
 mod kind;
 mod lane;
 mod look;
+mod lookout;
 mod metrics;
 mod options;
+mod peers;
 mod places;
 mod raw;
 mod reads;
@@ -52,6 +54,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 
 use self::host::Host;
+use self::peers::Peers;
 use self::room::Room;
 use self::routing::{Inner, Snapshot};
 use self::sql::SqlCache;
@@ -87,13 +90,16 @@ impl Router {
     /// A router for these hosts. No connection is opened before it is needed.
     pub fn new(options: Options) -> Router {
         let room = options.max_connections.map(|max| Arc::new(Room::new(max, options.wait_max)));
-        let host = |host| Arc::new(Host::new(host, &options, room.as_ref()));
+        let peers = Arc::<Peers>::default();
+        options.hosts.iter().for_each(|host| peers.add(&host.name, &host.connect));
+        let host = |host| Arc::new(Host::new(host, &options, room.as_ref(), &peers));
         let hosts = options.hosts.iter().map(|options| (options.name.clone(), host(options)));
         metrics::map_version(options.map.version());
         Router(Arc::new(Inner {
             shards: options.map.shards(),
             hosts: ArcSwap::from_pointee(hosts.collect()),
             room: room.clone(),
+            peers: peers.clone(),
             snapshot: ArcSwap::from_pointee(Snapshot::new(options.map.clone())),
             prefix: options.prefix.clone(),
             key: options.key,

@@ -21,6 +21,7 @@ use tokio_postgres::types::PgLsn;
 use super::error::LookUpError;
 use super::host::Host;
 use super::options::{HostOptions, Options};
+use super::peers::Peers;
 use super::room::Room;
 use super::session::Prepare;
 use super::sql::{Rendered, Sql};
@@ -119,11 +120,11 @@ impl Primary {
 
 impl Replicas {
     /// No connection is opened.
-    pub(super) fn new(host: &HostOptions, options: &Options, room: Option<&Arc<Room>>) -> Replicas {
+    pub(super) fn new(host: &HostOptions, options: &Options, room: Option<&Arc<Room>>, peers: &Arc<Peers>) -> Replicas {
         let standby = |connect: &ConnectOptions| {
             let own = HostOptions { connect: connect.clone(), replicas: Vec::new(), ..host.clone() };
             Arc::new(Standby {
-                host: Host::new(&own, options, room),
+                host: Host::new(&own, options, room, peers),
                 address: connect.addresses().join(","),
                 fresh_at: Mutex::new(None),
                 replayed: watch::Sender::new(0),

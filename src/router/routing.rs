@@ -11,6 +11,7 @@ use tokio::task::AbortHandle;
 use super::error::Error;
 use super::host::Host;
 use super::options::Options;
+use super::peers::Peers;
 use super::room::Room;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
@@ -30,6 +31,8 @@ pub(super) struct Inner {
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
     /// What the pools of all hosts share.
     pub(super) room: Option<Arc<Room>>,
+    /// What hosts have recorded of each other.
+    pub(super) peers: Arc<Peers>,
     /// What pools are made from; its hosts and map are those of the start.
     pub(super) options: Options,
     /// When the source of hosts last did not know one.
@@ -113,7 +116,8 @@ impl Inner {
             *unknown_at = Some(Instant::now());
             return None;
         };
-        let host = Arc::new(Host::new(&options, &self.options, self.room.as_ref()));
+        self.peers.add(&options.name, &options.connect);
+        let host = Arc::new(Host::new(&options, &self.options, self.room.as_ref(), &self.peers));
         tracing::info!(host = name, "met a host that was added");
         self.hosts.rcu(|hosts| {
             let mut hosts = HashMap::clone(hosts);

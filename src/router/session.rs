@@ -19,7 +19,9 @@ use tokio_postgres::{Client, Row, Statement};
 use super::circuit::Circuit;
 use super::error::HostDiffers;
 use super::kind::Kind;
+use super::lookout::Lookout;
 use super::options::Recycle;
+use super::peers::Peers;
 use super::places::Place;
 use super::room::Room;
 use super::sql::Rendered;
@@ -61,6 +63,8 @@ pub(super) struct Manager {
     /// Whether a connection was had to the host, and found to lead to one of this cluster.
     pub(super) met: Arc<AtomicBool>,
     pub(super) circuit: Arc<Circuit>,
+    pub(super) lookout: Arc<Lookout>,
+    pub(super) peers: Arc<Peers>,
     /// Among the connections to all hosts. `None`: without limit.
     pub(super) room: Option<Arc<Room>>,
     /// Requests to cancel that are on their way to the host.
@@ -90,8 +94,8 @@ pub(super) enum OpenError {
 
 impl Manager {
     /// On the first connection to a host: whether it makes shards of keys as this router does. A host that has recorded nothing
-    /// is none of a cluster, and says so to every statement.
-    async fn meet(&self, connection: &Connection) -> Result<(), HostDiffers> {
+    /// is none of a cluster, and says so to every statement. Then what it has recorded of the other hosts and itself.
+    async fn meet(&self, connection: &Connection) -> Result<(), OpenError> {
         if self.met.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -99,11 +103,13 @@ impl Manager {
         if let Ok([row]) = recorded.as_deref() {
             let (shards, key): (i32, String) = (row.get(0), row.get(1));
             if shards != i32::from(self.shards.get()) {
-                return Err(HostDiffers::Shards { recorded: shards, config: self.shards });
+                return Err(HostDiffers::Shards { recorded: shards, config: self.shards }.into());
             }
             if key != self.key.as_str() {
-                return Err(HostDiffers::Key { recorded: key, config: self.key });
+                return Err(HostDiffers::Key { recorded: key, config: self.key }.into());
             }
+            self.peers.ask(connection).await;
+            self.connect.is_host(connection)?;
             self.met.store(true, Ordering::Relaxed);
         }
         Ok(())
@@ -131,6 +137,7 @@ impl managed::Manager for Manager {
             Ok(opened) => opened,
             Err(_) => Err(OpenError::Connect(self.circuit.timed_out())),
         }?;
+        self.lookout.start();
         let statements = match &self.statements {
             Statements::Named { max } => Prepared::Named(NonZeroUsize::new(*max).map(|max| LruCache::new(max).into())),
             Statements::Unnamed(learned) => Prepared::Unnamed(learned.clone()),

@@ -31,7 +31,7 @@ struct Step {
     sql: &'static str,
 }
 
-const STEPS: [Step; 4] = [
+const STEPS: [Step; 5] = [
     Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") },
     Step {
         version: 2,
@@ -40,6 +40,7 @@ const STEPS: [Step; 4] = [
     },
     Step { version: 3, name: "mover", sql: include_str!("../../migrations/control/0003_mover.sql") },
     Step { version: 4, name: "audit", sql: include_str!("../../migrations/control/0004_audit.sql") },
+    Step { version: 5, name: "identity", sql: include_str!("../../migrations/control/0005_identity.sql") },
 ];
 
 /// The version of the control schema that this pgshard works with.

@@ -15,6 +15,7 @@ mod facts;
 mod fault;
 mod finding;
 pub mod fingerprint;
+mod identity;
 mod made;
 mod measure;
 pub mod migrate;
@@ -42,6 +43,7 @@ pub use facts::{
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};
+pub use identity::{AcceptError, Identities, RecordError, accept, identities};
 pub use made::{MadeSet, RESTORE, lacking_on};
 pub use measure::{Measure, measure};
 pub use migrate::migrate;

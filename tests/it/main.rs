@@ -17,6 +17,7 @@ mod ids;
 mod keys;
 mod migrate;
 mod moves;
+mod primaries;
 mod races;
 mod restored;
 mod router;

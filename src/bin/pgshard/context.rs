@@ -8,12 +8,13 @@ use pgshard::ShardId;
 use pgshard::config::{Config, ConfigError, ConfigStore, HostConfig};
 use pgshard::id::Epoch;
 use pgshard::map::{HostName, ShardMap};
+use pgshard::pg::ConnectOptions;
 use pgshard::router::{HostOptions, Options, Router};
-use pgshard::schema::{self, Cluster, Migrations, Survey};
+use pgshard::schema::{self, Cluster, Identities, Migrations, Severity, Survey};
 use pgshard::store::StoreError;
 
 use crate::exit::Exit;
-use crate::failure::Failure;
+use crate::failure::{Failure, chain};
 
 /// The config that `--config` names, else the one that is found.
 ///
@@ -48,12 +49,47 @@ pub(crate) fn store(config: &Config) -> ConfigStore {
 
 /// What every host of the config says, all asked at the same time; each has its connection's timeout to answer.
 pub(crate) async fn survey(config: &Config) -> Survey {
-    schema::survey(config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()))).await
+    schema::survey(all_hosts(config)).await
 }
 
 /// The same with the hosts' clocks.
 pub(crate) async fn survey_with_clocks(config: &Config) -> Survey {
-    schema::survey_with_clocks(config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()))).await
+    schema::survey_with_clocks(all_hosts(config)).await
+}
+
+/// The hosts of the config by name.
+pub(crate) fn all_hosts(config: &Config) -> Vec<(HostName, ConnectOptions)> {
+    config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect()
+}
+
+/// Sees to it that every host is the server that belongs under its name, before anything is written: all addresses are asked, and what
+/// they say is kept in mind by all connections of this process.
+///
+/// # Errors
+/// With [`Exit::Refused`] where two servers take the writes of a host, or one does that is not the host.
+pub(crate) async fn identities(config: &Config) -> Result<Identities, Failure> {
+    let identities = schema::identities(all_hosts(config)).await;
+    let alarms: Vec<String> = identities
+        .findings()
+        .into_iter()
+        .filter(|finding| finding.severity == Severity::Alarm)
+        .map(|finding| {
+            let host = finding.host.as_ref().map_or("?", HostName::as_str);
+            format!("{host}: {}\n  remedy: {}", finding.message, finding.remedy)
+        })
+        .collect();
+    if !alarms.is_empty() {
+        return Err(Failure::several(Exit::Refused, alarms));
+    }
+    identities.teach(all_hosts(config));
+    Ok(identities)
+}
+
+/// Has the hosts record what is new of each other. A role that may not write that, leaves it to another.
+pub(crate) async fn record(identities: &Identities, config: &Config) {
+    for error in identities.record(&all_hosts(config)).await {
+        tracing::debug!(host = %error.host, error = chain(&error).join(": "), "not recorded");
+    }
 }
 
 /// A router over all hosts. No connection is opened yet.

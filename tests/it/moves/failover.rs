@@ -7,21 +7,6 @@ use tokio_postgres::Client;
 
 use crate::support::{Ran, World, lines};
 
-/// Two hosts and a standby of one of them, which the config names as that host's other address.
-async fn with_standby(version: u32, primary: usize) -> World {
-    let world = World::with_spare(&[version, version, version], 2).await;
-    tokio::task::block_in_place(|| world.servers.make_standby(version, 2, primary));
-    let [first, second] = [primary, 2].map(|host| world.servers.server(host).port());
-    let config = std::fs::read_to_string(&world.config.path).unwrap();
-    let both = format!(":{first},127.0.0.1:{second}/");
-    let config = config.replace(&format!(":{first}/"), &both);
-    let at = config.find(&both).expect("the host has a url");
-    let end = at + config[at..].find('"').expect("it ends");
-    let config = format!("{}?target_session_attrs=read-write{}", &config[..end], &config[end..]);
-    world.write("pgshard.toml", &config);
-    world
-}
-
 /// Waits until a query gives true.
 async fn until(client: &Client, sql: &str) {
     for _ in 0..3000 {
@@ -73,7 +58,7 @@ on_each_version! {
     /// The target fails over while the shards wait before their fence. The slot has confirmed what the promoted server lacks: the
     /// mover says so, and a resume copies again.
     async fn of_the_target(version) {
-        let world = with_standby(version, 1).await;
+        let world = World::with_standby(version, 2, 1).await;
         let db1 = world.servers.app(0).await;
         // Both shards are on db1.
         let all = "INSERT INTO shard_0000.users (name) SELECT 'old' FROM generate_series(1, 500)";
@@ -100,7 +85,7 @@ on_each_version! {
 
     /// The host of an old copy fails over while the copy is fed: there is no way back any more, and whoever asks is told.
     async fn of_the_host_of_an_old_copy(version) {
-        let world = with_standby(version, 0).await;
+        let world = World::with_standby(version, 2, 0).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
         let id = world.run(&args).await.ended(0).id();
         let db2 = world.servers.app(1).await;

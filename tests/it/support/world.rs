@@ -60,6 +60,21 @@ impl World {
         World::on(servers, shards, &[("0001_tables.sql", TABLES)]).await
     }
 
+    /// Two hosts, and a last server as a standby of one of them, which the config names as that host's other address.
+    pub(crate) async fn with_standby(version: u32, shards: u16, primary: usize) -> World {
+        let world = World::with_spare(&[version, version, version], shards).await;
+        tokio::task::block_in_place(|| world.servers.make_standby(version, 2, primary));
+        let [first, second] = [primary, 2].map(|host| world.servers.server(host).port());
+        let config = std::fs::read_to_string(&world.config.path).unwrap();
+        let both = format!(":{first},127.0.0.1:{second}/");
+        let config = config.replace(&format!(":{first}/"), &both);
+        let at = config.find(&both).expect("the host has a url");
+        let end = at + config[at..].find('"').expect("it ends");
+        let config = format!("{}?target_session_attrs=read-write{}", &config[..end], &config[end..]);
+        world.write("pgshard.toml", &config);
+        world
+    }
+
     async fn on(servers: TestCluster, shards: u16, migrations: &[(&str, &str)]) -> World {
         let path = servers.write_config_with_migrations(shards, migrations);
         let config = Config::load(path).unwrap();

@@ -7,6 +7,7 @@ pub(crate) enum HostCommand {
     Add(HostAdd),
     Remove(HostRemove),
     List(HostList),
+    Accept(HostAccept),
 }
 
 /// Check a new host, give it a control schema, and write it into the config
@@ -64,3 +65,24 @@ Examples:
   pgshard host list
   pgshard host list --json | jq '.hosts | map_values(.bytes)'")]
 pub(crate) struct HostList {}
+
+/// Take the server that answers under a host's name for the host, after an upgrade or a restore
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Of each host the cluster remembers which server it is: its system identifier, and the highest
+timeline at which it was seen. Another server, or one of an earlier timeline, is refused by routers
+and commands, for it may be a former primary. pg_upgrade, a dump that is restored, and a backup of
+an earlier timeline make such a server on purpose; this says so. A fail-over, and a restore that
+ends with a new timeline, need nothing. Never run it to get rid of an alarm that nobody has
+explained: see docs/high-availability.md.
+
+Examples:
+  pgshard host accept db1")]
+pub(crate) struct HostAccept {
+    /// Its name in the config
+    #[arg(value_name = "HOST")]
+    pub(crate) host: String,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+}

@@ -35,8 +35,10 @@ pub(crate) async fn run(
         migrations: context::migrations(&config)?,
         width: jobs,
     };
+    let identities = context::identities(&config).await?;
     let watcher = Watcher::new(output);
     let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;
+    context::record(&identities, &config).await;
     tell(&report, output)?;
     Ok(exit(&report))
 }

@@ -59,7 +59,9 @@ pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) ->
         looks += 1;
         let map = context::map(&config).await?;
         let survey = context::survey_with_clocks(&config).await;
-        let findings = schema::check(&map, &survey, &context::cluster(&config), folder);
+        let mut findings = schema::check(&map, &survey, &context::cluster(&config), folder);
+        findings.extend(schema::identities(context::all_hosts(&config)).await.findings());
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         // The hosts do not answer at the same instant: a shard that is opened in between is seen on two hosts, and the
         // remedy for that is not to be followed for nothing. What is really so is seen every time.
         let alarm = findings.iter().any(|finding| finding.severity == Severity::Alarm);

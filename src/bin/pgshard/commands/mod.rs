@@ -155,6 +155,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             HostCommand::Add(args) => host::add(args, config, output).await,
             HostCommand::Remove(args) => host::remove(&args.name, Consent::from_flag(args.yes), config, output).await,
             HostCommand::List(_) => host::list(config, output).await,
+            HostCommand::Accept(args) => host::accept(&args.host, Consent::from_flag(args.yes), config, output).await,
         },
         Command::Demo(args) => demo::run(args, output).await,
         Command::Sql(args) => sql::run(&args.query, args.shards.as_deref(), config, output).await,
@@ -185,7 +186,9 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
     let how_to_go_on = match command {
         Command::Move(_) | Command::Moves { .. } => return Interrupt::Handled,
         Command::Rebalance(_) | Command::Drain(_) => return Interrupt::Handled,
-        Command::Host { command: HostCommand::Add(_) } => Some("run the same command again: it does what is left"),
+        Command::Host { command: HostCommand::Add(_) | HostCommand::Accept(_) } => {
+            Some("run the same command again: it does what is left")
+        }
         Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) } => {
             Some("run the same command again: it does what is left")
         }

@@ -35,6 +35,8 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
         target: context::host(&config, &asked.target)?,
         mode: asked.mode,
     };
+    let identities = context::identities(&config).await?;
+    context::record(&identities, &config).await;
     let watcher = moves::Watcher::new(output.clone());
     let mover = mover(&config, asked.options, watcher.observer());
     let plan = mover.plan(&request).await.map_err(moves::failure)?;

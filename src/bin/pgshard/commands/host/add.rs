@@ -42,6 +42,7 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
     let missing = check(added, &config, output).await?;
     let (server, bootstrapped) = install(&wanted, &host.name).await?;
     if there.is_none() {
+        introduce(&wanted, &host.name).await;
         config.add_host(&host).map_err(edit_failure)?;
     }
     for what in &missing {
@@ -143,6 +144,19 @@ async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
     };
     let connection = host.connect.connect("pgshard host").await.map_err(|error| failed(&error))?;
     schema::surroundings(connection.client()).await.map_err(|error| failed(&error))
+}
+
+/// Has the hosts record which server the new one is, whatever they remember of one that had its name. What cannot be written
+/// now, `bootstrap` writes later.
+async fn introduce(config: &Config, name: &HostName) {
+    let hosts = context::all_hosts(config);
+    let identities = schema::identities(hosts.clone()).await;
+    if let Ok(Some((former @ Some(_), record))) = identities.accepted(name)
+        && let Err(error) = schema::accept(&hosts, name, former, record).await
+    {
+        tracing::warn!(host = %name, error = chain(&error).join(": "), "which server it is was not recorded");
+    }
+    context::record(&identities, config).await;
 }
 
 /// Gives the host its control schema, with the cluster's identity. Gives the server's version, and whether it had none.

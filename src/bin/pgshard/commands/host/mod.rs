@@ -1,9 +1,11 @@
 //! `pgshard host`: servers added, removed, and how they are.
 
+mod accept;
 mod add;
 mod list;
 mod remove;
 
+pub(crate) use accept::accept;
 pub(crate) use add::add;
 pub(crate) use list::list;
 pub(crate) use remove::remove;

@@ -38,6 +38,8 @@ pub(crate) async fn up(
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let request = request(&config, target, how)?;
+    let identities = context::identities(&config).await?;
+    context::record(&identities, &config).await;
     let watcher = Watcher::new(output);
     let report = schema::migrate(&request, &|event| watcher.saw(&event)).await;
     tell(&report, output)?;

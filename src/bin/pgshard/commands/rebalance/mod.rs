@@ -57,6 +57,8 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
     let by = measure.by.clone();
     let consent = Consent::from_flag(doing.yes);
     let watcher = Watcher::new(output.clone());
+    let identities = context::identities(&config).await?;
+    context::record(&identities, &config).await;
     let mover = mover(&config, doing.pace.options(), watcher.observer());
 
     let Some(open) = unless_interrupted(open_moves(&mover)).await else { return Ok(output.interrupted(None)) };

@@ -1,0 +1,397 @@
+//! Which server answers under a host's name, and whether it is still the host.
+//!
+//! After a fail-over the former primary may come back as it was: it takes writes that the promoted server never has. The two are
+//! told apart by their timeline, which a promotion raises; a server of another cluster is told by its system identifier. What is
+//! known of a host, its [`Record`], only grows: by generation, which an operator raises by accepting a server, then by timeline.
+//!
+//! Invariant: once a process has seen a host at a timeline, no connection of an older one is used there: new ones are refused,
+//! those that are open are closed, whatever they are in the middle of.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::task::AbortHandle;
+use tokio_postgres::error::{DbError, Severity};
+use tokio_postgres::{Client, Row};
+
+/// Which server it is, as it says itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The system identifier, which a server has in common with its standbys, and with whatever else is a copy of its files.
+    pub system: i64,
+    /// The timeline that it writes. `None` of a standby.
+    pub timeline: Option<u32>,
+}
+
+/// What one server says when it is asked who it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Server {
+    /// `None` where it does not say: some services have taken the functions away.
+    pub identity: Option<Identity>,
+    /// Whether transactions are read only there, as on a standby.
+    pub read_only: bool,
+    /// When it was started, in seconds since 1970: two addresses that lead to one server say the same.
+    started: f64,
+}
+
+/// What is known of a host: how often an operator has accepted a server for it, and which server it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// 1 when the host was bootstrapped, one more each time that an operator accepted another server. 0: seen, not recorded.
+    pub generation: u32,
+    /// The system identifier.
+    pub system: i64,
+    /// The highest timeline that was seen.
+    pub timeline: u32,
+}
+
+/// What an answer at one of a host's addresses says of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// Nothing new: a standby, or the host.
+    Nothing,
+    /// The host is there now.
+    Later,
+    /// Another server that takes writes.
+    Impostor(Impostor),
+    /// Another server that takes writes, and nothing tells which is the host.
+    Rival,
+}
+
+/// Why a server is not the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Impostor {
+    /// It was the host; another server was promoted in its place.
+    #[error(
+        "it is a former primary: it writes timeline {timeline}, and the host was seen at timeline {newest}. Nothing is written there: \
+         fence it (docs/high-availability.md); if it is what was restored on purpose, `pgshard host accept` says so"
+    )]
+    Former {
+        /// Its timeline.
+        timeline: u32,
+        /// The host's.
+        newest: u32,
+    },
+    /// It is of another system.
+    #[error(
+        "it is another server: its system identifier is {system}, the host's is {known}. Nothing is written there: correct the url; \
+         if the host was upgraded or restored by a dump, `pgshard host accept` says so"
+    )]
+    Other {
+        /// Its system identifier.
+        system: i64,
+        /// The host's.
+        known: i64,
+    },
+}
+
+/// One round trip. No function of it needs a right. The timeline is that of the log: the one in `pg_control_checkpoint()` is the
+/// former for as long as a promoted server has not made a checkpoint.
+pub(super) const WHO: &str = "SELECT pg_catalog.current_setting('transaction_read_only'), \
+    CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \
+    (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
+    pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())";
+
+/// The same where not all of that is to be had.
+const WHETHER_IT_WRITES: &str = "SELECT pg_catalog.current_setting('transaction_read_only')";
+
+/// What the server has recorded of its own host, the last generation first.
+const OWN_RECORDS: &str = "SELECT i.generation, i.system_identifier, i.timeline FROM pgshard.identity i \
+    JOIN pgshard.cluster c ON c.host_name = i.host_name ORDER BY i.generation DESC";
+
+/// Asks a server who it is.
+///
+/// # Errors
+/// When the connection is lost, or the server does not even say whether it takes writes.
+pub(super) async fn ask(client: &Client) -> Result<Server, tokio_postgres::Error> {
+    match client.query_typed(WHO, &[]).await {
+        Ok(rows) => {
+            let row = rows.first();
+            let file: Option<&str> = row.and_then(|row| row.try_get(1).ok().flatten());
+            let system = row.and_then(|row| row.try_get(2).ok());
+            let identity = system.map(|system| Identity { system, timeline: file.and_then(timeline) });
+            let started = row.and_then(|row| row.try_get(3).ok()).unwrap_or_default();
+            Ok(Server { identity, read_only: row.is_some_and(is_read_only), started })
+        }
+        Err(error) if error.as_db_error().is_some_and(|error| !is_last(error)) => {
+            let rows = client.query_typed(WHETHER_IT_WRITES, &[]).await?;
+            Ok(Server { identity: None, read_only: rows.first().is_some_and(is_read_only), started: 0.0 })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the server ended the connection with it.
+fn is_last(error: &DbError) -> bool {
+    matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic))
+}
+
+fn is_read_only(row: &Row) -> bool {
+    row.try_get(0).is_ok_and(|setting: &str| setting == "on")
+}
+
+/// The first eight digits of a log file's name.
+pub(super) fn timeline(file: &str) -> Option<u32> {
+    u32::from_str_radix(file.get(..8)?, 16).ok()
+}
+
+/// What the server has recorded of its own host, if it is one of a cluster: for where it is not whom one knew.
+pub(super) async fn own_records(client: &Client) -> Vec<Record> {
+    let rows = client.query_typed(OWN_RECORDS, &[]).await.unwrap_or_default();
+    rows.iter().filter_map(|row| record(row, 0)).collect()
+}
+
+/// The record in three columns of a row.
+pub(crate) fn record(row: &Row, first: usize) -> Option<Record> {
+    let generation: i32 = row.try_get(first).ok()?;
+    let timeline: i64 = row.try_get(first + 2).ok()?;
+    let system = row.try_get(first + 1).ok()?;
+    Some(Record { generation: u32::try_from(generation).ok()?, system, timeline: u32::try_from(timeline).ok()? })
+}
+
+impl Server {
+    /// The timeline that it writes. `None` of a standby, and where it does not say.
+    pub fn timeline(&self) -> Option<u32> {
+        self.identity?.timeline
+    }
+
+    /// Whether two answers are one server's.
+    pub fn is_same(&self, other: &Server) -> bool {
+        self.started == other.started && self.identity == other.identity
+    }
+
+    /// Whether both take writes, and neither is the later.
+    pub fn rivals(&self, other: &Server) -> bool {
+        let (Some(one), Some(two)) = (self.identity, other.identity) else { return false };
+        let primaries = one.timeline.is_some() && two.timeline.is_some();
+        primaries && !self.is_same(other) && (one.timeline == two.timeline || one.system != two.system)
+    }
+}
+
+#[cfg(test)]
+impl Server {
+    /// A server that was started at its number.
+    pub(crate) fn of_test(identity: Option<Identity>, number: usize) -> Server {
+        Server { identity, read_only: false, started: number as f64 }
+    }
+}
+
+impl Record {
+    /// Whether the server of this identity is the host.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn judge(&self, identity: Identity) -> Result<(), Impostor> {
+        if identity.system != self.system {
+            return Err(Impostor::Other { system: identity.system, known: self.system });
+        }
+        match identity.timeline {
+            Some(timeline) if timeline < self.timeline => Err(Impostor::Former { timeline, newest: self.timeline }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What is known with both. What contradicts the one, without an operator's word, is left out.
+    #[must_use]
+    pub fn with(self, other: Record) -> Record {
+        let (former, latter) = if other.generation < self.generation { (other, self) } else { (self, other) };
+        if former.system == latter.system && (former.generation == latter.generation || former.generation == 0) {
+            return Record { timeline: former.timeline.max(latter.timeline), ..latter };
+        }
+        if former.generation == latter.generation { self } else { latter }
+    }
+
+    /// The last of these records of one server, if by them it took the place of this one.
+    fn replaced_by(&self, records: &[Record]) -> Option<Record> {
+        let last = *records.first()?;
+        let knew = |record: &&Record| record.system == self.system && record.generation == self.generation;
+        let descends = self.generation == 0 && records.iter().any(|record| record.system == self.system)
+            || records.iter().any(|record| knew(&record));
+        (last.generation > self.generation && descends).then_some(last)
+    }
+}
+
+/// What a process knows of one host, and its open connections there. All clones of one
+/// [`ConnectOptions`](super::ConnectOptions) share it.
+#[derive(Default)]
+pub(super) struct Known(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    record: Option<Record>,
+    /// Whether all addresses were asked once.
+    settled: bool,
+    /// Who answered on the newest connection, of those that say it.
+    host: Server,
+    open: Vec<(Identity, AbortHandle)>,
+}
+
+impl State {
+    /// Takes in a record, and closes what is not the host by it.
+    fn learn(&mut self, record: Record) {
+        let known = self.record.map_or(record, |known| known.with(record));
+        self.record = Some(known);
+        self.open.retain(|(identity, driver)| {
+            let is_host = known.judge(*identity).is_ok();
+            if !is_host {
+                driver.abort();
+            }
+            is_host && !driver.is_finished()
+        });
+    }
+}
+
+impl Known {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn record(&self) -> Option<Record> {
+        self.state().record
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.state().settled
+    }
+
+    pub(super) fn settle(&self) {
+        self.state().settled = true;
+    }
+
+    pub(super) fn learn(&self, record: Record) {
+        self.state().learn(record);
+    }
+
+    /// Takes in a server's own word, where it is of the system that is known.
+    pub(super) fn learn_of(&self, server: Server) -> Seen {
+        let Some(Identity { system, timeline: Some(timeline) }) = server.identity else { return Seen::Nothing };
+        let mut state = self.state();
+        let Some(known) = state.record else { return Seen::Nothing };
+        match known.judge(Identity { system, timeline: Some(timeline) }) {
+            Err(impostor) => Seen::Impostor(impostor),
+            Ok(()) if timeline > known.timeline => {
+                state.learn(Record { timeline, ..known });
+                Seen::Later
+            }
+            Ok(()) if server.rivals(&state.host) => Seen::Rival,
+            Ok(()) => Seen::Nothing,
+        }
+    }
+
+    /// Takes a connection as one to the host, until a later server is known; or says why it is none. A server that does not say
+    /// who it is, is taken.
+    pub(super) fn admit(&self, server: Server, driver: AbortHandle) -> Result<(), Impostor> {
+        let Some(identity) = server.identity else { return Ok(()) };
+        let mut state = self.state();
+        if let Some(known) = state.record {
+            known.judge(identity)?;
+        }
+        let generation = state.record.map_or(0, |known| known.generation);
+        let timeline = identity.timeline.unwrap_or(0);
+        state.learn(Record { generation, system: identity.system, timeline });
+        state.open.push((identity, driver));
+        if identity.timeline.is_some() {
+            state.host = server;
+        }
+        Ok(())
+    }
+
+    /// Takes in what a server has recorded, if by that an operator has accepted it in the place of the one that is known.
+    pub(super) fn accept(&self, records: &[Record]) -> bool {
+        let mut state = self.state();
+        let replaced = state.record.and_then(|known| known.replaced_by(records));
+        if let Some(record) = replaced {
+            state.learn(record);
+        }
+        replaced.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(generation: u32, system: i64, timeline: u32) -> Record {
+        Record { generation, system, timeline }
+    }
+
+    #[test]
+    fn the_timeline_of_a_log_file() {
+        assert_eq!(timeline("0000000100000000000000C1"), Some(1));
+        assert_eq!(timeline("0000001F0000000A00000001"), Some(31));
+        assert_eq!((timeline("0001"), timeline("x")), (None, None));
+    }
+
+    #[test]
+    fn who_is_the_host() {
+        let known = record(1, 7, 3);
+        for (system, timeline, expected) in [
+            (7, Some(3), Ok(())),
+            (7, Some(4), Ok(())),
+            (7, None, Ok(())),
+            (7, Some(2), Err(Impostor::Former { timeline: 2, newest: 3 })),
+            (8, Some(9), Err(Impostor::Other { system: 8, known: 7 })),
+            (8, None, Err(Impostor::Other { system: 8, known: 7 })),
+        ] {
+            assert_eq!(known.judge(Identity { system, timeline }), expected, "{system} {timeline:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_known_only_grows() {
+        for (first, second, both) in [
+            (record(1, 7, 3), record(1, 7, 2), record(1, 7, 3)),
+            (record(0, 7, 3), record(1, 7, 2), record(1, 7, 3)),
+            (record(1, 7, 3), record(2, 8, 1), record(2, 8, 1)),
+            (record(1, 7, 3), record(2, 7, 1), record(2, 7, 1)),
+            (record(0, 7, 3), record(1, 8, 1), record(1, 8, 1)),
+        ] {
+            assert_eq!((first.with(second), second.with(first)), (both, both));
+        }
+        // Nobody has said which: the first stays.
+        assert_eq!(record(1, 7, 3).with(record(1, 8, 9)), record(1, 7, 3));
+    }
+
+    #[test]
+    fn only_who_descends_from_the_host_takes_its_place() {
+        let known = record(1, 7, 3);
+        for (records, expected) in [
+            (vec![], None),
+            (vec![record(1, 7, 3)], None),
+            (vec![record(2, 8, 1), record(1, 7, 2)], Some(record(2, 8, 1))),
+            // Of another cluster, which has upgraded its own.
+            (vec![record(2, 8, 1), record(1, 9, 2)], None),
+        ] {
+            assert_eq!(known.replaced_by(&records), expected);
+        }
+        let seen = record(0, 7, 3);
+        assert_eq!(seen.replaced_by(&[record(2, 8, 1), record(1, 7, 1)]), Some(record(2, 8, 1)));
+        assert_eq!(seen.replaced_by(&[record(1, 8, 1)]), None);
+    }
+
+    #[tokio::test]
+    async fn a_later_timeline_closes_what_is_open() {
+        let known = Known::default();
+        let task = || tokio::spawn(std::future::pending::<()>());
+        let (first, standby, second) = (task(), task(), task());
+        let server = |system, timeline, started| Server {
+            identity: Some(Identity { system, timeline }),
+            read_only: timeline.is_none(),
+            started,
+        };
+        let (a, b) = (server(7, Some(1), 10.0), server(7, Some(2), 20.0));
+        assert_eq!(known.learn_of(b), Seen::Nothing, "nothing is known of the host");
+        known.admit(a, first.abort_handle()).unwrap();
+        known.admit(server(7, None, 20.0), standby.abort_handle()).unwrap();
+        let other = Impostor::Other { system: 8, known: 7 };
+        assert_eq!(known.learn_of(a), Seen::Nothing);
+        assert_eq!(known.learn_of(server(8, Some(5), 30.0)), Seen::Impostor(other));
+        assert_eq!(known.learn_of(server(7, Some(1), 30.0)), Seen::Rival);
+        assert_eq!(known.learn_of(b), Seen::Later);
+        assert!(first.await.unwrap_err().is_cancelled());
+        known.admit(b, second.abort_handle()).unwrap();
+        let former = Impostor::Former { timeline: 1, newest: 2 };
+        assert_eq!(known.admit(a, standby.abort_handle()), Err(former));
+        assert_eq!(known.learn_of(a), Seen::Impostor(former));
+        assert!(!standby.is_finished() && !second.is_finished());
+    }
+}

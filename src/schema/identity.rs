@@ -1,0 +1,404 @@
+//! Which server each host is: every address is asked, and what hosts have recorded of each other is compared with it.
+//!
+//! Invariant: what is recorded of a host changes by itself only to a later timeline of the same server; another server becomes
+//! the host by an operator's word only ([`Identities::accepted`]).
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use tokio_postgres::Client;
+
+use super::facts::chain;
+use super::finding::{Finding, Severity};
+use crate::map::HostName;
+use crate::pg::{self, ConnectError, ConnectOptions, Connection, Impostor, Record, Server};
+
+const NAME: &str = "pgshard identity";
+
+/// What every address of every host says of itself, and what hosts have recorded.
+#[derive(Clone, Debug, Default)]
+pub struct Identities {
+    hosts: BTreeMap<HostName, Vec<Address>>,
+    said: Vec<Said>,
+}
+
+/// Who answers at an address, or why nobody does.
+type Address = (String, Result<Server, String>);
+
+/// What one host has recorded of another, or of itself.
+#[derive(Clone, Debug)]
+struct Said {
+    by: HostName,
+    host: String,
+    record: Record,
+}
+
+/// Why no server is accepted for a host.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AcceptError {
+    /// No address of it leads to a primary that says who it is.
+    #[error("no address of {host} leads to a primary that says who it is")]
+    NoPrimary {
+        /// The host.
+        host: HostName,
+    },
+    /// More than one takes writes.
+    #[error("{message}")]
+    TwoPrimaries {
+        /// Which.
+        message: String,
+    },
+}
+
+/// What could not be written on a host.
+#[derive(Debug, thiserror::Error)]
+#[error("what the hosts are could not be recorded on {host}")]
+pub struct RecordError {
+    /// The host.
+    pub host: HostName,
+    /// Why.
+    pub source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+/// Asks every address of these hosts, all at the same time, and the primaries what they have recorded. Nothing is written.
+///
+/// # Cancel safety
+/// Dropping the future closes the connections.
+pub async fn identities(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Identities {
+    let ask = |(name, connect): (HostName, ConnectOptions)| async move {
+        let answers: Vec<Result<Connection, ConnectError>> = connect.ask_each(NAME).await;
+        let mut said = Vec::new();
+        for connection in answers.iter().flatten().filter(|connection| connection.server().timeline().is_some()) {
+            said.extend(recorded(&name, connection).await);
+        }
+        let server =
+            |answer: Result<Connection, ConnectError>| answer.map(|it| it.server()).map_err(|error| chain(&error));
+        let answers = connect.addresses().into_iter().zip(answers.into_iter().map(server)).collect();
+        (name, answers, said)
+    };
+    let mut all = Identities::default();
+    for (name, answers, said) in join_all(hosts.into_iter().map(ask)).await {
+        all.hosts.insert(name, answers);
+        all.said.extend(said);
+    }
+    all
+}
+
+/// What a server has recorded. One whose control schema is older, or not there, has recorded nothing.
+async fn recorded(by: &HostName, client: &Client) -> Vec<Said> {
+    let sql = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
+    let rows = client.query_typed(sql, &[]).await.unwrap_or_default();
+    let said = rows.iter().filter_map(|row| {
+        let (host, record) = (row.try_get(0).ok()?, pg::record(row, 1)?);
+        Some(Said { by: by.clone(), host, record })
+    });
+    said.collect()
+}
+
+impl Identities {
+    /// What is known of a host: the last generation that others have recorded, by most of them where they differ. Its own word
+    /// counts where nobody else has one: of itself another cluster's server is sure too.
+    pub fn known(&self, host: &HostName) -> Option<Record> {
+        let about = || self.said.iter().filter(|said| said.host == host.as_str());
+        let by_others = about().any(|said| said.by != *host);
+        let mut votes: BTreeMap<(u32, i64), (usize, u32)> = BTreeMap::new();
+        for said in about().filter(|said| !by_others || said.by != *host) {
+            let (count, timeline) = votes.entry((said.record.generation, said.record.system)).or_default();
+            (*count, *timeline) = (*count + 1, said.record.timeline.max(*timeline));
+        }
+        let last = votes.into_iter().max_by_key(|((generation, _), (count, _))| (*generation, *count));
+        last.map(|((generation, system), (_, timeline))| Record { generation, system, timeline })
+    }
+
+    /// The servers that take a host's writes, the latest first; two addresses that lead to one server count once.
+    fn primaries(&self, host: &HostName) -> Vec<(&str, Server)> {
+        let mut primaries: Vec<(&str, Server)> = Vec::new();
+        for (address, answer) in self.hosts.get(host).into_iter().flatten() {
+            if let Ok(server) = answer
+                && server.timeline().is_some()
+                && !primaries.iter().any(|(_, other)| other.is_same(server))
+            {
+                primaries.push((address, *server));
+            }
+        }
+        primaries.sort_by_key(|(_, server)| std::cmp::Reverse(server.timeline()));
+        primaries
+    }
+
+    /// The record that holds from now on by what was seen: of a host whose only primary is the server that is known, or where
+    /// none is known yet.
+    fn now(&self, host: &HostName) -> Option<Record> {
+        let [(_, server)] = self.primaries(host)[..] else { return None };
+        let identity = server.identity?;
+        let seen = Record { generation: 1, system: identity.system, timeline: identity.timeline? };
+        match self.known(host) {
+            None => Some(seen),
+            Some(known) => known.judge(identity).ok().map(|()| Record { timeline: seen.timeline, ..known }),
+        }
+    }
+
+    /// What is wrong with who answers under the hosts' names, the worst first. An alarm means that no host may be written to before
+    /// somebody has acted.
+    pub fn findings(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for (host, answers) in &self.hosts {
+            let mut add = |severity, code, message, remedy: &str| {
+                let (host, shards, remedy) = (Some(host.clone()), Vec::new(), remedy.to_owned());
+                findings.push(Finding { severity, code, host, shards, message, remedy });
+            };
+            let primaries = self.primaries(host);
+            if primaries.len() > 1 {
+                let (message, remedy) = two_primaries(host, &primaries);
+                add(Severity::Alarm, "two_primaries", message, &remedy);
+            }
+            for (address, answer) in answers {
+                if let Err(error) = answer
+                    && answers.len() > 1
+                {
+                    let message =
+                        format!("{address} does not answer, so that nobody knows whether it takes writes: {error}");
+                    let remedy = "start it as a standby, or take it out of the url";
+                    add(Severity::Notice, "address_unreachable", message, remedy);
+                }
+            }
+            let known = self.known(host);
+            let judged =
+                primaries.first().zip(known).map(|((address, server), known)| (address, server.identity, known));
+            if let Some((address, Some(identity), known)) = judged
+                && let Err(impostor) = known.judge(identity)
+            {
+                let message = format!("{address}: {impostor}");
+                match impostor {
+                    Impostor::Former { .. } => add(Severity::Alarm, "former_primary", message, FENCE),
+                    Impostor::Other { .. } => {
+                        let remedy = format!(
+                            "correct the url of {host}; if the host was upgraded or restored by a dump, `pgshard host accept {host}`"
+                        );
+                        add(Severity::Alarm, "other_server", message, &remedy);
+                    }
+                }
+            }
+        }
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        findings
+    }
+
+    /// Tells the connections of this process what is known, so that they refuse any other server.
+    pub fn teach(&self, hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) {
+        for (host, connect) in hosts {
+            if let Some(known) = self.now(&host).or_else(|| self.known(&host)) {
+                connect.learn(known);
+            }
+        }
+    }
+
+    /// The same with the server that answers taken for the host, by an operator's word. `None`: it is the host already.
+    ///
+    /// # Errors
+    /// When no server answers as a primary, or more than one.
+    pub fn accepted(&self, host: &HostName) -> Result<Option<(Option<Record>, Record)>, AcceptError> {
+        let primaries = self.primaries(host);
+        let identity = match primaries[..] {
+            [(_, server)] => server.identity,
+            [] => None,
+            _ => return Err(AcceptError::TwoPrimaries { message: two_primaries(host, &primaries).0 }),
+        };
+        let Some((system, timeline)) = identity.and_then(|identity| Some((identity.system, identity.timeline?))) else {
+            return Err(AcceptError::NoPrimary { host: host.clone() });
+        };
+        let known = self.known(host);
+        if self.now(host).is_some() && known.is_some() {
+            return Ok(None);
+        }
+        let generation = known.map_or(1, |known| known.generation + 1);
+        Ok(Some((known, Record { generation, system, timeline })))
+    }
+
+    /// Records on all hosts what was seen, where they do not have it yet. Hosts that did not answer get it the next time.
+    ///
+    /// # Errors
+    /// The hosts where it could not be written; the others have it.
+    ///
+    /// # Cancel safety
+    /// What is written stays written.
+    pub async fn record(&self, hosts: &[(HostName, ConnectOptions)]) -> Vec<RecordError> {
+        let now: Vec<(&HostName, Record)> =
+            self.hosts.keys().filter_map(|host| Some((host, self.now(host)?))).collect();
+        let on = |(by, connect): &(HostName, ConnectOptions)| {
+            let has = |(host, record): &&(&HostName, Record)| {
+                self.said.iter().any(|said| said.by == *by && said.host == host.as_str() && said.record == *record)
+            };
+            let lacks: Vec<_> = now.iter().filter(|one| !has(one)).copied().collect();
+            let (by, connect, answered) = (by.clone(), connect.clone(), self.now(by).is_some());
+            async move {
+                if lacks.is_empty() || !answered {
+                    return None;
+                }
+                write(&connect, None, &lacks).await.err().map(|source| RecordError { host: by, source })
+            }
+        };
+        join_all(hosts.iter().map(on)).await.into_iter().flatten().collect()
+    }
+}
+
+/// Records on all hosts which server an operator has accepted, on that server first, with what it takes the place of: by that those who
+/// know the former one believe it.
+///
+/// # Errors
+/// When it could not be written on the server itself: then nothing was. Other hosts where it was not written are given back.
+///
+/// # Cancel safety
+/// What is written stays written; done again, it does the rest.
+pub async fn accept(
+    hosts: &[(HostName, ConnectOptions)],
+    host: &HostName,
+    former: Option<Record>,
+    record: Record,
+) -> Result<Vec<RecordError>, RecordError> {
+    let failed = |host: &HostName| {
+        let host = host.clone();
+        |source| RecordError { host, source }
+    };
+    let records: Vec<_> = former.into_iter().chain([record]).map(|record| (host, record)).collect();
+    for (name, connect) in hosts.iter().filter(|(name, _)| name == host) {
+        write(connect, Some(host), &records).await.map_err(failed(name))?;
+    }
+    let others = hosts.iter().filter(|(name, _)| name != host);
+    let written =
+        join_all(others.map(async |(name, connect)| write(connect, None, &records).await.map_err(failed(name))));
+    Ok(written.await.into_iter().filter_map(Result::err).collect())
+}
+
+/// Writes records into one host, in one transaction; instead of all that it has recorded of `anew`.
+///
+/// Locks: ROW EXCLUSIVE on pgshard.identity, for a moment.
+async fn write(
+    connect: &ConnectOptions,
+    anew: Option<&HostName>,
+    records: &[(&HostName, Record)],
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let mut connection = connect.connect(NAME).await?;
+    let transaction = connection.transaction().await?;
+    transaction.batch_execute("SET LOCAL lock_timeout = '2s'; SET LOCAL transaction_read_only = off").await?;
+    if let Some(host) = anew {
+        transaction.execute("DELETE FROM pgshard.identity WHERE host_name = $1", &[&host.as_str()]).await?;
+    }
+    for (host, record) in records {
+        let sql = "INSERT INTO pgshard.identity AS i (host_name, generation, system_identifier, timeline) VALUES ($1, $2, $3, $4)
+            ON CONFLICT (host_name, generation) DO UPDATE SET timeline = EXCLUDED.timeline, seen_at = now()
+            WHERE i.system_identifier = EXCLUDED.system_identifier AND i.timeline < EXCLUDED.timeline";
+        let (generation, timeline) = (i32::try_from(record.generation)?, i64::from(record.timeline));
+        transaction.execute(sql, &[&host.as_str(), &generation, &record.system, &timeline]).await?;
+    }
+    Ok(transaction.commit().await?)
+}
+
+const FENCE: &str = "stop it, and keep it from coming back: docs/high-availability.md; what was written there since the other was promoted is \
+    only there";
+
+fn two_primaries(host: &HostName, primaries: &[(&str, Server)]) -> (String, String) {
+    let said = primaries.iter().map(|(address, server)| {
+        let system = server.identity.map_or(0, |identity| identity.system);
+        format!("{address} (timeline {}, system {system})", server.timeline().unwrap_or_default())
+    });
+    let said = said.collect::<Vec<_>>().join(" and ");
+    let [(later, first), (_, second), ..] = primaries else { return (said, FENCE.to_owned()) };
+    if first.rivals(second) {
+        let message = format!("two servers take the writes of {host}: {said}; nothing tells which is right");
+        return (
+            message,
+            "keep the writers out, find out which is right, and stop the other: docs/high-availability.md".to_owned(),
+        );
+    }
+    let older: Vec<&str> = primaries[1..].iter().map(|(address, _)| *address).collect();
+    let message = format!("two servers take the writes of {host}: {said}; {later} was promoted later");
+    (
+        message,
+        format!(
+            "stop {}, and keep it from coming back: docs/high-availability.md; what was written there since is only there",
+            older.join(", ")
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pg::Identity;
+
+    fn host(name: &str) -> HostName {
+        HostName::new(name).unwrap()
+    }
+
+    /// System and timeline of a server; none of a standby.
+    type Who = (i64, Option<u32>);
+
+    /// By whom, of which host, generation, system and timeline.
+    type Recorded = (&'static str, &'static str, u32, i64, u32);
+
+    /// Hosts with these servers, started one after the other.
+    fn seen(servers: &[(&str, &[Who])], said: &[Recorded]) -> Identities {
+        let server = |(number, (system, timeline)): (usize, &(i64, Option<u32>))| {
+            let identity = Some(Identity { system: *system, timeline: *timeline });
+            (format!("a{number}:5432"), Ok(Server::of_test(identity, number)))
+        };
+        Identities {
+            hosts: servers
+                .iter()
+                .map(|(name, servers)| (host(name), servers.iter().enumerate().map(server).collect()))
+                .collect(),
+            said: said
+                .iter()
+                .map(|(by, of, generation, system, timeline)| Said {
+                    by: host(by),
+                    host: (*of).to_owned(),
+                    record: Record { generation: *generation, system: *system, timeline: *timeline },
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn who_is_not_the_host_is_found() {
+        let codes = |identities: &Identities| {
+            let found = identities.findings();
+            assert!(found.iter().all(|one| !one.remedy.is_empty()));
+            found.iter().map(|one| format!("{} {}", one.host.as_ref().unwrap(), one.code)).collect::<Vec<_>>()
+        };
+        let both: [Recorded; 4] =
+            [("db1", "db1", 1, 7, 1), ("db2", "db1", 1, 7, 1), ("db1", "db2", 1, 5, 1), ("db2", "db2", 1, 5, 1)];
+        let later: [Recorded; 2] = [("db2", "db1", 1, 7, 2), ("db2", "db2", 1, 5, 1)];
+        let db2: (&str, &[Who]) = ("db2", &[(5, Some(1))]);
+        for (db1, said, expected) in [
+            (&[(7, Some(1)), (7, None)][..], &both[..], vec![]),
+            (&[(7, None), (7, Some(2))], &both, vec![]),
+            (&[(7, Some(1))], &[], vec![]),
+            (&[(7, Some(1)), (7, Some(2))], &both, vec!["db1 two_primaries"]),
+            (&[(7, Some(2)), (7, Some(2))], &both, vec!["db1 two_primaries"]),
+            (&[(7, Some(1))], &later, vec!["db1 former_primary"]),
+            (&[(8, Some(1))], &both, vec!["db1 other_server"]),
+        ] {
+            assert_eq!(codes(&seen(&[("db1", db1), db2], said)), expected, "{db1:?} {said:?}");
+        }
+        let message = seen(&[("db1", &[(7, Some(1)), (7, Some(2))])], &both).findings().remove(0).message;
+        assert_eq!(
+            message,
+            "two servers take the writes of db1: a1:5432 (timeline 2, system 7) and a0:5432 (timeline 1, system 7); \
+             a1:5432 was promoted later"
+        );
+    }
+
+    #[test]
+    fn accepting_is_a_new_generation() {
+        let db1 = host("db1");
+        let said: [Recorded; 2] = [("db1", "db1", 1, 8, 9), ("db2", "db1", 1, 7, 3)];
+        let record = |generation, system, timeline| Record { generation, system, timeline };
+        let accepted = |servers: &[Who]| seen(&[("db1", servers)], &said).accepted(&db1);
+        assert_eq!(accepted(&[(8, Some(1))]).unwrap(), Some((Some(record(1, 7, 3)), record(2, 8, 1))));
+        assert_eq!(accepted(&[(7, Some(2))]).unwrap(), Some((Some(record(1, 7, 3)), record(2, 7, 2))));
+        assert_eq!(accepted(&[(7, Some(4))]).unwrap(), None);
+        assert!(matches!(accepted(&[(7, None)]), Err(AcceptError::NoPrimary { .. })));
+        assert!(matches!(accepted(&[(7, Some(4)), (7, Some(3))]), Err(AcceptError::TwoPrimaries { .. })));
+    }
+}
