@@ -16,6 +16,8 @@ from ..recovery import Asking
 
 ENGINE = "pgshard.django.backend"
 PREFIX = "shard-"
+TEST_CONFIG = "PGSHARD_DJANGO_TEST_CONFIG"
+"""The environment variable that a test run sets for its processes, so that none of them reaches the real shards."""
 
 
 class Cluster:
@@ -123,8 +125,9 @@ def databases(
 
     Raises `ImproperlyConfigured` with everything that is wrong with the file.
     """
+    in_tests = os.environ.get(TEST_CONFIG)
     try:
-        read = Config.load(Config.find(config))
+        read = Config.load(in_tests or Config.find(config))
     except ConfigError as error:
         raise ImproperlyConfigured(str(error)) from error
     wrong = [name for name in ("default", *others) if name.startswith(PREFIX)]
@@ -133,6 +136,7 @@ def databases(
             f"databases cannot be called {', '.join(wrong)}: {PREFIX}… is what shards are called"
         )
     state.cluster = Cluster(read, dict(options or {}))
+    state.visible = tuple(alias(shard) for shard in range(read.shards)) if in_tests else ()
     return Databases({"default": default, **others}, state.cluster.options)
 
 

@@ -16,3 +16,14 @@ class DatabaseCreation(PostgresqlCreation):
 
     def destroy_test_db(self, *args: Any, **kwargs: Any) -> None:
         """Nothing."""
+
+    def setup_worker_connection(self, _worker_id: int) -> None:
+        """In a process of `manage.py test --parallel`: the shards of its own copy."""
+        from ..test import use_copy
+
+        use_copy(_worker_id)
+        self.connection.connection = None
+
+    def get_test_db_clone_settings(self, suffix: str) -> Any:
+        """Nothing of a shard's settings changes: the config does."""
+        return self.connection.settings_dict

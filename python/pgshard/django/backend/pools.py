@@ -13,7 +13,7 @@ from django.dispatch import Signal
 
 from ...control import verify
 from ...pool import Connection, Pool
-from ..cluster import Cluster, cluster
+from ..cluster import Cluster, cluster, state
 from .cursor import abandoned
 
 WRAPPERS_MAX = 256
@@ -124,6 +124,9 @@ def _forget(mine: Slots, keep: int, but: str | None = None) -> None:
         wrapper = getattr(connections._connections, alias, None)
         if wrapper is None:
             del mine.touched[alias]
+        elif alias in state.visible:
+            # In tests, which forbid databases by changing these objects.
+            wrapper.detach()
         elif alias != but and not wrapper.is_busy():
             wrapper.detach()
             delattr(connections._connections, alias)

@@ -1,0 +1,193 @@
+"""For the tests of applications: a few shards in a test database of their own, seen by Django's test cases like any database.
+
+    TEST_RUNNER = "pgshard.django.test.ShardedTestRunner"
+
+With pytest-django nothing is to be set: `pgshard.django.pytest_plugin` does the same.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from django.core.exceptions import ImproperlyConfigured
+from django.test.runner import DiscoverRunner
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from ..config import Config
+from ..hosts import Host
+from .backend import pools
+from .cluster import TEST_CONFIG, Cluster, alias, cluster, state
+
+SHARDS = 4
+"""How many shards a test database has."""
+
+
+@dataclass
+class TestShards:
+    """What `begin` has made, for `end`."""
+
+    real: Cluster
+    host: Host
+    names: list[str]
+    folder: Path
+    keep: bool
+
+
+def begin(*, parallel: int = 0, keepdb: bool = False, suffix: str = "") -> TestShards:
+    """Makes a database beside that of the first host, with a few shards and all their migrations, and has aliases lead there.
+
+    `parallel`: how many copies of it to make, for processes that run tests side by side. The real shards cannot be reached
+    until `end`.
+
+    Raises `ImproperlyConfigured` where that cannot be done.
+    """
+    real = cluster()
+    config = real.config
+    host = next(iter(config.hosts.values()))
+    database = f"test_{host.server['dbname']}_shards{suffix}"
+    names = [database] + [f"{database}_{number}" for number in range(1, parallel + 1 if parallel > 1 else 1)]
+    folder = Path(tempfile.mkdtemp(prefix="pgshard-test-"))
+    made = TestShards(real, host, names, folder, keepdb)
+    try:
+        with _server(host) as server:
+            _drop(server, names[1:] if keepdb else names)
+            if not _exists(server, database):
+                server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+            path = _write(made, 0)
+            _bootstrap(path)
+            for number, name in enumerate(names[1:], 1):
+                copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(database))
+                server.execute(copy)
+                _write(made, number)
+    except psycopg.errors.InsufficientPrivilege as error:
+        user = host.server.get("user")
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ImproperlyConfigured(
+            f"host {host.name}: the role {user} may not make databases: ALTER ROLE {user} CREATEDB"
+        ) from error
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    os.environ[TEST_CONFIG] = str(path)
+    use(path)
+    return made
+
+
+def end(made: TestShards) -> None:
+    """Drops what `begin` has made, and has aliases lead to the real shards again."""
+    pools.close_all()
+    cluster().asking.close()
+    os.environ.pop(TEST_CONFIG, None)
+    state.visible = ()
+    state.cluster = made.real
+    shutil.rmtree(made.folder, ignore_errors=True)
+    with _server(made.host) as server:
+        _drop(server, made.names[1:] if made.keep else made.names)
+
+
+def use(path: Path) -> None:
+    """Has this process's aliases lead to the shards of a test config."""
+    pools.close_all()
+    state.cluster = Cluster(Config.load(path), cluster().options)
+    state.visible = tuple(alias(shard) for shard in range(state.cluster.config.shards))
+
+
+def use_copy(number: int) -> None:
+    """Has the aliases of a process that runs tests beside others lead to a copy of its own."""
+    path = Path(os.environ[TEST_CONFIG]).with_name(f"pgshard-{number}.toml")
+    if cluster().config.path != path:
+        use(path)
+
+
+def _write(made: TestShards, number: int) -> Path:
+    config = made.real.config
+    params = {key: value for key, value in made.host.server.items() if key not in ("password", "dbname")}
+    url = make_conninfo("", **params, dbname=made.names[number]).replace("\\", "\\\\").replace('"', '\\"')
+    lines = [
+        "[cluster]",
+        f"shards = {SHARDS}",
+        # The real epoch to the millisecond: IDs of fixtures keep their meaning.
+        f'epoch = "{_time(config.epoch_ms)}"',
+        f'schema_prefix = "{config.prefix}"',
+        f'key = "{config.key.value}"',
+    ]
+    if config.migrations is not None:
+        lines.append(f'migrations = "{config.migrations.absolute()}"')
+    lines += ["[hosts.test]", f'url = "{url}"']
+    if made.host.password_env is not None:
+        lines.append(f'password_env = "{made.host.password_env}"')
+    if made.host.password_file is not None:
+        lines.append(f'password_file = "{made.host.password_file.absolute()}"')
+    lines += ["[map]", "version = 1", "[map.placement]", f'test = "0-{SHARDS - 1}"', ""]
+    path = made.folder / f"pgshard-{number}.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def _time(epoch_ms: int) -> str:
+    from ..ids import time_of_id
+
+    return time_of_id(0, epoch_ms).isoformat()
+
+
+def _bootstrap(path: Path) -> None:
+    wanted = os.environ.get("PGSHARD", "pgshard")
+    command = shutil.which(wanted)
+    if command is None:
+        raise ImproperlyConfigured(
+            f"{wanted} is not in PATH, which makes the tests' shards: install it, or set PGSHARD"
+        )
+    done = subprocess.run([command, "--config", str(path), "-q", "bootstrap"], capture_output=True, text=True)
+    if done.returncode:
+        raise ImproperlyConfigured(f"pgshard bootstrap failed on the tests' shards:\n{done.stdout}{done.stderr}")
+
+
+def _server(host: Host) -> psycopg.Connection[Any]:
+    args: dict[str, Any] = {**host.server, **{k: v for k, v in host.connect_args().items() if k == "password"}}
+    # Any database but those that are dropped and copied.
+    return psycopg.connect(**{**args, "dbname": "postgres"}, autocommit=True)
+
+
+def _exists(server: psycopg.Connection[Any], name: str) -> bool:
+    found = server.execute("SELECT 1 FROM pg_catalog.pg_database WHERE datname = %s", [name]).fetchone()
+    return found is not None
+
+
+def _drop(server: psycopg.Connection[Any], names: list[str]) -> None:
+    for name in names:
+        server.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+class ShardedRunnerMixin:
+    """What a test runner needs for shards, for projects that have a runner of their own."""
+
+    keepdb: bool
+    parallel: int
+    _shards: TestShards
+
+    def setup_databases(self, **kwargs: Any) -> Any:
+        """Django's databases, and the shards'."""
+        old = super().setup_databases(**kwargs)  # type: ignore[misc]
+        try:
+            self._shards = begin(parallel=self.parallel, keepdb=self.keepdb)
+        except BaseException:
+            super().teardown_databases(old)  # type: ignore[misc]
+            raise
+        return old
+
+    def teardown_databases(self, old_config: Any, **kwargs: Any) -> None:
+        """Drops them."""
+        end(self._shards)
+        super().teardown_databases(old_config, **kwargs)  # type: ignore[misc]
+
+
+class ShardedTestRunner(ShardedRunnerMixin, DiscoverRunner):
+    """Django's test runner with shards."""

@@ -1,0 +1,80 @@
+"""Tests as users write them; `manage.py test` and pytest run them."""
+
+from django.db import transaction
+from django.test import SimpleTestCase, TestCase, TransactionTestCase
+from django.test.testcases import DatabaseOperationForbidden
+
+from pgshard.django import run_in_shard
+
+from .models import Category, Photo
+
+
+class Rollback(TestCase):
+    """What a test writes is gone after it."""
+
+    databases = "__all__"
+
+    @classmethod
+    def setUpTestData(cls):
+        cls.photo = Photo.objects.create(user_id=1, title="of the class")
+
+    def test_one(self):
+        Photo.objects.create(user_id=2, title="x")
+        Category.objects.create(name="x")
+        self.assertEqual(Photo.objects.across_shards().count(), 2)
+        with self.assertNumQueries(1, using="shard-1"):
+            Photo.objects.get(pk=self.photo.pk)
+
+    def test_two(self):
+        Photo.objects.create(user_id=2, title="y")
+        self.assertEqual(Photo.objects.across_shards().count(), 2)
+        self.assertEqual(Photo.objects.by_ids([self.photo.pk]), [self.photo])
+
+    def test_hooks(self):
+        def work():
+            Photo.objects.create(user_id=2, title="x")
+            transaction.on_commit(lambda: None, using="shard-2")
+
+        with self.captureOnCommitCallbacks(using="shard-2") as hooks:
+            run_in_shard(2, work)
+        self.assertEqual(len(hooks), 1)
+
+    def test_views(self):
+        for _ in range(2):
+            answer = self.client.get(f"/photos/{self.photo.pk}")
+            self.assertEqual(answer.json()["title"], "of the class")
+        self.assertEqual(Photo.objects.across_shards().count(), 1)
+
+
+class Fixtures(TestCase):
+    """Only the shards that are named may be used."""
+
+    databases = {"shard-1"}
+
+    def test_allowed(self):
+        Photo.objects.create(user_id=1, title="x")
+        with self.assertRaises(DatabaseOperationForbidden):
+            Photo.objects.create(user_id=2, title="x")
+
+
+class Flush(TransactionTestCase):
+    """Tables are emptied after each test."""
+
+    databases = "__all__"
+
+    def test_one(self):
+        self.assertEqual(Photo.objects.across_shards().count(), 0)
+        photo = Photo.objects.create(user_id=3, title="x")
+        photo.tags.create(user_id=3, word="w")
+
+    def test_two(self):
+        self.assertEqual(Photo.objects.across_shards().count(), 0)
+        Photo.objects.create(user_id=3, title="x")
+
+
+class Nothing(SimpleTestCase):
+    """No database at all."""
+
+    def test_forbidden(self):
+        with self.assertRaises(DatabaseOperationForbidden):
+            Photo.objects.for_key(1).count()
