@@ -86,6 +86,9 @@ def _check_unique(model: Any) -> list[Any]:
     keys = {name for field in key_fields(model) for name in (field.name, field.attname)}
     found: list[Any] = []
     for field in model._meta.local_fields:
+        target = getattr(field.remote_field, "model", None)
+        if target is not None and not isinstance(target, str) and is_sharded(target):
+            continue  # What it refers to is on the same shard.
         if field.unique and not field.primary_key and field.name not in keys:
             hint = "it holds within each shard; for all shards, keep a model of its own on the default database"
             message = "unique across shards cannot be promised: two shards may have the same value"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from django.apps import apps
@@ -15,14 +16,13 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.state import ModelState
 from django.db.models.signals import class_prepared
 
-from ..template import escape
-from .backend.schema import TemplateSchemaEditor
+from ..template import escape, render
+from .backend.schema import SCHEMA, TemplateSchemaEditor
 from .cluster import alias
 from .sharded import is_sharded
 
-_NAMESPACE = '{shard}"."'
-# What stands for {shard} while Django makes the SQL, so that a text of the application's that says {shard} is told from it.
-_SCHEMA = "pgshard_schema_of_this_shard"
+NUMBERED = re.compile(r"(\d{4,})_(.+)\.sql")
+"""The names of files of shard migrations."""
 
 
 class CannotMake(Exception):
@@ -42,8 +42,8 @@ def _namespaced() -> Iterator[None]:
     """Gives every sharded model that is made meanwhile a table with a schema, which Django's DDL then names."""
 
     def put(sender: Any, **_: Any) -> None:
-        if is_sharded(sender) and not sender._meta.db_table.startswith(f'{_SCHEMA}"."'):
-            sender._meta.db_table = f'{_SCHEMA}"."{sender._meta.db_table}'
+        if is_sharded(sender) and not sender._meta.db_table.startswith(f'{SCHEMA}"."'):
+            sender._meta.db_table = f'{SCHEMA}"."{sender._meta.db_table}'
 
     class_prepared.connect(put)
     try:
@@ -60,18 +60,10 @@ class _Schema:
 
     def __enter__(self) -> None:
         self.before = self.connection.quoted_schema
-        self.connection.quoted_schema = f'"{_SCHEMA}"'
+        self.connection.quoted_schema = f'"{SCHEMA}"'
 
     def __exit__(self, *_: Any) -> None:
         self.connection.quoted_schema = self.before
-
-
-class _Editor(TemplateSchemaEditor):
-    sql_delete_index = TemplateSchemaEditor.sql_delete_index.replace("{shard}", f'"{_SCHEMA}"')
-    sql_delete_index_concurrently = TemplateSchemaEditor.sql_delete_index_concurrently.replace(
-        "{shard}", f'"{_SCHEMA}"'
-    )
-    sql_rename_index = TemplateSchemaEditor.sql_rename_index.replace("{shard}", f'"{_SCHEMA}"')
 
 
 def sharded_apps() -> list[str]:
@@ -87,6 +79,26 @@ def migrations_of(label: str) -> list[str]:
     for leaf in loader.graph.leaf_nodes(label):
         plan += [key for key in loader.graph.forwards_plan(leaf) if key not in plan]
     return [name for app, name in plan if app == label]
+
+
+def present(folder: Path) -> dict[str, Path]:
+    """The files that are there, by their names without the number."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        parts = NUMBERED.fullmatch(path.name)
+        if parts is not None:
+            found[parts.group(2)] = path
+    return found
+
+
+def unwritten(folder: Path) -> list[str]:
+    """The names of the files that the folder lacks. Raises `CannotMake`."""
+    there = present(folder)
+    missing: list[str] = []
+    for label in sharded_apps():
+        for name in migrations_of(label):
+            missing += [file.name for file in make(label, name) if file.name not in there]
+    return missing
 
 
 def make(label: str, name: str) -> list[File]:
@@ -108,18 +120,18 @@ def make(label: str, name: str) -> list[File]:
             collected.clear()
 
     with _Schema(connection), _namespaced():
-        for operation in migration.operations:
-            before = state.clone()
-            operation.state_forwards(label, state)
-            if not _concerns_shards(operation, label, before, state):
+        for operation, before, after in _steps(migration.operations, label, state):
+            if not _concerns_shards(operation, label, before, after):
                 continue
-            with _Editor(connection, collect_sql=True, atomic=False) as editor:
-                _apply(operation, label, editor, before, state)
-                editor.deferred_sql, deferred = [], list(editor.deferred_sql)
-                statements = [*editor.collected_sql, *(f"{one}" for one in deferred)]
+            with TemplateSchemaEditor(connection) as editor:
+                _apply(operation, label, editor, before, after)
+                statements = editor.statements()
+                # What waits for the end of other changes comes right after this one.
+                editor.deferred_sql = []
+            if isinstance(operation, migrations.RunSQL):
+                # The application's own SQL says {shard} and means it.
+                statements = [render(one, SCHEMA) for one in statements]
             for statement in statements:
-                if statement.startswith("--"):
-                    continue
                 if re.search(r"\bCONCURRENTLY\b", statement.split("'")[0]):
                     close()
                     files.append(_file(label, name, len(files), [statement], "no-transaction"))
@@ -127,6 +139,18 @@ def make(label: str, name: str) -> list[File]:
                     collected.append(statement)
     close()
     return files
+
+
+def _steps(operations: Any, label: str, state: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """The operations one by one, each with the states before and after it; what is done to databases only is taken apart."""
+    for operation in operations:
+        before = state.clone()
+        if isinstance(operation, migrations.SeparateDatabaseAndState):
+            yield from _steps(operation.database_operations, label, before.clone())
+            operation.state_forwards(label, state)
+        else:
+            operation.state_forwards(label, state)
+            yield operation, before, state
 
 
 def _apply(operation: Any, label: str, editor: Any, before: Any, after: Any) -> None:
@@ -140,7 +164,7 @@ def _apply(operation: Any, label: str, editor: Any, before: Any, after: Any) -> 
 
 
 def _file(label: str, name: str, part: int, statements: list[str], directive: str | None) -> File:
-    texts = [escape(one).replace(f'"{_SCHEMA}"', "{shard}").rstrip(";") + ";" for one in statements]
+    texts = [escape(one).replace(f'"{SCHEMA}"', "{shard}").rstrip(";") + ";" for one in statements]
     head = f"-- pgshard: {directive}\n" if directive else ""
     source = f"-- Made by `manage.py shards makesql` of {label}.{name}.\n"
     return File(f"{label}_{name}" + (f"_{part + 1}" if part else ""), head + source + "\n".join(texts) + "\n")
@@ -179,8 +203,6 @@ def _concerns_shards(operation: Any, label: str, before: Any, after: Any) -> boo
             f"{where}: an extension is made once per host: write a file that begins with `-- pgshard: once-per-host` and has "
             f"CREATE EXTENSION … SCHEMA public, and give the migration of the default database its own application"
         )
-    if isinstance(operation, migrations.SeparateDatabaseAndState):
-        return any(_concerns_shards(one, label, before, after) for one in operation.database_operations)
     name = (
         getattr(operation, "model_name", None) or getattr(operation, "new_name", None) or getattr(operation, "name", "")
     )

@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "django.contrib.contenttypes",
     "pgshard.django",
     "photos",
+    "shop",
 ]
 ROOT_URLCONF = "photos.urls"
 ALLOWED_HOSTS = ["*"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import runpy
 import subprocess
 from argparse import ArgumentParser
@@ -21,8 +20,6 @@ from pgshard.errors import PgshardError
 from ... import migrations
 from ...cluster import alias, cluster
 from ...gather import gather
-
-_NUMBER = re.compile(r"(\d{4,})_(.+)\.sql")
 
 
 class Command(BaseCommand):
@@ -114,7 +111,7 @@ class Command(BaseCommand):
                 f'{path}: [cluster] has no migrations: add migrations = "migrations", and make that folder'
             )
         labels = [app] if app is not None else migrations.sharded_apps()
-        present = _present(folder)
+        present = migrations.present(folder)
         missing: list[str] = []
         for label in labels:
             for one in [name] if name is not None else migrations.migrations_of(label):
@@ -127,8 +124,6 @@ class Command(BaseCommand):
     def _make(
         self, folder: Path, present: dict[str, Path], label: str, name: str, show: bool, check: bool
     ) -> list[str]:
-        if f"{label}_{name}" in present and not show:
-            return []
         try:
             files = migrations.make(label, name)
         except KeyError:
@@ -153,16 +148,6 @@ class Command(BaseCommand):
         return written
 
 
-def _present(folder: Path) -> dict[str, Path]:
-    """The files that are there, by their names without the number."""
-    found = {}
-    for path in sorted(folder.iterdir()):
-        parts = _NUMBER.fullmatch(path.name)
-        if parts is not None:
-            found[parts.group(2)] = path
-    return found
-
-
 def _next(present: dict[str, Path]) -> int:
-    numbers = [int(_NUMBER.fullmatch(path.name).group(1)) for path in present.values()]  # type: ignore[union-attr]
+    numbers = [int(migrations.NUMBERED.fullmatch(path.name).group(1)) for path in present.values()]  # type: ignore[union-attr]
     return max(numbers, default=0) + 1

@@ -1,0 +1,68 @@
+"""Django's `migrate`, which for sharded models changes nothing but its own record: it then says what the shards lack."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from typing import Any
+
+from django.core.management.commands.migrate import Command as Migrate
+
+from ...cluster import cluster, shard_of_alias, state
+from ...migrations import CannotMake, sharded_apps, unwritten
+
+
+class Command(Migrate):
+    """As Django's."""
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Migrates, then looks at the shards."""
+        super().handle(*args, **options)
+        if (
+            options.get("verbosity", 1) < 1
+            or state.cluster is None
+            or shard_of_alias(options.get("database")) is not None
+        ):
+            return
+        lacking = _files() + _shards()
+        if lacking:
+            self.stdout.write(self.style.MIGRATE_HEADING("Shards:"))
+            for line in lacking:
+                self.stdout.write(f"  {line}")
+
+
+def _files() -> list[str]:
+    """What has no file yet."""
+    folder = cluster().config.migrations
+    if folder is None:
+        return ["the config names no folder of migrations: add migrations to [cluster]"] if sharded_apps() else []
+    try:
+        missing = unwritten(folder)
+    except CannotMake as error:
+        return [str(error)]
+    return [f"{name} has no file yet: run `manage.py shards makesql`" for name in missing]
+
+
+def _shards() -> list[str]:
+    """What shards have not run, as the command says."""
+    command = shutil.which(os.environ.get("PGSHARD", "pgshard"))
+    if command is None:
+        return ["the command pgshard is not in PATH, so nobody has looked what they lack: run `pgshard migrate status`"]
+    line = [command, "--config", str(cluster().config.path), "--json", "migrate", "status"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    try:
+        said = json.loads(done.stdout)
+    except ValueError:
+        return [f"pgshard migrate status failed: {done.stderr.strip()}"]
+    lacking = []
+    for one in said.get("migrations", ()):
+        for what in ("pending", "changed", "failed"):
+            if one.get(what):
+                remedy = "`pgshard migrate retry`" if what == "failed" else "`pgshard migrate up`"
+                if what == "changed":
+                    remedy = "put the old text of the file back"
+                lacking.append(f"{one['name']} is {what} in shards {one[what]}: {remedy}")
+    lacking += [f"host {host} did not answer" for host in said.get("silent_hosts", ())]
+    return lacking

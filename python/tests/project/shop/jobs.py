@@ -1,0 +1,8 @@
+"""Work on every shard, for `manage.py shards run`."""
+
+from photos.models import Photo
+
+
+def fill(alias: str) -> None:
+    """Twice gives the same as once."""
+    Photo.objects.using(alias).filter(likes=0).update(likes=5)

@@ -1,0 +1,43 @@
+"""What the migrations of this application come to: every operation that Django has is among them."""
+
+from django.contrib.postgres.indexes import GinIndex
+from django.db import models
+from django.db.models.functions import Upper
+
+from pgshard.django import ShardedModel, ShardKeyField
+
+
+class Product(ShardedModel):
+    """Was Item."""
+
+    user_id = ShardKeyField()
+    label = models.CharField(max_length=80, default="it's {shard}", db_default="it's {shard}")
+    price = models.DecimalField(max_digits=12, decimal_places=3, null=True)
+    words = models.JSONField(default=list)
+    note = models.TextField(default="")
+
+    class Meta:
+        db_table = "shop_goods"
+        indexes = [
+            models.Index(Upper("label"), name="product_upper"),
+            models.Index(fields=["price"], name="product_price", condition=models.Q(price__gt=0)),
+            GinIndex(fields=["words"], name="product_words"),
+        ]
+        constraints = [
+            models.UniqueConstraint(fields=["user_id", "label"], name="product_label", condition=models.Q(price__gt=1))
+        ]
+
+
+class Purchase(ShardedModel):
+    """What is bought together."""
+
+    user_id = ShardKeyField()
+    products = models.ManyToManyField(Product)
+    first = models.ForeignKey(Product, models.SET_NULL, null=True, related_name="+")
+
+
+class Receipt(ShardedModel):
+    """Of a purchase."""
+
+    user_id = ShardKeyField()
+    purchase = models.OneToOneField(Purchase, models.CASCADE)
