@@ -30,7 +30,34 @@ class ShardedQuerySet(models.QuerySet):
         """On this shard. Raises `NoShard` for a database that is none."""
         if alias is not None and shard_of_alias(alias) is None:
             raise NoShard(f"{self.model.__name__} is sharded, and {alias!r} is no shard: use .for_key(key)")
-        return super().using(alias)
+        return super().using(alias)._noted(alias)
+
+    def _noted(self, alias: str | None) -> Any:
+        """Tells the query itself where it belongs: as a part of another one, it is compiled with that one's shard."""
+        self.query.pgshard_alias = alias
+        return self
+
+    def __and__(self, other: Any) -> Any:
+        made = super().__and__(other)
+        named = {one._db for one in (self, other) if one._db is not None}
+        if len(named) > 1:
+            raise WrongShard(f"{self.model.__name__}: the two queries are on {' and '.join(sorted(named))}")
+        made._db = named.pop() if named else None
+        return made._noted(made._db)
+
+    def __or__(self, other: Any) -> Any:
+        self._together(other)
+        return super().__or__(other)
+
+    def __xor__(self, other: Any) -> Any:
+        self._together(other)
+        return super().__xor__(other)
+
+    def _together(self, other: Any) -> None:
+        """Refuses to ask one shard for what is on two, or on all."""
+        if self._db != other._db and not (self.query.is_empty() or other.query.is_empty()):
+            where = " and ".join(one or "no shard" for one in (self._db, other._db))
+            raise WrongShard(f"{self.model.__name__}: the two queries are on {where}: run each by itself")
 
     def for_key(self, key: Any) -> Any:
         """On the shard of this key; of an object, of its primary key."""
@@ -70,7 +97,7 @@ class ShardedQuerySet(models.QuerySet):
     def _on(self, where: str) -> Any:
         made = self._chain()
         made._db = where
-        return made
+        return made._noted(where)
 
     # ----------------------------------------------------------------------------------------------- which shard it is
 
@@ -99,8 +126,9 @@ class ShardedQuerySet(models.QuerySet):
                     f"{self.model.__name__}: the filter names {found} and {where}: its key and its ID disagree"
                 )
             found = where or found
-        if self._db is None:
+        if self._db is None and found is not None:
             self._db = found
+            self._noted(found)
 
     def _named(self, name: str, value: Any) -> str | None:
         """The shard that one condition names; None where it names none, or several."""

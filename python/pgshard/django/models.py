@@ -12,7 +12,7 @@ from django.utils.functional import cached_property
 
 from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
 from .managers import ShardedManager
-from .routing import check_instance, run_on
+from .routing import check_instance, run_on, where_it_belongs
 from .sharded import is_sharded
 
 
@@ -36,6 +36,16 @@ class ShardedModel(models.Model):
         using = using or router.db_for_write(type(self), instance=self)
         check_instance(self, using)
         run_on(using, lambda: super(ShardedModel, self).save_base(*args, using=using, **kwargs))
+
+    def full_clean(self, *args: Any, **kwargs: Any) -> None:
+        """As Django's. What is unique is looked for on the object's own shard."""
+        with where_it_belongs(self):
+            super().full_clean(*args, **kwargs)
+
+    def validate_unique(self, *args: Any, **kwargs: Any) -> None:
+        """As Django's, on the object's own shard."""
+        with where_it_belongs(self):
+            super().validate_unique(*args, **kwargs)
 
     def delete(self, *args: Any, using: str | None = None, **kwargs: Any) -> Any:
         """As Django's."""

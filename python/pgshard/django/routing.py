@@ -125,7 +125,7 @@ class ShardRouter:
                     raise WrongShard(f"{model.__name__} was read on {there}, and its key is of {belongs} now")
                 there = there if shard_of_alias(there) is not None else belongs
             elif shard_of_alias(there) is None:
-                there = self._by_owner(model, instance)
+                there = alias_of_instance(instance) if is_sharded(type(instance)) else self._by_owner(model, instance)
                 if there is None and what == "write":
                     # `photo.category = category`, which asks where the photo will be: whoever saves it knows.
                     return None
@@ -139,6 +139,16 @@ class ShardRouter:
             if field.remote_field is not None and isinstance(instance, field.remote_field.model):
                 return alias_of_key(getattr(instance, field.target_field.attname))
         return None
+
+
+@contextmanager
+def where_it_belongs(instance: Any) -> Iterator[None]:
+    """Within it, what names no shard goes to the object's, if that is known."""
+    token = _chosen.set(alias_of_instance(instance) or _chosen.get())
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
 
 
 @contextmanager

@@ -127,6 +127,45 @@ def test_rows_do_not_go_astray(m, p):
     assert m.Photo.objects.for_key(U).update(user_id=U + 16) == 1
 
 
+def test_queries_of_two_shards_are_not_made_one(m, p):
+    from django.db.models import Exists, OuterRef
+
+    mine, others = m.Photo.objects.filter(user_id=U), m.Photo.objects.filter(user_id=V)
+    m.Photo.objects.create(user_id=U, title="x", likes=1)
+    m.Photo.objects.create(user_id=V, title="y")
+    for wrong in (
+        lambda: mine | others,
+        lambda: mine & others,
+        lambda: mine | m.Photo.objects.all(),
+        lambda: list(mine.union(others)),
+        lambda: mine.filter(Exists(others.filter(title=OuterRef("title")))).count(),
+        lambda: mine.filter(title__in=others.values("title")).count(),
+    ):
+        with pytest.raises((p.WrongShard, ValueError), match=r"shard-12|no shard|across different databases"):
+            wrong()
+    same = m.Photo.objects.filter(user_id=U + 16)
+    assert (mine | same).count() == 1
+    assert (m.Photo.objects.filter(likes=1) & mine).count() == 1
+    assert mine.union(same).count() == 1
+    assert mine.filter(Exists(m.Photo.objects.filter(pk=OuterRef("pk"), likes=1))).count() == 1
+    assert mine.filter(pk__in=m.Photo.objects.filter(user_id=U, likes=1)).update(likes=2) == 1
+    assert (mine | m.Photo.objects.none()).count() == 1
+
+
+def test_forms_and_their_checks_of_what_is_unique(m):
+    from django.core.exceptions import ValidationError
+    from django.forms import modelform_factory
+
+    form = modelform_factory(m.Album, fields=["user_id", "name"])
+    assert form({"user_id": U, "name": "x"}).save()._state.db == "shard-3"
+    assert "already exists" in str(form({"user_id": U, "name": "x"}).errors)
+    assert form({"user_id": V, "name": "x"}).is_valid()
+    album = m.Album.objects.for_key(U).get()
+    m.Photo(user_id=U, title="x", album=album).full_clean(exclude=["likes", "category"])
+    with pytest.raises(ValidationError, match=r"does not exist|not a valid choice"):
+        m.Photo(user_id=U, title="x", album_id=album.pk + 1).full_clean(exclude=["likes", "category"])
+
+
 def test_objects_of_two_shards_are_not_joined(m):
     album = m.Album.objects.create(user_id=V, name="x")
     photo = m.Photo.objects.create(user_id=U, title="x")

@@ -24,6 +24,7 @@ DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]
 INSTALLED_APPS = [
     "django.contrib.auth",
     "django.contrib.contenttypes",
+    "django.contrib.postgres",
     "pgshard.django",
     "photos",
     "shop",

@@ -33,6 +33,10 @@ class _Qualified:
         sql, params = super().compile(node)  # type: ignore[misc]
         if isinstance(node, (BaseTable, Join)):
             self._known(node.table_name)
+            there = getattr(self.query, "pgshard_alias", None)
+            if there not in (None, self.connection.alias):
+                here = self.connection.alias
+                raise WrongShard(f"a part of a query on {here} is for {there}: run it by itself, and use its result")
             schema = self.connection.quoted_schema
             sql = f"{schema}.{sql}" if node.join_type is None else _put(sql, f"{node.join_type} ", schema)
         return sql, params
