@@ -6,8 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from world import VERSION
 
 PROJECT = Path(__file__).parents[1] / "project"
+
+
+once = pytest.mark.skipif(VERSION != "18", reason="once is enough: PostgreSQL's version makes no difference here")
 
 
 def run(world, *line):
@@ -45,11 +49,13 @@ def test_djangos_runner(world):
     assert "Ran 2 tests" in said
 
 
+@once
 @pytest.mark.usefixtures("untouched")
 def test_djangos_runner_with_several_processes(world):
     assert "Ran 8 tests" in run(world, "manage.py", "test", "--noinput", "--parallel", "2")
 
 
+@once
 @pytest.mark.usefixtures("untouched")
 def test_pytest_django(world):
     line = ("-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(PROJECT), "-p", "no:cacheprovider")
