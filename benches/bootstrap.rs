@@ -266,6 +266,7 @@ impl Bench<'_> {
             hosts: hosts.collect(),
             only: BTreeSet::new(),
             vouched: BTreeSet::new(),
+            lost: BTreeSet::new(),
             migrations: Migrations::from_texts(&files).expect("good migrations"),
             width: NonZeroUsize::new(self.width).expect("at least one connection"),
         }

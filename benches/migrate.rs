@@ -117,6 +117,7 @@ impl Bench<'_> {
             hosts: self.cluster.servers().iter().enumerate().map(host).collect(),
             only: BTreeSet::new(),
             vouched: BTreeSet::new(),
+            lost: BTreeSet::new(),
             migrations: Migrations::from_texts(&self.files).expect("good migrations"),
             width: bootstrap::Request::WIDTH,
         };

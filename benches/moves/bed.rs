@@ -65,6 +65,7 @@ impl Bed {
             hosts: self.config.hosts.values().map(host).collect(),
             only: Default::default(),
             vouched: Default::default(),
+            lost: Default::default(),
             migrations: Migrations::read(cluster.migrations.as_ref().expect("a folder")).expect("good migrations"),
             width: bootstrap::Request::WIDTH,
         };

@@ -18,14 +18,15 @@ use tokio::sync::Semaphore;
 use tokio_postgres::error::SqlState;
 
 use super::batch::{Alone, LOCK_WORK, Placed, Recipe, run_alone, run_many};
-use super::control::{Cluster, ControlError, LOCK_SPACE, install};
+use super::control::{Cluster, ControlError, LOCK_SPACE, install, pending};
 use super::facts::{FactsError, HostFacts, chain, host_facts};
 use super::fault::{HostFault, ShardFault};
+use super::known::{self, Record};
 use super::migrate::{OnHost, Pace, run_once};
 use super::migrations::{Migrations, Pending};
 use super::plan::{HostPlan, Knowledge, plan};
 use super::session;
-use crate::map::{HostName, ShardEpoch};
+use crate::map::{HostName, ShardEpoch, print_ranges};
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 
@@ -50,6 +51,9 @@ pub struct Request {
     pub only: BTreeSet<HostName>,
     /// Hosts that certainly hold no shard of this cluster. If one of them cannot be read, shards are created all the same.
     pub vouched: BTreeSet<HostName>,
+    /// Hosts whose rows are lost for good. What was there is made anew, empty, where the map places it; without this word a shard that
+    /// any host remembers is made nowhere. One that the config does not name is forgotten by the others.
+    pub lost: BTreeSet<HostName>,
     /// The application's shard migrations.
     pub migrations: Migrations,
     /// Connections to each host; [`Request::WIDTH`] is a good number.
@@ -128,11 +132,13 @@ pub enum Event<'a> {
 /// Whoever wants to know how bootstrap gets on. Called from the bootstrap's own task: it should be quick.
 pub type Observer<'a> = &'a (dyn Fn(Event<'_>) + Send + Sync);
 
-/// What bootstrap has done, by host; only the hosts that it was to write to.
+/// What bootstrap, or a migration, has done, by host; only the hosts that it was to write to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// By host.
     pub hosts: BTreeMap<HostName, HostReport>,
+    /// Of a migration: the shards of which no host says that it serves them, so that nothing was run in them.
+    pub unserved: BTreeMap<ShardId, ShardFault>,
 }
 
 /// What bootstrap has done on a host.
@@ -159,7 +165,7 @@ pub struct HostReport {
 impl Report {
     /// Whether everything is as it should be now.
     pub fn is_complete(&self) -> bool {
-        self.hosts.values().all(|host| host.fault.is_none() && host.failed.is_empty())
+        self.unserved.is_empty() && self.hosts.values().all(|host| host.fault.is_none() && host.failed.is_empty())
     }
 
     /// Whether everything was as it should be already.
@@ -212,26 +218,80 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
     let chosen =
         || hosts.iter().zip(&read).filter(|(host, _)| request.only.is_empty() || request.only.contains(&host.name));
     let written_to = chosen().filter_map(|(_, read)| read.as_ref().ok().map(|(_, facts)| facts));
-    let knowledge = Knowledge::of(asked, &request.vouched).with_drift(written_to, &request.migrations);
+    let knowledge = Knowledge::of(asked, &request.vouched, &request.lost).with_drift(written_to, &request.migrations);
     let reports = chosen().map(|(host, read)| async {
-        let mut report = match read {
+        let report = match read {
             Err(fault) => HostReport::left(fault.clone()),
-            Ok((session, facts)) => match plan(host, facts, &knowledge, &request.cluster, &request.migrations) {
+            Ok((_, facts)) => match plan(host, facts, &knowledge, &request.cluster, &request.migrations) {
                 Err(refusals) => HostReport::left(HostFault::Refused(refusals)),
-                Ok(plan) => {
-                    let job = Job { host, request, plan, observer, lock_slots: facts.server.lock_slots };
-                    job.run(session).await
-                }
+                Ok(plan) => Job { host, request, plan, observer, lock_slots: facts.server.lock_slots }.run().await,
             },
         };
-        report.elapsed = started.elapsed();
-        if let Some(fault) = &report.fault {
-            observer(Event::HostFailed { host: &host.name, fault });
-        }
-        observer(Event::HostDone { host: &host.name, report: &report });
         (host.name.clone(), report)
     });
-    Report { hosts: join_all(reports).await.into_iter().collect() }
+    let mut reports: BTreeMap<HostName, HostReport> = join_all(reports).await.into_iter().collect();
+    let sessions = hosts.iter().zip(&read).filter_map(|(host, read)| Some((*host, read.as_ref().ok()?)));
+    settle(request, sessions, &mut reports).await;
+    for (host, report) in &mut reports {
+        report.elapsed = started.elapsed();
+        if let Some(fault) = &report.fault {
+            observer(Event::HostFailed { host, fault });
+        }
+        observer(Event::HostDone { host, report });
+    }
+    Report { hosts: reports, ..Report::default() }
+}
+
+/// Brings the records of all hosts up to date, also of those that were not to be written to, and ends the locks. A host that is not
+/// as it should be is left alone, and what it says counts for nothing.
+async fn settle<'a>(
+    request: &Request,
+    sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,
+    reports: &mut BTreeMap<HostName, HostReport>,
+) {
+    let mut good = Vec::new();
+    for (host, (session, facts)) in sessions {
+        let report = reports.get(&host.name);
+        // What a host that was left halfway has made is in its rows, and the next bootstrap reads those.
+        if report.is_some_and(|report| report.fault.is_some()) {
+            continue;
+        }
+        let facts = match report.is_some_and(HostReport::changed) {
+            true => read(session).await,
+            false => Ok(facts.clone()),
+        };
+        let Ok(facts) = facts else { continue };
+        if let (Ok([]), Some(control)) = (pending(&facts, &request.cluster, &host.name).as_deref(), facts.control) {
+            good.push((host, session, control));
+        }
+    }
+    let named = |host: &&HostName| request.hosts.iter().any(|named| named.name == **host);
+    let forgotten: BTreeSet<HostName> = request.lost.iter().filter(|host| !named(host)).cloned().collect();
+    let record = known::record(good.iter().map(|(host, _, control)| (&host.name, control)), &forgotten);
+    for (host, session, control) in &good {
+        if control.known != record
+            && let (Err(fault), Some(report)) = (write_record(session, &record).await, reports.get_mut(&host.name))
+        {
+            report.fault = Some(fault);
+        }
+    }
+}
+
+/// Writes a host's record, in the transaction that holds its lock, and ends that.
+///
+/// Locks: the rows of pgshard.known_host, which nobody else writes without bootstrap's lock.
+pub(super) async fn write_record(session: &Connection, record: &Record) -> Result<(), HostFault> {
+    let sql = "WITH gone AS (DELETE FROM pgshard.known_host WHERE host_name <> ALL ($1))
+        INSERT INTO pgshard.known_host (host_name, shards)
+            SELECT * FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) AS new(host_name, shards)
+        ON CONFLICT (host_name) DO UPDATE SET shards = excluded.shards, noted_at = pg_catalog.clock_timestamp()
+        WHERE pgshard.known_host.shards <> excluded.shards";
+    let hosts: Vec<&str> = record.keys().map(HostName::as_str).collect();
+    let shards: Vec<String> =
+        record.values().map(|shards| print_ranges(shards.iter().map(|(shard, epoch)| (*shard, *epoch)))).collect();
+    let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
+    session.execute(sql, &[&hosts, &shards]).await.map_err(|error| lost(&error))?;
+    flush(session).await
 }
 
 async fn open(host: &Host) -> Result<Connection, HostFault> {
@@ -290,7 +350,7 @@ struct Progress {
 }
 
 impl Job<'_> {
-    async fn run(&self, session: &Connection) -> HostReport {
+    async fn run(&self) -> HostReport {
         let host = &self.host.name;
         let to_do = self.plan.create.len() + self.plan.migrate.len();
         let progress = Progress::default();
@@ -299,7 +359,7 @@ impl Job<'_> {
         for (shard, fault) in &self.plan.refused {
             self.failed(&progress, *shard, fault.clone());
         }
-        let outcome = self.write(&progress, session).await;
+        let outcome = self.write(&progress).await;
         let mut report = progress.report.into_inner().expect(NO_PANIC);
         report.fault = outcome.err();
         report.created.sort_unstable();
@@ -307,7 +367,7 @@ impl Job<'_> {
         report
     }
 
-    async fn write(&self, progress: &Progress, session: &Connection) -> Result<(), HostFault> {
+    async fn write(&self, progress: &Progress) -> Result<(), HostFault> {
         let migrations = &self.request.migrations;
         let once = self.plan.host_from < migrations.of_hosts().len();
         let plan = &self.plan;
@@ -343,7 +403,10 @@ impl Job<'_> {
             outcome.map_err(|error| lost(&error))?;
         }
         self.migrate(progress).await?;
-        flush(session).await
+        // Not in the session of the lock, which is held until all hosts have written down what was made.
+        let last = open(self.host).await?;
+        last.batch_execute("BEGIN").await.map_err(|error| lost(&error))?;
+        flush(&last).await
     }
 
     /// Brings the shards that were there already up to date, as `pgshard migrate up` does: the application works on them.

@@ -2,14 +2,16 @@
 //!
 //! What may not break: every difference has a finding, and two hosts that serve one shard are an alarm.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::clock;
-use super::control::{Cluster, pending};
+use super::control::{Cluster, pending, restore};
 use super::facts::{
     ControlFacts, FactsError, HostFacts, KeptAudit, RecordedMigration, ShardRow, ShardState, Survey, chain,
 };
+use super::fault::add_again;
 use super::finding::{Finding, Findings, Severity};
+use super::known::{self, Known};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::OWN;
 use super::{made, settings, strays};
@@ -21,18 +23,20 @@ use crate::shard::ShardId;
 pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Option<&Migrations>) -> Vec<Finding> {
     let mut findings = Findings::default();
     let mut controls = BTreeMap::new();
+    let known = Known::of_survey(survey);
     for (host, facts) in survey {
         match facts {
             Err(error) => unread(&mut findings, host, error),
             Ok(facts) => {
-                check_host(&mut findings, host, facts, cluster);
+                check_host(&mut findings, host, facts, cluster, &known);
                 if let Some(control) = &facts.control {
                     controls.insert(host, (facts, control));
                 }
             }
         }
     }
-    let hosts = Hosts { survey, controls };
+    check_absent(&mut findings, &known);
+    let hosts = Hosts { survey, controls, known };
     for (shard, host, epoch) in map.iter() {
         check_shard(&mut findings, &hosts, cluster, shard, host, epoch);
     }
@@ -40,6 +44,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
         check_leftovers(&mut findings, host, control);
         check_audits(&mut findings, host, control);
     }
+    check_records(&mut findings, &hosts, cluster);
     check_made(&mut findings, &hosts);
     check_migrations(&mut findings, &hosts, migrations);
     check_attempts(&mut findings, &hosts, migrations);
@@ -53,6 +58,7 @@ struct Hosts<'a> {
     survey: &'a Survey,
     /// Of those that have been bootstrapped.
     controls: BTreeMap<&'a HostName, (&'a HostFacts, &'a ControlFacts)>,
+    known: Known<'a>,
 }
 
 impl<'a> Hosts<'a> {
@@ -83,7 +89,7 @@ fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
     findings.add(Severity::Error, code, Some(host), chain(error), remedy);
 }
 
-fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, cluster: &Cluster) {
+fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, cluster: &Cluster, known: &Known<'_>) {
     match pending(facts, cluster, host) {
         Err(refusals) => {
             for refusal in refusals {
@@ -96,9 +102,58 @@ fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, clust
         }
         Ok(_) => {}
     }
-    if facts.control.is_none() {
-        let message = "it has not been bootstrapped".to_owned();
-        findings.add(Severity::Error, "not_bootstrapped", Some(host), message, BOOTSTRAP.to_owned());
+    match (&facts.control, known.lost_on(host)) {
+        (None, Some((shards, by))) => {
+            for shard in shards {
+                let what = format!("the database of {host} is empty, and {by} knows that the shard was there");
+                findings.add_shard(Severity::Alarm, "host_emptied", Some(host), shard, what, restore(host));
+            }
+        }
+        (None, None) => {
+            let message = "it has not been bootstrapped".to_owned();
+            findings.add(Severity::Error, "not_bootstrapped", Some(host), message, BOOTSTRAP.to_owned());
+        }
+        (Some(_), _) => {}
+    }
+}
+
+/// Hosts that others know and the config does not name.
+fn check_absent(findings: &mut Findings, known: &Known<'_>) {
+    for (host, by) in known.absent() {
+        match known.lost_on(host) {
+            Some((shards, by)) => {
+                for shard in shards {
+                    let what = format!("{by} knows that it was on {host}, which the config does not name");
+                    findings.add_shard(Severity::Alarm, "host_absent", Some(host), shard, what, add_again(host));
+                }
+            }
+            None => {
+                let message = format!("{by} knows it as a host, and the config does not name it");
+                let remedy = format!(
+                    "name it in the config again, or, if it is gone, have the hosts forget it: `pgshard bootstrap --lost {host}`"
+                );
+                findings.add(Severity::Warning, "host_absent", Some(host), message, remedy);
+            }
+        }
+    }
+}
+
+/// Hosts that could not say of the others what they had. Those that are older, or somebody else's, have findings of their own.
+fn check_records(findings: &mut Findings, hosts: &Hosts<'_>, cluster: &Cluster) {
+    let current =
+        |host: &HostName, facts: &HostFacts| pending(facts, cluster, host).is_ok_and(|steps| steps.is_empty());
+    let good = || hosts.controls.iter().filter(|(host, (facts, _))| current(host, facts));
+    let record = known::record(good().map(|(host, (_, control))| (*host, *control)), &BTreeSet::new());
+    for (host, (_, control)) in good() {
+        let (unknown, shards) = known::lacks(&control.known, &record);
+        for other in unknown {
+            let message = format!("it has not written down that {other} is a host");
+            findings.add(Severity::Warning, "record_behind", Some(host), message, BOOTSTRAP.to_owned());
+        }
+        for shard in shards {
+            let what = "it has not written down on which host the shard is";
+            findings.add_shard(Severity::Warning, "record_behind", Some(host), shard, what, BOOTSTRAP);
+        }
     }
 }
 
@@ -218,6 +273,14 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
                  {from} may still have the old copy"
             );
             findings.add_shard(Severity::Alarm, "served_nowhere", Some(peer), shard, what, remedy);
+        }
+        return;
+    }
+    if let Some(last) = hosts.known.lost(shard) {
+        // A host that is empty, or that the config does not name, has a finding of its own.
+        if hosts.controls.contains_key(last.host) {
+            let what = format!("{} knows that it was on {}, which does not know it any more", last.by, last.host);
+            findings.add_shard(Severity::Alarm, "shard_lost", Some(last.host), shard, what, restore(last.host));
         }
         return;
     }
@@ -492,6 +555,28 @@ mod tests {
                 "db1",
                 vec![("db1", "0 serving 1"), ("db2", "0 incoming 2 db1")],
                 vec!["warning leftover db2 shard 0: a move from db1 that has ended left it half made"],
+            ),
+            (
+                "db1",
+                vec![("db1", "empty"), ("db2", "0 knows db1 1")],
+                vec![
+                    "alarm host_emptied db1 shard 0: the database of db1 is empty, and db2 knows that the shard was there",
+                ],
+            ),
+            (
+                "db1",
+                vec![("db1", ""), ("db2", "0 knows db1 1")],
+                vec!["alarm shard_lost db1 shard 0: db2 knows that it was on db1, which does not know it any more"],
+            ),
+            (
+                "db1",
+                vec![("db1", ""), ("db2", "0 knows db9 1")],
+                vec!["alarm host_absent db9 shard 0: db1 knows that it was on db9, which the config does not name"],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 serving 1"), ("db2", "0 knows db9 1")],
+                vec!["warning host_absent db9 db1 knows it as a host, and the config does not name it"],
             ),
         ] {
             assert_eq!(found(placement, &hosts), expected, "{placement} {hosts:?}");

@@ -8,8 +8,8 @@ use tokio_postgres::Client;
 
 use super::facts::{ControlFacts, FactsError, HostFacts, host_facts};
 use crate::id::Epoch;
-use crate::map::HostName;
-use crate::shard::{KeyKind, SchemaPrefix, ShardCount};
+use crate::map::{HostName, print_shards};
+use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
 
 /// What may never differ between the hosts of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ struct Step {
     sql: &'static str,
 }
 
-const STEPS: [Step; 5] = [
+const STEPS: [Step; 6] = [
     Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") },
     Step {
         version: 2,
@@ -41,6 +41,7 @@ const STEPS: [Step; 5] = [
     Step { version: 3, name: "mover", sql: include_str!("../../migrations/control/0003_mover.sql") },
     Step { version: 4, name: "audit", sql: include_str!("../../migrations/control/0004_audit.sql") },
     Step { version: 5, name: "identity", sql: include_str!("../../migrations/control/0005_identity.sql") },
+    Step { version: 6, name: "known", sql: include_str!("../../migrations/control/0006_known.sql") },
 ];
 
 /// The version of the control schema that this pgshard works with.
@@ -52,6 +53,9 @@ const SERVER_VERSION_MIN: i32 = 130_000;
 /// Keys of advisory locks: the bytes "pgsh", and which. Nobody else's lock has them but by intent.
 pub(super) const LOCK_SPACE: i32 = 0x7067_7368;
 const LOCK_CONTROL: i32 = 1;
+
+/// The first key of the session locks of movers: `movr`. The second is the beginning of the lease.
+pub(crate) const LOCK_MOVERS: i32 = 0x6d6f_7672;
 
 /// Why a host's control schema is neither installed nor upgraded, or a host is not written to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -142,6 +146,30 @@ pub enum Refusal {
         /// The name in the config.
         config: HostName,
     },
+    /// Its database is empty, and others know that it was not.
+    #[error("its database is empty, and {by} knows that {shards} were there", shards = shards_named(shards))]
+    Emptied {
+        /// The host.
+        host: HostName,
+        /// A host that knows.
+        by: HostName,
+        /// The shards that were there and are on no other host.
+        shards: Vec<ShardId>,
+    },
+}
+
+/// `shard 7`, `shards 0-3`.
+pub(crate) fn shards_named(shards: &[ShardId]) -> String {
+    let plural = if shards.len() == 1 { "shard" } else { "shards" };
+    format!("{plural} {}", print_shards(shards.iter().copied()))
+}
+
+/// What to do about a host that has lost its database.
+pub fn restore(host: &HostName) -> String {
+    format!(
+        "restore its database from a backup or a standby, then run `pgshard check`; docs/operating.md has the steps under \"A host has \
+         lost its database\". Only if its rows are lost for good: `pgshard bootstrap --lost {host}` makes its shards anew, empty"
+    )
 }
 
 impl Refusal {
@@ -166,6 +194,7 @@ impl Refusal {
                     .to_owned()
             }
             Refusal::HostMigrations { remedy, .. } => remedy.clone(),
+            Refusal::Emptied { host, .. } => restore(host),
             Refusal::HostName { .. } => {
                 "give the host its old name in the config; if its url is wrong, put the right one".to_owned()
             }
@@ -188,6 +217,7 @@ impl Refusal {
             Refusal::HostMigrations { .. } => "host_migrations_drift",
             Refusal::Key { .. } => "key_differs",
             Refusal::HostName { .. } => "host_name_differs",
+            Refusal::Emptied { .. } => "host_emptied",
         }
     }
 }

@@ -6,15 +6,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
+use jiff::Timestamp;
 use serde::Deserialize;
 use tokio_postgres::Client;
 use uuid::Uuid;
 
 use super::clock::{self, ClockFacts};
+use super::control::LOCK_MOVERS;
+use super::known::Record;
 use super::made::MadeSet;
-use crate::map::{HostName, ShardEpoch};
+use crate::map::{HostName, RangeItem, ShardEpoch, parse_ranges};
 use crate::pg::{ConnectError, ConnectOptions};
-use crate::shard::ShardId;
+use crate::shard::{ShardCount, ShardId};
 
 /// The word of every host that was asked.
 pub type Survey = BTreeMap<HostName, Result<HostFacts, FactsError>>;
@@ -95,6 +98,30 @@ pub struct ControlFacts {
     pub audits: Vec<KeptAudit>,
     /// What moves have created here and somebody must drop one day.
     pub ledger: Vec<LedgerRow>,
+    /// What the host has written down of the cluster; nothing where the control schema is older than that.
+    pub known: Record,
+    /// Of the shards with a move that is at work or has stopped halfway: that move; nothing where the control schema is older.
+    pub open_moves: BTreeMap<ShardId, OpenMove>,
+}
+
+/// A move that is at work or has stopped halfway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenMove {
+    /// The move.
+    pub id: Uuid,
+    /// Host and process of whoever works on it, or did.
+    pub holder: String,
+    /// Since when somebody works on it, by the host's clock; `None`: nobody renews its lease.
+    pub since: Option<Timestamp>,
+}
+
+impl std::fmt::Display for OpenMove {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.since {
+            Some(since) => write!(f, "the move {} by {} since {since:.0}", self.id, self.holder),
+            None => write!(f, "the move {}, on which nobody works ({} did)", self.id, self.holder),
+        }
+    }
 }
 
 /// A row of `pgshard.control_migration`.
@@ -269,6 +296,8 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
            * (current_setting('max_connections')::int8 + current_setting('max_prepared_transactions')::int8),
        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                WHERE n.nspname = 'pgshard' AND c.relname = 'control_migration'),
+       EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+               WHERE n.nspname = 'pgshard' AND c.relname = 'known_host'),
        ARRAY(SELECT nspname::text FROM pg_namespace WHERE nspname ~ '[0-9]{4}$'),
        ARRAY(SELECT nspname::text FROM pg_namespace
              WHERE nspname ~ '[0-9]{4}__(left_e[0-9]+|incoming|signpost(_e[0-9]+)?)$' ORDER BY 1),
@@ -281,6 +310,22 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
              'default_transaction_deferrable', 'session_replication_role']) AS name)::text,
        (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding), 'lc_collate', datcollate,
                                  'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text";
+
+/// What control schemas have since version 6. Nothing that is compared between hosts: it may be of another moment than the rest.
+///
+/// A mover lives if it renews its lease and the connection is there that holds the lease's lock.
+const SINCE_6: &str = "
+SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_host)::text,
+       (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.holder,
+                   CASE WHEN coalesce(w.lease_until, m.lease_until) > clock_timestamp()
+                             AND (w.lease IS NULL OR EXISTS (
+                                 SELECT FROM pg_locks l
+                                 WHERE l.locktype = 'advisory' AND l.granted AND l.classid = $1 AND l.objsubid = 2
+                                   AND l.objid::bigint = ('x' || left(w.lease::text, 8))::bit(32)::bigint
+                                   AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())))
+                        THEN coalesce(w.since, m.created_at) END))
+        FROM pgshard.move m LEFT JOIN pgshard.mover w USING (lease)
+        WHERE m.phase NOT IN ('kept', 'completed', 'aborted') AND ($2::integer IS NULL OR m.shard_id = $2))::text";
 
 /// Rows as JSON arrays, for their shortness: a host has thousands of shards.
 const CONTROL: &str = r#"
@@ -392,29 +437,73 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         has_pgshard: owner.is_some(),
         lock_slots: row.get(7),
     };
-    let (owns_control, bootstrapped): (bool, bool) = (row.get(6), row.get(8));
+    let (owns_control, bootstrapped, has_record): (bool, bool, bool) = (row.get(6), row.get(8), row.get(9));
     if let (false, true, Some(owner)) = (owns_control, bootstrapped, owner) {
         return Err(FactsError::NotOwner { owner, role: server.role });
     }
-    let schemas = row.get::<_, Vec<String>>(9).into_iter().collect();
+    let schemas = row.get::<_, Vec<String>>(10).into_iter().collect();
     let of_moves = OfMoves {
-        schemas: row.get::<_, Vec<String>>(10).into_iter().collect(),
-        slots: row.get(11),
-        publications: row.get(12),
+        schemas: row.get::<_, Vec<String>>(11).into_iter().collect(),
+        slots: row.get(12),
+        publications: row.get(13),
     };
     let mut settings = BTreeMap::new();
-    for column in [13, 14] {
+    for column in [14, 15] {
         let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(row.get(column));
         settings.extend(read.map_err(|error| FactsError::Unreadable { what: error.to_string() })?);
     }
     let control = if bootstrapped {
         let query = client.query_one(CONTROL, &[]).await;
         let row = query.map_err(|source| FactsError::Query { what: "control schema", source })?;
-        Some(control_facts(row.get(0))?)
+        let mut control = control_facts(row.get(0))?;
+        if has_record {
+            read_since_6(client, &mut control).await?;
+        }
+        Some(control)
     } else {
         None
     };
     Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
+}
+
+async fn read_since_6(client: &Client, control: &mut ControlFacts) -> Result<(), FactsError> {
+    let failed = |source| FactsError::Query { what: "control schema", source };
+    let row = client.query_one(SINCE_6, &[&LOCK_MOVERS.cast_unsigned(), &None::<i32>]).await.map_err(failed)?;
+    let unreadable = |error: &dyn std::fmt::Display| FactsError::Unreadable { what: error.to_string() };
+    if let Some(json) = row.try_get::<_, Option<&str>>(0).map_err(failed)? {
+        let hosts: Vec<(String, String)> = serde_json::from_str(json).map_err(|error| unreadable(&error))?;
+        for (host, text) in hosts {
+            let host = HostName::new(&host).map_err(|error| unreadable(&error))?;
+            let shards = parse_ranges(&text, ShardCount::MAX);
+            let shards =
+                shards.map_err(|_| unreadable(&format!("the shards {text:?} of {host} in pgshard.known_host")))?;
+            let placed = |item: &RangeItem| item.shards().map(|shard| (shard, item.epoch)).collect::<Vec<_>>();
+            control.known.insert(host, shards.iter().flat_map(placed).collect());
+        }
+    }
+    control.open_moves = open_moves(&row)?;
+    Ok(())
+}
+
+/// The moves in an answer to [`SINCE_6`].
+fn open_moves(row: &tokio_postgres::Row) -> Result<BTreeMap<ShardId, OpenMove>, FactsError> {
+    let failed = |source| FactsError::Query { what: "control schema", source };
+    let Some(json) = row.try_get::<_, Option<&str>>(1).map_err(failed)? else { return Ok(BTreeMap::new()) };
+    let unreadable = |error: &dyn std::fmt::Display| FactsError::Unreadable { what: error.to_string() };
+    let moves: Vec<(ShardId, Uuid, String, Option<String>)> =
+        serde_json::from_str(json).map_err(|error| unreadable(&error))?;
+    let mut open = BTreeMap::new();
+    for (shard, id, holder, since) in moves {
+        let since = since.map(|since| since.parse()).transpose().map_err(|error: jiff::Error| unreadable(&error))?;
+        open.insert(shard, OpenMove { id, holder, since });
+    }
+    Ok(open)
+}
+
+/// The move of a shard that is at work or has stopped halfway, if it still is and can be read.
+pub(super) async fn open_move(client: &Client, shard: ShardId) -> Option<OpenMove> {
+    let row = client.query_one(SINCE_6, &[&LOCK_MOVERS.cast_unsigned(), &Some(shard.as_i32())]).await.ok()?;
+    open_moves(&row).ok()?.remove(&shard)
 }
 
 fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
@@ -462,6 +551,7 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
         live_moves: raw.live_moves.unwrap_or_default().into_iter().collect(),
         audits,
         ledger: raw.ledger.unwrap_or_default(),
+        ..ControlFacts::default()
     })
 }
 

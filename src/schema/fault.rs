@@ -1,7 +1,7 @@
 //! Why bootstrap or a migration left a shard, or a whole host, as it was.
 
-use super::control::Refusal;
-use super::facts::{FactsError, ShardState, chain};
+use super::control::{Refusal, restore};
+use super::facts::{FactsError, OpenMove, ShardState, chain};
 use super::migrations::Drift;
 use crate::map::{HostName, ShardEpoch};
 
@@ -36,13 +36,39 @@ pub enum ShardFault {
         source_host: HostName,
     },
     /// A move is at work, so the shard's tables may not change.
-    #[error("a move away from here is at work, and migrations wait for it")]
-    Moving,
+    #[error("a move away from here is at work, and migrations wait for it{}", told(.0))]
+    Moving(Option<OpenMove>),
     /// Some host's word is missing. A shard that it serves would get an empty second copy.
-    #[error("{} could not be asked whether it serves it", hosts.iter().map(HostName::as_str).collect::<Vec<_>>().join(", "))]
+    #[error("{} could not be asked whether it serves it", names(hosts))]
     Unread {
         /// The hosts that could not be read.
         hosts: Vec<HostName>,
+    },
+    /// A host had the shard, and lost it, or the config does not name that host. It would get an empty second copy.
+    #[error("{by} knows that it was on {host}, which {}", if *named { "does not know it any more" } else { "the config does not name" })]
+    Lost {
+        /// Where it was.
+        host: HostName,
+        /// A host that knows.
+        by: HostName,
+        /// Whether the config names the host where it was.
+        named: bool,
+    },
+    /// Other hosts know these, and the config does not name them: nobody has asked them. A shard that they serve would get an empty
+    /// second copy.
+    #[error(
+        "{} could not be asked whether it serves it: other hosts know it, and the config does not name it",
+        names(hosts)
+    )]
+    Absent {
+        /// The hosts that the config does not name.
+        hosts: Vec<HostName>,
+    },
+    /// No host says that it serves the shard.
+    #[error("no host says that it serves it{}", reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default())]
+    Unserved {
+        /// What is known of where it is.
+        reason: Option<String>,
     },
     /// The shard has moved before, and no host knows it.
     #[error("the map says that it has moved before (epoch {epoch}), but no host knows it")]
@@ -122,13 +148,20 @@ impl ShardFault {
                 "run `pgshard map rebuild`; to bring the shard here, `pgshard move` it".to_owned()
             }
             ShardFault::Moved { .. } => "run `pgshard map rebuild`, then `pgshard check`".to_owned(),
-            ShardFault::Arriving { .. } | ShardFault::Moving => {
+            ShardFault::Moving(Some(OpenMove { id, since: Some(_), .. })) => format!(
+                "wait for it, `pgshard moves watch {id}`, or have it undone, `pgshard moves abort {id}`; then the same command again"
+            ),
+            ShardFault::Moving(Some(OpenMove { id, since: None, .. })) => {
+                format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`; then the same command again")
+            }
+            ShardFault::Arriving { .. } | ShardFault::Moving(None) => {
                 "see `pgshard moves list`; run the same command again when the move has ended".to_owned()
             }
-            ShardFault::Unread { hosts } => {
-                let names: Vec<&str> = hosts.iter().map(HostName::as_str).collect();
-                format!("start {} and run bootstrap again", names.join(", "))
-            }
+            ShardFault::Unread { hosts } => format!("start {} and run bootstrap again", names(hosts)),
+            ShardFault::Lost { host, named: true, .. } => restore(host),
+            ShardFault::Lost { host, named: false, .. } => add_again(host),
+            ShardFault::Absent { hosts } => hosts.iter().map(add_again).collect::<Vec<_>>().join("; "),
+            ShardFault::Unserved { .. } => "run `pgshard check`, then the same command again".to_owned(),
             ShardFault::Unknown { epoch } => format!(
                 "the host that had it may have been replaced: restore its database. If this is a new cluster, write the \
                  shard without @{epoch} in the map"
@@ -158,6 +191,23 @@ impl ShardFault {
             ShardFault::Statement { .. } | ShardFault::NotTried { .. } => "run the same command again".to_owned(),
         }
     }
+}
+
+fn names(hosts: &[HostName]) -> String {
+    hosts.iter().map(HostName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// Whose move it is, as the end of a sentence.
+fn told(open: &Option<OpenMove>) -> String {
+    open.as_ref().map(|open| format!(": {open}")).unwrap_or_default()
+}
+
+/// What to do about a host that others know and the config does not name.
+pub(super) fn add_again(host: &HostName) -> String {
+    format!(
+        "name {host} in the config again, as it was: its shards are there. Only if its rows are lost for good: `pgshard bootstrap --lost \
+         {host}` has the hosts forget it"
+    )
 }
 
 /// Why a whole host was left as it was, or left halfway.

@@ -15,7 +15,9 @@ mod facts;
 mod fault;
 mod finding;
 pub mod fingerprint;
+mod forget;
 mod identity;
+mod known;
 mod made;
 mod measure;
 pub mod migrate;
@@ -35,15 +37,17 @@ pub use bootstrap::bootstrap;
 pub use check::check;
 pub use clock::ClockFacts;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
-pub use control::Cluster;
+pub use control::{Cluster, restore};
 pub use facts::{
-    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves,
+    AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves, OpenMove,
     RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
     survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};
+pub use forget::{forget, lost_on};
 pub use identity::{AcceptError, Identities, RecordError, accept, identities};
+pub use known::Record;
 pub use made::{MadeSet, RESTORE, lacking_on};
 pub use measure::{Measure, measure};
 pub use migrate::migrate;

@@ -2,7 +2,8 @@
 //!
 //! What may not break: a shard is created only where the map puts it, only if it never moved (epoch 1), if no host knows
 //! anything of it (no row in any state, no move that brings it), if every host of the config has been asked, and if
-//! no schema has its name. An empty second copy of a shard would take writes that belong to the first.
+//! no schema has its name. An empty second copy of a shard would take writes that belong to the first. And a shard that anybody
+//! remembers is created again only by the word that what was on its host is lost for good.
 //!
 //! The reasons: a map can be stale, edited by hand, or a backup's. A row `moved` shows that the shard was born; a host
 //! that is down may hold it; a shard with a later epoch was somewhere. A host that certainly never held a shard can be
@@ -17,6 +18,7 @@ use super::bootstrap::Host;
 use super::control::{Cluster, Refusal, pending};
 use super::facts::{HostFacts, ShardState};
 use super::fault::ShardFault;
+use super::known::{Known, Last};
 use super::migrations::{Drift, Migrations, Pending};
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
@@ -40,14 +42,19 @@ pub(super) struct HostPlan {
 
 /// What the hosts know of the shards, whatever the map says.
 pub(super) struct Knowledge<'a> {
-    by_shard: BTreeMap<ShardId, Vec<(&'a HostName, Known<'a>)>>,
+    by_shard: BTreeMap<ShardId, Vec<(&'a HostName, Said<'a>)>>,
     /// The hosts that could not be asked and were not vouched for.
     unread: Vec<HostName>,
+    /// The hosts that others know and the config does not name.
+    absent: Vec<HostName>,
+    known: Known<'a>,
+    /// Hosts whose rows are lost for good, somebody says.
+    lost: &'a BTreeSet<HostName>,
     /// Whether a shard or a host has run what the folder does not have.
     drifted: bool,
 }
 
-enum Known<'a> {
+enum Said<'a> {
     Row(ShardState, ShardEpoch, Option<&'a HostName>),
     Incoming(&'a HostName),
 }
@@ -57,22 +64,29 @@ impl<'a> Knowledge<'a> {
     pub(super) fn of(
         hosts: impl IntoIterator<Item = (&'a HostName, Option<&'a HostFacts>)>,
         vouched: &BTreeSet<HostName>,
+        lost: &'a BTreeSet<HostName>,
     ) -> Knowledge<'a> {
-        let mut knowledge = Knowledge { by_shard: BTreeMap::new(), unread: Vec::new(), drifted: false };
+        let hosts: Vec<_> = hosts.into_iter().collect();
+        let known = Known::of(hosts.iter().copied());
+        let absent = known.absent().map(|(host, _)| host.clone()).filter(|host| !lost.contains(host)).collect();
+        let mut knowledge =
+            Knowledge { by_shard: BTreeMap::new(), unread: Vec::new(), absent, known, lost, drifted: false };
         for (host, facts) in hosts {
             let Some(facts) = facts else {
-                if !vouched.contains(host) {
+                // Of a host that had shards nobody can say that it certainly holds none.
+                let vouched = vouched.contains(host) && !knowledge.known.had_shards(host);
+                if !vouched && !lost.contains(host) {
                     knowledge.unread.push(host.clone());
                 }
                 continue;
             };
             for control in facts.control.iter() {
                 for (shard, row) in &control.shards {
-                    let known = Known::Row(row.state, row.epoch, row.peer.as_ref());
+                    let known = Said::Row(row.state, row.epoch, row.peer.as_ref());
                     knowledge.by_shard.entry(*shard).or_default().push((host, known));
                 }
                 for (shard, incoming) in &control.incoming {
-                    let known = Known::Incoming(&incoming.source);
+                    let known = Said::Incoming(&incoming.source);
                     knowledge.by_shard.entry(*shard).or_default().push((host, known));
                 }
             }
@@ -100,7 +114,7 @@ impl<'a> Knowledge<'a> {
     fn owner_besides(&self, shard: ShardId, here: &HostName) -> Option<ShardFault> {
         let known = self.by_shard.get(&shard)?.iter();
         let owners = known.filter_map(|(host, known)| match known {
-            Known::Row(state, epoch, _) if state.is_owner() && *host != here => Some((*epoch, *host)),
+            Said::Row(state, epoch, _) if state.is_owner() && *host != here => Some((*epoch, *host)),
             _ => None,
         });
         owners.max().map(|(epoch, host)| ShardFault::ServedElsewhere { host: host.clone(), epoch })
@@ -114,8 +128,8 @@ impl<'a> Knowledge<'a> {
         // A move that brings it tells more than the row `moved` of the host that it left.
         let known = self.by_shard.get(&shard).into_iter().flatten();
         let fault = known.map(|(host, known)| match known {
-            Known::Incoming(source) => ShardFault::Arriving { host: (*host).clone(), source_host: (*source).clone() },
-            Known::Row(_, epoch, peer) => {
+            Said::Incoming(source) => ShardFault::Arriving { host: (*host).clone(), source_host: (*source).clone() },
+            Said::Row(_, epoch, peer) => {
                 ShardFault::Moved { host: (*host).clone(), peer: peer.cloned(), epoch: *epoch }
             }
         });
@@ -123,11 +137,34 @@ impl<'a> Knowledge<'a> {
         if fault.is_some() {
             return fault;
         }
-        if epoch > ShardEpoch::FIRST {
-            return Some(ShardFault::Unknown { epoch });
+        match self.known.lost(shard) {
+            Some(Last { host, by, .. }) if !self.lost.contains(host) => {
+                let (host, by, named) = (host.clone(), by.clone(), self.known.names(host));
+                return Some(ShardFault::Lost { host, by, named });
+            }
+            Some(_) => {}
+            None if epoch > ShardEpoch::FIRST => return Some(ShardFault::Unknown { epoch }),
+            None => {}
         }
-        let hosts = self.unread.clone();
-        (!hosts.is_empty()).then_some(ShardFault::Unread { hosts })
+        let (unread, absent) = (self.unread.clone(), self.absent.clone());
+        if !unread.is_empty() {
+            return Some(ShardFault::Unread { hosts: unread });
+        }
+        (!absent.is_empty()).then_some(ShardFault::Absent { hosts: absent })
+    }
+
+    /// With which epoch a shard is created: later than what anybody remembers of it, it is not again taken for the lost one.
+    fn first_epoch(&self, shard: ShardId, in_map: ShardEpoch) -> ShardEpoch {
+        self.known.lost(shard).map_or(in_map, |last| last.epoch.max(in_map))
+    }
+
+    /// Why a host with an empty database is left alone.
+    fn emptied(&self, host: &HostName, facts: &HostFacts) -> Option<Refusal> {
+        if facts.control.is_some() || self.lost.contains(host) {
+            return None;
+        }
+        let (shards, by) = self.known.lost_on(host)?;
+        Some(Refusal::Emptied { host: host.clone(), by: by.clone(), shards })
     }
 }
 
@@ -144,6 +181,9 @@ pub(super) fn plan(
 ) -> Result<HostPlan, Vec<Refusal>> {
     let control = facts.control.clone().unwrap_or_default();
     let versions = pending(facts, cluster, &host.name)?;
+    if let Some(refusal) = knowledge.emptied(&host.name, facts) {
+        return Err(vec![refusal]);
+    }
     let host_from = migrations.pending_on_host(&control.host_migrations).map_err(|drifts| {
         let refusal = |drift: &Drift| Refusal::HostMigrations { said: drift.to_string(), remedy: drift.remedy() };
         drifts.iter().map(refusal).collect::<Vec<_>>()
@@ -165,7 +205,7 @@ pub(super) fn plan(
                 Some(fault) => Some(fault),
                 None if has_schema => Some(ShardFault::SchemaTaken { schema }),
                 None => {
-                    plan.create.push((*shard, *epoch));
+                    plan.create.push((*shard, knowledge.first_epoch(*shard, *epoch)));
                     None
                 }
             },
@@ -179,7 +219,9 @@ pub(super) fn plan(
                     plan.unchanged += 1;
                     None
                 }
-                Ok(_) if row.state == ShardState::Fenced || control.moving.contains(shard) => Some(ShardFault::Moving),
+                Ok(_) if row.state == ShardState::Fenced || control.moving.contains(shard) => {
+                    Some(ShardFault::Moving(control.open_moves.get(shard).cloned()))
+                }
                 Ok(pending) => {
                     let elsewhere = knowledge.owner_besides(*shard, &host.name);
                     if elsewhere.is_none() {
@@ -217,7 +259,9 @@ mod tests {
     fn planned(at: u32, hosts: &[(&str, &str)], vouched: &[&str]) -> String {
         let survey = survey_of(hosts);
         let vouched = vouched.iter().map(|name| host(name)).collect();
-        let knowledge = Knowledge::of(survey.iter().map(|(host, facts)| (host, facts.as_ref().ok())), &vouched);
+        let nobody = BTreeSet::new();
+        let said = survey.iter().map(|(host, facts)| (host, facts.as_ref().ok()));
+        let knowledge = Knowledge::of(said, &vouched, &nobody);
         let knowledge =
             knowledge.with_drift(survey.values().filter_map(|facts| facts.as_ref().ok()), &migrations(&[]).unwrap());
         let connect = ConnectOptions::parse("host=x user=x dbname=x").unwrap();
@@ -276,6 +320,31 @@ mod tests {
                 vec![("db1", "0 serving 1, 0 moving")],
                 vec![],
                 "a move away from here is at work, and migrations wait for it",
+            ),
+            // What others remember, of a host that answers and of one that the config does not name.
+            (
+                1,
+                vec![("db1", ""), ("db2", "0 knows db1 1")],
+                vec![],
+                "db2 knows that it was on db1, which does not know it any more",
+            ),
+            (
+                1,
+                vec![("db1", ""), ("db2", "0 knows db9 1")],
+                vec![],
+                "db1 knows that it was on db9, which the config does not name",
+            ),
+            (
+                1,
+                vec![("db1", ""), ("db2", "1 knows db9 1")],
+                vec![],
+                "db9 could not be asked whether it serves it: other hosts know it, and the config does not name it",
+            ),
+            (
+                1,
+                vec![("db1", ""), ("db2", "1 knows db3 1"), ("db3", "down")],
+                vec!["db3"],
+                "db3 could not be asked whether it serves it",
             ),
         ] {
             assert_eq!(planned(at, &hosts, &vouched), expected, "{at} {hosts:?}");

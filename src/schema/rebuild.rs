@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use super::check::went_back;
 use super::facts::{ShardState, Survey};
 use super::finding::{Finding, Findings, Severity};
+use super::known::Known;
 use crate::map::{Change, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::ShardId;
 
@@ -56,10 +57,11 @@ pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
             }
         }
     }
+    let known = Known::of_survey(survey);
     let placements = map.iter().map(|(shard, host, epoch)| {
         let was = Placement { host: host.clone(), epoch };
         let claims = claims.remove(&shard).unwrap_or_default();
-        (shard, judge(shard, was, &claims, survey, &mut notes))
+        (shard, judge(shard, was, &claims, survey, &known, &mut notes))
     });
     let placements: Vec<_> = placements.collect();
     let rebuilt = ShardMap::new(map.version().next(), map.shards(), placements)
@@ -69,13 +71,26 @@ pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
     Rebuilt { map, changes, notes: notes.sorted() }
 }
 
-fn judge(shard: ShardId, was: Placement, claims: &[Claim<'_>], survey: &Survey, notes: &mut Findings) -> Placement {
+fn judge(
+    shard: ShardId,
+    was: Placement,
+    claims: &[Claim<'_>],
+    survey: &Survey,
+    known: &Known<'_>,
+    notes: &mut Findings,
+) -> Placement {
     let silent = !matches!(survey.get(&was.host), Some(Ok(_)));
     let Some(best) = claims.iter().max_by_key(|claim| (claim.epoch, claim.first_hand)) else {
         if silent {
             let what = "the host was not asked, the map keeps what it said";
             let remedy = "run `pgshard map rebuild` again when it answers";
             notes.add_shard(Severity::Notice, "kept", Some(&was.host), shard, what, remedy);
+        } else if let Some(last) = known.lost(shard) {
+            let what = format!(
+                "{} knows that it was on {}, and no host serves it; the map keeps what it said",
+                last.by, last.host
+            );
+            notes.add_shard(Severity::Alarm, "shard_lost", Some(last.host), shard, what, "run `pgshard check`");
         } else {
             let (what, remedy) = ("no host serves it, the map keeps what it said", "run `pgshard check`");
             notes.add_shard(Severity::Error, "served_nowhere", Some(&was.host), shard, what, remedy);
@@ -140,9 +155,11 @@ mod tests {
             ("db2@2", vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")], "db2@2", vec!["went_back"]),
             // Nobody, two, and one that the config does not have.
             ("db1", vec![("db1", ""), ("db2", "")], "db1", vec!["served_nowhere"]),
+            ("db1", vec![("db1", ""), ("db2", "0 knows db1 1")], "db1", vec!["shard_lost"]),
+            ("db1", vec![("db1", ""), ("db2", "0 knows db9 1")], "db1", vec!["shard_lost"]),
             ("db1", vec![("db1", "0 serving 2"), ("db2", "0 serving 3")], "db2@3", vec![]),
             ("db2", vec![("db1", "0 serving 2"), ("db2", "0 serving 2")], "db2@2", vec!["served_twice"]),
-            ("db1", vec![("db1", "0 moved 2 db7")], "db1", vec!["unknown_host", "served_nowhere"]),
+            ("db1", vec![("db1", "0 moved 2 db7")], "db1", vec!["unknown_host", "shard_lost"]),
         ] {
             let map = map_of(&[was]);
             let rebuilt = rebuild_map(&map, &survey_of(&hosts));

@@ -1,9 +1,12 @@
 //! What hosts say, written as text, for the tests of what is pure.
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 
 use super::control::tests::facts;
 use super::facts::{FactsError, HostFacts, IncomingRow, ShardRow, ShardState, Survey};
+use super::known::record;
 use crate::map::{HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use crate::pg::ConnectError;
 use crate::shard::{SchemaPrefix, ShardCount, ShardId};
@@ -21,7 +24,7 @@ pub(super) fn epoch(number: u32) -> ShardEpoch {
 }
 
 /// A bootstrapped host with these rows: `0 serving 1`, `0 moved 2 db2`, `0 fenced 1 db2 late`, `0 incoming 2 db1`, and
-/// `0 moving` for a move away in its journal.
+/// `0 moving` for a move away in its journal, `0 knows db2 1` for its record of another host.
 pub(super) fn facts_of(name: &str, rows: &str) -> HostFacts {
     let mut facts = facts(name);
     let control = facts.control.as_mut().unwrap();
@@ -35,6 +38,10 @@ pub(super) fn facts_of(name: &str, rows: &str) -> HostFacts {
             "serving" => ShardState::Serving,
             "fenced" => ShardState::Fenced,
             "moved" => ShardState::Moved,
+            "knows" => {
+                control.known.entry(host(words[2])).or_default().insert(number, epoch(words[3].parse().unwrap()));
+                continue;
+            }
             "moving" => {
                 control.moving.insert(number);
                 continue;
@@ -69,7 +76,14 @@ pub(super) fn survey_of(hosts: &[(&str, &str)]) -> Survey {
         }
         _ => Ok(facts_of(name, rows)),
     };
-    hosts.iter().map(|(name, rows)| (host(name), facts(name, rows))).collect()
+    let mut survey: Survey = hosts.iter().map(|(name, rows)| (host(name), facts(name, rows))).collect();
+    // Each has written down what all say now.
+    let said = survey.iter().filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?.control.as_ref()?)));
+    let known = record(said, &BTreeSet::new());
+    for facts in survey.values_mut().filter_map(|facts| facts.as_mut().ok()?.control.as_mut()) {
+        facts.known = known.clone();
+    }
+    survey
 }
 
 /// A map of the shards 0, 1, …: `db1`, `db2@3`.

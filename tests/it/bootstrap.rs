@@ -55,6 +55,7 @@ fn request(servers: &TestCluster, shards: u16, files: &[(&str, &str)]) -> Reques
         hosts: (0..hosts).map(host).collect(),
         only: BTreeSet::new(),
         vouched: BTreeSet::new(),
+        lost: BTreeSet::new(),
         migrations: migrations(files),
         width: Request::WIDTH,
     }
@@ -333,7 +334,7 @@ on_each_version! {
         let db1_report = report_of(&report, "db1");
         assert_eq!(db1_report.failed.len(), 3, "{db1_report:?}");
         assert_eq!(db1_report.failed[&shard(0)].to_string(), "db1 says that it has moved to db2 (epoch 2)");
-        assert_eq!(db1_report.failed[&shard(1)], ShardFault::Moving);
+        assert!(matches!(db1_report.failed[&shard(1)], ShardFault::Moving(_)), "{db1_report:?}");
         assert_eq!(report_of(&report, "db2").migrated, (3..6).map(shard).collect::<Vec<_>>());
 
         // Maps edited by hand: 0 and 1 to db3, 2 and 6 to db2.

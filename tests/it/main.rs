@@ -19,6 +19,7 @@ mod migrate;
 mod moves;
 mod primaries;
 mod races;
+mod remembered;
 mod restored;
 mod router;
 mod rows;

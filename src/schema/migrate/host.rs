@@ -22,7 +22,7 @@ use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection, quote_literal};
 use crate::schema::bootstrap::{Event, HostReport, Observer};
 use crate::schema::control::Cluster;
-use crate::schema::facts::chain;
+use crate::schema::facts::{chain, open_move};
 use crate::schema::fault::{HostFault, ShardFault};
 use crate::schema::migrations::{Migrations, Pending};
 use crate::schema::session;
@@ -215,7 +215,10 @@ impl<'a> OnHost<'a> {
                 self.give_up(worker, &task, fault).await?;
             }
             // It has not been touched, and its turn comes when the move has ended.
-            Outcome::Failed(ShardFault::Moving) => self.failed(task.shard, ShardFault::Moving),
+            Outcome::Failed(ShardFault::Moving(_)) => {
+                let open = open_move(&worker.client, task.shard).await;
+                self.failed(task.shard, ShardFault::Moving(open));
+            }
             Outcome::Failed(fault) => self.give_up(worker, &task, fault).await?,
         }
         Ok(())

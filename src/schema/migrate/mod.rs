@@ -33,6 +33,7 @@ use crate::shard::ShardId;
 
 pub(super) use host::OnHost;
 pub(super) use once::run_once;
+use plan::unserved;
 pub use plan::{HostPlan, Plan, plan};
 
 /// What is to be migrated, and how.
@@ -109,7 +110,8 @@ impl Default for Pace {
     }
 }
 
-/// Runs the migrations that the shards lack. A host or shard that fails is in the report; the others go on.
+/// Runs the migrations that the shards lack. A host or shard that fails is in the report; the others go on. So is every shard of the
+/// cluster that no host says it serves.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections. A transaction that is under way happens whole or not at all; what runs
@@ -165,6 +167,14 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
         }
     }
     run(&works, &plan, request.canary).await;
+    report.unserved = unserved(request, &survey);
+    if !report.unserved.is_empty() {
+        // One that was opened meanwhile, and has all, is none of them.
+        let again = survey_again(&sessions).await;
+        let (plan, still) = (self::plan(request, &again), unserved(request, &again));
+        let lacks = |shard: &ShardId| plan.hosts.values().any(|host| host.lacks(*shard));
+        report.unserved.retain(|shard, _| still.contains_key(shard) || lacks(shard));
+    }
     for work in works {
         let mut of_host = work.report.into_inner().expect(NO_PANIC);
         if let (None, Some(session), true) = (&of_host.fault, sessions.get(work.host), of_host.changed()) {
@@ -181,6 +191,14 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
         observer(Event::HostDone { host: name, report: of_host });
     }
     report
+}
+
+/// What the hosts say now.
+async fn survey_again(sessions: &BTreeMap<HostName, Connection>) -> Survey {
+    join_all(sessions.iter().map(|(name, session)| async { (name.clone(), read(session).await) }))
+        .await
+        .into_iter()
+        .collect()
 }
 
 /// The once-per-host migrations, then the canary's shards, then the others.

@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Canary, Request, Which};
 use crate::map::{HostName, ShardEpoch, print_shards};
-use crate::schema::control::pending;
-use crate::schema::facts::{ControlFacts, ShardState, Survey};
+use crate::schema::control::{Refusal, pending};
+use crate::schema::facts::{ControlFacts, HostFacts, ShardState, Survey};
 use crate::schema::fault::{HostFault, ShardFault};
+use crate::schema::known::{Known, Last};
 use crate::schema::migrations::{Migrations, Pending};
 use crate::schema::own::OWN;
 use crate::shard::ShardId;
@@ -50,6 +51,11 @@ impl Plan {
 }
 
 impl HostPlan {
+    /// Whether a shard is here and lacks something.
+    pub(super) fn lacks(&self, shard: ShardId) -> bool {
+        self.fault.is_some() || self.shards.contains_key(&shard) || self.left.contains_key(&shard)
+    }
+
     /// How many shards are to be migrated.
     pub fn to_do(&self) -> usize {
         self.shards.len() + self.left.len()
@@ -78,12 +84,19 @@ impl HostPlan {
 pub fn plan(request: &Request, survey: &Survey) -> Plan {
     let chosen = |name: &HostName| request.only_hosts.is_empty() || request.only_hosts.contains(name);
     let mut plan = Plan::default();
+    let known = Known::of(request.hosts.iter().map(|(name, _)| (name, facts_of(survey, name))));
     for (name, facts) in survey.iter().filter(|(name, _)| chosen(name)) {
         let Ok(facts) = facts else { continue };
         let of_host = match (pending(facts, &request.cluster, name), &facts.control) {
             (Err(refusals), _) => HostPlan { fault: Some(HostFault::Refused(refusals)), ..HostPlan::default() },
             (Ok(versions), Some(control)) if versions.is_empty() => host_plan(request, survey, name, control),
-            _ => HostPlan { fault: Some(HostFault::NotBootstrapped), ..HostPlan::default() },
+            (Ok(_), control) => {
+                let emptied = known.lost_on(name).filter(|_| control.is_none());
+                let fault = emptied.map_or(HostFault::NotBootstrapped, |(shards, by)| {
+                    HostFault::Refused(vec![Refusal::Emptied { host: name.clone(), by: by.clone(), shards }])
+                });
+                HostPlan { fault: Some(fault), ..HostPlan::default() }
+            }
         };
         plan.hosts.insert(name.clone(), of_host);
     }
@@ -127,7 +140,7 @@ fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &Cont
         if pending == everything {
             plan.unchanged += 1;
         } else if row.state == ShardState::Fenced || control.moving.contains(shard) {
-            plan.left.insert(*shard, ShardFault::Moving);
+            plan.left.insert(*shard, ShardFault::Moving(control.open_moves.get(shard).cloned()));
         } else if let Some((host, epoch)) = later_owner(survey, name, *shard, row.epoch) {
             plan.left.insert(*shard, ShardFault::ServedElsewhere { host, epoch });
         } else {
@@ -143,6 +156,48 @@ fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &Cont
         plan.fault = Some(HostFault::Drift(said.collect()));
     }
     plan
+}
+
+/// The shards that no host says it serves, of those that are asked for: nothing is run in them. Where hosts, or the shards that failed, were
+/// picked, nobody asked for them.
+pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, ShardFault> {
+    if !request.only_hosts.is_empty() || request.which == Which::Failed {
+        return BTreeMap::new();
+    }
+    let known = Known::of(request.hosts.iter().map(|(name, _)| (name, facts_of(survey, name))));
+    let controls = || survey.iter().filter_map(|(name, facts)| Some((name, facts.as_ref().ok()?.control.as_ref()?)));
+    let served: BTreeSet<ShardId> = controls()
+        .flat_map(|(_, control)| control.shards.iter().filter(|(_, row)| row.state.is_owner()).map(|(shard, _)| *shard))
+        .collect();
+    let silent: Vec<&str> = request
+        .hosts
+        .iter()
+        .filter(|(name, _)| facts_of(survey, name).is_none())
+        .map(|(name, _)| name.as_str())
+        .collect();
+    let reason = |shard: ShardId| {
+        let incoming = controls().find_map(|(name, control)| Some((name, control.incoming.get(&shard)?)));
+        match (incoming, known.lost(shard)) {
+            (Some((host, incoming)), _) => {
+                Some(format!("{} has given it to {host}, which has not opened it yet", incoming.source))
+            }
+            (None, Some(Last { host, by, .. })) if known.names(host) => {
+                Some(format!("{by} knows that it was on {host}, which does not know it any more"))
+            }
+            (None, Some(Last { host, by, .. })) => {
+                Some(format!("{by} knows that it was on {host}, which the config does not name"))
+            }
+            (None, None) if silent.is_empty() => None,
+            (None, None) => Some(format!("{} could not be asked", silent.join(", "))),
+        }
+    };
+    let wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
+    let missed = request.cluster.shards.iter().filter(|shard| wanted(shard) && !served.contains(shard));
+    missed.map(|shard| (shard, ShardFault::Unserved { reason: reason(shard) })).collect()
+}
+
+fn facts_of<'a>(survey: &'a Survey, name: &HostName) -> Option<&'a HostFacts> {
+    survey.get(name).and_then(|facts| facts.as_ref().ok())
 }
 
 /// Another host that owns the shard, and rightly.

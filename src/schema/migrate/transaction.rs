@@ -82,7 +82,7 @@ pub(super) const HOLD: &str = "hold the shard";
 /// What an error of a step, or of what stands around it, means for the shard.
 pub(super) fn judge(error: &tokio_postgres::Error, step: Option<&Step>, doing: &'static str) -> Outcome {
     if doing == HOLD && error.code().is_some_and(|code| code.code() == state::REFUSED) {
-        return Outcome::Failed(ShardFault::Moving);
+        return Outcome::Failed(ShardFault::Moving(None));
     }
     let words = words(error);
     let fault = match step {

@@ -102,6 +102,7 @@ impl World {
             hosts: config.hosts.values().map(host).collect(),
             only: Default::default(),
             vouched: Default::default(),
+            lost: Default::default(),
             migrations: Migrations::read(cluster.migrations.as_ref().unwrap()).unwrap(),
             width: bootstrap::Request::WIDTH,
         };

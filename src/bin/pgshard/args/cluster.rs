@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 
 use clap::Args as ArgGroup;
 use pgshard::ShardCount;
+use pgshard::map::HostName;
 use pgshard::schema::bootstrap::Request;
 
 use crate::values;
@@ -47,8 +48,10 @@ pub(crate) struct Check {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Doing it again does only what is left. All hosts are read, whichever are written to, so that no
-shard is ever made a second time. A shard that fails is named and the others go on; the exit code
-is then 8.
+shard is ever made a second time: each host remembers which shards were on the others. What a host
+that is empty now, or that the config does not name, is known to have had is made again only with
+--lost; restore it instead, if there is any way. A shard that fails is named and the others go on;
+the exit code is then 8.
 
 Examples:
   pgshard bootstrap
@@ -64,6 +67,15 @@ pub(crate) struct Bootstrap {
     /// This host certainly holds no shard: create shards even if it cannot be read; can be repeated
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
+    /// The rows of this host are lost for good: make its shards anew, without any; a host that the config does not name is
+    /// forgotten by the others. Can be repeated
+    #[arg(long, value_name = "HOST", value_parser = host_name)]
+    pub(crate) lost: Vec<HostName>,
+}
+
+/// A name that the config need not have.
+fn host_name(text: &str) -> Result<HostName, String> {
+    HostName::new(text).map_err(|error| error.to_string())
 }
 
 /// Run a query on all shards, or on some

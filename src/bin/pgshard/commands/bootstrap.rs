@@ -22,6 +22,7 @@ use crate::output::{Align, Format, Output, seconds};
 pub(crate) async fn run(
     only: &[String],
     assume_empty: &[String],
+    lost: &[HostName],
     jobs: NonZeroUsize,
     config: Option<&Path>,
     output: &Output,
@@ -32,6 +33,7 @@ pub(crate) async fn run(
         hosts: hosts(&config, &context::map(&config).await?),
         only: context::hosts(&config, only)?,
         vouched: context::hosts(&config, assume_empty)?,
+        lost: lost.iter().cloned().collect(),
         migrations: context::migrations(&config)?,
         width: jobs,
     };
@@ -58,7 +60,7 @@ pub(super) fn exit(report: &Report) -> Exit {
         matches!(host.fault, Some(HostFault::Refused(_) | HostFault::Drift(_))) || host.failed.values().any(drift)
     };
     // Nothing is wrong where shards are only on their way: they are left for later, whether there was anything else to do or not.
-    let on_its_way = |fault: &ShardFault| matches!(fault, ShardFault::Moving | ShardFault::Arriving { .. });
+    let on_its_way = |fault: &ShardFault| matches!(fault, ShardFault::Moving(_) | ShardFault::Arriving { .. });
     let waits = report.hosts.values().all(|host| host.fault.is_none() && host.failed.values().all(on_its_way));
     match (report.is_complete(), report.changed() || waits) {
         (true, _) => Exit::Done,
@@ -77,11 +79,32 @@ pub(super) struct Watcher<'a> {
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Told<'a> {
-    Planned { host: &'a str, to_do: usize, unchanged: usize },
-    ControlInstalled { host: &'a str, version: i32 },
-    ShardFailed { host: &'a str, shard: ShardId, message: String, remedy: String },
-    HostFailed { host: &'a str, message: String, remedy: String },
-    Done { hosts: BTreeMap<String, HostDone> },
+    Planned {
+        host: &'a str,
+        to_do: usize,
+        unchanged: usize,
+    },
+    ControlInstalled {
+        host: &'a str,
+        version: i32,
+    },
+    ShardFailed {
+        host: &'a str,
+        shard: ShardId,
+        message: String,
+        remedy: String,
+    },
+    HostFailed {
+        host: &'a str,
+        message: String,
+        remedy: String,
+    },
+    Done {
+        hosts: BTreeMap<String, HostDone>,
+        /// Of a migration: the shards that no host says it serves, as ranges; left out where there is none.
+        #[serde(skip_serializing_if = "String::is_empty")]
+        unserved: String,
+    },
 }
 
 /// One host in the last event.
@@ -159,17 +182,19 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
         if let Some(fault) = &host.fault {
             output.error_with_remedy(format_args!("{name}: {fault}"), &fault.remedy());
         }
-        for (fault, shards) in by_fault(host) {
-            let plural = if shards.len() == 1 { "shard" } else { "shards" };
-            let shards = print_shards(shards);
-            output.error_with_remedy(format_args!("{name}: {plural} {shards}: {fault}"), &fault.remedy());
+        for (fault, shards) in by_fault(&host.failed) {
+            output.error_with_remedy(format_args!("{name}: {}: {fault}", named(shards)), &fault.remedy());
         }
+    }
+    for (fault, shards) in by_fault(&report.unserved) {
+        output.error_with_remedy(format_args!("{}: {fault}", named(shards)), &fault.remedy());
     }
     match output.format() {
         Format::Json => {
             let hosts = report.hosts.iter().map(|(name, host)| (name.to_string(), done(host))).collect();
             // Whoever does not read to the end learns the exit code all the same.
-            output.event(Told::Done { hosts });
+            let unserved = print_shards(report.unserved.keys().copied());
+            output.event(Told::Done { hosts, unserved });
         }
         Format::Text => {
             let columns = [
@@ -189,10 +214,15 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
     Ok(())
 }
 
+fn named(shards: Vec<ShardId>) -> String {
+    let plural = if shards.len() == 1 { "shard" } else { "shards" };
+    format!("{plural} {}", print_shards(shards))
+}
+
 /// The shards that failed, those with the same reason together, in the order of the first of them.
-fn by_fault(host: &HostReport) -> Vec<(&ShardFault, Vec<ShardId>)> {
+fn by_fault(failed: &BTreeMap<ShardId, ShardFault>) -> Vec<(&ShardFault, Vec<ShardId>)> {
     let mut groups: Vec<(&ShardFault, Vec<ShardId>)> = Vec::new();
-    for (shard, fault) in &host.failed {
+    for (shard, fault) in failed {
         match groups.iter_mut().find(|(of, _)| *of == fault) {
             Some((_, shards)) => shards.push(*shard),
             None => groups.push((fault, vec![*shard])),

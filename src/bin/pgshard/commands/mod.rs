@@ -53,7 +53,9 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             let depth = if args.ddl { check::Depth::Definitions } else { check::Depth::Rows };
             check::run(depth, config, output).await
         }
-        Command::Bootstrap(args) => bootstrap::run(&args.hosts, &args.assume_empty, args.jobs, config, output).await,
+        Command::Bootstrap(args) => {
+            bootstrap::run(&args.hosts, &args.assume_empty, &args.lost, args.jobs, config, output).await
+        }
         Command::Migrate { command } => match command {
             MigrateCommand::New(args) => migrate::new(&args.name, config, output),
             MigrateCommand::Status(_) => migrate::status(config, output).await,

@@ -121,6 +121,7 @@ async fn create(config: &Config) -> Result<(usize, Duration), Failure> {
         hosts: bootstrap::hosts(config, &context::map(config).await?),
         only: Default::default(),
         vouched: Default::default(),
+        lost: Default::default(),
         migrations: Migrations::read(config.cluster.migrations.as_deref().unwrap_or(Path::new("migrations")))?,
         width: schema::bootstrap::Request::WIDTH,
     };

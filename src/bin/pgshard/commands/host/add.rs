@@ -166,6 +166,7 @@ async fn install(config: &Config, name: &HostName) -> Result<(i32, bool), Failur
         hosts: hosts(config, &context::map(config).await?),
         only: BTreeSet::from([name.clone()]),
         vouched: BTreeSet::new(),
+        lost: BTreeSet::new(),
         migrations: context::migrations(config)?,
         width: bootstrap::Request::WIDTH,
     };

@@ -48,6 +48,12 @@ pub(crate) async fn remove(
     if !confirm(&format!("take {name} out of {}?", config.path.display()), consent, output).await? {
         return Err(Failure::new(Exit::Failed, "the config stays as it is"));
     }
+    // First: a host that others know and no config names is an alarm.
+    let hosts: Vec<_> = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
+    schema::forget(&context::cluster(&config), &hosts, &name).await.map_err(|faults| {
+        let each = faults.iter().map(|(host, fault)| format!("host {host}: {fault}\n  remedy: {}", fault.remedy()));
+        Failure::several(Exit::Failed, each)
+    })?;
     config.remove_host(&name).map_err(edit_failure)?;
     match output.format() {
         Format::Json => output.object(Removed { host: name.as_str(), left })?,
@@ -87,6 +93,14 @@ async fn owned(config: &Config, name: &HostName, facts: Option<&HostFacts>) -> R
             refusals
                 .push(format!("moves of shards {shards} away from {name} are not finished\n  remedy: `pgshard moves`"));
         }
+    }
+    if let Some((lost, by)) = schema::lost_on(&context::survey(config).await, name) {
+        let shards = print_shards(lost.iter().copied());
+        here.retain(|shard| !lost.contains(shard));
+        refusals.push(format!(
+            "{by} knows that shards {shards} were on {name}, and no host serves them\n  remedy: restore the database of {name}; only if its \
+             rows are lost for good: `pgshard bootstrap --lost {name}`"
+        ));
     }
     if !here.is_empty() {
         let shards = print_shards(here);

@@ -1,0 +1,73 @@
+//! A host that leaves the cluster: the others write down where its shards are now, and that it is a host no more.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::join_all;
+
+use super::bootstrap::{lock, read, write_record};
+use super::control::{Cluster, pending};
+use super::facts::{HostFacts, Survey};
+use super::fault::HostFault;
+use super::known::{self, Known};
+use super::session;
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, Connection};
+use crate::shard::ShardId;
+
+/// The shards that were on a host last and are nowhere now, by what the others say, and one of those. Pure.
+pub fn lost_on(survey: &Survey, host: &HostName) -> Option<(Vec<ShardId>, HostName)> {
+    Known::of_survey(survey).lost_on(host).map(|(shards, by)| (shards, by.clone()))
+}
+
+/// Has all hosts but one forget that one, which is among them. Under the lock of bootstraps and migrations.
+///
+/// # Errors
+/// The hosts that could not be told, each with the reason. Then none was told, unless a connection was lost at the very end.
+///
+/// # Cancel safety
+/// Each host's record is written in one transaction; call it again for the rest.
+pub async fn forget(
+    cluster: &Cluster,
+    hosts: &[(HostName, ConnectOptions)],
+    gone: &HostName,
+) -> Result<(), Vec<(HostName, HostFault)>> {
+    let mut hosts: Vec<_> = hosts.iter().collect();
+    hosts.sort_by(|a, b| a.0.cmp(&b.0));
+    let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard host"))).await;
+    let (mut good, mut faults): (Vec<(&HostName, Connection, HostFacts)>, Vec<_>) = (Vec::new(), Vec::new());
+    // One host after the other, by name, as bootstrap does: two cannot wait for each other in a circle.
+    for ((name, _), session) in hosts.iter().zip(opened) {
+        match look(session, cluster, name).await {
+            Ok((session, facts)) => good.push((name, session, facts)),
+            // It may be gone already, or have no control schema.
+            Err(_) if name == gone => {}
+            Err(fault) => faults.push((name.clone(), fault)),
+        }
+    }
+    if !faults.is_empty() {
+        return Err(faults);
+    }
+    let said = good.iter().filter_map(|(name, _, facts)| Some((*name, facts.control.as_ref()?)));
+    let record = known::record(said, &BTreeSet::from([gone.clone()]));
+    for (name, session, _) in good.iter().filter(|(name, ..)| *name != gone) {
+        if let Err(fault) = write_record(session, &record).await {
+            faults.push(((*name).clone(), fault));
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(faults) }
+}
+
+/// Locks a host and reads it, if it is as it should be.
+async fn look(
+    session: Result<Connection, HostFault>,
+    cluster: &Cluster,
+    name: &HostName,
+) -> Result<(Connection, HostFacts), HostFault> {
+    let session = lock(session?).await?;
+    let facts = read(&session).await.map_err(|error| HostFault::unread(&error))?;
+    match pending(&facts, cluster, name) {
+        Err(refusals) => Err(HostFault::Refused(refusals)),
+        Ok(steps) if steps.is_empty() && facts.control.is_some() => Ok((session, facts)),
+        Ok(_) => Err(HostFault::NotBootstrapped),
+    }
+}
