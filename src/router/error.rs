@@ -316,6 +316,9 @@ pub enum LookUpError {
     /// An error instead of an answer.
     #[error("pgshard.look failed")]
     Statement(#[source] tokio_postgres::Error),
+    /// The host has no control schema, or one that cannot answer this.
+    #[error("its control schema is missing or older than this pgshard: run `pgshard bootstrap`")]
+    ControlOld,
     /// An answer that no version of the control schema gives.
     #[error("pgshard.look answered {0:?}")]
     Answer(String),
@@ -393,7 +396,7 @@ impl Error {
             Error::LookUp { source, .. } => match &**source {
                 LookUpError::Connect(_) | LookUpError::TimedOut(_) => true,
                 LookUpError::Statement(source) => source.as_db_error().is_none(),
-                LookUpError::Answer(_) | LookUpError::Differs(_) => false,
+                LookUpError::Answer(_) | LookUpError::Differs(_) | LookUpError::ControlOld => false,
             },
             _ => false,
         }

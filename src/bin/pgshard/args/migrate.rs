@@ -10,6 +10,7 @@ use pgshard::schema::migrate::{Canary, Pace};
 pub(crate) enum MigrateCommand {
     New(MigrateNew),
     Status(MigrateStatus),
+    Wait(MigrateWait),
     Plan(MigratePlan),
     Up(MigrateUp),
     Retry(MigrateRetry),
@@ -30,13 +31,37 @@ pub(crate) struct MigrateNew {
 /// Which migrations which shards have, as the hosts say
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Pending are the shards that lack a migration, changed those that ran it when its text was another, failed
-those where it was tried and did not succeed. One query a host, however many shards there are.
+Pending are the shards that lack a migration, changed those that ran it when its text was another,
+failed those where it was tried and did not succeed. The exit code is 0 when every shard of the
+cluster has every file, and 8 when not: shards of which no host says that it serves them are named
+and count as well, and so do hosts that do not answer. One query a host, however many shards there
+are.
 
 Examples:
   pgshard migrate status
   pgshard migrate status --json | jq '.migrations[] | select(.pending != \"\")'")]
 pub(crate) struct MigrateStatus {}
+
+/// Wait until a migration has run in every shard, for what is to start after it
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+The exit code is 0 once every shard of the cluster has it, by the hosts' own word (of a migration
+that runs once per host: every host); 8 when the time is over, with the shards that lack it, those
+that no host says it serves and the hosts that do not answer; 4 when shards have run another text
+than the file's. It only reads, and asks every two seconds at most. Applications have the same as
+`Router::wait_for_migration`.
+
+Examples:
+  pgshard migrate wait --for 0007_captions && systemctl restart app
+  pgshard migrate wait --timeout-s 60")]
+pub(crate) struct MigrateWait {
+    /// The name of its file, with or without .sql [default: every file of the folder]
+    #[arg(long = "for", value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// How long to wait; with 0 it is asked once
+    #[arg(long, alias = "timeout", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub(crate) timeout_s: u64,
+}
 
 /// What `up` would run where, and what it would leave alone; changes nothing
 #[derive(Debug, ArgGroup)]
@@ -54,11 +79,12 @@ pub(crate) struct MigratePlan {
 /// Run the migrations that shards lack, while the application works
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then it is put
-off, and tried again after a pause that grows, so that nobody queues up behind a busy table. A shard that
-fails is named and the others go on; a shard that a move has claimed waits for the end of the move. The
-exit code is then 8. Doing it again does only what is left. Nothing is run anywhere if a file was edited
-or taken away after it was run, or put in before one that was run: exit code 4.
+Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then it
+is put off, and tried again after a pause that grows, so that nobody queues up behind a busy table.
+A shard that fails is named and the others go on; a shard that a move has claimed waits for the end
+of the move; shards of which no host says that it serves them are named. The exit code is then 8.
+Doing it again does only what is left. Nothing is run anywhere if a file was edited or taken away
+after it was run, or put in before one that was run: exit code 4.
 
 Shards that are not there yet are made by `pgshard bootstrap`, with all migrations.
 

@@ -59,6 +59,9 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         Command::Migrate { command } => match command {
             MigrateCommand::New(args) => migrate::new(&args.name, config, output),
             MigrateCommand::Status(_) => migrate::status(config, output).await,
+            MigrateCommand::Wait(args) => {
+                migrate::wait(args.name.as_deref(), Duration::from_secs(args.timeout_s), config, output).await
+            }
             MigrateCommand::Plan(args) => migrate::plan(&args.target, config, output).await,
             MigrateCommand::Up(args) => {
                 let how = migrate::How { which: Which::Pending, canary: args.canary, pace: args.pace.pace() };

@@ -3,6 +3,7 @@
 mod new;
 mod plan;
 mod status;
+mod wait;
 
 use std::path::Path;
 
@@ -14,6 +15,7 @@ use pgshard::schema::migrate::{Canary, Pace, Request, Which};
 pub(crate) use new::new;
 pub(crate) use plan::plan;
 pub(crate) use status::status;
+pub(crate) use wait::wait;
 
 use super::bootstrap::{Watcher, exit, tell};
 use crate::args::MigrateTarget;

@@ -18,6 +18,8 @@ struct Status {
     migrations: Vec<MigrationStatus>,
     /// Those that run once per host.
     once_per_host: Vec<OnceStatus>,
+    /// The shards that no host says it serves, as ranges.
+    unserved: String,
     /// The hosts whose shards are in no list, since they do not say.
     silent_hosts: Vec<String>,
 }
@@ -61,6 +63,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
     let status = Status {
         migrations: statuses(&migrations, &map, &survey),
         once_per_host: once_per_host(&migrations, &survey),
+        unserved: print_shards(unserved(&map, &survey)),
         silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(host, _)| host.to_string()).collect(),
     };
     match output.format() {
@@ -97,12 +100,37 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
                     output.note(format_args!("{} failed in {}: {message}", migration.name, migration.failed));
                 }
             }
+            if !status.unserved.is_empty() {
+                let words = format!("no host says that it serves the shards {}", status.unserved);
+                output.error_with_remedy(words, "run `pgshard check`");
+            }
             if status.migrations.is_empty() {
                 output.note("there are no migrations");
             }
         }
     }
-    Ok(if status.silent_hosts.is_empty() { Exit::Done } else { Exit::Partly })
+    Ok(if status.is_complete() { Exit::Done } else { Exit::Partly })
+}
+
+impl Status {
+    /// Whether every shard of the cluster has every file as it is now, and every host those that are for hosts.
+    fn is_complete(&self) -> bool {
+        let has_all = |one: &MigrationStatus| one.pending.is_empty() && one.changed.is_empty() && one.failed.is_empty();
+        self.silent_hosts.is_empty()
+            && self.unserved.is_empty()
+            && self.migrations.iter().all(has_all)
+            && self.once_per_host.iter().all(|one| one.pending.is_empty())
+    }
+}
+
+/// The shards that no host says it serves, but those that a host which does not answer has by the map.
+fn unserved(map: &ShardMap, survey: &Survey) -> Vec<ShardId> {
+    let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
+    let served: BTreeSet<ShardId> = controls
+        .flat_map(|control| control.shards.iter().filter(|(_, row)| row.state.is_owner()).map(|(shard, _)| *shard))
+        .collect();
+    let silent = |host: &HostName| matches!(survey.get(host), Some(Err(_)));
+    map.iter().filter(|(shard, host, _)| !served.contains(shard) && !silent(host)).map(|(shard, ..)| shard).collect()
 }
 
 fn once_per_host(migrations: &Migrations, survey: &Survey) -> Vec<OnceStatus> {

@@ -1,0 +1,221 @@
+//! Whether a migration has run in every shard, for applications that start while it runs.
+//!
+//! Invariant: "everywhere" is the hosts' own word about each of the N shards. A shard that nobody says he serves is not done.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use tokio_postgres::Row as SqlRow;
+use tokio_postgres::error::SqlState;
+
+use super::Router;
+use super::error::LookUpError;
+use super::host::Host;
+use super::session::Prepare;
+use super::sql::{Rendered, Sql};
+use crate::map::{HostName, print_shards};
+use crate::shard::{ShardCount, ShardId};
+
+const ASK: &str = "SELECT has, lacks, on_host, checksums FROM pgshard.migrated($1)";
+
+/// How long a host's answer may take, the connection included.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// From one question to the next, at first and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// How far a migration is, by the word of the hosts. As text: what is missing.
+#[derive(Debug)]
+pub struct Migrated {
+    /// Its name: that of its file, without `.sql`.
+    pub name: String,
+    /// N.
+    pub shards: ShardCount,
+    /// The shards that have it.
+    pub having: BTreeSet<ShardId>,
+    /// The shards that lack it.
+    pub lacking: BTreeSet<ShardId>,
+    /// The hosts that have it, as one that runs once in each host's database.
+    pub hosts: BTreeSet<HostName>,
+    /// The hosts that answered.
+    pub asked: BTreeSet<HostName>,
+    /// The hosts that did not, and why.
+    pub silent: BTreeMap<HostName, LookUpError>,
+    /// SHA-256 of the texts that have run, in hexadecimal: more than one where the file was changed in between.
+    pub checksums: BTreeSet<String>,
+}
+
+impl Migrated {
+    /// Whether it has run in every shard of the cluster, or, if it is one that runs once per host, on every host.
+    pub fn is_everywhere(&self) -> bool {
+        let on_hosts = !self.hosts.is_empty() && self.silent.is_empty() && self.hosts == self.asked;
+        on_hosts || self.having.len() == self.shards.get() as usize
+    }
+
+    /// The shards that no host says it serves.
+    pub fn unserved(&self) -> impl Iterator<Item = ShardId> {
+        self.shards.iter().filter(|shard| !self.having.contains(shard) && !self.lacking.contains(shard))
+    }
+}
+
+impl fmt::Display for Migrated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, having, shards) = (&self.name, self.having.len(), self.shards);
+        if self.hosts.is_empty() {
+            write!(f, "{name} has run in {having} of {shards} shards")?;
+            if !self.lacking.is_empty() {
+                write!(f, "; shards that lack it: {}", print_shards(self.lacking.iter().copied()))?;
+            }
+            let unserved: Vec<ShardId> = self.unserved().collect();
+            if !unserved.is_empty() {
+                write!(f, "; shards that no host says it serves: {}", print_shards(unserved))?;
+            }
+        } else {
+            let all = self.asked.len() + self.silent.len();
+            write!(f, "{name} has run on {} of {all} hosts", self.hosts.len())?;
+            let lacking: Vec<&str> = self.asked.difference(&self.hosts).map(HostName::as_str).collect();
+            if !lacking.is_empty() {
+                write!(f, "; hosts that lack it: {}", lacking.join(", "))?;
+            }
+        }
+        for (host, error) in &self.silent {
+            write!(f, "; {host}: {error}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A migration has not run everywhere within the time that was given.
+#[derive(Debug, thiserror::Error)]
+#[error("after {} s {how_far}", waited.as_secs())]
+pub struct NotMigrated {
+    /// How long was waited.
+    pub waited: Duration,
+    /// How far it was at last.
+    pub how_far: Box<Migrated>,
+}
+
+impl Router {
+    /// Asks every host how far a migration is: the name of its file, with or without `.sql`. A role that may use the cluster may ask.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    pub async fn migrated(&self, name: &str) -> Migrated {
+        let name = name.strip_suffix(".sql").unwrap_or(name);
+        let hosts: Vec<_> = self.inner().hosts.load().values().cloned().collect();
+        let answers = join_all(hosts.iter().map(|host| async {
+            let answer = tokio::time::timeout(ANSWER_MAX, ask(host, name)).await;
+            (host.name.clone(), answer.unwrap_or(Err(LookUpError::TimedOut(ANSWER_MAX))))
+        }));
+        let mut how_far = Migrated {
+            name: name.to_owned(),
+            shards: self.shards_total(),
+            having: BTreeSet::new(),
+            lacking: BTreeSet::new(),
+            hosts: BTreeSet::new(),
+            asked: BTreeSet::new(),
+            silent: BTreeMap::new(),
+            checksums: BTreeSet::new(),
+        };
+        for (host, answer) in answers.await {
+            match answer {
+                Ok(answer) => how_far.add(host, answer),
+                Err(error) => drop(how_far.silent.insert(host, error)),
+            }
+        }
+        // A move that opened it in between: it is counted as the later answer has it, which cannot be told, so as lacking.
+        how_far.having.retain(|shard| !how_far.lacking.contains(shard));
+        how_far
+    }
+
+    /// Waits until a migration has run in every shard of the cluster (or on every host, if it is one of those): for an application that
+    /// is started before `pgshard migrate up` has ended. The name is that of its file, with or without `.sql`.
+    ///
+    /// ```no_run
+    /// # async fn example(router: pgshard::Router) -> Result<(), Box<dyn std::error::Error>> {
+    /// router.wait_for_migration("0007_captions", std::time::Duration::from_secs(600)).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`NotMigrated`] when it has not by then, with how far it is, the shards that no host serves and the hosts that did not answer.
+    ///
+    /// # Cancel safety
+    /// Only reads; may be dropped and called again.
+    pub async fn wait_for_migration(&self, name: &str, within: Duration) -> Result<(), NotMigrated> {
+        let begun = Instant::now();
+        let mut pause = PAUSE_MIN;
+        loop {
+            let how_far = self.migrated(name).await;
+            if how_far.is_everywhere() {
+                return Ok(());
+            }
+            let waited = begun.elapsed();
+            let Some(left) = within.checked_sub(waited).filter(|left| !left.is_zero()) else {
+                return Err(NotMigrated { waited, how_far: Box::new(how_far) });
+            };
+            tokio::time::sleep(pause.min(left)).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+}
+
+struct Answer {
+    having: Vec<ShardId>,
+    lacking: Vec<ShardId>,
+    on_host: bool,
+    checksums: Vec<String>,
+}
+
+impl Migrated {
+    fn add(&mut self, host: HostName, answer: Answer) {
+        self.having.extend(answer.having);
+        self.lacking.extend(answer.lacking);
+        self.checksums.extend(answer.checksums);
+        if answer.on_host {
+            self.hosts.insert(host.clone());
+        }
+        self.asked.insert(host);
+    }
+}
+
+async fn ask(host: &Host, name: &str) -> Result<Answer, LookUpError> {
+    let sql = Sql::new(ASK);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let mut lease = host.control().await?;
+        match lease.run::<Vec<SqlRow>>(Rendered::new(&sql, ASK), &[&name], Prepare::Once).await {
+            Ok(rows) => return rows.first().ok_or_else(|| LookUpError::Answer("no row".to_owned())).and_then(read),
+            // A connection that died while it was idle is found out by its first use; a later one is new.
+            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::CONTROL_SIZE => lease.discard(),
+            Err(failed) => {
+                let old = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];
+                return Err(match failed.error.code() {
+                    Some(code) if old.contains(code) => LookUpError::ControlOld,
+                    _ => LookUpError::Statement(failed.error),
+                });
+            }
+        }
+    }
+}
+
+fn read(row: &SqlRow) -> Result<Answer, LookUpError> {
+    let shards = |at: usize| -> Result<Vec<ShardId>, LookUpError> {
+        let numbers: Vec<i32> = row.try_get(at).map_err(LookUpError::Statement)?;
+        let shard = |number: i32| {
+            let shard = u16::try_from(number).ok().and_then(ShardId::new);
+            shard.ok_or_else(|| LookUpError::Answer(format!("shard {number}")))
+        };
+        numbers.into_iter().map(shard).collect()
+    };
+    Ok(Answer {
+        having: shards(0)?,
+        lacking: shards(1)?,
+        on_host: row.try_get(2).map_err(LookUpError::Statement)?,
+        checksums: row.try_get(3).map_err(LookUpError::Statement)?,
+    })
+}
