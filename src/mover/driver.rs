@@ -399,7 +399,7 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of, back };
     match work.source.claim(work.hold, &claim).await {
         // It slept meanwhile, and somebody has taken its move over.
-        Err(Error::Claimed { shard }) if !work.source.is_entered(work.hold.lease).await? => {
+        Err(Error::Claimed { shard, .. }) if !work.source.is_entered(work.hold.lease).await? => {
             return Err(Error::LeaseLost { shard });
         }
         claimed => claimed?,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::map::HostName;
 use crate::pg::ConnectError;
+use crate::schema::control::VERSION;
 use crate::shard::ShardId;
 use crate::store::{PublishError, StoreError};
 
@@ -50,6 +51,17 @@ pub enum Error {
         /// Its own.
         name: String,
     },
+    /// A host's control schema is older than what this pgshard works with. Nothing was changed there.
+    #[error(
+        "host {host} has a control schema of version {version}, and this pgshard works with version {VERSION}: run `pgshard \
+         bootstrap --host {host}`, while the application works"
+    )]
+    ControlOld {
+        /// The host.
+        host: HostName,
+        /// The newest control migration there.
+        version: i32,
+    },
     /// A statement failed.
     #[error("{what} failed on host {host}{}: {}", of_shard(shard), words(source))]
     Database {
@@ -83,10 +95,12 @@ pub enum Error {
         reason: String,
     },
     /// Another move of the shard was claimed while this one was planned. Nothing was changed.
-    #[error("shard {shard}: another move of it was claimed first, see `pgshard moves list`")]
+    #[error("shard {shard}: another move of it was claimed first{}", told_first(by.as_deref()))]
     Claimed {
         /// The shard.
         shard: ShardId,
+        /// That move and who works on it; `None` if it has ended meanwhile.
+        by: Option<Box<Rival>>,
     },
     /// Another mover works on this move, and lives: nothing was changed.
     #[error("shard {shard} was left alone: {worker} works on its move")]
@@ -403,6 +417,23 @@ impl Error {
                 | Error::Diverged { .. }
                 | Error::NoWayBack { .. }
         )
+    }
+}
+
+/// Another move of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rival {
+    /// The move.
+    pub id: MoveId,
+    /// Who works on it; `None` if nobody does.
+    pub worker: Option<Worker>,
+}
+
+fn told_first(rival: Option<&Rival>) -> String {
+    match rival {
+        None => ", and has ended meanwhile".to_owned(),
+        Some(Rival { id, worker: Some(worker) }) => format!(": {id}, on which {worker} works"),
+        Some(Rival { id, worker: None }) => format!(": {id}, on which nobody works"),
     }
 }
 

@@ -99,6 +99,15 @@ impl std::fmt::Display for Lock {
     }
 }
 
+/// A move of a shard that is not over.
+#[derive(Clone, Debug)]
+pub(crate) struct ActiveMove {
+    pub(crate) id: String,
+    pub(crate) phase: String,
+    /// Who works on it.
+    pub(crate) worker: Option<String>,
+}
+
 /// What matters of one shard, on both hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardFacts {
@@ -106,8 +115,8 @@ pub(crate) struct ShardFacts {
     pub(crate) schema: String,
     pub(crate) source_row: Option<Row>,
     pub(crate) target_row: Option<Row>,
-    /// A move of the shard in the source's journal that is not over: its ID and phase.
-    pub(crate) active_move: Option<(String, String)>,
+    /// A move of the shard in the source's journal that is not over.
+    pub(crate) active_move: Option<ActiveMove>,
     /// A move that is bringing the shard to the target.
     pub(crate) incoming: Option<String>,
     /// Schemas at the target whose names the move needs.
@@ -316,10 +325,11 @@ pub(crate) async fn of_shard(
     let mut facts = ShardFacts { shard, schema: schema.to_owned(), ..ShardFacts::default() };
     facts.source_row = row_of(source, shard).await?;
     facts.target_row = row_of(target, shard).await?;
-    let sql =
-        "SELECT move_id, phase FROM pgshard.move WHERE shard_id = $1 AND phase NOT IN ('kept', 'completed', 'aborted')";
-    let active = source.rows(what, sql, &[&shard.as_i32()]).await?;
-    facts.active_move = active.first().map(|row| (MoveId::from(row.get::<_, Uuid>(0)).to_string(), row.get(1)));
+    facts.active_move = source.open_entry(shard).await?.map(|entry| ActiveMove {
+        id: entry.id.to_string(),
+        phase: entry.phase.to_string(),
+        worker: entry.worker.map(|worker| worker.to_string()),
+    });
     let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1";
     let incoming = target.rows(what, sql, &[&shard.as_i32()]).await?;
     facts.incoming = incoming.first().map(|row| MoveId::from(row.get::<_, Uuid>(0)).to_string());

@@ -54,8 +54,8 @@ impl Leases {
     }
 }
 
-/// The first key of the session locks of movers: `movr`. The second is the beginning of the lease.
-pub(super) const LOCK_CLASS: i32 = 0x6d6f_7672;
+/// The first key of the session locks of movers. The second is the beginning of the lease.
+pub(super) use crate::schema::control::LOCK_MOVERS as LOCK_CLASS;
 
 /// Renews a mover's lease and those of the shards that it holds on one host, on a connection of its own, which holds the
 /// lease's session lock.

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
-use super::error::Error;
+use super::error::{Error, Rival};
 use super::heartbeat::Leases;
 use super::names::MoveId;
 use super::session::Session;
@@ -298,14 +298,36 @@ impl Session {
         match claimed {
             Ok(1) => Ok(()),
             // Neither: the shard was moved meanwhile.
-            Ok(_) => Err(Error::Claimed { shard: hold.shard }),
+            Ok(_) => Err(self.claimed(hold.shard).await?),
             Err(Error::Database { source, .. })
                 if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) =>
             {
-                Err(Error::Claimed { shard: hold.shard })
+                Err(self.claimed(hold.shard).await?)
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// The error that names who has claimed a shard.
+    async fn claimed(&self, shard: ShardId) -> Result<Error, Error> {
+        let entry = self.open_entry(shard).await?;
+        let by = entry.map(|entry| Box::new(Rival { id: entry.id, worker: entry.worker }));
+        Ok(Error::Claimed { shard, by })
+    }
+
+    /// The move of a shard away from here that has not ended, with who works on it.
+    ///
+    /// Locks: none but ACCESS SHARE on the journal.
+    pub(crate) async fn open_entry(&self, shard: ShardId) -> Result<Option<Entry>, Error> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM pgshard.move WHERE shard_id = $1 AND phase NOT IN ('kept', 'completed', 'aborted')"
+        );
+        let what = "asking for the shard's move";
+        let rows = self.rows(what, &sql, &[&shard.as_i32()]).await?;
+        let read: Result<Vec<Entry>, _> = rows.iter().map(Entry::of).collect();
+        let mut entries = read.map_err(|error| self.failed(what, error))?;
+        self.add_workers(&mut entries, None).await?;
+        Ok(entries.pop())
     }
 
     /// Takes the lease of one shard over, on the journal and, if this move has fenced the shard, on its row: from now on the former

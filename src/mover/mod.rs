@@ -63,7 +63,7 @@ use crate::store::MapStore;
 
 pub use chunk::verify::RowDifference;
 pub use cleanup::{Cleaned, CleanupReport};
-pub use error::Error;
+pub use error::{Error, Rival};
 pub use failpoint::{AUDIT_FAILPOINTS, Action, BACK_FAILPOINTS, FAILPOINTS, Failpoint};
 pub use heartbeat::Leases;
 pub use journal::{Entry, WayBack};

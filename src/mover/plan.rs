@@ -8,7 +8,7 @@ use crate::shard::ShardId;
 
 use super::back;
 use super::ddl::{Creation, Statement};
-use super::facts::{HostFacts, Lock, Row, ShardFacts, StreamFacts};
+use super::facts::{ActiveMove, HostFacts, Lock, Row, ShardFacts, StreamFacts};
 use super::names::Names;
 use super::refusal::Refusal;
 use super::state::Mode;
@@ -168,9 +168,17 @@ pub(crate) fn judge(
             None
         }
     };
-    if let Some((id, phase)) = &facts.active_move {
-        let remedy = format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first");
-        refuse(&source.name, format!("has a move {id} that is {phase}"), &remedy);
+    if let Some(ActiveMove { id, phase, worker }) = &facts.active_move {
+        let (by, remedy) = match worker {
+            Some(worker) => (
+                format!("; {worker} works on it"),
+                format!(
+                    "wait for it, `pgshard moves watch {id}`; or `pgshard moves stop {id}`, `pgshard moves abort {id}`"
+                ),
+            ),
+            None => (String::new(), format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first")),
+        };
+        refuse(&source.name, format!("has a move {id} that is {phase}{by}"), &remedy);
     }
     if let Some(id) = &facts.incoming {
         let remedy = format!(
@@ -442,7 +450,7 @@ mod tests {
         let facts = ShardFacts {
             source_row: row("moved", 2),
             target_row: row("serving", 3),
-            active_move: Some(("m1".to_owned(), "fenced".to_owned())),
+            active_move: Some(ActiveMove { id: "m1".to_owned(), phase: "fenced".to_owned(), worker: None }),
             incoming: Some("m2".to_owned()),
             in_the_way: vec!["shard_0002".to_owned()],
             bytes: 10 << 30,

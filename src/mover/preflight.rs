@@ -1,12 +1,14 @@
 //! Reading the facts of a request, and putting the judgements of its shards together.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use tokio_postgres::error::SqlState;
 
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::schema;
+use crate::schema::control::shards_named;
 use crate::shard::ShardId;
 
 use super::error::Error;
@@ -19,6 +21,10 @@ use super::{ByHost, Mover, Request};
 
 /// How many shards are read at the same time.
 const WIDTH: usize = 4;
+
+/// How often the hosts are asked before it is believed that one has lost shards, and how long between.
+const LOOKS_MAX: u32 = 3;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// How many hosts are asked at the same time what they have given away.
 const HOSTS_WIDTH: usize = 16;
@@ -37,13 +43,15 @@ pub(super) async fn plan(mover: &Mover, request: &Request) -> Result<Plan, Error
     hosts.push(&request.target);
     hosts.sort_unstable();
     hosts.dedup();
-    let (facts, wrong) = host_facts(mover, &hosts).await?;
+    let survey = survey(mover, &request.target).await?;
+    let (facts, wrong) = host_facts(mover, &hosts, &survey).await?;
     refusals.extend(wrong);
     let given = given(mover, &map, &moving).await;
     let sources = facts.values().filter(|host| host.name != request.target);
     let mode = request.mode.unwrap_or_else(|| plan::suitable(sources));
     let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
     if let Some(target) = facts.get(&request.target) {
+        refusals.extend(lost(&survey, &request.target));
         for source in hosts.iter().filter(|host| ***host != request.target).filter_map(|host| facts.get(*host)) {
             let against = plan::judge_hosts(source, target, mode);
             if against.is_empty() {
@@ -194,13 +202,41 @@ fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 
-async fn host_facts(mover: &Mover, hosts: &[&HostName]) -> Result<(ByHost<HostFacts>, Vec<Refusal>), Error> {
+/// What all hosts say; one that does not answer does not keep shards where they are. They do not answer at the same instant: a shard that
+/// has come to the target in between seems to be nowhere, so what is lost there is believed only if it is seen again.
+async fn survey(mover: &Mover, target: &HostName) -> Result<schema::Survey, Error> {
+    let hosts: Result<Vec<_>, Error> =
+        mover.hosts.names().map(|host| Ok((host.clone(), mover.hosts.options(host)?.clone()))).collect();
+    let hosts = hosts?;
+    let mut looks = 0;
+    loop {
+        let survey = schema::survey(hosts.iter().cloned()).await;
+        looks += 1;
+        if looks == LOOKS_MAX || schema::lost_on(&survey, target).is_none() {
+            return Ok(survey);
+        }
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    }
+}
+
+/// Refuses a host that does not know any more what was there: nothing is built over what is to be restored.
+fn lost(survey: &schema::Survey, host: &HostName) -> Option<Refusal> {
+    let (shards, by) = schema::lost_on(survey, host)?;
+    let reason = format!("has lost {}, which {by} knows were there", shards_named(&shards));
+    Some(Refusal::new("the database", reason, schema::restore(host)).at(None, host))
+}
+
+async fn host_facts(
+    mover: &Mover,
+    hosts: &[&HostName],
+    survey: &schema::Survey,
+) -> Result<(ByHost<HostFacts>, Vec<Refusal>), Error> {
     let mut facts = BTreeMap::new();
     let mut refusals = Vec::new();
     for host in hosts {
         match facts::of_host(&mover.hosts.open(host).await?).await? {
             Ok(found) => drop(facts.insert((*host).clone(), found)),
-            Err(refusal) => refusals.push(refusal),
+            Err(refusal) => refusals.push(lost(survey, host).unwrap_or(refusal)),
         }
     }
     Ok((facts, refusals))

@@ -8,6 +8,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection, state};
+use crate::schema::control;
 use crate::shard::ShardId;
 
 use super::error::Error;
@@ -37,7 +38,7 @@ impl Hosts {
         let client = connected.map_err(|source| Error::Connect { host: host.clone(), source })?;
         let session = Session { host: host.clone(), shard: None, client };
         session.batch("the mover's settings", SETTINGS).await?;
-        session.check_name().await?;
+        session.check().await?;
         Ok(session)
     }
 }
@@ -68,17 +69,25 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// That the host is the one that bootstrap gave this name. With two names exchanged, the journal of the one would be
-    /// taken for that of the other, and what a move has just built for what a dead one has left.
-    async fn check_name(&self) -> Result<(), Error> {
+    /// That the host is the one that bootstrap gave this name, and has the control schema that a mover works with. With two names
+    /// exchanged, the journal of the one would be taken for that of the other, and what a move has just built for what a dead one
+    /// has left.
+    async fn check(&self) -> Result<(), Error> {
         let what = "asking the host for its name";
         let present = self.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
         if !present.get::<_, bool>(0) {
             return Ok(());
         }
-        let names = self.rows(what, "SELECT host_name FROM pgshard.cluster", &[]).await?;
-        match names.first().map(|row| row.get::<_, String>(0)) {
-            Some(name) if name != self.host.as_str() => Err(Error::OtherHost { host: self.host.clone(), name }),
+        let sql = "SELECT host_name, (SELECT max(version) FROM pgshard.control_migration) FROM pgshard.cluster";
+        let rows = self.rows(what, sql, &[]).await?;
+        let Some(row) = rows.first() else { return Ok(()) };
+        let failed = |error| self.failed(what, error);
+        let (name, version): (String, Option<i32>) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        if name != self.host.as_str() {
+            return Err(Error::OtherHost { host: self.host.clone(), name });
+        }
+        match version {
+            Some(version) if version < control::VERSION => Err(Error::ControlOld { host: self.host.clone(), version }),
             _ => Ok(()),
         }
     }

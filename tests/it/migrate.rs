@@ -312,7 +312,8 @@ on_each_version! {
             moved.ended(0);
             assert!([0, 8].contains(&first.code()), "{}{}", first.stdout, first.stderr);
             for one in first.last()["hosts"].as_object().unwrap().values().flat_map(|host| host["failed"].as_array().unwrap().clone()) {
-                assert_eq!(one["message"], "a move away from here is at work, and migrations wait for it");
+                let message = one["message"].as_str().unwrap();
+                assert!(message.starts_with("a move away from here is at work, and migrations wait for it"), "{message}");
             }
             world.run(&["migrate", "up"]).await.ended(0);
             let (column, name) = (format!("c{round}"), format!("000{}_c", round + 2));
@@ -362,6 +363,9 @@ on_each_version! {
             let failed = done["hosts"]["db1"]["failed"].as_array().unwrap();
             let left: Vec<i64> = failed.iter().map(|one| one["shard"].as_i64().unwrap()).collect();
             assert_eq!(left, [0, 1, 2, 3], "{done}");
+            let (words, id) = (failed[0]["message"].as_str().unwrap(), &ids[0]);
+            let told = format!("migrations wait for it: the move {id}, on which nobody works (");
+            assert!(words.contains(&told), "{words}");
             assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (4, 4), "{command:?}");
         }
         let status = world.run(&["migrate", "status"]).await.last();
@@ -373,6 +377,77 @@ on_each_version! {
         assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (8, 8));
         let notes = writers.stop().await;
         world.audit(notes.flawless()).await;
+    }
+
+    /// A shard that nobody serves, as it was decided and not opened, is missed by nobody who counts: `up`, `status`, `wait`, and an
+    /// application that waits. Neither are shards of a mover that lives; it is named.
+    async fn shards_that_are_missed(version) {
+        let world = World::new(&[version, version], 8).await;
+        world.servers.superuser(0).await.batch_execute("CREATE ROLE web LOGIN").await.unwrap();
+        world.servers.superuser(1).await.batch_execute("CREATE ROLE web LOGIN").await.unwrap();
+        let text = std::fs::read_to_string(&world.config.path).unwrap().replace("app@", "web@");
+        let application = pgshard::connect(world.write("web.toml", &text)).await.unwrap();
+        let waits = ["migrate", "wait", "--for", "0002_caption.sql", "--timeout-s", "0"];
+        world.run(&["migrate", "status"]).await.ended(0);
+        world.run(&["migrate", "wait", "--timeout-s", "0"]).await.ended(0);
+        world.run(&waits).await.ended(2);
+
+        let id = world.run_until(&["move", "0", "--to", "db2", "--yes"], "after decide=kill").await.ended(-9).id();
+        world.file(ADD);
+        let ran = world.run(&waits).await;
+        assert!(ran.ended(8).stderr.contains("has run in 0 of 8 shards; shards that lack it: 1-7; shards that no host says it serves: 0"), "{}", ran.stderr);
+        let ran = world.run(&["migrate", "up"]).await;
+        assert_eq!(ran.ended(8).last()["unserved"], "0", "{}", ran.stdout);
+        let words = "shard 0: no host says that it serves it: db1 has given it to db2, which has not opened it yet";
+        assert!(ran.stderr.contains(words), "{}", ran.stderr);
+        assert_eq!(world.recorded("0002_caption").await, 7);
+        let status = world.run(&["migrate", "status"]).await;
+        assert_eq!(status.ended(8).last()["unserved"], "0", "{}", status.stdout);
+        world.run(&waits).await.ended(8);
+        let early = application.wait_for_migration("0002_caption", Duration::ZERO).await.unwrap_err();
+        assert_eq!(early.how_far.unserved().collect::<Vec<_>>(), [pgshard::ShardId::new(0).unwrap()], "{early}");
+
+        // Who waits is told when it is done.
+        world.run(&["moves", "resume", &id]).await.ended(0);
+        let waiting = world.command(&["migrate", "wait", "--for", "0002_caption"], &[]).spawn().unwrap();
+        let (applied, up) = tokio::join!(
+            application.wait_for_migration("0002_caption", Duration::from_secs(60)),
+            world.run(&["migrate", "up"])
+        );
+        applied.unwrap();
+        up.ended(0);
+        let waited = crate::support::Ran::of(waiting).await;
+        assert_eq!(waited.ended(0).last()["migrations"][0]["applied"], 8, "{}", waited.stdout);
+        world.run(&["migrate", "status"]).await.ended(0);
+        assert!(application.migrated("0003_nothing").await.having.is_empty());
+        // One that runs once per host, and one that was changed after it ran.
+        world.file(("migrations/0003_once.sql", "-- pgshard: once-per-host\nCREATE TABLE public.once ()"));
+        world.run(&["migrate", "wait", "--for", "0003_once", "--timeout-s", "0"]).await.ended(8);
+        world.run(&["migrate", "up"]).await.ended(0);
+        world.run(&["migrate", "wait", "--timeout-s", "0"]).await.ended(0);
+        world.file(("migrations/0002_caption.sql", "ALTER TABLE {shard}.photos ADD COLUMN other text"));
+        world.run(&waits).await.ended(4);
+        world.run(&["migrate", "status"]).await.ended(8);
+        world.file(ADD);
+
+        // A mover that lives is named, with what to do.
+        let held = ["move", "1", "--to", "db2", "--mode", "online", "--hold", "--yes"];
+        let mover = world.command(&held, &[]).spawn().unwrap();
+        while world.run(&["moves", "list"]).await.last()["moves"].as_array().unwrap().iter().all(|one| one["phase"] != "ready") {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        world.file(("migrations/0004_later.sql", "ALTER TABLE {shard}.photos ADD COLUMN later text"));
+        let ran = world.run(&["migrate", "up"]).await;
+        let pid = format!("pid {}", mover.id().unwrap());
+        let named = ran.stderr.contains(&pid) && ran.stderr.contains(" since ") && ran.stderr.contains("`pgshard moves abort ");
+        assert!(named && ran.code() == 8, "{} {}", ran.code(), ran.stderr);
+        let second = world.run(&["move", "1", "--to", "db2", "--yes"]).await;
+        assert!(second.ended(4).stderr.contains(&pid), "{}", second.stderr);
+        let id = world.run(&["moves", "list"]).await.last()["moves"].as_array().unwrap().iter()
+            .find(|one| one["phase"] == "ready").unwrap()["move"].as_str().unwrap().to_owned();
+        world.run(&["moves", "abort", &id]).await.ended(0);
+        crate::support::Ran::of(mover).await;
+        world.run(&["migrate", "up"]).await.ended(0);
     }
 
     /// What a killed attempt has made goes along with its shard, and so does the word that it is ours.

@@ -37,7 +37,7 @@ on_each_version! {
         ] {
             assert_eq!(code(&stranger.batch_execute(&format!("SELECT {call}")).await.unwrap_err()), "42501", "{call}");
         }
-        for table in ["move", "incoming", "ledger", "marker"] {
+        for table in ["move", "incoming", "ledger", "marker", "known_host"] {
             let error = stranger.batch_execute(&format!("SELECT * FROM pgshard.{table}")).await.unwrap_err();
             assert_eq!(code(&error), "42501", "{table}");
         }
@@ -48,7 +48,7 @@ on_each_version! {
         let functions = "SELECT DISTINCT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'pgshard'::regnamespace
             AND has_function_privilege('stranger', p.oid, 'EXECUTE') ORDER BY 1";
         let functions: Vec<String> = client.query(functions, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
-        assert_eq!(functions, ["commit_durably", "expire_fence", "finish_open", "look", "signpost_raise", "signpost_rows", "signpost_write"]);
+        assert_eq!(functions, ["commit_durably", "expire_fence", "finish_open", "look", "migrated", "signpost_raise", "signpost_rows", "signpost_write"]);
 
         fence.swap().await.unwrap();
         let looked = "SELECT state, epoch, peer, open_token IS NULL FROM pgshard.look(7)";

@@ -26,7 +26,20 @@ on_each_version! {
         world.run(&args).await.ended(0);
         go_on(pid);
         let late = Ran::of(late).await;
-        assert!(late.ended(4).stderr.contains("claimed first"), "{}", late.stderr);
+        assert!(late.ended(4).stderr.contains("claimed first, and has ended meanwhile"), "{}", late.stderr);
+        // One that comes while another is at work: it is told who that is, and how it is stopped.
+        let args = ["move", "4", "--to", "db1", "--yes"];
+        let late = world.command(&args, &[("PGSHARD_FAILPOINT", "before claim=stop")]).spawn().unwrap();
+        let pid = stopped(&late).await;
+        let first = world.command(&args, &[("PGSHARD_FAILPOINT", "after claim=stop"), ("PGSHARD_LEASE_MS", "60000")]).spawn().unwrap();
+        let first_pid = stopped(&first).await;
+        go_on(pid);
+        let late = Ran::of(late).await;
+        let worker = format!("pid {}", first.id().unwrap());
+        let told = late.stderr.contains(&worker) && late.stderr.contains(" since ") && late.stderr.contains("`pgshard moves stop ");
+        assert!(late.code() == 4 && told, "{} {}", late.code(), late.stderr);
+        go_on(first_pid);
+        Ran::of(first).await.ended(0);
         let notes = writers.stop().await;
         world.audit(notes.flawless()).await;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report};
+use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report, Rival};
 use serde::Serialize;
 
 use super::audit::{self, ShownAudit};
@@ -194,6 +194,8 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
         }
         Error::Group { source, .. } => remedy(verb, shard, source, id),
+        Error::Claimed { by: Some(rival), .. } => claimed(rival),
+        Error::Claimed { by: None, .. } => format!("run the same command again, or `pgshard moves show {id}` first"),
         Error::AtWork { id, worker, .. } if worker.wish.is_some() => {
             format!("it hears what it is asked within seconds: `pgshard moves watch {id}`; then the same command again")
         }
@@ -253,6 +255,18 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
     }
 }
 
+/// What to do about another move of the shard.
+fn claimed(rival: &Rival) -> String {
+    let id = rival.id;
+    match rival.worker {
+        Some(_) => format!(
+            "wait for it, `pgshard moves watch {id}`; or ask it: `pgshard moves stop {id}`, which can be resumed, or \
+             `pgshard moves abort {id}`"
+        ),
+        None => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
+    }
+}
+
 /// An error before anything was done, as the command's end.
 pub(crate) fn failure(error: Error) -> Failure {
     match error {
@@ -297,6 +311,7 @@ pub(crate) fn code(error: &Error) -> Exit {
         Error::Interrupted { .. } | Error::Stopped { .. } => Exit::Interrupted,
         Error::Aborted { .. } => Exit::Failed,
         Error::OtherHost { .. } => Exit::Usage,
+        Error::ControlOld { .. } => Exit::Failed,
         Error::Stuck { .. } | Error::UnknownHost { .. } | Error::NoSuchMove { .. } | Error::Connect { .. } => {
             Exit::Failed
         }
