@@ -9,8 +9,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::state::ends_the_connection;
 use tokio::task::AbortHandle;
-use tokio_postgres::error::{DbError, Severity};
 use tokio_postgres::{Client, Row};
 
 /// Which server it is, as it says itself.
@@ -112,17 +112,12 @@ pub(super) async fn ask(client: &Client) -> Result<Server, tokio_postgres::Error
             let started = row.and_then(|row| row.try_get(3).ok()).unwrap_or_default();
             Ok(Server { identity, read_only: row.is_some_and(is_read_only), started })
         }
-        Err(error) if error.as_db_error().is_some_and(|error| !is_last(error)) => {
+        Err(error) if error.as_db_error().is_some_and(|error| !ends_the_connection(error)) => {
             let rows = client.query_typed(WHETHER_IT_WRITES, &[]).await?;
             Ok(Server { identity: None, read_only: rows.first().is_some_and(is_read_only), started: 0.0 })
         }
         Err(error) => Err(error),
     }
-}
-
-/// Whether the server ended the connection with it.
-fn is_last(error: &DbError) -> bool {
-    matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic))
 }
 
 fn is_read_only(row: &Row) -> bool {

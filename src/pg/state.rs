@@ -1,6 +1,6 @@
 //! The SQLSTATEs that a move can make an application see (the rest is `tokio_postgres::error::SqlState`).
 
-use tokio_postgres::error::{DbError, SqlState};
+use tokio_postgres::error::{DbError, Severity, SqlState};
 
 /// What a signpost raises: the shard is not served here, retry. DETAIL says where to ask.
 pub const SHARD_MOVED: &str = "SH001";
@@ -45,4 +45,14 @@ pub fn words(error: &DbError) -> String {
         }
     }
     words
+}
+
+/// Whether whoever sent the error has ended the connection with it: whatever was on its way then may have taken effect.
+///
+/// A server says so twice, once in words of its own language. A pooler, PgBouncer for one, says it once, in English.
+pub(crate) fn ends_the_connection(error: &DbError) -> bool {
+    match error.parsed_severity() {
+        Some(severity) => matches!(severity, Severity::Fatal | Severity::Panic),
+        None => matches!(error.severity(), "FATAL" | "PANIC"),
+    }
 }

@@ -239,9 +239,8 @@ impl Failed {
 
 /// Whether the error ended the connection: none of the server's, or one of those with which it closes it.
 pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
-    use tokio_postgres::error::Severity;
     match error.as_db_error() {
-        Some(error) => matches!(error.parsed_severity(), Some(Severity::Fatal | Severity::Panic)),
+        Some(error) => crate::pg::state::ends_the_connection(error),
         None => {
             let cause = std::error::Error::source(error);
             error.is_closed() || cause.is_some_and(|cause| cause.is::<std::io::Error>())

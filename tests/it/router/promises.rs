@@ -46,6 +46,41 @@ async fn taken(shards: &Shards) -> Vec<String> {
 }
 
 on_each_version! {
+    /// The backend dies of a statement, or of COMMIT, that it is at: nobody knows whether that has taken effect. A pooler tells so
+    /// in its own words.
+    async fn whoever_dies_at_work_may_have_done_it(version) {
+        let shards = Shards::start(version, 4).await;
+        let slow = "CREATE FUNCTION shard_0000.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NULL; END $$;
+            CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON shard_0000.photos DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION shard_0000.slow()";
+        shards.db[0].batch_execute(slow).await.unwrap();
+        let sleeping = "EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')";
+        let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        for Ways { name, router, .. } in Ways::all(&shards).await {
+            // The types of its parameters are known from here on, so that nothing comes before it.
+            let _ = router.by_key(0).execute(INSERT, &[&Option::<i64>::None, &"no key"]).await.unwrap_err();
+            let single = tokio::spawn({
+                let router = router.clone();
+                async move { router.by_key(0).execute(INSERT, &[&1_i64, &"single"]).await.map(drop) }
+            });
+            until(&shards, 0, sleeping).await;
+            shards.cluster.superuser(0).await.query(kill, &[]).await.unwrap();
+            let error = single.await.unwrap().unwrap_err();
+            assert!(error.may_have_run() && !error.is_retryable(), "{name}: {error:?}");
+            let whole = tokio::spawn({
+                let router = router.clone();
+                async move {
+                    let insert = async |tx: Transaction| tx.execute(INSERT, &[&2_i64, &"whole"]).await.map(drop);
+                    router.by_key(0).transaction(insert).await
+                }
+            });
+            until(&shards, 0, sleeping).await;
+            shards.cluster.superuser(0).await.query(kill, &[]).await.unwrap();
+            let error = whole.await.unwrap().unwrap_err();
+            assert!(matches!(error, Error::InDoubt { .. }) && error.may_have_run(), "{name}: {error:?}");
+        }
+    }
+
     /// A refusal that a savepoint has caught takes nothing of the rest away: neither that the server would not write, nor that
     /// a row was there.
     async fn ok_is_a_commit(version) {
