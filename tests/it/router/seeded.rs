@@ -2,7 +2,7 @@
 //! What each caller was told is compared with what is there in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -157,11 +157,19 @@ async fn run(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Mu
     }
 }
 
-/// Ends backends of the application by chance, until it is told to stop.
-async fn kill(shards: &Shards, stop: &AtomicBool, mut rng: Rng) {
+/// Ends backends of the application by chance, until it is told to stop. On a slow machine more seldom: something is acknowledged
+/// between two, if the callers get to anything.
+async fn kill(shards: &Shards, stop: &AtomicBool, acknowledged: &AtomicUsize, mut rng: Rng) {
     let killer = shards.cluster.superuser(0).await;
     while !stop.load(Ordering::Relaxed) {
+        let before = acknowledged.load(Ordering::Relaxed);
         tokio::time::sleep(Duration::from_millis(rng.u64(5..60))).await;
+        for _ in 0..100 {
+            if acknowledged.load(Ordering::Relaxed) > before || stop.load(Ordering::Relaxed) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
             WHERE application_name = 'seeded' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1";
         killer.query(sql, &[]).await.unwrap();
@@ -178,14 +186,18 @@ on_each_version! {
             options.application_name = "seeded".to_owned();
         }).await) {
             let (stop, mut callers) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
+            let acknowledged = Arc::new(AtomicUsize::new(0));
             for number in 0..CALLERS {
                 let rng = Rng::with_seed(seed * 1000 + round * 100 + number);
                 let first = (round * CALLERS + number) as i64 * 1_000_000;
                 let mut caller = Caller { router: way.router.clone(), rng, next: first };
+                let acknowledged = acknowledged.clone();
                 callers.spawn(async move {
                     let mut told = Vec::new();
                     for _ in 0..STEPS {
-                        told.push(caller.step().await);
+                        let step = caller.step().await;
+                        acknowledged.fetch_add(step.done.len(), Ordering::Relaxed);
+                        told.push(step);
                     }
                     told
                 });
@@ -195,11 +207,19 @@ on_each_version! {
                 stop.store(true, Ordering::Relaxed);
                 told
             };
-            let (told, ()) = tokio::join!(calling, kill(&shards, &stop, Rng::with_seed(seed)));
+            let (told, ()) = tokio::join!(calling, kill(&shards, &stop, &acknowledged, Rng::with_seed(seed)));
             // What was given up has ended.
-            let sql = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid()";
-            let ended = async { while shards.db[0].query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 0 { tokio::time::sleep(Duration::from_millis(5)).await } };
-            tokio::time::timeout(Duration::from_secs(30), ended).await.expect("nothing is left at the server");
+            let sql = "SELECT coalesce(string_agg(format('%s for %s: %s', state, now() - state_change, query), E'\\n'), '')
+                FROM pg_stat_activity WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid()";
+            let mut left = String::from("?");
+            for _ in 0..6000 {
+                left = shards.db[0].query_one(sql, &[]).await.unwrap().get(0);
+                if left.is_empty() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert_eq!(left, "", "seed {seed}, {}: nothing is left at the server", way.name);
             let rows = shards.db[0].query("SELECT id, title FROM shard_0000.photos", &[]).await.unwrap();
             let there: BTreeMap<i64, String> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
             let mut counts = [0_usize; 3];
