@@ -210,10 +210,15 @@ impl<'a> Driver<'a> {
             Err(Halt::Failed(error)) => return Err(error),
         };
         self.work.timings.took("drain", drained.saturating_duration_since(marked));
-        Ok(match unchanged {
-            Ok(()) => prepared.err().map(Held::Unopened),
-            Err(what) => Some(Held::Altered(what)),
-        })
+        let anew = match (unchanged, prepared) {
+            (Err(what), _) => return Ok(Some(Held::Altered(what))),
+            (Ok(_), Err(error)) => return Ok(Some(Held::Unopened(error))),
+            (Ok(anew), Ok(())) => anew,
+        };
+        if !anew.is_empty() {
+            self.work.set_anew(turn.opening(), &anew).await?;
+        }
+        Ok(None)
     }
 
     /// Waits, with the shard open, until the stream is close behind: what is left is applied while the shard is closed.

@@ -17,6 +17,7 @@ use crate::mover::error::Error;
 use crate::mover::facts;
 use crate::mover::journal::{Entry, Note};
 use crate::mover::sequences::{self, Presets, SequenceValue};
+use crate::mover::session::Session;
 use crate::mover::state::Phase;
 use crate::mover::stream::follower::Follower;
 use crate::mover::trace::Trace;
@@ -157,19 +158,19 @@ impl ShardMove<'_> {
         Ok(presets)
     }
 
-    /// Whether the shard is what the target was built from; else what was altered. Sequences that are not where their presets
-    /// foresaw are set anew: nobody takes values any more but transactions older than the swap that have not touched them.
-    /// Behind the fence it is asked after the barrier, beside the marker and the last changes.
+    /// Whether the shard is what the target was built from; else what was altered. Gives the sequences that are not where their
+    /// presets foresaw, which [`set_anew`](ShardMove::set_anew) puts right: nobody takes values any more but transactions older
+    /// than the swap that have not touched them. Behind the fence it is asked after the barrier, beside the marker and the last
+    /// changes.
     ///
-    /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each; on the target as
-    /// [`set_anew`](ShardMove::set_anew).
+    /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each.
     pub(crate) async fn unchanged(
         &self,
         left: u32,
         trace: &Trace,
         built: &Blueprint,
         presets: &Presets,
-    ) -> Result<Result<(), String>, Error> {
+    ) -> Result<Result<Vec<SequenceValue>, String>, Error> {
         let began = Instant::now();
         let client = self.source.client.client();
         let (schema, names) = (self.names.left(self.epoch), presets.names().collect::<Vec<_>>());
@@ -179,39 +180,29 @@ impl ShardMove<'_> {
         if !same && let Some(what) = self.altered(left, built).await? {
             return Ok(Err(what));
         }
-        let anew = presets.anew(&now);
-        if !anew.is_empty() {
-            self.set_anew(&anew).await?;
-        }
         self.timings.since("check", began);
-        Ok(Ok(()))
+        Ok(Ok(presets.anew(&now)))
     }
 
-    /// Sets sequences of the target, in one round trip, if this mover still holds the lease.
+    /// Sets sequences of the target, in one round trip, in the session and the transaction in which its open is prepared: that
+    /// has the rows by which a shard is taken over, so that no later owner can have taken values yet. In another session it would
+    /// wait for this one.
     ///
-    /// Locks: the row of pgshard.incoming and ROW EXCLUSIVE on the sequences, for one statement.
-    async fn set_anew(&self, values: &[SequenceValue]) -> Result<(), Error> {
-        let what = "setting the sequences anew";
-        let sql = "WITH mine AS MATERIALIZED (
-                SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 FOR NO KEY UPDATE)
-            SELECT pg_catalog.setval(pg_catalog.format('%I.%I', $4, s.name)::pg_catalog.regclass, s.value, s.called)
-            FROM unnest($5::text[], $6::bigint[], $7::boolean[]) AS s(name, value, called)
-            WHERE EXISTS (SELECT FROM mine)";
+    /// Locks: ROW EXCLUSIVE on the sequences, to the end of the transaction.
+    pub(crate) async fn set_anew(&self, opening: &Session, values: &[SequenceValue]) -> Result<(), Error> {
+        let sql =
+            "SELECT pg_catalog.setval(pg_catalog.format('%I.%I', $1, s.name)::pg_catalog.regclass, s.value, s.called)
+            FROM unnest($2::text[], $3::bigint[], $4::boolean[]) AS s(name, value, called)";
         let names: Vec<&str> = values.iter().map(|value| value.name.as_str()).collect();
         let last: Vec<i64> = values.iter().map(|value| value.last_value).collect();
         let called: Vec<bool> = values.iter().map(|value| value.is_called).collect();
-        let (shard, incoming) = (self.hold.shard.as_i32(), self.names.incoming());
-        let params: [(&(dyn ToSql + Sync), Type); 7] = [
-            (&shard, Type::INT4),
-            (self.hold.id.uuid(), Type::UUID),
-            (&self.hold.lease, Type::UUID),
-            (&incoming, Type::TEXT),
+        let params: [(&(dyn ToSql + Sync), Type); 4] = [
+            (&self.names.schema, Type::TEXT),
             (&names, Type::TEXT_ARRAY),
             (&last, Type::INT8_ARRAY),
             (&called, Type::BOOL_ARRAY),
         ];
-        let set = self.target.typed_rows(what, sql, &params).await?;
-        if set.len() == values.len() { Ok(()) } else { Err(Error::LeaseLost { shard: self.hold.shard }) }
+        opening.typed_rows("setting the sequences anew", sql, &params).await.map(drop)
     }
 
     /// What makes a schema of the source another than the target was built from, or lets its changes past the fence.
