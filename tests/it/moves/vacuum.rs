@@ -123,6 +123,11 @@ on_each_version! {
             assert_eq!(world.state(0, 1).await, "serving");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        // It has said who was in the way once it waits again.
+        while lines(&db2, waits).await.is_empty() {
+            assert!(began.elapsed() < PATIENCE, "the mover tries again");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
         cancel.cancel_query(tokio_postgres::NoTls).await.unwrap();
         assert!(vacuuming.await.unwrap().is_err());
         let ran = Ran::of(child).await;
