@@ -74,8 +74,8 @@ on_each_version! {
         let proxy = Proxy::to(shards.cluster.server(1).port()).await;
         let mut options = shards.options();
         options.hosts[1].connect = at(&[proxy.port], "");
-        options.create_max = Duration::from_millis(300);
-        options.statement_timeout = Some(Duration::from_millis(200));
+        options.create_max = Duration::from_secs(2);
+        options.statement_timeout = Some(Duration::from_secs(1));
         let router = Router::new(options);
         router.by_key(7).execute(INSERT, &[&1_i64, &"before"]).await.unwrap();
         proxy.fall_silent();
