@@ -13,6 +13,7 @@ use super::control::{Cluster, LOCK_SPACE};
 use super::fault::ShardFault;
 use super::migrations::{Migrations, Pending};
 use super::own::OWN;
+use super::session::{RESET, settle};
 use crate::map::ShardEpoch;
 use crate::pg::{quote_ident, quote_literal, state};
 use crate::shard::ShardId;
@@ -36,16 +37,15 @@ pub(super) struct Recipe<'a> {
 /// A shard and the epoch that its row is written with.
 pub(super) type Placed = (ShardId, ShardEpoch);
 
-/// How a migration leaves the session must not matter to what runs next: its role and search path are set again.
-pub(super) const CLEAN: &str = "RESET ROLE; SET LOCAL search_path = '';";
+/// So long a statement may wait for a lock, and their commits do not wait for the disk; the last one of the host does, and it takes
+/// the log before it along.
+const LOCAL: &str = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
 
 impl Recipe<'_> {
     /// `BEGIN` and the rows of the shards.
-    ///
-    /// Commits do not wait for the disk; the last one of the host does, and it takes the log before it along.
     fn begin(&self, shards: &[Placed]) -> String {
         let mut sql = format!(
-            "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s'; {CLEAN} \
+            "BEGIN; {LOCAL} \
              SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK});\n"
         );
         sql.push_str("INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES ");
@@ -57,13 +57,19 @@ impl Recipe<'_> {
         sql
     }
 
-    /// The migrations of a shard, each with its name.
-    fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String)> {
+    /// The migrations of a shard, each with its name and what is run behind it: how one of the application leaves the session must not
+    /// matter to the next.
+    fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String, &'static str)> {
         let schema = self.cluster.schema_prefix.schema(shard);
         let own = OWN[self.pending.own_from..].iter();
-        let own = own.map(move |own| (own.name, own.render(self.cluster, shard)));
+        let own = own.map(move |own| (own.name, own.render(self.cluster, shard), ""));
         let theirs = self.migrations.iter().skip(self.pending.from);
-        own.chain(theirs.map(move |migration| (migration.name(), migration.render_for_new(&schema, shard))))
+        own.chain(theirs.map(move |migration| (migration.name(), migration.render_for_new(&schema, shard), RESET)))
+    }
+
+    /// Bytes of SQL of a new shard, without what the shard's name adds.
+    pub(super) fn size(&self) -> usize {
+        self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::size).sum()
     }
 
     fn create_schema(&self, shard: ShardId) -> String {
@@ -75,11 +81,11 @@ impl Recipe<'_> {
         let own = OWN[self.pending.own_from..].iter().map(super::own::Own::recorded);
         let theirs = self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::recorded);
         let recorded: Vec<_> = own.chain(theirs).collect();
-        let mut sql = format!("{CLEAN}\n");
         if recorded.is_empty() {
-            return sql;
+            return String::new();
         }
-        sql.push_str("INSERT INTO pgshard.shard_migration (shard_id, name, checksum) SELECT s, n, c FROM (VALUES ");
+        let mut sql =
+            String::from("INSERT INTO pgshard.shard_migration (shard_id, name, checksum) SELECT s, n, c FROM (VALUES ");
         list(&mut sql, shards, |sql, (shard, _)| {
             let _ = write!(sql, "({shard})");
         });
@@ -119,16 +125,20 @@ pub(super) async fn run_many(
     }
     let mut rest: Vec<_> = shards.iter().map(|(shard, _)| recipe.migrations(*shard)).collect();
     loop {
-        let step: Vec<String> = rest.iter_mut().filter_map(|migrations| Some(migrations.next()?.1)).collect();
+        let step: Vec<_> = rest.iter_mut().filter_map(Iterator::next).collect();
         if step.is_empty() {
             break;
         }
-        for text in step {
+        for (_, text, after) in step {
             // A text may end in a comment, or without its semicolon.
-            let _ = write!(sql, "{CLEAN}\n{text}\n;\n");
+            let _ = write!(sql, "{text}\n;\n{after}");
+            if !after.is_empty() {
+                sql.push_str(LOCAL);
+            }
         }
     }
     let (begin, record) = (recipe.begin(shards), recipe.record(shards));
+    settle(client).await?;
     match client.batch_execute(&format!("{begin}\n{sql}{record}COMMIT")).await {
         Ok(()) => Ok(true),
         Err(error) if client.is_closed() => Err(error),
@@ -203,14 +213,15 @@ async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Re
             Failure { fault: ShardFault::Statement { doing, words }, error: Some(error) }
         }
     };
+    settle(client).await.map_err(failed("begin"))?;
     client.batch_execute(&recipe.begin(&[placed])).await.map_err(failed(WRITE_ROW))?;
     client.batch_execute(&recipe.create_schema(shard)).await.map_err(failed("create the schema"))?;
-    for (name, text) in recipe.migrations(shard) {
-        client.batch_execute(CLEAN).await.map_err(failed("set the search path"))?;
+    for (name, text, after) in recipe.migrations(shard) {
         if let Err(error) = client.batch_execute(&text).await {
             let (migration, line, words) = (name.to_owned(), line(&error, &text), words(&error));
             return Err(Failure { fault: ShardFault::Migration { migration, line, words }, error: Some(error) });
         }
+        client.batch_execute(&format!("{after}{LOCAL}")).await.map_err(failed("reset the session"))?;
     }
     client.batch_execute(&recipe.record(&[placed])).await.map_err(failed("record the migrations"))?;
     let count = "SELECT count(*) FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid()";

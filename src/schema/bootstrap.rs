@@ -36,6 +36,9 @@ const LOCK_BOOTSTRAP: i32 = 2;
 /// Shards in one transaction, at most. More gains nothing, and a failure then costs more shards' work.
 const BATCH_MAX: usize = 64;
 
+/// And no more than this of SQL, unless one alone has more: a batch is one message, in our memory and in the server's.
+const BATCH_BYTES_MAX: usize = 4 << 20;
+
 /// So many shards of a host may fail before the first is done; then the rest is not tried. All of thousands failing for
 /// the same reason helps nobody.
 const FAILURES_MAX: usize = 32;
@@ -311,9 +314,31 @@ pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
     );
     match session.batch_execute(&sql).await {
         Ok(()) => Ok(session),
-        Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Err(HostFault::Busy),
+        Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+            // In a transaction that has failed nothing can be asked.
+            let asked = async {
+                session.batch_execute("ROLLBACK").await?;
+                at_work(&session).await
+            };
+            Err(HostFault::Busy { processes: asked.await.unwrap_or_default() })
+        }
         Err(error) => Err(HostFault::Unread { reason: chain(&error) }),
     }
+}
+
+/// The server processes that hold the host's lock, or are still at the work of one that has lost it. Locks: none.
+async fn at_work(session: &Connection) -> Result<Vec<String>, tokio_postgres::Error> {
+    let sql = format!(
+        "SELECT DISTINCT pg_catalog.format('process %s (%s, since %s)', a.pid,
+             COALESCE(NULLIF(a.application_name, ''), a.usename::pg_catalog.text, '?'),
+             pg_catalog.to_char(COALESCE(a.xact_start, a.backend_start), 'YYYY-MM-DD HH24:MI:SS TZ'))
+         FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
+         WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {LOCK_SPACE}::pg_catalog.oid
+             AND l.objid IN ({LOCK_BOOTSTRAP}::pg_catalog.oid, {LOCK_WORK}::pg_catalog.oid) AND l.pid <> pg_catalog.pg_backend_pid()
+             AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+         ORDER BY 1"
+    );
+    session.query(&sql, &[]).await?.iter().map(|row| row.try_get(0)).collect()
 }
 
 /// What the host says, on the session that holds its lock. The next message closes the cursor that the last query has left open
@@ -431,6 +456,7 @@ impl Job<'_> {
             if let Some(locks) = self.alone(progress, connection, *placed).await? {
                 let room = self.lock_slots / 2 / self.request.width.get() as i64;
                 let size = usize::try_from(room / locks.max(1)).unwrap_or(1).clamp(1, BATCH_MAX);
+                let size = size.min(BATCH_BYTES_MAX / self.recipe().size().max(1)).max(1);
                 let batches = left.as_slice().chunks(size).map(<[_]>::to_vec);
                 progress.queue.lock().expect(NO_PANIC).extend(batches);
                 break;

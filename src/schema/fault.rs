@@ -193,6 +193,11 @@ impl ShardFault {
     }
 }
 
+/// Who is at work, as the end of a sentence.
+fn at_work(processes: &[String]) -> String {
+    if processes.is_empty() { String::new() } else { format!(": {}", processes.join(", ")) }
+}
+
 fn names(hosts: &[HostName]) -> String {
     hosts.iter().map(HostName::as_str).collect::<Vec<_>>().join(", ")
 }
@@ -229,8 +234,11 @@ pub enum HostFault {
         role: String,
     },
     /// Another bootstrap or migration is at work on it.
-    #[error("another bootstrap or migration is at work on it")]
-    Busy,
+    #[error("another bootstrap or migration is at work on it{}", at_work(processes))]
+    Busy {
+        /// The server's processes that are, as the server names them.
+        processes: Vec<String>,
+    },
     /// It has no control schema, or an older one.
     #[error("it has not been bootstrapped by this version")]
     NotBootstrapped,
@@ -281,7 +289,11 @@ impl HostFault {
         match self {
             HostFault::Unread { .. } => "make it answer, and run the same command again".to_owned(),
             HostFault::NotOwner { owner, .. } => format!("connect as {owner}, or as a member of it"),
-            HostFault::Busy => "wait until the other one has ended".to_owned(),
+            HostFault::Busy { .. } => {
+                "wait until the other one has ended; where nobody waits for it any more, `SELECT pg_terminate_backend(…)` of the process \
+                 ends it"
+                    .to_owned()
+            }
             HostFault::Refused(refusals) => refusals.iter().map(Refusal::remedy).collect::<Vec<_>>().join("; "),
             HostFault::NotBootstrapped => "run `pgshard bootstrap`".to_owned(),
             HostFault::Drift(_) => {

@@ -45,6 +45,8 @@ pub struct Migration {
     name: String,
     checksum: String,
     first_line: String,
+    /// Bytes.
+    size: usize,
     pub(super) kind: Kind,
     /// What stands before, between and after the places of `{shard_id}`.
     pieces: Vec<Template>,
@@ -240,6 +242,7 @@ impl Migrations {
                         name: name.to_owned(),
                         checksum: checksum(text),
                         first_line: first_line(text),
+                        size: text.len(),
                         kind,
                         pieces: pieces(text),
                     });
@@ -318,6 +321,11 @@ impl Migration {
             Kind::NoTransaction { quickly, .. } => render(quickly, schema, shard),
             _ => self.render(schema, shard),
         }
+    }
+
+    /// Bytes of the file.
+    pub(super) fn size(&self) -> usize {
+        self.size
     }
 
     /// The SQL of a once-per-host migration.

@@ -133,6 +133,33 @@ pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
     }
 }
 
+/// The script with `guard` behind each statement that may set what the guard sets, in the same line: lines stay where they are. At its
+/// end there is none. What a function or a DO block sets within itself is its own.
+pub(super) fn guarded(sql: &str, guard: &str) -> String {
+    let small = sql.to_ascii_lowercase();
+    if !["lock_timeout", "reset", "discard"].iter().any(|word| small.contains(word)) {
+        return sql.to_owned();
+    }
+    let mut text = String::with_capacity(sql.len());
+    let mut from = 0;
+    for pair in statements(sql).windows(2) {
+        let [statement, next] = pair else { continue };
+        let words: Vec<&str> = statement.words.iter().map(String::as_str).collect();
+        match words.as_slice() {
+            // From here on backslashes may escape, and what looks like a statement's end may be none.
+            ["SET", more @ ..] if more.contains(&"STANDARD_CONFORMING_STRINGS") && !more.contains(&"ON") => break,
+            ["CREATE" | "ALTER" | "DROP" | "COMMENT" | "GRANT" | "REVOKE", ..] => {}
+            _ => {
+                text.push_str(&sql[from..next.at.start]);
+                text.push_str(guard);
+                from = next.at.start;
+            }
+        }
+    }
+    text.push_str(&sql[from..]);
+    text
+}
+
 /// A statement that runs outside of transactions and can be run again after it was stopped anywhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Repeatable {
@@ -210,6 +237,25 @@ mod tests {
             [one(1, "CREATE"), one(1, "COMMIT")]
         );
         assert_eq!(firsts("select $1; commit"), [one(1, "SELECT"), one(1, "COMMIT")]);
+    }
+
+    #[test]
+    fn the_guard_comes_back_behind_what_sets_it() {
+        let guarded = |sql| guarded(sql, "G; ");
+        for same in [
+            "SET a = 1; ALTER TABLE t ADD x int",
+            "SET lock_timeout = 0",
+            "CREATE TABLE lock_timeout (); CREATE TABLE b ()",
+        ] {
+            assert_eq!(guarded(same), same);
+        }
+        assert_eq!(guarded("SET lock_timeout = 0; -- x;\nALTER a"), "SET lock_timeout = 0; -- x;\nG; ALTER a");
+        assert_eq!(
+            guarded("SELECT set_config('lock_timeout', '0', false);\nALTER a;\nRESET ALL; ALTER b"),
+            "SELECT set_config('lock_timeout', '0', false);\nG; ALTER a;\nRESET ALL; G; ALTER b"
+        );
+        let escapes = "SET lock_timeout = 0; SET standard_conforming_strings = off; SELECT '\\'; x'; ALTER a";
+        assert_eq!(guarded(escapes), escapes.replacen("; SET st", "; G; SET st", 1));
     }
 
     #[test]

@@ -268,7 +268,7 @@ on_each_version! {
         let report = run(&twice).await;
         let refused = |host: &str| report.hosts[host].fault.clone();
         assert!(refused("db1").is_some() || refused("db2").is_some(), "{report:?}");
-        assert!(matches!(refused("db2"), Some(HostFault::Refused(_) | HostFault::Busy)), "{report:?}");
+        assert!(matches!(refused("db2"), Some(HostFault::Refused(_) | HostFault::Busy { .. })), "{report:?}");
 
         // A newer control schema, and one of another text.
         let client = servers.app(0).await;

@@ -1,5 +1,7 @@
 //! `pgshard migrate` on real servers: busy tables, failures, kills, canaries, moves, and statements without a transaction.
 
+mod sessions;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

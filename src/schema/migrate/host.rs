@@ -55,8 +55,8 @@ pub(in crate::schema) struct OnHost<'a> {
 /// A shard in the queue.
 struct Task {
     shard: ShardId,
-    steps: Vec<Step>,
-    /// How many of them are done.
+    pending: Pending,
+    /// How many of its steps are done. Their SQL is made when its turn comes: that of all shards may be more than fits into memory.
     done: usize,
     tries: u32,
     /// When it was first tried.
@@ -126,10 +126,7 @@ impl<'a> OnHost<'a> {
         }
         let width = self.pace.width.get().min(shards.len());
         let due = Instant::now();
-        let task = |(shard, pending)| {
-            let steps = steps(self.cluster, self.migrations, pending, shard);
-            Task { shard, steps, done: 0, tries: 0, since: None, due }
-        };
+        let task = |(shard, pending)| Task { shard, pending, done: 0, tries: 0, since: None, due };
         // Taken from the end.
         *self.queue.lock().expect(NO_PANIC) = shards.into_iter().rev().map(task).collect();
         let workers = (0..width).map(|_| async {
@@ -196,7 +193,9 @@ impl<'a> OnHost<'a> {
         }
         let lost = |error: tokio_postgres::Error| HostFault::Lost { reason: chain(&error) };
         let since = *task.since.get_or_insert_with(Instant::now);
-        match self.steps_of(worker, &mut task).await? {
+        let guard = transaction::guard(self.pace.lock_timeout);
+        let steps = steps(self.cluster, self.migrations, task.pending, task.shard, &guard);
+        match self.steps_of(worker, &mut task, &steps).await? {
             Outcome::Done => {
                 self.done.fetch_add(1, Ordering::Relaxed);
                 self.report.lock().expect(NO_PANIC).migrated.push(task.shard);
@@ -212,24 +211,24 @@ impl<'a> OnHost<'a> {
                 let holder = self.holder(&worker.client, task.shard).await.map_err(lost)?;
                 let (words, seconds) = (fault.to_string(), since.elapsed().as_secs());
                 let fault = ShardFault::Busy { words, tries: task.tries + 1, seconds, holder };
-                self.give_up(worker, &task, fault).await?;
+                self.give_up(worker, &task, &steps, fault).await?;
             }
             // It has not been touched, and its turn comes when the move has ended.
             Outcome::Failed(ShardFault::Moving(_)) => {
                 let open = open_move(&worker.client, task.shard).await;
                 self.failed(task.shard, ShardFault::Moving(open));
             }
-            Outcome::Failed(fault) => self.give_up(worker, &task, fault).await?,
+            Outcome::Failed(fault) => self.give_up(worker, &task, &steps, fault).await?,
         }
         Ok(())
     }
 
     /// As many steps as succeed. What is done stays done.
-    async fn steps_of(&self, worker: &mut Worker, task: &mut Task) -> Result<Outcome, HostFault> {
+    async fn steps_of(&self, worker: &mut Worker, task: &mut Task, steps: &[Step]) -> Result<Outcome, HostFault> {
         let lost = |error: tokio_postgres::Error| HostFault::Lost { reason: chain(&error) };
         let lock_timeout = self.pace.lock_timeout;
-        while task.done < task.steps.len() {
-            let next = together(&task.steps[task.done..]);
+        while task.done < steps.len() {
+            let next = together(&steps[task.done..]);
             let outcome = if next[0].outside.is_none() {
                 transaction::run(&worker.client, task.shard, next, lock_timeout).await.map_err(lost)?
             } else {
@@ -253,19 +252,19 @@ impl<'a> OnHost<'a> {
     }
 
     /// Writes down that the shard has failed, for `retry` and `status`.
-    async fn give_up(&self, worker: &Worker, task: &Task, fault: ShardFault) -> Result<(), HostFault> {
+    async fn give_up(&self, worker: &Worker, task: &Task, steps: &[Step], fault: ShardFault) -> Result<(), HostFault> {
         self.failed.fetch_add(1, Ordering::Relaxed);
         let step = match &fault {
-            ShardFault::Migration { migration, .. } => task.steps.iter().find(|step| step.recorded.name == *migration),
+            ShardFault::Migration { migration, .. } => steps.iter().find(|step| step.recorded.name == *migration),
             _ => None,
         };
-        if let Some(step) = step.or(task.steps.get(task.done)) {
+        if let Some(step) = step.or(steps.get(task.done)) {
             let recorded = &step.recorded;
             let sql = format!(
                 "INSERT INTO pgshard.migration_attempt AS a (shard_id, name, checksum, begun, message)
                  VALUES ({}, {}, {}, false, {message})
                  ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,
-                     begun = a.begun AND a.name = excluded.name, message = excluded.message, tried_at = clock_timestamp()",
+                     begun = a.begun AND a.name = excluded.name, message = excluded.message, tried_at = pg_catalog.clock_timestamp()",
                 task.shard,
                 quote_literal(&recorded.name),
                 quote_literal(&recorded.checksum),

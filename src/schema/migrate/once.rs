@@ -3,9 +3,14 @@
 use tokio_postgres::Client;
 
 use crate::pg::quote_literal;
-use crate::schema::batch::{CLEAN, line, words};
+use crate::schema::batch::{line, words};
 use crate::schema::fault::HostFault;
 use crate::schema::migrations::Migrations;
+use crate::schema::script::guarded;
+use crate::schema::session::{RESET, settle};
+
+/// How long a statement of these may wait for a lock.
+const GUARD: &str = "SET LOCAL lock_timeout = '10s'; ";
 
 /// Runs them from this one on, each in a transaction with its record, and gives the names of those that were run. The
 /// caller holds the host's lock.
@@ -18,16 +23,17 @@ pub(in crate::schema) async fn run_once(
 ) -> (Vec<String>, Result<(), HostFault>) {
     let mut done = Vec::new();
     for one in migrations.of_hosts().skip(from) {
-        let begin = format!("BEGIN; SET LOCAL lock_timeout = '10s'; {CLEAN}");
+        let begin = format!("BEGIN; {GUARD}");
         let record = format!(
-            "{CLEAN} INSERT INTO pgshard.host_migration (name, checksum) VALUES ({}, {}); COMMIT",
+            "{RESET} INSERT INTO pgshard.host_migration (name, checksum) VALUES ({}, {}); COMMIT",
             quote_literal(one.name()),
             quote_literal(one.checksum())
         );
-        let text = one.text();
+        let text = guarded(&one.text(), GUARD);
         let run = async {
+            settle(client).await?;
             client.batch_execute(&begin).await?;
-            client.batch_execute(&text).await?;
+            client.batch_execute(&format!("{text}\n;")).await?;
             client.batch_execute(&record).await
         };
         if let Err(error) = run.await {

@@ -18,6 +18,7 @@ use crate::schema::batch::LOCK_WORK;
 use crate::schema::control::LOCK_SPACE;
 use crate::schema::fault::ShardFault;
 use crate::schema::script::Repeatable;
+use crate::schema::session::settle;
 use crate::shard::ShardId;
 
 /// The shard and what is run there.
@@ -55,6 +56,7 @@ impl Alone<'_> {
             guard.batch_execute("ROLLBACK").await?;
             return Ok(judge(&error, None, HOLD));
         }
+        settle(client).await?;
         // Kept by the server's process for as long as it is at the statement, also if nobody waits for its end any more.
         let work = format!(
             "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_advisory_lock_shared({LOCK_SPACE}, {LOCK_WORK})",

@@ -5,7 +5,7 @@ use crate::schema::control::Cluster;
 use crate::schema::facts::RecordedMigration;
 use crate::schema::migrations::{Kind, Migrations, Pending};
 use crate::schema::own::OWN;
-use crate::schema::script::Repeatable;
+use crate::schema::script::{Repeatable, guarded};
 use crate::shard::ShardId;
 
 /// One migration of one shard.
@@ -17,8 +17,14 @@ pub(super) struct Step {
     pub(super) outside: Option<Repeatable>,
 }
 
-/// What a shard still lacks: pgshard's own first.
-pub(super) fn steps(cluster: &Cluster, migrations: &Migrations, pending: Pending, shard: ShardId) -> Vec<Step> {
+/// What a shard still lacks: pgshard's own first. No file's own setting takes the guard away.
+pub(super) fn steps(
+    cluster: &Cluster,
+    migrations: &Migrations,
+    pending: Pending,
+    shard: ShardId,
+    guard: &str,
+) -> Vec<Step> {
     let schema = cluster.schema_prefix.schema(shard);
     let own = OWN[pending.own_from..].iter().map(|own| Step {
         recorded: own.recorded(),
@@ -27,7 +33,7 @@ pub(super) fn steps(cluster: &Cluster, migrations: &Migrations, pending: Pending
     });
     let theirs = migrations.iter().skip(pending.from).map(|one| Step {
         recorded: one.recorded(),
-        sql: one.render(&schema, shard),
+        sql: guarded(&one.render(&schema, shard), guard),
         outside: match &one.kind {
             Kind::NoTransaction { repeatable, .. } => Some(repeatable.clone()),
             Kind::Shard | Kind::Host => None,

@@ -10,9 +10,10 @@ use tokio_postgres::Client;
 
 use super::steps::{Step, record};
 use crate::pg::state;
-use crate::schema::batch::{CLEAN, LOCK_WORK, line, passes, words};
+use crate::schema::batch::{LOCK_WORK, line, passes, words};
 use crate::schema::control::LOCK_SPACE;
 use crate::schema::fault::ShardFault;
+use crate::schema::session::{DISCARD, RESET, SETTINGS};
 use crate::shard::ShardId;
 
 /// What became of some steps of a shard.
@@ -41,9 +42,11 @@ pub(super) async fn run(
     steps: &[Step],
     lock_timeout: Duration,
 ) -> Result<Outcome, tokio_postgres::Error> {
-    let mut messages = vec![begin(shard, lock_timeout)];
+    let local = local(lock_timeout);
+    let mut messages = vec![DISCARD.to_owned(), SETTINGS.to_owned(), begin(shard, lock_timeout)];
+    let before = messages.len();
     // A text may end in a comment, or without its semicolon; and how it leaves the session must not matter to the next.
-    messages.extend(steps.iter().map(|step| format!("{}\n;\n{CLEAN}", step.sql)));
+    messages.extend(steps.iter().map(|step| format!("{}\n;\n{RESET}{local}", step.sql)));
     messages.push(record(shard, steps));
     messages.push("COMMIT".to_owned());
     let answers: Vec<Result<(), tokio_postgres::Error>> = if messages.len() < AHEAD_MAX {
@@ -60,20 +63,29 @@ pub(super) async fn run(
     if client.is_closed() || error.as_db_error().is_none() {
         return Err(error);
     }
-    let failed = at.checked_sub(1).and_then(|at| steps.get(at));
-    let doing = if at == 0 { HOLD } else { "record the migrations" };
+    let failed = at.checked_sub(before).and_then(|at| steps.get(at));
+    let doing = if at < before { HOLD } else { "record the migrations" };
     Ok(judge(&error, failed, doing))
 }
 
 /// The begin of every transaction of a migration, with the shard held.
 pub(super) fn begin(shard: ShardId, lock_timeout: Duration) -> String {
-    // Commits do not wait for the disk; the last one of the host does, and takes the log before it along.
     format!(
-        "BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '{}ms'; {CLEAN} \
-         SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK}); \
+        "BEGIN; {} SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK}); \
          SELECT pgshard.hold_for_migration({shard})",
-        lock_timeout.as_millis().max(1)
+        local(lock_timeout)
     )
+}
+
+/// What is set in every transaction of a migration. Commits do not wait for the disk; the last one of the host does, and takes the log
+/// before it along.
+fn local(lock_timeout: Duration) -> String {
+    format!("SET LOCAL synchronous_commit = off; {}", guard(lock_timeout))
+}
+
+/// What keeps a statement from standing in a queue, before others, for longer than this.
+pub(super) fn guard(lock_timeout: Duration) -> String {
+    format!("SET LOCAL lock_timeout = '{}ms'; ", lock_timeout.as_millis().max(1))
 }
 
 /// What was being done when the shard cannot be held.

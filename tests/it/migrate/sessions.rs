@@ -1,0 +1,111 @@
+//! What a file of a migration leaves in its session, what a run leaves on the servers, and how much it holds in memory.
+
+use std::time::Duration;
+
+use crate::support::{Ran, TABLES, World};
+
+/// Two files that leave everything in the session, and use the same names; the first takes the guard against queues away.
+const UNTIDY: [(&str, &str); 2] = [
+    (
+        "0002_untidy.sql",
+        "SET lock_timeout = 0; SELECT pg_catalog.set_config('lock_timeout', '0', false);
+         CREATE TEMP TABLE scratch (one int); PREPARE one AS SELECT 1; DECLARE here CURSOR WITH HOLD FOR SELECT 1;
+         SET datestyle = 'German'; SELECT pg_catalog.pg_advisory_lock(1, {shard_id});
+         ALTER TABLE {shard}.photos ADD COLUMN caption text; SET statement_timeout = '50ms'",
+    ),
+    (
+        "0003_untidy.sql",
+        "CREATE TEMP TABLE scratch (two int); PREPARE one AS SELECT 2; DECLARE here CURSOR WITH HOLD FOR SELECT 2;
+         SELECT pg_catalog.pg_sleep(0.1);
+         CREATE TABLE {shard}.days AS SELECT DATE '2026-11-22'::text AS day, pg_catalog.current_setting('lock_timeout') AS guard",
+    ),
+];
+
+on_each_version! {
+    /// Files find the session as if they were the first, one after the other in a shard, shard after shard on one connection, when
+    /// shards are made and when they are there; and none stands in a queue for longer than it may, whatever it sets.
+    async fn files_that_leave_their_session_untidy(version) {
+        let [first, second] = UNTIDY;
+        let made = World::with_tables(&[version], 3, &[("0001_tables.sql", TABLES), first, second]).await;
+        let world = World::new(&[version], 6).await;
+        for (name, sql) in UNTIDY {
+            world.file((&format!("migrations/{name}"), sql));
+        }
+        let db1 = world.servers.app(0).await;
+        let holder = world.servers.app(0).await;
+        holder.batch_execute("BEGIN; SELECT FROM shard_0003.photos").await.unwrap();
+        let ran = world.run(&["migrate", "up", "--patience-s", "1", "--jobs", "1"]).await;
+        let failed = ran.ended(8).last()["hosts"]["db1"]["failed"].clone();
+        let busy = failed[0]["message"].as_str().unwrap();
+        assert!(failed.as_array().unwrap().len() == 1 && busy.contains("lock timeout"), "{failed}");
+        holder.batch_execute("COMMIT").await.unwrap();
+        world.run(&["migrate", "retry"]).await.ended(0);
+        assert_eq!((world.recorded("0003_untidy").await, made.recorded("0003_untidy").await), (6, 3));
+        let days = "SELECT day, guard FROM shard_0003.days";
+        let row = db1.query_one(days, &[]).await.unwrap();
+        assert_eq!((row.get::<_, &str>(0), row.get::<_, &str>(1)), ("2026-11-22", "100ms"));
+        let same = "SELECT day FROM shard_0002.days";
+        assert_eq!(made.servers.app(0).await.query_one(same, &[]).await.unwrap().get::<_, &str>(0), "2026-11-22");
+    }
+
+    /// Ctrl-C, SIGTERM and SIGKILL end what the server does, so that the application does not wait behind it; where something is still
+    /// at work, the next run says which process it is.
+    async fn a_run_that_is_interrupted(version) {
+        let world = World::new(&[version], 4).await;
+        world.file(("migrations/0002_long.sql",
+            "LOCK TABLE {shard}.photos; SELECT pg_catalog.pg_sleep(CASE {shard_id} WHEN 1 THEN 3600 ELSE 0 END)"));
+        let db1 = world.servers.app(0).await;
+        let asleep = async || {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard migrate' AND wait_event = 'PgSleep'";
+            db1.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
+        };
+        for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM, rustix::process::Signal::KILL] {
+            let up = world.command(&["migrate", "up"], &[]).spawn().unwrap();
+            while asleep().await == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            let pid = i32::try_from(up.id().unwrap()).unwrap();
+            rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
+            let ran = Ran::of(up).await;
+            if signal == rustix::process::Signal::INT {
+                assert!(ran.ended(130).stderr.contains("it does what is left"), "{}", ran.stderr);
+            }
+            // It would sleep for an hour.
+            db1.batch_execute("INSERT INTO shard_0001.users VALUES (1, 'a') ON CONFLICT DO NOTHING;
+                INSERT INTO shard_0001.photos (user_id, title) VALUES (1, 'x')").await.unwrap();
+            assert_eq!(asleep().await, 0);
+        }
+        assert_eq!(world.recorded("0002_long").await, 3);
+
+        let stray = world.servers.app(0).await;
+        let sql = "SET application_name = 'a stray'; SELECT pg_catalog.pg_advisory_lock_shared(1885827944, 3)";
+        stray.batch_execute(sql).await.unwrap();
+        let pid: i32 = stray.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+        let ran = world.run(&["migrate", "up", "--only", "0"]).await;
+        let named = format!("at work on it: process {pid} (a stray, since ");
+        assert!(ran.code() != 0 && ran.stderr.contains(&named), "{}", ran.stderr);
+    }
+
+    /// A file of megabytes is not held for each shard at once.
+    async fn a_large_file_and_many_shards(version) {
+        let world = World::new(&[version], 64).await;
+        let seed = format!("CREATE TABLE {{shard}}.seed AS SELECT length('{}')", "seed ".repeat(600_000));
+        world.file(("migrations/0002_seed.sql", &seed));
+        let up = world.command(&["migrate", "up", "--jobs", "1"], &[]).spawn().unwrap();
+        let status = format!("/proc/{}/status", up.id().unwrap());
+        let watch = tokio::spawn(async move {
+            let mut most = 0_u64;
+            while let Ok(text) = tokio::fs::read_to_string(&status).await {
+                let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+                let Some(kib) = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok()) else { break };
+                most = most.max(kib);
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            most / 1024
+        });
+        Ran::of(up).await.ended(0);
+        let most = watch.await.unwrap();
+        assert_eq!(world.recorded("0002_seed").await, 64);
+        assert!((1..120).contains(&most), "64 times 3 MB would be 192 MiB; it took {most} MiB");
+    }
+}
