@@ -5,6 +5,7 @@ The core knows no framework: `Directory` says where a shard is, `Recovery` what 
 """
 
 from .config import Config
+from .connect import connect
 from .directory import Directory
 from .errors import (
     ConfigError,
@@ -17,6 +18,7 @@ from .errors import (
     UnknownHost,
     WrongId,
     WrongKey,
+    WrongServer,
 )
 from .hosts import Host
 from .ids import Id
@@ -30,5 +32,5 @@ __version__ = "0.1.0"
 __all__ = [
     "Asking", "Config", "ConfigError", "Directory", "Host", "HostDiffers", "Id", "KeyKind", "LookUpFailed", "Met",
     "NotHere", "PgshardError", "Placement", "Recovery", "ShardMap", "ShardUnavailable", "TooManyWaiting", "UnknownHost",
-    "WrongId", "WrongKey", "met",
+    "WrongId", "WrongKey", "WrongServer", "connect", "met",
 ]  # fmt: skip

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import psycopg
 
+from .connect import connect
 from .errors import HostDiffers
 from .hosts import Host
 from .keys import KeyKind
+from .reach import Linked
 
 T = TypeVar("T")
 
@@ -20,31 +21,8 @@ ANSWER_MAX = 5.0
 """Seconds that one question may take, the connection not included: that has its own limit, 5 s an address."""
 _KEPT = 2
 
-
-class _Bounded(psycopg.Connection[Any]):
-    """A connection whose every wait ends after `ANSWER_MAX`, also when the server has stopped and its machine has not."""
-
-    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
-        try:
-            return super().wait(_until(gen, time.monotonic() + ANSWER_MAX), *args, **kwargs)
-        except TimeoutError:
-            self.pgconn.finish()
-            raise psycopg.OperationalError(f"no answer within {ANSWER_MAX:g} s") from None
-
-
-def _until(gen: Generator[Any, Any, T], end: float) -> Generator[Any, Any, T]:
-    """The same waits. psycopg comes back at every interval, with nothing where nothing was ready."""
-    try:
-        state = next(gen)
-        while True:
-            ready = yield state
-            if not ready and time.monotonic() > end:
-                gen.close()
-                raise TimeoutError
-            state = gen.send(ready)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
+Meet = Callable[[psycopg.Connection[Any], Host], None]
+"""What is done with the first connection to a host: `Directory.meet`."""
 
 
 def verify(connection: psycopg.Connection[Any], host: Host, shards: int, key: KeyKind) -> None:
@@ -70,13 +48,13 @@ def verify(connection: psycopg.Connection[Any], host: Host, shards: int, key: Ke
 class Control:
     """The connections to one host."""
 
-    def __init__(self, host: Host, shards: int, key: KeyKind) -> None:
+    def __init__(self, host: Host, meet: Meet) -> None:
         self.host = host
-        self._shards, self._key = shards, key
-        self._idle: list[_Bounded] = []
+        self._meet = meet
+        self._idle: list[Linked] = []
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._verified = False
+        self._met = False
 
     def run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
         """Runs `work` with a connection in autocommit; again where one that was idle turns out to be dead.
@@ -107,7 +85,7 @@ class Control:
         for connection in idle:
             connection.close()
 
-    def _take(self) -> tuple[_Bounded, bool]:
+    def _take(self) -> tuple[Linked, bool]:
         if self._pid != os.getpid():
             # The sockets are the parent's: they are left to it, unclosed; psycopg itself does not touch them here.
             self._lock, self._idle, self._pid = threading.Lock(), [], os.getpid()
@@ -115,19 +93,20 @@ class Control:
             while self._idle:
                 connection = self._idle.pop()
                 if not connection.closed:
+                    connection.answer_max = ANSWER_MAX
                     return connection, False
-        args = {"keepalives_idle": "5", **self.host.connect_args(), "application_name": "pgshard look"}
-        connection = _Bounded.connect(**args, autocommit=True, prepare_threshold=None)
-        if not self._verified:
+        connection = connect(self.host, application_name="pgshard look", prepare_threshold=None)
+        connection.answer_max = ANSWER_MAX
+        if not self._met:
             try:
-                verify(connection, self.host, self._shards, self._key)
+                self._meet(connection, self.host)
             except BaseException:
                 connection.close()
                 raise
-            self._verified = True
+            self._met = True
         return connection, True
 
-    def _give_back(self, connection: _Bounded) -> None:
+    def _give_back(self, connection: Linked) -> None:
         with self._lock:
             if not connection.closed and len(self._idle) < _KEPT:
                 self._idle.append(connection)

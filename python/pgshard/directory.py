@@ -12,15 +12,20 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import psycopg
 
 from .config import Config
-from .errors import ConfigError, UnknownHost
+from .control import verify
+from .errors import ConfigError, UnknownHost, WrongServer
 from .follow import DatabaseFollower, FileFollower, load_map
 from .hosts import Host
+from .identity import Record
 from .ids import shard_of_id
 from .keys import key_of_text, shard_of_key
 from .map import Placement, ShardMap
+from .reach import records
 
 log = logging.getLogger("pgshard")
 
@@ -54,6 +59,7 @@ class Directory:
         map = config.map if config.map is not None else load_map(config)
         self._snapshot = _Snapshot(map, {})
         self._hosts: dict[str, Host] = dict(config.hosts)
+        self._records: dict[str, Record] = {}
         self._unknown_at = float("-inf")
         self._lock = threading.Lock()
         self._follower: FileFollower | DatabaseFollower
@@ -104,6 +110,10 @@ class Directory:
         self._follower.glance()
         return self._snapshot.placement(shard)
 
+    def epoch(self, shard: int) -> int:
+        """At which epoch the shard is where it is, as far as this process knows. Asks nobody."""
+        return self._snapshot.placement(shard).epoch
+
     def host(self, name: str) -> Host:
         """The host of this name; one that was added to the file since is met here.
 
@@ -123,6 +133,30 @@ class Directory:
                 f"{self.config.path}: there is no [hosts.{name}], and a shard is said to be there: add it"
             )
         return host
+
+    def meet(self, connection: psycopg.Connection[Any], host: Host) -> None:
+        """What is done with the first connection to a host: compares what it recorded with the config, and takes in what it knows
+        of which server each host is.
+
+        Raises `HostDiffers`, and `WrongServer` where by that the server is not the host.
+        """
+        verify(connection, host, self.config.shards, self.config.key)
+        said = records(connection)
+        with self._lock:
+            for name, record in said:
+                known = self._records.get(name)
+                self._records[name] = record if known is None else known.joined(record)
+        for other in self.hosts:
+            self._teach(other)
+        server = getattr(connection, "server", None)
+        refusal = None if server is None else host.known.refusal(server)
+        if refusal is not None:
+            raise WrongServer(f"host {host.name} is not connected to: {refusal}")
+
+    def _teach(self, host: Host) -> None:
+        record = self._records.get(host.name)
+        if record is not None:
+            host.known.learn(record)
 
     def learn(self, shard: int, place: Placement) -> None:
         """Takes in what a host has said of itself."""
@@ -159,6 +193,7 @@ class Directory:
             if name not in self._hosts:
                 log.info("met the host %s, which was added to %s", name, config.path)
                 self._hosts = {**self._hosts, name: host}
+                self._teach(host)
 
     def after_fork(self) -> None:
         """Makes the directory usable in the child of a fork. Called by itself."""

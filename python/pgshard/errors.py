@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psycopg
+
 
 class PgshardError(Exception):
     """What every error of this package is."""
@@ -32,6 +34,10 @@ class UnknownHost(PgshardError):
 
 class HostDiffers(PgshardError):
     """A host recorded another number of shards or another kind of keys than the config says. Nothing was sent there."""
+
+
+class WrongServer(PgshardError, psycopg.OperationalError):
+    """What answers under a host's name is not, or not any more, the host. Nothing was sent there."""
 
 
 class LookUpFailed(PgshardError):

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from .errors import ConfigError
+from .identity import Known
 
 _FORM = 'write postgres://user@address:5432/database or "host=address dbname=database user=user"'
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
@@ -33,6 +34,8 @@ class Host:
     """The most connections that an application's process opens to it, look-ups apart."""
     named: bool = True
     """Whether statements may be prepared by name: not through PgBouncer in transaction mode."""
+    known: Known = field(default_factory=Known, compare=False, repr=False)
+    """Which server it is, as far as this process knows."""
 
     @property
     def address(self) -> str:
@@ -56,11 +59,36 @@ class Host:
         return [(host, port or "5432", params.get("dbname")) for host, port in zip(plain, ports)]
 
     def connect_args(self) -> dict[str, Any]:
-        """Arguments for `psycopg.connect`, the password read anew so that a rotated one needs no restart.
+        """Arguments for `psycopg.connect`, the password read anew so that a rotated one needs no restart. `pgshard.connect`
+        uses them with care; a connection that is made with them alone may be one to a former primary.
 
         Raises `ConfigError` when the password is not where the config says.
         """
         return {**self.params, **self._password()}
+
+    def attempts(self) -> list[dict[str, Any]]:
+        """The same for each address of its own, in the order of the text. Raises `ConfigError`."""
+        args = self.connect_args()
+        if "service" in args:
+            return [args]
+        lists = {key: args[key].split(",") for key in ("host", "hostaddr", "port") if key in args}
+        count = max(len(lists.get(key, ())) for key in ("host", "hostaddr"))
+        return [
+            {**args, **{key: values[index if len(values) > 1 else 0] for key, values in lists.items()}}
+            for index in range(count)
+        ]
+
+    def place(self, index: int) -> str:
+        """`address:port` of one of the addresses, for messages."""
+        if "service" in self.params:
+            return self.address
+        args = self.attempts()[index]
+        return f"{args.get('host') or args.get('hostaddr')}:{args.get('port') or '5432'}"
+
+    @property
+    def is_for_primary(self) -> bool:
+        """Whether connections are to the server that takes writes, or to any."""
+        return self.params.get("target_session_attrs") not in ("read-only", "standby", "prefer-standby")
 
     def server_conninfo(self) -> str:
         """A connection string to the server itself, for programs such as psql, without a password of a file or variable."""

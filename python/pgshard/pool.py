@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from .connect import connect
 from .hosts import Host
 
 WAIT_MAX = 5.0
@@ -130,8 +131,7 @@ class Pool:
             connection.close()
 
     def _open(self) -> Connection:
-        args = {"keepalives_idle": "5", **self.host.connect_args(), **self._options()}
-        connection: Connection = psycopg.connect(**args, autocommit=True)
+        connection: Connection = connect(self.host, **self._options())
         try:
             self._configure(connection)
         except BaseException:

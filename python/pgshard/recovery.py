@@ -55,7 +55,7 @@ class Asking:
         found = self._questions.get(name)
         if found is None:
             host = self.directory.host(name)
-            made = Questions(Control(host, self.directory.shards, self.directory.config.key))
+            made = Questions(Control(host, self.directory.meet))
             with self._lock:
                 found = self._questions.setdefault(name, made)
         return found
@@ -128,6 +128,21 @@ class Recovery:
                     return self._again(place.host)
                 if self._closed(place.host, asked, look, verdict.do):
                     return self._again(place.host)
+
+    def failed_over(self, place: Placement) -> None:
+        """After a statement found that the server is a standby, which nothing was written to, and its connection was closed:
+        comes back when it is worth another try, on a new one. The first time that is at once.
+
+        Raises `ShardUnavailable` when the time for retries is over, and `TooManyWaiting`.
+        """
+        with self._asking.waiting(self._shard):
+            if self._since is None:
+                self._since = time.monotonic()
+            log.debug("shard %s: the server of %s is a standby now", self._shard, place.host)
+            self._rounds += 1
+            self._asking.again += 1
+            if self._rounds > 1:
+                self._wait(place.host, "its server is a standby")
 
     def _closed(self, host: str, asked: float, look: Look, do: Do) -> bool:
         """The shard does not serve there. True when it was found elsewhere, else after a pause."""

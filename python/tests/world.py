@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -32,6 +33,7 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix="pgshard-python-"))
         self.folder.chmod(0o755)
         self.path = self.folder / "pgshard.toml"
+        self._standbys: list[Standby] = []
         self.run("dev", "up", "--dir", str(self.folder), "--shards", str(shards))
         for file in (self.folder / "migrations").iterdir():
             file.unlink()
@@ -87,7 +89,73 @@ class World:
             self.run("moves", "complete", "--yes")
         return to
 
+    def server(self, host: str) -> Path:
+        """The data directory of a host's server."""
+        return self.folder / "servers" / host / "data"
+
+    def standby(self, host: str) -> Standby:
+        """A streaming standby of a host, on its own port. It ends with the world."""
+        made = Standby(self, host)
+        self._standbys.append(made)
+        return made
+
     def close(self) -> None:
         """Stops the servers and removes everything."""
+        for standby in self._standbys:
+            standby.control("stop", "-m", "immediate", check=False)
         self.run("dev", "down", "--dir", str(self.folder), "--yes", may_fail=True)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def as_owner(folder: Path) -> dict[str, int]:
+    """For `subprocess`: as who owns the servers' files, since PostgreSQL does not run as root."""
+    stat = folder.stat()
+    return {} if stat.st_uid == os.getuid() else {"user": stat.st_uid, "group": stat.st_gid, "extra_groups": []}
+
+
+def control(data: Path, *args: str, check: bool = True) -> None:
+    """pg_ctl for the server of this data directory."""
+    log = data.parent / "pg_ctl.log"
+    line = [f"{programs(VERSION)}/pg_ctl", "-D", str(data), "-w", "-l", str(log), *args]
+    done = subprocess.run(line, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **as_owner(data))
+    if check and done.returncode:
+        raise AssertionError(f"pg_ctl {args}: {log.read_text() if log.exists() else done.returncode}")
+
+
+class Standby:
+    """A standby of a host of a world."""
+
+    def __init__(self, world: World, host: str) -> None:
+        primary = world.server(host)
+        self.data = primary.parent / "standby"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        with world.superuser(host) as connection:
+            there = connection.info.port
+        line = [
+            f"{programs(VERSION)}/pg_basebackup",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(there),
+            "-U",
+            "postgres",
+            "-X",
+            "stream",
+        ]
+        subprocess.run(
+            [*line, "-c", "fast", "-R", "--no-sync", "-D", str(self.data)],
+            check=True, cwd="/", capture_output=True, **as_owner(primary),
+        )  # fmt: skip
+        settings = self.data / "pgshard.conf"
+        settings.write_text(settings.read_text().replace(f"port = '{there}'", f"port = '{self.port}'"))
+        self.control("start")
+
+    def control(self, *args: str, check: bool = True) -> None:
+        """pg_ctl."""
+        control(self.data, *args, check=check)
+
+    def promote(self) -> None:
+        """Makes a primary of it, and comes back when it takes writes."""
+        self.control("promote")

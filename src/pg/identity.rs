@@ -305,62 +305,73 @@ impl Known {
 mod tests {
     use super::*;
 
-    fn record(generation: u32, system: i64, timeline: u32) -> Record {
-        Record { generation, system, timeline }
+    #[derive(serde::Deserialize)]
+    struct Vectors {
+        timelines: Vec<LogFile>,
+        judge: Vec<Judge>,
+        joined: Vec<Joined>,
+        replaced_by: Vec<Replaced>,
     }
 
-    #[test]
-    fn the_timeline_of_a_log_file() {
-        assert_eq!(timeline("0000000100000000000000C1"), Some(1));
-        assert_eq!(timeline("0000001F0000000A00000001"), Some(31));
-        assert_eq!((timeline("0001"), timeline("x")), (None, None));
+    #[derive(serde::Deserialize)]
+    struct LogFile {
+        file: String,
+        timeline: Option<u32>,
     }
 
-    #[test]
-    fn who_is_the_host() {
-        let known = record(1, 7, 3);
-        for (system, timeline, expected) in [
-            (7, Some(3), Ok(())),
-            (7, Some(4), Ok(())),
-            (7, None, Ok(())),
-            (7, Some(2), Err(Impostor::Former { timeline: 2, newest: 3 })),
-            (8, Some(9), Err(Impostor::Other { system: 8, known: 7 })),
-            (8, None, Err(Impostor::Other { system: 8, known: 7 })),
-        ] {
-            assert_eq!(known.judge(Identity { system, timeline }), expected, "{system} {timeline:?}");
+    /// Generation, system and timeline.
+    #[derive(Clone, Copy, serde::Deserialize)]
+    struct Recorded(u32, i64, u32);
+
+    #[derive(serde::Deserialize)]
+    struct Judge {
+        known: Recorded,
+        identity: (i64, Option<u32>),
+        refused: Option<String>,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Joined {
+        one: Recorded,
+        other: Recorded,
+        both: Recorded,
+    }
+
+    #[derive(serde::Deserialize)]
+    struct Replaced {
+        known: Recorded,
+        records: Vec<Recorded>,
+        by: Option<Recorded>,
+    }
+
+    impl From<Recorded> for Record {
+        fn from(Recorded(generation, system, timeline): Recorded) -> Record {
+            Record { generation, system, timeline }
         }
     }
 
+    /// The vectors that every client of a cluster must meet; the Python package does too.
     #[test]
-    fn what_is_known_only_grows() {
-        for (first, second, both) in [
-            (record(1, 7, 3), record(1, 7, 2), record(1, 7, 3)),
-            (record(0, 7, 3), record(1, 7, 2), record(1, 7, 3)),
-            (record(1, 7, 3), record(2, 8, 1), record(2, 8, 1)),
-            (record(1, 7, 3), record(2, 7, 1), record(2, 7, 1)),
-            (record(0, 7, 3), record(1, 8, 1), record(1, 8, 1)),
-        ] {
-            assert_eq!((first.with(second), second.with(first)), (both, both));
+    fn vectors() {
+        let vectors: Vectors = serde_json::from_str(include_str!("../../tests/vectors/identity.json")).unwrap();
+        for case in &vectors.timelines {
+            assert_eq!(timeline(&case.file), case.timeline, "{}", case.file);
         }
-        // Nobody has said which: the first stays.
-        assert_eq!(record(1, 7, 3).with(record(1, 8, 9)), record(1, 7, 3));
-    }
-
-    #[test]
-    fn only_who_descends_from_the_host_takes_its_place() {
-        let known = record(1, 7, 3);
-        for (records, expected) in [
-            (vec![], None),
-            (vec![record(1, 7, 3)], None),
-            (vec![record(2, 8, 1), record(1, 7, 2)], Some(record(2, 8, 1))),
-            // Of another cluster, which has upgraded its own.
-            (vec![record(2, 8, 1), record(1, 9, 2)], None),
-        ] {
-            assert_eq!(known.replaced_by(&records), expected);
+        for Judge { known, identity: (system, timeline), refused } in vectors.judge {
+            let said = Record::from(known).judge(Identity { system, timeline }).map_err(|why| why.to_string());
+            let as_said = match (&said, &refused) {
+                (Err(said), Some(refused)) => said.starts_with(refused.as_str()),
+                (said, refused) => said.is_ok() && refused.is_none(),
+            };
+            assert!(as_said, "{system} {timeline:?}: {said:?}, not {refused:?}");
         }
-        let seen = record(0, 7, 3);
-        assert_eq!(seen.replaced_by(&[record(2, 8, 1), record(1, 7, 1)]), Some(record(2, 8, 1)));
-        assert_eq!(seen.replaced_by(&[record(1, 8, 1)]), None);
+        for Joined { one, other, both } in vectors.joined {
+            assert_eq!(Record::from(one).with(other.into()), both.into());
+        }
+        for Replaced { known, records, by } in vectors.replaced_by {
+            let records: Vec<Record> = records.into_iter().map(Record::from).collect();
+            assert_eq!(Record::from(known).replaced_by(&records), by.map(Record::from));
+        }
     }
 
     #[tokio::test]

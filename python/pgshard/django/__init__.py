@@ -17,7 +17,7 @@ from .cluster import alias, databases, shard_of_alias
 
 if TYPE_CHECKING:
     from .backend.pools import release, shard_connection_created
-    from .errors import NoShard, ShardMoved, ShardUnavailable, WrongShard
+    from .errors import ConnectionLost, InDoubt, NoShard, ShardMoved, ShardUnavailable, WrongShard
     from .fields import ShardedBigAutoField, ShardKeyField, ShardKeyForeignKey
     from .gather import Gathered, Partial
     from .managers import ShardedManager, ShardedQuerySet
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # Settings import this module, and models cannot be imported before there are settings.
 _WHERE = {
     "release": "backend.pools", "shard_connection_created": "backend.pools",
-    "NoShard": "errors", "ShardMoved": "errors", "ShardUnavailable": "errors", "WrongShard": "errors",
+    "ConnectionLost": "errors", "InDoubt": "errors", "NoShard": "errors", "ShardMoved": "errors",
+    "ShardUnavailable": "errors", "WrongShard": "errors",
     "ShardKeyField": "fields", "ShardKeyForeignKey": "fields", "ShardedBigAutoField": "fields",
     "Gathered": "gather", "Partial": "gather",
     "ShardedManager": "managers", "ShardedQuerySet": "managers",
@@ -37,10 +38,10 @@ _WHERE = {
 }  # fmt: skip
 
 __all__ = [
-    "Gathered", "NoShard", "Partial", "ShardKeyField", "ShardKeyForeignKey", "ShardMoved", "ShardRouter", "ShardUnavailable",
-    "ShardedBigAutoField", "ShardedManager", "ShardedModel", "ShardedQuerySet", "WrongShard", "alias", "alias_of_id",
-    "alias_of_key", "databases", "release", "run_in_shard", "shard_connection_created", "shard_of", "shard_of_alias",
-    "shard_of_key",
+    "ConnectionLost", "Gathered", "InDoubt", "NoShard", "Partial", "ShardKeyField", "ShardKeyForeignKey", "ShardMoved",
+    "ShardRouter", "ShardUnavailable", "ShardedBigAutoField", "ShardedManager", "ShardedModel", "ShardedQuerySet",
+    "WrongShard", "alias", "alias_of_id", "alias_of_key", "databases", "release", "run_in_shard",
+    "shard_connection_created", "shard_of", "shard_of_alias", "shard_of_key",
 ]  # fmt: skip
 
 

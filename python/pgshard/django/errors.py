@@ -18,20 +18,30 @@ class WrongShard(ImproperlyConfigured):
 
 
 class ShardMoved(OperationalError):
-    """The shard moved while a transaction was open, or with a statement that cannot be repeated. Of the transaction nothing
-    stays: run it again, whole; `run_in_shard` does that by itself."""
+    """The shard moved, or its server became a standby, while a transaction was open, or with a statement that cannot be repeated.
+    Of the transaction nothing stays: run it again, whole; `run_in_shard` does that by itself."""
 
     shard = -1
     """The shard."""
     whole = False
     """Whether it was a transaction, of which nothing stays."""
-    how: Met
+    how: Met | None
+    """None: the server is a standby since a fail-over."""
     place: Placement
     began: float
 
-    def met_move(self, shard: int, how: Met, place: Placement, began: float, whole: bool) -> None:
+    def met_move(self, shard: int, how: Met | None, place: Placement, began: float, whole: bool) -> None:
         """Notes what was met, and where."""
         self.shard, self.how, self.place, self.began, self.whole = shard, how, place, began, whole
+
+
+class ConnectionLost(OperationalError):
+    """The connection was lost within a transaction, before its COMMIT. Nothing of it has taken effect: it may be made again."""
+
+
+class InDoubt(OperationalError):
+    """The connection was lost while a statement outside of transactions, or a COMMIT, was on its way: it has taken effect, or it
+    has not. Look before it is made again; or let a unique constraint say so."""
 
 
 class ShardUnavailable(OperationalError):

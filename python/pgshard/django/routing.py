@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from django.apps import apps
 from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
+from django.db.transaction import TransactionManagementError
 
 from ..errors import WrongId
 from ..recovery import Recovery
@@ -181,7 +182,10 @@ def wait_out(recovery: Recovery, moved: Any) -> None:
     from .backend.base import djangos
 
     with djangos():
-        recovery.after(moved.how, moved.place, moved.began)
+        if moved.how is None:
+            recovery.failed_over(moved.place)
+        else:
+            recovery.after(moved.how, moved.place, moved.began)
 
 
 def run_in_shard(key: Any, work: Callable[[], T]) -> T:
@@ -199,6 +203,11 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
                 if moved is not None:
                     # `work` has caught it; nothing of what it did is there.
                     raise moved
+                if connections[using].has_failed():
+                    raise TransactionManagementError(
+                        f"a statement on {using} failed and `work` went on without a savepoint: what it did is rolled back; "
+                        f"catch errors outside of `with transaction.atomic(using={using!r})`"
+                    )
                 return result
 
         return run_on(using, whole)

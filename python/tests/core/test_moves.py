@@ -9,7 +9,18 @@ import time
 import psycopg
 import pytest
 
-from pgshard import Asking, Directory, LookUpFailed, NotHere, Placement, Recovery, ShardUnavailable, UnknownHost, met
+from pgshard import (
+    Asking,
+    Directory,
+    LookUpFailed,
+    NotHere,
+    Placement,
+    Recovery,
+    ShardUnavailable,
+    UnknownHost,
+    connect,
+    met,
+)
 from pgshard.stale import Met
 from pgshard.template import render
 
@@ -24,8 +35,7 @@ class Client:
     def connection(self, host: str) -> psycopg.Connection:
         found = self.connections.get(host)
         if found is None or found.closed:
-            args = self.asking.directory.host(host).connect_args()
-            found = self.connections[host] = psycopg.connect(**args, autocommit=True)
+            found = self.connections[host] = connect(self.asking.directory.host(host))
         return found
 
     def run(self, shard: int, sql: str, params=()):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgshard import Config, ConfigError, Directory, KeyKind, Met, Placement, ShardMap, WrongId, WrongKey, ids, met
+from pgshard.identity import Identity, Record, timeline_of
 from pgshard.keys import key_of_text, shard_of_key
 from pgshard.stale import Do, Look, judge, judge_peer, repeatable
 from pgshard.template import render
@@ -194,3 +195,25 @@ def test_what_was_learned_against_the_map(case, tmp_path):
         assert all(a <= b for a, b in zip(before, now)), "never back to an older epoch"
         before = now
     assert [list(directory.place(shard)) for shard in range(3)] == case["places"]
+
+
+@pytest.mark.parametrize("case", cases("identity", "timelines"), ids=str)
+def test_timelines_of_log_files(case):
+    assert timeline_of(case["file"]) == case["timeline"]
+
+
+@pytest.mark.parametrize("case", cases("identity", "judge"), ids=str)
+def test_who_is_the_host(case):
+    refusal = Record(*case["known"]).refusal(Identity(*case["identity"]))
+    assert refusal is case["refused"] is None or refusal.startswith(case["refused"])
+
+
+@pytest.mark.parametrize("case", cases("identity", "joined"), ids=str)
+def test_what_is_known_of_a_host_only_grows(case):
+    assert Record(*case["one"]).joined(Record(*case["other"])) == Record(*case["both"])
+
+
+@pytest.mark.parametrize("case", cases("identity", "replaced_by"), ids=str)
+def test_only_who_descends_from_the_host_takes_its_place(case):
+    records = [Record(*record) for record in case["records"]]
+    assert Record(*case["known"]).replaced_by(records) == (case["by"] and Record(*case["by"]))

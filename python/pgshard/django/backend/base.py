@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 from django.db import DatabaseError, NotSupportedError, OperationalError, ProgrammingError
@@ -24,12 +24,13 @@ from psycopg.pq import TransactionStatus
 from ... import errors as core
 from ...map import Placement
 from ...pool import Connection, Pool, is_alive
+from ...reach import is_lost, is_standby
 from ...recovery import Recovery
 from ...stale import Met, met
 from ...stale import repeatable as may_repeat
 from ...template import quote_name, render
 from ..cluster import cluster, shard_of_alias
-from ..errors import ShardMoved, ShardUnavailable
+from ..errors import ConnectionLost, InDoubt, ShardMoved, ShardUnavailable
 from . import pools
 from .client import DatabaseClient
 from .creation import DatabaseCreation
@@ -38,6 +39,7 @@ from .introspection import DatabaseIntrospection
 from .operations import DatabaseOperations
 from .schema import refuse
 
+READ_ONLY = "25006"
 _ENSURE_CONNECTION = BaseDatabaseWrapper.ensure_connection
 _PASSING = (core.ShardUnavailable, core.TooManyWaiting, core.LookUpFailed)
 
@@ -280,11 +282,16 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             except DatabaseError as error:
                 cause = error.__cause__
                 how = met(getattr(cause, "sqlstate", None), _message(cause))
-                if how is None:
-                    self._count()
-                    raise
                 repeatable = repeatable and may_repeat(sql) and not _several(sql)
                 first = self._own is None or self._sent == 0 or cursor.stream is not None
+                if how is None:
+                    self._lost(cursor, error)
+                    if getattr(cause, "sqlstate", None) == READ_ONLY and self._is_on_standby(cursor):
+                        recovery = recovery or Recovery(cluster().asking, self.shard)
+                        self._failed_over(cursor, recovery, first and repeatable, began, error)
+                        continue
+                    self._count()
+                    raise
                 if not (first and repeatable):
                     self._count()
                     self._refuse(how, began, error)
@@ -305,6 +312,10 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         """Sees to it that the cursor is on this object's connection: another alias may have taken the one it began on."""
         if cursor.stream is None:
             self.ensure_connection()
+            if self._own is not None and self._sent and cluster().directory.epoch(self.shard) > self._place.epoch:
+                # It can only have read so far, for a write would have kept the shard where it is; and what it read next could be
+                # the old copy, by a plan made before.
+                self._moved(Met.SIGNPOST, self._began)
             if cursor.cursor.connection is not self.connection:
                 cursor.cursor = self._on(self.connection, cursor.server_side_name)
 
@@ -323,12 +334,15 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             held[0].discard(held[1])
         self.connection = None
 
-    def _refuse(self, how: Met, began: float, error: BaseException | None) -> None:
+    def _refuse(self, how: Met, began: float, error: BaseException) -> None:
         """Raises `ShardMoved` unless the error is the application's own."""
         since = self._began if self._own is not None else began
         with djangos():
             if Recovery(cluster().asking, self.shard).is_own(how, self._place, since):
                 return
+        self._moved(how, since, error)
+
+    def _moved(self, how: Met, since: float, error: BaseException | None = None) -> NoReturn:
         whole = self._own is not None
         if whole:
             words = "a transaction was open, of which nothing stays: run it again, whole"
@@ -339,8 +353,48 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.moved = moved if whole else None
         raise moved from error
 
-    def _recovered(self, cursor: Any, recovery: Recovery, how: Met, began: float) -> bool:
-        """Waits until the statement is worth another try, and makes the cursor ready for it; False where it is not."""
+    def _lost(self, cursor: Any, error: DatabaseError) -> None:
+        """Says what became of a statement whose connection was lost, if it was."""
+        if not is_lost(error.__cause__, cursor.cursor.connection):
+            return
+        host = f"the connection to host {self._place.host} was lost"
+        if self._own is not None and cursor.stream is None:
+            raise ConnectionLost(f"{host} in a transaction, of which nothing has taken effect: {error}") from error
+        if cursor.stream is None:
+            self._drop_shared()
+        raise InDoubt(f"{host} while a statement was on its way, which may have taken effect: {error}") from error
+
+    def _is_on_standby(self, cursor: Any) -> bool:
+        """Whether a server that would not write is a standby: else the transaction is one that is to read only."""
+        connection = cursor.cursor.connection
+        identity = connection.server.identity
+        if identity is not None and identity.timeline is None:
+            return True
+        try:
+            if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                return is_standby(connection)
+            # Behind a pooler it may have become another server since. The transaction has failed, and cannot ask.
+            return cluster().asking.questions(self._place.host).control.run(is_standby)
+        except (psycopg.Error, core.PgshardError):
+            return False
+
+    def _failed_over(self, cursor: Any, recovery: Recovery, again: bool, began: float, error: DatabaseError) -> None:
+        """Goes to the server that is the primary now, after a statement found that this one is a standby."""
+        if again:
+            self._recovered(cursor, recovery, None, began)
+            return
+        where = f"the server of host {self._place.host} is a standby since a fail-over"
+        moved = ShardMoved(f"{where}: nothing of the transaction has taken effect: run it again, whole")
+        moved.met_move(self.shard, None, self._place, self._began, self._own is not None)
+        if self._own is not None:
+            self.moved = moved
+        else:
+            self._drop_shared()
+        raise moved from error
+
+    def _recovered(self, cursor: Any, recovery: Recovery, how: Met | None, began: float) -> bool:
+        """Waits until the statement is worth another try, and makes the cursor ready for it; False where it is not. Without
+        `how`, it met a standby."""
         given_back: list[bool] = []
 
         def give_back() -> None:
@@ -350,7 +404,10 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
         try:
             with self.wrap_database_errors, djangos():
-                if not recovery.after(how, self._place, began, give_back):
+                if how is None:
+                    give_back()
+                    recovery.failed_over(self._place)
+                elif not recovery.after(how, self._place, began, give_back):
                     return False
                 self._resume(cursor)
         except BaseException:
@@ -415,14 +472,24 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             # The application went on after it was told. Nothing of the transaction may count as done.
             super()._rollback()
             raise self.moved
+        ended = self.connection is None or self.connection.closed
         try:
             super()._commit()
         except DatabaseError as error:
+            if ended or is_lost(error.__cause__, self.connection):
+                host = f"the connection to host {self._place.host} was lost"
+                if ended:
+                    raise ConnectionLost(f"{host} before COMMIT: nothing has taken effect: {error}") from error
+                raise InDoubt(f"{host} during COMMIT, which may have taken effect: {error}") from error
             # By a trigger or a constraint that waits for the end.
             how = met(getattr(error.__cause__, "sqlstate", None), _message(error.__cause__))
             if how is not None:
                 self._refuse(how, self._began, error)
             raise
+
+    def has_failed(self) -> bool:
+        """Whether a statement of the transaction failed, and no savepoint has undone it: COMMIT would roll back."""
+        return self.connection is not None and self.connection.pgconn.transaction_status == TransactionStatus.INERROR
 
     def _savepoint(self, sid: str) -> None:
         with self._uncounted():

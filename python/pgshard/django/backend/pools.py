@@ -11,7 +11,6 @@ from asgiref.local import Local
 from django.db import connections
 from django.dispatch import Signal
 
-from ...control import verify
 from ...pool import Connection, Pool
 from ..cluster import Cluster, cluster, state
 from .cursor import abandoned
@@ -71,9 +70,9 @@ def pool(name: str, wrapper: Any) -> Pool:
     found = _pools.by_host.get(name) if _pools.cluster is current else None
     if found is not None:
         return found
-    host = current.directory.host(name)
-    config = current.config
-    verified: list[bool] = []
+    directory = current.directory
+    host = directory.host(name)
+    met: list[bool] = []
 
     def options() -> dict[str, Any]:
         made: dict[str, Any] = wrapper.connection_options()
@@ -82,9 +81,9 @@ def pool(name: str, wrapper: Any) -> Pool:
         return made
 
     def configure(connection: Connection) -> None:
-        if not verified:
-            verify(connection, host, config.shards, config.key)
-            verified.append(True)
+        if not met:
+            directory.meet(connection, host)
+            met.append(True)
         wrapper.configure(connection)
         shard_connection_created.send(sender=Pool, host=name, connection=connection)
 

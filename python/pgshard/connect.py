@@ -1,0 +1,148 @@
+"""Connections to hosts: to the server that is the host now, and to no other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any
+
+import psycopg
+
+from .errors import WrongServer
+from .hosts import Host
+from .lookout import look_out
+from .reach import Linked, own_records, reach
+
+OTHERS_MAX = 2.0
+"""Seconds that the other addresses of a host have once one has answered, when a process meets it."""
+
+
+def connect(host: Host, **options: Any) -> Linked:
+    """A connection in autocommit to a host. `options`: arguments for `psycopg.connect` beside the host's own.
+
+    Several addresses are tried one after the other, the one that answered last first; for the first connection of a process all
+    are asked, and the primary of the latest timeline is taken. The server is asked who it is, in one round trip. Once a later
+    timeline of the host is known, connections to an earlier one are cut.
+
+    Raises `WrongServer` where what answers is not the host (any more), other `psycopg.Error`s where nothing does, `ConfigError`
+    where the password cannot be read.
+    """
+    attempts = [{"keepalives_idle": "5", **args, **options} for args in host.attempts()]
+    if len(attempts) == 1 or host.known.settled or not host.is_for_primary:
+        connection = _in_turn(host, attempts)
+    else:
+        connection = _newest(host, attempts)
+    connection.answer_max = None
+    if len(attempts) > 1 and host.is_for_primary:
+        look_out(host)
+    return connection
+
+
+def _in_turn(host: Host, attempts: list[dict[str, Any]]) -> Linked:
+    first = host.known.answered
+    errors: list[psycopg.Error] = []
+    for index in [*range(first, len(attempts)), *range(first)]:
+        try:
+            return _admitted(host, index, reach(attempts[index]))
+        except psycopg.Error as error:
+            errors.append(error)
+    raise _told(host, errors)
+
+
+def _newest(host: Host, attempts: list[dict[str, Any]]) -> Linked:
+    """All are asked, for the first in the text may be a former primary."""
+    fitting, errors = _ask_all(attempts)
+    fitting.sort(
+        key=lambda pair: (
+            host.known.refusal(pair[1].server) is not None, -(pair[1].server.timeline or 0), pair[0],
+        )
+    )  # fmt: skip
+    left = [connection for _, connection in fitting]
+    try:
+        if len(fitting) > 1:
+            (one, first), (other, second) = fitting[:2]
+            if host.known.refusal(second.server) is None and first.server.rivals(second.server):
+                raise WrongServer(
+                    f"host {host.name}: both {host.place(one)} and {host.place(other)} take writes, and neither is known to be "
+                    "the later: stop the one that is not the host (docs/high-availability.md)"
+                )
+        for index, connection in fitting:
+            left.remove(connection)
+            try:
+                found = _admitted(host, index, connection)
+            except psycopg.Error as error:
+                errors.append(error)
+            else:
+                host.known.settled = True
+                return found
+    finally:
+        for connection in left:
+            connection.close()
+    raise _told(host, errors)
+
+
+def _ask_all(attempts: list[dict[str, Any]]) -> tuple[list[tuple[int, Linked]], list[psycopg.Error]]:
+    answers: queue.SimpleQueue[tuple[int, Linked | psycopg.Error]] = queue.SimpleQueue()
+    over = threading.Event()
+
+    def ask(index: int) -> None:
+        try:
+            answers.put((index, reach(attempts[index])))
+        except psycopg.Error as error:
+            answers.put((index, error))
+        except Exception as error:  # noqa: BLE001 # an address that cannot be used, whatever the reason
+            answers.put((index, psycopg.OperationalError(str(error))))
+        if over.is_set():
+            _drain(answers)
+
+    for index in range(len(attempts)):
+        threading.Thread(target=ask, args=(index,), name="pgshard connect", daemon=True).start()
+    fitting: list[tuple[int, Linked]] = []
+    errors: list[psycopg.Error] = []
+    until: float | None = None
+    for _ in attempts:
+        try:
+            index, answer = answers.get(timeout=None if until is None else max(until - time.monotonic(), 0))
+        except queue.Empty:
+            break
+        if isinstance(answer, psycopg.Error):
+            errors.append(answer)
+        else:
+            fitting.append((index, answer))
+            until = until or time.monotonic() + OTHERS_MAX
+    # What comes later is for nobody.
+    over.set()
+    _drain(answers)
+    return fitting, errors
+
+
+def _drain(answers: queue.SimpleQueue[tuple[int, Linked | psycopg.Error]]) -> None:
+    while True:
+        try:
+            _, answer = answers.get_nowait()
+        except queue.Empty:
+            return
+        if isinstance(answer, Linked):
+            answer.close()
+
+
+def _admitted(host: Host, index: int, connection: Linked) -> Linked:
+    """The connection, if its server is the host."""
+    refusal = host.known.admit(connection)
+    if refusal is not None and host.known.accept(own_records(connection)):
+        # The same host, by an operator's word.
+        refusal = host.known.admit(connection)
+    if refusal is not None:
+        connection.close()
+        raise WrongServer(f"host {host.name}: {host.place(index)} is not connected to: {refusal}")
+    host.known.answered = index
+    return connection
+
+
+def _told(host: Host, errors: list[psycopg.Error]) -> psycopg.Error:
+    if len(errors) == 1:
+        return errors[0]
+    kind = WrongServer if any(isinstance(error, WrongServer) for error in errors) else psycopg.OperationalError
+    words = "; ".join(str(error).strip() for error in errors)
+    return kind(f"host {host.name}: none of its addresses can be used: {words}")

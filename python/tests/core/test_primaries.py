@@ -1,0 +1,136 @@
+"""A former primary and a standby are told from the host."""
+
+import threading
+import time
+
+import psycopg
+import pytest
+from world import World, control
+
+from pgshard import Asking, Directory, Met, WrongServer, connect, lookout
+
+SHARD = 0
+INSERT = "INSERT INTO shard_0000.photos (user_id, title) VALUES (%s, %s)"
+
+
+@pytest.fixture(scope="module")
+def made():
+    made = World(shards=4)
+    try:
+        made.migrate("CREATE TABLE {shard}.photos (user_id bigint, title text PRIMARY KEY);\n")
+        yield made
+    finally:
+        made.close()
+
+
+def eventually(condition):
+    end = time.monotonic() + 60
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition()
+
+
+class Writer(threading.Thread):
+    """Writes a row at a time over a connection that it keeps, and notes which were acknowledged, and when they were sent."""
+
+    def __init__(self, host, name):
+        super().__init__()
+        self.host, self.label, self.rows, self.stop = host, name, [], threading.Event()
+
+    def run(self):
+        connection = None
+        number = 0
+        while not self.stop.is_set():
+            number += 1
+            title = f"{self.label} {number}"
+            began = time.monotonic()
+            try:
+                if connection is None or connection.closed:
+                    connection = connect(self.host)
+                connection.execute(INSERT, (SHARD, title))
+            except psycopg.Error:
+                time.sleep(0.005)
+            else:
+                self.rows.append((title, began))
+        if connection is not None:
+            connection.close()
+
+
+def test_a_former_primary_gets_no_more_writes(made, tmp_path, monkeypatch):
+    """The standby is promoted while the primary lives on: within seconds nobody writes to it, nobody new goes there, and who has
+    heard of the later one refuses it also where it is the only address."""
+    monkeypatch.setattr(lookout, "EVERY", 0.1)
+    standby = made.standby("db1")
+    before = made.path.read_text()
+    port = Directory.open(made.path).host("db1").params["port"]
+    both = f"postgres://app@127.0.0.1:{port},127.0.0.1:{standby.port}/app?target_session_attrs=read-write"
+    alone = f"postgres://app@127.0.0.1:{port}/app"
+    path = tmp_path / "pgshard.toml"
+    path.write_text(before.replace(alone, both).replace('migrations = "migrations"', ""))
+    assert both in path.read_text()
+    directory = Directory.open(path)
+    host = directory.host("db1")
+    writers = [Writer(host, f"w{number}") for number in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        eventually(lambda: all(len(writer.rows) > 20 for writer in writers))
+        assert host.known.record.timeline == 1
+        idle = connect(host)
+        standby.promote()
+        eventually(lambda: host.known.record.timeline == 2)
+        # Nothing that is acknowledged from now on may be missing there.
+        known = time.monotonic()
+        counts = [len(writer.rows) for writer in writers]
+        eventually(lambda: all(len(writer.rows) > n + 20 for writer, n in zip(writers, counts)))
+        with pytest.raises(psycopg.OperationalError):
+            idle.execute("SELECT 1")
+        idle.close()
+    finally:
+        for writer in writers:
+            writer.stop.set()
+        for writer in writers:
+            writer.join()
+    with psycopg.connect(f"host=127.0.0.1 port={standby.port} user=app dbname=app", autocommit=True) as promoted:
+        there = {title for (title,) in promoted.execute("SELECT title FROM shard_0000.photos")}
+    after = [title for writer in writers for title, began in writer.rows if began > known]
+    assert len(after) >= 40
+    assert [title for title in after if title not in there] == []
+
+    # A new process asks both, although the former primary stands first.
+    again = Directory.open(path)
+    with connect(again.host("db1")) as connection:
+        assert connection.info.port == standby.port
+        assert connection.server.timeline == 2
+    # One that only has the former one's address hears of it by what the hosts have recorded of each other.
+    made.path.write_text(before.replace(alone, both))
+    control(made.server("db1"), "stop", "-m", "immediate")
+    made.run("bootstrap")
+    control(made.server("db1"), "start")
+    made.path.write_text(before)
+    old = Asking(Directory.open(made.path))
+    old.questions("db2").ask(3, Met.SIGNPOST)
+    with pytest.raises(
+        WrongServer, match=r"db1: 127.0.0.1:\d+ is not connected to: .*former primary.*timeline 1.*at timeline 2"
+    ):
+        connect(old.directory.host("db1"))
+    old.close()
+    # Where nobody has said so, the former one is all there is.
+    with connect(Directory.open(made.path).host("db1")) as connection:
+        assert connection.server.timeline == 1
+    # Who knows the later one goes on.
+    with connect(host) as connection:
+        assert connection.info.port == standby.port
+
+
+def test_another_server_is_refused(made):
+    host = Directory.open(made.path).host("db2")
+    with connect(host):
+        pass
+    with made.superuser("db2") as connection:
+        system = connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()[0]
+    object.__setattr__(host.known._record, "system", system + 1)
+    with pytest.raises(
+        WrongServer, match=f"another server: its system identifier is {system}, the host's is {system + 1}"
+    ):
+        connect(host)
