@@ -327,7 +327,7 @@ pub enum Error {
         host: HostName,
         /// The slot.
         slot: String,
-        /// `gone` or `lost`.
+        /// `gone`, `lost`, or why it was dropped.
         state: &'static str,
     },
     /// The target has lost changes that it had, by a fail-over, say, and the source sends them no more. A resume copies again.

@@ -20,6 +20,7 @@ mod rollback;
 mod sequences;
 mod shared;
 mod takeover;
+mod undecodable;
 mod vacuum;
 mod watch;
 mod way_back;

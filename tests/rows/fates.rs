@@ -396,6 +396,7 @@ impl Director {
     async fn settle(&mut self, fate: &str) {
         let aborts = self.rng.u8(0..3) == 0 && fate != "plain" && fate != "lock";
         let mut last = String::new();
+        let mut slots_lost = 0;
         for attempt in 0..16 {
             let open = self.open().await;
             if open.is_empty() || self.shared.failed().is_some() {
@@ -417,7 +418,8 @@ impl Director {
                     (0, _) => aborts,
                     // What was altered is not resumed.
                     (2.., "ddl") => attempt % 2 == 0,
-                    _ => false,
+                    // Another move copies again when its slot is lost; a rollback cannot.
+                    _ => slots_lost > 1,
                 };
                 let word = if abort { "abort" } else { "resume" };
                 let args = ["moves", word, &id];
@@ -430,6 +432,9 @@ impl Director {
                 } else {
                     self.command(&args, &[LEASE]).await
                 };
+                if ran.stderr.contains("what was copied cannot be brought up to date") {
+                    slots_lost += 1;
+                }
                 last =
                     format!("{} of a move in phase {phase}: exit code {}\n{}", args.join(" "), ran.code(), ran.stderr);
             }

@@ -1,7 +1,10 @@
 //! What ends the following of one shard, or of all.
 
+use tokio_postgres::error::SqlState;
+
 use crate::map::HostName;
 use crate::mover::error::Error;
+use crate::pg::ReplicationError;
 use crate::shard::ShardId;
 
 /// Why a shard is not followed any more.
@@ -61,6 +64,17 @@ impl From<Error> for Failure {
             error => Failure::Passing(Box::new(error)),
         }
     }
+}
+
+/// Whether the source's server finds a change in its WAL whose table it does not know any more, as after a table was written anew at
+/// the wrong moment: `ReorderBufferProcessTXN` in PostgreSQL's reorderbuffer.c. Its word for the file was another before 16.
+pub(crate) fn is_undecodable(error: &Error) -> bool {
+    let Error::Replication { source: ReplicationError::Refused { code, message, .. }, .. } = error else {
+        return false;
+    };
+    // XX000 says no more than that it is PostgreSQL's own fault; its words for that are never translated.
+    code == SqlState::INTERNAL_ERROR.code()
+        && ["filenumber \"", "filenode \""].iter().any(|file| message.contains(file))
 }
 
 /// The words of an error and of what caused it.

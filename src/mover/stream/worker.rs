@@ -18,12 +18,12 @@ use crate::shard::ShardId;
 
 use super::apply::{Applier, Care};
 use super::changes::{Followed, TableState, Tables};
-use super::fault::{Failure, Fault, words};
+use super::fault::{Failure, Fault, is_undecodable, words};
 use super::follower::{Basis, Command, FollowerOptions, View};
 use super::layout::TargetColumn;
 use super::row_index;
 use super::run::Run;
-use super::slot::{free_slot, slot_state};
+use super::slot::{drop_slot, free_slot, slot_state};
 use super::transport::{Source, Transport};
 
 /// The pause before the first new attempt; doubled each time.
@@ -100,6 +100,10 @@ impl Worker {
                     if self.view.borrow().position > before {
                         (failing_since, pause) = (None, FIRST_PAUSE);
                     }
+                    // The second time at one place: the server would say so for ever.
+                    if failing_since.is_some() && is_undecodable(&error) {
+                        return Err(self.give_slot_up(&error).await?);
+                    }
                     let since = *failing_since.get_or_insert_with(Instant::now);
                     tracing::warn!(
                         stream = self.options.stream,
@@ -132,6 +136,23 @@ impl Worker {
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+
+    /// Drops a slot that its server cannot decode, so that whoever goes on sees that it is gone: a move copies again, a rollback
+    /// that cannot is refused. The source serves, so nothing is lost with it. Gives the error to end with.
+    ///
+    /// Locks: none; the slot is read by nobody else.
+    async fn give_slot_up(&self, error: &Error) -> Result<Error, Error> {
+        let options = &self.options;
+        tracing::warn!(
+            stream = options.stream,
+            error = words(error),
+            "the slot is dropped: the server cannot decode it"
+        );
+        let source = options.hosts.open(&options.source).await?;
+        drop_slot(&source, &options.stream).await?;
+        let state = "dropped, since the server cannot decode it any more";
+        Ok(Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state })
     }
 
     pub(super) fn lose(&self, shard: ShardId, fault: Fault) {

@@ -1,0 +1,81 @@
+//! A server that cannot decode its own WAL any more: the slot is given up, and with it no row.
+
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use crate::support::{Ran, World, lines};
+
+/// Waits until a query gives true.
+async fn until(client: &Client, sql: &str) {
+    for _ in 0..3000 {
+        if client.query_one(sql, &[]).await.unwrap().get::<_, Option<bool>>(0) == Some(true) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("never true: {sql}");
+}
+
+async fn users(world: &World, host: usize, schema: &str) -> String {
+    lines(&world.servers.app(host).await, &format!("SELECT u::text FROM {schema}.users u ORDER BY 1")).await
+}
+
+/// Has a host write changes of a file which, so its catalogs say by then, belongs to no table.
+async fn write_what_nobody_can_decode(world: &World, host: usize) {
+    let (app, superuser) = (world.servers.app(host).await, world.servers.superuser(host).await);
+    let file = "SELECT relfilenode::text FROM pg_class WHERE oid = 'shard_0000.users'::regclass";
+    let file = lines(&superuser, file).await;
+    let another =
+        |file: &str| format!("UPDATE pg_class SET relfilenode = {file} WHERE oid = 'shard_0000.users'::regclass");
+    // With IDs of its own: `next_id()` would look at the catalogs again.
+    let slowly = format!(
+        "INSERT INTO shard_0000.users (id, name) SELECT {host} * 100 + n, n || pg_sleep(0.05)::text FROM generate_series(1, 40) n"
+    );
+    let inserts = tokio::spawn(async move { app.batch_execute(&slowly).await });
+    let is_at_it = "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'INSERT INTO shard_0000.users%' AND wait_event = 'PgSleep'";
+    until(&superuser, is_at_it).await;
+    // Later it has all that it needs of the catalogs.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    superuser.batch_execute(&another("2000000000")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    superuser.batch_execute(&another(file.trim())).await.unwrap();
+    inserts.await.unwrap().unwrap();
+}
+
+on_each_version! {
+    /// A move says so and ends; a resume copies again. Afterwards the same befalls what is fed: there is no way back any more.
+    async fn a_slot_that_is_given_up(version) {
+        let world = World::new(&[version, version], 2).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        let some = "INSERT INTO shard_0000.users (name) SELECT 'old' FROM generate_series(1, 100)";
+        db1.batch_execute(some).await.unwrap();
+        let child = world.command(&["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"], &[]).spawn().unwrap();
+        until(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move").await;
+        let id = lines(&db1, "SELECT move_id::text FROM pgshard.move").await;
+        let id = id.trim();
+        write_what_nobody_can_decode(&world, 0).await;
+        let ended = Ran::of(child).await;
+        assert!(ended.ended(7).stderr.contains("the server cannot decode it any more"), "{}", ended.stderr);
+        assert!(ended.stderr.contains(&format!("pgshard moves resume {id}")), "{}", ended.stderr);
+        assert_eq!(world.state(0, 0).await, "serving");
+        let slots = "SELECT count(*)::text FROM pg_replication_slots";
+        assert_eq!(lines(&db1, slots).await, "0\n");
+        world.run(&["moves", "continue", id]).await;
+        world.run(&["moves", "resume", id]).await.ended(0);
+        assert_eq!(world.state(1, 0).await, "serving");
+        assert_eq!(users(&world, 1, "shard_0000").await, users(&world, 0, "shard_0000__left_e1").await);
+        assert_eq!(users(&world, 1, "shard_0000").await.lines().count(), 140);
+
+        write_what_nobody_can_decode(&world, 1).await;
+        let mut feed = world.command(&["moves", "feed"], &[]).spawn().unwrap();
+        until(&db1, "SELECT bool_or(lost IS NOT NULL) FROM pgshard.back").await;
+        until(&db2, "SELECT NOT EXISTS (SELECT FROM pg_publication)").await;
+        feed.kill().await.unwrap();
+        let refused = world.run(&["moves", "rollback", id, "--yes"]).await;
+        assert!(refused.ended(4).stderr.contains("its slot is gone"), "{}", refused.stderr);
+        assert_eq!(lines(&db2, slots).await, "0\n");
+        assert_eq!(world.state(1, 0).await, "serving");
+        world.audit_places().await;
+    }
+}
