@@ -73,6 +73,18 @@ impl Application {
         true
     }
 
+    /// Works until the target has applied changes of all tables.
+    async fn until_they_are_applied(&mut self, target: &Client) {
+        for _ in 0..200 {
+            assert!(self.round().await, "the shard is open until the mover goes on");
+            if lines(target, BY_AN_INDEX).await == ALL {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        assert_eq!(lines(target, BY_AN_INDEX).await, ALL);
+    }
+
     /// Works while a command runs that stops itself before it fences the shard: one round more then, and on until the shard is closed.
     async fn meanwhile(&mut self, child: Child, target: &Client) {
         let pid = child.id().unwrap();
@@ -93,17 +105,22 @@ impl Application {
     }
 }
 
-/// That changes of tables without a key have found their rows by an index: of each such table that has anything to hash.
+/// Which tables without a key, of those that have anything to hash, have found rows of changes by an index.
+const BY_AN_INDEX: &str = "SELECT relname::text || ' ' || (idx_scan > 0) FROM pg_stat_all_indexes
+    WHERE indexrelname LIKE 'pgshard\\_rows\\_%' ORDER BY 1";
+
+/// What that is to be.
+const ALL: &str = "altered_full true\ncomputed_full true\ncounted_full true\nkinds true\nlarge_full true\nlate true\nlater true\npairs true\n";
+
+/// Waits until changes of all these tables have found their rows by an index: a server counts that late, above all for a session that rests.
 async fn by_an_index(target: &Client) {
-    let sql = "SELECT relname::text || ' ' || (idx_scan > 0) FROM pg_stat_all_indexes WHERE indexrelname LIKE 'pgshard\\_rows\\_%' ORDER BY 1";
-    let expected = "altered_full true\ncomputed_full true\ncounted_full true\nkinds true\nlarge_full true\nlate true\nlater true\npairs true\n";
-    for _ in 0..100 {
-        if lines(target, sql).await == expected {
+    for _ in 0..600 {
+        if lines(target, BY_AN_INDEX).await == ALL {
             return;
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert_eq!(lines(target, sql).await, expected);
+    assert_eq!(lines(target, BY_AN_INDEX).await, ALL);
 }
 
 /// What a process does: `R`, `S`, `T` when it has stopped itself, `Z` when it has ended.
@@ -169,13 +186,16 @@ on_each_version! {
         let stop = ("PGSHARD_FAILPOINT", "before swap=stop");
         let mut application = Application { client: world.servers.superuser(0).await, statements: script.again, round: 0 };
         assert!(application.round().await);
-        let child = world.command(&["move", "0", "--to", "db2", "--mode", "online", "--yes"], &[stop]).spawn().unwrap();
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let child = world.command(&args, &[stop]).spawn().unwrap();
+        application.until_they_are_applied(&world.servers.superuser(1).await).await;
+        let id = lines(&world.servers.app(0).await, "SELECT move_id::text FROM pgshard.move").await;
+        world.run(&["moves", "continue", id.trim()]).await.ended(0);
         application.meanwhile(child, &world.servers.superuser(1).await).await;
         same_as_left(&world, 1, "shard_0000__left_e1").await;
 
         application.client = world.servers.superuser(1).await;
         assert!(application.round().await);
-        let id = lines(&world.servers.app(0).await, "SELECT move_id::text FROM pgshard.move").await;
         let child = world.command(&["moves", "rollback", id.trim(), "--yes"], &[stop]).spawn().unwrap();
         application.meanwhile(child, &world.servers.superuser(0).await).await;
         same_as_left(&world, 0, "shard_0000__left_e2").await;

@@ -114,8 +114,19 @@ on_each_version! {
                 router.by_key(key).query("SELECT pg_sleep(0.002)", &[]).await.unwrap();
             });
         }
-        while callers.join_next().await.is_some_and(|done| done.is_ok()) {
-            assert!(count().await <= 4, "three, and one that is just ending");
+        // One that is let go ends at the server a little later; one too many would stay.
+        let settles = async || {
+            for _ in 0..500 {
+                if count().await <= 3 {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            panic!("{} connections, three at most", count().await);
+        };
+        while let Some(done) = callers.join_next().await {
+            done.unwrap();
+            settles().await;
         }
         // Held, they leave no room; one that comes back does.
         let mut held = Vec::new();
