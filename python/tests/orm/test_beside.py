@@ -1,0 +1,247 @@
+"""What Django developers use beside the ORM: what works on shards, and what they are told where it does not."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from world import ROOT
+
+pytestmark = pytest.mark.usefixtures("db")
+
+U, V = 3, 12
+
+
+@pytest.fixture
+def m(world):
+    from photos import models
+
+    return models
+
+
+@pytest.fixture
+def p(world):
+    import pgshard.django
+
+    return pgshard.django
+
+
+# ------------------------------------------------------------------------------------------------------- REST framework
+
+
+@pytest.fixture
+def api(m):
+    from django.test import RequestFactory
+    from rest_framework import serializers, viewsets
+
+    class PhotoSerializer(serializers.ModelSerializer):
+        id = serializers.CharField(read_only=True)
+
+        class Meta:
+            model = m.Photo
+            fields = ["id", "user_id", "title", "tags"]
+            extra_kwargs = {"tags": {"read_only": True}}
+
+    class Photos(viewsets.ModelViewSet):
+        queryset = m.Photo.objects.all()
+        serializer_class = PhotoSerializer
+
+        def get_queryset(self):
+            user = self.request.query_params.get("user_id")
+            return super().get_queryset() if user is None else super().get_queryset().filter(user_id=user)
+
+    def call(method, action, data=None, query="", **where):
+        request = RequestFactory().generic(
+            method, f"/{query}", "" if data is None else json.dumps(data), content_type="application/json"
+        )
+        answer = Photos.as_view({method.lower(): action})(request, **where)
+        return answer.status_code, answer.data
+
+    return call
+
+
+def test_rest_framework_by_key_and_by_id(m, api):
+    status, made = api("POST", "create", {"user_id": U, "title": "Prague"})
+    assert (status, made["title"]) == (201, "Prague")
+    photo = m.Photo.objects.get(pk=int(made["id"]))
+    photo.tags.add(m.Tag.objects.create(user_id=U, word="w"))
+    assert api("PATCH", "partial_update", {"title": "Brno"}, pk=made["id"])[1]["title"] == "Brno"
+    status, read = api("GET", "retrieve", pk=made["id"])
+    assert (status, read["id"], read["tags"]) == (200, made["id"], [photo.tags.get().pk])
+    m.Photo.objects.create(user_id=V, title="of another")
+    assert [row["title"] for row in api("GET", "list", query=f"?user_id={U}")[1]] == ["Brno"]
+    assert api("GET", "retrieve", pk=str(2**62))[0] == 404
+    assert api("DELETE", "destroy", pk=made["id"])[0] == 204
+    assert not m.Photo.objects.for_key(U).exists()
+
+
+def test_rest_framework_without_a_shard_is_refused(m, p, api):
+    with pytest.raises(p.NoShard, match="Photo is sharded and the query names no shard"):
+        api("GET", "list")
+
+
+def test_a_validator_of_what_is_unique_needs_the_key(m, p):
+    from rest_framework import serializers, validators
+
+    class Named(serializers.Serializer):
+        name = serializers.CharField(validators=[validators.UniqueValidator(m.Album.objects.all())])
+
+    class Together(serializers.ModelSerializer):
+        class Meta:
+            model = m.Album
+            fields = ["user_id", "name"]
+
+    m.Album.objects.create(user_id=U, name="x")
+    with pytest.raises(p.NoShard, match="Album"):
+        Named(data={"name": "x"}).is_valid()
+    with p.shard_of(U):
+        assert not Named(data={"name": "x"}).is_valid()
+    # The constraint of the model has the key in it.
+    assert not Together(data={"user_id": U, "name": "x"}).is_valid()
+    assert Together(data={"user_id": V, "name": "x"}).is_valid()
+
+
+# ---------------------------------------------------------------------------------------------------------------- admin
+
+
+@pytest.fixture
+def admin(m):
+    """Django's own pages for photos, asked as a superuser."""
+    from django.contrib import admin
+    from django.contrib.auth.models import User
+    from django.http import HttpRequest
+    from django.test import RequestFactory
+
+    class PhotoAdmin(admin.ModelAdmin):
+        fields = ["user_id", "title", "likes"]
+        show_full_result_count = False
+
+        def log_addition(self, *args):
+            """The log of the admin is not installed."""
+
+        log_change = log_deletions = log_addition
+
+        def message_user(self, *args, **more):
+            """Nor are messages."""
+
+        def response_add(self, request, obj, *args):
+            return obj
+
+        def response_change(self, request, obj):
+            return obj
+
+    class Site(admin.AdminSite):
+        def each_context(self, request):
+            return {}
+
+    made = PhotoAdmin(m.Photo, Site())
+
+    def call(view, data=None, **where):
+        request: HttpRequest = RequestFactory().get("/") if data is None else RequestFactory().post("/", data)
+        request._dont_enforce_csrf_checks = True
+        request.user = User(username="root", is_staff=True, is_superuser=True)
+        return getattr(made, view)(request, **where)
+
+    return call
+
+
+def test_the_admin_needs_a_shard(m, p, admin):
+    """It asks for the database of a write without saying of what: so that is said around it."""
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    changed = {"user_id": U, "title": "y", "likes": 1}
+    for wrong in (
+        lambda: admin("changelist_view"),
+        lambda: admin("add_view", changed),
+        lambda: admin("change_view", changed, object_id=str(photo.pk)),
+    ):
+        with pytest.raises(p.NoShard, match="Photo is sharded"):
+            wrong()
+    assert list(m.Photo.objects.for_key(U).values_list("title", flat=True)) == ["x"], "nothing was written"
+    with p.shard_of(U):
+        assert admin("change_view", changed, object_id=str(photo.pk)).title == "y"
+        assert admin("add_view", changed)._state.db == "shard-3"
+        assert [row.title for row in admin("changelist_view").context_data["cl"].result_list] == ["y", "y"]
+    with p.shard_of(V):
+        # A row goes where it belongs all the same.
+        assert admin("add_view", changed)._state.db == "shard-3"
+    assert not m.Photo.objects.for_key(V).exists()
+
+
+# ------------------------------------------------------------------------------------------------------- content types
+
+
+def test_a_generic_foreign_key_is_refused_with_what_to_do(m, p):
+    from django.contrib.contenttypes.fields import GenericForeignKey
+    from django.contrib.contenttypes.models import ContentType
+    from django.core import checks
+    from django.db import models
+    from django.test.utils import isolate_apps
+
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    with isolate_apps("photos"):
+
+        class Comment(p.ShardedModel):
+            user_id = p.ShardKeyField()
+            content_type = models.ForeignKey(ContentType, models.DO_NOTHING, db_constraint=False, related_name="+")
+            object_id = models.BigIntegerField()
+            about = GenericForeignKey()
+
+            class Meta:
+                app_label = "photos"
+
+        class Constrained(p.ShardedModel):
+            user_id = p.ShardKeyField()
+            content_type = models.ForeignKey(ContentType, models.CASCADE, related_name="+")
+
+            class Meta:
+                app_label = "photos"
+
+    from pgshard.django.checks import _check_sharded
+
+    assert [one.id for one in _check_sharded(Comment) if one.level >= checks.ERROR] == []
+    (error,) = (one for one in _check_sharded(Constrained) if one.level >= checks.ERROR)
+    assert (error.id, "ContentType is not in the shards" in error.msg) == ("pgshard.E008", True)
+    comment = Comment(user_id=U, content_type_id=1, object_id=photo.pk)
+    comment._state.db = "shard-3"
+    with pytest.raises(p.WrongShard, match="ContentType is not sharded"):
+        _ = comment.about
+
+
+# ------------------------------------------------------------------------------------------------------- many shards
+
+MANY = """
+import os, resource, sys, time
+import django
+from django.conf import settings
+began = time.monotonic()
+import pgshard.django
+databases = pgshard.django.databases(sys.argv[1], default={"ENGINE": "django.db.backends.postgresql", "NAME": "x"})
+settings.configure(DATABASES=databases, DATABASE_ROUTERS=["pgshard.django.ShardRouter"],
+    INSTALLED_APPS=["pgshard.django"], DEFAULT_AUTO_FIELD="django.db.models.BigAutoField")
+django.setup()
+from django.core import checks
+from django.db import connections
+assert checks.run_checks() == []
+assert list(connections) == ["default"]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for shard in range(4096):
+    connections[f"shard-{shard}"]
+from pgshard.django.backend import pools
+print(len(pools.slots().touched), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_4096_shards_are_one_alias_to_checks_and_bounded_in_memory(tmp_path):
+    path = tmp_path / "pgshard.toml"
+    head = '[cluster]\nshards = 4096\nepoch = "2011-01-01T00:00:00Z"\n[hosts.db1]\nurl = "postgres://app@127.0.0.1:1/app"\n'
+    path.write_text(f'{head}[map]\nversion = 1\n[map.placement]\ndb1 = "0-4095"\n')
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO", "PGSHARD"))}
+    done = subprocess.run(
+        [sys.executable, "-c", MANY, str(path)],
+        env={**env, "PYTHONPATH": str(ROOT / "python")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kept, kib = map(int, done.stdout.split())
+    assert kept <= 256
+    assert kib < 16 * 1024
