@@ -1,0 +1,32 @@
+"""What users do: the same for views and for the load."""
+
+from django.db.models import F
+
+from pgshard.django import run_in_shard
+from photos.models import Follow, Like, Photo
+
+
+def upload(user: int, title: str) -> Photo:
+    """A new photo, on the user's shard, which makes its ID."""
+    return Photo.objects.create(user_id=user, title=title)
+
+
+def like(photo_id: int, by: int) -> bool:
+    """Likes a photo once; the row and the counter together. False where it was liked already."""
+    photo = Photo.objects.get(pk=photo_id)
+
+    def work() -> bool:
+        _, made = Like.objects.get_or_create(photo_id=photo.pk, by=by, defaults={"user_id": photo.user_id})
+        if made:
+            Photo.objects.filter(pk=photo.pk).update(likes=F("likes") + 1)
+        return made
+
+    return run_in_shard(photo.user_id, work)
+
+
+def feed(user: int, count: int = 20) -> list[Photo]:
+    """The newest photos of those whom a user follows, of as many shards."""
+    whom = Follow.objects.filter(user_id=user).values_list("whom", flat=True)
+    found = [photo for one in whom for photo in Photo.objects.filter(user_id=one).order_by("-id")[:count]]
+    # An ID begins with its time.
+    return sorted(found, key=lambda photo: photo.pk, reverse=True)[:count]

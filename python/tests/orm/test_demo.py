@@ -1,0 +1,42 @@
+"""The example application: it loses nothing while its shards move."""
+
+import os
+import re
+import subprocess
+import sys
+
+import django
+import pytest
+from world import COMMAND, ROOT, VERSION, programs
+
+
+@pytest.mark.skipif((VERSION, django.VERSION[0]) != ("18", 5), reason="once is enough: versions are tested elsewhere")
+def test_the_demonstration_ends_well():
+    env = {**os.environ, "PGSHARD": COMMAND, "PGSHARD_DEMO_PYTHON": sys.executable, "PGSHARD_PG_BIN": programs(VERSION)}
+    for name in ("DJANGO_SETTINGS_MODULE", "PGSHARD_CONFIG"):
+        env.pop(name, None)
+    done = subprocess.run([ROOT / "script" / "demo-django", "--moves", "3"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing is lost, nothing is there twice" in done.stdout
+    assert "its mover is killed" in done.stderr
+    calls, failed = map(int, re.search(r"(\d+) calls, (\d+) failed", done.stdout).groups())
+    assert (calls > 0, failed) == (True, 0)
+
+
+def test_the_example_has_all_its_migrations(tmp_path):
+    config = (
+        '[cluster]\nshards = 4\nepoch = "2011-01-01T00:00:00Z"\n[hosts.db1]\nurl = "postgres://app@127.0.0.1:1/app"\n'
+    )
+    path = tmp_path / "pgshard.toml"
+    path.write_text(f'{config}[map]\nversion = 1\n[map.placement]\ndb1 = "0-3"\n')
+    env = {
+        **os.environ,
+        "PGSHARD_CONFIG": str(path),
+        "EXAMPLE_FOLDER": str(tmp_path),
+        "PYTHONPATH": str(ROOT / "python"),
+    }
+    env["DJANGO_SETTINGS_MODULE"] = "website.settings"
+    manage = str(ROOT / "python" / "example" / "manage.py")
+    for line in (["makemigrations", "--check"], ["check", "--fail-level", "WARNING"]):
+        done = subprocess.run([sys.executable, manage, *line], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
