@@ -86,7 +86,11 @@ class World:
         to = to or {"db1": "db2", "db2": "db1"}[self.host_of(shard)]
         self.run("move", str(shard), "--to", to, "--yes", **more)
         if complete:
-            self.run("moves", "complete", "--yes")
+            done = self.run("moves", "complete", "--yes", may_fail=True)
+            if done.returncode:
+                # On a slow machine the audit may come too late to compare. Tests compare the rows themselves.
+                assert "not compared" in done.stderr, done.stderr
+                self.run("moves", "complete", "--unaudited", "--yes")
         return to
 
     def server(self, host: str) -> Path:
