@@ -175,6 +175,84 @@ fn a_module_uses_only_those_before_it() {
     none_of(mistakes, &format!("a module of the library uses only itself and those before it in: {order}"));
 }
 
+/// The folders of `src/mover`, each of which uses itself and those before it; `mod.rs` is the face, which nobody inside imports.
+const MOVER: [&str; 9] =
+    ["definition", "protocol", "control", "preflight", "copy", "stream", "step", "runner", "command"];
+
+#[test]
+fn a_layer_of_the_mover_uses_only_those_before_it() {
+    let mut mistakes = Vec::new();
+    let mut seen = 0;
+    for file in library() {
+        let Some(path) = file.path.strip_prefix("src/mover/") else { continue };
+        let Some((folder, within)) = path.split_once('/') else { continue };
+        if folder == "model" {
+            continue;
+        }
+        let Some(own) = MOVER.iter().position(|layer| *layer == folder) else {
+            mistakes.push(format!("{}: {folder} is no layer of the mover", file.path));
+            continue;
+        };
+        seen += 1;
+        // A file in a folder of the layer has one `super` more before it leaves the layer.
+        let out = "super::".repeat(1 + within.matches('/').count() + usize::from(!within.ends_with("mod.rs")));
+        for (line, text) in file.text.lines().enumerate().filter(|(_, text)| !is_comment(text)) {
+            let at = format!("{}:{}", file.path, line + 1);
+            for (place, found) in text.match_indices("crate::mover::") {
+                let used = word(&text[place + found.len()..]);
+                match MOVER.iter().position(|layer| *layer == used) {
+                    None => mistakes.push(format!("{at}: say in which layer {used} is")),
+                    Some(other) if other > own => {
+                        mistakes.push(format!("{at}: {folder} uses {used}, which stands above it"))
+                    }
+                    Some(_) => {}
+                }
+            }
+            if MOVER.iter().any(|layer| text.contains(&format!("{out}{layer}::"))) {
+                mistakes.push(format!("{at}: say crate::mover::, so that it shows where this comes from"));
+            }
+        }
+    }
+    assert!(seen > 50);
+    none_of(mistakes, &format!("a layer of the mover uses only itself and those before it in: {}", MOVER.join(", ")));
+}
+
+/// A method that stands elsewhere than its type hides an import.
+#[test]
+fn methods_of_the_mover_stand_beside_their_types() {
+    let files: Vec<File> = library().into_iter().filter(|file| file.path.starts_with("src/mover/")).collect();
+    let folder = |file: &File| file.path.rsplit_once('/').unwrap().0.to_owned();
+    let mut types: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for file in &files {
+        for line in file.text.lines() {
+            let declared = ["struct ", "enum "].iter().find_map(|kind| line.split_once(kind));
+            if let Some((before, name)) =
+                declared.filter(|(before, _)| before.trim().is_empty() || before.contains("pub"))
+            {
+                assert!(!before.contains("//"), "{line}");
+                types.entry(word(name).to_owned()).or_default().push(folder(file));
+            }
+        }
+    }
+    assert!(types.len() > 100);
+    let mut mistakes = Vec::new();
+    for file in &files {
+        for (line, text) in file.text.lines().enumerate() {
+            let Some(rest) =
+                text.strip_prefix("impl").filter(|rest| rest.starts_with([' ', '<']) && !rest.contains(" for "))
+            else {
+                continue;
+            };
+            let name = word(rest.trim_start_matches(|c: char| c != ' ').trim_start());
+            let beside = types.get(name).is_some_and(|folders| folders.contains(&folder(file)));
+            if !beside {
+                mistakes.push(format!("{}:{}: the type {name} is not in this folder", file.path, line + 1));
+            }
+        }
+    }
+    none_of(mistakes, "methods of a type stand in its own file or folder");
+}
+
 /// The ways out of a module that do not say `crate`: `super::` up to the root.
 fn out_by_super(file: &File) -> Vec<String> {
     // src/map.rs and src/map/mod.rs are one below the root, src/map/ranges.rs two.
@@ -368,7 +446,7 @@ fn exit_codes_are_in_the_manual() {
 
 #[test]
 fn phases_are_in_the_manual() {
-    let code = source("src/mover/state/mod.rs");
+    let code = source("src/mover/protocol/state/mod.rs");
     let body = code.split("const ALL").nth(1).unwrap().split("];").next().unwrap();
     let phases: BTreeSet<String> = body.split('"').skip(1).step_by(2).map(str::to_owned).collect();
     let told: BTreeSet<String> = first_cells("docs/operating.md", "## The phases of a move").into_iter().collect();

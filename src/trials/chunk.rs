@@ -1,15 +1,15 @@
 //! The copy in chunks: exact whatever is written meanwhile, and again after a crash.
 
 use crate::ShardId;
-use crate::mover::chunk::ShardCopy;
-use crate::mover::chunk::build::{Builds, built};
-use crate::mover::chunk::chunks::load;
-use crate::mover::chunk::copy::{Copied, read_from};
-use crate::mover::chunk::plan::chunks;
-use crate::mover::chunk::verify::{bunches, compare, keep, read_from_target};
-use crate::mover::chunk::work::{CopyOptions, copy_all};
-use crate::mover::copy::{Digest, Hashing, digest};
-use crate::mover::throttle::{Pace, Throttle};
+use crate::mover::copy::ShardCopy;
+use crate::mover::copy::build::{Builds, built};
+use crate::mover::copy::chunk::{Copied, read_from};
+use crate::mover::copy::chunks::load;
+use crate::mover::copy::cut::chunks;
+use crate::mover::copy::transfer::{Digest, Hashing, digest};
+use crate::mover::copy::verify::{bunches, compare, keep, read_from_target};
+use crate::mover::copy::workers::{CopyOptions, copy_all};
+use crate::mover::protocol::throttle::{Pace, Throttle};
 use crate::mover::{Error, Observer, Session};
 
 use super::decoded::{apply_all, make_slot};
@@ -285,13 +285,13 @@ async fn a_truncate_between_lock_and_snapshot() {
     client.batch_execute("INSERT INTO shard_0007.t SELECT generate_series(1, 10)").await.unwrap();
     let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);
     // Cut before, as cutting looks at the table too.
-    crate::mover::chunk::plan::cut(&source, &target, &work, 1 << 20).await.unwrap();
+    crate::mover::copy::cut::cut(&source, &target, &work, 1 << 20).await.unwrap();
     let all = chunks(&source, &target, &work).await.unwrap();
     client.batch_execute("BEGIN; TRUNCATE shard_0007.t; INSERT INTO shard_0007.t VALUES (11)").await.unwrap();
     let xid: i64 = one(&client, "SELECT pg_current_xact_id()::text::bigint").await;
     let throttle = Throttle::open();
     let plain = crate::mover::Options::default();
-    let copying = crate::mover::chunk::copy::copy((&source, &target), &work, &all, "trial", &plain, &throttle, |_| ());
+    let copying = crate::mover::copy::chunk::copy((&source, &target), &work, &all, "trial", &plain, &throttle, |_| ());
     let committing = async {
         let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
         let other = pair.app(0).await;

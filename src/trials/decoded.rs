@@ -4,11 +4,11 @@
 use tokio_postgres::Client;
 
 use crate::mover::Session;
-use crate::mover::chunk::ShardCopy;
-use crate::mover::chunk::chunks::{Chunks, Unseen};
-use crate::mover::chunk::copy::read_from;
-use crate::mover::chunk::snapshot::widen;
-use crate::mover::chunk::table::TableShape;
+use crate::mover::copy::ShardCopy;
+use crate::mover::copy::chunk::read_from;
+use crate::mover::copy::chunks::{Chunks, Unseen};
+use crate::mover::copy::snapshot::widen;
+use crate::mover::preflight::table::TableShape;
 use crate::pg::{quote_ident, quote_literal};
 
 use super::pair::one;

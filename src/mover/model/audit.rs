@@ -7,7 +7,7 @@
 
 use stateright::{Model, Property};
 
-use super::check::{breaks, keeps_its_rules};
+use crate::mover::model::check::{breaks, keeps_its_rules};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {

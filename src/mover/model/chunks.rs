@@ -10,8 +10,8 @@
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-use super::world::Stored;
-use crate::mover::chunk::snapshot::Snapshot;
+use crate::mover::copy::snapshot::Snapshot;
+use crate::mover::model::world::Stored;
 
 /// What a transaction does, in one statement. The value that it writes is its own number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,8 +1,8 @@
 //! Those who write: routers, which go where the hosts send them, and a client with plain SQL, which does not.
 
-use super::mutant::Mutant;
-use super::world::{Direct, Host, Named, ROUTERS, Record, Router, Row, World};
-use super::{Action, Protocol};
+use crate::mover::model::mutant::Mutant;
+use crate::mover::model::world::{Direct, Host, Named, ROUTERS, Record, Router, Row, World};
+use crate::mover::model::{Action, Protocol};
 
 impl Protocol {
     pub(super) fn client_actions(&self, world: &World, actions: &mut Vec<Action>) {

@@ -26,14 +26,14 @@ mod world;
 
 use stateright::{Model, Property};
 
-use super::state::{Goal, Phase, Stop, Stream};
-use crate::mover::state::Mode;
-use mutant::Mutant;
-use source::Functions;
-use world::{
+use crate::mover::model::mutant::Mutant;
+use crate::mover::model::source::Functions;
+use crate::mover::model::world::{
     At, Direct, Faults, Host, Journal, Log, MOVERS, Mover, Named, ROUTERS, Router, Row, Seen, Source, Stored, Target,
     World,
 };
+use crate::mover::protocol::state::Mode;
+use crate::mover::protocol::state::{Goal, Phase, Stop, Stream};
 
 /// How much is explored.
 #[derive(Clone, Copy, Debug)]

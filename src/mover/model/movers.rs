@@ -1,12 +1,13 @@
 //! Movers: the loop of `driver.rs` with its real decision, `state::next`, and what each statement does when it is
 //! answered, refused, or not heard of again.
 
-use super::super::state::{self, Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
-use super::mutant::Mutant;
-use super::world::{At, Incoming, Lease, Mover, Opening, Record, Row, Target, World};
-use super::{Action, Protocol};
-use crate::mover::state::Mode;
-use crate::mover::wish::Wanted;
+use crate::mover::model::mutant::Mutant;
+use crate::mover::model::world::{At, Incoming, Lease, Mover, Opening, Record, Row, Target, World};
+use crate::mover::model::{Action, Protocol};
+use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::state;
+use crate::mover::protocol::state::Mode;
+use crate::mover::protocol::state::{Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
 
 /// How often the operator starts the last mover again before the model calls it a move that does not end.
 const RESTARTS_MAX: u8 = 4;

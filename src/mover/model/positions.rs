@@ -11,8 +11,8 @@
 
 use stateright::{Model, Property};
 
-use super::check::{breaks, keeps_its_rules};
-use super::world::Stored;
+use crate::mover::model::check::{breaks, keeps_its_rules};
+use crate::mover::model::world::Stored;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutant {

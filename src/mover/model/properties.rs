@@ -5,9 +5,9 @@
 
 use stateright::Property;
 
-use super::super::state::Phase;
-use super::Protocol;
-use super::world::{At, Direct, Host, Named, Router, Row, World};
+use crate::mover::model::Protocol;
+use crate::mover::model::world::{At, Direct, Host, Named, Router, Row, World};
+use crate::mover::protocol::state::Phase;
 
 pub(super) const SINGLE_OWNER: &str = "at most one host serves the shard";
 pub(super) const NO_LOST_WRITE: &str = "the host that serves has every acknowledged write";

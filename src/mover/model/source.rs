@@ -1,10 +1,10 @@
 //! The functions of `migrations/control/0001_control.sql` that run on the source, as pure transitions. Each is one
 //! transaction: all or nothing. `None` is `SH002`, or an UPDATE that found no row: nothing was changed.
 
-use super::super::state::Phase;
-use super::mutant::Mutant;
-use super::world::{Journal, Lease, Named, Record, Row, Source, Stored};
-use crate::mover::state::Mode;
+use crate::mover::model::mutant::Mutant;
+use crate::mover::model::world::{Journal, Lease, Named, Record, Row, Source, Stored};
+use crate::mover::protocol::state::Mode;
+use crate::mover::protocol::state::Phase;
 
 /// The source with the rules under which it runs.
 pub(super) struct Functions {

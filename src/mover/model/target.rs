@@ -1,8 +1,8 @@
 //! What movers and routers do on the target, as pure transitions, each one transaction. `None` is `SH002`, a lost lease,
 //! or an UPDATE that found no row: nothing was changed.
 
-use super::mutant::Mutant;
-use super::world::{Incoming, Lease, Target};
+use crate::mover::model::mutant::Mutant;
+use crate::mover::model::world::{Incoming, Lease, Target};
 
 impl Target {
     /// `ShardMove::announce` (step/prepare.rs): the row of `pgshard.incoming` and the ledger's.

@@ -5,11 +5,11 @@ use std::io::Write;
 
 use stateright::{Checker, Expectation, HasDiscoveries, Model, Path};
 
-use super::mutant::Mutant;
-use super::properties::*;
-use super::world::{Faults, World};
-use super::{Action, Bounds, Protocol};
-use crate::mover::state::Mode;
+use crate::mover::model::mutant::Mutant;
+use crate::mover::model::properties::*;
+use crate::mover::model::world::{Faults, World};
+use crate::mover::model::{Action, Bounds, Protocol};
+use crate::mover::protocol::state::Mode;
 
 const NONE: Faults = Faults { mover_crashes: 0, stops: 0, source_crashes: 0, target_crashes: 0, lost_messages: 0 };
 

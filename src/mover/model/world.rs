@@ -3,7 +3,7 @@
 //! Small and `Copy`: a million of these are kept apart by their hashes. What a host would lose if it crashed is the
 //! difference between the two halves of [`Stored`].
 
-use super::super::state::{Goal, Phase, Stop, Stream, Until};
+use crate::mover::protocol::state::{Goal, Phase, Stop, Stream, Until};
 
 /// A mover's number; its lease is the same.
 pub(super) type Lease = u8;

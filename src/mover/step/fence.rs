@@ -10,11 +10,12 @@ use tokio::time::{Duration, sleep};
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
-use super::ShardMove;
-use crate::mover::error::Error;
-use crate::mover::facts::{self, Lock};
-use crate::mover::session::Session;
-use crate::mover::state::Phase;
+use crate::mover::control::session::Session;
+use crate::mover::preflight::facts;
+use crate::mover::preflight::facts::Lock;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::state::Phase;
+use crate::mover::step::ShardMove;
 
 /// What a swap gave.
 pub(crate) struct Swapped {

@@ -1,8 +1,9 @@
 //! The steps of a move, a file each: what is true before, what after, and what the next start sees if it dies halfway.
-//! Each may run twice. None decides what comes next: that is [`state::next`](super::state::next).
+//! Each may run twice. None decides what comes next: that is [`state::next`](crate::mover::protocol::state::next).
 
 mod copy;
 mod fence;
+pub(crate) mod old_copy;
 mod online;
 mod open;
 mod prepare;
@@ -10,30 +11,33 @@ mod publish;
 mod timings;
 pub(crate) mod undo;
 
+use crate::mover::preflight;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::{self, Facts, Namespace, Stamp};
 use crate::shard::SchemaPrefix;
 
-use super::border::{self, Crossing};
-use super::chunk::table;
-use super::ddl::{self, Creation};
-use super::error::Error;
-use super::journal::Hold;
-use super::names::{MoveId, Names};
-use super::options::{Event, Observer, Options};
-use super::refusal::Refusal;
-use super::session::Session;
-use super::state::{Mode, Phase};
-use super::stream::row_index;
-use super::trace::Trace;
+use crate::mover::control::journal::Hold;
+use crate::mover::control::session::Session;
+use crate::mover::definition::border;
+use crate::mover::definition::border::Crossing;
+use crate::mover::definition::ddl;
+use crate::mover::definition::ddl::Creation;
+use crate::mover::definition::refusal::Refusal;
+use crate::mover::definition::trace::Trace;
+use crate::mover::preflight::table;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::{MoveId, Names};
+use crate::mover::protocol::options::{Event, Observer, Options};
+use crate::mover::protocol::state::{Mode, Phase};
+use crate::mover::stream::row_index;
 
-pub(crate) use copy::{Outcome, token_hash};
-pub(crate) use fence::Swapped;
-pub(crate) use online::at_open;
-pub(crate) use prepare::Blueprint;
-pub(crate) use timings::Timings;
+pub(crate) use crate::mover::step::copy::{Outcome, token_hash};
+pub(crate) use crate::mover::step::fence::Swapped;
+pub(crate) use crate::mover::step::online::at_open;
+pub(crate) use crate::mover::step::prepare::Blueprint;
+pub(crate) use crate::mover::step::timings::Timings;
 
 /// One shard in the hands of one mover: what every step works on.
 pub(crate) struct ShardMove<'a> {
@@ -88,7 +92,7 @@ impl ShardMove<'_> {
     /// The statements that build the target, for its version of PostgreSQL.
     async fn creation(&self, facts: &Facts) -> Result<Creation, Error> {
         let incoming = self.names.incoming();
-        let version = super::facts::version(&self.target).await?;
+        let version = crate::mover::preflight::facts::version(&self.target).await?;
         let target = ddl::Target { schema: &incoming, final_schema: &self.names.schema, version };
         let mut creation = ddl::create(facts, &target)
             .map_err(|found| Error::Refused { refusals: found.into_iter().map(|one| self.refusal(one)).collect() })?;
@@ -130,15 +134,6 @@ impl ShardMove<'_> {
     /// Locks: ACCESS SHARE on catalogs, for one read-only transaction; and what pg_get_expr and its kin take on the
     /// schema's tables, ACCESS SHARE as well.
     async fn facts_at_source(&self, namespace: &Namespace) -> Result<Facts, Error> {
-        facts(&self.source, namespace).await
+        preflight::facts::of_schema(&self.source, namespace).await
     }
-}
-
-/// The facts of a schema, in a transaction of their own.
-pub(crate) async fn facts(session: &Session, namespace: &Namespace) -> Result<Facts, Error> {
-    let what = "reading the catalogs";
-    session.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
-    let read = catalog::read(session.client.client(), namespace).await;
-    session.batch(what, "ROLLBACK").await?;
-    read.map_err(|source| Error::Catalog { host: session.host.clone(), source })
 }

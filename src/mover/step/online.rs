@@ -10,17 +10,19 @@ use std::time::Instant;
 
 use tokio_postgres::types::{PgLsn, ToSql, Type};
 
-use super::{Blueprint, ShardMove};
-use crate::mover::chunk::{build, table};
-use crate::mover::ddl::{Creation, Online, Stage, Statement};
-use crate::mover::error::Error;
-use crate::mover::facts;
-use crate::mover::journal::{Entry, Note};
-use crate::mover::sequences::{self, Presets, SequenceValue};
-use crate::mover::session::Session;
-use crate::mover::state::Phase;
+use crate::mover::control::journal::{Entry, Note};
+use crate::mover::control::session::Session;
+use crate::mover::copy::build;
+use crate::mover::definition::ddl::{Creation, Online, Stage, Statement};
+use crate::mover::definition::sequences;
+use crate::mover::definition::sequences::{Presets, SequenceValue};
+use crate::mover::definition::trace::Trace;
+use crate::mover::preflight::facts;
+use crate::mover::preflight::table;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::state::Phase;
+use crate::mover::step::{Blueprint, ShardMove};
 use crate::mover::stream::follower::Follower;
-use crate::mover::trace::Trace;
 use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
 

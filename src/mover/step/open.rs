@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
-use super::ShardMove;
-use crate::mover::error::Error;
-use crate::mover::session::Session;
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::Error;
+use crate::mover::step::ShardMove;
 use crate::pg::{quote_ident, quote_literal};
 
 /// For how long it is tried, with the shard open, to get the target's tables.

@@ -6,14 +6,15 @@
 
 use std::collections::BTreeSet;
 
-use super::ShardMove;
-use crate::mover::chunk::{ShardCopy, plan, table};
-use crate::mover::ddl::Creation;
-use crate::mover::error::Error;
-use crate::mover::facts;
-use crate::mover::journal::Note;
-use crate::mover::refusal::Refusal;
-use crate::mover::state::{Mode, Phase};
+use crate::mover::control::journal::Note;
+use crate::mover::copy::{ShardCopy, cut as plan};
+use crate::mover::definition::ddl::Creation;
+use crate::mover::definition::refusal::Refusal;
+use crate::mover::preflight::facts;
+use crate::mover::preflight::table;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::state::{Mode, Phase};
+use crate::mover::step::ShardMove;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Facts, Namespace, RelationKind, Stamp, preamble};
 use crate::schema::fingerprint::fingerprint;

@@ -6,15 +6,15 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::ShardMove;
 use crate::map::{Changes, Placement};
-use crate::mover::chunk::table;
-use crate::mover::ddl::Creation;
-use crate::mover::error::Error;
-use crate::mover::facts;
-use crate::mover::journal::Note;
-use crate::mover::state::{Mode, Phase};
-use crate::mover::verdict::Audit;
+use crate::mover::control::journal::Note;
+use crate::mover::definition::ddl::Creation;
+use crate::mover::preflight::facts;
+use crate::mover::preflight::table;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::state::{Mode, Phase};
+use crate::mover::protocol::verdict::Audit;
+use crate::mover::step::ShardMove;
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
 use crate::store::{self, MapStore};

@@ -5,14 +5,14 @@
 
 use uuid::Uuid;
 
-use super::ShardMove;
 use crate::map::ShardEpoch;
-use crate::mover::back::copy;
-use crate::mover::error::Error;
-use crate::mover::journal::{Hold, Note};
-use crate::mover::names::Names;
-use crate::mover::session::Session;
-use crate::mover::state::Phase;
+use crate::mover::control::journal::{Hold, Note};
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::Names;
+use crate::mover::protocol::state::Phase;
+use crate::mover::step::ShardMove;
+use crate::mover::step::old_copy as copy;
 use crate::pg::quote_ident;
 
 impl ShardMove<'_> {

@@ -16,14 +16,14 @@ use lru::LruCache;
 use tokio_postgres::Statement;
 use tokio_postgres::types::{Format, IsNull, ToSql, Type, to_sql_checked};
 
-use crate::mover::error::Error;
-use crate::mover::session::Session;
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::Error;
 use crate::pg::state;
 use crate::shard::ShardId;
 
-use super::fault::{Failure, Fault};
-use super::layout::{Layout, MOST_AT_ONCE, Texts};
-use super::wire::Row;
+use crate::mover::stream::fault::{Failure, Fault};
+use crate::mover::stream::layout::{Layout, MOST_AT_ONCE, Texts};
+use crate::mover::stream::wire::Row;
 
 /// Statements that are prepared on the connection; thousands of shards have more tables than a backend has memory for.
 const STATEMENTS: NonZeroUsize = NonZeroUsize::new(1024).expect("it is not zero");

@@ -8,21 +8,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::mover::chunk::chunks::{Chunks, Unseen};
-use crate::mover::chunk::copy::flush;
-use crate::mover::chunk::snapshot::Snapshot;
-use crate::mover::chunk::table::TableShape;
-use crate::mover::error::Error;
-use crate::mover::journal::Hold;
-use crate::mover::session::Session;
+use crate::mover::control::journal::Hold;
+use crate::mover::control::session::Session;
+use crate::mover::copy::chunk::flush;
+use crate::mover::copy::chunks::{Chunks, Unseen};
+use crate::mover::copy::snapshot::Snapshot;
+use crate::mover::preflight::table::TableShape;
+use crate::mover::protocol::error::Error;
 use crate::pg::{quote_ident, quote_literal};
 use crate::shard::ShardId;
 
-use super::apply::{Applier, Text};
-use super::fault::{Failure, Fault};
-use super::layout::{Layout, TargetColumn, Texts};
-use super::wire::{Relation, Row, Value};
-use super::worker::Worker;
+use crate::mover::stream::apply::{Applier, Text};
+use crate::mover::stream::fault::{Failure, Fault};
+use crate::mover::stream::layout::{Layout, TargetColumn, Texts};
+use crate::mover::stream::wire::{Relation, Row, Value};
+use crate::mover::stream::worker::Worker;
 
 /// A shard that is followed.
 #[derive(Clone, Debug)]

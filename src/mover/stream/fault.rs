@@ -3,7 +3,7 @@
 use tokio_postgres::error::SqlState;
 
 use crate::map::HostName;
-use crate::mover::error::Error;
+use crate::mover::protocol::error::Error;
 use crate::pg::ReplicationError;
 use crate::shard::ShardId;
 

@@ -10,18 +10,18 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use crate::map::HostName;
-use crate::mover::chunk::snapshot::Snapshot;
-use crate::mover::chunk::table::TableShape;
-use crate::mover::error::Error;
-use crate::mover::facts::Servers;
-use crate::mover::journal::Hold;
-use crate::mover::names::MoveId;
-use crate::mover::options::Options;
-use crate::mover::session::{Hosts, Session};
+use crate::mover::control::journal::Hold;
+use crate::mover::control::session::{Hosts, Session};
+use crate::mover::copy::snapshot::Snapshot;
+use crate::mover::preflight::facts::Servers;
+use crate::mover::preflight::table::TableShape;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::options::Options;
 use crate::shard::ShardId;
 
-use super::fault::Fault;
-use super::worker::Worker;
+use crate::mover::stream::fault::Fault;
+use crate::mover::stream::worker::Worker;
 
 /// What a change is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

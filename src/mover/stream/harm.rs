@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
-use crate::mover::failpoint::{Failpoint, HARM_MADE, HARMED, Harm};
+use crate::mover::protocol::failpoint::{Failpoint, HARM_MADE, HARMED, Harm};
 
-use super::run::Change;
-use super::wire::{Row, Value};
+use crate::mover::stream::run::Change;
+use crate::mover::stream::wire::{Row, Value};
 
 /// What is applied in place of a change. Without a failpoint that is the change.
 pub(super) fn harmed(failpoint: Option<&Failpoint>, change: Change) -> impl Iterator<Item = Change> {

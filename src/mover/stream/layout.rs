@@ -10,10 +10,10 @@ use bytes::Bytes;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-use crate::mover::chunk::table::TableShape;
+use crate::mover::preflight::table::TableShape;
 
-use super::row_index;
-use super::wire::{Relation, Row, Value};
+use crate::mover::stream::row_index;
+use crate::mover::stream::wire::{Relation, Row, Value};
 
 /// What the target says of a column.
 #[derive(Clone, Debug)]

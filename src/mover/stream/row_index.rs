@@ -5,8 +5,8 @@
 //! It is of a hash of the row's values, and only says where to look: the texts decide. So it may leave values out whose types have
 //! no hash, and may be absent.
 
-use crate::mover::chunk::table::{Column, TableShape};
-use crate::mover::ddl::{Creation, Stage, Statement};
+use crate::mover::definition::ddl::{Creation, Stage, Statement};
+use crate::mover::preflight::table::{Column, TableShape};
 use crate::pg::quote_ident;
 use crate::schema::catalog::Facts;
 

@@ -11,18 +11,18 @@ use tokio::sync::mpsc;
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
-use crate::mover::chunk::snapshot::{Snapshot, widen};
-use crate::mover::error::Error;
+use crate::mover::copy::snapshot::{Snapshot, widen};
+use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
-use super::apply::{Applier, Care};
-use super::changes::{Followed, Tables};
-use super::fault::{Failure, Fault};
-use super::follower::{Align, Command, Lag};
-use super::harm::harmed;
-use super::transport::{Frame, Transport};
-use super::wire::{Message, Relation, Row};
-use super::worker::{End, Worker};
+use crate::mover::stream::apply::{Applier, Care};
+use crate::mover::stream::changes::{Followed, Tables};
+use crate::mover::stream::fault::{Failure, Fault};
+use crate::mover::stream::follower::{Align, Command, Lag};
+use crate::mover::stream::harm::harmed;
+use crate::mover::stream::transport::{Frame, Transport};
+use crate::mover::stream::wire::{Message, Relation, Row};
+use crate::mover::stream::worker::{End, Worker};
 
 /// A target transaction is committed when it holds so much, however much more waits.
 const BATCH_TRANSACTIONS: u32 = 2000;

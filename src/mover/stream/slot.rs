@@ -11,10 +11,10 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::PgLsn;
 
 use crate::map::HostName;
-use crate::mover::error::Error;
-use crate::mover::names::MoveId;
-use crate::mover::options::Options;
-use crate::mover::session::Session;
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::options::Options;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 

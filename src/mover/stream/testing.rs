@@ -9,21 +9,23 @@ use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
 use crate::map::HostName;
-use crate::mover::chunk::snapshot::Snapshot;
-use crate::mover::chunk::work::{CopyOptions, copy_all};
-use crate::mover::chunk::{Route, ShardCopy, table};
-use crate::mover::error::Error;
-use crate::mover::facts;
-use crate::mover::journal::Hold;
-use crate::mover::names::MoveId;
-use crate::mover::options::{Observer, Options};
-use crate::mover::session::Hosts;
-use crate::mover::throttle::Throttle;
+use crate::mover::control::journal::Hold;
+use crate::mover::control::session::Hosts;
+use crate::mover::copy::snapshot::Snapshot;
+use crate::mover::copy::workers::{CopyOptions, copy_all};
+use crate::mover::copy::{Route, ShardCopy};
+use crate::mover::preflight::facts;
+use crate::mover::preflight::table;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::options::{Observer, Options};
+use crate::mover::protocol::throttle::Throttle;
 use crate::pg::{ConnectOptions, ReplicationError, quote_ident};
 use crate::shard::ShardId;
 
-use super::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_beacon};
-use super::slot::{self, Owner};
+use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_beacon};
+use crate::mover::stream::slot;
+use crate::mover::stream::slot::Owner;
 
 /// The first value that a statement gives on a replication connection.
 pub async fn replicated(options: &ConnectOptions, sql: &str) -> Result<Option<String>, ReplicationError> {

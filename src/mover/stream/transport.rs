@@ -11,10 +11,11 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::map::HostName;
-use crate::mover::error::Error;
+use crate::mover::protocol::error::Error;
 use crate::pg::{ConnectOptions, Reader, ReplicationError, Writer, quote_ident, quote_literal};
 
-use super::wire::{self, Message};
+use crate::mover::stream::wire;
+use crate::mover::stream::wire::Message;
 
 /// Messages that wait for the applier come in packs of what was read at once, about 64 KiB, and so many packs may wait.
 /// Beyond that the socket is not read, and the server waits.

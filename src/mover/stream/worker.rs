@@ -9,22 +9,22 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 use tokio_postgres::types::PgLsn;
 
-use crate::mover::chunk::chunks;
-use crate::mover::error::Error;
-use crate::mover::facts;
-use crate::mover::journal::Signed;
-use crate::mover::session::Session;
+use crate::mover::control::journal::Signed;
+use crate::mover::control::session::Session;
+use crate::mover::copy::chunks;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
-use super::apply::{Applier, Care};
-use super::changes::{Followed, TableState, Tables};
-use super::fault::{Failure, Fault, is_undecodable, words};
-use super::follower::{Basis, Command, FollowerOptions, View};
-use super::layout::TargetColumn;
-use super::row_index;
-use super::run::Run;
-use super::slot::{drop_slot, free_slot, slot_state};
-use super::transport::{Source, Transport};
+use crate::mover::stream::apply::{Applier, Care};
+use crate::mover::stream::changes::{Followed, TableState, Tables};
+use crate::mover::stream::fault::{Failure, Fault, is_undecodable, words};
+use crate::mover::stream::follower::{Basis, Command, FollowerOptions, View};
+use crate::mover::stream::layout::TargetColumn;
+use crate::mover::stream::row_index;
+use crate::mover::stream::run::Run;
+use crate::mover::stream::slot::{drop_slot, free_slot, slot_state};
+use crate::mover::stream::transport::{Source, Transport};
 
 /// The pause before the first new attempt; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

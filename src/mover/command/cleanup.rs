@@ -1,0 +1,388 @@
+//! The end of a move's objects: old copies on request, what dead moves left by `gc`.
+//!
+//! What may not break: nothing is dropped but schemas that a ledger names, and an old copy only once its shard is known to
+//! be served elsewhere at a later epoch.
+
+use crate::mover::runner::reverse;
+use crate::mover::step::old_copy;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::map::HostName;
+use crate::pg::quote_ident;
+use crate::schema::catalog::Namespace;
+use crate::schema::fingerprint::fingerprint;
+use crate::shard::ShardId;
+
+use crate::mover::control::context::Context;
+use crate::mover::control::journal::Entry;
+use crate::mover::control::report::{Cleaned, Report, ShardReport};
+use crate::mover::control::session::Session;
+use crate::mover::definition::border;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::{MoveId, Names};
+use crate::mover::protocol::state::Phase;
+use crate::mover::protocol::verdict::Unaudited;
+use crate::mover::stream::{row_index, slot};
+
+/// What [`Mover::gc`](crate::mover::Mover::gc) did and could not do.
+#[derive(Debug, Default)]
+pub struct CleanupReport {
+    /// What was put right.
+    pub cleaned: Vec<Cleaned>,
+    /// What could not be, and why. Call again later.
+    pub failed: Vec<(HostName, Error)>,
+}
+
+/// Drops the old copies of a move.
+pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<Report, Error> {
+    let (entries, unknown) = context.list(Some(id)).await;
+    if entries.is_empty() {
+        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+    }
+    if let Some(early) =
+        entries.iter().find(|entry| !matches!(entry.phase, Phase::Kept | Phase::Completed | Phase::Aborted))
+    {
+        if let Some(worker) = early.worker.clone() {
+            return Err(Error::AtWork { shard: early.shard, id, worker });
+        }
+        let reason = format!(
+            "`pgshard moves {}` first",
+            if early.phase < Phase::Decided { "resume` or `pgshard moves abort" } else { "resume" }
+        );
+        return Err(Error::NotNow { shard: early.shard, phase: early.phase, reason });
+    }
+    let taken = entries.iter().find_map(|entry| Some((entry, entry.way_back.as_ref()?.taken_by?)));
+    if let Some((entry, by)) = taken.filter(|(entry, _)| entry.phase == Phase::Kept) {
+        let reason = format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
+        return Err(Error::NotNow { shard: entry.shard, phase: entry.phase, reason });
+    }
+    if context.options.unaudited == Unaudited::Kept {
+        let kept = entries.iter().filter(|entry| entry.phase == Phase::Kept);
+        if let Some((entry, objection)) = kept.filter_map(|entry| Some((entry, entry.audit.objection()?))).next() {
+            return Err(Error::Unaudited { shard: entry.shard, id, objection });
+        }
+    }
+    let mut failed = give_up_ways_back(context, &entries).await;
+    let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
+    for entry in entries.iter().filter(|entry| entry.phase != Phase::Aborted) {
+        let ended = match failed.remove(&entry.shard) {
+            Some(error) => Err(Error::Group { shard: entry.shard, source: error }),
+            None => complete_shard(context, entry).await,
+        };
+        match ended {
+            Ok(()) => report.done.push(ShardReport { phase: Phase::Completed, ..ShardReport::of(entry) }),
+            Err(error) => report.failed.push((entry.shard, error)),
+        }
+    }
+    Ok(report)
+}
+
+/// The ways back first, their slots before all: they keep WAL. Gives the shards whose way back could not be given up, which
+/// keep it, with why: a host of a route that does not answer is no reason to leave the others.
+async fn give_up_ways_back(context: &Context, entries: &[Entry]) -> BTreeMap<ShardId, Arc<Error>> {
+    let mut routes: BTreeMap<(MoveId, &HostName, &HostName), Vec<ShardId>> = BTreeMap::new();
+    for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.way_back.is_some()) {
+        routes.entry((entry.id, &entry.source, &entry.target)).or_default().push(entry.shard);
+    }
+    let mut failed = BTreeMap::new();
+    for ((id, source, target), shards) in routes {
+        let given_up = async {
+            let (source, target) = (context.hosts.open(source).await?, context.hosts.open(target).await?);
+            old_copy::lose_these(&source, id, &shards, "the move was completed").await?;
+            reverse::stream::tidy_up(&source, &target, id).await?;
+            context.options.at("after back drop")
+        };
+        if let Err(error) = given_up.await {
+            let error = Arc::new(error);
+            failed.extend(shards.into_iter().map(|shard| (shard, error.clone())));
+        }
+    }
+    failed
+}
+
+async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
+    if entry.phase == Phase::Completed {
+        return Ok(());
+    }
+    let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
+    let target = context.hosts.open(&entry.target).await?.for_shard(shard);
+    let not_now = |reason: String| Error::NotNow { shard, phase: entry.phase, reason };
+    let there = facts::row_of(&target, shard).await?;
+    if there.is_none_or(|row| row.epoch <= entry.epoch) {
+        let reason = format!(
+            "host {} does not have it at epoch {} or later: run `pgshard check`",
+            entry.target,
+            entry.epoch.next()
+        );
+        return Err(not_now(reason));
+    }
+    let source = context.hosts.open(&entry.source).await?.for_shard(shard);
+    let here = facts::row_of(&source, shard).await?;
+    if here.is_none_or(|row| row.epoch <= entry.epoch) {
+        return Err(not_now(format!("host {} still has it at epoch {}", entry.source, entry.epoch)));
+    }
+    let left = names.left(entry.epoch);
+    alone(context, &source, &left).await?;
+    if let Some(oid) = facts::schema_oid(&source, &left).await? {
+        // DDL that takes no lock we can see (a GRANT; before 18 a new function or type, too) may have been under way at the
+        // fence and committed after it. It is in the old copy only, and whoever made it was told that it is done.
+        let mut kept = facts::of_schema(&source, &Namespace::Oid(oid)).await?;
+        row_index::leave_out(&mut kept);
+        let kept = fingerprint(&kept);
+        if old_copy::fingerprint_of(&source, entry).await?.as_deref() != Some(kept.as_str()) {
+            return Err(not_now(format!(
+                "{left} on host {} is not as it was copied: somebody altered it since, or while it was fenced. Compare its \
+                 functions, types and grants with those of {} on host {}, drop {left} by hand, then complete the move",
+                entry.source, names.schema, entry.target
+            )));
+        }
+    }
+    let what = "dropping the old copy";
+    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; a reader that is
+    // still at work there makes it give up after two seconds.
+    source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&left))).await?;
+    source.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'left' AND name = $1", &[&left]).await?;
+    let sql = "UPDATE pgshard.move SET phase = 'completed', updated_at = clock_timestamp()
+         WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
+    source.execute(what, sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
+    source
+        .execute(
+            what,
+            "DELETE FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2",
+            &[entry.id.uuid(), &shard.as_i32()],
+        )
+        .await?;
+    for table in ["back", "progress"] {
+        let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
+        source.execute(what, &sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
+    }
+    // No shard of the move is under way any more.
+    source.execute(what, "DELETE FROM pgshard.beacon WHERE move_id = $1", &[entry.id.uuid()]).await?;
+    source.batch(what, "COMMIT").await?;
+    for (name, of) in ledger(&target, "old signpost").await? {
+        if of.shard == shard && of.id == entry.id {
+            drop_schema(&target, "old signpost", &name, &of).await?;
+        }
+    }
+    Ok(())
+}
+
+/// That nothing outside of a schema depends on what is in it: DROP … CASCADE would take that along.
+async fn alone(context: &Context, session: &Session, schema: &str) -> Result<(), Error> {
+    if facts::schema_oid(session, schema).await?.is_none() {
+        return Ok(());
+    }
+    let crossings = border::crossings(session.client.client(), &Namespace::from(schema), &context.prefix).await;
+    let crossings = crossings.map_err(|source| Error::Border { host: session.host.clone(), source })?;
+    match (crossings.iter().find(|crossing| crossing.incoming), session.shard) {
+        (Some(crossing), Some(shard)) => {
+            Err(Error::NotNow { shard, phase: Phase::Kept, reason: format!("{schema} is still in use: {crossing}") })
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Of {
+    id: MoveId,
+    shard: ShardId,
+}
+
+async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Of)>, Error> {
+    let sql = "SELECT name, move_id, shard_id FROM pgshard.ledger WHERE kind = $1 ORDER BY name";
+    let rows = session.rows("reading the ledger", sql, &[&kind]).await?;
+    let of = |row: &tokio_postgres::Row| {
+        let shard = ShardId::try_from(row.get::<_, i32>("shard_id")).ok()?;
+        Some((row.get("name"), Of { id: MoveId::from(row.get::<_, Uuid>("move_id")), shard }))
+    };
+    Ok(rows.iter().filter_map(of).collect())
+}
+
+/// Drops a schema together with its row in the ledger. False if the row is gone, or another move's by now: then the schema
+/// is another's too, or nobody's.
+///
+/// Locks: the ledger's row, which a move writes before it makes a schema of this name; ACCESS EXCLUSIVE on the schema's
+/// relations; for one transaction. Gives up after two seconds.
+async fn drop_schema(session: &Session, kind: &str, name: &str, of: &Of) -> Result<bool, Error> {
+    let what = "dropping what a move left";
+    session.batch(what, "BEGIN").await?;
+    let dropped = drop_in_transaction(session, what, (kind, name), of).await;
+    session.batch(what, if matches!(dropped, Ok(true)) { "COMMIT" } else { "ROLLBACK" }).await?;
+    dropped
+}
+
+async fn drop_in_transaction(
+    session: &Session,
+    what: &'static str,
+    (kind, name): (&str, &str),
+    of: &Of,
+) -> Result<bool, Error> {
+    let (id, shard) = (of.id.uuid(), of.shard.as_i32());
+    let sql = "DELETE FROM pgshard.ledger WHERE kind = $1 AND name = $2 AND move_id = $3";
+    if session.execute(what, sql, &[&kind, &name, id]).await? == 0 {
+        return Ok(false);
+    }
+    if kind == "incoming" {
+        let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1 FOR UPDATE";
+        let coming = session.rows(what, sql, &[&shard]).await?;
+        if coming.first().is_some_and(|row| row.get::<_, Uuid>(0) != *id) {
+            return Ok(false);
+        }
+        session.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
+        // An old copy that a rollback had taken is not its to drop.
+        let schema = name.strip_suffix("__incoming").unwrap_or(name);
+        if old_copy::give_back(session, schema, of.id, of.shard).await? {
+            return Ok(true);
+        }
+    }
+    session.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(name))).await?;
+    Ok(true)
+}
+
+/// Looks on every host for what dead moves left.
+pub(in crate::mover) async fn gc(context: &Context) -> CleanupReport {
+    let mut report = CleanupReport::default();
+    let mut sessions = Vec::new();
+    for host in context.hosts.names() {
+        // Fences and opens of all hosts first: they decide which schemas are somebody's.
+        match settle(context, host, &mut report).await {
+            Ok(Some(session)) => sessions.push(session),
+            Ok(None) => {}
+            Err(error) => report.failed.push((host.clone(), error)),
+        }
+    }
+    for session in sessions {
+        match reverse::stream::look_after(context, &session).await {
+            Ok(cleaned) => report.cleaned.extend(cleaned),
+            Err(error) => report.failed.push((session.host.clone(), error)),
+        }
+        if let Err(error) = sweep(context, &session, &mut report).await {
+            report.failed.push((session.host.clone(), error));
+        }
+    }
+    report
+}
+
+/// Swaps back fences past their deadline, opens shards that are decided. What fails for one shard is in the report, and the
+/// others go on. Gives the session; none where there is no control schema.
+async fn settle(context: &Context, host: &HostName, report: &mut CleanupReport) -> Result<Option<Session>, Error> {
+    let session = context.hosts.open(host).await?;
+    if !session.is_bootstrapped().await? {
+        return Ok(None);
+    }
+    let shard_of = |row: &tokio_postgres::Row| ShardId::try_from(row.get::<_, i32>(0)).ok();
+    let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'fenced' AND fence_deadline < clock_timestamp()";
+    for shard in session.rows("looking for fences", sql, &[]).await?.iter().filter_map(shard_of) {
+        // Locks: as pgshard.expire_fence says.
+        let expired = session.row("swapping back", "SELECT pgshard.expire_fence($1)", &[&shard.as_i32()]).await;
+        let what = "its fence was past its deadline: swapped back, it is served here";
+        report.add(host, shard, what, expired.map(|row| row.get(0)));
+    }
+    let sql = "SELECT s.shard_id, s.peer, s.open_token FROM pgshard.shard s JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE s.state = 'moved' AND m.phase = 'decided' AND s.open_token IS NOT NULL AND m.lease_until < clock_timestamp()";
+    for row in session.rows("looking for decided shards", sql, &[]).await? {
+        let (Some(shard), Ok(peer)) = (shard_of(&row), HostName::new(row.get(1))) else { continue };
+        let opened = finish_open(context, &peer, shard, row.get(2)).await;
+        report.add(&peer, shard, "it was decided but not opened: opened", opened);
+    }
+    session.forget_the_dead().await?;
+    Ok(Some(session))
+}
+
+/// Locks: as pgshard.finish_open says.
+async fn finish_open(context: &Context, peer: &HostName, shard: ShardId, token: Uuid) -> Result<bool, Error> {
+    let target = context.hosts.open(peer).await?.for_shard(shard);
+    let sql = "SELECT pgshard.finish_open($1, $2)";
+    Ok(target.row("opening the target", sql, &[&shard.as_i32(), &token]).await?.get(0))
+}
+
+impl CleanupReport {
+    /// Takes in what became of one thing; `false` is that there was nothing to do any more.
+    fn add(&mut self, host: &HostName, shard: ShardId, what: &str, outcome: Result<bool, Error>) {
+        match outcome {
+            Ok(true) => self.cleaned.push(Cleaned { host: host.clone(), shard, what: what.to_owned() }),
+            Ok(false) => {}
+            Err(error) => self.failed.push((host.clone(), error)),
+        }
+    }
+}
+
+/// Drops slots and publications, and then schemas, of moves that have ended. One that cannot be dropped now is in the
+/// report, and the others go on.
+async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport) -> Result<(), Error> {
+    // Slots first: they keep WAL.
+    for kind in ["slot", "publication"] {
+        for (name, of) in ledger(session, kind).await?.into_iter().filter(|(name, _)| !slot::is_back(name)) {
+            let dropped = match group_ended(session, &of).await {
+                Ok(true) if kind == "slot" => slot::drop_slot(session, &name).await.map(|()| true),
+                Ok(true) => slot::drop_publication(session, &name).await.map(|()| true),
+                other => other,
+            };
+            let what = format!("dropped the {kind} {name}, left by the move {}", of.id);
+            report.add(&session.host, of.shard, &what, dropped);
+        }
+    }
+    sweep_beacons(session).await?;
+    for kind in ["incoming", "signpost", "left", "old signpost"] {
+        for (name, of) in ledger(session, kind).await? {
+            let dropped = match has_ended(context, session, kind, &of).await {
+                Ok(true) => drop_schema(session, kind, &name, &of).await,
+                other => other,
+            };
+            let what = format!("dropped {name}, left by the move {}", of.id);
+            report.add(&session.host, of.shard, &what, dropped);
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the beacons of moves from here that have ended.
+///
+/// Locks: their rows, ten thousand at a time, for a statement each.
+async fn sweep_beacons(session: &Session) -> Result<(), Error> {
+    let sql = "DELETE FROM pgshard.beacon WHERE ctid = ANY (ARRAY(
+        SELECT b.ctid FROM pgshard.beacon b WHERE NOT EXISTS (SELECT FROM pgshard.move m
+            WHERE m.move_id = b.move_id AND m.phase NOT IN ('kept', 'completed', 'aborted'))
+        LIMIT 10000 FOR UPDATE OF b SKIP LOCKED))";
+    while session.execute("deleting beacons", sql, &[]).await? == 10_000 {}
+    Ok(())
+}
+
+/// Whether no shard of the move that goes from here is under way.
+async fn group_ended(session: &Session, of: &Of) -> Result<bool, Error> {
+    Ok(session.entries(Some(of.id)).await?.iter().all(|entry| entry.phase.is_ended()))
+}
+
+async fn has_ended(context: &Context, session: &Session, kind: &str, of: &Of) -> Result<bool, Error> {
+    Ok(match kind {
+        "incoming" => incoming_ended(context, session, of).await?,
+        "signpost" => phase_of(session, of).await?.is_none_or(Phase::is_ended),
+        "left" => phase_of(session, of).await? == Some(Phase::Completed),
+        _ => true,
+    })
+}
+
+/// Whether the move that announced a shard here is over, by the journal of the host it comes from.
+async fn incoming_ended(context: &Context, session: &Session, of: &Of) -> Result<bool, Error> {
+    let sql = "SELECT source FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2";
+    let rows = session.rows("reading who comes", sql, &[&of.shard.as_i32(), of.id.uuid()]).await?;
+    match rows.first().map(|row| HostName::new(row.get(0))) {
+        Some(Ok(source)) => {
+            let source = context.hosts.open(&source).await?;
+            // Kept and completed too: such a move has opened the shard, and what is there was announced once more by a
+            // mover that slept meanwhile.
+            Ok(phase_of(&source, of).await?.is_none_or(Phase::is_ended))
+        }
+        // The ledger's row was written together with this one: without it the schema is nobody's.
+        _ => Ok(true),
+    }
+}
+
+async fn phase_of(session: &Session, of: &Of) -> Result<Option<Phase>, Error> {
+    let sql = "SELECT phase FROM pgshard.move WHERE move_id = $1 AND shard_id = $2";
+    let rows = session.rows("reading the journal", sql, &[of.id.uuid(), &of.shard.as_i32()]).await?;
+    Ok(rows.first().and_then(|row| Phase::parse(row.get(0))))
+}

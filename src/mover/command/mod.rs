@@ -1,0 +1,8 @@
+//! What the commands of an operator do with moves.
+
+pub(crate) mod audit;
+pub(crate) mod cleanup;
+pub(crate) mod progress;
+pub(crate) mod resume;
+pub(crate) mod rollback;
+pub(crate) mod wishes;

@@ -1,0 +1,234 @@
+//! How far a move is, for whoever looks from outside: from any machine, whether its mover lives or not.
+//!
+//! What may not break: it only reads, and takes no lock that anybody waits for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::map::HostName;
+use crate::shard::ShardId;
+
+use crate::mover::control::context::{ByHost, Context};
+use crate::mover::control::journal::Entry;
+use crate::mover::control::session::Session;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::{MoveId, Names};
+use crate::mover::protocol::state::{Mode, Phase};
+use crate::mover::stream::slot;
+
+/// A move at one moment, as its hosts tell it.
+#[derive(Debug)]
+pub struct Progress {
+    /// The move.
+    pub id: MoveId,
+    /// Its shards that are claimed, by number.
+    pub shards: Vec<ShardProgress>,
+    /// What the sources keep for it; none of a blocking move, nor of one that has ended.
+    pub streams: Vec<StreamProgress>,
+    /// What its targets keep for the ways back of shards that are kept.
+    pub ways_back: Vec<StreamProgress>,
+    /// The hosts that could not be asked.
+    pub unknown: Vec<(HostName, Error)>,
+}
+
+/// One shard of it.
+#[derive(Clone, Debug)]
+pub struct ShardProgress {
+    /// What the journal says.
+    pub entry: Entry,
+    /// Online: how much of its rows is at the target.
+    pub chunks: Chunks,
+    /// Who is in the way of its fence: sessions with a lock on the shard, for more than a moment. Each with its backend's
+    /// number and its statement.
+    pub blockers: Vec<String>,
+}
+
+/// The chunks in which a shard's rows are copied. All zero until they are cut, and once the shard is open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Chunks {
+    /// How many there are.
+    pub all: u64,
+    /// How many are copied.
+    pub copied: u64,
+    /// How many were compared with the source.
+    pub verified: u64,
+    /// The rows of those that are copied.
+    pub rows: u64,
+    /// Their bytes, as they went over the wire.
+    pub bytes: u64,
+}
+
+/// A stream of changes: from one source, for all shards of the move that come from there; or of a way back, from the target.
+#[derive(Clone, Debug)]
+pub struct StreamProgress {
+    /// The host that changes come from, and that keeps WAL for them.
+    pub source: HostName,
+    /// The slot. Publication and slot have the same name.
+    pub slot: String,
+    /// The walsender that is read from, if somebody reads.
+    pub pid: Option<i32>,
+    /// `reserved`, `extended`, `unreserved` or `lost`; `None`: the slot is not there, not yet or not any more.
+    pub wal_status: Option<String>,
+    /// WAL that the source keeps for it, in bytes.
+    pub kept: u64,
+    /// WAL that the target has not got, in bytes.
+    pub lag_bytes: u64,
+    /// How long ago what the target got last was written; `None` if nobody reads, or all is there.
+    pub lag: Option<Duration>,
+    /// Who keeps the slot from being made.
+    pub blockers: Vec<String>,
+}
+
+/// The shards whose locks are looked at, a look: each costs a query.
+const LOCKS_MAX: usize = 16;
+
+/// A transaction in the way that is younger ends before anybody has read of it.
+const MOMENT_S: f64 = 0.5;
+
+/// Looks how far a move is.
+pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, Error> {
+    let mut progress =
+        Progress { id, shards: Vec::new(), streams: Vec::new(), ways_back: Vec::new(), unknown: Vec::new() };
+    let sources = context.hosts.names().map(async |host| (host.clone(), at_source(context, host, id).await));
+    for (host, answer) in futures_util::future::join_all(sources).await {
+        match answer {
+            Ok((shards, stream)) => {
+                progress.shards.extend(shards);
+                progress.streams.extend(stream);
+            }
+            Err(error) => progress.unknown.push((host, error)),
+        }
+    }
+    if progress.shards.is_empty() {
+        let silent = progress.unknown.into_iter().next();
+        return Err(silent.map_or(Error::NoSuchMove { id }, |(_, error)| error));
+    }
+    progress.shards.sort_by_key(|shard| shard.entry.shard);
+    let mut targets: ByHost<BTreeMap<ShardId, Chunks>> = BTreeMap::new();
+    let open = progress.shards.iter().filter(|shard| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended());
+    for shard in open {
+        targets.entry(shard.entry.target.clone()).or_default();
+    }
+    for (host, of_host) in &mut targets {
+        match chunks(context, host, id).await {
+            Ok(found) => *of_host = found,
+            // Its own line says so already, unless it went away just now.
+            Err(error) if !progress.unknown.iter().any(|(silent, _)| silent == host) => {
+                progress.unknown.push((host.clone(), error));
+            }
+            Err(_) => {}
+        }
+    }
+    for shard in &mut progress.shards {
+        let of_host = targets.get(&shard.entry.target);
+        shard.chunks = of_host.and_then(|of| of.get(&shard.entry.shard)).copied().unwrap_or_default();
+    }
+    progress.ways_back = ways_back(context, progress.shards.iter().map(|shard| &shard.entry)).await;
+    Ok(progress)
+}
+
+/// What hosts keep for the ways back of entries that are kept.
+pub(crate) async fn ways_back(context: &Context, entries: impl Iterator<Item = &Entry>) -> Vec<StreamProgress> {
+    let mut slots: ByHost<BTreeSet<String>> = BTreeMap::new();
+    for entry in entries.filter(|entry| entry.phase == Phase::Kept) {
+        if let Some(back) = &entry.way_back {
+            slots.entry(entry.target.clone()).or_default().insert(back.stream.clone());
+        }
+    }
+    let looked = slots.into_iter().map(async |(host, slots)| {
+        let mut streams = Vec::new();
+        if let Ok(session) = context.hosts.open(&host).await {
+            for slot in slots {
+                streams.extend(stream(&session, slot, false).await.ok().filter(|of| of.wal_status.is_some()));
+            }
+        }
+        streams
+    });
+    futures_util::future::join_all(looked).await.into_iter().flatten().collect()
+}
+
+async fn at_source(
+    context: &Context,
+    host: &HostName,
+    id: MoveId,
+) -> Result<(Vec<ShardProgress>, Option<StreamProgress>), Error> {
+    let session = context.hosts.open(host).await?;
+    let mut shards = Vec::new();
+    let mut looks = LOCKS_MAX;
+    for entry in session.entries_if_any(Some(id)).await? {
+        let names = Names { schema: context.prefix.schema(entry.shard) };
+        let schema = match entry.phase {
+            Phase::Prepared if entry.mode == Mode::Blocking => Some(names.schema),
+            Phase::Ready => Some(names.schema),
+            Phase::Fenced => Some(names.left(entry.epoch)),
+            _ => None,
+        };
+        let mut blockers = Vec::new();
+        if let Some(schema) = schema.filter(|_| looks > 0) {
+            looks -= 1;
+            if let Some(oid) = facts::schema_oid(&session, &schema).await? {
+                let locks = facts::locks(&session, oid).await?;
+                blockers.extend(locks.iter().filter(|lock| lock.seconds > MOMENT_S).map(ToString::to_string));
+            }
+        }
+        shards.push(ShardProgress { entry, chunks: Chunks::default(), blockers });
+    }
+    let open = |shard: &ShardProgress| shard.entry.mode == Mode::Online && !shard.entry.phase.is_ended();
+    let Some(first) = shards.iter().find(|shard| open(shard)) else { return Ok((shards, None)) };
+    let name = match first.entry.back_of {
+        None => slot::stream_name(id),
+        Some(of) => slot::back_name(of, &first.entry.target),
+    };
+    let waits = shards.iter().any(|shard| open(shard) && shard.entry.phase == Phase::Prepared);
+    let stream = stream(&session, name, waits).await?;
+    Ok((shards, Some(stream)))
+}
+
+/// Locks: ACCESS SHARE on pgshard.chunk, for one statement.
+async fn chunks(context: &Context, host: &HostName, id: MoveId) -> Result<BTreeMap<ShardId, Chunks>, Error> {
+    let session = context.hosts.open(host).await?;
+    let sql = "SELECT shard_id, count(*), count(snapshot), count(verified_at),
+            coalesce(sum(rows), 0)::bigint, coalesce(sum(bytes), 0)::bigint
+        FROM pgshard.chunk WHERE move_id = $1 GROUP BY shard_id";
+    let rows = session.rows("counting the chunks", sql, &[id.uuid()]).await?;
+    let number = |row: &tokio_postgres::Row, at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
+    let of = |row: &tokio_postgres::Row| {
+        let [all, copied, verified, rows, bytes] = [1, 2, 3, 4, 5].map(|at| number(row, at));
+        Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, Chunks { all, copied, verified, rows, bytes }))
+    };
+    Ok(rows.iter().filter_map(of).collect())
+}
+
+/// How the stream of a move stands at its source.
+///
+/// Locks: none.
+async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamProgress, Error> {
+    let sql = "SELECT s.active_pid, s.wal_status,
+            greatest(0, pg_current_wal_lsn() - s.restart_lsn)::bigint,
+            greatest(0, pg_current_wal_lsn() - s.confirmed_flush_lsn)::bigint,
+            extract(epoch FROM r.flush_lag)::double precision
+        FROM pg_replication_slots s LEFT JOIN pg_stat_replication r ON r.pid = s.active_pid WHERE s.slot_name = $1";
+    let rows = source.rows("looking at the slot", sql, &[&name]).await?;
+    let mut stream = StreamProgress {
+        source: source.host.clone(),
+        slot: name,
+        pid: None,
+        wal_status: None,
+        kept: 0,
+        lag_bytes: 0,
+        lag: None,
+        blockers: Vec::new(),
+    };
+    match rows.first() {
+        Some(row) => {
+            let bytes = |at: usize| row.get::<_, Option<i64>>(at).and_then(|b| u64::try_from(b).ok()).unwrap_or(0);
+            (stream.pid, stream.wal_status) = (row.get(0), row.get(1));
+            (stream.kept, stream.lag_bytes) = (bytes(2), bytes(3));
+            stream.lag = row.get::<_, Option<f64>>(4).and_then(|s| Duration::try_from_secs_f64(s).ok());
+        }
+        None if waits => stream.blockers.push(slot::blockers(source).await?),
+        None => {}
+    }
+    Ok(stream)
+}

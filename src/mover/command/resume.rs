@@ -1,0 +1,64 @@
+//! Going on with a move, to either end.
+
+use std::collections::BTreeSet;
+
+use crate::mover::command::audit::audited;
+use crate::mover::control::context::Context;
+use crate::mover::control::journal::Entry;
+use crate::mover::control::report::{Report, ShardReport, report};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::{Goal, Mode, Phase};
+use crate::mover::runner::driver::{self, Part, Scope, Shared};
+use crate::shard::ShardId;
+
+/// Brings every shard of a move to this end that is at none.
+pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<Report, Error> {
+    let (entries, unknown) = context.list(Some(id)).await;
+    if entries.is_empty() {
+        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+    }
+    let open = entries.iter().filter(|entry| !entry.phase.is_ended()).map(Part::of).collect();
+    let mut report = report(id, driver::work(context, open, goal, Scope::Routes).await);
+    report.unknown = unknown;
+    // Read again: what was open may have been brought to its end by somebody else meanwhile.
+    let (mut rest, _) = context.list(Some(id)).await;
+    let told: BTreeSet<ShardId> =
+        report.done.iter().map(|done| done.shard).chain(report.failed.iter().map(|(shard, _)| *shard)).collect();
+    rest.retain(|entry| !told.contains(&entry.shard));
+    // Whoever brought these to their ends may have died before it dropped what they shared.
+    let shared = rest.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| Shared::of(&Part::of(entry)));
+    for shared in shared.collect::<BTreeSet<_>>() {
+        driver::tidy_up(context, &shared).await;
+    }
+    for entry in &rest {
+        match outcome(entry, goal) {
+            Ok(done) if done.phase == Phase::Kept => report.done.push(audited(context, entry).await),
+            Ok(done) => report.done.push(done),
+            Err(error) => report.failed.push((entry.shard, error)),
+        }
+    }
+    report.done.sort_by_key(|done| done.shard);
+    report.failed.sort_by_key(|(shard, _)| *shard);
+    Ok(report)
+}
+
+/// How a shard stands to what was wanted of its move, when nobody had to do anything for it.
+fn outcome(entry: &Entry, goal: Goal) -> Result<ShardReport, Error> {
+    let (shard, phase) = (entry.shard, entry.phase);
+    match (goal, phase) {
+        (Goal::Finish, Phase::Kept | Phase::Completed) | (Goal::Abort, Phase::Aborted) => Ok(ShardReport::of(entry)),
+        (Goal::Abort, phase) if phase.is_ended() => Err(Error::TooLate { shard }),
+        (Goal::Finish, Phase::Aborted) => {
+            let reason = "an aborted move cannot be resumed: start a new one".to_owned();
+            Err(Error::NotNow { shard, phase, reason })
+        }
+        _ => match entry.worker.clone() {
+            Some(worker) => Err(Error::AtWork { shard, id: entry.id, worker }),
+            None => {
+                let reason = "it was claimed while its move was looked at: the same command again".to_owned();
+                Err(Error::NotNow { shard, phase, reason })
+            }
+        },
+    }
+}

@@ -1,0 +1,60 @@
+//! A rollback: a move of its own in the other direction, which finds its copy there and its slot made. It catches up, compares,
+//! fences and opens as every online move does.
+
+use crate::mover::control::context::Context;
+use crate::mover::control::report::{Report, report};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::options::Event;
+use crate::mover::protocol::state::{Goal, Mode, Phase};
+use crate::mover::runner::driver;
+use crate::mover::runner::driver::{Part, Scope, Start};
+use crate::mover::runner::reverse;
+use crate::mover::step::old_copy;
+
+/// Takes the kept shards of a move back to where they were.
+pub(in crate::mover) async fn rollback(context: &Context, of: MoveId) -> Result<Report, Error> {
+    let (entries, unknown) = context.list(Some(of)).await;
+    if entries.is_empty() {
+        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id: of }, |(_, error)| error));
+    }
+    let entries = reverse::stream::judged(context, of, entries).await?;
+    let id = MoveId::new();
+    let (mut parts, mut refused) = (Vec::new(), Vec::new());
+    for entry in entries.iter().filter(|entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted)) {
+        match old_copy::refusal(entry) {
+            Some(reason) => refused.push((entry.shard, Error::NoWayBack { shard: entry.shard, id: of, reason })),
+            None => parts.push(Part {
+                id,
+                shard: entry.shard,
+                source: entry.target.clone(),
+                target: entry.source.clone(),
+                mode: Mode::Online,
+                epoch: entry.epoch.next(),
+                start: Start::Claim,
+                back_of: Some(of),
+                back: context.options.back,
+            }),
+        }
+    }
+    if !parts.is_empty() {
+        context.observer.tell(Event::Started { id, shards: parts.len() });
+    }
+    let mut ends = driver::work(context, parts.clone(), Goal::Finish, Scope::Named).await;
+    // What could not even begin leaves no claim behind.
+    let refused_there = |part: &Part| {
+        ends.iter().any(|(shard, end)| *shard == part.shard && matches!(end, Err(Error::NoWayBack { .. })))
+    };
+    let undo: Vec<Part> =
+        parts.into_iter().filter(refused_there).map(|part| Part { start: Start::TakeOver, ..part }).collect();
+    for (shard, end) in driver::work(context, undo, Goal::Abort, Scope::Named).await {
+        if let (Err(error), Some(at)) = (end, ends.iter().position(|(of, _)| *of == shard)) {
+            ends[at].1 = Err(error);
+        }
+    }
+    let mut report = report(id, ends);
+    report.failed.extend(refused);
+    report.failed.sort_by_key(|(shard, _)| *shard);
+    report.unknown = unknown;
+    Ok(report)
+}

@@ -1,0 +1,73 @@
+//! What an operator tells a mover that runs, and who that mover is: from any machine, through the journals of all hosts.
+
+use crate::map::HostName;
+use crate::mover::control::context::Context;
+use crate::mover::control::session::Session;
+use crate::mover::protocol::desired::{Asked, Wanted};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::worker::Worker;
+use crate::shard::ShardId;
+
+/// Says what is wanted of a move.
+pub(crate) async fn want(
+    context: &Context,
+    id: MoveId,
+    wanted: Wanted,
+) -> Result<(Vec<ShardId>, Vec<(HostName, Error)>), Error> {
+    let told = context.hosts.names().map(async |host| {
+        let told = async { context.hosts.open(host).await?.want(id, wanted).await };
+        (host.clone(), told.await)
+    });
+    let (mut known, mut open, mut unknown) = (false, Vec::new(), Vec::new());
+    for (host, answer) in futures_util::future::join_all(told).await {
+        match answer {
+            Ok(shards) => {
+                known |= !shards.is_empty();
+                open.extend(shards.into_iter().filter_map(|(shard, ended)| (!ended).then_some(shard)));
+            }
+            Err(error) => unknown.push((host, error)),
+        }
+    }
+    if !known {
+        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
+    }
+    open.sort_unstable();
+    Ok((open, unknown))
+}
+
+/// Asks whoever works on a move to stop, or to abort.
+pub(crate) async fn ask(context: &Context, id: MoveId, asked: Asked) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+    let by = &context.options.holder;
+    of_workers(context, async |session| {
+        session.ask(id, asked, by).await?;
+        session.workers(id).await
+    })
+    .await
+}
+
+/// Who works on a move at present.
+pub(crate) async fn workers(context: &Context, id: MoveId) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+    of_workers(context, async |session| session.workers(id).await).await
+}
+
+async fn of_workers(
+    context: &Context,
+    ask: impl AsyncFn(&Session) -> Result<Vec<Worker>, Error>,
+) -> (Vec<Worker>, Vec<(HostName, Error)>) {
+    let answers = context.hosts.names().map(async |host| {
+        let answer = async {
+            let session = context.hosts.open(host).await?;
+            if session.is_bootstrapped().await? { ask(&session).await } else { Ok(Vec::new()) }
+        };
+        (host.clone(), answer.await)
+    });
+    let (mut workers, mut unknown) = (Vec::new(), Vec::new());
+    for (host, answer) in futures_util::future::join_all(answers).await {
+        match answer {
+            Ok(found) => workers.extend(found),
+            Err(error) => unknown.push((host, error)),
+        }
+    }
+    (workers, unknown)
+}

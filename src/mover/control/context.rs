@@ -1,0 +1,72 @@
+//! What all that a mover does has in common: the hosts, where the map is, options, who is told, and whether it is to stop.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::map::HostName;
+use crate::mover::control::journal::Entry;
+use crate::mover::control::session::Hosts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::options::{Observer, Options};
+use crate::mover::protocol::state::Phase;
+use crate::mover::protocol::throttle::Throttle;
+use crate::shard::SchemaPrefix;
+use crate::store::MapStore;
+
+/// What a mover works with. Clones share the wish to stop.
+#[derive(Clone)]
+pub(crate) struct Context {
+    pub(crate) hosts: Hosts,
+    pub(crate) prefix: SchemaPrefix,
+    pub(crate) store: Arc<dyn MapStore>,
+    pub(crate) options: Arc<Options>,
+    pub(crate) observer: Observer,
+    pub(crate) stop: watch::Sender<bool>,
+    pub(crate) throttle: Throttle,
+}
+
+impl Context {
+    /// The moves that the hosts know: all that are neither completed nor aborted, or one of them in whatever phase. By
+    /// move, then shard. Hosts that cannot be asked are named.
+    pub(crate) async fn list(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
+        let asked = self.hosts.names().map(async |host| {
+            let entries = async { self.hosts.open(host).await?.entries_if_any(id).await };
+            (host.clone(), entries.await)
+        });
+        let mut entries = Vec::new();
+        let mut unknown = Vec::new();
+        for (host, answer) in futures_util::future::join_all(asked).await {
+            match answer {
+                Ok(found) => entries.extend(found),
+                Err(error) => unknown.push((host, error)),
+            }
+        }
+        if id.is_none() {
+            entries.retain(|entry: &Entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted));
+        }
+        entries.sort_by_key(|entry| (entry.id, entry.shard));
+        (entries, unknown)
+    }
+
+    /// Asks every run with this context, and with its clones, to stop.
+    pub(crate) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        *self.stop.borrow()
+    }
+}
+
+/// One of these for each host.
+pub(crate) type ByHost<T> = BTreeMap<HostName, T>;
+
+pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        // The mover is gone without having asked: then nothing stops this future but its drop.
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,260 @@
+//! A mover's signs of life, and how one that is gone is told from one that is slow.
+//!
+//! Three things, each for who asks. The session lock of its lease: gone the instant its connection ends, so that a resume
+//! after a crash need not wait. Its lease, in `pgshard.mover` and in the journal: for a mover that is paused, whose connection
+//! stays. The fence's deadline: for routers, who want the shard back whatever became of the mover. None of them is needed for
+//! safety; that is the compare-and-swap on the lease's token in every statement.
+
+use crate::mover::protocol::lease::Leases;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use crate::shard::ShardId;
+
+use crate::mover::control::journal::Hold;
+use crate::mover::control::session::Session;
+use crate::mover::control::wish::WANTED;
+use crate::mover::control::worker::Claimant;
+use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::desired::Wish;
+use crate::mover::protocol::error::Error;
+
+/// The first key of the session locks of movers. The second is the beginning of the lease.
+pub(in crate::mover) use crate::schema::control::LOCK_MOVERS as LOCK_CLASS;
+
+/// Renews a mover's lease and those of the shards that it holds on one host, on a connection of its own, which holds the
+/// lease's session lock.
+pub(crate) struct Heartbeat {
+    session: Arc<Session>,
+    held: Arc<Mutex<Vec<Held>>>,
+    lost: watch::Receiver<BTreeSet<ShardId>>,
+    wanted: watch::Sender<BTreeMap<ShardId, Wanted>>,
+    asked: watch::Receiver<Option<Wish>>,
+    lease: Uuid,
+    leases: Leases,
+    task: JoinHandle<()>,
+}
+
+struct Held {
+    hold: Hold,
+    renewed: Instant,
+}
+
+impl Heartbeat {
+    /// Says that a mover is at work, and goes on saying so. From here on nobody takes from it what it holds.
+    ///
+    /// Locks: one advisory lock, for as long as the session lives, that nobody waits for; a row of its own.
+    pub(crate) async fn start(session: Session, claimant: &Claimant, leases: Leases) -> Result<Heartbeat, Error> {
+        let (high, _, _, _) = claimant.lease.as_fields();
+        let sql = "SELECT pg_advisory_lock($1, $2)";
+        session.rows("taking the mover's lock", sql, &[&LOCK_CLASS, &high.cast_signed()]).await?;
+        session.enter(claimant, leases.lease).await?;
+        let session = Arc::new(session);
+        let held = Arc::new(Mutex::new(Vec::new()));
+        let (report, lost) = watch::channel(BTreeSet::new());
+        let wanted = watch::Sender::new(BTreeMap::new());
+        let (wish, asked) = watch::channel(None);
+        let lease = claimant.lease;
+        let beats =
+            Beats { session: session.clone(), lease, held: held.clone(), leases, report, wanted: wanted.clone(), wish };
+        let task = tokio::spawn(beats.run());
+        Ok(Heartbeat { session, held, lost, wanted, asked, lease, leases, task })
+    }
+
+    /// The mover's end: what it leaves open can be taken over at once.
+    pub(crate) async fn end(self) {
+        self.task.abort();
+        // A courtesy: the lock is gone with the connection, and the lease ends by itself.
+        if let Err(error) = self.session.depart(self.lease).await {
+            tracing::debug!(%error, "the mover's row stays");
+        }
+    }
+
+    /// The lease under which this mover holds what it holds.
+    pub(crate) fn lease(&self) -> Uuid {
+        self.lease
+    }
+
+    pub(in crate::mover) fn leases(&self) -> Leases {
+        self.leases
+    }
+
+    /// Renews the lease of a shard, which is this mover's already, from now on.
+    pub(crate) async fn hold(&self, hold: Hold) -> Result<(), Error> {
+        // Nothing is half done when a panic lets go of the list.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Held { hold, renewed: Instant::now() });
+        // A wish that was there before us is known from the start.
+        if let Some(wanted) = renew(&self.session, hold, self.leases).await? {
+            self.wanted.send_modify(|of| {
+                of.insert(hold.shard, wanted);
+            });
+        }
+        Ok(())
+    }
+
+    /// Renews the lease of a shard no longer: it is at its end.
+    pub(crate) fn let_go(&self, shard: ShardId) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).retain(|held| held.hold.shard != shard);
+        self.wanted.send_modify(|of| {
+            of.remove(&shard);
+        });
+    }
+
+    /// What was wanted of a shard at the last beat.
+    pub(crate) fn wanted(&self, shard: ShardId) -> Wanted {
+        self.wanted.borrow().get(&shard).copied().unwrap_or_default()
+    }
+
+    /// What is wanted of each shard that is held, as it changes.
+    pub(crate) fn wishes(&self) -> watch::Receiver<BTreeMap<ShardId, Wanted>> {
+        self.wanted.subscribe()
+    }
+
+    /// Waits until somebody asks the mover to stop or to abort. Never returns while nobody does.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(crate) async fn asked(&self) -> Wish {
+        let mut asked = self.asked.clone();
+        match asked.wait_for(Option::is_some).await.map(|wish| wish.clone()) {
+            Ok(Some(wish)) => wish,
+            // The task has ended, with every lease lost: that is told elsewhere.
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// What the mover was asked for at the last beat.
+    pub(crate) fn wish(&self) -> Option<Wish> {
+        self.asked.borrow().clone()
+    }
+
+    /// Makes a kept shard ours to feed: at once when whoever fed it is gone, after its lease when he is paused. Whoever did that
+    /// calls [`Heartbeat::hold`] next.
+    ///
+    /// # Errors
+    /// [`Error::AtWork`] when somebody renews its lease all the while.
+    pub(crate) async fn take_kept(&self, source: &Session, hold: Hold, holder: &str) -> Result<(), Error> {
+        // A paused feeder's lease ends within one lease; another that it renewed just before is the margin.
+        let until = Instant::now() + self.leases.lease * 2;
+        loop {
+            let mut entries = vec![source.entry(hold.id, hold.shard).await?];
+            source.add_workers(&mut entries, Some(hold.id)).await?;
+            let entry = entries.into_iter().next().ok_or(Error::NoSuchMove { id: hold.id })?;
+            // Its mover lets go of a shard that is kept, and lives on for the others.
+            let worker = entry.worker.filter(|_| !entry.lease_left.is_zero());
+            match worker {
+                None if source.take_over(hold, entry.lease, self.leases, holder).await? => return Ok(()),
+                Some(worker) if Instant::now() >= until => {
+                    return Err(Error::AtWork { shard: hold.shard, id: hold.id, worker });
+                }
+                _ => {}
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    /// Waits until the shard's lease is lost. Never returns while it is held.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(crate) async fn lost(&self, shard: ShardId) {
+        let mut lost = self.lost.clone();
+        // An error means that the task has ended, with every lease lost.
+        let _ = lost.wait_for(|lost| lost.contains(&shard)).await;
+    }
+
+    pub(crate) fn is_lost(&self, shard: ShardId) -> bool {
+        self.lost.borrow().contains(&shard)
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What the task of a heartbeat works with.
+struct Beats {
+    session: Arc<Session>,
+    lease: Uuid,
+    held: Arc<Mutex<Vec<Held>>>,
+    leases: Leases,
+    report: watch::Sender<BTreeSet<ShardId>>,
+    wanted: watch::Sender<BTreeMap<ShardId, Wanted>>,
+    wish: watch::Sender<Option<Wish>>,
+}
+
+impl Beats {
+    async fn run(self) {
+        loop {
+            tokio::time::sleep(self.leases.beat).await;
+            let holds: Vec<Hold> = self.held().iter().map(|held| held.hold).collect();
+            // All are sent before the first answer is awaited: hundreds of shards cost one round trip.
+            let each = holds.iter().map(|hold| renew(&self.session, *hold, self.leases));
+            let presence = self.session.renew_presence(self.lease, self.leases.lease_ms());
+            let (presence, beats) = tokio::join!(presence, futures_util::future::join_all(each));
+            match presence {
+                Ok(Some(wish)) => {
+                    self.wish.send_if_modified(|before| std::mem::replace(before, wish.clone()) != wish);
+                }
+                // Whoever has taken over has taken all.
+                Ok(None) => tracing::warn!("another mover has taken over"),
+                Err(error) => tracing::warn!(%error, "a heartbeat failed"),
+            }
+            self.judge(&holds, beats);
+        }
+    }
+
+    fn held(&self) -> std::sync::MutexGuard<'_, Vec<Held>> {
+        // Nothing is half done when a panic lets go of the list.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn judge(&self, holds: &[Hold], beats: Vec<Result<Option<Wanted>, Error>>) {
+        let mut held = self.held();
+        let mut gone = Vec::new();
+        for (hold, beat) in holds.iter().zip(beats) {
+            // Let go of meanwhile.
+            let Some(held) = held.iter_mut().find(|held| held.hold.shard == hold.shard) else { continue };
+            match beat {
+                Ok(Some(wanted)) => {
+                    held.renewed = Instant::now();
+                    self.wanted.send_if_modified(|of| of.insert(hold.shard, wanted) != Some(wanted));
+                }
+                Ok(None) => gone.push(hold.shard),
+                Err(error) => {
+                    tracing::warn!(shard = %hold.shard, %error, "a heartbeat failed");
+                    if held.renewed.elapsed() > self.leases.lease || self.session.client.is_closed() {
+                        gone.push(hold.shard);
+                    }
+                }
+            }
+        }
+        if !gone.is_empty() {
+            held.retain(|held| !gone.contains(&held.hold.shard));
+            // Nobody listens once the move is over.
+            self.report.send_modify(|lost| lost.extend(gone));
+        }
+    }
+}
+
+/// Gives what is wanted of the shard; `None`: its lease is somebody else's.
+///
+/// Locks: the move's row, and while it is fenced the shard's, for this one transaction.
+async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<Option<Wanted>, Error> {
+    let sql = format!(
+        "SELECT pgshard.heartbeat($1, $2, $3, $4, $5),
+             (SELECT {WANTED} FROM pgshard.move WHERE move_id = $2 AND shard_id = $1)"
+    );
+    let (id, shard) = (hold.id.uuid(), hold.shard.as_i32());
+    let (lease, fence) = (leases.lease_ms(), leases.fence_ms());
+    let row = session.row("renewing the lease", &sql, &[&shard, id, &hold.lease, &lease, &fence]).await?;
+    let wanted = row.get::<_, Option<String>>(1).and_then(|name| Wanted::parse(&name)).unwrap_or_default();
+    Ok(row.get::<_, bool>(0).then_some(wanted))
+}

@@ -1,0 +1,433 @@
+//! The journal of moves, on their source hosts, and the leases in it.
+//!
+//! What may not break: a move's row is written before anything else of the move, and every statement that changes a row
+//! names the lease it was taken under, so that a mover that was paused and taken over changes nothing.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::shard::ShardId;
+
+use crate::mover::control::session::Session;
+use crate::mover::protocol::desired::{Back, FenceAt, Wanted};
+use crate::mover::protocol::error::{Error, Rival};
+use crate::mover::protocol::lease::Leases;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::{Mode, Phase};
+use crate::mover::protocol::verdict::Audit;
+use crate::mover::protocol::worker::Worker;
+
+/// One shard of one move, as its source's journal has it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// The move.
+    pub id: MoveId,
+    /// The shard.
+    pub shard: ShardId,
+    /// Where it was.
+    pub source: HostName,
+    /// Where it goes.
+    pub target: HostName,
+    /// How the rows get across.
+    pub mode: Mode,
+    /// How far the journal says it is.
+    pub phase: Phase,
+    /// The shard's epoch at the source; one more at the target.
+    pub epoch: ShardEpoch,
+    /// How often the source was fenced.
+    pub attempt: i32,
+    /// Who holds, or held, the lease.
+    pub holder: String,
+    /// How long the lease still lasts; zero once it is over.
+    pub lease_left: Duration,
+    /// Rows copied, once they are.
+    pub rows: Option<i64>,
+    /// Bytes that went over the wire, once they did.
+    pub bytes: Option<i64>,
+    /// Milliseconds by step: `copy`, `pause`, and what the pause was made of.
+    pub timings: Value,
+    /// What went wrong last.
+    pub last_error: Option<String>,
+    /// The move that this one takes back, if it is a rollback.
+    pub back_of: Option<MoveId>,
+    /// Whether a way back was asked for.
+    pub back: Back,
+    /// The way back, if there is one or was.
+    pub way_back: Option<WayBack>,
+    /// What became of its audit.
+    pub audit: Audit,
+    /// What its mover may do at present.
+    pub wanted: Wanted,
+    /// When a hold ends, if it ends by itself.
+    pub hold_until: Option<Timestamp>,
+    /// Who works on it at present, as far as whoever read the entry has asked.
+    pub worker: Option<Worker>,
+    /// When the shard was claimed.
+    pub created_at: Timestamp,
+    /// When the row last changed.
+    pub updated_at: Timestamp,
+    pub(crate) fingerprint: Option<String>,
+    pub(crate) open_token: Option<Uuid>,
+    pub(crate) lease: Uuid,
+}
+
+/// The way back of one shard: whether a rollback can take it to where it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WayBack {
+    /// The name of publication and slot at the target.
+    pub stream: String,
+    /// Whether the old copy takes changes: only once the shard is kept.
+    pub fed: bool,
+    /// The move that takes the shard back, once there is one.
+    pub taken_by: Option<MoveId>,
+    /// Why a rollback is not possible any more.
+    pub lost: Option<String>,
+}
+
+impl WayBack {
+    /// Whether the old copy can be brought up to date.
+    pub fn is_open(&self) -> bool {
+        self.lost.is_none() && self.taken_by.is_none()
+    }
+}
+
+pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
+     > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
+     rows, bytes, timings, last_error, \
+     CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END AS wanted, hold_until, \
+     created_at, updated_at, fingerprint, open_token, back_of, back, \
+     CASE WHEN audit = 'under way' AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.application_name = \
+      'pgshard audit ' || move_id || '/' || shard_id) THEN 'broken off' ELSE audit END AS audit, \
+     audited_at, audit_found::text AS audit_found, \
+     (SELECT json_build_array(b.stream, b.at_open IS NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b \
+      WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS way_back";
+
+impl Entry {
+    pub(crate) fn of(row: &Row) -> Result<Entry, tokio_postgres::Error> {
+        let text = |column: &str| row.try_get::<_, String>(column);
+        // The table's checks and our own writes keep these in range.
+        let host = |name: String| HostName::new(&name).expect("a journal's hosts are host names");
+        Ok(Entry {
+            id: MoveId::from(row.try_get::<_, Uuid>("move_id")?),
+            shard: ShardId::try_from(row.try_get::<_, i32>("shard_id")?).expect("a journal's shards exist"),
+            source: host(text("source")?),
+            target: host(text("target")?),
+            mode: Mode::parse(&text("mode")?).expect("the table's check knows the same modes"),
+            phase: Phase::parse(&text("phase")?).expect("the table's check knows the same phases"),
+            epoch: ShardEpoch::from_i32(row.try_get("epoch")?).expect("an epoch is at least 1"),
+            attempt: row.try_get("attempt")?,
+            holder: text("holder")?,
+            lease_left: Duration::from_secs_f64(row.try_get("lease_left")?),
+            rows: row.try_get("rows")?,
+            bytes: row.try_get("bytes")?,
+            timings: row.try_get("timings")?,
+            last_error: row.try_get("last_error")?,
+            back_of: row.try_get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
+            back: Back::parse(&text("back")?).expect("the table's check knows the same ways"),
+            way_back: row.try_get::<_, Option<String>>("way_back")?.and_then(|text| way_back(&text)),
+            audit: audit(row)?,
+            wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
+            hold_until: row.try_get("hold_until")?,
+            worker: None,
+            created_at: row.try_get("created_at")?,
+            updated_at: row.try_get("updated_at")?,
+            fingerprint: row.try_get("fingerprint")?,
+            open_token: row.try_get("open_token")?,
+            lease: row.try_get("lease")?,
+        })
+    }
+}
+
+fn audit(row: &Row) -> Result<Audit, tokio_postgres::Error> {
+    let (state, found): (Option<String>, Option<String>) = (row.try_get("audit")?, row.try_get("audit_found")?);
+    if state.as_deref() == Some("broken off") {
+        return Ok(Audit::left_out("its mover ended during the audit"));
+    }
+    Ok(Audit::read(state.as_deref(), row.try_get("audited_at")?, found.as_deref()))
+}
+
+fn way_back(json: &str) -> Option<WayBack> {
+    let (stream, fed, taken_by, lost): (String, bool, Option<Uuid>, Option<String>) =
+        serde_json::from_str(json).ok()?;
+    Some(WayBack { stream, fed, taken_by: taken_by.map(MoveId::from), lost })
+}
+
+/// What a mover shows when it changes a row: which move of which shard, and that it still holds the lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hold {
+    pub(crate) id: MoveId,
+    pub(crate) shard: ShardId,
+    pub(crate) lease: Uuid,
+}
+
+/// Of what a mover's session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signed {
+    /// Of one shard's work.
+    Shard,
+    /// Of all shards that come from one host together.
+    Group,
+    /// Of a shard's audit, which outlives the lease. While one of this name is at the source, the audit is under way.
+    Audit,
+}
+
+impl Hold {
+    /// What such sessions are called, whoever holds the lease: their names start so.
+    pub(crate) fn signature(&self, of: Signed) -> String {
+        match of {
+            Signed::Shard => format!("pgshard {}/{}/", self.id, self.shard),
+            Signed::Group => format!("pgshard {}/all/", self.id),
+            Signed::Audit => format!("pgshard audit {}/{}", self.id, self.shard),
+        }
+    }
+
+    /// What sessions under this lease are called, in the 63 bytes that there are for it. A takeover ends those that are
+    /// called after another one.
+    pub(crate) fn session_name(&self, of: Signed) -> String {
+        if of == Signed::Audit {
+            return self.signature(of);
+        }
+        format!("{}{}", self.signature(of), self.lease.simple().to_string().split_at(8).0)
+    }
+}
+
+impl Session {
+    /// Marks the session as this mover's, for whoever takes the move over.
+    pub(crate) async fn sign(&self, hold: Hold, of: Signed) -> Result<(), Error> {
+        let name = hold.session_name(of);
+        let sql = "SELECT set_config('application_name', $1, false)";
+        self.execute("naming the session", sql, &[&name]).await.map(drop)
+    }
+
+    /// Whether the host has a control schema.
+    pub(crate) async fn is_bootstrapped(&self) -> Result<bool, Error> {
+        let sql = "SELECT to_regclass('pgshard.move') IS NOT NULL";
+        Ok(self.row("looking for the control schema", sql, &[]).await?.get(0))
+    }
+
+    /// [`Session::entries`], with who works on them; none where there is no control schema.
+    pub(crate) async fn entries_if_any(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
+        if !self.is_bootstrapped().await? {
+            return Ok(Vec::new());
+        }
+        let mut entries = self.entries(id).await?;
+        self.add_workers(&mut entries, id).await?;
+        Ok(entries)
+    }
+
+    /// Every entry of the journal on this host, or those of one move.
+    ///
+    /// Locks: none but ACCESS SHARE on the table.
+    pub(crate) async fn entries(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
+        // Of one move by its key: the journal keeps all that ever left the host.
+        let sql = format!(
+            "SELECT {COLUMNS} FROM pgshard.move WHERE $1::uuid IS NULL OR move_id = $1 ORDER BY move_id, shard_id"
+        );
+        let rows = self.rows("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await?;
+        rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed("reading the journal", error))
+    }
+
+    /// The entry of one shard of a move.
+    ///
+    /// Locks: none but ACCESS SHARE on the table.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchMove`] where this host knows nothing of it.
+    pub(crate) async fn entry(&self, id: MoveId, shard: ShardId) -> Result<Entry, Error> {
+        self.find_entry(id, shard).await?.ok_or(Error::NoSuchMove { id })
+    }
+
+    /// The entry of one shard of a move, if this host knows of it.
+    ///
+    /// Locks: none but ACCESS SHARE on the table.
+    pub(crate) async fn find_entry(&self, id: MoveId, shard: ShardId) -> Result<Option<Entry>, Error> {
+        let what = "reading the journal";
+        let sql = format!("SELECT {COLUMNS} FROM pgshard.move WHERE move_id = $1 AND shard_id = $2");
+        let rows = self.rows(what, &sql, &[id.uuid(), &shard.as_i32()]).await?;
+        rows.first().map(|row| Entry::of(row).map_err(|error| self.failed(what, error))).transpose()
+    }
+
+    /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index. What is wanted
+    /// of the move's other shards by now is wanted of this one too. A mover that slept, and whose shards were taken over meanwhile,
+    /// claims no more of them.
+    ///
+    /// Locks: ROW EXCLUSIVE on pgshard.move and KEY SHARE on the mover's own row, for this one statement.
+    pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
+        let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder,
+                 wanted, hold_until, back_of, back)
+             SELECT $1, $2, $3, $4, $5, 'claimed', $6, $7, clock_timestamp() + $8 * interval '1 ms', $9,
+                 coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END, $12, $13
+             FROM pgshard.shard s
+             LEFT JOIN (SELECT wanted, hold_until FROM pgshard.move WHERE move_id = $1 LIMIT 1) m ON true
+             WHERE s.shard_id = $2 AND s.state = 'serving' AND s.epoch = $6
+               AND EXISTS (SELECT FROM pgshard.mover WHERE lease = $7 FOR KEY SHARE)";
+        let lease_ms = claim.lease_for.as_millis() as f64;
+        let source = self.host.as_str();
+        let (shard, epoch, mode) = (hold.shard.as_i32(), claim.epoch.as_i32(), claim.mode.as_str());
+        let (id, target) = (hold.id.uuid(), claim.target.as_str());
+        let back_of = claim.back_of.map(|id| *id.uuid());
+        let back = claim.back.as_str();
+        let (wanted, until) = claim.fence_at.wish();
+        let wanted = wanted.as_str();
+        let claimed = self
+            .execute(
+                "claiming the shard",
+                sql,
+                &[
+                    id,
+                    &shard,
+                    &source,
+                    &target,
+                    &mode,
+                    &epoch,
+                    &hold.lease,
+                    &lease_ms,
+                    &claim.holder,
+                    &wanted,
+                    &until,
+                    &back_of,
+                    &back,
+                ],
+            )
+            .await;
+        match claimed {
+            Ok(1) => Ok(()),
+            // Neither: the shard was moved meanwhile.
+            Ok(_) => Err(self.claimed(hold.shard).await?),
+            Err(Error::Database { source, .. })
+                if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) =>
+            {
+                Err(self.claimed(hold.shard).await?)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The error that names who has claimed a shard.
+    async fn claimed(&self, shard: ShardId) -> Result<Error, Error> {
+        let entry = self.open_entry(shard).await?;
+        let by = entry.map(|entry| Box::new(Rival { id: entry.id, worker: entry.worker }));
+        Ok(Error::Claimed { shard, by })
+    }
+
+    /// The move of a shard away from here that has not ended, with who works on it.
+    ///
+    /// Locks: none but ACCESS SHARE on the journal.
+    pub(crate) async fn open_entry(&self, shard: ShardId) -> Result<Option<Entry>, Error> {
+        let sql = format!(
+            "SELECT {COLUMNS} FROM pgshard.move WHERE shard_id = $1 AND phase NOT IN ('kept', 'completed', 'aborted')"
+        );
+        let what = "asking for the shard's move";
+        let rows = self.rows(what, &sql, &[&shard.as_i32()]).await?;
+        let read: Result<Vec<Entry>, _> = rows.iter().map(Entry::of).collect();
+        let mut entries = read.map_err(|error| self.failed(what, error))?;
+        self.add_workers(&mut entries, None).await?;
+        Ok(entries.pop())
+    }
+
+    /// Takes the lease of one shard over, on the journal and, if this move has fenced the shard, on its row: from now on the former
+    /// holder changes nothing. False if the lease is no longer `former`: somebody else was faster.
+    ///
+    /// Locks: the shard's row and the move's, in this order as everywhere, for this one transaction.
+    pub(crate) async fn take_over(
+        &self,
+        hold: Hold,
+        former: Uuid,
+        leases: Leases,
+        holder: &str,
+    ) -> Result<bool, Error> {
+        let what = "taking the lease over";
+        let (id, shard, lease_ms) = (hold.id.uuid(), hold.shard.as_i32(), leases.lease.as_millis() as f64);
+        self.batch(what, "BEGIN").await?;
+        let sql = "SELECT FROM pgshard.shard WHERE shard_id = $1 FOR NO KEY UPDATE";
+        self.rows(what, sql, &[&shard]).await?;
+        let sql =
+            "UPDATE pgshard.move SET lease = $3, lease_until = clock_timestamp() + $4 * interval '1 ms', holder = $5
+             WHERE move_id = $1 AND shard_id = $2 AND lease = $6";
+        let taken = self.execute(what, sql, &[id, &shard, &hold.lease, &lease_ms, &holder, &former]).await? == 1;
+        if taken {
+            // A fence that is near its deadline would end in the midst of what this mover does behind it.
+            let sql = "UPDATE pgshard.shard SET lease = $3 WHERE shard_id = $2 AND state = 'fenced' AND move_id = $1";
+            self.execute(what, sql, &[id, &shard, &hold.lease]).await?;
+            let sql = "SELECT pgshard.heartbeat($1, $2, $3, $4, $5)";
+            self.row(what, sql, &[&shard, id, &hold.lease, &leases.lease_ms(), &leases.fence_ms()]).await?;
+        }
+        self.batch(what, "COMMIT").await?;
+        Ok(taken)
+    }
+
+    /// Gives the lease back, so that a resume need not wait for its end. Keeps what went wrong, for people; not of a move that
+    /// has ended, where nothing is left to go wrong: a mover that slept through its lease says that it lost it.
+    ///
+    /// Locks: the move's row, for this one statement.
+    pub(crate) async fn release(&self, hold: Hold, error: Option<&str>) -> Result<(), Error> {
+        let sql = "UPDATE pgshard.move SET lease_until = clock_timestamp(),
+                 last_error = CASE WHEN $4::text IS NOT NULL AND phase IN ('kept', 'completed', 'aborted') THEN last_error ELSE $4 END
+             WHERE move_id = $1 AND shard_id = $2 AND lease = $3";
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [hold.id.uuid(), &hold.shard.as_i32(), &hold.lease, &error];
+        self.execute("giving the lease back", sql, &params).await.map(drop)
+    }
+
+    /// Writes how an audit has ended. Nobody holds a lease for it; of two that audit, what one of them has found stands.
+    ///
+    /// Locks: the move's row, for this one statement.
+    pub(crate) async fn audited(&self, id: MoveId, shard: ShardId, audit: &Audit) -> Result<(), Error> {
+        let sql = "UPDATE pgshard.move SET audit = $3, audited_at = clock_timestamp(), audit_found = $4
+             WHERE move_id = $1 AND shard_id = $2 AND (audit IS NULL OR audit IN ('under way', 'not audited'))";
+        let (shard, state) = (shard.as_i32(), audit.state.as_str());
+        self.execute("writing the audit", sql, &[id.uuid(), &shard, &state, &audit.found()]).await.map(drop)
+    }
+
+    /// Writes how far the move is.
+    ///
+    /// Locks: the move's row, for this one statement.
+    pub(crate) async fn advance(&self, hold: Hold, phase: Phase, note: &Note) -> Result<(), Error> {
+        let sql = "UPDATE pgshard.move SET phase = $4, updated_at = clock_timestamp(), rows = coalesce($5, rows),
+                 bytes = coalesce($6, bytes), timings = timings || $7, fingerprint = coalesce($8, fingerprint),
+                 audit = coalesce($9, audit), audit_found = coalesce($10, audit_found),
+                 audited_at = CASE WHEN $9 <> 'under way' THEN clock_timestamp() ELSE audited_at END
+             WHERE move_id = $1 AND shard_id = $2 AND lease = $3";
+        let (id, shard, phase_name) = (hold.id.uuid(), hold.shard.as_i32(), phase.as_str());
+        let state = note.audit.as_ref().and_then(|audit| audit.state.as_str());
+        let found = note.audit.as_ref().map(Audit::found);
+        let Note { rows, bytes, timings, fingerprint, .. } = note;
+        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 10] =
+            [id, &shard, &hold.lease, &phase_name, rows, bytes, timings, fingerprint, &state, &found];
+        let updated = self.execute("writing the journal", sql, &params).await?;
+        if updated == 1 { Ok(()) } else { Err(Error::LeaseLost { shard: hold.shard }) }
+    }
+}
+
+/// The facts of a claim.
+pub(crate) struct Claim<'a> {
+    pub(crate) target: &'a HostName,
+    pub(crate) mode: Mode,
+    pub(crate) epoch: ShardEpoch,
+    pub(crate) lease_for: Duration,
+    pub(crate) holder: &'a str,
+    pub(crate) back_of: Option<MoveId>,
+    pub(crate) back: Back,
+    pub(crate) fence_at: FenceAt,
+}
+
+/// What a step adds to the journal besides the phase.
+pub(crate) struct Note {
+    pub(crate) rows: Option<i64>,
+    pub(crate) bytes: Option<i64>,
+    pub(crate) timings: Value,
+    pub(crate) fingerprint: Option<String>,
+    pub(crate) audit: Option<Audit>,
+}
+
+impl Default for Note {
+    fn default() -> Note {
+        let timings = Value::Object(serde_json::Map::new());
+        Note { rows: None, bytes: None, timings, fingerprint: None, audit: None }
+    }
+}

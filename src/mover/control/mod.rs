@@ -1,0 +1,10 @@
+//! Who works on a move, and how far it is: sessions, the journal with its leases, signs of life, what operators ask for.
+
+pub(crate) mod context;
+pub(crate) mod heartbeat;
+pub(crate) mod journal;
+pub(crate) mod observe;
+pub(crate) mod report;
+pub(crate) mod session;
+pub(crate) mod wish;
+pub(crate) mod worker;

@@ -1,0 +1,88 @@
+//! What becomes of the shards of a move, for whoever asked for it.
+
+use std::time::Duration;
+
+use crate::map::HostName;
+use crate::mover::control::journal::Entry;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::Phase;
+use crate::mover::protocol::verdict::Audit;
+use crate::shard::ShardId;
+
+/// One shard that was moved (or whose move was aborted).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardReport {
+    /// The shard.
+    pub shard: ShardId,
+    /// Where it was.
+    pub source: HostName,
+    /// Where it was to go.
+    pub target: HostName,
+    /// How far its move is.
+    pub phase: Phase,
+    /// Rows copied.
+    pub rows: u64,
+    /// Bytes that went over the wire.
+    pub bytes: u64,
+    /// How long the copy took.
+    pub copy: Duration,
+    /// How long nobody could use the shard; `None` if that is not known.
+    pub pause: Option<Duration>,
+    /// What became of its audit.
+    pub audit: Audit,
+}
+
+impl ShardReport {
+    pub(crate) fn of(entry: &Entry) -> ShardReport {
+        let timing = |name: &str| entry.timings.get(name).and_then(|ms| ms.as_f64());
+        let duration = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default();
+        ShardReport {
+            shard: entry.shard,
+            source: entry.source.clone(),
+            target: entry.target.clone(),
+            phase: entry.phase,
+            rows: entry.rows.and_then(|rows| u64::try_from(rows).ok()).unwrap_or(0),
+            bytes: entry.bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0),
+            copy: timing("copy_ms").map(duration).unwrap_or_default(),
+            pause: timing("pause_ms").map(duration),
+            audit: entry.audit.clone(),
+        }
+    }
+}
+
+/// How a move, a resume or an abort ended, shard by shard.
+#[derive(Debug)]
+pub struct Report {
+    /// The move.
+    pub id: MoveId,
+    /// The shards that got where they should.
+    pub done: Vec<ShardReport>,
+    /// The others, each with why. What one of them left behind, [`Error`] says.
+    pub failed: Vec<(ShardId, Error)>,
+    /// The hosts that could not be asked: more shards of the move may come from there.
+    pub unknown: Vec<(HostName, Error)>,
+}
+
+/// Sorts how shards ended.
+pub(crate) fn report(id: MoveId, ends: Vec<(ShardId, Result<ShardReport, Error>)>) -> Report {
+    let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown: Vec::new() };
+    for (shard, end) in ends {
+        match end {
+            Ok(done) => report.done.push(done),
+            Err(error) => report.failed.push((shard, error)),
+        }
+    }
+    report
+}
+
+/// Something that [`Mover::gc`](crate::mover::Mover::gc) put right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cleaned {
+    /// Where.
+    pub host: HostName,
+    /// The shard.
+    pub shard: ShardId,
+    /// What was done.
+    pub what: String,
+}

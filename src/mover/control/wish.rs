@@ -1,0 +1,50 @@
+//! What an operator wants of a move while it runs, told through the journal: from any machine, to a mover on any other.
+//!
+//! What may not break: a wish decides only when a mover goes on, never what it does. So it needs no lease, and a wish that
+//! comes too late changes nothing.
+
+use crate::mover::protocol::desired::{Asked, Wanted};
+
+use crate::shard::ShardId;
+
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::worker::{Work, Worker};
+
+/// What is wanted at present, by the host's own clock: an expression over a row of `pgshard.move`.
+pub(crate) const WANTED: &str =
+    "CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END";
+
+impl Session {
+    /// Writes what is asked of the movers of a move that goes from here. Who was to abort still is.
+    ///
+    /// Locks: their rows, for this one statement.
+    pub(crate) async fn ask(&self, id: MoveId, asked: Asked, by: &str) -> Result<(), Error> {
+        let sql = "UPDATE pgshard.mover SET asked = $2, asked_by = $3, asked_at = clock_timestamp()
+            WHERE move_id = $1 AND work = 'move' AND (asked IS NULL OR asked = 'stop' AND $2 = 'abort')";
+        self.execute("asking the mover", sql, &[id.uuid(), &asked.as_str(), &by]).await.map(drop)
+    }
+
+    /// Who works on a move from here.
+    pub(crate) async fn workers(&self, id: MoveId) -> Result<Vec<Worker>, Error> {
+        let presences = self.presences(Some(id)).await?;
+        let at_work = presences.into_iter().filter(|of| of.lives() && of.worker.work == Work::Move);
+        Ok(at_work.map(|of| of.worker).collect())
+    }
+
+    /// Writes the wish to this host's journal; which shards it is about, and whether their move has ended.
+    ///
+    /// Locks: the move's rows, for this one statement. Those that have ended too: a claim that is still to come takes the wish
+    /// from them.
+    pub(crate) async fn want(&self, id: MoveId, wanted: Wanted) -> Result<Vec<(ShardId, bool)>, Error> {
+        if !self.is_bootstrapped().await? {
+            return Ok(Vec::new());
+        }
+        let sql = "UPDATE pgshard.move SET wanted = $2, hold_until = NULL WHERE move_id = $1
+            RETURNING shard_id, phase IN ('kept', 'completed', 'aborted')";
+        let rows = self.rows("saying what is wanted", sql, &[id.uuid(), &wanted.as_str()]).await?;
+        let shard = |row: &tokio_postgres::Row| Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, row.get(1)));
+        Ok(rows.iter().filter_map(shard).collect())
+    }
+}

@@ -1,0 +1,306 @@
+//! Who works on a move: a row of `pgshard.mover` at the host that the shards come from, and the session lock of its lease.
+//!
+//! The shards of one move that go from one host to one other have one mover, whatever has become of each of them: one that has
+//! failed, or is kept already, is not taken from under the others.
+//!
+//! Invariant: all open shards of such a route change hands in one transaction, and only if nobody who holds one of them lives.
+
+use crate::mover::protocol::desired::{Asked, Wish};
+use crate::mover::protocol::worker::{Work, Worker};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
+use uuid::Uuid;
+
+use crate::map::HostName;
+use crate::shard::ShardId;
+
+use crate::mover::control::heartbeat::{Heartbeat, LOCK_CLASS};
+use crate::mover::control::journal::{COLUMNS, Entry, Hold, Signed};
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+
+/// What a mover writes of itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Claimant {
+    pub(crate) id: MoveId,
+    pub(crate) lease: Uuid,
+    pub(crate) target: HostName,
+    pub(crate) holder: String,
+    pub(crate) work: Work,
+}
+
+/// The mover of a lease, dead or alive.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    pub(crate) lease: Uuid,
+    pub(crate) worker: Worker,
+    /// How long its lease lasts; zero: it is paused, or gone.
+    left: Duration,
+    /// Whether the connection is there that holds its session lock.
+    locked: bool,
+}
+
+impl Presence {
+    /// Whether the mover renews its lease, and its connection is there.
+    pub(crate) fn lives(&self) -> bool {
+        self.locked && !self.left.is_zero()
+    }
+}
+
+/// What the shards of one move have in common that go to one host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route<'a> {
+    pub(crate) id: MoveId,
+    pub(crate) target: &'a HostName,
+}
+
+impl Session {
+    /// Says that a mover is at work here from now on.
+    ///
+    /// Locks: one row of its own, for this one statement.
+    pub(crate) async fn enter(&self, claimant: &Claimant, lease: Duration) -> Result<(), Error> {
+        let sql = "INSERT INTO pgshard.mover (lease, move_id, target, holder, work, lease_until)
+            VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6 * interval '1 ms')";
+        let Claimant { id, lease: own, target, holder, work } = claimant;
+        let (target, work, lease_ms) = (target.as_str(), work.as_str(), lease.as_millis() as f64);
+        self.execute("saying who works", sql, &[own, id.uuid(), &target, holder, &work, &lease_ms]).await.map(drop)
+    }
+
+    /// The mover has ended. What it has not brought to its end can be taken over at once.
+    ///
+    /// Locks: the rows that it holds still, and its own, for this one statement.
+    pub(crate) async fn depart(&self, lease: Uuid) -> Result<(), Error> {
+        let sql = "WITH gone AS (DELETE FROM pgshard.mover WHERE lease = $1 RETURNING move_id)
+            UPDATE pgshard.move SET lease_until = clock_timestamp()
+            WHERE move_id = (SELECT move_id FROM gone) AND lease = $1 AND lease_until > clock_timestamp()";
+        self.execute("saying that nobody works any more", sql, &[&lease]).await.map(drop)
+    }
+
+    /// Forgets movers that died, and whose lease is over.
+    ///
+    /// Locks: their rows, for one statement.
+    pub(crate) async fn forget_the_dead(&self) -> Result<(), Error> {
+        let presences = self.presences(None).await?;
+        let gone = |presence: &&Presence| !presence.locked && presence.left.is_zero();
+        let gone: Vec<Uuid> = presences.iter().filter(gone).map(|presence| presence.lease).collect();
+        let sql = "DELETE FROM pgshard.mover WHERE lease = ANY ($1)";
+        self.execute("forgetting dead movers", sql, &[&gone]).await.map(drop)
+    }
+
+    /// Whether this lease's mover has not been taken over.
+    ///
+    /// Locks: none but ACCESS SHARE on the table.
+    pub(crate) async fn is_entered(&self, lease: Uuid) -> Result<bool, Error> {
+        let sql = "SELECT FROM pgshard.mover WHERE lease = $1";
+        Ok(!self.rows("asking who works", sql, &[&lease]).await?.is_empty())
+    }
+
+    /// Renews the mover's lease, and gives what it is asked for.
+    ///
+    /// `None`: somebody has taken over.
+    ///
+    /// Locks: its row, for this one statement.
+    pub(crate) async fn renew_presence(&self, lease: Uuid, lasts_ms: i32) -> Result<Option<Option<Wish>>, Error> {
+        let what = "renewing the mover's lease";
+        let sql = "UPDATE pgshard.mover SET lease_until = clock_timestamp() + $2 * interval '1 ms' WHERE lease = $1
+            RETURNING asked, asked_by";
+        let rows = self.rows(what, sql, &[&lease, &f64::from(lasts_ms)]).await?;
+        rows.first().map(wish).transpose().map_err(|error| self.failed(what, error))
+    }
+
+    /// Who works on moves from here, or on one of them; movers that are gone without a word too.
+    ///
+    /// Locks: none but ACCESS SHARE on the table; pg_locks holds the lock manager's partitions for microseconds.
+    pub(crate) async fn presences(&self, id: Option<MoveId>) -> Result<Vec<Presence>, Error> {
+        let what = "asking who works";
+        let sql = "SELECT m.lease, m.holder, m.work = 'feed' AS feeds, m.since, m.asked, m.asked_by,
+                greatest(0, extract(epoch FROM m.lease_until - clock_timestamp()))::double precision AS lasts,
+                EXISTS (SELECT FROM pg_locks l
+                        WHERE l.locktype = 'advisory' AND l.granted AND l.classid = $2 AND l.objsubid = 2
+                          AND l.objid::bigint = ('x' || left(m.lease::text, 8))::bit(32)::bigint
+                          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS locked
+            FROM pgshard.mover m WHERE $1::uuid IS NULL OR m.move_id = $1 ORDER BY m.since";
+        let class = LOCK_CLASS.cast_unsigned();
+        let rows = self.rows(what, sql, &[&id.map(|id| *id.uuid()), &class]).await?;
+        rows.iter().map(presence).collect::<Result<_, _>>().map_err(|error| self.failed(what, error))
+    }
+
+    /// Adds to entries who works on them.
+    pub(crate) async fn add_workers(&self, entries: &mut [Entry], id: Option<MoveId>) -> Result<(), Error> {
+        let presences = self.presences(id).await?;
+        let known: BTreeMap<Uuid, &Presence> = presences.iter().map(|presence| (presence.lease, presence)).collect();
+        for entry in entries {
+            entry.worker = match known.get(&entry.lease) {
+                Some(presence) => presence.lives().then(|| presence.worker.clone()),
+                None => nameless(entry),
+            };
+        }
+        Ok(())
+    }
+
+    /// The open shards of a route, their leases ours now; with the leases that they had. Or who works on them, and how long he
+    /// has left unless he renews.
+    ///
+    /// Locks: rows of pgshard.shard that this move has fenced, then the route's rows of pgshard.move, in the order of the shards, for
+    /// one transaction; the former movers' rows.
+    async fn take_route(&self, route: Route<'_>, to: &Claimant, leases: (i32, i32)) -> Result<Take, Error> {
+        self.batch(TAKING, "BEGIN").await?;
+        let taken = self.take_in_transaction(route, to, leases).await;
+        self.batch(TAKING, if matches!(taken, Ok(Take::Taken { .. })) { "COMMIT" } else { "ROLLBACK" }).await?;
+        taken
+    }
+
+    async fn take_in_transaction(&self, route: Route<'_>, to: &Claimant, leases: (i32, i32)) -> Result<Take, Error> {
+        let (id, target, (lease_ms, fence_ms)) = (route.id.uuid(), route.target.as_str(), leases);
+        // Not the row of a shard that is served: a migration may hold that for long. First, as everywhere: a heartbeat or a decide
+        // of a mover that wakes up right now would wait for us, and we for it.
+        let sql = "SELECT FROM pgshard.shard WHERE state = 'fenced' AND move_id = $1 AND peer = $2
+             ORDER BY shard_id FOR NO KEY UPDATE";
+        self.rows(TAKING, sql, &[id, &target]).await?;
+        let sql = format!(
+            "SELECT {COLUMNS} FROM pgshard.move WHERE move_id = $1 AND target = $2 AND phase NOT IN ({ENDED})
+             ORDER BY shard_id FOR UPDATE"
+        );
+        let entries = self.read_entries(&sql, &[id, &target]).await?;
+        let former: BTreeSet<Uuid> = entries.iter().map(|entry| entry.lease).collect();
+        let presences = self.presences(Some(route.id)).await?;
+        for entry in &entries {
+            let presence = presences.iter().find(|presence| presence.lease == entry.lease);
+            let at_work = match presence {
+                Some(presence) => presence.lives().then(|| (presence.worker.clone(), presence.left)),
+                None => nameless(entry).map(|worker| (worker, entry.lease_left)),
+            };
+            if let Some((worker, left)) = at_work {
+                return Ok(Take::AtWork { lease: entry.lease, worker, left });
+            }
+        }
+        // Before the journal: a claim holds its mover's row, so that one which is under way is among what is taken next.
+        let former: Vec<Uuid> = former.into_iter().collect();
+        self.execute(TAKING, "DELETE FROM pgshard.mover WHERE lease = ANY ($1)", &[&former]).await?;
+        let sql = format!(
+            "UPDATE pgshard.move SET lease = $3, lease_until = clock_timestamp() + $4 * interval '1 ms', holder = $5
+             WHERE move_id = $1 AND target = $2 AND phase NOT IN ({ENDED}) RETURNING {COLUMNS}"
+        );
+        let entries = self.read_entries(&sql, &[id, &target, &to.lease, &f64::from(lease_ms), &to.holder]).await?;
+        // A fence that is near its deadline would end in the midst of what this mover does behind it.
+        let sql = "UPDATE pgshard.shard SET lease = $3 WHERE state = 'fenced' AND move_id = $1 AND peer = $2 RETURNING shard_id";
+        for row in self.rows(TAKING, sql, &[id, &target, &to.lease]).await? {
+            let shard: i32 = row.try_get(0).map_err(|error| self.failed(TAKING, error))?;
+            let sql = "SELECT pgshard.heartbeat($1, $2, $3, $4, $5)";
+            self.row(TAKING, sql, &[&shard, id, &to.lease, &lease_ms, &fence_ms]).await?;
+        }
+        Ok(Take::Taken { entries, former })
+    }
+
+    async fn read_entries(
+        &self,
+        sql: &str,
+        params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<Vec<Entry>, Error> {
+        let rows = self.rows(TAKING, sql, params).await?;
+        let mut entries: Vec<Entry> =
+            rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed(TAKING, error))?;
+        entries.sort_by_key(|entry| entry.shard);
+        Ok(entries)
+    }
+
+    /// Ends what former movers of these shards still have open here: a transaction of a paused one would keep rows locked for as long
+    /// as it sleeps. Of the same role; never our own, nor those of the move's shards from other hosts.
+    ///
+    /// Locks: none.
+    pub(crate) async fn end_former(&self, own: Hold, shards: &[ShardId], former: &[Uuid]) -> Result<(), Error> {
+        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE starts_with(application_name, $1) AND usename = current_user AND datname = current_database()
+               AND (split_part(application_name, '/', 2) = ANY ($2) AND split_part(application_name, '/', 3) <> $3
+                    OR split_part(application_name, '/', 3) = ANY ($4))";
+        let of_move = own.signature(Signed::Group);
+        let of_move = of_move.strip_suffix("all/").unwrap_or(&of_move);
+        let short = |lease: &Uuid| lease.simple().to_string().split_at(8).0.to_owned();
+        let shards: Vec<String> = shards.iter().map(ToString::to_string).collect();
+        let former: Vec<String> = former.iter().map(short).collect();
+        let own = short(&own.lease);
+        self.rows("ending the former mover's sessions", sql, &[&of_move, &shards, &own, &former]).await.map(drop)
+    }
+}
+
+const TAKING: &str = "taking the move over";
+
+/// The phases of a shard whose move has ended.
+const ENDED: &str = "'kept', 'completed', 'aborted'";
+
+enum Take {
+    Taken { entries: Vec<Entry>, former: Vec<Uuid> },
+    AtWork { lease: Uuid, worker: Worker, left: Duration },
+}
+
+/// Whoever holds the lease of this entry and has no row: a release that wrote none. It renews the lease while it lives.
+fn nameless(entry: &Entry) -> Option<Worker> {
+    (!entry.lease_left.is_zero()).then(|| Worker {
+        work: Work::Move,
+        holder: entry.holder.clone(),
+        since: None,
+        wish: None,
+    })
+}
+
+fn presence(row: &Row) -> Result<Presence, tokio_postgres::Error> {
+    Ok(Presence {
+        lease: row.try_get("lease")?,
+        worker: Worker {
+            work: if row.try_get("feeds")? { Work::Feed } else { Work::Move },
+            holder: row.try_get("holder")?,
+            since: row.try_get("since")?,
+            wish: wish(row)?,
+        },
+        left: Duration::try_from_secs_f64(row.try_get("lasts")?).unwrap_or_default(),
+        locked: row.try_get("locked")?,
+    })
+}
+
+fn wish(row: &Row) -> Result<Option<Wish>, tokio_postgres::Error> {
+    let asked = row.try_get::<_, Option<String>>("asked")?;
+    let by = row.try_get::<_, Option<String>>("asked_by")?.unwrap_or_default();
+    Ok(asked.and_then(|asked| Asked::parse(&asked)).map(|asked| Wish { asked, by }))
+}
+
+impl Heartbeat {
+    /// Makes every open shard of a route ours: at once when its mover is gone, after its lease when it is paused. Gives them as the
+    /// journal has them now, and the leases that they had.
+    ///
+    /// # Errors
+    /// [`Error::AtWork`] as soon as it is seen that a mover renews its lease.
+    pub(crate) async fn take_over(
+        &self,
+        source: &Session,
+        claimant: &Claimant,
+        shard: ShardId,
+    ) -> Result<(Vec<Entry>, Vec<Uuid>), Error> {
+        let route = Route { id: claimant.id, target: &claimant.target };
+        // A paused mover's lease ends within one lease; another that it renewed just before is the margin.
+        let until = Instant::now() + self.leases().lease * 2;
+        let mut seen: Option<(Uuid, Duration)> = None;
+        loop {
+            let leases = (self.leases().lease_ms(), self.leases().fence_ms());
+            match source.take_route(route, claimant, leases).await {
+                Ok(Take::Taken { entries, former }) => return Ok((entries, former)),
+                Ok(Take::AtWork { lease, worker, left }) => {
+                    // It lasts longer than before: somebody has renewed it, and lives.
+                    let renewed = seen.is_some_and(|(whose, before)| whose == lease && left > before);
+                    if renewed || Instant::now() >= until {
+                        return Err(Error::AtWork { shard, id: claimant.id, worker });
+                    }
+                    seen = Some((lease, left));
+                }
+                // A mover that woke up at this very moment: the next look finds it alive, or its lease over.
+                Err(Error::Database { source, .. })
+                    if source.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) && Instant::now() < until => {}
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(self.leases().beat / 10).await;
+        }
+    }
+}

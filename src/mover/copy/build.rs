@@ -1,0 +1,87 @@
+//! Keys and indexes of tables whose rows are all there, while others are still copied.
+//!
+//! Before: every chunk of a table is at the target, and the table has no index. After: it has all that are built before changes
+//! are applied, and statistics. Dies halfway: as before, for it is one transaction. What may not break: that transaction is
+//! the only one that gives the table its first index, so that whoever finds one knows that all are there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::Options;
+use crate::pg::{quote_ident, quote_literal};
+use crate::schema::catalog::preamble;
+
+use crate::mover::copy::{ShardCopy, prove_lease};
+
+/// What to build on the tables of a shard: the statements for each, in their order.
+pub(crate) type Builds = BTreeMap<String, Vec<String>>;
+
+/// Those of these tables that have an index.
+///
+/// Locks: ACCESS SHARE on catalogs, for one statement.
+pub(crate) async fn built(target: &Session, schema: &str, tables: &[&str]) -> Result<BTreeSet<String>, Error> {
+    let sql = "SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1 AND c.relname = ANY ($2) AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid)";
+    let rows = target.rows("looking for what is built", sql, &[&schema, &tables]).await?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+/// Builds on these tables what is not there.
+///
+/// `application_name` is what the session is called while it is at it, so that a takeover can end it.
+///
+/// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else knows, until the end; [`prove_lease`]'s at the very end
+/// only, so that a takeover never waits for an index.
+///
+/// # Cancel safety
+/// Dropped, or failed, the session is in a transaction and to be closed.
+pub(crate) async fn build(
+    target: &Session,
+    work: &ShardCopy,
+    tables: &[String],
+    builds: &Builds,
+    application_name: &str,
+    options: &Options,
+) -> Result<(), Error> {
+    let what = "building keys and indexes";
+    let schema = &work.target_schema;
+    let named = format!("SET LOCAL application_name = {}", quote_literal(application_name));
+    let locked: Vec<String> =
+        tables.iter().map(|table| format!("{}.{}", quote_ident(schema), quote_ident(table))).collect();
+    // If the target's machine goes down, rows and indexes are lost together. Locked before it is looked what is there: a
+    // transaction whose connection we have lost may still be at its end.
+    let sql = format!(
+        "BEGIN; {named}; SET LOCAL synchronous_commit = off; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE",
+        locked.join(", ")
+    );
+    target.batch(what, &sql).await?;
+    let there = built(target, schema, &tables.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+    target.batch(what, &preamble(schema)).await?;
+    for table in tables.iter().filter(|table| !there.contains(*table)) {
+        for sql in builds.get(table).into_iter().flatten() {
+            target.batch(what, sql).await?;
+        }
+        analyze(target, schema, table).await?;
+    }
+    prove_lease(target, work.hold).await?;
+    options.at("in build")?;
+    target.batch(what, "COMMIT").await?;
+    options.at("after build")
+}
+
+/// Statistics for the planner. Without them the indexes are no worse: a failure is only told.
+///
+/// Locks: SHARE UPDATE EXCLUSIVE on the table, until the end of the transaction.
+async fn analyze(target: &Session, schema: &str, table: &str) -> Result<(), Error> {
+    let what = "analyzing";
+    target.batch(what, "SAVEPOINT before_analyze").await?;
+    let sql = format!("ANALYZE {}.{}", quote_ident(schema), quote_ident(table));
+    match target.batch(what, &sql).await {
+        Ok(()) => target.batch(what, "RELEASE before_analyze").await,
+        Err(error) => {
+            tracing::warn!(%error, table, "a table was not analyzed: autovacuum will");
+            target.batch(what, "ROLLBACK TO before_analyze").await
+        }
+    }
+}

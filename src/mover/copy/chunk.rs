@@ -1,0 +1,142 @@
+//! One bundle of chunks, from host to host: all read under one snapshot, and written with it in one transaction.
+//!
+//! Before: the chunks have no snapshot, and the target none of their rows. After: they have both. Dies halfway: as before, for
+//! the target's transaction is rolled back.
+
+use tokio_postgres::SimpleQueryMessage;
+
+use crate::mover::control::session::Session;
+use crate::mover::copy::transfer::{pipe, qualified, statements};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::Options;
+use crate::mover::protocol::throttle::Throttle;
+use crate::pg::quote_literal;
+
+use crate::mover::copy::cut::Chunk;
+use crate::mover::copy::snapshot::Snapshot;
+use crate::mover::copy::{ShardCopy, prove_lease};
+use crate::mover::preflight::table::TableShape;
+
+/// What a chunk turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Copied {
+    pub(crate) rows: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Copies chunks of one shard. `None`: another worker, or another mover, has done them meanwhile.
+///
+/// `application_name` is what both sessions are called while they are at it, so that a takeover can end them.
+///
+/// Locks: ACCESS SHARE on the source's tables while they are read; ROW EXCLUSIVE on the target's, which nobody else uses, until
+/// the end; the chunks' rows and [`prove_lease`]'s at the very end only, so that a takeover never waits for a copy.
+///
+/// # Cancel safety
+/// Dropped, or failed, both sessions are in transactions and to be closed.
+pub(crate) async fn copy(
+    (source, target): (&Session, &Session),
+    work: &ShardCopy,
+    chunks: &[Chunk],
+    application_name: &str,
+    options: &Options,
+    throttle: &Throttle,
+    mut copied: impl FnMut(u64),
+) -> Result<Option<Vec<Copied>>, Error> {
+    let what = "copying rows";
+    let tables = chunks.iter().map(|chunk| table_of(work, chunk)).collect::<Result<Vec<_>, _>>()?;
+    let named = format!("SET LOCAL application_name = {}", quote_literal(application_name));
+    let snapshot = read_from(source, work, &tables, &named).await?;
+    // If the target's machine goes down, rows and snapshot are lost together.
+    target.batch(what, &format!("BEGIN; {named}; SET LOCAL synchronous_commit = off")).await?;
+    let mut sizes = Vec::with_capacity(chunks.len());
+    for (chunk, table) in chunks.iter().zip(&tables) {
+        let condition = chunk.range.condition(table.first_key_column());
+        let (out, into) = statements(table, &work.source_schema, &work.target_schema, &condition);
+        let (rows, bytes) = pipe((source, &out), (target, &into), throttle, &mut copied).await?;
+        sizes.push(Copied { rows, bytes });
+    }
+    source.batch(what, "ROLLBACK").await?;
+    flush(source).await?;
+    prove_lease(target, work.hold).await?;
+    let done = keep(target, work, chunks, &sizes, &snapshot).await?;
+    options.at("in a chunk")?;
+    target.batch(what, if done { "COMMIT" } else { "ROLLBACK" }).await?;
+    Ok(done.then_some(sizes))
+}
+
+/// Makes durable what a snapshot of this server has seen. A transaction that committed asynchronously, or was rolled back,
+/// may be lost in a crash, and its number given out again: the changes of the second that has it would be passed over as seen.
+///
+/// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours asks for, and waits for the disk.
+pub(crate) async fn flush(source: &Session) -> Result<(), Error> {
+    let sql = "SET LOCAL synchronous_commit = on; SELECT pg_logical_emit_message(true, 'pgshard', '')";
+    source.batch("making the snapshot durable", &format!("BEGIN; {sql}; COMMIT")).await
+}
+
+fn table_of<'w>(work: &'w ShardCopy, chunk: &Chunk) -> Result<&'w TableShape, Error> {
+    work.table(&chunk.table).ok_or_else(|| Error::Altered {
+        shard: work.shard(),
+        what: format!("table {} was cut into chunks and is no more", chunk.table),
+    })
+}
+
+/// Begins to read: locks, and only then the snapshot.
+///
+/// LOCK TABLE takes none by itself, not even under REPEATABLE READ. With the snapshot first, a TRUNCATE in between would give
+/// no rows under a snapshot that does not see it.
+///
+/// Locks: ACCESS SHARE on the tables until the end of the transaction. Waits as long as the session's lock_timeout says.
+pub(crate) async fn read_from(
+    source: &Session,
+    work: &ShardCopy,
+    tables: &[&TableShape],
+    first: &str,
+) -> Result<Snapshot, Error> {
+    let what = "locking the tables and taking a snapshot";
+    let names: Vec<String> = tables.iter().map(|table| qualified(&work.source_schema, table)).collect();
+    let literals: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
+    // An array, for a function takes no more than a hundred arguments.
+    let sql = format!(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {first};
+         LOCK TABLE ONLY {} IN ACCESS SHARE MODE;
+         SELECT pg_current_snapshot()::text, array_to_string(ARRAY[{}]::regclass[]::oid[], ' ')",
+        names.join(", ONLY "),
+        literals.join(", ")
+    );
+    let answer = source.client.simple_query(&sql).await.map_err(|error| source.failed(what, error))?;
+    let row = answer.iter().rev().find_map(|message| match message {
+        SimpleQueryMessage::Row(row) => Some((row.get(0)?, row.get(1)?)),
+        _ => None,
+    });
+    let wrong = |observed: String| Error::Stuck { shard: work.shard(), observed };
+    let (snapshot, found) = row.ok_or_else(|| wrong(format!("host {} gave no row for a snapshot", source.host)))?;
+    let expected = tables.iter().map(|table| table.oid.to_string()).collect::<Vec<_>>().join(" ");
+    if found != expected {
+        let what = format!("a table of {} was dropped and made again", work.source_schema);
+        return Err(Error::Altered { shard: work.shard(), what });
+    }
+    Snapshot::parse(snapshot).ok_or_else(|| wrong(format!("host {} calls {snapshot:?} its snapshot", source.host)))
+}
+
+/// Writes the snapshot to the chunks. False if one of them has one already.
+///
+/// Locks: the chunks' rows until the end of the transaction.
+async fn keep(
+    target: &Session,
+    work: &ShardCopy,
+    chunks: &[Chunk],
+    sizes: &[Copied],
+    snapshot: &Snapshot,
+) -> Result<bool, Error> {
+    let names: Vec<&str> = chunks.iter().map(|chunk| chunk.table.as_str()).collect();
+    let numbers: Vec<i32> = chunks.iter().map(|chunk| chunk.number).collect();
+    let rows: Vec<i64> = sizes.iter().map(|size| size.rows as i64).collect();
+    let bytes: Vec<i64> = sizes.iter().map(|size| size.bytes as i64).collect();
+    let (snapshot, id, shard) = (snapshot.to_string(), work.hold.id.uuid(), work.shard().as_i32());
+    let sql = "UPDATE pgshard.chunk c SET snapshot = $3, rows = p.r, bytes = p.b
+        FROM unnest($4::text[], $5::integer[], $6::bigint[], $7::bigint[]) AS p(n, k, r, b)
+        WHERE c.move_id = $1 AND c.shard_id = $2 AND c.table_name = p.n AND c.number = p.k AND c.snapshot IS NULL";
+    let what = "writing the chunks' snapshot";
+    let kept = target.execute(what, sql, &[id, &shard, &snapshot, &names, &numbers, &rows, &bytes]).await?;
+    Ok(kept == chunks.len() as u64)
+}

@@ -1,0 +1,69 @@
+//! The copy of a shard that stays open: in chunks by key, each as of a snapshot of its own, and exact all the same.
+//!
+//! A slot of the source exists before the first chunk is copied, so that every change since is in its stream. A chunk keeps the
+//! snapshot it was read under, and a change of transaction X to the row with key k is applied if, and only if, X is not
+//! visible in the snapshot of the chunk that holds k ([`chunks`]). So no snapshot is held for longer than one
+//! chunk takes, chunks can be copied in any order, at any time, by any number of workers, and again after a crash.
+//!
+//! [`table`] reads what tables there are and judges which of them can be moved like this, [`plan`] cuts them, [`copy`] copies
+//! and [`build`] makes the indexes, with the workers of [`work`], [`verify`] compares; [`snapshot`] and [`key`] are what the rule is made of.
+//!
+//! # What may not break
+//! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a chunk whose snapshot does
+//!    not see it.
+//! 2. A chunk's rows and its snapshot are written by one transaction of the target, which proves the lease.
+//! 3. Bounds never change once the first chunk of a table is copied.
+
+pub(crate) mod build;
+pub(crate) mod chunk;
+pub(crate) mod chunks;
+pub(crate) mod cut;
+pub(crate) mod signals;
+pub(crate) mod snapshot;
+pub(crate) mod transfer;
+pub(crate) mod verify;
+pub(crate) mod workers;
+
+use crate::map::HostName;
+use crate::shard::ShardId;
+
+use crate::mover::control::journal::Hold;
+use crate::mover::control::session::Session;
+use crate::mover::preflight::table::TableShape;
+use crate::mover::protocol::error::Error;
+
+/// A shard that is copied, or verified: under which claim, from which schema into which.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardCopy {
+    pub(crate) hold: Hold,
+    pub(crate) source_schema: String,
+    pub(crate) target_schema: String,
+    pub(crate) tables: Vec<TableShape>,
+}
+
+impl ShardCopy {
+    pub(crate) fn shard(&self) -> ShardId {
+        self.hold.shard
+    }
+
+    pub(crate) fn table(&self, name: &str) -> Option<&TableShape> {
+        self.tables.iter().find(|table| table.name == name)
+    }
+}
+
+/// From where to where.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) source: HostName,
+    pub(crate) target: HostName,
+}
+
+/// Proves, until the end of the target's transaction, that this mover holds the lease: a takeover waits for the row, and after
+/// it this finds none. Others of the same mover may prove it at the same time.
+///
+/// Locks: the row of pgshard.incoming, FOR SHARE, until the end of the transaction.
+pub(crate) async fn prove_lease(target: &Session, hold: Hold) -> Result<(), Error> {
+    let sql = "SELECT FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 AND lease = $3 FOR SHARE";
+    let rows = target.rows("proving the lease", sql, &[&hold.shard.as_i32(), hold.id.uuid(), &hold.lease]).await?;
+    if rows.is_empty() { Err(Error::LeaseLost { shard: hold.shard }) } else { Ok(()) }
+}

@@ -1,0 +1,22 @@
+//! What whoever copies a shard is told meanwhile.
+
+use std::collections::BTreeMap;
+
+use tokio::sync::watch;
+
+use crate::mover::protocol::error::Error;
+use crate::shard::ShardId;
+
+/// For each shard that was altered: how.
+pub(crate) type Altered = BTreeMap<ShardId, String>;
+
+/// Waits until a shard is among those that were altered.
+pub(crate) async fn altered(found: &watch::Receiver<Altered>, shard: ShardId) -> Error {
+    let mut found = found.clone();
+    let what = found.wait_for(|altered| altered.contains_key(&shard)).await;
+    match what.map(|altered| altered.get(&shard).cloned().unwrap_or_default()) {
+        Ok(what) => Error::Altered { shard, what },
+        // Nobody looks any more.
+        Err(_) => std::future::pending().await,
+    }
+}

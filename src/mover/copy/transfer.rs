@@ -1,0 +1,180 @@
+//! Rows from host to host, and digests of what arrived.
+//!
+//! What may not break: both sides read the same columns in the same order with the same settings, so that a digest that
+//! differs means a row that differs. Values go over as binary where every type is PostgreSQL's own and has a binary form, which
+//! is the same in all versions; types made by users carry OIDs in places and go as text.
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{SinkExt, TryStreamExt};
+
+use crate::mover::control::session::Session;
+use crate::mover::preflight::table::{Column, TableShape};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::throttle::Throttle;
+use crate::pg::quote_ident;
+
+/// Rows come one a message; a message for each, on the way on, would cost more than the rows.
+const BLOCK_BYTES: usize = 64 * 1024;
+
+/// The name of a table as SQL.
+pub(crate) fn qualified(schema: &str, table: &TableShape) -> String {
+    format!("{}.{}", quote_ident(schema), quote_ident(&table.name))
+}
+
+/// The two statements that copy the rows of a table for which `condition` holds: out of one schema, into the other.
+pub(crate) fn statements(table: &TableShape, from: &str, to: &str, condition: &str) -> (String, String) {
+    let format = if table.is_binary() { "binary" } else { "text" };
+    let (out, into, written) = (qualified(from, table), qualified(to, table), table.written());
+    let columns = if written.is_empty() { String::new() } else { format!(" ({written})") };
+    let out = match condition {
+        "true" => format!("COPY {out}{columns} TO STDOUT (FORMAT {format})"),
+        _ => format!("COPY (SELECT {written} FROM ONLY {out} WHERE {condition}) TO STDOUT (FORMAT {format})"),
+    };
+    (out, format!("COPY {into}{columns} FROM STDIN (FORMAT {format})"))
+}
+
+/// Copies what one statement gives into another, as it stands in the source session's snapshot. Gives rows and bytes.
+///
+/// Locks: ACCESS SHARE on the source's table and ROW EXCLUSIVE on the target's, until the ends of the transactions that
+/// the sessions are in.
+///
+/// # Cancel safety
+/// Dropped half-way, both transactions are to be rolled back; the target takes nothing that was not finished.
+pub(crate) async fn pipe(
+    (source, out): (&Session, &str),
+    (target, into): (&Session, &str),
+    throttle: &Throttle,
+    mut copied: impl FnMut(u64),
+) -> Result<(u64, u64), Error> {
+    let what = "copying rows";
+    let rows = source.client.copy_out(out).await.map_err(|error| source.failed(what, error))?;
+    let mut rows = std::pin::pin!(rows.map_err(|error| source.failed(what, error)));
+    let sink = target.client.copy_in(into).await.map_err(|error| target.failed(what, error))?;
+    let mut sink = std::pin::pin!(sink);
+    let mut bytes = 0;
+    let mut block = BytesMut::with_capacity(BLOCK_BYTES);
+    loop {
+        let row: Option<Bytes> = rows.try_next().await?;
+        if let Some(row) = &row {
+            block.extend_from_slice(row);
+        }
+        if block.len() >= BLOCK_BYTES || row.is_none() {
+            let size = block.len() as u64;
+            throttle.pass(size).await;
+            bytes += size;
+            copied(size);
+            // Waits while the socket is full, so that no more than a few blocks are held in memory.
+            sink.send(block.split().freeze()).await.map_err(|error| target.failed(what, error))?;
+        }
+        if row.is_none() {
+            break;
+        }
+    }
+    let rows = sink.finish().await.map_err(|error| target.failed(what, error))?;
+    Ok((rows, bytes))
+}
+
+/// How rows are hashed. Both sides must do it alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hashing {
+    /// By the values' binary forms, and the texts of those that have none or are not PostgreSQL's own: since version 14. Half the
+    /// time that texts take, or less.
+    Binary,
+    /// By the texts of all values.
+    Text,
+}
+
+impl Hashing {
+    /// The quicker one that both versions (as `server_version_num` has them) know.
+    pub(crate) fn of(source_version: u32, target_version: u32) -> Hashing {
+        if source_version.min(target_version) >= 140_000 { Hashing::Binary } else { Hashing::Text }
+    }
+
+    /// A row's hash of 64 bits, as SQL.
+    ///
+    /// The form, not the value: two numerics that are equal but not alike (1.0, 1.00) have different hashes. The whole row
+    /// goes into one hash, as in a sum of columns' hashes two rows could exchange values.
+    pub(crate) fn of_row(self, table: &TableShape) -> String {
+        let list = |binary: bool| {
+            let columns = table.columns.iter().map(compared);
+            let wanted = columns.filter(|(_, is_binary)| self == Hashing::Text || *is_binary == binary);
+            wanted.map(|(sql, _)| sql).collect::<Vec<_>>()
+        };
+        match self {
+            Hashing::Text => format!("hashtextextended(ROW({})::text, 0)", list(true).join(", ")),
+            Hashing::Binary => {
+                let (mut columns, others) = (list(true), list(false));
+                if !others.is_empty() {
+                    columns.push(format!("ROW({})::text", others.join(", ")));
+                }
+                format!("hash_record_extended(ROW(record_send(ROW({}))), 0)", columns.join(", "))
+            }
+        }
+    }
+}
+
+/// A column as it is compared, as SQL, and whether by its binary form. That of NaN has a sign, which no text tells and the stream
+/// does not bring: of two NaN, the one computed at the source may have it.
+fn compared(column: &Column) -> (String, bool) {
+    let name = column.quoted();
+    match column.type_oid {
+        FLOAT4 | FLOAT8 => (format!("CASE WHEN {name} = 'NaN' THEN 'NaN' ELSE {name} END"), true),
+        oid => (name, column.is_binary() && !HOLDS_FLOATS.contains(&oid)),
+    }
+}
+
+const FLOAT4: u32 = 700;
+const FLOAT8: u32 = 701;
+
+/// point, lseg, path, box, polygon, line, circle, and the arrays of these and of floats.
+const HOLDS_FLOATS: [u32; 16] = [600, 601, 602, 603, 604, 628, 718, 1017, 1018, 1019, 1020, 1027, 629, 719, 1021, 1022];
+
+/// Rows of a table, in a few bytes: their number, and a sum of their hashes that no order changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Digest {
+    pub(crate) rows: i64,
+    sum: String,
+}
+
+#[cfg(test)]
+impl Digest {
+    pub(crate) fn of(rows: i64, sum: &str) -> Digest {
+        Digest { rows, sum: sum.to_owned() }
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} rows, digest {}", self.rows, self.sum)
+    }
+}
+
+/// The digest of those rows of a table for which `condition` holds, in the session's snapshot.
+///
+/// Locks: ACCESS SHARE on the table until the end of the session's transaction.
+pub(crate) async fn digest(
+    session: &Session,
+    schema: &str,
+    table: &TableShape,
+    condition: &str,
+    hashing: Hashing,
+) -> Result<Digest, Error> {
+    digest_of((session, &qualified(schema, table)), table, condition, hashing).await
+}
+
+/// The same of a table with this name in SQL, which need not be the name of its shape any more.
+///
+/// Locks: as [`digest`].
+pub(crate) async fn digest_of(
+    (session, from): (&Session, &str),
+    table: &TableShape,
+    condition: &str,
+    hashing: Hashing,
+) -> Result<Digest, Error> {
+    let hash = hashing.of_row(table);
+    let sql = format!("SELECT count(*), coalesce(sum({hash}), 0)::text FROM ONLY {from} WHERE {condition}");
+    let what = "digesting rows";
+    let row = session.row(what, &sql, &[]).await?;
+    let value = || Ok(Digest { rows: row.try_get(0)?, sum: row.try_get(1)? });
+    value().map_err(|error| session.failed(what, error))
+}

@@ -1,0 +1,389 @@
+//! The workers that copy all shards of a move from one host to another, beside each other.
+//!
+//! Bundles of chunks are what is shared out, those of the largest tables first: so one large table keeps all workers as busy as
+//! many small shards do. A table whose last chunk is there has its indexes built next, while others are still copied. A
+//! shard that fails does not stop the others.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+use crate::mover::control::journal::Signed;
+use crate::mover::control::session::{Hosts, Session};
+use crate::mover::copy::signals::{Altered, altered};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::{Event, Observer, Options};
+use crate::mover::protocol::throttle::Throttle;
+use crate::pg::state;
+use crate::shard::ShardId;
+
+use crate::mover::copy::build::{Builds, build};
+use crate::mover::copy::chunk::{Copied, copy};
+use crate::mover::copy::cut::{Chunk, chunks, cut};
+use crate::mover::copy::{Route, ShardCopy};
+
+/// How to copy.
+#[derive(Clone)]
+pub(crate) struct CopyOptions {
+    pub(crate) route: Route,
+    /// How many chunks are copied at the same time; each takes a connection to either host.
+    pub(crate) jobs: usize,
+    /// What is built on the tables of each shard as soon as their rows are there.
+    pub(crate) builds: BTreeMap<ShardId, Builds>,
+    /// What a chunk should have: [`CHUNK_BYTES`](crate::mover::protocol::options::CHUNK_BYTES).
+    pub(crate) chunk_bytes: u64,
+    pub(crate) throttle: Throttle,
+    /// True: stop where you are.
+    pub(crate) stop: watch::Receiver<bool>,
+    /// The shards whose copies are worth nothing any more.
+    pub(crate) altered: watch::Receiver<Altered>,
+    pub(crate) observer: Observer,
+    /// Whose failpoints are passed on the way.
+    pub(crate) failpoints: Arc<Options>,
+}
+
+/// How often a bundle is tried when a lock is not to be had or a connection is lost.
+const ATTEMPTS: u32 = 8;
+
+/// The longest pause between two tries; the first is a sixteenth of it.
+const PAUSE_MAX: Duration = Duration::from_millis(1600);
+
+/// The most chunks of one bundle: as many tables are locked, and as many statements run, in one transaction.
+const BUNDLE_MAX: usize = 64;
+
+/// What is less than this, in bytes, is not worth a transaction of its own.
+const SMALL: u64 = 1 << 20;
+
+/// Copies all that is missing of these shards, and builds on their tables. Gives what each has then, or why it has not; and when the
+/// last chunk was there, if any was missing.
+///
+/// # Cancel safety
+/// Dropped, the workers end; chunks that are finished stay, the others are as if they had not been begun.
+pub(crate) async fn copy_all(
+    hosts: &Hosts,
+    shards: Vec<ShardCopy>,
+    options: &CopyOptions,
+) -> (Vec<(ShardId, Result<Copied, Error>)>, Option<Instant>) {
+    let parts = shards.iter().map(|_| Part::default()).collect();
+    let tasks = (0..shards.len()).map(Task::Cut).collect();
+    let desk = Mutex::new(Desk { parts, tasks, ..Desk::default() });
+    let all = Arc::new(All { hosts: hosts.clone(), options: options.clone(), shards, desk, changed: Notify::new() });
+    work(&all).await;
+    {
+        let mut desk = all.desk();
+        let mut bundles = std::mem::take(&mut desk.bundles);
+        // Indexes of a large table take long: it is complete first, and the rest is copied meanwhile.
+        bundles.sort_by_key(|bundle| std::cmp::Reverse((bundle.of_table, bundle.size)));
+        desk.tasks = std::mem::take(&mut desk.ripe).into();
+        desk.tasks.extend(bundles.into_iter().map(|bundle| Task::Copy(bundle.shard, bundle.chunks)));
+    }
+    work(&all).await;
+    let mut desk = all.desk();
+    let parts = std::mem::take(&mut desk.parts);
+    let ends = all.shards.iter().zip(parts).map(|(work, part)| (work.shard(), part.end(work.shard()))).collect();
+    (ends, desk.last_chunk)
+}
+
+async fn work(all: &Arc<All>) {
+    let mut workers = JoinSet::new();
+    for _ in 0..all.options.jobs.max(1) {
+        workers.spawn(worker(Arc::clone(all)));
+    }
+    while let Some(ended) = workers.join_next().await {
+        if let Err(error) = ended {
+            // What it had in hand is not done; its shard says so.
+            tracing::error!(%error, "a worker of the copy ended");
+        }
+    }
+}
+
+struct All {
+    hosts: Hosts,
+    options: CopyOptions,
+    shards: Vec<ShardCopy>,
+    desk: Mutex<Desk>,
+    /// There may be more to do, or nothing any more.
+    changed: Notify,
+}
+
+/// What the workers share.
+#[derive(Default)]
+struct Desk {
+    /// In the order of the shards.
+    parts: Vec<Part>,
+    tasks: VecDeque<Task>,
+    /// How many workers have a task in hand, from which others may come.
+    busy: usize,
+    bundles: Vec<Bundle>,
+    /// What can be built before anything is copied.
+    ripe: Vec<Task>,
+    last_chunk: Option<Instant>,
+}
+
+/// Chunks that are copied together.
+struct Bundle {
+    shard: usize,
+    chunks: Vec<Chunk>,
+    /// In bytes, about.
+    size: u64,
+    /// That of the largest table that it has a chunk of.
+    of_table: u64,
+}
+
+/// How far a shard is.
+#[derive(Default)]
+struct Part {
+    /// How many chunks are missing, and what there is, by table. `None`: not cut yet.
+    tables: Option<BTreeMap<String, (usize, Copied)>>,
+    failed: Option<Error>,
+}
+
+#[derive(Clone)]
+enum Task {
+    Cut(usize),
+    Copy(usize, Vec<Chunk>),
+    /// Keys and indexes of these tables, whose rows are there.
+    Build(usize, Vec<String>),
+}
+
+impl Task {
+    fn shard(&self) -> usize {
+        let (Task::Cut(at) | Task::Copy(at, _) | Task::Build(at, _)) = self;
+        *at
+    }
+}
+
+/// A worker that has a task in hand.
+struct Busy<'a>(&'a All);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.desk().busy -= 1;
+        self.0.changed.notify_waiters();
+    }
+}
+
+impl Part {
+    fn end(self, shard: ShardId) -> Result<Copied, Error> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        let tables = self.tables.ok_or(Error::Interrupted { shard })?;
+        if tables.values().any(|(missing, _)| *missing > 0) {
+            return Err(Error::Interrupted { shard });
+        }
+        let add = |sum: Copied, (_, one): &(usize, Copied)| Copied {
+            rows: sum.rows + one.rows,
+            bytes: sum.bytes + one.bytes,
+        };
+        Ok(tables.values().fold(Copied { rows: 0, bytes: 0 }, add))
+    }
+}
+
+impl All {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next task; waits while there is none and others may still find some. `None`: there will be none.
+    async fn next(&self) -> Option<(Task, Busy<'_>)> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            // From here on nothing is missed.
+            changed.as_mut().enable();
+            {
+                let mut desk = self.desk();
+                while let Some(task) = desk.tasks.pop_front() {
+                    if desk.parts[task.shard()].failed.is_none() {
+                        desk.busy += 1;
+                        return Some((task, Busy(self)));
+                    }
+                }
+                if desk.busy == 0 {
+                    return None;
+                }
+            }
+            changed.await;
+        }
+    }
+
+    async fn open(&self, shard: ShardId) -> Result<(Session, Session), Error> {
+        let route = &self.options.route;
+        let (source, target) = tokio::try_join!(self.hosts.open(&route.source), self.hosts.open(&route.target))?;
+        Ok((source.for_shard(shard), target.for_shard(shard)))
+    }
+
+    async fn perform(&self, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
+        let at = task.shard();
+        let work = &self.shards[at];
+        let name = work.hold.session_name(Signed::Shard);
+        let (source, target) = match sessions.take() {
+            Some((source, target)) => (source.for_shard(work.shard()), target.for_shard(work.shard())),
+            None => self.open(work.shard()).await?,
+        };
+        match task {
+            Task::Cut(_) => {
+                cut(&source, &target, work, self.options.chunk_bytes).await?;
+                self.options.failpoints.at("after bounds")?;
+                self.sort_out(at, chunks(&source, &target, work).await?);
+            }
+            Task::Copy(_, chunks) => {
+                // Before the snapshot is taken: a pause may be long.
+                self.options.throttle.go().await;
+                let throttle = &self.options.throttle;
+                let tell = |bytes| self.options.observer.tell(Event::Copying { shard: work.shard(), bytes });
+                let route = (&source, &target);
+                match copy(route, work, chunks, &name, &self.options.failpoints, throttle, tell).await? {
+                    Some(copied) => {
+                        self.options.failpoints.at("after a chunk")?;
+                        self.note(at, chunks, &copied);
+                    }
+                    // Somebody did one of them: each for itself, then.
+                    None if chunks.len() > 1 => {
+                        let single = chunks.iter().map(|chunk| Task::Copy(at, vec![chunk.clone()]));
+                        self.desk().tasks.extend(single);
+                    }
+                    None => self.note(at, chunks, &[Copied { rows: 0, bytes: 0 }]),
+                }
+            }
+            Task::Build(_, tables) => {
+                self.options.throttle.go().await;
+                if let Some(builds) = self.options.builds.get(&work.shard()) {
+                    build(&target, work, tables, builds, &name, &self.options.failpoints).await?;
+                }
+            }
+        }
+        // Only now: after an error both are in transactions.
+        *sessions = Some((source, target));
+        Ok(())
+    }
+
+    /// Makes bundles of what is missing: small tables together, chunks of large ones each for itself.
+    fn sort_out(&self, shard: usize, chunks: Vec<Chunk>) {
+        let mut tables: BTreeMap<String, (usize, Copied)> = BTreeMap::new();
+        let mut sizes: BTreeMap<String, u64> = BTreeMap::new();
+        for chunk in &chunks {
+            *sizes.entry(chunk.table.clone()).or_default() += chunk.estimate;
+        }
+        // A shard that is hardly more than a chunk is something to do for every worker all the same.
+        let share = sizes.values().sum::<u64>() / self.options.jobs.max(1) as u64;
+        let share = share.max(SMALL).min(self.options.chunk_bytes);
+        let mut bundles: Vec<Vec<Chunk>> = Vec::new();
+        let mut small: (Vec<Chunk>, u64) = Default::default();
+        for chunk in chunks {
+            let (missing, sum) = tables.entry(chunk.table.clone()).or_insert((0, Copied { rows: 0, bytes: 0 }));
+            if let Some((rows, bytes)) = chunk.copied {
+                *sum = Copied { rows: sum.rows + rows, bytes: sum.bytes + bytes };
+                continue;
+            }
+            *missing += 1;
+            if small.1 + chunk.estimate > share || small.0.len() == BUNDLE_MAX {
+                bundles.push(std::mem::take(&mut small.0));
+                small.1 = 0;
+            }
+            small.1 += chunk.estimate;
+            small.0.push(chunk);
+        }
+        bundles.push(small.0);
+        let bundle = |chunks: Vec<Chunk>| {
+            let of_table = chunks.iter().filter_map(|chunk| sizes.get(&chunk.table)).max().copied().unwrap_or(0);
+            Bundle { shard, size: chunks.iter().map(|chunk| chunk.estimate).sum(), chunks, of_table }
+        };
+        let whole: Vec<(String, Copied)> = tables
+            .iter()
+            .filter(|(_, (missing, _))| *missing == 0)
+            .map(|(table, (_, copied))| (table.clone(), *copied))
+            .collect();
+        let ripe = self.ripe(shard, whole);
+        let mut desk = self.desk();
+        desk.parts[shard].tables = Some(tables);
+        desk.ripe.extend(ripe);
+        desk.bundles.extend(bundles.into_iter().filter(|chunks| !chunks.is_empty()).map(bundle));
+    }
+
+    /// What can be built now that all rows of these tables are there: on large ones each for itself.
+    fn ripe(&self, shard: usize, whole: Vec<(String, Copied)>) -> Vec<Task> {
+        let Some(builds) = self.options.builds.get(&self.shards[shard].shard()) else { return Vec::new() };
+        let to_build = whole.into_iter().filter(|(table, _)| builds.contains_key(table));
+        let (small, large): (Vec<_>, Vec<_>) = to_build.partition(|(_, copied)| copied.bytes < SMALL);
+        let names = |tables: &[(String, Copied)]| tables.iter().map(|(table, _)| table.clone()).collect();
+        let bunches = large.chunks(1).chain(small.chunks(BUNDLE_MAX));
+        bunches.map(|tables| Task::Build(shard, names(tables))).collect()
+    }
+
+    fn note(&self, shard: usize, chunks: &[Chunk], copied: &[Copied]) {
+        let mut whole = Vec::new();
+        {
+            let mut desk = self.desk();
+            desk.last_chunk = Some(Instant::now());
+            let Some(tables) = desk.parts[shard].tables.as_mut() else { return };
+            for (chunk, one) in chunks.iter().zip(copied) {
+                let Some((missing, sum)) = tables.get_mut(&chunk.table) else { continue };
+                *missing = missing.saturating_sub(1);
+                *sum = Copied { rows: sum.rows + one.rows, bytes: sum.bytes + one.bytes };
+                if *missing == 0 {
+                    whole.push((chunk.table.clone(), *sum));
+                }
+            }
+        }
+        for task in self.ripe(shard, whole.clone()) {
+            self.desk().tasks.push_front(task);
+        }
+        for (table, Copied { rows, bytes }) in whole {
+            let shard = self.shards[shard].shard();
+            self.options.observer.tell(Event::TableCopied { shard, table, rows, bytes });
+        }
+    }
+}
+
+async fn worker(all: Arc<All>) {
+    let mut stop = all.options.stop.clone();
+    let stopped = async {
+        // An error means that nobody can ask for a stop any more.
+        if stop.wait_for(|stop| *stop).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let working = async {
+        let mut sessions = None;
+        while let Some((task, busy)) = all.next().await {
+            if let Err(error) = persist(&all, &mut sessions, &task).await {
+                all.desk().parts[task.shard()].failed.get_or_insert(error);
+            }
+            drop(busy);
+        }
+    };
+    tokio::select! { () = stopped => (), () = working => () }
+}
+
+/// Does a task, again with growing pauses when it failed for a reason that passes.
+async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
+    let mut attempt = 1;
+    let shard = all.shards[task.shard()].shard();
+    loop {
+        let outcome = tokio::select! {
+            outcome = all.perform(sessions, task) => outcome,
+            // The sessions are in transactions: they end with this.
+            error = altered(&all.options.altered, shard) => Err(error),
+        };
+        match outcome {
+            Err(error) if attempt < ATTEMPTS && passes(&error) => {
+                tracing::debug!(attempt, %error, "a chunk is tried again");
+                tokio::time::sleep(PAUSE_MAX.min(PAUSE_MAX / 16 * 2_u32.pow(attempt - 1))).await;
+                attempt += 1;
+            }
+            ended => return ended,
+        }
+    }
+}
+
+fn passes(error: &Error) -> bool {
+    match error {
+        Error::Connect { .. } => true,
+        Error::Database { source, .. } => source.is_closed() || source.code().is_some_and(state::is_transient),
+        _ => false,
+    }
+}

@@ -1,0 +1,422 @@
+//! What cannot be carried faithfully, and what an operator should know.
+
+use std::collections::BTreeSet;
+
+use crate::mover::definition::ddl::Target;
+use crate::mover::definition::refusal::Refusal;
+use crate::schema::catalog::{Address, ConstraintKind, Facts, Function, Grantee, Persistence, RelationKind, TypeKind};
+
+/// All reasons to refuse, and the notes.
+pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<String>) {
+    let mut examined = Examined { facts, target, refusals: Vec::new(), notes: Vec::new() };
+    examined.owners();
+    examined.relations();
+    examined.columns();
+    examined.indexes_and_constraints();
+    examined.functions();
+    examined.types();
+    examined.others();
+    examined.comments_and_grants();
+    examined.bodies_that_name_the_shard();
+    (examined.refusals, examined.notes)
+}
+
+struct Examined<'a> {
+    facts: &'a Facts,
+    target: &'a Target<'a>,
+    refusals: Vec<Refusal>,
+    notes: Vec<String>,
+}
+
+impl Examined<'_> {
+    fn refuse(&mut self, object: impl Into<String>, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.refusals.push(Refusal::new(object, reason, remedy));
+    }
+
+    /// Refuses what a server older than `version` does not know.
+    fn since(&mut self, version: u32, object: &str, what: &str) {
+        if self.target.version < version * 10000 {
+            let reason = format!("has {what}, which PostgreSQL {} does not know", self.target.version / 10000);
+            self.refuse(object, reason, format!("choose a target of version {version} or later"));
+        }
+    }
+
+    fn owners(&mut self) {
+        let facts = self.facts;
+        let names = facts.names();
+        let mut owned = vec![(Address::new("pg_namespace", facts.oid), &facts.owner)];
+        owned.extend(facts.relations.iter().map(|r| (Address::new("pg_class", r.oid), &r.owner)));
+        owned.extend(facts.sequences.iter().map(|s| (Address::new("pg_class", s.oid), &s.owner)));
+        owned.extend(facts.functions.iter().map(|f| (Address::new("pg_proc", f.oid), &f.owner)));
+        owned.extend(facts.types.iter().map(|t| (Address::new("pg_type", t.oid), &t.owner)));
+        for (address, owner) in owned {
+            if *owner != facts.reader {
+                let object = names.get(&address).map_or_else(String::new, |name| name.plain.clone());
+                let reason = format!("belongs to {owner}, but pgshard connects as {}", facts.reader);
+                self.refuse(object, reason, format!("make {} its owner, or connect as {owner}", facts.reader));
+            }
+        }
+    }
+
+    fn relations(&mut self) {
+        for relation in &self.facts.relations {
+            let object = format!("{} {}", relation.kind.plain(), relation.name);
+            match relation.kind {
+                RelationKind::Table | RelationKind::View => {}
+                RelationKind::MaterializedView => {
+                    self.refuse(&object, "is not carried", "drop it and create it after the move");
+                    continue;
+                }
+                RelationKind::PartitionedTable => {
+                    self.refuse(&object, "is not carried", "make it a plain table");
+                    continue;
+                }
+                RelationKind::ForeignTable => {
+                    self.refuse(&object, "is not carried", "drop it and create it after the move");
+                    continue;
+                }
+            }
+            if relation.inherits {
+                self.refuse(
+                    &object,
+                    "inherits or is inherited from",
+                    "end it with ALTER TABLE … NO INHERIT or DETACH PARTITION",
+                );
+            }
+            if relation.row_security {
+                let remedy = "disable it with ALTER TABLE … DISABLE ROW LEVEL SECURITY and NO FORCE ROW LEVEL SECURITY";
+                self.refuse(&object, "has row level security, which could hide rows from the copy", remedy);
+            }
+            if relation.persistence != Persistence::Permanent {
+                self.refuse(&object, "is unlogged", "make it permanent with ALTER TABLE … SET LOGGED");
+            }
+            if relation.typed {
+                self.refuse(&object, "is a table of a type", "end it with ALTER TABLE … NOT OF");
+            }
+            if relation.options.iter().any(|option| option.starts_with("security_invoker")) {
+                self.since(15, &object, "security_invoker");
+            }
+            if let Some(tablespace) = &relation.tablespace {
+                self.notes.push(format!(
+                    "{object} is in tablespace {tablespace}; at the target it comes into the default one."
+                ));
+            }
+        }
+        for sequence in &self.facts.sequences {
+            let object = format!("sequence {}", sequence.name);
+            if sequence.persistence != Persistence::Permanent {
+                self.refuse(&object, "is unlogged", "make it permanent with ALTER SEQUENCE … SET LOGGED");
+            }
+            if sequence.owned_by.as_ref().is_some_and(|by| self.facts.relation(by.relation).is_none()) {
+                self.refuse(
+                    &object,
+                    "is owned by a column outside the schema",
+                    "give it free with ALTER SEQUENCE … OWNED BY NONE",
+                );
+            }
+        }
+    }
+
+    fn columns(&mut self) {
+        for relation in self.facts.relations.iter().filter(|relation| relation.kind == RelationKind::Table) {
+            for column in &relation.columns {
+                let object = format!("column {}.{}", relation.name, column.name);
+                if !column.not_null_validated {
+                    self.refuse(
+                        &object,
+                        "has a NOT NULL that is not valid",
+                        "validate it with ALTER TABLE … VALIDATE CONSTRAINT",
+                    );
+                }
+                if column.generated == "v" {
+                    self.since(18, &object, "a virtual generated column");
+                }
+                if column.compression.is_some() {
+                    self.since(14, &object, "a compression method");
+                }
+                let named = column.chosen_not_null_name(&relation.name);
+                if column.not_null_comment.is_some() {
+                    self.refuse(&object, "has a comment on its NOT NULL", "remove the comment");
+                } else if self.target.version < 180000
+                    && let Some(name) = named
+                {
+                    self.notes.push(format!(
+                        "{object}: its NOT NULL loses the name {name}, as versions before 18 keep none."
+                    ));
+                }
+                let plain = column.type_name.trim_end_matches("[]");
+                if is_reg(&column.type_name) {
+                    let reason = format!("is of type {}, whose values are OIDs of this host", column.type_name);
+                    self.refuse(&object, reason, "keep names as text");
+                } else if plain == "oid" || plain == "lo" || plain.ends_with(".lo") {
+                    self.notes
+                        .push(format!("{object} is of type {}; large objects are not carried.", column.type_name));
+                }
+            }
+        }
+    }
+
+    fn indexes_and_constraints(&mut self) {
+        let names = self.facts.names();
+        for index in &self.facts.indexes {
+            let object = format!("index {}", index.name);
+            if !index.valid {
+                self.refuse(
+                    &object,
+                    "is not valid, as after a failed CREATE INDEX CONCURRENTLY",
+                    "`pgshard migrate retry` if a migration was building it; else drop it or REINDEX it",
+                );
+            }
+            if index.constraint.is_none() && index.definition.contains(" NULLS NOT DISTINCT") {
+                self.since(15, &object, "NULLS NOT DISTINCT");
+            }
+            if let Some(tablespace) = &index.tablespace {
+                self.notes.push(format!(
+                    "{object} is in tablespace {tablespace}; at the target it comes into the default one."
+                ));
+            }
+        }
+        for constraint in &self.facts.constraints {
+            let object = names
+                .get(&Address::new("pg_constraint", constraint.oid))
+                .map_or_else(String::new, |name| name.plain.clone());
+            let definition = &constraint.definition;
+            if !constraint.refers_inside {
+                let remedy = "drop it: a shard must be closed, or writes could pass its fence";
+                self.refuse(&object, "refers to a table outside the schema", remedy);
+            }
+            if definition.ends_with(" NOT ENFORCED") {
+                self.since(18, &object, "NOT ENFORCED");
+            }
+            match constraint.kind {
+                ConstraintKind::PrimaryKey | ConstraintKind::Unique => {
+                    if definition.contains(" WITHOUT OVERLAPS)") {
+                        self.since(18, &object, "WITHOUT OVERLAPS");
+                    }
+                    if definition.starts_with("UNIQUE NULLS NOT DISTINCT") {
+                        self.since(15, &object, "NULLS NOT DISTINCT");
+                    }
+                }
+                ConstraintKind::ForeignKey => {
+                    if definition.contains(", PERIOD ") {
+                        self.since(18, &object, "PERIOD");
+                    }
+                    if definition.contains("ON DELETE SET NULL (") || definition.contains("ON DELETE SET DEFAULT (") {
+                        self.since(15, &object, "a list of columns to set");
+                    }
+                }
+                ConstraintKind::Exclusion | ConstraintKind::Check => {}
+            }
+        }
+    }
+
+    fn functions(&mut self) {
+        for function in &self.facts.functions {
+            let object = format!("function {}({})", function.name, function.arguments);
+            let by_hand = "drop it and let an administrator create it after the move";
+            match function.kind.as_str() {
+                "f" | "p" => {}
+                "a" => self.refuse(&object, "is an aggregate, which is not carried", by_hand),
+                _ => self.refuse(&object, "is a window function, which is not carried", by_hand),
+            }
+            if !function.trusted {
+                let reason = format!("is written in {}, which only a superuser may use", function.language);
+                self.refuse(&object, reason, by_hand);
+            }
+            if function.leakproof || function.support {
+                let what = if function.leakproof { "LEAKPROOF" } else { "a SUPPORT function" };
+                self.refuse(&object, format!("has {what}, which only a superuser may set"), "take it away");
+            }
+            if function.bound {
+                self.since(14, &object, "a body in SQL standard form");
+            }
+        }
+    }
+
+    fn types(&mut self) {
+        for type_ in &self.facts.types {
+            let object = format!("type {}", type_.name);
+            let parts = type_.base.iter().chain(type_.attributes.iter().map(|attribute| &attribute.type_));
+            if let Some(part) = parts.into_iter().find(|part| is_reg(part)) {
+                let reason = format!("is made of {part}, whose values are OIDs of this host");
+                self.refuse(&object, reason, "keep names as text");
+            }
+            if type_.kind == TypeKind::Base {
+                self.refuse(
+                    &object,
+                    "is a base type, which only a superuser can make",
+                    "move it to a schema of its own",
+                );
+            }
+            if type_.range.as_ref().is_some_and(|range| range.canonical) {
+                self.refuse(
+                    &object,
+                    "has a canonical function, which only a superuser can make",
+                    "move it to a schema of its own",
+                );
+            }
+        }
+    }
+
+    fn others(&mut self) {
+        for other in &self.facts.others {
+            if other.kind.starts_with("publication") {
+                self.notes.push(format!("{}: a publication is not carried.", other.object));
+                continue;
+            }
+            let remedy = match other.kind.as_str() {
+                "default acl" => "remove it with ALTER DEFAULT PRIVILEGES IN SCHEMA … REVOKE",
+                "extension member" | "extension" => "keep the extension in a schema of its own",
+                "extension dependent" => "end it with ALTER … NO DEPENDS ON EXTENSION",
+                "security label" => "remove it with SECURITY LABEL … IS NULL",
+                _ => "drop it and create it after the move",
+            };
+            self.refuse(&other.object, format!("{} is not carried", article(&other.kind)), remedy);
+        }
+    }
+
+    fn comments_and_grants(&mut self) {
+        let names = self.facts.names();
+        for comment in self.facts.comments.iter().filter(|comment| !names.contains_key(&comment.on)) {
+            let object = format!("comment {:?} on an object of {}", comment.text, comment.on.class);
+            self.refuse(object, "is on something that has no statement of its own", "remove the comment");
+        }
+        for grant in &self.facts.grants {
+            let object = names.get(&grant.on).map_or_else(|| grant.on.class.clone(), |name| name.plain.clone());
+            if !names.contains_key(&grant.on) {
+                self.refuse(&object, "has a grant that cannot be carried", "revoke it");
+            }
+            if let Some(grantor) = &grant.grantor {
+                let reason = format!("{} was granted by {grantor}, not by the owner", grant.privilege);
+                self.refuse(&object, reason, "grant it as the owner");
+            }
+            // Copying, and making what comes after, is done as the owner.
+            let dispensable = ["UPDATE", "DELETE", "TRUNCATE", "MAINTAIN"].contains(&grant.privilege.as_str());
+            if grant.revoked && grant.grantee == Grantee::Owner && !dispensable {
+                let remedy = "grant it to the owner again";
+                self.refuse(&object, format!("its owner has no {}, which a move needs", grant.privilege), remedy);
+            }
+            if grant.privilege == "MAINTAIN" {
+                self.since(17, &object, "MAINTAIN granted");
+            }
+        }
+    }
+
+    /// A function that runs while rows are copied and indexes built finds the shard's name still taken by something else, or by nothing.
+    fn bodies_that_name_the_shard(&mut self) {
+        let facts = self.facts;
+        let names = facts.names();
+        let evaluated = |address: &Address| match address.class.as_str() {
+            "pg_class" => {
+                facts.sequences.iter().all(|s| s.oid != address.oid)
+                    && facts.relation(address.oid).is_none_or(|r| r.kind == RelationKind::Table)
+            }
+            "pg_type" => true,
+            "pg_constraint" => true,
+            _ => false,
+        };
+        let function =
+            |address: &Address| facts.functions.iter().find(|f| address.class == "pg_proc" && f.oid == address.oid);
+        for (user, used) in &facts.edges {
+            let (true, Some(first)) = (evaluated(user), function(used)) else { continue };
+            for reached in reached_from(facts, first) {
+                let text = std::iter::once(&reached.body).chain(&reached.settings);
+                let named = [self.target.final_schema, facts.schema.as_str()];
+                if !text.clone().any(|text| named.iter().any(|name| mentions(text, name))) || reached.bound {
+                    continue;
+                }
+                let object = names.get(user).map_or_else(String::new, |name| name.plain.clone());
+                let reason = format!(
+                    "runs function {}({}) while rows are copied, and its text names {}",
+                    reached.name, reached.arguments, self.target.final_schema
+                );
+                self.refusals.push(Refusal::new(
+                    object,
+                    reason,
+                    "write the function so that it does not name the schema",
+                ));
+            }
+        }
+    }
+}
+
+/// The function and all of the schema that it may call: those it is bound to, and those whose names its text has.
+fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> {
+    let mut reached = vec![first];
+    let mut seen = BTreeSet::from([first.oid]);
+    let mut at = 0;
+    while let Some(&function) = reached.get(at) {
+        at += 1;
+        let from = Address::new("pg_proc", function.oid);
+        for next in &facts.functions {
+            let bound = facts.edges.iter().any(|(a, b)| *a == from && b.class == "pg_proc" && b.oid == next.oid);
+            if (bound || mentions(&function.body, &next.name)) && seen.insert(next.oid) {
+                reached.push(next);
+            }
+        }
+    }
+    reached
+}
+
+/// Whether a type, or an array of it, is one of those that hold OIDs of the host and show names.
+fn is_reg(type_name: &str) -> bool {
+    let kinds = [
+        "class",
+        "type",
+        "proc",
+        "procedure",
+        "oper",
+        "operator",
+        "role",
+        "namespace",
+        "config",
+        "dictionary",
+        "collation",
+        "database",
+    ];
+    let plain = type_name.trim_end_matches("[]");
+    plain.strip_prefix("reg").is_some_and(|kind| kinds.contains(&kind))
+}
+
+fn article(kind: &str) -> String {
+    let vowel = kind.starts_with(['a', 'e', 'i', 'o', 'u']);
+    format!("{} {kind}", if vowel { "an" } else { "a" })
+}
+
+/// Whether the text has the name as a word, in any case.
+fn mentions(text: &str, name: &str) -> bool {
+    let (text, name) = (text.to_lowercase(), name.to_lowercase());
+    let word = |c: char| c == '_' || c == '$' || c.is_alphanumeric();
+    !name.is_empty()
+        && text.match_indices(&name).any(|(at, found)| {
+            let (before, after) = (text[..at].chars().next_back(), text[at + found.len()..].chars().next());
+            !before.is_some_and(word) && !after.is_some_and(word)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_reg, mentions};
+
+    #[test]
+    fn types_that_hold_oids() {
+        for (name, expected) in [("regclass", true), ("regtype[]", true), ("region", false), ("s.regclass", false)] {
+            assert_eq!(is_reg(name), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn words() {
+        for (text, name, expected) in [
+            ("select nextval('shard_0007.s')", "shard_0007", true),
+            ("select \"SHARD_0007\".f()", "shard_0007", true),
+            ("select shard_00071.f()", "shard_0007", false),
+            ("select xshard_0007.f()", "shard_0007", false),
+            ("shard_0007", "shard_0007", true),
+            ("", "shard_0007", false),
+            ("anything", "", false),
+        ] {
+            assert_eq!(mentions(text, name), expected, "{name} in {text}");
+        }
+    }
+}

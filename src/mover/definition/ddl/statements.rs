@@ -1,0 +1,417 @@
+//! One object, its statements.
+
+use std::collections::BTreeMap;
+
+use crate::mover::definition::ddl::order::Node;
+use crate::mover::definition::ddl::{Stage, Statement, Target};
+use crate::mover::definition::refusal::Refusal;
+use crate::pg::{quote_ident, quote_literal};
+use crate::schema::catalog::{
+    Address, Attribute, Column, Constraint, ConstraintKind, Facts, Function, Grantee, Index, IndexStatistics, Name,
+    Relation, RelationKind, Sequence, Type, TypeKind,
+};
+
+/// `CREATE SCHEMA` and what is said about it.
+pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
+    let writer = Writer { facts, target, names: facts.names() };
+    let mut sql = vec![format!("CREATE SCHEMA {}", quote_ident(target.schema))];
+    sql.extend(writer.said(&Address::new("pg_namespace", facts.oid)));
+    sql.into_iter()
+        .map(|sql| Statement { stage: Stage::Definition, what: "schema".to_owned(), sql, table: None })
+        .collect()
+}
+
+/// Every object of the schema, in no particular order.
+pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refusal>) -> Vec<Node> {
+    let writer = Writer { facts, target, names: facts.names() };
+    let mut nodes = Vec::new();
+    for type_ in &facts.types {
+        nodes.push(writer.node("pg_type", type_.oid, Stage::Definition, 0, writer.type_(type_)));
+    }
+    for function in &facts.functions {
+        let mut node = writer.node("pg_proc", function.oid, Stage::Definition, 1, vec![writer.function(function)]);
+        node.may_wait = true;
+        nodes.push(node);
+    }
+    for relation in &facts.relations {
+        match relation.kind {
+            RelationKind::View => {
+                let mut node = writer.node("pg_class", relation.oid, Stage::Definition, 4, vec![writer.view(relation)]);
+                node.may_wait = true;
+                nodes.push(node);
+            }
+            _ => nodes.push(writer.node("pg_class", relation.oid, Stage::Definition, 2, writer.table(relation))),
+        }
+        nodes.extend(writer.defaults(relation));
+    }
+    for sequence in facts.sequences.iter().filter(|s| !s.owned_by.as_ref().is_some_and(|by| by.identity)) {
+        nodes.push(writer.node("pg_class", sequence.oid, Stage::Definition, 3, writer.sequence(sequence)));
+    }
+    for constraint in facts.constraints.iter().filter(|constraint| constraint.relation != 0) {
+        nodes.push(writer.constraint(constraint));
+    }
+    for index in facts.indexes.iter().filter(|index| index.constraint.is_none()) {
+        let table = quote_ident(facts.relation_name(index.relation));
+        let unique = if index.unique { "UNIQUE " } else { "" };
+        let name = quote_ident(&index.name);
+        let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {}.{table} {}", writer.schema(), index.definition)];
+        sql.extend(writer.index_statistics(index));
+        // By it changes find their rows.
+        let stage = if index.replica_identity { Stage::PrimaryKey } else { Stage::Index };
+        let mut node = writer.node("pg_class", index.oid, stage, 1, sql);
+        node.table = Some(facts.relation_name(index.relation).to_owned());
+        node.may_wait = true;
+        nodes.push(node);
+    }
+    for trigger in &facts.triggers {
+        let table = quote_ident(facts.relation_name(trigger.relation));
+        let mut sql = vec![trigger.definition.clone()];
+        let state = match trigger.enabled.as_str() {
+            "O" => None,
+            "D" => Some("DISABLE TRIGGER"),
+            "R" => Some("ENABLE REPLICA TRIGGER"),
+            "A" => Some("ENABLE ALWAYS TRIGGER"),
+            other => {
+                let remedy = "report this: pgshard does not know it";
+                refusals.push(Refusal::new(
+                    format!("trigger {}", trigger.name),
+                    format!("is in state {other}"),
+                    remedy,
+                ));
+                None
+            }
+        };
+        if let Some(state) = state {
+            sql.push(format!("ALTER TABLE {}.{table} {state} {}", writer.schema(), quote_ident(&trigger.name)));
+        }
+        let mut node = writer.node("pg_trigger", trigger.oid, Stage::Trigger, 0, sql);
+        node.may_wait = true;
+        nodes.push(node);
+    }
+    nodes.extend(facts.relations.iter().filter_map(|relation| writer.finish(relation)));
+    nodes
+}
+
+struct Writer<'a> {
+    facts: &'a Facts,
+    target: &'a Target<'a>,
+    names: BTreeMap<Address, Name>,
+}
+
+impl Writer<'_> {
+    fn schema(&self) -> String {
+        quote_ident(self.target.schema)
+    }
+
+    fn qualified(&self, name: &str) -> String {
+        format!("{}.{}", self.schema(), quote_ident(name))
+    }
+
+    fn node(&self, class: &str, oid: u32, stage: Stage, rank: u8, mut sql: Vec<String>) -> Node {
+        let address = Address::new(class, oid);
+        sql.extend(self.said(&address));
+        let what = self.names.get(&address).map_or_else(|| class.to_owned(), |name| name.plain.clone());
+        Node { address, stage, rank, what, sql, table: None, may_wait: false }
+    }
+
+    /// Comments and grants on an object and on its columns.
+    fn said(&self, address: &Address) -> Vec<String> {
+        let Some(name) = self.names.get(address) else { return Vec::new() };
+        let of_schema = address.class == "pg_namespace";
+        let qualified = match of_schema {
+            true => self.schema(),
+            false => format!("{}.{}", self.schema(), name.quoted),
+        };
+        let column = |number: i32| -> Option<String> {
+            if address.class == "pg_class" {
+                let relation = self.facts.relation(address.oid)?;
+                return relation.column(number).map(|column| quote_ident(&column.name));
+            }
+            let type_ = self.facts.types.iter().find(|type_| type_.oid == address.oid)?;
+            type_.attributes.iter().find(|a| a.number == number).map(|attribute| quote_ident(&attribute.name))
+        };
+        let mut sql = Vec::new();
+        for comment in self.facts.comments.iter().filter(|comment| comment.on == *address) {
+            let text = quote_literal(&comment.text);
+            let on = match (&name.on, column(comment.column)) {
+                (Some((keyword, on)), _) => {
+                    format!("{} {} ON {keyword}{}.{on}", name.keyword, name.quoted, self.schema())
+                }
+                (None, Some(column)) => format!("COLUMN {qualified}.{column}"),
+                (None, None) => format!("{} {qualified}", name.keyword),
+            };
+            sql.push(format!("COMMENT ON {on} IS {text}"));
+        }
+        for grant in self.facts.grants.iter().filter(|grant| grant.on == *address) {
+            let grantee = match &grant.grantee {
+                Grantee::Owner => "CURRENT_USER".to_owned(),
+                Grantee::Public => "PUBLIC".to_owned(),
+                Grantee::Role { name } => quote_ident(name),
+            };
+            let columns = column(grant.column).map(|column| format!(" ({column})")).unwrap_or_default();
+            // GRANT says TABLE of views too, and needs it said of none of them.
+            let keyword = match name.keyword {
+                "VIEW" | "MATERIALIZED VIEW" | "FOREIGN TABLE" => "TABLE",
+                keyword => keyword,
+            };
+            let privilege = format!("{}{columns} ON {keyword} {qualified}", grant.privilege);
+            sql.push(match (grant.revoked, grant.grantable) {
+                (true, _) => format!("REVOKE {privilege} FROM {grantee}"),
+                (false, true) => format!("GRANT {privilege} TO {grantee} WITH GRANT OPTION"),
+                (false, false) => format!("GRANT {privilege} TO {grantee}"),
+            });
+        }
+        sql
+    }
+
+    fn type_(&self, type_: &Type) -> Vec<String> {
+        let name = self.qualified(&type_.name);
+        let mut more = Vec::new();
+        let collate = |collation: &Option<String>| match collation {
+            Some(collation) => format!(" COLLATE {collation}"),
+            None => String::new(),
+        };
+        let create = match type_.kind {
+            TypeKind::Enum => {
+                let labels: Vec<String> = type_.labels.iter().map(|label| quote_literal(label)).collect();
+                format!("CREATE TYPE {name} AS ENUM ({})", labels.join(", "))
+            }
+            TypeKind::Composite => {
+                let attribute =
+                    |a: &Attribute| format!("{} {}{}", quote_ident(&a.name), a.type_, collate(&a.collation));
+                let attributes: Vec<String> = type_.attributes.iter().map(attribute).collect();
+                format!("CREATE TYPE {name} AS ({})", attributes.join(", "))
+            }
+            TypeKind::Domain => {
+                let mut sql = format!("CREATE DOMAIN {name} AS {}", type_.base.as_deref().unwrap_or_default());
+                sql += &collate(&type_.collation);
+                if let Some(default) = &type_.default {
+                    sql += &format!(" DEFAULT {default}");
+                }
+                if type_.not_null {
+                    sql += " NOT NULL";
+                }
+                for check in self.facts.constraints.iter().filter(|check| check.type_ == type_.oid) {
+                    let constraint = format!("CONSTRAINT {} {}", quote_ident(&check.name), check.definition);
+                    more.push(format!("ALTER DOMAIN {name} ADD {constraint}"));
+                    more.extend(self.said(&Address::new("pg_constraint", check.oid)));
+                }
+                sql
+            }
+            TypeKind::Range => {
+                let Some(range) = &type_.range else { return Vec::new() };
+                let mut parts = vec![format!("SUBTYPE = {}", range.subtype)];
+                let multirange =
+                    range.multirange.as_ref().filter(|_| self.target.version >= 140000).map(|m| self.qualified(m));
+                for (what, value) in [
+                    ("SUBTYPE_OPCLASS", &range.operator_class),
+                    ("COLLATION", &range.collation),
+                    ("SUBTYPE_DIFF", &range.difference),
+                    ("MULTIRANGE_TYPE_NAME", &multirange),
+                ] {
+                    parts.extend(value.as_ref().map(|value| format!("{what} = {value}")));
+                }
+                format!("CREATE TYPE {name} AS RANGE ({})", parts.join(", "))
+            }
+            // Refused by name; there is no statement to make.
+            TypeKind::Base => return Vec::new(),
+        };
+        let mut sql = vec![create];
+        sql.append(&mut more);
+        sql
+    }
+
+    fn function(&self, function: &Function) -> String {
+        let keyword = if function.kind == "p" { "PROCEDURE" } else { "FUNCTION" };
+        format!("CREATE {keyword} {}{}", self.qualified(&function.name), function.definition.trim_end())
+    }
+
+    fn view(&self, view: &Relation) -> String {
+        let options = with(&view.options);
+        let query = view.definition.as_deref().unwrap_or_default().trim_end().trim_end_matches(';');
+        format!("CREATE VIEW {}{options} AS {query}", self.qualified(&view.name))
+    }
+
+    fn table(&self, table: &Relation) -> Vec<String> {
+        let name = self.qualified(&table.name);
+        let columns: Vec<String> = table.columns.iter().map(|column| self.column(table, column)).collect();
+        let mut options = table.options.clone();
+        options.extend(table.toast_options.iter().map(|option| format!("toast.{option}")));
+        let method = match table.access_method.as_deref() {
+            None | Some("heap") => String::new(),
+            Some(method) => format!(" USING {}", quote_ident(method)),
+        };
+        let mut sql = vec![format!("CREATE TABLE {name} ({}){method}{}", columns.join(", "), with(&options))];
+        for column in &table.columns {
+            let alter = format!("ALTER TABLE {name} ALTER COLUMN {}", quote_ident(&column.name));
+            let storage = column.storage.as_deref().and_then(|storage| match storage {
+                "p" => Some("PLAIN"),
+                "m" => Some("MAIN"),
+                "e" => Some("EXTERNAL"),
+                "x" => Some("EXTENDED"),
+                _ => None,
+            });
+            sql.extend(storage.map(|storage| format!("{alter} SET STORAGE {storage}")));
+            let compression = column.compression.as_deref().map(|c| if c == "l" { "lz4" } else { "pglz" });
+            sql.extend(compression.map(|compression| format!("{alter} SET COMPRESSION {compression}")));
+            sql.extend(column.statistics.map(|target| format!("{alter} SET STATISTICS {target}")));
+            if !column.options.is_empty() {
+                sql.push(format!("{alter} SET ({})", options_list(&column.options)));
+            }
+        }
+        let identities =
+            self.facts.sequences.iter().filter(|sequence| {
+                sequence.owned_by.as_ref().is_some_and(|by| by.identity && by.relation == table.oid)
+            });
+        for sequence in identities {
+            sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
+        }
+        sql
+    }
+
+    fn column(&self, table: &Relation, column: &Column) -> String {
+        let mut sql = format!("{} {}", quote_ident(&column.name), column.type_);
+        if let Some(collation) = &column.collation {
+            sql += &format!(" COLLATE {collation}");
+        }
+        let expression = column.default.as_deref().unwrap_or_default();
+        match (column.generated.as_str(), column.identity.as_str()) {
+            ("s", _) => sql += &format!(" GENERATED ALWAYS AS ({expression}) STORED"),
+            ("v", _) => sql += &format!(" GENERATED ALWAYS AS ({expression}) VIRTUAL"),
+            (_, identity @ ("a" | "d")) => {
+                let when = if identity == "a" { "ALWAYS" } else { "BY DEFAULT" };
+                let sequence = self.facts.sequences.iter().find(|sequence| {
+                    let by = sequence.owned_by.as_ref();
+                    by.is_some_and(|by| by.identity && by.relation == table.oid && by.column == column.name)
+                });
+                sql += &format!(" GENERATED {when} AS IDENTITY");
+                if let Some(sequence) = sequence {
+                    sql += &format!(" (SEQUENCE NAME {} {})", self.qualified(&sequence.name), parameters(sequence));
+                }
+            }
+            _ => {}
+        }
+        if column.not_null {
+            match column.chosen_not_null_name(&table.name) {
+                Some(name) if self.target.version >= 180000 => {
+                    sql += &format!(" CONSTRAINT {} NOT NULL", quote_ident(name))
+                }
+                _ => sql += " NOT NULL",
+            }
+        }
+        sql
+    }
+
+    /// A default is set when everything it may call is there.
+    fn defaults(&self, relation: &Relation) -> Vec<Node> {
+        let plain = relation.columns.iter().filter(|column| column.generated.is_empty());
+        plain
+            .filter_map(|column| {
+                let (oid, default) = (column.default_oid?, column.default.as_deref()?);
+                let (name, column) = (self.qualified(&relation.name), quote_ident(&column.name));
+                let keyword = relation.kind.keyword();
+                let sql = format!("ALTER {keyword} {name} ALTER COLUMN {column} SET DEFAULT {default}");
+                let mut node = self.node("pg_attrdef", oid, Stage::Definition, 5, vec![sql]);
+                node.may_wait = true;
+                Some(node)
+            })
+            .collect()
+    }
+
+    fn sequence(&self, sequence: &Sequence) -> Vec<String> {
+        let name = self.qualified(&sequence.name);
+        let mut sql = vec![format!("CREATE SEQUENCE {name} AS {} {}", sequence.type_, parameters(sequence))];
+        sql.extend(sequence.owned_by.as_ref().map(|by| {
+            let table = self.qualified(self.facts.relation_name(by.relation));
+            format!("ALTER SEQUENCE {name} OWNED BY {table}.{}", quote_ident(&by.column))
+        }));
+        sql
+    }
+
+    fn constraint(&self, constraint: &Constraint) -> Node {
+        let index = self.facts.indexes.iter().find(|index| index.constraint == Some(constraint.oid));
+        let (stage, rank) = match constraint.kind {
+            ConstraintKind::PrimaryKey => (Stage::PrimaryKey, 0),
+            ConstraintKind::Unique if index.is_some_and(|index| index.replica_identity) => (Stage::PrimaryKey, 0),
+            ConstraintKind::Unique | ConstraintKind::Exclusion => (Stage::Index, 0),
+            ConstraintKind::Check => (Stage::Check, 0),
+            ConstraintKind::ForeignKey => (Stage::ForeignKey, 0),
+        };
+        let table = self.qualified(self.facts.relation_name(constraint.relation));
+        let name = quote_ident(&constraint.name);
+        let mut sql = vec![format!("ALTER TABLE {table} ADD CONSTRAINT {name} {}", constraint.definition)];
+        if let Some(index) = index {
+            if !index.options.is_empty() {
+                let name = self.qualified(&index.name);
+                sql.push(format!("ALTER INDEX {name} SET ({})", options_list(&index.options)));
+            }
+            sql.extend(self.index_statistics(index));
+            sql.extend(self.said(&Address::new("pg_class", index.oid)));
+        }
+        let mut node = self.node("pg_constraint", constraint.oid, stage, rank, sql);
+        node.table = Some(self.facts.relation_name(constraint.relation).to_owned());
+        node.may_wait = true;
+        node
+    }
+
+    fn index_statistics(&self, index: &Index) -> Vec<String> {
+        let name = self.qualified(&index.name);
+        let set =
+            |s: &IndexStatistics| format!("ALTER INDEX {name} ALTER COLUMN {} SET STATISTICS {}", s.column, s.target);
+        index.statistics.iter().map(set).collect()
+    }
+
+    /// The marks that need the indexes.
+    fn finish(&self, table: &Relation) -> Option<Node> {
+        if table.kind != RelationKind::Table {
+            return None;
+        }
+        let name = self.qualified(&table.name);
+        let mut sql = Vec::new();
+        match table.replica_identity.as_str() {
+            "f" => sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY FULL")),
+            "n" => sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY NOTHING")),
+            _ => {}
+        }
+        for index in self.facts.indexes.iter().filter(|index| index.relation == table.oid) {
+            let index_name = quote_ident(&index.name);
+            if index.replica_identity && table.replica_identity == "i" {
+                sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index_name}"));
+            }
+            if index.clustered {
+                sql.push(format!("ALTER TABLE {name} CLUSTER ON {index_name}"));
+            }
+        }
+        let what = format!("table {}", table.name);
+        // No other node has this address, as the table's own is taken; nothing needs it.
+        let address = Address::new("finish", table.oid);
+        (!sql.is_empty()).then_some(Node {
+            address,
+            stage: Stage::Finish,
+            rank: 0,
+            what,
+            sql,
+            table: None,
+            may_wait: true,
+        })
+    }
+}
+
+fn parameters(sequence: &Sequence) -> String {
+    let Sequence { start, increment, minimum, maximum, cache, cycle, .. } = sequence;
+    let cycle = if *cycle { "CYCLE" } else { "NO CYCLE" };
+    format!("START WITH {start} INCREMENT BY {increment} MINVALUE {minimum} MAXVALUE {maximum} CACHE {cache} {cycle}")
+}
+
+fn with(options: &[String]) -> String {
+    if options.is_empty() { String::new() } else { format!(" WITH ({})", options_list(options)) }
+}
+
+/// `name=value` as `name='value'`: a value may be a list or a word that SQL knows.
+fn options_list(options: &[String]) -> String {
+    let quoted = options.iter().map(|option| match option.split_once('=') {
+        Some((name, value)) => format!("{name} = {}", quote_literal(value)),
+        None => option.clone(),
+    });
+    quoted.collect::<Vec<_>>().join(", ")
+}

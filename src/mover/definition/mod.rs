@@ -1,0 +1,7 @@
+//! What a schema is made of, as moves need it: how to make it again, what crosses its border, what is refused. No word about moves.
+
+pub mod border;
+pub mod ddl;
+pub(crate) mod refusal;
+pub mod sequences;
+pub mod trace;

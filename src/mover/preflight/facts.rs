@@ -1,0 +1,407 @@
+//! What preflight reads. No writes, no choices: [`plan`](crate::mover::preflight::plan) judges.
+
+use crate::schema::catalog::{self, Facts};
+use jiff::Timestamp;
+use tokio_postgres::types::Type;
+use uuid::Uuid;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::schema::catalog::Namespace;
+use crate::shard::{SchemaPrefix, ShardId};
+
+use crate::mover::control::session::Session;
+use crate::mover::definition::border;
+use crate::mover::definition::ddl;
+use crate::mover::definition::ddl::{Creation, Target};
+use crate::mover::definition::refusal::Refusal;
+use crate::mover::definition::sequences;
+use crate::mover::preflight::table;
+use crate::mover::preflight::target;
+use crate::mover::preflight::target::missing_at_target;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::{MoveId, Names};
+
+/// What matters of a host, for any shard.
+#[derive(Clone, Debug)]
+pub(crate) struct HostFacts {
+    pub(crate) name: HostName,
+    pub(crate) database: String,
+    pub(crate) role: String,
+    pub(crate) encoding: String,
+    pub(crate) collation: String,
+    /// The version of the library that sorts by the collation, where it has one.
+    pub(crate) collation_version: Option<String>,
+    /// What may not differ within a cluster, as a text.
+    pub(crate) cluster: String,
+    pub(crate) may_create: bool,
+    pub(crate) in_recovery: bool,
+    /// `server_version_num`.
+    pub(crate) version: i32,
+    /// The owner of the control schema, and whether it may do what the role may: it renames what the role has built.
+    pub(crate) keeper: String,
+    pub(crate) keeper_may: bool,
+    /// By how much the host's clock is ahead of this machine's, in seconds.
+    pub(crate) ahead_s: f64,
+    /// Event triggers that are enabled, of which every DDL of a move is one.
+    pub(crate) event_triggers: Vec<String>,
+    /// Locks that all transactions of the server can have together.
+    pub(crate) locks_max: i64,
+    /// Whether commits wait for standbys, and there is none.
+    pub(crate) commits_hang: bool,
+    pub(crate) stream: StreamFacts,
+}
+
+/// What a host offers to whoever wants to read its changes.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamFacts {
+    /// `minimal`, `replica` or `logical`.
+    pub(crate) wal_level: String,
+    /// Whether the role has REPLICATION, or may do everything.
+    pub(crate) may_replicate: bool,
+    /// Slots that can still be made.
+    pub(crate) free_slots: i64,
+    /// Walsenders that can still be started.
+    pub(crate) free_senders: i64,
+    /// Whether prepared transactions are open in any database: a slot's creation waits for them.
+    pub(crate) prepared: i64,
+    /// Transactions that have written and are old, in any database: a slot's creation waits for them, too.
+    pub(crate) old: Vec<String>,
+}
+
+/// A row of `pgshard.shard`.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) state: String,
+    pub(crate) epoch: ShardEpoch,
+    pub(crate) peer: Option<String>,
+}
+
+/// A lock on the shard that the fence's barrier would wait for.
+#[derive(Clone, Debug)]
+pub(crate) struct Lock {
+    /// `None`: a prepared transaction.
+    pub(crate) pid: Option<i32>,
+    pub(crate) mode: String,
+    pub(crate) relation: String,
+    pub(crate) seconds: f64,
+    pub(crate) query: Option<String>,
+}
+
+impl std::fmt::Display for Lock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "backend {pid}")?,
+            None => f.write_str("a prepared transaction")?,
+        }
+        write!(f, " holds {} on {}", self.mode, self.relation)?;
+        if self.seconds > 0.0 {
+            write!(f, ", its transaction is {:.1} s old", self.seconds)?;
+        }
+        self.query.as_ref().map_or(Ok(()), |query| write!(f, ": {}", query.replace('\n', " ")))
+    }
+}
+
+/// A move of a shard that is not over.
+#[derive(Clone, Debug)]
+pub(crate) struct ActiveMove {
+    pub(crate) id: String,
+    pub(crate) phase: String,
+    /// Who works on it.
+    pub(crate) worker: Option<String>,
+}
+
+/// What matters of one shard, on both hosts.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardFacts {
+    pub(crate) shard: ShardId,
+    pub(crate) schema: String,
+    pub(crate) source_row: Option<Row>,
+    pub(crate) target_row: Option<Row>,
+    /// A move of the shard in the source's journal that is not over.
+    pub(crate) active_move: Option<ActiveMove>,
+    /// A move that is bringing the shard to the target.
+    pub(crate) incoming: Option<String>,
+    /// Schemas at the target whose names the move needs.
+    pub(crate) in_the_way: Vec<String>,
+    /// What the source's catalogs have against it.
+    pub(crate) at_source: Vec<Refusal>,
+    /// What its tables have against being copied while they are written to.
+    pub(crate) against_online: Vec<Refusal>,
+    /// What is missing at the target.
+    pub(crate) at_target: Vec<Refusal>,
+    pub(crate) creation: Option<Creation>,
+    pub(crate) tables: usize,
+    pub(crate) bytes: i64,
+    pub(crate) locks: Vec<Lock>,
+    /// What is to be said of sequences that are near their end.
+    pub(crate) sequences: Vec<String>,
+}
+
+impl Default for ShardFacts {
+    fn default() -> ShardFacts {
+        ShardFacts {
+            shard: ShardId::new(0).expect("shard 0 exists in every cluster"),
+            schema: String::new(),
+            source_row: None,
+            target_row: None,
+            active_move: None,
+            incoming: None,
+            in_the_way: Vec::new(),
+            at_source: Vec::new(),
+            against_online: Vec::new(),
+            at_target: Vec::new(),
+            creation: None,
+            tables: 0,
+            bytes: 0,
+            locks: Vec::new(),
+            sequences: Vec::new(),
+        }
+    }
+}
+
+/// Reads a host's facts; a refusal where there is no control schema.
+pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refusal>, Error> {
+    let what = "reading the host's facts";
+    let name = session.host.clone();
+    let present = session.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
+    let not_bootstrapped = || {
+        let remedy = format!("pgshard bootstrap --host {name}");
+        Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
+    };
+    if !present.get::<_, bool>(0) {
+        return Ok(Err(not_bootstrapped()));
+    }
+    let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
+            d.datcollate::text || '/' || d.datctype::text || coalesce(' ICU ' || l.icu, ''), has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
+            (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, schema_prefix, key_kind) FROM pgshard.cluster),
+            current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+            current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM pg_replication_slots),
+            current_setting('max_wal_senders')::bigint - (SELECT count(*) FROM pg_stat_replication),
+            (SELECT count(*) FROM pg_prepared_xacts),
+            current_setting('server_version_num')::integer, o.rolname::text, pg_has_role(o.oid, current_user, 'USAGE'),
+            extract(epoch FROM clock_timestamp())::double precision,
+            ARRAY(SELECT evtname::text FROM pg_event_trigger WHERE evtenabled IN ('O', 'A') ORDER BY 1),
+            current_setting('max_locks_per_transaction')::bigint
+                * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),
+            current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'
+                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, 'hidden') IN ('sync', 'quorum', 'hidden')),
+            ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: %s', pid,
+                      round(extract(epoch FROM clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?'))
+                  FROM pg_stat_activity
+                  WHERE backend_xid IS NOT NULL AND xact_start < clock_timestamp() - interval '2 s' AND pid <> pg_backend_pid()
+                  ORDER BY xact_start LIMIT 3),
+            (SELECT max(pg_collation_actual_version(c.oid)) FROM pg_collation c, LATERAL (SELECT to_jsonb(c) AS its) AS j
+                WHERE c.collnamespace = 'pg_catalog'::regnamespace
+                  AND c.collprovider::text = CASE WHEN l.icu IS NULL THEN 'c' ELSE 'i' END
+                  AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu, d.datcollate::text))
+        FROM pg_database d
+        -- By names that not every version has: 15 brought the provider, 17 renamed the locale.
+        CROSS JOIN LATERAL (SELECT CASE WHEN to_jsonb(d) ->> 'datlocprovider' = 'i'
+            THEN coalesce(to_jsonb(d) ->> 'daticulocale', to_jsonb(d) ->> 'datlocale') END AS icu) AS l
+        JOIN pg_roles o ON o.oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard')
+        WHERE d.datname = current_database()";
+    let asked = Timestamp::now();
+    let row = session.row(what, sql, &[]).await?;
+    // Half of the way there and back is the answer's.
+    let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
+    let Some(cluster) = row.get::<_, Option<String>>(6) else { return Ok(Err(not_bootstrapped())) };
+    Ok(Ok(HostFacts {
+        name,
+        database: row.get(0),
+        role: row.get(1),
+        encoding: row.get(2),
+        collation: row.get(3),
+        collation_version: row.get(20),
+        may_create: row.get(4),
+        in_recovery: row.get(5),
+        version: row.get(12),
+        keeper: row.get(13),
+        keeper_may: row.get(14),
+        ahead_s: row.get::<_, f64>(15) - here,
+        event_triggers: row.get(16),
+        locks_max: row.get(17),
+        commits_hang: row.get(18),
+        cluster,
+        stream: StreamFacts {
+            wal_level: row.get(7),
+            may_replicate: row.get(8),
+            free_slots: row.get(9),
+            free_senders: row.get(10),
+            prepared: row.get(11),
+            old: row.get(19),
+        },
+    }))
+}
+
+/// The host's row of a shard.
+pub(crate) async fn row_of(session: &Session, shard: ShardId) -> Result<Option<Row>, Error> {
+    let sql = "SELECT state, epoch, peer FROM pgshard.shard WHERE shard_id = $1";
+    let rows = session.rows("reading the shard's row", sql, &[&shard.as_i32()]).await?;
+    Ok(rows.first().map(|row| Row {
+        state: row.get(0),
+        epoch: ShardEpoch::from_i32(row.get(1)).unwrap_or(ShardEpoch::FIRST),
+        peer: row.get(2),
+    }))
+}
+
+/// The shards of these that the host has given away, with their epochs and new owners.
+///
+/// Locks: ACCESS SHARE on a table of ours, for one statement.
+pub(crate) async fn given_away(
+    session: &Session,
+    shards: &[ShardId],
+) -> Result<Vec<(ShardId, ShardEpoch, String)>, Error> {
+    let numbers: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
+    let sql = "SELECT shard_id, epoch, peer FROM pgshard.shard WHERE shard_id = ANY ($1) AND state = 'moved' AND peer IS NOT NULL";
+    let rows = session.rows("reading where shards have gone", sql, &[&numbers]).await?;
+    let given = |row: &tokio_postgres::Row| {
+        let shard = ShardId::try_from(row.try_get::<_, i32>(0).ok()?).ok()?;
+        Some((shard, ShardEpoch::from_i32(row.try_get(1).ok()?)?, row.try_get(2).ok()?))
+    };
+    Ok(rows.iter().filter_map(given).collect())
+}
+
+/// Who would make the barrier wait, on a schema given by its OID.
+///
+/// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
+pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, Error> {
+    let sql = "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, ', ' ORDER BY relation),
+            coalesce(max(seconds), 0), max(query)
+        FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid";
+    let rows = session.typed_rows("looking for locks", sql, &[(&schema, Type::OID)]).await?;
+    let lock = |row: &tokio_postgres::Row| Lock {
+        pid: row.get(0),
+        mode: row.get(1),
+        relation: row.get(2),
+        seconds: row.get(3),
+        query: row.get(4),
+    };
+    Ok(rows.iter().map(lock).collect())
+}
+
+/// `server_version_num`: 150004, 180000.
+pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
+    let row = session.row("reading the version", "SELECT current_setting('server_version_num')::integer", &[]).await?;
+    Ok(u32::try_from(row.get::<_, i32>(0)).unwrap_or(0))
+}
+
+/// Which servers the two hosts of a move are, and since when: after a restart or a fail-over it is another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Servers {
+    source: String,
+    target: String,
+}
+
+/// Asks both hosts which servers they are.
+///
+/// Locks: none.
+pub(crate) async fn servers(source: &Session, target: &Session) -> Result<Servers, Error> {
+    let (source, target) = tokio::try_join!(server(source), server(target))?;
+    Ok(Servers { source, target })
+}
+
+/// The number of a server's system, which its standbys share, its timeline, which a promotion changes, and its start.
+async fn server(session: &Session) -> Result<String, Error> {
+    let what = "asking the host which server it is";
+    let sql = "SELECT concat_ws(' ', system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8),
+        pg_postmaster_start_time()) FROM pg_control_system()";
+    session.row(what, sql, &[]).await?.try_get(0).map_err(|error| session.failed(what, error))
+}
+
+/// The OID of a schema.
+pub(crate) async fn schema_oid(session: &Session, schema: &str) -> Result<Option<u32>, Error> {
+    let sql = "SELECT oid FROM pg_namespace WHERE nspname = $1";
+    Ok(session.rows("looking a schema up", sql, &[&schema]).await?.first().map(|row| row.get(0)))
+}
+
+/// Reads the facts of one shard.
+pub(crate) async fn of_shard(
+    source: &Session,
+    target: &Session,
+    shard: ShardId,
+    prefix: &SchemaPrefix,
+) -> Result<ShardFacts, Error> {
+    let names = Names { schema: prefix.schema(shard) };
+    let what = "reading the shard's facts";
+    let schema = names.schema.as_str();
+    let mut facts = ShardFacts { shard, schema: schema.to_owned(), ..ShardFacts::default() };
+    facts.source_row = row_of(source, shard).await?;
+    facts.target_row = row_of(target, shard).await?;
+    facts.active_move = source.open_entry(shard).await?.map(|entry| ActiveMove {
+        id: entry.id.to_string(),
+        phase: entry.phase.to_string(),
+        worker: entry.worker.map(|worker| worker.to_string()),
+    });
+    let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1";
+    let incoming = target.rows(what, sql, &[&shard.as_i32()]).await?;
+    facts.incoming = incoming.first().map(|row| MoveId::from(row.get::<_, Uuid>(0)).to_string());
+    if facts.incoming.is_none() {
+        // A signpost that stands in the shard's place is renamed away at open; a schema of anybody else is not ours.
+        let mut wanted = vec![names.incoming()];
+        if facts.target_row.is_none() {
+            wanted.push(schema.to_owned());
+        }
+        let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY($1) ORDER BY 1";
+        facts.in_the_way = target.rows(what, sql, &[&wanted]).await?.iter().map(|row| row.get(0)).collect();
+    }
+    let Some(oid) = schema_oid(source, schema).await? else {
+        if facts.source_row.as_ref().is_some_and(|row| row.state == "serving") {
+            let remedy = "run `pgshard check`: somebody dropped or renamed it";
+            facts.at_source.push(Refusal::new(format!("schema {schema}"), "is not there", remedy));
+        }
+        return Ok(facts);
+    };
+    if facts.source_row.as_ref().is_none_or(|row| row.state != "serving") {
+        return Ok(facts);
+    }
+    let sql = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint, count(*) FROM pg_class
+        WHERE relnamespace = $1 AND relkind = 'r'";
+    let size = source.row(what, sql, &[&oid]).await?;
+    (facts.bytes, facts.tables) = (size.get(0), size.get::<_, i64>(1) as usize);
+    facts.locks = locks(source, oid).await?;
+    facts.against_online = table::online_refusals(&table::shapes(source, oid).await?);
+    let schema_facts = of_schema(source, &Namespace::Oid(oid)).await?;
+    let wanted = Target { schema: &names.incoming(), final_schema: schema, version: version(target).await? };
+    match ddl::create(&schema_facts, &wanted) {
+        Ok(creation) => {
+            facts.creation = Some(creation);
+            // Only now: another role's sequences cannot be read, and are refused.
+            let sequences = sequences::read(source.client.client(), &Namespace::Oid(oid)).await;
+            facts.sequences = sequences::warnings(&sequences.map_err(|error| source.failed(what, error))?);
+        }
+        Err(found) => facts.at_source.extend(found),
+    }
+    let crossings = border::crossings(source.client.client(), &Namespace::Oid(oid), prefix).await;
+    let crossings = crossings.map_err(|error| Error::Border { host: source.host.clone(), source: error })?;
+    facts.at_source.extend(crossings.iter().map(Refusal::of_crossing));
+    let missing = missing_at_target(target.client.client(), &schema_facts).await;
+    facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
+    facts.at_target.extend(target::rights_missing(source, target, &schema_facts).await?);
+    Ok(facts)
+}
+
+/// The facts of a schema, in a transaction of their own.
+pub(crate) async fn of_schema(session: &Session, namespace: &Namespace) -> Result<Facts, Error> {
+    let what = "reading the catalogs";
+    session.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+    let read = catalog::read(session.client.client(), namespace).await;
+    session.batch(what, "ROLLBACK").await?;
+    read.map_err(|source| Error::Catalog { host: session.host.clone(), source })
+}
+
+/// A way back takes no slot of the last few: moves need them.
+const SLOTS_LEFT: i64 = 2;
+
+/// Why there can be no way back from a host; none if there can.
+pub(crate) fn no_way_back(host: &StreamFacts) -> Option<&'static str> {
+    match host {
+        of if of.wal_level != "logical" => Some("its wal_level is not logical"),
+        of if !of.may_replicate => Some("its role may not read its changes: ALTER ROLE … REPLICATION"),
+        of if of.free_slots <= SLOTS_LEFT => {
+            Some("too few replication slots are left there: raise max_replication_slots")
+        }
+        of if of.free_senders < 1 => Some("no walsender is left there: raise max_wal_senders"),
+        of if of.prepared > 0 => Some("a slot would wait for its prepared transactions"),
+        _ => None,
+    }
+}

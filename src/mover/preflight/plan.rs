@@ -1,0 +1,505 @@
+//! From facts to a plan, or to every reason against it: a pure function. Executing a [`Plan`] makes no choices.
+
+use crate::mover::preflight::facts;
+use crate::mover::protocol::bytes::Bytes;
+use std::time::Duration;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::shard::ShardId;
+
+use crate::mover::definition::ddl::{Creation, Statement};
+use crate::mover::definition::refusal::Refusal;
+use crate::mover::preflight::facts::{ActiveMove, HostFacts, Lock, Row, ShardFacts, StreamFacts};
+use crate::mover::protocol::desired::Back;
+use crate::mover::protocol::names::Names;
+use crate::mover::protocol::state::Mode;
+
+/// What a move will do, shard by shard.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where the shards go.
+    pub target: HostName,
+    /// How.
+    pub mode: Mode,
+    /// The shards that will be moved.
+    pub shards: Vec<ShardPlan>,
+    /// Shards that were asked for and are on the target already.
+    pub already_there: Vec<ShardId>,
+    /// What may make the move slow or hard, of hosts and all shards together.
+    pub warnings: Vec<String>,
+}
+
+/// What a move will do with one shard.
+#[derive(Clone, Debug)]
+pub struct ShardPlan {
+    /// The shard.
+    pub shard: ShardId,
+    /// Its schema.
+    pub schema: String,
+    /// The host that serves it.
+    pub source: HostName,
+    /// Its epoch there. At the target it is one more.
+    pub epoch: ShardEpoch,
+    /// How many tables it has.
+    pub tables: usize,
+    /// How many bytes its tables and indexes have.
+    pub bytes: i64,
+    /// What builds its schema at the target before the rows come, in order.
+    pub before_data: Vec<Statement>,
+    /// What is built once they are there.
+    pub after_data: Vec<Statement>,
+    /// What may make the move slow or hard, and who should know.
+    pub warnings: Vec<String>,
+}
+
+impl ShardPlan {
+    /// The steps in an operator's words, one a line; with them, `before_data` and `after_data` are all that will run.
+    pub fn steps(&self, target: &HostName, mode: Mode) -> Vec<String> {
+        let ShardPlan { shard, schema, source, epoch, .. } = self;
+        let names = Names { schema: schema.clone() };
+        let (incoming, signpost, left) = (names.incoming(), names.signpost(), names.left(*epoch));
+        let mut steps = vec![
+            format!("claim shard {shard} on {source}, announce it on {target}"),
+            format!(
+                "prepare: {} to build {incoming} on {target}; build {signpost} on {source}",
+                counted(self.before_data.len(), "statement")
+            ),
+        ];
+        let (tables, bytes) = (counted(self.tables, "table"), Bytes(self.bytes));
+        let after = self.after_data.len();
+        let fence = [
+            format!("fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers wait from here"),
+            format!("barrier: wait until no transaction on {source} holds a lock on {left}; then the marker"),
+        ];
+        match mode {
+            Mode::Blocking => {
+                steps.extend(fence);
+                steps.push(format!("copy {tables}, about {bytes}; compare digests"));
+                steps.push(format!("{after} statements build indexes, constraints and triggers; set the sequences"));
+            }
+            Mode::Online => {
+                steps.extend([
+                    format!("stream: publication of {tables} and a slot on {source}; it keeps WAL until the move ends"),
+                    format!("copy {tables}, about {bytes}, in chunks while {source} serves; then keys and indexes"),
+                    "catch up: apply what was changed meanwhile; the other indexes; compare digests".to_owned(),
+                    "set the sequences ahead; wait until the stream is close behind".to_owned(),
+                ]);
+                steps.extend(fence);
+                steps.push("drain: apply up to the marker".to_owned());
+            }
+        }
+        steps.extend([
+            format!("decide on {source}: moved to {target}, epoch {}", epoch.next()),
+            format!("open: rename {incoming} to {schema} on {target}; writers go on from here"),
+            format!("publish the map; keep {left} on {source} until `pgshard moves complete`"),
+        ]);
+        if mode == Mode::Online {
+            let both = format!("{left} on {source} and {schema} on {target} as it was before its first foreign write");
+            steps.push(format!(
+                "audit: compare all rows of {both}; its snapshots hold back VACUUM on both hosts meanwhile"
+            ));
+        }
+        steps
+    }
+    /// A guess of how long the shard is closed by a blocking move, from its size: a floor of 50 ms and 20 MiB a second, a slow disk's rate
+    /// for copy, two digests and indexes together. The command says that it is a guess.
+    pub fn closed_for(&self) -> Duration {
+        closed_for(self.bytes)
+    }
+}
+
+fn closed_for(bytes: i64) -> Duration {
+    const BYTES_PER_SECOND: f64 = 20.0 * 1024.0 * 1024.0;
+    Duration::from_secs_f64(0.05 + bytes.max(0) as f64 / BYTES_PER_SECOND)
+}
+
+/// `1 table`, `3 tables`.
+fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}
+
+/// The plan of one shard.
+///
+/// # Errors
+/// Every reason against it.
+pub(crate) fn judge(
+    facts: &ShardFacts,
+    source: &HostFacts,
+    target: &HostFacts,
+    mode: Mode,
+    wanted: Back,
+    pause_max: Duration,
+) -> Result<ShardPlan, Vec<Refusal>> {
+    let mut refusals = Vec::new();
+    let shard = facts.shard;
+    let mut refuse = |host: &HostName, reason: String, remedy: &str| {
+        refusals.push(Refusal::new("the shard", reason, remedy).at(shard, host));
+    };
+    let epoch = match &facts.source_row {
+        Some(Row { state, epoch, .. }) if state == "serving" => Some(*epoch),
+        Some(Row { state, peer, .. }) => {
+            let peer = peer.as_deref().unwrap_or("nowhere");
+            refuse(
+                &source.name,
+                format!("is {state} (to {peer}) there"),
+                "look with `pgshard moves list` and `pgshard check`",
+            );
+            None
+        }
+        None => {
+            refuse(
+                &source.name,
+                "was never there".to_owned(),
+                "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`",
+            );
+            None
+        }
+    };
+    if let Some(ActiveMove { id, phase, worker }) = &facts.active_move {
+        let (by, remedy) = match worker {
+            Some(worker) => (
+                format!("; {worker} works on it"),
+                format!(
+                    "wait for it, `pgshard moves watch {id}`; or `pgshard moves stop {id}`, `pgshard moves abort {id}`"
+                ),
+            ),
+            None => (String::new(), format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first")),
+        };
+        refuse(&source.name, format!("has a move {id} that is {phase}{by}"), &remedy);
+    }
+    if let Some(id) = &facts.incoming {
+        let remedy = format!(
+            "`pgshard moves resume {id}` or `pgshard moves abort {id}` first; `pgshard moves gc` if it is gone"
+        );
+        refuse(&target.name, format!("is being brought there by the move {id}"), &remedy);
+    }
+    match &facts.target_row {
+        Some(row) if row.state != "moved" => {
+            let reason = format!("is {} there too, at epoch {}", row.state, row.epoch);
+            refuse(&target.name, reason, "two hosts own this shard: run `pgshard check`; the higher epoch is right");
+        }
+        Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
+            let reason = format!("was there at epoch {}, later than the source's", row.epoch);
+            let remedy = "run `pgshard check`; was the source restored, or failed over to a standby that lacked its last commits?";
+            refuse(&target.name, reason, remedy);
+        }
+        _ => {}
+    }
+    for schema in &facts.in_the_way {
+        let remedy = "`pgshard moves gc` drops what dead moves left; anything else must be renamed by hand";
+        refuse(&target.name, format!("meets a schema {schema} in its way"), remedy);
+    }
+    let closed = closed_for(facts.bytes);
+    if mode == Mode::Blocking && closed > pause_max {
+        let reason = format!(
+            "would be closed for about {} s while it is copied, longer than the {} s it may be",
+            closed.as_secs(),
+            pause_max.as_secs()
+        );
+        refuse(&source.name, reason, "move it with --mode online, or allow more with --max-pause-s");
+    }
+    refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
+    if mode == Mode::Online {
+        refusals.extend(facts.against_online.iter().map(|found| found.clone().at(shard, &source.name)));
+    }
+    refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
+    let creation = facts.creation.clone();
+    let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
+    let Creation { before_data, after_data, notes } = creation;
+    let busy = |lock: &Lock| {
+        let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
+        format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
+    };
+    let no_way_back =
+        (mode == Mode::Online && wanted == Back::Prepared).then(|| facts::no_way_back(&target.stream)).flatten();
+    let no_way_back = no_way_back.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
+    Ok(ShardPlan {
+        shard,
+        schema: facts.schema.clone(),
+        source: source.name.clone(),
+        epoch,
+        tables: facts.tables,
+        bytes: facts.bytes,
+        before_data,
+        after_data,
+        warnings: facts
+            .locks
+            .iter()
+            .filter(|lock| lock.seconds > 1.0)
+            .map(busy)
+            .chain(facts.sequences.iter().cloned())
+            .chain(notes)
+            .chain(no_way_back)
+            .collect(),
+    })
+}
+
+/// The mode that suits the sources if none was asked for: online wherever the server can tell its changes.
+pub(crate) fn suitable<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> Mode {
+    let logical = sources.into_iter().all(|source| source.stream.wal_level == "logical");
+    if logical { Mode::Online } else { Mode::Blocking }
+}
+
+/// Reasons against any move between these hosts.
+pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut refuse = |host: &HostFacts, reason: String, remedy: &str| {
+        refusals.push(Refusal::new("the database", reason, remedy).at(None, &host.name));
+    };
+    for host in [source, target] {
+        if !host.may_create {
+            let remedy = format!("GRANT CREATE ON DATABASE {} TO {}", host.database, host.role);
+            refuse(host, "does not let the role create or rename schemas".to_owned(), &remedy);
+        }
+        if !host.keeper_may {
+            let remedy = format!("GRANT {} TO {}, or connect as {}", host.role, host.keeper, host.keeper);
+            refuse(
+                host,
+                format!("has a control schema of {}, who may not act for {}", host.keeper, host.role),
+                &remedy,
+            );
+        }
+        if host.commits_hang {
+            let remedy = "start a standby that synchronous_standby_names waits for, or correct that setting";
+            refuse(host, "has no synchronous standby, and commits wait for one".to_owned(), remedy);
+        }
+        if host.in_recovery {
+            refuse(host, "is a standby: it takes no writes".to_owned(), "name the primary in the config");
+        }
+    }
+    if mode == Mode::Online {
+        let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared, old: _ } = &source.stream;
+        if wal_level != "logical" {
+            let remedy = "set wal_level = logical there and restart the server, or move with --mode blocking";
+            refuse(source, format!("has wal_level {wal_level}: it cannot tell its changes"), remedy);
+        }
+        if !may_replicate {
+            let remedy = format!("ALTER ROLE {} REPLICATION, or move with --mode blocking", source.role);
+            refuse(source, "does not let the role read its changes".to_owned(), &remedy);
+        }
+        if *free_slots < 1 {
+            let remedy =
+                "raise max_replication_slots there, or drop a slot: `pgshard moves gc` drops those of dead moves";
+            refuse(source, "has no replication slot left".to_owned(), remedy);
+        }
+        if *free_senders < 1 {
+            refuse(source, "has no walsender left".to_owned(), "raise max_wal_senders there");
+        }
+        if *prepared > 0 {
+            let remedy = "end them with COMMIT PREPARED or ROLLBACK PREPARED: see pg_prepared_xacts";
+            refuse(
+                source,
+                format!("has prepared transactions on its server, {prepared}: the slot would wait for them"),
+                remedy,
+            );
+        }
+    }
+    if source.cluster != target.cluster {
+        let reason = format!("was bootstrapped as {}, {} as {}", target.cluster, source.name, source.cluster);
+        refuse(target, reason, "the two hosts belong to different clusters: correct the config");
+    }
+    if source.encoding != target.encoding {
+        let reason = format!("has encoding {}, {} has {}", target.encoding, source.name, source.encoding);
+        refuse(target, reason, "create the target's database with the source's encoding");
+    }
+    if source.collation != target.collation {
+        let reason = format!("has collation {}, {} has {}", target.collation, source.name, source.collation);
+        refuse(target, reason, "create the target's database with the source's LC_COLLATE and LC_CTYPE");
+    }
+    refusals
+}
+
+/// Clocks that differ by more are named: IDs stay unique, and are out of order among hosts.
+const CLOCKS_S: f64 = 0.5;
+
+/// What an operator should know before shards of these sizes (tables, bytes) go from one host to the other.
+pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes: &[(usize, i64)]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if target.version / 10000 < source.version / 10000 {
+        let (from, to) = (source.version / 10000, target.version / 10000);
+        warnings.push(format!("{} has PostgreSQL {to}, older than {} with {from}", target.name, source.name));
+    }
+    let apart = source.ahead_s - target.ahead_s;
+    if apart.abs() > CLOCKS_S {
+        let way = if apart > 0.0 { "behind" } else { "ahead of" };
+        let apart = apart.abs();
+        warnings
+            .push(format!("the clock of {} is {apart:.1} s {way} that of {}: set it right", target.name, source.name));
+    }
+    let versions = (&source.collation_version, &target.collation_version);
+    if let (Some(from), Some(to)) = versions
+        && from != to
+    {
+        let name = &target.name;
+        warnings.push(format!(
+            "{name} sorts text by version {to} of its collation, {} by {from}: ORDER BY may differ there",
+            source.name
+        ));
+    }
+    for host in [source, target] {
+        if !host.event_triggers.is_empty() {
+            let triggers = host.event_triggers.join(", ");
+            warnings.push(format!(
+                "{} has event triggers, which see what the move creates and renames: {triggers}",
+                host.name
+            ));
+        }
+        // A schema's tables are made in one transaction: each with its key, its TOAST table and their indexes.
+        if let Some(tables) = sizes.iter().map(|(tables, _)| *tables).max().filter(|t| 5 * *t as i64 > host.locks_max) {
+            let name = &host.name;
+            warnings.push(format!(
+                "{name} has locks for {} objects, a shard has {tables} tables: raise max_locks_per_transaction",
+                host.locks_max
+            ));
+        }
+    }
+    if mode == Mode::Online {
+        warnings
+            .extend(source.stream.old.iter().map(|old| format!("{}: {old}; the slot waits for its end", source.name)));
+    }
+    let bytes: i64 = sizes.iter().map(|(_, bytes)| bytes).sum();
+    if bytes >= ROOM_BYTES {
+        let kept = if mode == Mode::Online { ", and keeps the WAL of what is written there meanwhile" } else { "" };
+        warnings.push(format!(
+            "{} needs about {} of room and writes as much WAL; {} keeps the old copies until `pgshard moves complete`{kept}",
+            target.name,
+            Bytes(bytes),
+            source.name
+        ));
+    }
+    warnings
+}
+
+/// Less than this has room anywhere.
+const ROOM_BYTES: i64 = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(name: &str) -> HostFacts {
+        HostFacts {
+            name: HostName::new(name).unwrap(),
+            database: "app".to_owned(),
+            role: "app".to_owned(),
+            encoding: "UTF8".to_owned(),
+            collation: "C.UTF-8".to_owned(),
+            collation_version: None,
+            cluster: "4 shards, epoch 0, prefix shard_".to_owned(),
+            may_create: true,
+            in_recovery: false,
+            version: 150004,
+            keeper: "app".to_owned(),
+            keeper_may: true,
+            ahead_s: 0.0,
+            event_triggers: Vec::new(),
+            locks_max: 12_800,
+            commits_hang: false,
+            stream: StreamFacts {
+                wal_level: "logical".to_owned(),
+                may_replicate: true,
+                free_slots: 1,
+                free_senders: 1,
+                prepared: 0,
+                old: Vec::new(),
+            },
+        }
+    }
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn facts() -> ShardFacts {
+        ShardFacts {
+            shard: ShardId::new(2).unwrap(),
+            schema: "shard_0002".to_owned(),
+            source_row: Some(Row { state: "serving".to_owned(), epoch: ShardEpoch::FIRST, peer: None }),
+            creation: Some(Creation::default()),
+            ..ShardFacts::default()
+        }
+    }
+
+    #[test]
+    fn a_plan() {
+        for (mode, steps) in [(Mode::Blocking, 9), (Mode::Online, 13)] {
+            let plan = judge(&facts(), &host("db1"), &host("db2"), mode, Back::Prepared, LIMIT).unwrap();
+            assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
+            assert_eq!(plan.steps(&HostName::new("db2").unwrap(), mode).len(), steps);
+            assert!(judge_hosts(&host("db1"), &host("db2"), mode).is_empty());
+        }
+    }
+
+    #[test]
+    fn every_reason_is_said_at_once() {
+        let found = |object: &str| Refusal::new(object, "is odd", "drop it");
+        let row = |state: &str, epoch| {
+            Some(Row { state: state.to_owned(), epoch: ShardEpoch::new(epoch).unwrap(), peer: None })
+        };
+        let facts = ShardFacts {
+            source_row: row("moved", 2),
+            target_row: row("serving", 3),
+            active_move: Some(ActiveMove { id: "m1".to_owned(), phase: "fenced".to_owned(), worker: None }),
+            incoming: Some("m2".to_owned()),
+            in_the_way: vec!["shard_0002".to_owned()],
+            bytes: 10 << 30,
+            at_source: vec![found("policy p"), found("view public.v")],
+            at_target: vec![found("type citext")],
+            ..facts()
+        };
+        let refusals = judge(&facts, &host("db1"), &host("db2"), Mode::Blocking, Back::Prepared, LIMIT).unwrap_err();
+        assert_eq!(refusals.len(), 9);
+        assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
+        assert_eq!(refusals[0].to_string(), "shard 2 on host db1: the shard is moved (to nowhere) there");
+    }
+
+    #[test]
+    fn what_an_operator_should_know() {
+        let sizes = [(3, 10_000)];
+        assert!(warnings(&host("db1"), &host("db2"), Mode::Online, &sizes).is_empty());
+        let stream = StreamFacts { old: vec!["backend 7 has a transaction".to_owned()], ..host("db1").stream };
+        let source = HostFacts {
+            version: 180000,
+            ahead_s: 2.0,
+            stream,
+            collation_version: Some("2.36".to_owned()),
+            ..host("db1")
+        };
+        let target = HostFacts {
+            collation_version: Some("2.31".to_owned()),
+            event_triggers: vec!["audit".to_owned()],
+            locks_max: 10,
+            ..host("db2")
+        };
+        let said = |mode| warnings(&source, &target, mode, &[(3, 2 << 30)]);
+        assert_eq!(said(Mode::Online).len(), 7, "{:#?}", said(Mode::Online));
+        assert_eq!(said(Mode::Blocking).len(), 6);
+        assert!(said(Mode::Online)[1].starts_with("the clock of db2 is 2.0 s behind that of db1"));
+    }
+
+    #[test]
+    fn hosts_that_do_not_fit() {
+        let other = HostFacts {
+            encoding: "LATIN1".to_owned(),
+            collation: "en_US".to_owned(),
+            cluster: "8 shards".to_owned(),
+            may_create: false,
+            in_recovery: true,
+            keeper_may: false,
+            commits_hang: true,
+            ..host("db2")
+        };
+        assert_eq!(judge_hosts(&host("db1"), &other, Mode::Blocking).len(), 7);
+        let stream = StreamFacts {
+            wal_level: "replica".to_owned(),
+            may_replicate: false,
+            free_slots: 0,
+            free_senders: 0,
+            prepared: 2,
+            old: Vec::new(),
+        };
+        let mute = HostFacts { stream, ..host("db1") };
+        assert_eq!(judge_hosts(&mute, &host("db2"), Mode::Online).len(), 5);
+        assert!(judge_hosts(&mute, &host("db2"), Mode::Blocking).is_empty());
+        assert_eq!(suitable([&host("db1"), &mute]), Mode::Blocking);
+        assert_eq!(suitable([&host("db1")]), Mode::Online);
+    }
+}

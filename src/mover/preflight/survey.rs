@@ -1,0 +1,293 @@
+//! Reading the facts of a request, and putting the judgements of its shards together.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use tokio_postgres::error::SqlState;
+
+use crate::map::{HostName, ShardEpoch, ShardMap};
+use crate::schema;
+use crate::schema::control::shards_named;
+use crate::shard::ShardId;
+
+use crate::mover::control::context::{ByHost, Context};
+use crate::mover::control::session::Session;
+use crate::mover::definition::refusal::Refusal;
+use crate::mover::preflight::facts;
+use crate::mover::preflight::facts::HostFacts;
+use crate::mover::preflight::plan;
+use crate::mover::preflight::plan::{Plan, ShardPlan};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::state::Mode;
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The shards, from whatever hosts.
+    pub shards: Vec<ShardId>,
+    /// Where they shall go.
+    pub target: HostName,
+    /// How; where it is `None`, online if all of the sources have `wal_level = logical`.
+    pub mode: Option<Mode>,
+}
+
+/// How many shards are read at the same time.
+const WIDTH: usize = 4;
+
+/// How often the hosts are asked before it is believed that one has lost shards, and how long between.
+const LOOKS_MAX: u32 = 3;
+const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
+
+/// How many hosts are asked at the same time what they have given away.
+const HOSTS_WIDTH: usize = 16;
+
+pub(in crate::mover) async fn plan(context: &Context, request: &Request) -> Result<Plan, Error> {
+    let map = context.store.load().await.map_err(Error::Map)?;
+    if !context.hosts.names().any(|host| *host == request.target) {
+        return Err(Error::UnknownHost { host: request.target.clone() });
+    }
+    let (placed, mut refusals) = locate(context, &map, request).await?;
+    let already_there: Vec<ShardId> =
+        placed.iter().filter(|(_, host)| **host == request.target).map(|(shard, _)| *shard).collect();
+    let moving: Vec<(ShardId, &HostName)> =
+        placed.iter().filter(|(_, host)| **host != request.target).map(|(shard, host)| (*shard, host)).collect();
+    let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
+    hosts.push(&request.target);
+    hosts.sort_unstable();
+    hosts.dedup();
+    let survey = survey(context, &request.target).await?;
+    let (facts, wrong) = host_facts(context, &hosts, &survey).await?;
+    refusals.extend(wrong);
+    let given = given(context, &map, &moving).await;
+    let sources = facts.values().filter(|host| host.name != request.target);
+    let mode = request.mode.unwrap_or_else(|| plan::suitable(sources));
+    let mut fitting: ByHost<&HostFacts> = BTreeMap::new();
+    if let Some(target) = facts.get(&request.target) {
+        refusals.extend(lost(&survey, &request.target));
+        for source in hosts.iter().filter(|host| ***host != request.target).filter_map(|host| facts.get(*host)) {
+            let against = plan::judge_hosts(source, target, mode);
+            if against.is_empty() {
+                fitting.insert(source.name.clone(), source);
+            }
+            refusals.extend(against);
+        }
+        let judged: Vec<_> =
+            stream::iter(moving.iter().filter_map(|(shard, host)| Some((*shard, *fitting.get(*host)?))))
+                .map(|(shard, source)| shard_plan(context, shard, source, target, mode))
+                .buffered(WIDTH)
+                .collect()
+                .await;
+        let mut shards = Vec::with_capacity(judged.len());
+        for outcome in judged {
+            match outcome? {
+                Ok(shard) => shards.push(shard),
+                Err(against) => refusals.extend(against),
+            }
+        }
+        refusals.extend(emptied(context, &moving).await?);
+        refusals.extend(shards.iter().filter_map(|shard| went_back(shard, &given)));
+        if refusals.is_empty() {
+            let mut warnings = Vec::new();
+            for source in fitting.values() {
+                let own = shards.iter().filter(|shard| shard.source == source.name);
+                let sizes: Vec<_> = own.map(|shard| (shard.tables, shard.bytes)).collect();
+                warnings.extend(plan::warnings(source, target, mode, &sizes));
+            }
+            return Ok(Plan { target: request.target.clone(), mode, shards, already_there, warnings });
+        }
+    }
+    refusals.sort();
+    refusals.dedup();
+    Err(Error::Refused { refusals })
+}
+
+/// Where the shards are by their hosts' own word; the map is where to ask first.
+async fn locate(
+    context: &Context,
+    map: &ShardMap,
+    request: &Request,
+) -> Result<(BTreeMap<ShardId, HostName>, Vec<Refusal>), Error> {
+    let mut placed = BTreeMap::new();
+    let mut refusals = Vec::new();
+    let mut sessions: ByHost<Session> = BTreeMap::new();
+    for &shard in &request.shards {
+        let Some(mut host) = map.host(shard).cloned() else { continue };
+        let mut owned = false;
+        // A map can be behind by any number of moves, but no chain of signposts is longer than the hosts are many.
+        for _ in 0..context.hosts.names().count() {
+            if !sessions.contains_key(&host) {
+                sessions.insert(host.clone(), context.hosts.open(&host).await?);
+            }
+            let Some(session) = sessions.get(&host) else { break };
+            if facts::of_host(session).await?.is_err() {
+                break;
+            }
+            let row = facts::row_of(session, shard).await?;
+            owned = row.as_ref().is_some_and(|row| row.state != "moved");
+            let peer = row.filter(|row| row.state == "moved").and_then(|row| row.peer);
+            match peer.and_then(|peer| HostName::new(&peer).ok()) {
+                Some(peer) if context.hosts.names().any(|known| *known == peer) => host = peer,
+                Some(peer) => {
+                    let reason = format!("has moved to {peer}, which the config does not name");
+                    let remedy = format!("add [hosts.{peer}] to the config");
+                    refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &host));
+                    break;
+                }
+                None => break,
+            }
+        }
+        // What comes to be moved is judged by its facts later.
+        if host == request.target && !owned {
+            let reason = "is not there, although the map or another host says so";
+            let remedy = "run `pgshard check`; `pgshard moves resume` opens it if it was decided, `pgshard map rebuild` corrects the map";
+            refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &host));
+        }
+        placed.insert(shard, host);
+    }
+    Ok((placed, refusals))
+}
+
+/// The shards that lack what others on their host have: a move would make it look as it should be, and take away where the rest may
+/// still be found.
+async fn emptied(context: &Context, moving: &[(ShardId, &HostName)]) -> Result<Vec<Refusal>, Error> {
+    let mut refusals = Vec::new();
+    let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    for host in hosts {
+        let session = context.hosts.open(host).await?;
+        let facts = schema::host_facts(&session.client).await;
+        let facts = facts.map_err(|source| Error::Facts { host: host.clone(), source })?;
+        let Some(control) = &facts.control else { continue };
+        let mut lacking = schema::lacking_on(host, control);
+        for (shard, _) in moving.iter().filter(|(_, on)| on == &host) {
+            if let Some(what) = lacking.remove(shard) {
+                refusals.push(Refusal::new("the schema", what, schema::RESTORE).at(*shard, host));
+            }
+        }
+    }
+    Ok(refusals)
+}
+
+/// That somebody says that a host owns a shard since an epoch.
+struct Given {
+    shard: ShardId,
+    epoch: ShardEpoch,
+    owner: String,
+    /// Who says so, in words.
+    by: String,
+}
+
+/// What the map and the hosts that answer say about who owns these shards. A host that does not answer is passed over: one that is down
+/// must not keep shards where they are.
+async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)]) -> Vec<Given> {
+    let shards: Vec<ShardId> = moving.iter().map(|(shard, _)| *shard).collect();
+    let ask = |host: &HostName| {
+        let (host, shards) = (host.clone(), &shards);
+        async move {
+            let session = context.hosts.open(&host).await.ok()?;
+            facts::of_host(&session).await.ok()?.ok()?;
+            Some((facts::given_away(&session, shards).await.ok()?, host))
+        }
+    };
+    let answers: Vec<_> = stream::iter(context.hosts.names()).map(ask).buffer_unordered(HOSTS_WIDTH).collect().await;
+    let by_hosts = answers.into_iter().flatten().flat_map(|(away, from)| {
+        let by = format!("host {from}");
+        away.into_iter().map(move |(shard, epoch, owner)| Given { shard, epoch, owner, by: by.clone() })
+    });
+    let by_map = moving.iter().filter_map(|(shard, _)| {
+        let placement = map.placement(*shard)?;
+        let owner = placement.host.to_string();
+        Some(Given { shard: *shard, epoch: placement.epoch, owner, by: "the map".to_owned() })
+    });
+    by_hosts.chain(by_map).collect()
+}
+
+/// Refuses a shard whose owner does not know of the move that brought it: that host's database is older, and so are its rows.
+fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
+    let later = given.iter().filter(|given| given.shard == plan.shard && given.owner == plan.source.as_str());
+    let latest = later.filter(|given| given.epoch > plan.epoch).max_by_key(|given| given.epoch)?;
+    let reason =
+        format!("is served there since epoch {}, but {} knows of epoch {}", plan.epoch, latest.by, latest.epoch);
+    let remedy = "the host was restored from before a move, or failed over to a standby that lacks it, and has old rows: run \
+                  `pgshard check`";
+    Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
+}
+
+/// What all hosts say; one that does not answer does not keep shards where they are. They do not answer at the same instant: a shard that
+/// has come to the target in between seems to be nowhere, so what is lost there is believed only if it is seen again.
+async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, Error> {
+    let hosts: Result<Vec<_>, Error> =
+        context.hosts.names().map(|host| Ok((host.clone(), context.hosts.options(host)?.clone()))).collect();
+    let hosts = hosts?;
+    let mut looks = 0;
+    loop {
+        let survey = schema::survey(hosts.iter().cloned()).await;
+        looks += 1;
+        if looks == LOOKS_MAX || schema::lost_on(&survey, target).is_none() {
+            return Ok(survey);
+        }
+        tokio::time::sleep(BETWEEN_LOOKS).await;
+    }
+}
+
+/// Refuses a host that does not know any more what was there: nothing is built over what is to be restored.
+fn lost(survey: &schema::Survey, host: &HostName) -> Option<Refusal> {
+    let (shards, by) = schema::lost_on(survey, host)?;
+    let reason = format!("has lost {}, which {by} knows were there", shards_named(&shards));
+    Some(Refusal::new("the database", reason, schema::restore(host)).at(None, host))
+}
+
+async fn host_facts(
+    context: &Context,
+    hosts: &[&HostName],
+    survey: &schema::Survey,
+) -> Result<(ByHost<HostFacts>, Vec<Refusal>), Error> {
+    let mut facts = BTreeMap::new();
+    let mut refusals = Vec::new();
+    for host in hosts {
+        match facts::of_host(&context.hosts.open(host).await?).await? {
+            Ok(found) => drop(facts.insert((*host).clone(), found)),
+            Err(refusal) => refusals.push(lost(survey, host).unwrap_or(refusal)),
+        }
+    }
+    Ok((facts, refusals))
+}
+
+async fn shard_plan(
+    context: &Context,
+    shard: ShardId,
+    source: &HostFacts,
+    target: &HostFacts,
+    mode: Mode,
+) -> Result<Result<ShardPlan, Vec<Refusal>>, Error> {
+    let (from, to) = tokio::try_join!(context.hosts.open(&source.name), context.hosts.open(&target.name))?;
+    let (from, to) = (from.for_shard(shard), to.for_shard(shard));
+    let facts = match facts::of_shard(&from, &to, shard, &context.prefix).await {
+        Err(error) if waited_for_a_lock(&error) => return Err(locked(&from, shard, context, error).await),
+        facts => facts?,
+    };
+    Ok(plan::judge(&facts, source, target, mode, context.options.back, context.options.pause_max))
+}
+
+/// Whether a statement gave up because it did not get a lock.
+fn waited_for_a_lock(error: &Error) -> bool {
+    let first: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    std::iter::successors(first, |error| error.source())
+        .filter_map(|error| error.downcast_ref::<tokio_postgres::Error>())
+        .any(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
+}
+
+/// The error with who holds the locks, if that can be told still.
+async fn locked(source: &Session, shard: ShardId, context: &Context, error: Error) -> Error {
+    let blockers = async {
+        let schema = facts::schema_oid(source, &context.prefix.schema(shard)).await.ok()??;
+        let locks = facts::locks(source, schema).await.ok()?;
+        (!locks.is_empty()).then(|| locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
+    };
+    match blockers.await {
+        Some(blockers) => Error::Locked { shard, host: source.host.clone(), blockers },
+        None => error,
+    }
+}

@@ -1,0 +1,160 @@
+//! What a schema needs from the host that it comes to.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio_postgres::GenericClient;
+use tokio_postgres::types::Type;
+
+use crate::mover::control::session::Session;
+use crate::mover::definition::refusal::Refusal;
+use crate::mover::protocol::error::Error;
+use crate::pg::quote_ident;
+use crate::schema::catalog::{Facts, Grantee, RelationKind};
+
+/// What the target lacks that the schema of `facts` needs: types, functions and whatever else its objects use from
+/// outside, roles that are granted something, and that nothing is added: default privileges of the connecting role.
+/// Empty if everything is there.
+///
+/// # Errors
+/// When the server refuses.
+///
+/// # Cancel safety
+/// Only reads.
+pub async fn missing_at_target<C: GenericClient + Sync>(
+    client: &C,
+    facts: &Facts,
+) -> Result<Vec<Refusal>, tokio_postgres::Error> {
+    let wanted = wanted(facts);
+    let kinds: Vec<&str> = wanted.iter().map(|w| w.kind.as_str()).collect();
+    let names: Vec<&str> = wanted.iter().map(|w| w.name.as_str()).collect();
+    let parameters: &[(&(dyn tokio_postgres::types::ToSql + Sync), Type)] =
+        &[(&kinds, Type::TEXT_ARRAY), (&names, Type::TEXT_ARRAY)];
+    let rows = client.query_typed(include_str!("../definition/sql/missing.sql"), parameters).await?;
+    let mut refusals = Vec::new();
+    for row in rows {
+        // The number of what is missing, from 1.
+        let at: i64 = row.try_get(0)?;
+        let Some(wanted) = usize::try_from(at - 1).ok().and_then(|at| wanted.get(at)) else { continue };
+        let remedy = match (&wanted.extension, wanted.kind.as_str()) {
+            (Some(extension), _) => {
+                format!("create it at the target with CREATE EXTENSION {extension}, in the same schema")
+            }
+            (None, "role") => "create the role at the target, or revoke the grant".to_owned(),
+            (None, _) => "create it at the target".to_owned(),
+        };
+        let reason = format!("needs {} {}, which the target does not have", wanted.kind, wanted.name);
+        refusals.push(Refusal::new(wanted.used_by.clone(), reason, remedy));
+    }
+    let defaults = "SELECT count(*) FROM pg_catalog.pg_default_acl
+        WHERE defaclnamespace = 0 AND defaclrole = (SELECT oid FROM pg_catalog.pg_roles WHERE rolname = current_user)";
+    let defaults = client.query_typed(defaults, &[]).await?;
+    let count: i64 = defaults.first().map_or(Ok(0), |row| row.try_get(0))?;
+    if count > 0 {
+        refusals.push(Refusal::new(
+            "the connecting role",
+            "has default privileges at the target, which would be added to the shard's objects",
+            "remove them there with ALTER DEFAULT PRIVILEGES … REVOKE",
+        ));
+    }
+    refusals.sort();
+    refusals.dedup();
+    Ok(refusals)
+}
+
+/// Whether a role may, at one host, connect (`None`) or use a schema; and the host's database.
+type Rights = BTreeMap<(String, Option<String>), (bool, String)>;
+
+/// What the roles that are granted something in the shard may do at the source and may not at the target: connect, and use
+/// the schemas that the shard's objects need.
+pub(in crate::mover) async fn rights_missing(
+    source: &Session,
+    target: &Session,
+    facts: &Facts,
+) -> Result<Vec<Refusal>, Error> {
+    let wanted = wanted(facts);
+    let (roles, objects): (Vec<_>, Vec<_>) = wanted.iter().partition(|wanted| wanted.kind == "role");
+    let names = |of: &[&Wanted]| of.iter().map(|wanted| wanted.name.clone()).collect::<Vec<_>>();
+    let (roles, objects) = (names(&roles), names(&objects));
+    let (here, there) = tokio::try_join!(rights(source, &roles, &objects), rights(target, &roles, &objects))?;
+    let lost = there.into_iter().filter(|(what, (may, _))| !may && here.get(what).is_some_and(|(may, _)| *may));
+    Ok(lost
+        .map(|((role, schema), (_, database))| {
+            let (may, grant) = match schema {
+                Some(schema) => {
+                    (format!("use schema {schema} on"), format!("USAGE ON SCHEMA {}", quote_ident(&schema)))
+                }
+                None => ("connect to".to_owned(), format!("CONNECT ON DATABASE {}", quote_ident(&database))),
+            };
+            let reason = format!("may {may} {} and not there", source.host);
+            Refusal::new(format!("role {role}"), reason, format!("GRANT {grant} TO {}", quote_ident(&role)))
+        })
+        .collect())
+}
+
+/// Locks: none but ACCESS SHARE on catalogs.
+async fn rights(session: &Session, roles: &[String], objects: &[String]) -> Result<Rights, Error> {
+    let sql = "SELECT rolname::text, NULL::text, pg_catalog.has_database_privilege(oid, pg_catalog.current_database(), 'CONNECT'),
+            pg_catalog.current_database()::text
+        FROM pg_catalog.pg_roles WHERE rolname = ANY($1)
+        UNION ALL
+        SELECT r.rolname::text, n.nspname::text, pg_catalog.has_schema_privilege(r.oid, n.oid, 'USAGE'),
+            pg_catalog.current_database()::text
+        FROM pg_catalog.pg_roles r, pg_catalog.pg_namespace n
+        WHERE r.rolname = ANY($1) AND EXISTS (SELECT FROM pg_catalog.unnest($2::text[]) AS o(name)
+            WHERE pg_catalog.starts_with(o.name, pg_catalog.quote_ident(n.nspname) || '.'))";
+    let rows = session.rows("reading the roles' rights", sql, &[&roles, &objects]).await?;
+    Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (row.get(2), row.get(3)))).collect())
+}
+
+struct Wanted {
+    kind: String,
+    name: String,
+    used_by: String,
+    extension: Option<String>,
+}
+
+fn wanted(facts: &Facts) -> Vec<Wanted> {
+    let mut wanted = Vec::new();
+    let mut seen = BTreeSet::new();
+    let mut want = |kind: &str, name: &str, used_by: String, extension: Option<String>| {
+        if seen.insert((kind.to_owned(), name.to_owned())) {
+            wanted.push(Wanted { kind: kind.to_owned(), name: name.to_owned(), used_by, extension });
+        }
+    };
+    for outside in &facts.outside {
+        want(&outside.kind, &outside.identity, outside.used_by.clone(), outside.extension.clone());
+    }
+    let own: BTreeSet<&str> = facts
+        .types
+        .iter()
+        .flat_map(|t| [Some(&t.name), t.range.as_ref().and_then(|range| range.multirange.as_ref())])
+        .flatten()
+        .chain(facts.relations.iter().map(|relation| &relation.name))
+        .map(String::as_str)
+        .collect();
+    for relation in facts.relations.iter().filter(|relation| relation.kind == RelationKind::Table) {
+        for column in &relation.columns {
+            let used_by = || format!("column {}.{}", relation.name, column.name);
+            // The schema's own types are the ones without a schema; so are the built-in ones.
+            let plain = column.type_name.trim_end_matches("[]");
+            let unquoted = plain.strip_prefix('"').and_then(|p| p.strip_suffix('"')).map(|p| p.replace("\"\"", "\""));
+            if !own.contains(unquoted.as_deref().unwrap_or(plain)) {
+                want("type", &column.type_name, used_by(), None);
+            }
+            if let Some(collation) = &column.collation {
+                want("collation", collation, used_by(), None);
+            }
+        }
+        if let Some(method) = &relation.access_method {
+            want("access method", method, format!("table {}", relation.name), None);
+        }
+    }
+    let names = facts.names();
+    for grant in &facts.grants {
+        if let Grantee::Role { name } = &grant.grantee {
+            let object = names.get(&grant.on).map_or_else(|| "a grant".to_owned(), |object| object.plain.clone());
+            want("role", name, object, None);
+        }
+    }
+    wanted
+}

@@ -1,0 +1,123 @@
+//! What an operator wants of a move: how it begins, what its mover may do, and what it is asked for while it runs.
+
+use jiff::Timestamp;
+
+/// What a mover may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// Everything.
+    #[default]
+    Go,
+    /// Everything but the fence: the source serves, the target follows.
+    Hold,
+    /// Nothing more is copied, nothing is fenced. Chunks under way are finished; changes are applied, so that the source need
+    /// not keep them.
+    Pause,
+}
+
+impl Wanted {
+    /// The wish as the journal writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Wanted::Go => "go",
+            Wanted::Hold => "hold",
+            Wanted::Pause => "pause",
+        }
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Wanted> {
+        [Wanted::Go, Wanted::Hold, Wanted::Pause].into_iter().find(|wanted| wanted.as_str() == name)
+    }
+}
+
+/// Whether a move prepares that its shards can be taken back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Back {
+    /// A slot on the target keeps what the old copies lack, if the target can give one.
+    #[default]
+    Prepared,
+    /// The old copies stay as they are at the switch. Nothing is made on the target.
+    Forgone,
+}
+
+impl Back {
+    /// As the journal writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Back::Prepared => "prepared",
+            Back::Forgone => "forgone",
+        }
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Back> {
+        [Back::Prepared, Back::Forgone].into_iter().find(|back| back.as_str() == name)
+    }
+}
+
+/// When the shards of a new move are fenced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FenceAt {
+    /// As soon as each is ready.
+    #[default]
+    Ready,
+    /// Once somebody says so: [`Mover::want`] with [`Wanted::Go`].
+    Told,
+    /// At this time by the source's clock, or once somebody says so.
+    Time(Timestamp),
+}
+
+impl FenceAt {
+    /// As the journal has it.
+    pub(crate) fn wish(self) -> (Wanted, Option<Timestamp>) {
+        match self {
+            FenceAt::Ready => (Wanted::Go, None),
+            FenceAt::Told => (Wanted::Hold, None),
+            FenceAt::Time(at) => (Wanted::Hold, Some(at)),
+        }
+    }
+}
+
+/// What an operator asks of whoever works on a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Stop as at Ctrl-C: every shard can be used, the move can be resumed.
+    Stop,
+    /// Stop, and undo what is not decided.
+    Abort,
+}
+
+impl Asked {
+    /// As the journal has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Asked::Stop => "stop",
+            Asked::Abort => "abort",
+        }
+    }
+
+    pub(crate) fn parse(name: &str) -> Option<Asked> {
+        [Asked::Stop, Asked::Abort].into_iter().find(|asked| asked.as_str() == name)
+    }
+}
+
+/// What somebody has asked for, and who.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// What.
+    pub asked: Asked,
+    /// Host and process of whoever asked.
+    pub by: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wishes_are_read_as_they_are_written() {
+        for wanted in [Wanted::Go, Wanted::Hold, Wanted::Pause] {
+            assert_eq!(Wanted::parse(wanted.as_str()), Some(wanted));
+        }
+        assert_eq!(Wanted::parse("stop"), None);
+    }
+}

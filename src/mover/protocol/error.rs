@@ -1,0 +1,470 @@
+//! What can go wrong with a move.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::map::HostName;
+use crate::pg::ConnectError;
+use crate::schema::control::VERSION;
+use crate::shard::ShardId;
+use crate::store::{PublishError, StoreError};
+
+use crate::mover::definition::refusal::Refusal;
+use crate::mover::protocol::bytes::Bytes;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::Phase;
+use crate::mover::protocol::verdict::RowDifference;
+use crate::mover::protocol::worker::Worker;
+
+/// Why a move, or a command about moves, did not get to its end.
+///
+/// What it leaves behind is the same for all: before decide the source serves (at the latest when the fence's deadline
+/// has passed), after it the target does (at the latest when somebody resumes).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Preflight says no. Nothing was changed.
+    #[error("the move is refused: {}", count(refusals))]
+    Refused {
+        /// Every reason.
+        refusals: Vec<Refusal>,
+    },
+    /// A host that the config does not name.
+    #[error("the config names no host {host}")]
+    UnknownHost {
+        /// The name.
+        host: HostName,
+    },
+    /// A host cannot be reached.
+    #[error("host {host} cannot be reached")]
+    Connect {
+        /// The host.
+        host: HostName,
+        /// Why not.
+        source: ConnectError,
+    },
+    /// The config gives a host another name than bootstrap did.
+    #[error("host {host} of the config was bootstrapped as {name}")]
+    OtherHost {
+        /// Its name in the config.
+        host: HostName,
+        /// Its own.
+        name: String,
+    },
+    /// A host's control schema is older than what this pgshard works with. Nothing was changed there.
+    #[error(
+        "host {host} has a control schema of version {version}, and this pgshard works with version {VERSION}: run `pgshard \
+         bootstrap --host {host}`, while the application works"
+    )]
+    ControlOld {
+        /// The host.
+        host: HostName,
+        /// The newest control migration there.
+        version: i32,
+    },
+    /// A statement failed.
+    #[error("{what} failed on host {host}{}: {}", of_shard(shard), words(source))]
+    Database {
+        /// The host.
+        host: HostName,
+        /// The shard it was for, if it was for one.
+        shard: Option<ShardId>,
+        /// What was being done.
+        what: &'static str,
+        /// The driver's error.
+        source: tokio_postgres::Error,
+    },
+    /// A table of the shard is locked, so that its facts cannot be read. Nothing was changed.
+    #[error("shard {shard}: what it consists of cannot be read, for host {host} waits for a lock: {blockers}")]
+    Locked {
+        /// The shard.
+        shard: ShardId,
+        /// The source.
+        host: HostName,
+        /// Who holds it.
+        blockers: String,
+    },
+    /// The control schema found the row otherwise than this mover thought: somebody else went on with the move.
+    #[error("shard {shard}: host {host} refused: {reason}")]
+    Superseded {
+        /// The host.
+        host: HostName,
+        /// The shard.
+        shard: ShardId,
+        /// The host's words.
+        reason: String,
+    },
+    /// Another move of the shard was claimed while this one was planned. Nothing was changed.
+    #[error("shard {shard}: another move of it was claimed first{}", told_first(by.as_deref()))]
+    Claimed {
+        /// The shard.
+        shard: ShardId,
+        /// That move and who works on it; `None` if it has ended meanwhile.
+        by: Option<Box<Rival>>,
+    },
+    /// Another mover works on this move, and lives: nothing was changed.
+    #[error("shard {shard} was left alone: {worker} works on its move")]
+    AtWork {
+        /// The shard.
+        shard: ShardId,
+        /// The move.
+        id: MoveId,
+        /// Who.
+        worker: Worker,
+    },
+    /// An operator asked this mover to stop. The source serves, or the target if the shard was decided; the move can be resumed.
+    #[error("shard {shard}: stopped, as {by} asked")]
+    Stopped {
+        /// The shard.
+        shard: ShardId,
+        /// Host and process of whoever asked.
+        by: String,
+    },
+    /// An operator asked this mover to abort, and nothing of the shard's move is left. The source serves.
+    #[error("shard {shard}: its move was aborted, as {by} asked; the source serves")]
+    Aborted {
+        /// The shard.
+        shard: ShardId,
+        /// Host and process of whoever asked.
+        by: String,
+    },
+    /// This mover's lease was taken over.
+    #[error("shard {shard}: this mover's lease was taken over; whoever did goes on with the move")]
+    LeaseLost {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The fence could not be completed in any of its attempts. The source serves.
+    #[error("shard {shard}: gave up after {attempts} attempts to fence it, the source serves: {blockers}")]
+    GaveUp {
+        /// The shard.
+        shard: ShardId,
+        /// How many.
+        attempts: u32,
+        /// Who held locks on it.
+        blockers: String,
+    },
+    /// The copy took longer than the shard may be closed. The source serves.
+    #[error("shard {shard}: not copied within {} s, the source serves again", limit.as_secs())]
+    PauseTooLong {
+        /// The shard.
+        shard: ShardId,
+        /// How long it may be closed.
+        limit: Duration,
+    },
+    /// The copy is not what the source has. The source serves.
+    #[error("shard {shard}: {table} differs: {source_side} at the source, {target_side} at the target")]
+    Differs {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// Rows and digest.
+        source_side: String,
+        /// Rows and digest.
+        target_side: String,
+    },
+    /// Rows of an online copy are not what the source has at the same point of its history. The source serves.
+    #[error("shard {shard}: rows of {table} differ ({digests}): {}", told(rows))]
+    RowsDiffer {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// Rows and digests of the chunk of it that differs.
+        digests: String,
+        /// Some of the rows, ten at most.
+        rows: Vec<RowDifference>,
+    },
+    /// The shard's tables changed, again and again, while the move was prepared. The source serves.
+    #[error("shard {shard}: its tables were altered during the move: {what}")]
+    Altered {
+        /// The shard.
+        shard: ShardId,
+        /// What is different.
+        what: String,
+    },
+    /// The slot kept more WAL than it may: the move was aborted before the source's disk is full. The source serves.
+    #[error(
+        "shard {shard}: aborted, because host {host} had to keep {} of WAL for the move, more than the {} that it may",
+        Bytes(kept.cast_signed()),
+        Bytes(limit.cast_signed())
+    )]
+    WalLimit {
+        /// The shard.
+        shard: ShardId,
+        /// The source.
+        host: HostName,
+        /// How much it kept, in bytes.
+        kept: u64,
+        /// How much it may.
+        limit: u64,
+    },
+    /// No host knows the move.
+    #[error("no host knows the move {id}")]
+    NoSuchMove {
+        /// The move.
+        id: MoveId,
+    },
+    /// The source has given the shard away: the move can only be finished.
+    #[error("shard {shard} has been decided: the move can only be finished, with resume")]
+    TooLate {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// What was asked does not fit how far the move is.
+    #[error("shard {shard} is {phase}: {reason}")]
+    NotNow {
+        /// The shard.
+        shard: ShardId,
+        /// How far it is.
+        phase: Phase,
+        /// What stands against it.
+        reason: String,
+    },
+    /// The old copy may be the only right one. It is kept.
+    #[error("shard {shard}: the old copy is kept, because {objection}")]
+    Unaudited {
+        /// The shard.
+        shard: ShardId,
+        /// The move.
+        id: MoveId,
+        /// What the audit says.
+        objection: String,
+    },
+    /// The two hosts contradict each other. Nothing was touched.
+    #[error("shard {shard}: the hosts contradict each other, a human must look: {observed}")]
+    Stuck {
+        /// The shard.
+        shard: ShardId,
+        /// What they say.
+        observed: String,
+    },
+    /// The map could not be published. The shard is served by its target; routers find it by the signpost.
+    #[error("the map cannot be published")]
+    Publish(#[source] PublishError),
+    /// The map cannot be read.
+    #[error("the map cannot be read")]
+    Map(#[source] StoreError),
+    /// A stop was asked for. The source serves; the move can be resumed.
+    #[error("shard {shard}: interrupted")]
+    Interrupted {
+        /// The shard.
+        shard: ShardId,
+    },
+    /// The catalogs of a host cannot be read.
+    #[error("the catalogs of host {host} cannot be read")]
+    Catalog {
+        /// The host.
+        host: HostName,
+        /// Why not.
+        source: crate::schema::catalog::Error,
+    },
+    /// What a host says of its shards cannot be read.
+    #[error("host {host} cannot be read")]
+    Facts {
+        /// The host.
+        host: HostName,
+        /// Why not.
+        source: crate::schema::FactsError,
+    },
+    /// The dependencies over a shard's border cannot be read.
+    #[error("the dependencies on host {host} cannot be read")]
+    Border {
+        /// The host.
+        host: HostName,
+        /// Why not.
+        source: crate::mover::definition::border::Error,
+    },
+    /// The stream of changes cannot be opened, or broke for longer than is waited for.
+    #[error("the stream of changes from host {host} failed")]
+    Replication {
+        /// The source.
+        host: HostName,
+        /// Why.
+        source: crate::pg::ReplicationError,
+    },
+    /// The stream of changes is not what PostgreSQL 13 to 18 send.
+    #[error("the stream of changes from host {host} cannot be read: {what}")]
+    Malformed {
+        /// The source.
+        host: HostName,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The slot could not be made, because it waits for transactions that do not end. Nothing was left behind.
+    #[error("no slot on host {host} while transactions are open that have written: {blockers}")]
+    SlotBlocked {
+        /// The source.
+        host: HostName,
+        /// Who was waited for.
+        blockers: String,
+    },
+    /// Tables were published whose slot was there before, and transactions that may not know of it do not end.
+    #[error(
+        "host {host} has published more tables, and waits for transactions that have changed them before: {blockers}"
+    )]
+    PublicationBlocked {
+        /// The source.
+        host: HostName,
+        /// Who was waited for.
+        blockers: String,
+    },
+    /// Somebody reads the slot and does not go away.
+    #[error("the slot {slot} on host {host} is read by process {pid}, which does not end")]
+    SlotBusy {
+        /// The source.
+        host: HostName,
+        /// The slot.
+        slot: String,
+        /// The walsender.
+        pid: i32,
+    },
+    /// The slot is gone, or the source has thrown away WAL that it needs. A resume copies again.
+    #[error("the slot {slot} on host {host} is {state}: what was copied cannot be brought up to date")]
+    SlotLost {
+        /// The source.
+        host: HostName,
+        /// The slot.
+        slot: String,
+        /// `gone`, `lost`, or why it was dropped.
+        state: &'static str,
+    },
+    /// The target has lost changes that it had, by a fail-over, say, and the source sends them no more. A resume copies again.
+    #[error(
+        "shard {shard}: host {host} has lost changes that were applied there, as after a fail-over to a standby that lacked them"
+    )]
+    StreamLost {
+        /// The shard.
+        shard: ShardId,
+        /// The target.
+        host: HostName,
+    },
+    /// A change of the source does not fit what the target has. It was not applied.
+    #[error("shard {shard}: {table} at the target differs from the source: {what}")]
+    Diverged {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// What was to be done to which key.
+        what: String,
+    },
+    /// The follower of the stream has ended. Its own error says why.
+    #[error("the stream of changes is not followed any more{}: {why}", of_shard(shard))]
+    Unfollowed {
+        /// The shard, if it is about one.
+        shard: Option<ShardId>,
+        /// Why not.
+        why: String,
+    },
+    /// Both sides could not be seen in the same state. The source serves; resume tries again.
+    #[error("shard {shard}: no state that both hosts were in was found in {tries} tries")]
+    NoCommonPoint {
+        /// The shard.
+        shard: ShardId,
+        /// How many.
+        tries: u32,
+    },
+    /// What the shards of a group share failed: connections, publication, slot or stream. The source serves.
+    #[error("shard {shard} is left where it is")]
+    Group {
+        /// The shard.
+        shard: ShardId,
+        /// What failed.
+        source: Arc<Error>,
+    },
+    /// The shard cannot be taken back. It is served where it is.
+    #[error("shard {shard} cannot be taken back by the way it came with the move {id}: {reason}")]
+    NoWayBack {
+        /// The shard.
+        shard: ShardId,
+        /// The move that was to be taken back.
+        id: MoveId,
+        /// Why not.
+        reason: String,
+    },
+    /// A failpoint that a test set.
+    #[error("failpoint {name:?}")]
+    Failpoint {
+        /// The failpoint.
+        name: &'static str,
+    },
+}
+
+impl Error {
+    /// Whether `resume` may get further: everything but a refusal, a contradiction, a wrong question, and a statement that is
+    /// larger than the server lets it be (class 54), which it will be again.
+    pub fn can_be_resumed(&self) -> bool {
+        match self {
+            Error::Group { source, .. } => return source.can_be_resumed(),
+            Error::Database { source, .. } => return source.code().is_none_or(|code| !code.code().starts_with("54")),
+            _ => {}
+        }
+        !matches!(
+            self,
+            Error::Refused { .. }
+                | Error::Claimed { .. }
+                | Error::UnknownHost { .. }
+                | Error::OtherHost { .. }
+                | Error::NoSuchMove { .. }
+                | Error::TooLate { .. }
+                | Error::Unaudited { .. }
+                | Error::Stuck { .. }
+                | Error::WalLimit { .. }
+                | Error::Aborted { .. }
+                | Error::AtWork { .. }
+                | Error::Diverged { .. }
+                | Error::NoWayBack { .. }
+        )
+    }
+}
+
+/// Another move of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rival {
+    /// The move.
+    pub id: MoveId,
+    /// Who works on it; `None` if nobody does.
+    pub worker: Option<Worker>,
+}
+
+fn told_first(rival: Option<&Rival>) -> String {
+    match rival {
+        None => ", and has ended meanwhile".to_owned(),
+        Some(Rival { id, worker: Some(worker) }) => format!(": {id}, on which {worker} works"),
+        Some(Rival { id, worker: None }) => format!(": {id}, on which nobody works"),
+    }
+}
+
+fn count(refusals: &[Refusal]) -> String {
+    match refusals {
+        [only] => only.to_string(),
+        [first, rest @ ..] => format!("{first} (and {} more)", rest.len()),
+        [] => "without a reason".to_owned(),
+    }
+}
+
+fn told(rows: &[RowDifference]) -> String {
+    rows.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn of_shard(shard: &Option<ShardId>) -> String {
+    shard.map(|shard| format!(" for shard {shard}")).unwrap_or_default()
+}
+
+/// The server's words, which are worth more to an operator than the driver's "db error".
+fn words(source: &tokio_postgres::Error) -> String {
+    source.as_db_error().map_or_else(|| source.to_string(), crate::pg::state::words)
+}
+
+/// An error with its causes, on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(&format!(": {inner}"));
+        cause = inner.source();
+    }
+    text
+}

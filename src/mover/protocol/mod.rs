@@ -1,0 +1,13 @@
+//! The rules of a move and its words: phases, what comes next, errors, options. Pure: no database is asked.
+
+pub(crate) mod bytes;
+pub(crate) mod desired;
+pub(crate) mod error;
+pub(crate) mod failpoint;
+pub(crate) mod lease;
+pub(crate) mod names;
+pub(crate) mod options;
+pub(crate) mod state;
+pub(crate) mod throttle;
+pub(crate) mod verdict;
+pub(crate) mod worker;

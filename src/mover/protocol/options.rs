@@ -1,0 +1,233 @@
+//! What can be set about moving, and how a mover tells what it does.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::map::HostName;
+use crate::shard::ShardId;
+
+use crate::mover::protocol::desired::Wish;
+use crate::mover::protocol::desired::{Back, FenceAt, Wanted};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::failpoint::Failpoint;
+use crate::mover::protocol::lease::Leases;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::Phase;
+use crate::mover::protocol::verdict::{Audit, Unaudited};
+
+/// What a chunk of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a snapshot is held.
+pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
+
+/// How to move. [`Options::default`] is what the command uses.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How many shards are moved at the same time. Each fence resets the cached plans of all sessions of its host once,
+    /// so few at a time; of those that come online from one host to another, one at a time is closed.
+    pub jobs: usize,
+    /// How long the fence may wait for transactions that hold locks on the shard before it is taken back. Everything
+    /// that uses the shard waits so long.
+    pub barrier_budget: Duration,
+    /// How often the fence is tried, with growing pauses, before the move gives up.
+    pub fence_attempts: u32,
+    /// How long a shard may be closed before the move gives up and the source serves again. A plan whose shard would take
+    /// longer, by its size, is refused.
+    pub pause_max: Duration,
+    /// Online: how long the last changes may take, once the shard is closed, before the fence is taken back.
+    pub drain_deadline: Duration,
+    /// Online: how many chunks are copied at the same time.
+    pub copy_jobs: usize,
+    /// Online: about how much of a table, in bytes, is copied in one snapshot.
+    pub chunk_bytes: u64,
+    /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
+    pub back_wal_max: u64,
+    /// Whether a new move prepares that its shards can be taken back.
+    pub back: Back,
+    /// When the shards of a new move are fenced.
+    pub fence_at: FenceAt,
+    /// The most that is copied, in bytes a second, of all shards together. `None`: as fast as it goes.
+    pub rate_max: Option<NonZeroU64>,
+    /// Online: no shard is fenced while the target is further behind than this.
+    pub lag_max: Duration,
+    /// Online: the most WAL, in bytes, that a source may have to keep for a move. Past it the shards that are not decided are
+    /// aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
+    pub wal_max: u64,
+    /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both hosts. What is not compared then, is
+    /// named. Zero: nothing is audited.
+    pub audit_max: Duration,
+    /// What [`complete`](crate::mover::Mover::complete) does with an old copy whose move was not audited, or differs.
+    pub unaudited: Unaudited,
+    /// How long lease and fence outlive the mover.
+    pub leases: Leases,
+    /// Who this is, for people who look at the journal: host and process.
+    pub holder: String,
+    /// For tests.
+    pub failpoint: Option<Failpoint>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Options {
+            jobs: 2,
+            barrier_budget: Duration::from_millis(100),
+            fence_attempts: 20,
+            pause_max: Duration::from_secs(300),
+            drain_deadline: Duration::from_secs(2),
+            copy_jobs: 4,
+            chunk_bytes: CHUNK_BYTES,
+            back_wal_max: 10 << 30,
+            back: Back::Prepared,
+            fence_at: FenceAt::Ready,
+            rate_max: None,
+            lag_max: Duration::from_millis(250),
+            wal_max: 10 << 30,
+            audit_max: Duration::from_secs(600),
+            unaudited: Unaudited::Kept,
+            leases: Leases::default(),
+            holder: format!("{node} pid {}", std::process::id()),
+            failpoint: None,
+        }
+    }
+}
+
+impl Options {
+    /// A place where a test may stop the mover.
+    pub(crate) fn at(&self, failpoint: &'static str) -> Result<(), Error> {
+        match &self.failpoint {
+            Some(set) if set.is_hit(failpoint) => Err(Error::Failpoint { name: failpoint }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Something that happened in a move.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// The move has its name.
+    Started {
+        /// The move.
+        id: MoveId,
+        /// How many shards it is of.
+        shards: usize,
+    },
+    /// A shard has reached a phase.
+    Reached {
+        /// The shard.
+        shard: ShardId,
+        /// The phase.
+        phase: Phase,
+    },
+    /// A table was copied.
+    TableCopied {
+        /// The shard.
+        shard: ShardId,
+        /// The table.
+        table: String,
+        /// Its rows.
+        rows: u64,
+        /// Bytes that went over the wire for it.
+        bytes: u64,
+    },
+    /// Bytes of a table that is being copied.
+    Copying {
+        /// The shard.
+        shard: ShardId,
+        /// So many more bytes.
+        bytes: u64,
+    },
+    /// The fence was taken back; the shard is open; it will be tried again.
+    FenceRetried {
+        /// The shard.
+        shard: ShardId,
+        /// How often it was fenced so far.
+        attempt: u32,
+        /// Why.
+        reason: String,
+    },
+    /// Somebody has asked the mover, through the journal, to stop or to abort.
+    Asked(Wish),
+    /// The mover waits before a fence, as it was told to.
+    Waits {
+        /// The shard.
+        shard: ShardId,
+        /// What is wanted of its move.
+        wanted: Wanted,
+    },
+    /// The shard is served by its target.
+    Opened {
+        /// The shard.
+        shard: ShardId,
+        /// Where it is served.
+        host: HostName,
+        /// How long nobody could use it.
+        pause: Duration,
+    },
+    /// The audit of a shard that is kept has ended.
+    Audited {
+        /// The shard.
+        shard: ShardId,
+        /// What came of it.
+        audit: Audit,
+    },
+    /// The old copies of a move's shards take changes from now on.
+    Feeding {
+        /// The move.
+        id: MoveId,
+        /// How many shards.
+        shards: usize,
+    },
+    /// How far the old copies of a move are behind, every two seconds.
+    Fed {
+        /// The move.
+        id: MoveId,
+        /// Of WAL that was read and not applied.
+        bytes: u64,
+        /// Between the commit of what was applied last and the present; 0 if nothing is left.
+        seconds: f64,
+        /// Changes applied since this mover feeds it.
+        changes: u64,
+    },
+    /// The old copies of a move are not fed for now.
+    NotFed {
+        /// The move.
+        id: MoveId,
+        /// The error with its causes.
+        error: String,
+    },
+    /// A shard's part of the move ended without success.
+    Failed {
+        /// The shard.
+        shard: ShardId,
+        /// The error with its causes.
+        error: String,
+    },
+}
+
+/// Where a mover's [`Event`]s go. Called from its tasks: must not block.
+#[derive(Clone)]
+pub struct Observer(Arc<dyn Fn(Event) + Send + Sync>);
+
+impl Observer {
+    /// An observer that calls this function.
+    pub fn new(observe: impl Fn(Event) + Send + Sync + 'static) -> Observer {
+        Observer(Arc::new(observe))
+    }
+
+    /// An observer that ignores everything.
+    pub fn silent() -> Observer {
+        Observer::new(|_| ())
+    }
+
+    pub(crate) fn tell(&self, event: Event) {
+        (self.0)(event);
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}

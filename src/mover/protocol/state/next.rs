@@ -1,0 +1,300 @@
+//! The decision itself. It sees what the hosts say ([`Observed`]) and what the mover knows of itself ([`Own`]); the
+//! driver adds no condition of its own, so that the model, which runs this very function, runs what production runs.
+
+use std::fmt;
+
+use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::state::{Mode, Phase};
+
+/// What the source's `pgshard.shard` row says, seen from one move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// It serves the shard at the epoch that the move started from.
+    Serving,
+    /// It is fenced by this move.
+    Fenced {
+        /// The attempt that fenced it.
+        attempt: i32,
+    },
+    /// It has given the shard away to this move's target, or the shard has been somewhere since.
+    Moved,
+    /// Anything else: no row, another epoch, another move's fence.
+    Other,
+}
+
+/// What the target says, seen from one move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Nothing of this move is there.
+    Nothing,
+    /// The shard is being brought by this move.
+    Incoming {
+        /// The attempt for which all is in place.
+        ready: Option<i32>,
+    },
+    /// The shard was opened here by this move (and may have moved on since).
+    Opened,
+    /// The shard is being brought by another move.
+    Taken,
+}
+
+/// Under whose lease the journal has the move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lease {
+    /// This mover's.
+    Ours,
+    /// Another's: it has taken the move over.
+    Lost,
+}
+
+/// What the two hosts say about one shard of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Observed {
+    pub(crate) mode: Mode,
+    pub(crate) lease: Lease,
+    pub(crate) phase: Phase,
+    pub(crate) source: Source,
+    pub(crate) target: Target,
+}
+
+impl fmt::Display for Observed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the journal says {}, ", self.phase)?;
+        match self.source {
+            Source::Serving => f.write_str("the source serves the shard, ")?,
+            Source::Fenced { attempt } => write!(f, "the source is fenced for attempt {attempt}, ")?,
+            Source::Moved => f.write_str("the source has given the shard away, ")?,
+            Source::Other => f.write_str("the source has the shard in a state that is not of this move, ")?,
+        }
+        match self.target {
+            Target::Nothing => f.write_str("the target has nothing of it"),
+            Target::Incoming { ready: None } => f.write_str("the target is not ready"),
+            Target::Incoming { ready: Some(attempt) } => write!(f, "the target is ready for attempt {attempt}"),
+            Target::Opened => f.write_str("the target has opened it"),
+            Target::Taken => f.write_str("another move is bringing it to the target"),
+        }
+    }
+}
+
+/// Where the caller wants to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Goal {
+    /// The shard on the target.
+    Finish,
+    /// The shard where it was.
+    Abort,
+}
+
+/// How far the caller wants to be taken towards the goal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Until {
+    /// Until only the fence is missing: the shards of a group that is held back wait for each other there.
+    Ready,
+    /// To the end.
+    End,
+}
+
+/// Whether this mover was asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Stop {
+    /// It was not.
+    No,
+    /// It was. What is decided is finished nevertheless.
+    Asked,
+}
+
+/// Whether this mover reads the source's changes and applies them to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Stream {
+    /// It does not, or not yet.
+    Off,
+    /// It does.
+    On {
+        /// The attempt behind whose fence it has looked and found that only rows have changed.
+        looked: Option<i32>,
+    },
+}
+
+/// What the mover knows of itself: no host says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Own {
+    pub(crate) goal: Goal,
+    pub(crate) until: Until,
+    pub(crate) stop: Stop,
+    /// What the operator wants: a fence is made at [`Wanted::Go`] only.
+    pub(crate) wanted: Wanted,
+    pub(crate) stream: Stream,
+}
+
+/// One thing to do. Each may be done twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Write the target's `incoming` row, build the target's empty schema and the source's signpost.
+    Prepare,
+    /// Online: apply what changed meanwhile until the target is as the source was a moment ago; compare.
+    CatchUp,
+    /// Wait until the operator no longer holds the fence back.
+    Wait {
+        /// What the operator wants instead.
+        wanted: Wanted,
+    },
+    /// Blocking: swap; the source refuses the shard from now on.
+    Fence,
+    /// Online: swap, barrier, marker, look behind the fence, the last changes, decide and open.
+    CutOver,
+    /// Blocking: barrier, marker, copy, compare, indexes, sequences.
+    Copy {
+        /// The attempt it is done for.
+        attempt: i32,
+    },
+    /// Online: a fence behind which this mover has not looked, or which did not go through. It is taken back, and
+    /// after a pause there is another.
+    FenceAnew {
+        /// The attempt that fenced.
+        attempt: i32,
+    },
+    /// Open prepared, decide, open committed.
+    DecideAndOpen {
+        /// The attempt it is done for.
+        attempt: i32,
+    },
+    /// The source has decided: only the open is missing.
+    Open,
+    /// Tell the map.
+    Publish,
+    /// Swap back.
+    Unfence {
+        /// The attempt that fenced.
+        attempt: i32,
+    },
+    /// Drop what was built, end the journal as aborted.
+    Discard,
+    /// Nothing is left to do.
+    Done,
+    /// What comes next is the caller's: rows and stream are of the whole group, and so is the moment of the first
+    /// fence.
+    HandBack,
+    /// The stop that was asked for: nothing is fenced.
+    Interrupted,
+    /// Another mover has the move. Not even "done" is this one's to say.
+    LeaseLost,
+    /// The copy that this mover follows is gone from the target.
+    Gone,
+    /// The goal is to abort, but the source has decided: the move can only be finished.
+    TooLate,
+    /// The hosts contradict each other. A human must look; nothing is touched.
+    Stuck,
+}
+
+/// What to do next.
+pub(crate) fn next(own: Own, observed: Observed) -> Step {
+    if observed.lease == Lease::Lost {
+        return Step::LeaseLost;
+    }
+    match (own.stop, towards(own, observed)) {
+        (_, step @ (Step::Open | Step::Publish | Step::Done)) => step,
+        (Stop::Asked, _) => to_a_stop(observed),
+        (Stop::No, step) => step,
+    }
+}
+
+/// A stop before the source has decided: the shard is left as it can be used, the move as it can be resumed.
+fn to_a_stop(observed: Observed) -> Step {
+    match (observed.source, observed.target) {
+        (Source::Fenced { .. }, Target::Opened) => Step::Stuck,
+        (Source::Fenced { attempt }, _) => Step::Unfence { attempt },
+        _ => Step::Interrupted,
+    }
+}
+
+/// The next step towards the goal.
+fn towards(own: Own, observed: Observed) -> Step {
+    let Own { goal, stream, .. } = own;
+    let Observed { mode, phase, source, target, .. } = observed;
+    match (goal, phase, source, target) {
+        (Goal::Finish, Phase::Kept | Phase::Completed, _, _) => Step::Done,
+        (Goal::Abort, Phase::Kept | Phase::Completed, _, _) => Step::TooLate,
+        (Goal::Abort, Phase::Aborted, _, _) => Step::Done,
+        (Goal::Finish, Phase::Aborted, _, _) => Step::Stuck,
+
+        // The source decides what can be done at all, the journal's phase only how much of it is left.
+        (Goal::Abort, _, Source::Moved, _) => Step::TooLate,
+        (Goal::Finish, _, Source::Moved, Target::Incoming { ready: Some(_) }) => Step::Open,
+        (Goal::Finish, _, Source::Moved, Target::Opened) => Step::Publish,
+        (Goal::Finish, _, Source::Moved, _) => Step::Stuck,
+
+        (Goal::Abort, _, Source::Fenced { attempt }, Target::Nothing | Target::Incoming { .. } | Target::Taken) => {
+            Step::Unfence { attempt }
+        }
+        (Goal::Abort, _, Source::Serving, Target::Nothing | Target::Incoming { .. } | Target::Taken) => Step::Discard,
+
+        (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready }) => {
+            behind_a_fence(mode, stream, attempt, ready)
+        }
+        // Built for an attempt whose fence was lost.
+        (Goal::Finish, _, Source::Fenced { attempt }, Target::Nothing) => Step::Unfence { attempt },
+
+        (Goal::Finish, _, Source::Serving, Target::Nothing | Target::Incoming { .. }) => match mode {
+            Mode::Blocking => blocking(own, phase, target),
+            Mode::Online => online(own, phase, target),
+        },
+
+        // Two hosts that both have the shard, a fence that is not ours, a target that another move uses.
+        _ => Step::Stuck,
+    }
+}
+
+/// The source is fenced for an attempt, and the target says for which one it is ready.
+fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) -> Step {
+    match (mode, stream, ready) {
+        (Mode::Blocking, _, Some(for_attempt)) if for_attempt == attempt => Step::DecideAndOpen { attempt },
+        // Built for an attempt whose fence was lost: indexes and rows are in the way of another copy.
+        (Mode::Blocking, _, Some(_)) => Step::Unfence { attempt },
+        (Mode::Blocking, _, None) => Step::Copy { attempt },
+        // Online, "ready" is the follower's word that every change is there. That definitions and sequences were
+        // looked at behind this fence is known only to the mover that has made it.
+        (Mode::Online, Stream::On { looked }, Some(for_attempt))
+            if for_attempt == attempt && looked == Some(attempt) =>
+        {
+            Step::DecideAndOpen { attempt }
+        }
+        (Mode::Online, Stream::On { .. }, _) => Step::FenceAnew { attempt },
+        // What is missing at the target comes by the stream. Without one, the source serves until there is.
+        (Mode::Online, Stream::Off, _) => Step::Unfence { attempt },
+    }
+}
+
+/// The source serves, and the rows are copied behind the fence.
+fn blocking(own: Own, phase: Phase, target: Target) -> Step {
+    match (phase, target) {
+        (Phase::Prepared, Target::Incoming { ready: None }) => fence(own, Step::Fence),
+        // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
+        (Phase::Claimed | Phase::Prepared | Phase::Fenced | Phase::Copied, _) => Step::Prepare,
+        _ => Step::Stuck,
+    }
+}
+
+/// The source serves, and the rows are copied meanwhile.
+fn online(own: Own, phase: Phase, target: Target) -> Step {
+    let is_built = matches!(target, Target::Incoming { .. }) && phase != Phase::Claimed;
+    match (phase, own.stream) {
+        (Phase::Decided | Phase::Opened | Phase::Kept | Phase::Completed | Phase::Aborted, _) => Step::Stuck,
+        (_, Stream::Off) if !is_built => Step::Prepare,
+        (_, Stream::Off) => Step::HandBack,
+        // Only a shard whose rows are there is followed.
+        (Phase::Claimed | Phase::Prepared, Stream::On { .. }) => Step::Gone,
+        (_, Stream::On { .. }) if !is_built => Step::Gone,
+        (Phase::Ready, Stream::On { .. }) => fence(own, Step::CutOver),
+        // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
+        (Phase::Loaded | Phase::Fenced | Phase::Copied, Stream::On { .. }) => Step::CatchUp,
+    }
+}
+
+/// The fence, if this is the moment for it.
+fn fence(own: Own, fence: Step) -> Step {
+    match (own.until, own.wanted) {
+        (Until::Ready, _) => Step::HandBack,
+        (Until::End, Wanted::Go) => fence,
+        (Until::End, wanted @ (Wanted::Hold | Wanted::Pause)) => Step::Wait { wanted },
+    }
+}

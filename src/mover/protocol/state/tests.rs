@@ -1,0 +1,280 @@
+//! The decision, over everything that can be observed.
+
+use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::state::*;
+
+const PHASES: [Phase; 9] = [
+    Phase::Claimed,
+    Phase::Prepared,
+    Phase::Loaded,
+    Phase::Ready,
+    Phase::Fenced,
+    Phase::Copied,
+    Phase::Decided,
+    Phase::Opened,
+    Phase::Kept,
+];
+const STREAMS: [Stream; 3] = [Stream::Off, Stream::On { looked: None }, Stream::On { looked: Some(1) }];
+const SOURCES: [Source; 5] =
+    [Source::Serving, Source::Fenced { attempt: 1 }, Source::Fenced { attempt: 2 }, Source::Moved, Source::Other];
+const TARGETS: [Target; 6] = [
+    Target::Nothing,
+    Target::Incoming { ready: None },
+    Target::Incoming { ready: Some(1) },
+    Target::Incoming { ready: Some(2) },
+    Target::Opened,
+    Target::Taken,
+];
+
+/// A mover that wants to finish, is not stopped and not held back.
+fn finishing(stream: Stream) -> Own {
+    Own { goal: Goal::Finish, until: Until::End, stop: Stop::No, wanted: Wanted::Go, stream }
+}
+
+/// Every mover there can be.
+fn movers() -> Vec<Own> {
+    let mut all = Vec::new();
+    for stream in STREAMS {
+        for goal in [Goal::Finish, Goal::Abort] {
+            for (until, stop) in [(Until::End, Stop::No), (Until::Ready, Stop::No), (Until::End, Stop::Asked)] {
+                for wanted in [Wanted::Go, Wanted::Hold, Wanted::Pause] {
+                    all.push(Own { goal, until, stop, wanted, stream });
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Every observation under the mover's own lease, with phases that the mode does not have too.
+fn observations() -> Vec<Observed> {
+    let mut all = Vec::new();
+    for mode in [Mode::Blocking, Mode::Online] {
+        for phase in PHASES {
+            for source in SOURCES {
+                for target in TARGETS {
+                    all.push(Observed { mode, lease: Lease::Ours, phase, source, target });
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Every mover before every observation.
+fn all() -> impl Iterator<Item = (Own, Observed)> {
+    let observations = observations();
+    movers().into_iter().flat_map(move |own| observations.clone().into_iter().map(move |observed| (own, observed)))
+}
+
+fn observed(mode: Mode, phase: Phase, source: Source, target: Target) -> Observed {
+    Observed { mode, lease: Lease::Ours, phase, source, target }
+}
+
+#[test]
+fn after_decide_a_move_is_only_finished() {
+    for (own, observed) in all().filter(|(_, o)| o.source == Source::Moved) {
+        let step = next(own, observed);
+        let forward = matches!(step, Step::Open | Step::Publish | Step::Done | Step::TooLate | Step::Stuck);
+        assert!(forward || step == Step::Interrupted, "{own:?} {observed:?}: {step:?}");
+    }
+}
+
+#[test]
+fn a_mover_without_the_lease_does_nothing() {
+    for (own, observed) in all() {
+        assert_eq!(next(own, Observed { lease: Lease::Lost, ..observed }), Step::LeaseLost);
+    }
+}
+
+#[test]
+fn a_fence_that_ran_out_is_begun_again() {
+    for phase in [Phase::Prepared, Phase::Fenced, Phase::Copied] {
+        for ready in [None, Some(1)] {
+            let observed = observed(Mode::Blocking, phase, Source::Serving, Target::Incoming { ready });
+            let step = next(finishing(Stream::Off), observed);
+            assert!(matches!(step, Step::Prepare | Step::Fence), "{observed:?}: {step:?}");
+        }
+    }
+}
+
+#[test]
+fn decide_needs_a_target_that_is_ready_for_this_attempt() {
+    let mut decided = 0;
+    for (own, observed) in all() {
+        let Step::DecideAndOpen { attempt } = next(own, observed) else { continue };
+        assert_eq!((own.goal, own.stop), (Goal::Finish, Stop::No));
+        assert_eq!(observed.source, Source::Fenced { attempt });
+        assert_eq!(observed.target, Target::Incoming { ready: Some(attempt) });
+        decided += 1;
+    }
+    assert!(decided > 0);
+}
+
+#[test]
+fn online_nothing_is_decided_for_a_fence_behind_which_this_mover_has_not_looked() {
+    let ready =
+        observed(Mode::Online, Phase::Copied, Source::Fenced { attempt: 2 }, Target::Incoming { ready: Some(2) });
+    let looked = |attempt| finishing(Stream::On { looked: attempt });
+    assert_eq!(next(looked(Some(2)), ready), Step::DecideAndOpen { attempt: 2 });
+    assert_eq!(next(looked(Some(1)), ready), Step::FenceAnew { attempt: 2 });
+    assert_eq!(next(looked(None), ready), Step::FenceAnew { attempt: 2 });
+    assert_eq!(next(finishing(Stream::Off), ready), Step::Unfence { attempt: 2 });
+    for (own, observed) in all().filter(|(_, observed)| observed.mode == Mode::Online) {
+        if let Step::DecideAndOpen { attempt } = next(own, observed) {
+            assert_eq!(own.stream, Stream::On { looked: Some(attempt) }, "{own:?} {observed:?}");
+        }
+    }
+}
+
+#[test]
+fn nothing_is_touched_when_both_hosts_have_the_shard() {
+    for (own, observed) in all().filter(|(_, o)| o.target == Target::Opened && o.source != Source::Moved) {
+        let step = next(own, observed);
+        let rests = matches!(step, Step::Stuck | Step::Done | Step::TooLate | Step::Interrupted);
+        assert!(rests, "{own:?} {observed:?}: {step:?}");
+    }
+}
+
+#[test]
+fn a_shard_is_fenced_only_when_the_operator_and_the_group_let_it_be() {
+    let mut fenced = 0;
+    for (own, observed) in all() {
+        if let Step::Fence | Step::CutOver = next(own, observed) {
+            assert_eq!((own.until, own.stop, own.wanted), (Until::End, Stop::No, Wanted::Go), "{observed:?}");
+            fenced += 1;
+        }
+    }
+    assert!(fenced > 0);
+    let ready = observed(Mode::Online, Phase::Ready, Source::Serving, Target::Incoming { ready: None });
+    let on = finishing(Stream::On { looked: None });
+    assert_eq!(next(on, ready), Step::CutOver);
+    assert_eq!(next(Own { wanted: Wanted::Hold, ..on }, ready), Step::Wait { wanted: Wanted::Hold });
+    assert_eq!(next(Own { wanted: Wanted::Hold, until: Until::Ready, ..on }, ready), Step::HandBack);
+    assert_eq!(next(Own { stream: Stream::Off, ..on }, ready), Step::HandBack);
+}
+
+#[test]
+fn what_needs_the_stream_is_done_with_it_only_and_what_it_follows_is_not_built_anew() {
+    for (own, observed) in all().filter(|(_, observed)| observed.mode == Mode::Online) {
+        let step = next(own, observed);
+        match own.stream {
+            Stream::Off => assert!(!matches!(step, Step::CatchUp | Step::CutOver | Step::FenceAnew { .. }), "{step:?}"),
+            Stream::On { .. } => assert!(!matches!(step, Step::Prepare), "{observed:?}"),
+        }
+    }
+    let gone = observed(Mode::Online, Phase::Ready, Source::Serving, Target::Nothing);
+    assert_eq!(next(finishing(Stream::On { looked: None }), gone), Step::Gone);
+    assert_eq!(next(finishing(Stream::Off), gone), Step::Prepare);
+}
+
+#[test]
+fn a_stop_leaves_the_shard_served_and_finishes_what_is_decided() {
+    for (own, observed) in all().filter(|(own, _)| own.stop == Stop::Asked) {
+        let step = next(own, observed);
+        match observed.source {
+            Source::Fenced { attempt } if observed.target != Target::Opened => {
+                assert!(step == Step::Unfence { attempt } || observed.phase == Phase::Kept, "{observed:?}: {step:?}");
+            }
+            Source::Moved if own.goal == Goal::Finish => {
+                assert_eq!(step == Step::Interrupted, next(Own { stop: Stop::No, ..own }, observed) == Step::Stuck);
+            }
+            _ => assert!(matches!(step, Step::Interrupted | Step::Done | Step::Stuck), "{observed:?}: {step:?}"),
+        }
+    }
+}
+
+/// What a step does to a mover and a world in which nothing goes wrong. `HandBack`: the caller loads the rows, and
+/// starts the stream.
+fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
+    let opened = (Phase::Opened, Source::Moved, Target::Opened);
+    let attempt = match o.source {
+        Source::Fenced { attempt } => attempt,
+        _ => 2,
+    };
+    let (phase, source, target) = match step {
+        Step::Prepare => (Phase::Prepared, o.source, Target::Incoming { ready: None }),
+        Step::Fence => (Phase::Fenced, Source::Fenced { attempt: 2 }, o.target),
+        Step::Copy { attempt } => (Phase::Copied, o.source, Target::Incoming { ready: Some(attempt) }),
+        Step::HandBack if o.phase == Phase::Prepared => (Phase::Loaded, o.source, o.target),
+        Step::CatchUp => (Phase::Ready, o.source, Target::Incoming { ready: None }),
+        Step::CutOver | Step::DecideAndOpen { .. } => opened,
+        Step::Open => (Phase::Opened, o.source, Target::Opened),
+        Step::Publish => (Phase::Kept, o.source, o.target),
+        Step::Unfence { .. } | Step::FenceAnew { .. } => {
+            (if o.mode == Mode::Online { Phase::Ready } else { Phase::Prepared }, Source::Serving, o.target)
+        }
+        Step::Discard => (Phase::Aborted, o.source, Target::Nothing),
+        _ => (o.phase, o.source, o.target),
+    };
+    let own = match step {
+        Step::HandBack => Own { until: Until::End, stream: Stream::On { looked: None }, ..own },
+        Step::CutOver => Own { stream: Stream::On { looked: Some(attempt) }, ..own },
+        Step::Wait { .. } => Own { wanted: Wanted::Go, ..own },
+        _ => own,
+    };
+    (own, Observed { phase, source, target, ..o })
+}
+
+/// The last step of a mover.
+fn is_last(step: Step) -> bool {
+    matches!(step, Step::Done | Step::TooLate | Step::Stuck | Step::Interrupted | Step::Gone)
+}
+
+#[test]
+fn from_everywhere_both_goals_end() {
+    for start in all() {
+        let mut at = start;
+        let ended = (0..10).any(|_| {
+            let step = next(at.0, at.1);
+            at = run(step, at);
+            is_last(step)
+        });
+        assert!(ended, "{start:?}: still at {at:?} after ten steps");
+    }
+}
+
+#[test]
+fn a_move_in_one_go() {
+    let steps = |mode| {
+        let start = observed(mode, Phase::Claimed, Source::Serving, Target::Nothing);
+        let mut at = (finishing(Stream::Off), start);
+        let mut steps = Vec::new();
+        while steps.last() != Some(&Step::Done) && steps.len() < 10 {
+            let step = next(at.0, at.1);
+            at = run(step, at);
+            steps.push(step);
+        }
+        steps
+    };
+    assert_eq!(
+        steps(Mode::Online),
+        [Step::Prepare, Step::HandBack, Step::CatchUp, Step::CutOver, Step::Publish, Step::Done]
+    );
+    assert_eq!(
+        steps(Mode::Blocking),
+        [
+            Step::Prepare,
+            Step::Fence,
+            Step::Copy { attempt: 2 },
+            Step::DecideAndOpen { attempt: 2 },
+            Step::Publish,
+            Step::Done
+        ]
+    );
+}
+
+#[test]
+fn a_fence_that_was_lost_after_the_copy_builds_the_target_anew() {
+    let lost = |ready| observed(Mode::Blocking, Phase::Prepared, Source::Serving, Target::Incoming { ready });
+    assert_eq!(next(finishing(Stream::Off), lost(Some(1))), Step::Prepare);
+    assert_eq!(next(finishing(Stream::Off), lost(None)), Step::Fence);
+}
+
+#[test]
+fn phases_are_written_and_read() {
+    for (phase, name) in Phase::ALL {
+        assert_eq!((Phase::parse(name), phase.as_str()), (Some(phase), name));
+    }
+    assert_eq!(Phase::parse("half"), None);
+}

@@ -1,0 +1,52 @@
+//! Who works on a move.
+
+use jiff::Timestamp;
+
+use crate::mover::protocol::desired::Wish;
+
+/// What somebody is at work on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Bringing shards to their ends.
+    Move,
+    /// Feeding old copies of shards that are kept.
+    Feed,
+}
+
+impl Work {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Work::Move => "move",
+            Work::Feed => "feed",
+        }
+    }
+}
+
+/// Somebody who works on shards of a move, and lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Worker {
+    /// On what.
+    pub work: Work,
+    /// Host and process.
+    pub holder: String,
+    /// Since when, by the clock of the host that the shards come from; `None` for one that began before that was noted.
+    pub since: Option<Timestamp>,
+    /// What it was asked for, and has not obeyed yet.
+    pub wish: Option<Wish>,
+}
+
+impl std::fmt::Display for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.holder)?;
+        if self.work == Work::Feed {
+            f.write_str(", feeding,")?;
+        }
+        if let Some(since) = self.since {
+            write!(f, " since {since:.0}")?;
+        }
+        match &self.wish {
+            Some(wish) => write!(f, ", asked to {} by {}", wish.asked.as_str(), wish.by),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What can still be told of a kept shard whose snapshots are lost: tables that are the same on both sides now, and tables that are not
+//! although nobody has written to them since.
+//!
+//! Invariant: what may have been written to since is called "not audited", however it differs.
+
+use std::time::{Duration, Instant};
+
+use tokio_postgres::types::ToSql;
+
+use crate::mover::control::context::Context;
+use crate::mover::control::journal::{Entry, Hold, WayBack};
+use crate::mover::control::session::Session;
+use crate::mover::copy::transfer::Hashing;
+use crate::mover::definition::sequences;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::protocol::names::Names;
+use crate::mover::protocol::verdict::{Audit, AuditDifference, LeftOut};
+use crate::pg::quote_ident;
+use crate::schema::catalog::Namespace;
+use crate::schema::fingerprint::fingerprint;
+
+use crate::mover::runner::audit::rows::Comparison;
+use crate::mover::runner::audit::side::Side;
+use crate::mover::runner::audit::{KNOWN, TABLE, known};
+
+/// Said with each difference that is found so.
+const HOW: &str = "compared later: nobody has written to it since";
+
+/// Compares the old copy of a kept shard with the shard as both are now.
+///
+/// Locks: as [`crate::mover::runner::audit::run`].
+pub(super) async fn compare(context: &Context, entry: &Entry) -> Audit {
+    match both(context, entry).await {
+        Ok(audit) => audit,
+        Err(error) => Audit::left_out(format!("its snapshots are lost, and {}", chain(&error))),
+    }
+}
+
+async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
+    let (shard, names) = (entry.shard, Names { schema: context.prefix.schema(entry.shard) });
+    let (hold, bound) = (Hold { id: entry.id, shard, lease: entry.lease }, context.options.audit_max);
+    let until = Instant::now() + bound;
+    let target = context.hosts.open(&entry.target).await?.for_shard(shard);
+    let there = facts::row_of(&target, shard).await?;
+    let taken = entry.way_back.as_ref().is_some_and(|back| back.taken_by.is_some());
+    if taken || there.is_none_or(|row| row.state != "serving" || row.epoch != entry.epoch.next()) {
+        return Ok(Audit::left_out("its snapshots are lost, and the shard has moved on since"));
+    }
+    let left = names.left(entry.epoch);
+    let ours = Side::open(&context.hosts, &entry.source, hold, &left, bound).await?;
+    let theirs = Side::open(&context.hosts, &entry.target, hold, &names.schema, bound).await?;
+    tokio::try_join!(ours.take(), theirs.take())?;
+    let hashing = Hashing::of(facts::version(&ours.session).await?, facts::version(&theirs.session).await?);
+    let (comparison, mut found) = Comparison::plan(&ours, &theirs, hashing, &context.throttle, None, until).await?;
+    let why = match tokio::time::timeout_at(until.into(), comparison.work(&ours, &theirs)).await {
+        Ok(worked) => worked.err().map(|error| chain(&error)),
+        Err(_) => Some(format!("not compared within {} s", bound.as_secs())),
+    };
+    let (rows, mut left_out) = comparison.end(why);
+    found.extend(rows);
+    let source = context.hosts.open(&entry.source).await?.for_shard(shard);
+    let known = known(&target, entry.back_of, shard).await?;
+    let mut differences = Vec::new();
+    for difference in found {
+        let Some(table) = difference.what.strip_prefix(TABLE).filter(|_| !difference.rows.is_empty()) else {
+            left_out.push(LeftOut { why: format!("{}, now", difference.how), what: difference.what });
+            continue;
+        };
+        if known.contains(table) {
+            left_out.push(LeftOut { why: KNOWN.to_owned(), what: difference.what });
+            continue;
+        }
+        let (here, there) = (Place::of(&left, table), Place::of(&names.schema, table));
+        let missing = |side: fn(&crate::mover::RowDifference) -> bool| difference.rows.iter().any(side);
+        // The old copy takes nothing but what is fed to it.
+        let fed = entry.way_back.as_ref().is_some_and(|back: &WayBack| back.fed);
+        let written = (fed && here.written(&source, SINCE_MARKER, entry, missing(|row| row.source.is_none())).await?)
+            || there.written(&target, SINCE_OPEN, entry, missing(|row| row.target.is_none())).await?;
+        if written {
+            let why = format!("its snapshots are lost, and it was written to since; now {difference}");
+            left_out.push(LeftOut { what: difference.what, why });
+        } else {
+            let how = format!("{HOW}; {}", difference.how);
+            differences.push(AuditDifference { how, ..difference });
+        }
+    }
+    left_out.extend(rest(entry, (&source, ours.schema), (&target, theirs.schema)).await?);
+    Ok(Audit::of(differences, left_out))
+}
+
+/// Sequences and definitions: the application may have set or altered them since, so that a difference tells nothing.
+async fn rest(
+    entry: &Entry,
+    (source, left): (&Session, u32),
+    (target, schema): (&Session, u32),
+) -> Result<Vec<LeftOut>, Error> {
+    let mut left_out = Vec::new();
+    let what = "comparing the sequences";
+    let ours = sequences::read(source.client.client(), &Namespace::Oid(left)).await;
+    let ours = ours.map_err(|error| source.failed(what, error))?;
+    let theirs = sequences::read(target.client.client(), &Namespace::Oid(schema)).await;
+    let theirs = theirs.map_err(|error| target.failed(what, error))?;
+    if let Some(what) = sequences::behind(&ours, &theirs) {
+        left_out.push(LeftOut { what, why: "now it is not where the old copy's is".to_owned() });
+    }
+    let now = fingerprint(&facts::of_schema(target, &Namespace::Oid(schema)).await?);
+    if entry.fingerprint.as_deref() != Some(now.as_str()) {
+        let why =
+            "now they are not what the target was built from: somebody altered them since, or they were not carried";
+        left_out.push(LeftOut { what: "definitions".to_owned(), why: why.to_owned() });
+    }
+    Ok(left_out)
+}
+
+/// The age of the transaction that opened the shard, of which its row tells as long as it has not moved on.
+const SINCE_OPEN: &str = "SELECT age(xmin) FROM pgshard.shard WHERE shard_id = $2 AND $1::uuid IS NOT NULL";
+
+/// That of the marker behind which the old copy was frozen.
+const SINCE_MARKER: &str =
+    "SELECT age(xmin) FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2 ORDER BY attempt DESC LIMIT 1";
+
+/// A table, in SQL.
+struct Place(String);
+
+impl Place {
+    fn of(schema: &str, table: &str) -> Place {
+        Place(format!("{}.{}", quote_ident(schema), quote_ident(table)))
+    }
+
+    /// Whether a table may have been written to by a younger transaction than one. A row of such a one tells; that rows were
+    /// deleted, only the server's statistics do. They begin anew with a crash, and then know of fewer rows than there are; and
+    /// before PostgreSQL 15 an idle session may keep what it has counted to itself. What they cannot tell may have been.
+    /// (What the mover itself deleted is counted too.)
+    async fn written(&self, session: &Session, since: &str, entry: &Entry, missing: bool) -> Result<bool, Error> {
+        let told = self.told(session, since, entry).await?;
+        if told.younger || !missing {
+            return Ok(told.younger);
+        }
+        if told.may_have_deleted() || facts::version(session).await? < COUNTED_SINCE {
+            return Ok(true);
+        }
+        tokio::time::sleep(COUNTED_WITHIN).await;
+        let told = self.told(session, since, entry).await?;
+        Ok(told.younger || told.may_have_deleted())
+    }
+
+    /// Locks: ACCESS SHARE on the table, for one statement.
+    async fn told(&self, session: &Session, since: &str, entry: &Entry) -> Result<Told, Error> {
+        let (what, Place(name)) = ("looking for later writes", self);
+        let sql = format!(
+            "SELECT coalesce(bool_or(age(xmin) < coalesce(({since}), 2147483647)), false), count(*),
+                pg_stat_get_tuples_inserted($3::text::regclass), pg_stat_get_tuples_deleted($3::text::regclass)
+             FROM ONLY {name}"
+        );
+        let params: [&(dyn ToSql + Sync); 3] = [entry.id.uuid(), &entry.shard.as_i32(), name];
+        let row = session.row(what, &sql, &params).await?;
+        let read = || {
+            let [rows, inserted, deleted] = [row.try_get(1)?, row.try_get(2)?, row.try_get(3)?];
+            Ok(Told { younger: row.try_get(0)?, rows, inserted, deleted })
+        };
+        read().map_err(|error| session.failed(what, error))
+    }
+}
+
+/// The first version whose idle sessions give to the statistics what they have counted.
+const COUNTED_SINCE: u32 = 150_000;
+
+/// They do so ten seconds later at the latest (PGSTAT_IDLE_INTERVAL).
+const COUNTED_WITHIN: Duration = Duration::from_secs(11);
+
+/// What a table and the server's statistics tell of later writes.
+struct Told {
+    /// It has a row of a younger transaction.
+    younger: bool,
+    rows: i64,
+    inserted: i64,
+    deleted: i64,
+}
+
+impl Told {
+    fn may_have_deleted(&self) -> bool {
+        self.deleted > 0 || self.inserted < self.rows
+    }
+}

@@ -1,0 +1,265 @@
+//! The audit at the end of each online move: all that the source had behind the fence, compared with all that the target had
+//! before its first foreign write. What is compared before the fence proves the copy; this proves what the stream has applied since.
+//!
+//! Two snapshots make it possible. The target's is taken when the last change is applied and before the open commits, beside other work, so
+//! that the pause is not longer for it. The source's is taken later: nobody writes to an old copy until the shard is kept. Both are
+//! held without a lock ([`side`]). What they see is compared once the shard is kept ([`rows`]), while the application works at the target
+//! and reverse replication at the old copy. Sequences and definitions are compared as soon as the target is open ([`rest`]).
+//!
+//! # What is not told
+//! Snapshots do not see what was truncated, or rewritten by ALTER TABLE, dropped or altered since: such a table is named as not
+//! audited. A mover that dies loses its snapshots; [`late`] tells what can be told without.
+//!
+//! # Invariants
+//! 1. Nothing is called audited that was not compared. What was not, is named.
+//! 2. No audit delays an open, holds a lock between two chunks, or lasts longer than [`Options::audit_max`](crate::mover::Options).
+
+mod late;
+mod rest;
+mod rows;
+mod side;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::map::HostName;
+use crate::shard::ShardId;
+
+use crate::mover::control::context::Context;
+use crate::mover::control::context::stopped;
+use crate::mover::control::journal::{Entry, Hold};
+use crate::mover::control::session::Session;
+use crate::mover::copy::transfer::Hashing;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::options::Event;
+use crate::mover::protocol::verdict::{Audit, AuditDifference, AuditState, LeftOut};
+use crate::mover::runner::turn::Turns;
+use crate::mover::step::ShardMove;
+
+use crate::mover::runner::audit::rows::Comparison;
+pub(in crate::mover) use crate::mover::runner::audit::side::Side;
+
+/// How long a snapshot may take that is taken beside the open. Nothing waits for a server that is slower.
+const SNAPSHOT_WITHIN: Duration = Duration::from_millis(50);
+
+/// A second pair of sessions pays for so many bytes.
+const BYTES_A_WORKER: u64 = 128 << 20;
+
+/// The target's half, for one attempt.
+pub(in crate::mover) struct Target {
+    /// Or why there is none.
+    side: Result<Side, String>,
+    attempt: std::sync::OnceLock<i32>,
+}
+
+impl Target {
+    /// Before the fence: a session that takes the snapshot later. Without one the move goes on, and is not audited.
+    ///
+    /// Locks: none.
+    pub(in crate::mover) async fn open(context: &Context, work: &ShardMove<'_>) -> Target {
+        let (host, bound) = (&work.target.host, context.options.audit_max);
+        let side = match bound.is_zero() {
+            true => Err("audits were switched off".to_owned()),
+            false => Side::open(&context.hosts, host, work.hold, &work.names.incoming(), bound)
+                .await
+                .map_err(|error| format!("there was no session for the snapshot: {}", chain(&error))),
+        };
+        Target { side, attempt: Default::default() }
+    }
+
+    /// Behind the fence, once all is applied and before the open of this attempt commits: one round trip, beside the one that
+    /// prepares the open.
+    ///
+    /// Locks: none.
+    pub(in crate::mover) async fn take(&self, attempt: i32) {
+        let Ok(side) = &self.side else { return };
+        if let Ok(Ok(())) = tokio::time::timeout(SNAPSHOT_WITHIN, side.take()).await {
+            let _ = self.attempt.set(attempt);
+        }
+    }
+
+    /// The snapshot that was taken for this attempt, and when.
+    fn taken(self, attempt: i32) -> Result<(Side, Instant), String> {
+        let side = self.side?;
+        match side.taken() {
+            Some(at) if self.attempt.get() == Some(&attempt) => Ok((side, at)),
+            _ => Err("the target's snapshot was not there in time".to_owned()),
+        }
+    }
+}
+
+/// An audit whose snapshots are there.
+pub(in crate::mover) struct Begun {
+    hold: Hold,
+    source: Side,
+    target: Side,
+    until: Instant,
+    /// What is known already.
+    found: Vec<AuditDifference>,
+    left_out: Vec<LeftOut>,
+    /// The tables that differed before.
+    known: BTreeSet<String>,
+}
+
+/// The target is open, the old copy as it was left: takes the source's half, and compares what is no row.
+///
+/// Locks: as [`rest::compare`].
+///
+/// # Errors
+/// Why the move is not audited, for people.
+pub(in crate::mover) async fn begin(
+    context: &Context,
+    work: &ShardMove<'_>,
+    target: Option<Target>,
+    attempt: i32,
+) -> Result<Begun, String> {
+    let ended = || "the mover that opened the target has ended since".to_owned();
+    let (target, at) = target.ok_or_else(ended)?.taken(attempt)?;
+    let begun = async {
+        let (left, bound) = (work.names.left(work.epoch), context.options.audit_max);
+        let source = Side::open(&context.hosts, &work.source.host, work.hold, &left, bound).await?;
+        source.take().await?;
+        let (left, schema) = (source.schema, target.schema);
+        let (mut found, mut left_out) = (Vec::new(), Vec::new());
+        match rest::compare((&work.source, left), (&work.target, schema)).await {
+            Ok(differences) => found = differences,
+            Err(error) => {
+                left_out.push(LeftOut { what: "sequences and definitions".to_owned(), why: chain(&error) });
+            }
+        }
+        let known = known(&work.target, work.back_of, work.hold.shard).await?;
+        Ok::<_, Error>(Begun { hold: work.hold, source, target, until: at + bound, found, left_out, known })
+    };
+    begun.await.map_err(|error| chain(&error))
+}
+
+/// The tables that the old copy which a rollback takes back is known to have otherwise, and rightly: its own move's audit has named
+/// them. A rollback neither verifies nor audits them.
+///
+/// Locks: none but ACCESS SHARE on the journal.
+pub(in crate::mover) async fn known(
+    target: &Session,
+    former: Option<MoveId>,
+    shard: ShardId,
+) -> Result<BTreeSet<String>, Error> {
+    let Some(former) = former else { return Ok(BTreeSet::new()) };
+    let Some(entry) = target.find_entry(former, shard).await? else { return Ok(BTreeSet::new()) };
+    Ok(entry.audit.differences.iter().filter_map(|one| one.what.strip_prefix(TABLE)).map(str::to_owned).collect())
+}
+
+/// Said of those.
+const KNOWN: &str = "it differed already when the move that is taken back was audited";
+
+/// What comes before the name of a table, where it is told what differs.
+const TABLE: &str = "table ";
+
+/// Compares, and writes down what came of it. Gives what the journal says then.
+///
+/// Locks: ACCESS SHARE on one table after the other on both sides, for a chunk of it each; the move's row, for one statement.
+///
+/// # Cancel safety
+/// Dropped, the snapshots are gone, and the journal says that the audit was broken off.
+pub(in crate::mover) async fn run(context: &Context, begun: Begun, turns: Option<&Turns>) -> Audit {
+    let (hold, source) = (begun.hold, begun.source.session.host.clone());
+    let began = Instant::now();
+    let audit = match context.options.at("before audit") {
+        Ok(()) => begun.compare(context, turns).await,
+        Err(error) => Audit::left_out(error.to_string()),
+    };
+    tell(context, (hold, &source), &audit, began.elapsed()).await;
+    audit
+}
+
+/// Audits what can still be told of a shard that is kept, and whose snapshots are lost. Gives what the journal says then.
+///
+/// Locks, cancel safety: as [`run`].
+pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
+    if context.options.audit_max.is_zero() {
+        return entry.audit.clone();
+    }
+    let began = Instant::now();
+    let audit = late::compare(context, entry).await;
+    let hold = Hold { id: entry.id, shard: entry.shard, lease: entry.lease };
+    tell(context, (hold, &entry.source), &audit, began.elapsed()).await;
+    audit
+}
+
+/// Writes down what came of an audit, and says it.
+async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audit, took: Duration) {
+    let Hold { id, shard, .. } = hold;
+    let kept = async { context.hosts.open(source).await?.for_shard(shard).audited(id, shard, audit).await };
+    if let Err(error) = kept.await {
+        tracing::warn!(%id, %shard, error = chain(&error), "what an audit has found could not be written to the journal");
+    }
+    match audit.state {
+        AuditState::Audited => tracing::info!(%id, %shard, ms = took.as_millis(), "a move was audited"),
+        AuditState::Differs => {
+            tracing::warn!(%id, %shard, found = %audit, "the target was not what the source was: the old copy is right");
+        }
+        _ => tracing::warn!(%id, %shard, found = %audit, "a move was not audited"),
+    }
+    context.observer.tell(Event::Audited { shard, audit: audit.clone() });
+}
+
+impl Begun {
+    /// Compares until all is done, the time is over, or a stop is asked for.
+    async fn compare(mut self, context: &Context, turns: Option<&Turns>) -> Audit {
+        let compared = async {
+            let (ours, theirs) =
+                tokio::try_join!(facts::version(&self.source.session), facts::version(&self.target.session))?;
+            let (hashing, throttle) = (Hashing::of(ours, theirs), &context.throttle);
+            Comparison::plan(&self.source, &self.target, hashing, throttle, turns, self.until).await
+        };
+        let comparison = match compared.await {
+            Ok((comparison, found)) => {
+                self.found.extend(found);
+                comparison
+            }
+            Err(error) => {
+                self.left_out.push(LeftOut { what: "all rows".to_owned(), why: chain(&error) });
+                return Audit::of(self.found, self.left_out);
+            }
+        };
+        let mut stop = context.stop.subscribe();
+        let limit = format!("not compared within {} s", context.options.audit_max.as_secs());
+        let why = tokio::select! {
+            worked = self.work(context, &comparison) => worked.err().map(|error| {
+                // The servers end their statements at the same moment.
+                if Instant::now() >= self.until { limit.clone() } else { chain(&error) }
+            }),
+            () = stopped(&mut stop) => Some("the mover was stopped".to_owned()),
+            () = tokio::time::sleep_until(self.until.into()) => Some(limit),
+        };
+        let (found, left_out) = comparison.end(why);
+        self.left_out.extend(left_out);
+        for difference in found {
+            match difference.what.strip_prefix(TABLE).is_some_and(|table| self.known.contains(table)) {
+                false => self.found.push(difference),
+                true => {
+                    self.left_out.push(LeftOut { what: difference.what, why: KNOWN.to_owned() });
+                }
+            }
+        }
+        Audit::of(self.found, self.left_out)
+    }
+
+    /// The workers: the sessions that hold the snapshots, and others where that pays.
+    async fn work(&self, context: &Context, comparison: &Comparison<'_>) -> Result<(), Error> {
+        let others = (comparison.bytes() / BYTES_A_WORKER).min(context.options.copy_jobs.max(1) as u64 - 1);
+        let mut helpers = Vec::new();
+        for _ in 0..others {
+            let (hosts, bound) = (&context.hosts, context.options.audit_max);
+            helpers.push((
+                self.source.another(hosts, self.hold, bound).await?,
+                self.target.another(hosts, self.hold, bound).await?,
+            ));
+        }
+        let pairs = helpers.iter().map(|(source, target)| (source, target));
+        let pairs = pairs.chain([(&self.source, &self.target)]);
+        let worked = pairs.map(async |(source, target)| comparison.work(source, target).await);
+        futures_util::future::join_all(worked).await.into_iter().collect()
+    }
+}

@@ -1,0 +1,53 @@
+//! What of a shard is no row: where its sequences are, and what it is made of. Read as soon as the target is open, outside of the
+//! snapshots, which have neither.
+
+use crate::mover::control::session::Session;
+use crate::mover::definition::sequences;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::verdict::AuditDifference;
+use crate::schema::catalog::Namespace;
+use crate::schema::fingerprint::differences;
+
+/// So many differences of the definitions are told.
+const TOLD_MAX: usize = 10;
+
+/// Compares sequences and definitions of the old copy with those of the open shard.
+///
+/// Locks: ACCESS SHARE on the sequences and on catalogs, for a statement each; what reading definitions takes on tables, ACCESS SHARE
+/// as well.
+pub(super) async fn compare(
+    (source, left): (&Session, u32),
+    (target, schema): (&Session, u32),
+) -> Result<Vec<AuditDifference>, Error> {
+    let (left, schema) = (Namespace::Oid(left), Namespace::Oid(schema));
+    let mut found = Vec::new();
+    // The source's first: the target's only go on meanwhile.
+    let what = "comparing the sequences";
+    let ours = sequences::read(source.client.client(), &left).await.map_err(|error| source.failed(what, error))?;
+    let theirs = sequences::read(target.client.client(), &schema).await.map_err(|error| target.failed(what, error))?;
+    if let Some(which) = sequences::behind(&ours, &theirs) {
+        let how = "at the target it is not where it was at the source".to_owned();
+        found.push(AuditDifference { what: which, how, rows: Vec::new() });
+    }
+    let (ours, theirs) = tokio::try_join!(facts::of_schema(source, &left), facts::of_schema(target, &schema))?;
+    let told: Vec<String> = differences(&ours, &theirs)
+        .iter()
+        // A foreign key is proved after the open.
+        .filter(|one| proved(&one.left) != proved(&one.right))
+        .map(ToString::to_string)
+        .collect();
+    if let Some(first) = told.first() {
+        let rest = told.len().saturating_sub(TOLD_MAX);
+        let mut how = told.iter().take(TOLD_MAX).skip(1).fold(first.clone(), |all, one| all + ", " + one);
+        if rest > 0 {
+            how.push_str(&format!(", and {rest} more"));
+        }
+        found.push(AuditDifference { what: "definitions".to_owned(), how, rows: Vec::new() });
+    }
+    Ok(found)
+}
+
+fn proved(text: &Option<String>) -> Option<&str> {
+    text.as_deref().map(|text| text.trim_end_matches(" NOT VALID"))
+}

@@ -1,0 +1,307 @@
+//! The rows of all tables compared, chunk by chunk, by a few workers.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio_postgres::error::SqlState;
+
+use crate::mover::copy::chunks::KeyRange;
+use crate::mover::copy::cut::{bounds, sizes};
+use crate::mover::copy::transfer::{Digest, Hashing, digest_of};
+use crate::mover::copy::verify::{Question, TOLD_MAX, narrow};
+use crate::mover::preflight::table;
+use crate::mover::preflight::table::TableShape;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::CHUNK_BYTES;
+use crate::mover::protocol::throttle::Throttle;
+use crate::mover::protocol::verdict::RowDifference;
+use crate::mover::protocol::verdict::{AuditDifference, LeftOut};
+use crate::mover::runner::turn::Turns;
+
+use crate::mover::runner::audit::TABLE;
+use crate::mover::runner::audit::side::{Side, Stored};
+
+/// How often a chunk is read anew after an error that may pass: a table that was renamed, a lock that was not to be had.
+const TRIES: u32 = 5;
+
+/// What all workers share.
+pub(super) struct Comparison<'a> {
+    pub(super) hashing: Hashing,
+    pub(super) throttle: &'a Throttle,
+    /// Whose fences no chunk is begun beside.
+    pub(super) turns: Option<&'a Turns>,
+    pub(super) until: Instant,
+    tables: Vec<Pair>,
+    state: Mutex<State>,
+}
+
+/// A table on both sides.
+struct Pair {
+    shape: TableShape,
+    source: Stored,
+    target: Stored,
+}
+
+/// How far it is.
+struct State {
+    chunks: VecDeque<Chunk>,
+    found: Vec<Found>,
+}
+
+/// What was found of a table.
+struct Found {
+    /// Chunks that were not compared.
+    missing: usize,
+    /// How they differ, and the rows.
+    differs: Option<(String, Vec<RowDifference>)>,
+    /// Why it cannot be compared.
+    unknown: Option<String>,
+}
+
+/// A part of a table.
+struct Chunk {
+    table: usize,
+    range: KeyRange,
+    bytes: u64,
+}
+
+/// What became of a chunk.
+enum Told {
+    Same,
+    Differs(String, Vec<RowDifference>),
+    /// It cannot be told, for this reason.
+    Unknown(String),
+}
+
+impl<'a> Comparison<'a> {
+    /// Reads which tables there are and cuts them into chunks. Tables that one side does not have are differences already.
+    ///
+    /// Locks: ACCESS SHARE on the tables of the old copy and on catalogs, for a look each.
+    pub(super) async fn plan(
+        source: &Side,
+        target: &Side,
+        hashing: Hashing,
+        throttle: &'a Throttle,
+        turns: Option<&'a Turns>,
+        until: Instant,
+    ) -> Result<(Comparison<'a>, Vec<AuditDifference>), Error> {
+        source.begin(until).await?;
+        let shapes = table::shapes(&source.session, source.schema).await?;
+        let sizes = sizes(&source.session, &shapes).await?;
+        source.end().await?;
+        let (ours, mut theirs) = tokio::try_join!(source.tables(until), target.tables(until))?;
+        let (mut tables, mut chunks, mut differences) = (Vec::new(), VecDeque::new(), Vec::new());
+        for shape in shapes {
+            let Some(here) = ours.get(&shape.name).copied() else { continue };
+            let Some(there) = theirs.remove(&shape.name) else {
+                differences.push(only(&shape.name, "source"));
+                continue;
+            };
+            let size = sizes.get(&shape.oid).copied().unwrap_or(0);
+            let cut = cut(source, &shape, here, size, until).await?;
+            let bytes = size / (cut.len() as u64).max(1);
+            chunks.extend(cut.into_iter().map(|range| Chunk { table: tables.len(), range, bytes }));
+            tables.push(Pair { shape, source: here, target: there });
+        }
+        differences.extend(theirs.keys().map(|name| only(name, "target")));
+        let mut found: Vec<Found> = Vec::new();
+        found.resize_with(tables.len(), || Found { missing: 0, differs: None, unknown: None });
+        for chunk in &chunks {
+            found[chunk.table].missing += 1;
+        }
+        let state = Mutex::new(State { chunks, found });
+        Ok((Comparison { hashing, throttle, turns, until, tables, state }, differences))
+    }
+
+    /// How much there is to compare, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.state().chunks.iter().map(|chunk| chunk.bytes).sum()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Compares chunks until there are none left.
+    ///
+    /// # Errors
+    /// When a session is lost. The chunk that it was at is not compared.
+    ///
+    /// # Cancel safety
+    /// Dropped, what was compared stays known.
+    pub(super) async fn work(&self, source: &Side, target: &Side) -> Result<(), Error> {
+        loop {
+            let next = self.state().chunks.pop_front();
+            let Some(chunk) = next else { return Ok(()) };
+            if self.state().found[chunk.table].is_settled() {
+                continue;
+            }
+            if let Some(turns) = self.turns {
+                turns.quiet().await;
+            }
+            self.throttle.pass(chunk.bytes).await;
+            let told = self.persist(source, target, &chunk).await?;
+            self.state().found[chunk.table].take(told);
+        }
+    }
+
+    /// One chunk, again after errors that may pass.
+    async fn persist(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<Told, Error> {
+        let mut tries = 1;
+        loop {
+            let error = match self.compare(source, target, chunk).await {
+                Ok(told) => return Ok(told),
+                Err(error) => error,
+            };
+            if source.session.client.is_closed() || target.session.client.is_closed() {
+                return Err(error);
+            }
+            tokio::try_join!(source.end(), target.end())?;
+            match code(&error) {
+                Some(code) if code == &SqlState::UNDEFINED_COLUMN => {
+                    return Ok(Told::Unknown("its columns were altered since".to_owned()));
+                }
+                // It took longer than there is time.
+                Some(code) if code == &SqlState::QUERY_CANCELED => return Err(error),
+                _ if tries >= TRIES => return Ok(Told::Unknown(error.to_string())),
+                _ => tracing::debug!(error = %error, "reading a chunk again"),
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100) * tries).await;
+            tries += 1;
+        }
+    }
+
+    async fn compare(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<Told, Error> {
+        let Pair { shape, source: ours, target: theirs } = &self.tables[chunk.table];
+        let (here, there) = tokio::try_join!(source.look(*ours, self.until), target.look(*theirs, self.until))?;
+        let (Some(here), Some(there)) = (here, there) else {
+            tokio::try_join!(source.end(), target.end())?;
+            return Ok(Told::Unknown("it was dropped since".to_owned()));
+        };
+        let (here, there) = ((&source.session, here.as_str()), (&target.session, there.as_str()));
+        let condition = chunk.range.condition(shape.first_key_column());
+        let (one, other) = tokio::try_join!(
+            digest_of(here, shape, &condition, self.hashing),
+            digest_of(there, shape, &condition, self.hashing)
+        )?;
+        let rows = match one == other {
+            true => Vec::new(),
+            false => {
+                let question = Question::new(shape, &condition, self.hashing, one.rows.max(other.rows));
+                narrow(here, there, &question).await?
+            }
+        };
+        let (kept, there) = tokio::try_join!(source.leave(*ours), target.leave(*theirs))?;
+        let moved = kept != Some(ours.file) || there != Some(theirs.file);
+        Ok(judge(&one, &other, rows, moved))
+    }
+
+    /// What was found, and what was not compared, each table for this reason where it has none of its own.
+    pub(super) fn end(self, why: Option<String>) -> (Vec<AuditDifference>, Vec<LeftOut>) {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let (mut differences, mut left_out) = (Vec::new(), Vec::new());
+        for (pair, found) in self.tables.iter().zip(state.found) {
+            let what = format!("{TABLE}{}", pair.shape.name);
+            let unknown = found.unknown.or_else(|| {
+                let why = || why.clone().unwrap_or_else(|| "its comparison was not finished".to_owned());
+                (found.missing > 0).then(why)
+            });
+            match (found.differs, unknown) {
+                (Some((how, rows)), _) => differences.push(AuditDifference { what, how, rows }),
+                (None, Some(why)) => left_out.push(LeftOut { what, why }),
+                (None, None) => {}
+            }
+        }
+        (differences, left_out)
+    }
+}
+
+impl Found {
+    /// Whether the rest of its chunks would tell nothing more.
+    fn is_settled(&self) -> bool {
+        self.unknown.is_some() || self.differs.as_ref().is_some_and(|(_, rows)| rows.len() >= TOLD_MAX)
+    }
+
+    fn take(&mut self, told: Told) {
+        self.missing = self.missing.saturating_sub(1);
+        match told {
+            Told::Same => {}
+            Told::Unknown(why) => self.unknown = Some(why),
+            Told::Differs(how, more) => {
+                let (_, rows) = self.differs.get_or_insert_with(|| (how, Vec::new()));
+                rows.extend(more);
+                rows.truncate(TOLD_MAX);
+            }
+        }
+    }
+}
+
+/// What two digests say when perhaps the rows were put elsewhere meanwhile: `moved`. An old snapshot sees none of what was
+/// truncated, or rewritten by ALTER TABLE; VACUUM FULL and CLUSTER leave it what it saw.
+fn judge(source: &Digest, target: &Digest, rows: Vec<RowDifference>, moved: bool) -> Told {
+    match (source == target, moved) {
+        (true, false) => Told::Same,
+        (true, true) if source.rows > 0 => Told::Same,
+        (_, true) => Told::Unknown("it was truncated or rewritten since".to_owned()),
+        (false, false) => Told::Differs(format!("{source} at the source, {target} at the target"), rows),
+    }
+}
+
+/// The ranges into which a table of the old copy is cut.
+async fn cut(
+    source: &Side,
+    shape: &TableShape,
+    stored: Stored,
+    size: u64,
+    until: Instant,
+) -> Result<Vec<KeyRange>, Error> {
+    let Some(name) = source.look(stored, until).await? else {
+        source.end().await?;
+        return Ok(vec![KeyRange::default()]);
+    };
+    let bounds = bounds((&source.session, &name), shape, size, CHUNK_BYTES).await?;
+    source.end().await?;
+    let range = |number: usize| KeyRange {
+        low: number.checked_sub(1).map(|before| bounds[before].clone()),
+        high: bounds.get(number).cloned(),
+    };
+    Ok((0..=bounds.len()).map(range).collect())
+}
+
+fn only(name: &str, side: &str) -> AuditDifference {
+    AuditDifference { what: format!("{TABLE}{name}"), how: format!("only the {side} has it"), rows: Vec::new() }
+}
+
+fn code(error: &Error) -> Option<&SqlState> {
+    match error {
+        Error::Database { source, .. } => source.code(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_two_digests_say() {
+        let digest = |rows: i64, sum: &str| Digest::of(rows, sum);
+        for (source, target, moved, expected) in [
+            (digest(2, "5"), digest(2, "5"), false, "same"),
+            (digest(0, "0"), digest(0, "0"), false, "same"),
+            (digest(2, "5"), digest(1, "4"), false, "differs"),
+            // Truncated; rewritten by VACUUM FULL; truncated, and there may have been something.
+            (digest(2, "5"), digest(0, "0"), true, "unknown"),
+            (digest(2, "5"), digest(2, "5"), true, "same"),
+            (digest(0, "0"), digest(0, "0"), true, "unknown"),
+        ] {
+            let told = match judge(&source, &target, Vec::new(), moved) {
+                Told::Same => "same",
+                Told::Differs(..) => "differs",
+                Told::Unknown(_) => "unknown",
+            };
+            assert_eq!(told, expected, "{source} {target} {moved}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! One host as it was at a moment: a snapshot that is held without a lock, and looks through it.
+//!
+//! Invariant: between two looks the session holds no lock on any table, so that nobody waits for an audit for longer than one look
+//! takes. A look is a savepoint that is rolled back, which lets its locks go and keeps the snapshot.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use tokio_postgres::SimpleQueryMessage;
+
+use crate::map::HostName;
+use crate::mover::control::journal::{Hold, Signed};
+use crate::mover::control::session::{Hosts, Session};
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::pg::quote_literal;
+
+/// The snapshot of a transaction. READ ONLY, or a later INSERT of ours would be refused for being late.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
+
+/// A table as the snapshot has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    /// Stays the same, whatever the table is called.
+    pub(super) oid: u32,
+    /// Where its rows are. TRUNCATE and whatever rewrites a table give it another one.
+    pub(super) file: u32,
+}
+
+/// A session with a snapshot.
+pub(crate) struct Side {
+    pub(super) session: Session,
+    /// The schema, whose name changes with the open.
+    pub(super) schema: u32,
+    /// When the snapshot was taken.
+    taken: OnceLock<Instant>,
+}
+
+impl Side {
+    /// A session that is ready to take a snapshot of a host with this schema in one round trip, and to hold it for so long.
+    ///
+    /// Locks: none.
+    pub(crate) async fn open(
+        hosts: &Hosts,
+        host: &HostName,
+        hold: Hold,
+        schema: &str,
+        bound: Duration,
+    ) -> Result<Side, Error> {
+        let session = session(hosts, host, hold, bound).await?;
+        let missing = || Error::Stuck { shard: hold.shard, observed: format!("host {host} has no schema {schema}") };
+        let schema = facts::schema_oid(&session, schema).await?.ok_or_else(missing)?;
+        // What matters is done for the second time then.
+        let warm = format!("{BEGIN}; SELECT pg_current_snapshot(); ROLLBACK");
+        session.batch("setting up the audit's session", &warm).await?;
+        Ok(Side { session, schema, taken: OnceLock::new() })
+    }
+
+    /// Takes the snapshot: one round trip.
+    ///
+    /// Locks: none. Holds back VACUUM on its host until the session ends.
+    ///
+    /// # Cancel safety
+    /// Dropped, the side is worth nothing.
+    pub(crate) async fn take(&self) -> Result<(), Error> {
+        let sql = format!("{BEGIN}; SELECT pg_current_snapshot()");
+        self.session.batch("taking the audit's snapshot", &sql).await?;
+        let _ = self.taken.set(Instant::now());
+        Ok(())
+    }
+
+    /// When the snapshot was taken, if it was.
+    pub(crate) fn taken(&self) -> Option<Instant> {
+        self.taken.get().copied().filter(|_| !self.session.client.is_closed())
+    }
+
+    /// Another session with the same snapshot.
+    ///
+    /// Locks: none.
+    pub(super) async fn another(&self, hosts: &Hosts, hold: Hold, bound: Duration) -> Result<Side, Error> {
+        let what = "sharing the audit's snapshot";
+        let session = session(hosts, &self.session.host, hold, bound).await?;
+        let row = self.session.row(what, "SELECT pg_export_snapshot()", &[]).await?;
+        let name: String = row.try_get(0).map_err(|error| self.session.failed(what, error))?;
+        session.batch(what, &format!("{BEGIN}; SET TRANSACTION SNAPSHOT {}", quote_literal(&name))).await?;
+        Ok(Side { session, schema: self.schema, taken: self.taken.clone() })
+    }
+
+    /// The tables of the schema as the snapshot has them, by name.
+    ///
+    /// Locks: ACCESS SHARE on catalogs, for the look.
+    pub(super) async fn tables(&self, until: Instant) -> Result<BTreeMap<String, Stored>, Error> {
+        let what = "reading the tables";
+        let sql = "SELECT c.relname::text, c.oid, c.relfilenode FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
+            WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
+                AND c.relkind = 'r'";
+        self.begin(until).await?;
+        let rows = self.session.rows(what, sql, &[&self.schema]).await?;
+        self.end().await?;
+        let stored =
+            |row: &tokio_postgres::Row| Ok((row.try_get(0)?, Stored { oid: row.try_get(1)?, file: row.try_get(2)? }));
+        rows.iter().map(stored).collect::<Result<_, _>>().map_err(|error| self.session.failed(what, error))
+    }
+
+    /// Begins a look, whose statements end at this moment at the latest.
+    pub(super) async fn begin(&self, until: Instant) -> Result<(), Error> {
+        self.session.batch("beginning a look", &Self::begin_sql(until)).await
+    }
+
+    /// Begins a look at one table. Gives what it is called now, in SQL; `None`: it is not there any more.
+    pub(super) async fn look(&self, table: Stored, until: Instant) -> Result<Option<String>, Error> {
+        // Both look in the present, not in the snapshot: what was renamed is found under its new name.
+        let sql = format!(
+            "{}; SELECT CASE WHEN pg_relation_filenode({oid}) IS NOT NULL THEN {oid}::regclass::text END",
+            Self::begin_sql(until),
+            oid = table.oid
+        );
+        self.value("looking for a table", &sql).await
+    }
+
+    /// Ends a look at a table. Gives where its rows were when it was read.
+    pub(super) async fn leave(&self, table: Stored) -> Result<Option<u32>, Error> {
+        // While the lock is held: nobody can give it another one between the look and this.
+        let sql = format!("SELECT pg_relation_filenode({}); {END}", table.oid);
+        Ok(self.value("ending a look", &sql).await?.and_then(|file| file.parse().ok()))
+    }
+
+    /// Ends a look, also one that has failed.
+    pub(super) async fn end(&self) -> Result<(), Error> {
+        self.session.batch("ending a look", END).await
+    }
+
+    fn begin_sql(until: Instant) -> String {
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        format!("SAVEPOINT look; SET LOCAL statement_timeout = {}", left.as_millis().min(i32::MAX as u128))
+    }
+
+    /// The one value that these statements give.
+    async fn value(&self, what: &'static str, sql: &str) -> Result<Option<String>, Error> {
+        let answer = self.session.client.simple_query(sql).await.map_err(|error| self.session.failed(what, error))?;
+        Ok(answer.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+            _ => None,
+        }))
+    }
+}
+
+/// A session of an audit. A mover that is paused must not hold back VACUUM for longer than one that works may.
+async fn session(hosts: &Hosts, host: &HostName, hold: Hold, bound: Duration) -> Result<Session, Error> {
+    let session = hosts.open(host).await?.for_shard(hold.shard);
+    session.sign(hold, Signed::Audit).await?;
+    let idle = (bound.as_millis() + 1000).min(i32::MAX as u128);
+    let sql = format!("SET idle_in_transaction_session_timeout = {idle}");
+    session.batch("setting up the audit's session", &sql).await?;
+    Ok(session)
+}
+
+/// Lets go of what the look has locked. The savepoint goes too, or they would pile up.
+const END: &str = "ROLLBACK TO SAVEPOINT look; RELEASE SAVEPOINT look";

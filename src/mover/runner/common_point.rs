@@ -1,0 +1,104 @@
+//! A shard compared with its source at a common point, while both go on.
+//!
+//! The stream stands still for a moment: the source's snapshot is taken, the changes that it sees are applied and no
+//! others, the target's snapshot is taken, and the stream goes on. Both sides are read at leisure then, each in its own
+//! snapshot; several such comparisons run beside each other. What may not break: a chunk is called verified only if both snapshots stand for the same state.
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::sync::Mutex;
+
+use crate::mover::control::journal::Signed;
+use crate::mover::control::session::{Hosts, Session};
+use crate::mover::copy::ShardCopy;
+use crate::mover::copy::chunk::read_from;
+use crate::mover::copy::cut::{Chunk, chunks};
+use crate::mover::copy::transfer::Hashing;
+use crate::mover::copy::verify::{bunches, compare, keep, read_from_target};
+use crate::mover::preflight::facts;
+use crate::mover::preflight::table;
+use crate::mover::preflight::table::TableShape;
+use crate::mover::protocol::error::Error;
+use crate::mover::step::ShardMove;
+use crate::mover::stream::follower::{Follower, write_beacon};
+use crate::pg::quote_literal;
+
+/// What is compared under one pair of snapshots, in bytes: they are held for a second or two.
+const BUNCH_BYTES: u64 = 32 << 20;
+
+/// What is less than this, in bytes, is not worth a pair of its own.
+const SMALL: u64 = 4 << 20;
+
+/// How often the common point is looked for, where the order in which transactions became visible is not that of their
+/// commits.
+const TRIES: u32 = 20;
+
+/// Compares what was not compared yet.
+///
+/// # Errors
+/// [`Error::RowsDiffer`] with the keys of rows that differ.
+pub(in crate::mover) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, follower: &Follower) -> Result<(), Error> {
+    let shard = work.hold.shard;
+    let Some(schema) = facts::schema_oid(&work.source, &work.names.schema).await? else {
+        return Err(Error::Altered { shard, what: "its schema is gone".to_owned() });
+    };
+    let tables = table::shapes(&work.source, schema).await?;
+    let (source_schema, target_schema) = (work.names.schema.clone(), work.names.incoming());
+    let copy = ShardCopy { hold: work.hold, source_schema, target_schema, tables };
+    let hashing = Hashing::of(facts::version(&work.source).await?, facts::version(&work.target).await?);
+    let jobs = work.options.copy_jobs.max(1);
+    let known = crate::mover::runner::audit::known(&work.target, work.back_of, shard).await?;
+    let mut chunks = chunks(&work.source, &work.target, &copy).await?;
+    chunks.retain(|chunk| !known.contains(&chunk.table));
+    let share = chunks.iter().map(|chunk| chunk.estimate).sum::<u64>() / jobs as u64;
+    let bunches = bunches(chunks, share.clamp(SMALL, BUNCH_BYTES));
+    let turn = Mutex::new(());
+    let compared = bunches.into_iter().map(|bunch| {
+        let (copy, turn) = (&copy, &turn);
+        async move {
+            // Sessions of their own: a comparison that is given up leaves them in a transaction.
+            let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
+            let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
+            {
+                // One at a time: the stream stands still for it, and beacons are written by one session.
+                let _turn = turn.lock().await;
+                common_point((&source, &target), &work.source, copy, &bunch, follower).await?;
+            }
+            compare((&source, &target), copy, &bunch, hashing).await?;
+            target.batch("ending the comparison", "COMMIT").await?;
+            keep(&target, copy, &bunch).await
+        }
+    });
+    stream::iter(compared).buffer_unordered(jobs).try_collect::<()>().await
+}
+
+/// Leaves both sessions in transactions whose snapshots stand for the same state of the bunch's tables.
+///
+/// Locks: ACCESS SHARE on these tables on both sides, for as long as the transactions last.
+async fn common_point(
+    (source, target): (&Session, &Session),
+    writer: &Session,
+    copy: &ShardCopy,
+    bunch: &[Chunk],
+    follower: &Follower,
+) -> Result<(), Error> {
+    let mut tables: Vec<&TableShape> = bunch.iter().filter_map(|chunk| copy.table(&chunk.table)).collect();
+    tables.dedup_by_key(|table| table.oid);
+    let name = format!("SET LOCAL application_name = {}", quote_literal(&copy.hold.session_name(Signed::Shard)));
+    for _ in 0..TRIES {
+        let paused = follower.pause().await?;
+        let snapshot = read_from(source, copy, &tables, &name).await?;
+        let beacon = write_beacon(writer, copy.hold.id).await?;
+        match paused.align(snapshot, beacon).await {
+            Ok(true) => return read_from_target(target, copy, &tables).await,
+            Ok(false) => {}
+            // A TRUNCATE may have waited in vain for another comparison to end. The stream begins anew, and so do we.
+            Err(error) => match follower.failed(copy.shard()) {
+                Some(_) => return Err(error),
+                None => tracing::debug!(shard = %copy.shard(), %error, "the stream broke at a common point"),
+            },
+        }
+        drop(paused);
+        source.batch("looking for a common point", "ROLLBACK").await?;
+    }
+    Err(Error::NoCommonPoint { shard: copy.shard(), tries: TRIES })
+}

@@ -1,0 +1,181 @@
+//! What is looked at every few seconds while the shards of a group are copied and followed: that nobody alters them, and
+//! that the slot does not fill the source's disk.
+//!
+//! What may not break: it changes nothing by itself. Whoever works on a shard is told, and ends in order.
+
+use crate::mover::copy::signals::{Altered, altered};
+use crate::mover::preflight::facts;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::map::HostName;
+use crate::schema::catalog::{self, Namespace, Stamp};
+use crate::schema::fingerprint::fingerprint;
+use crate::shard::ShardId;
+
+use crate::mover::control::session::{Hosts, Session};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::step::Blueprint;
+use crate::mover::stream::slot;
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// For so long a look goes from shard to shard; the next one goes on there. Hundreds of shards would cost their source
+/// half a core otherwise, all the while, and each is looked at once more before its fence and behind it.
+const AT_MOST: Duration = Duration::from_millis(200);
+
+/// What is known of the shards that are watched over.
+pub(crate) struct Guard {
+    watched: Mutex<BTreeMap<ShardId, Watched>>,
+    altered: watch::Sender<Altered>,
+}
+
+/// A shard as it was when the target was built.
+#[derive(Clone)]
+struct Watched {
+    /// Its schema at the source by its OID, which a fence does not change.
+    schema: u32,
+    /// The newest stamp that its definition is known to have had.
+    stamp: Stamp,
+    fingerprint: String,
+}
+
+/// The slot keeps more than it may.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::mover) struct TooMuch {
+    pub(in crate::mover) kept: u64,
+    pub(in crate::mover) limit: u64,
+}
+
+impl Guard {
+    pub(in crate::mover) fn new() -> Guard {
+        Guard { watched: Mutex::default(), altered: watch::Sender::new(Altered::new()) }
+    }
+
+    /// Watches over this shard from now on.
+    pub(in crate::mover) fn watch_over(&self, shard: ShardId, schema: u32, built: &Blueprint) {
+        let (stamp, fingerprint) = (built.stamp.clone(), built.fingerprint.clone());
+        self.watched().insert(shard, Watched { schema, stamp, fingerprint });
+    }
+
+    fn watched(&self) -> MutexGuard<'_, BTreeMap<ShardId, Watched>> {
+        // Nothing is half done when a panic lets go of it.
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No longer: what becomes of its old copy does not matter.
+    pub(in crate::mover) fn let_go(&self, shard: ShardId) {
+        self.watched().remove(&shard);
+    }
+
+    /// The shards that were altered, as they are found.
+    pub(in crate::mover) fn found(&self) -> watch::Receiver<Altered> {
+        self.altered.subscribe()
+    }
+
+    /// Waits until the shard is found altered: the error that says so. Never returns while it is as it was.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again.
+    pub(in crate::mover) async fn altered(&self, shard: ShardId) -> Error {
+        altered(&self.altered.subscribe(), shard).await
+    }
+
+    /// This shard was altered. It is told once.
+    fn tell(&self, shard: ShardId, what: String) {
+        self.let_go(shard);
+        self.altered.send_modify(|altered| drop(altered.insert(shard, what)));
+    }
+
+    /// Looks until the slot keeps more than it may. On a connection of its own, opened again when it is lost.
+    pub(in crate::mover) async fn look(
+        &self,
+        hosts: &Hosts,
+        source: &HostName,
+        slot: &str,
+        wal_max: Option<u64>,
+    ) -> TooMuch {
+        let (mut session, mut next) = (None, None);
+        loop {
+            match self.look_once(&mut session, &mut next, hosts, source, slot, wal_max).await {
+                Ok(Some(too_much)) => return too_much,
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::debug!(%source, error = chain(&error), "the guard of a move cannot look");
+                    session = None;
+                }
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    async fn look_once(
+        &self,
+        session: &mut Option<Session>,
+        next: &mut Option<ShardId>,
+        hosts: &Hosts,
+        source: &HostName,
+        slot: &str,
+        wal_max: Option<u64>,
+    ) -> Result<Option<TooMuch>, Error> {
+        let session = match session {
+            Some(session) => session,
+            None => session.insert(hosts.open(source).await?),
+        };
+        if let (Some(wal_max), Some(state)) = (wal_max, slot::slot_state(session, slot).await?) {
+            let limit = wal_limit(session, wal_max).await?;
+            let kept = u64::try_from(state.kept_bytes).unwrap_or(0);
+            if kept > limit {
+                return Ok(Some(TooMuch { kept, limit }));
+            }
+        }
+        // Of all of them at once: until such a table is no longer published, its UPDATE and DELETE fail.
+        for (schema, table) in slot::unnamed(session, slot).await? {
+            let shard = self.watched().iter().find(|(_, of)| of.schema == schema).map(|(shard, _)| *shard);
+            if let Some(shard) = shard {
+                self.tell(shard, format!("{table} has lost the key that names its rows"));
+            }
+        }
+        let watched: Vec<(ShardId, Watched)> = {
+            let first = next.take().map_or(Bound::Unbounded, Bound::Included);
+            self.watched().range((first, Bound::Unbounded)).map(|(shard, of)| (*shard, of.clone())).collect()
+        };
+        let began = Instant::now();
+        for (shard, was) in watched {
+            if began.elapsed() > AT_MOST {
+                *next = Some(shard);
+                break;
+            }
+            let now = catalog::stamp(session.client.client(), was.schema).await;
+            let now = now.map_err(|error| Error::Catalog { host: source.clone(), source: error })?;
+            if now == was.stamp {
+                continue;
+            }
+            // TRUNCATE, REINDEX, CLUSTER and VACUUM FULL write catalog rows too, and alter nothing.
+            let facts = facts::of_schema(session, &Namespace::Oid(was.schema)).await?;
+            if fingerprint(&facts).as_str() != was.fingerprint {
+                self.tell(shard, "a table, function or grant of it was made, altered or dropped since".to_owned());
+            } else if let Some(of) = self.watched().get_mut(&shard) {
+                of.stamp = now;
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The most WAL that a slot of ours may keep on a server: as asked for, and nine tenths of what the server would keep before it
+/// gives the slot up.
+///
+/// Locks: none.
+pub(in crate::mover) async fn wal_limit(source: &Session, wal_max: u64) -> Result<u64, Error> {
+    let sql = "SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'";
+    let rows = source.rows("reading how much WAL a slot may keep", sql, &[]).await?;
+    let mebibytes = rows.first().and_then(|row| u64::try_from(row.get::<_, i64>(0)).ok());
+    Ok(mebibytes.map_or(wal_max, |mebibytes| wal_max.min((mebibytes << 20) / 10 * 9)))
+}

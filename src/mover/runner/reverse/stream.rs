@@ -1,0 +1,219 @@
+//! Publication and slot of a way back, on the target of the move: made before the first shard is fenced, dropped when
+//! nobody can go back any more.
+//!
+//! What may not break: a way back never harms the host that serves. Its slot is not made where slots are short, keeps no
+//! more WAL than it may, and is dropped as soon as no shard needs it.
+
+use crate::mover::step::old_copy;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio_postgres::types::PgLsn;
+
+use crate::map::HostName;
+use crate::mover::control::context::Context;
+use crate::mover::control::journal::{Entry, WayBack};
+use crate::mover::control::report::Cleaned;
+use crate::mover::control::session::Session;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::Phase;
+use crate::mover::stream::slot;
+use crate::mover::stream::slot::Owner;
+use crate::shard::ShardId;
+
+/// How long the slot's creation waits for the transactions that are under way at the target.
+const SLOT_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Publication, with no table of a shard yet, and slot at the target. Made, or found. Gives their name; `None` if there can
+/// be none, which a log line says.
+///
+/// Locks: as [`slot::create_publication`] and [`slot::create_slot`].
+pub(crate) async fn prepare(
+    context: &Context,
+    source: &Session,
+    target: &Session,
+    id: MoveId,
+    first: ShardId,
+) -> Result<Option<String>, Error> {
+    let name = slot::back_name(id, &source.host);
+    let there = slot::slot_state(target, &name).await?;
+    match there.as_ref().map(|state| state.wal_status.as_deref() == Some("lost")) {
+        Some(false) => return Ok(Some(name)),
+        // What was opened meanwhile has changed since.
+        lost => {
+            old_copy::lose_all(source, &target.host, id, "the target has no slot for it any more").await?;
+            if lost.is_some() {
+                slot::drop_slot(target, &name).await?;
+            }
+        }
+    }
+    let why = match facts::of_host(target).await? {
+        Ok(facts) => facts::no_way_back(&facts.stream),
+        Err(_) => Some("it is not bootstrapped"),
+    };
+    if let Some(why) = why {
+        tracing::warn!(host = %target.host, %id, why, "no rollback of this move will be possible");
+        return Ok(None);
+    }
+    let owner = Owner { name: &name, id, shard: first, options: &context.options };
+    // The publication first: a slot stops at a change that is older than the publication.
+    slot::create_publication(target, owner, &[]).await?;
+    context.options.at("after back publication")?;
+    match slot::create_slot(target, owner, SLOT_PATIENCE).await {
+        Ok(_) => {}
+        Err(error @ Error::SlotBlocked { .. }) => {
+            tracing::warn!(%id, %error, "no rollback of this move will be possible");
+            remove(target, &name).await?;
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    }
+    context.options.at("after back slot")?;
+    Ok(Some(name))
+}
+
+/// Drops both, the slot first: it keeps WAL.
+///
+/// Locks: none on any table.
+async fn remove(target: &Session, name: &str) -> Result<(), Error> {
+    slot::drop_slot(target, name).await?;
+    slot::drop_publication(target, name).await
+}
+
+/// Drops both if no shard of the move that came from this source to this target can go back any more. True if they were there.
+///
+/// Locks: none on any table.
+pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
+    let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
+    if source.row("looking for ways back", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0) {
+        return Ok(false);
+    }
+    let name = slot::back_name(id, &source.host);
+    let sql = "SELECT EXISTS (SELECT FROM pgshard.ledger WHERE name = $1)";
+    let there = target.row("reading the ledger", sql, &[&name]).await?.get(0);
+    if there {
+        remove(target, &name).await?;
+    }
+    Ok(there)
+}
+
+/// Looks at every way back that leads away from this host: one that leads nowhere any more, or keeps more WAL than it may,
+/// is given up, and dropped once no shard needs it.
+pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Vec<Cleaned>, Error> {
+    let sql = "SELECT DISTINCT name, move_id, shard_id FROM pgshard.ledger WHERE kind IN ('slot', 'publication') ORDER BY name";
+    let mut cleaned = Vec::new();
+    for row in target.rows("reading the ledger", sql, &[]).await? {
+        let (name, id): (String, uuid::Uuid) = (row.get(0), row.get(1));
+        let shard = ShardId::try_from(row.get::<_, i32>(2)).ok();
+        let (true, Some(shard)) = (slot::is_back(&name), shard) else { continue };
+        let id = MoveId::from(id);
+        let (entries, unknown) = context.list(Some(id)).await;
+        let source = entries.iter().map(|entry| &entry.source).find(|source| slot::back_name(id, source) == name);
+        let mut say = |what: String| cleaned.push(Cleaned { host: target.host.clone(), shard, what });
+        match source {
+            Some(source) => {
+                let source = context.hosts.open(source).await?;
+                if let Some(why) = judge(context, &source, target, id, &name).await? {
+                    say(format!("the rollback of {id} is not possible any more: {why}"));
+                }
+                if tidy_up(&source, target, id).await? {
+                    say(format!("dropped {name}, which no shard needs to go back"));
+                }
+            }
+            None if unknown.is_empty() => {
+                remove(target, &name).await?;
+                say(format!("dropped {name}, of a move that no host knows"));
+            }
+            // Its source could not be asked.
+            None => {}
+        }
+    }
+    Ok(cleaned)
+}
+
+/// Gives ways back up that cannot be gone. Says why, if all of a move were.
+pub(crate) async fn judge(
+    context: &Context,
+    source: &Session,
+    target: &Session,
+    id: MoveId,
+    name: &str,
+) -> Result<Option<String>, Error> {
+    // A rollback leads to several hosts: each has a slot for its own shards.
+    for entry in source.entries(Some(id)).await?.iter().filter(|entry| entry.target == target.host) {
+        if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
+            let row = facts::row_of(target, entry.shard).await?;
+            if row.is_none_or(|row| row.state == "moved" || row.epoch != entry.epoch.next()) {
+                old_copy::lose(source, id, entry.shard, &elsewhere(&target.host)).await?;
+            }
+        }
+    }
+    for (schema, table) in slot::unnamed(target, name).await? {
+        let sql = "SELECT s.shard_id, s.schema_name FROM pgshard.shard s JOIN pg_namespace n ON n.nspname = s.schema_name WHERE n.oid = $1";
+        let what = "looking for whose table it is";
+        for row in target.rows(what, sql, &[&schema]).await? {
+            let read = row.try_get(0).and_then(|shard| Ok((shard, row.try_get(1)?)));
+            let (shard, schema): (i32, String) = read.map_err(|error| target.failed(what, error))?;
+            let Ok(shard) = ShardId::try_from(shard) else { continue };
+            old_copy::lose(source, id, shard, &format!("{table} has lost the key that names its rows")).await?;
+            // Published, it would refuse its UPDATE and DELETE.
+            slot::withdraw(target, name, &schema).await?;
+        }
+    }
+    let state = slot::slot_state(target, name).await?;
+    if let Some(state) = &state {
+        lose_what_lacks(source, target, id, state.confirmed).await?;
+    }
+    let why = match state {
+        None => "its slot is gone".to_owned(),
+        Some(state) if state.wal_status.as_deref() == Some("lost") => {
+            "its slot kept more WAL than max_slot_wal_keep_size lets it".to_owned()
+        }
+        Some(state) if u64::try_from(state.kept_bytes).is_ok_and(|kept| kept > context.options.back_wal_max) => {
+            format!("its slot kept {} MiB of WAL, more than it may", state.kept_bytes >> 20)
+        }
+        Some(_) => return Ok(None),
+    };
+    let given_up = old_copy::lose_all(source, &target.host, id, &why).await?;
+    Ok((given_up > 0).then_some(why))
+}
+
+/// Gives the ways back of shards up whose old copies lack changes that the slot sends no more. Read after the slot's state, for
+/// whoever applies changes tells the slot after they are durable.
+async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirmed: u64) -> Result<(), Error> {
+    let what = "looking for old copies that lack changes";
+    let sql = "SELECT b.shard_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+        JOIN pgshard.progress p USING (move_id, shard_id)
+        WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND p.applied_lsn < $3";
+    let rows = source.rows(what, sql, &[id.uuid(), &target.host.as_str(), &PgLsn::from(confirmed)]).await?;
+    for row in rows {
+        let shard: i32 = row.try_get(0).map_err(|error| source.failed(what, error))?;
+        if let Ok(shard) = ShardId::try_from(shard) {
+            old_copy::lose(source, id, shard, &lacking(&source.host)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Why there is no way back to a host that has lost changes.
+pub(crate) fn lacking(host: &HostName) -> String {
+    format!("{host} has lost changes of the old copy, as after a fail-over to a standby that lacked them")
+}
+
+/// The entries of a move, once it was looked whether their ways back can still be gone.
+pub(crate) async fn judged(context: &Context, id: MoveId, entries: Vec<Entry>) -> Result<Vec<Entry>, Error> {
+    let routes: BTreeSet<(HostName, HostName)> =
+        entries.iter().map(|entry| (entry.source.clone(), entry.target.clone())).collect();
+    for (source, target) in &routes {
+        let (source, target) = (context.hosts.open(source).await?, context.hosts.open(target).await?);
+        judge(context, &source, &target, id, &slot::back_name(id, &source.host)).await?;
+    }
+    Ok(context.list(Some(id)).await.0)
+}
+
+fn elsewhere(host: &HostName) -> String {
+    format!("the shard has left {host} since")
+}

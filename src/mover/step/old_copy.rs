@@ -1,0 +1,299 @@
+//! The old copy on the way back: what is taken off it so that it can take changes, and how it becomes a rollback's target.
+//!
+//! What may not break: of every old copy it is known, in the transaction that changes it, what was taken off and whose it
+//! is; and it is the same one that is fed, compared, opened, or given back.
+
+use tokio_postgres::types::PgLsn;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::mover::control::journal::{Entry, Hold};
+use crate::mover::control::session::Session;
+use crate::mover::definition::ddl;
+use crate::mover::definition::ddl::Target;
+use crate::mover::preflight::facts;
+use crate::mover::preflight::table;
+use crate::mover::protocol::desired::Back;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::{MoveId, Names};
+use crate::mover::protocol::state::Phase;
+use crate::mover::step::{ShardMove, at_open};
+use crate::mover::stream::row_index;
+use crate::mover::stream::slot;
+use crate::mover::stream::slot::Owner;
+use crate::pg::quote_ident;
+use crate::schema::catalog::{Address, ConstraintKind, Facts, Namespace};
+use crate::schema::fingerprint::fingerprint;
+use crate::shard::ShardId;
+
+impl ShardMove<'_> {
+    /// Before the fence: the target's tables are published, and the shard has a way back from its open on.
+    ///
+    /// Locks: SHARE UPDATE EXCLUSIVE on tables that only the mover's own stream uses; a row of our own.
+    pub(crate) async fn prepare_back(&self, stream: &str) -> Result<(), Error> {
+        let incoming = self.names.incoming();
+        let tables = match facts::schema_oid(&self.target, &incoming).await? {
+            Some(oid) => table::shapes(&self.target, oid).await?,
+            None => Vec::new(),
+        };
+        let tables: Vec<_> = tables.into_iter().map(|table| (incoming.clone(), table.name)).collect();
+        let owner = Owner { name: stream, id: self.hold.id, shard: self.hold.shard, options: self.options };
+        slot::create_publication(&self.target, owner, &tables).await?;
+        self.at("after back tables")?;
+        let sql = "INSERT INTO pgshard.back (move_id, shard_id, stream) VALUES ($1, $2, $3)
+            ON CONFLICT (move_id, shard_id) DO UPDATE SET stream = excluded.stream, lost = NULL";
+        let (id, shard) = (self.hold.id.uuid(), self.hold.shard.as_i32());
+        self.source.execute("preparing the way back", sql, &[id, &shard, &stream]).await?;
+        self.at("after back row")
+    }
+
+    /// The target serves: the old copy can take changes from now on. What fails here is tried again by whoever feeds it.
+    pub(crate) async fn keep_way_back(&self) -> Result<(), Error> {
+        let Some(entry) = self.source.find_entry(self.hold.id, self.hold.shard).await? else { return Ok(()) };
+        if let Err(error) = loosen(&self.source, &self.target, &self.names, &entry).await {
+            tracing::warn!(shard = %self.hold.shard, %error, "the old copy cannot take changes yet");
+        }
+        self.at("after loosen")
+    }
+
+    /// A rollback's end: the move that it took back is over.
+    ///
+    /// Locks: two rows of the control tables, for one transaction.
+    pub(crate) async fn end_of_former(&self, of: MoveId) -> Result<(), Error> {
+        let what = "ending the move that was taken back";
+        let (id, shard) = (of.uuid(), self.hold.shard.as_i32());
+        self.target.batch(what, "BEGIN").await?;
+        let sql = "UPDATE pgshard.move SET phase = 'completed', last_error = 'it was taken back', updated_at = clock_timestamp()
+            WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
+        self.target.execute(what, sql, &[id, &shard]).await?;
+        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
+        self.target.execute(what, sql, &[id, &shard]).await?;
+        self.target.batch(what, "COMMIT").await
+    }
+
+    /// Makes the old copy of a former move what this one opens.
+    ///
+    /// Locks: rows of the control tables (whoever feeds the copy has them for a transaction at a time), and the tuple of
+    /// pg_namespace, for one transaction.
+    pub(crate) async fn adopt(&self, of: MoveId, fingerprint: &str) -> Result<(), Error> {
+        let what = "taking the old copy for the way back";
+        let (shard, id, lease) = (self.hold.shard.as_i32(), *self.hold.id.uuid(), self.hold.lease);
+        self.target.batch(what, "BEGIN").await?;
+        let sql = "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
+        if let Some(row) = self.target.rows(what, sql, &[&shard, &id]).await?.first() {
+            let ours = row.get::<_, uuid::Uuid>(0) == lease;
+            self.target.batch(what, "ROLLBACK").await?;
+            return if ours { Ok(()) } else { Err(Error::LeaseLost { shard: self.hold.shard }) };
+        }
+        let adopted = self.adopt_in_transaction(of, fingerprint).await;
+        self.target.batch(what, if adopted.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+        adopted
+    }
+
+    async fn adopt_in_transaction(&self, of: MoveId, fingerprint: &str) -> Result<(), Error> {
+        let what = "taking the old copy for the way back";
+        let (shard, id, lease) = (self.hold.shard.as_i32(), *self.hold.id.uuid(), self.hold.lease);
+        let refuse = |reason: String| Error::NoWayBack { shard: self.hold.shard, id: of, reason };
+        let sql = "SELECT m.epoch, m.fingerprint, b.at_open, b.lost, b.taken_by
+            FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+            WHERE b.move_id = $1 AND b.shard_id = $2 AND m.phase = 'kept' FOR UPDATE OF b";
+        let rows = self.target.rows(what, sql, &[of.uuid(), &shard]).await?;
+        let row = rows.first().ok_or_else(|| refuse("its old copy is not kept".to_owned()))?;
+        let (at_open, lost): (Option<String>, Option<String>) = (row.get(2), row.get(3));
+        if let Some(lost) = lost {
+            return Err(refuse(lost));
+        }
+        if row.get::<_, Option<uuid::Uuid>>(4).is_some_and(|by| by != id) {
+            return Err(refuse("another rollback has taken the old copy".to_owned()));
+        }
+        let at_open = at_open.ok_or_else(|| refuse("the old copy was not made ready to take changes".to_owned()))?;
+        let epoch = ShardEpoch::from_i32(row.get(0)).filter(|epoch| epoch.next() == self.epoch);
+        let epoch = epoch.ok_or_else(|| refuse("the shard has moved on since".to_owned()))?;
+        if row.get::<_, Option<String>>(1).as_deref() != Some(fingerprint) {
+            return Err(refuse("the shard's tables were altered since".to_owned()));
+        }
+        let (left, incoming) = (self.names.left(epoch), self.names.incoming());
+        let sql = "UPDATE pgshard.progress SET move_id = $3, lease = $4 WHERE move_id = $1 AND shard_id = $2";
+        if self.target.execute(what, sql, &[of.uuid(), &shard, &id, &lease]).await? != 1 {
+            return Err(refuse("how far the old copy is, is not known".to_owned()));
+        }
+        let sql = "UPDATE pgshard.back SET taken_by = $3 WHERE move_id = $1 AND shard_id = $2";
+        self.target.execute(what, sql, &[of.uuid(), &shard, &id]).await?;
+        let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch, at_open)
+            VALUES ($1, $2, $3, $4, $5, $6, $7)";
+        let (source, next) = (self.source.host.as_str(), self.epoch.next().as_i32());
+        self.target.execute(what, sql, &[&shard, &self.names.schema, &id, &lease, &source, &next, &at_open]).await?;
+        rename(&self.target, ("left", &left), ("incoming", &incoming), self.hold.id, self.hold.shard).await
+    }
+}
+
+/// Renames a schema, and its row in the ledger.
+///
+/// Locks: the tuple of pg_namespace and the ledger's row, until the end of the transaction. None on any table.
+async fn rename(
+    session: &Session,
+    (kind, name): (&str, &str),
+    (new_kind, new_name): (&str, &str),
+    id: MoveId,
+    shard: ShardId,
+) -> Result<(), Error> {
+    let what = "renaming the old copy";
+    let sql = format!("ALTER SCHEMA {} RENAME TO {}", quote_ident(name), quote_ident(new_name));
+    session.batch(what, &sql).await?;
+    session.execute(what, "DELETE FROM pgshard.ledger WHERE kind = $1 AND name = $2", &[&kind, &name]).await?;
+    let sql = "INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ($1, $2, $3, $4)";
+    session.execute(what, sql, &[&new_kind, &new_name, id.uuid(), &shard.as_i32()]).await?;
+    Ok(())
+}
+
+/// In a transaction: gives an old copy that a rollback has taken back to the move that kept it. False: it had taken none.
+///
+/// Locks: rows of the control tables and the tuple of pg_namespace, until the end of the transaction.
+pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, shard: ShardId) -> Result<bool, Error> {
+    let what = "giving the old copy back";
+    let sql = "SELECT b.move_id, m.epoch FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+        WHERE b.taken_by = $1 AND b.shard_id = $2 FOR UPDATE OF b";
+    let rows = session.rows(what, sql, &[taker.uuid(), &shard.as_i32()]).await?;
+    let Some(row) = rows.first() else { return Ok(false) };
+    let of = MoveId::from(row.get::<_, uuid::Uuid>(0));
+    let names = Names { schema: schema.to_owned() };
+    let left = names.left(ShardEpoch::from_i32(row.get(1)).unwrap_or(ShardEpoch::FIRST));
+    rename(session, ("incoming", &names.incoming()), ("left", &left), of, shard).await?;
+    let sql = "UPDATE pgshard.progress SET move_id = $3 WHERE move_id = $1 AND shard_id = $2";
+    session.execute(what, sql, &[taker.uuid(), &shard.as_i32(), of.uuid()]).await?;
+    let sql = "UPDATE pgshard.back SET taken_by = NULL WHERE move_id = $1 AND shard_id = $2";
+    session.execute(what, sql, &[of.uuid(), &shard.as_i32()]).await?;
+    Ok(true)
+}
+
+/// Takes foreign keys and triggers off an old copy, gives its tables without a key an index by which changes find their rows, and
+/// writes from where on it takes changes. Nothing to do if that was done, or if there is no way back.
+///
+/// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; behind a reader it
+/// gives up after two seconds.
+pub(crate) async fn loosen(source: &Session, target: &Session, names: &Names, entry: &Entry) -> Result<(), Error> {
+    let what = "taking foreign keys and triggers off the old copy";
+    let open = entry.way_back.as_ref().is_some_and(|back| back.is_open() && !back.fed);
+    if !open {
+        return Ok(());
+    }
+    let (id, shard, left) = (*entry.id.uuid(), entry.shard.as_i32(), names.left(entry.epoch));
+    let sql = "SELECT opened_lsn FROM pgshard.shard WHERE shard_id = $1 AND epoch = $2 AND state <> 'moved'";
+    let opened = target.rows(what, sql, &[&shard, &entry.epoch.next().as_i32()]).await?;
+    let Some(opened) = opened.first().and_then(|row| row.get::<_, Option<PgLsn>>(0)) else {
+        return lose(source, entry.id, entry.shard, "the shard has moved on since").await;
+    };
+    let Some(oid) = facts::schema_oid(source, &left).await? else {
+        return lose(source, entry.id, entry.shard, "its old copy is gone").await;
+    };
+    let mut facts = facts::of_schema(source, &Namespace::Oid(oid)).await?;
+    let tables = table::shapes(source, oid).await?;
+    if entry.fingerprint.as_deref() != Some(fingerprint(&facts).as_str()) {
+        return lose(source, entry.id, entry.shard, "its old copy was altered").await;
+    }
+    let version = facts::version(source).await?;
+    let target = Target { schema: &names.incoming(), final_schema: &names.schema, version };
+    let Ok(mut creation) = ddl::create(&facts, &target) else {
+        return lose(source, entry.id, entry.shard, "its old copy cannot be restored").await;
+    };
+    let mut changes = take_off(&mut facts, &left);
+    changes.push_str(&row_index::give(&mut creation, (&left, &names.incoming()), &tables, version));
+    source.batch(what, "BEGIN").await?;
+    let loosened = async {
+        let sql = "UPDATE pgshard.back SET at_open = $3, fingerprint = $4
+            WHERE move_id = $1 AND shard_id = $2 AND at_open IS NULL AND lost IS NULL AND taken_by IS NULL";
+        if source.execute(what, sql, &[&id, &shard, &at_open(&creation), &fingerprint(&facts).as_str()]).await? == 0 {
+            return Ok(());
+        }
+        source.batch(what, &changes).await?;
+        let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)";
+        source.execute(what, sql, &[&id, &shard, &entry.lease, &opened]).await?;
+        Ok(())
+    };
+    let loosened: Result<(), Error> = loosened.await;
+    source.batch(what, if loosened.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+    loosened
+}
+
+/// Takes foreign keys and triggers out of the facts. Gives the statements that do it in this schema.
+fn take_off(facts: &mut Facts, schema: &str) -> String {
+    let mut drops = String::new();
+    let mut gone = Vec::new();
+    let table = |oid: u32| format!("{}.{}", quote_ident(schema), quote_ident(facts.relation_name(oid)));
+    for trigger in &facts.triggers {
+        drops.push_str(&format!("DROP TRIGGER {} ON {};\n", quote_ident(&trigger.name), table(trigger.relation)));
+        gone.push(Address::new("pg_trigger", trigger.oid));
+    }
+    for key in facts.constraints.iter().filter(|constraint| constraint.kind == ConstraintKind::ForeignKey) {
+        drops.push_str(&format!("ALTER TABLE {} DROP CONSTRAINT {};\n", table(key.relation), quote_ident(&key.name)));
+        gone.push(Address::new("pg_constraint", key.oid));
+    }
+    facts.triggers.clear();
+    facts.constraints.retain(|constraint| constraint.kind != ConstraintKind::ForeignKey);
+    facts.comments.retain(|comment| !gone.contains(&comment.on));
+    drops
+}
+
+/// Gives the way back of one shard up.
+///
+/// Locks: its row, for one statement.
+pub(crate) async fn lose(source: &Session, id: MoveId, shard: ShardId, why: &str) -> Result<(), Error> {
+    let sql = "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = $2 AND lost IS NULL";
+    tracing::warn!(%id, %shard, why, "no rollback is possible any more");
+    source.execute("giving up the way back", sql, &[id.uuid(), &shard.as_i32(), &why]).await.map(drop)
+}
+
+/// Gives the ways back of these shards of a move up.
+///
+/// Locks: their rows, for one statement.
+pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId], why: &str) -> Result<(), Error> {
+    let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
+    let sql = "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = ANY ($2) AND lost IS NULL";
+    source.execute("giving up the ways back", sql, &[id.uuid(), &shards, &why]).await.map(drop)
+}
+
+/// Gives the ways back of all shards of a move up that went from this host to that one. Says how many that were.
+///
+/// Locks: their rows, for one statement.
+pub(crate) async fn lose_all(source: &Session, target: &HostName, id: MoveId, why: &str) -> Result<u64, Error> {
+    let sql = "UPDATE pgshard.back b SET lost = $3 FROM pgshard.move m
+        WHERE b.move_id = $1 AND m.move_id = b.move_id AND m.shard_id = b.shard_id AND m.target = $2 AND b.lost IS NULL";
+    source.execute("giving up the ways back", sql, &[id.uuid(), &target.as_str(), &why]).await
+}
+
+/// What `complete` compares an old copy with: what it was made from, without what was taken off.
+pub(crate) async fn fingerprint_of(source: &Session, entry: &Entry) -> Result<Option<String>, Error> {
+    let sql = "SELECT fingerprint FROM pgshard.back WHERE move_id = $1 AND shard_id = $2 AND at_open IS NOT NULL";
+    let rows = source.rows("reading the way back", sql, &[entry.id.uuid(), &entry.shard.as_i32()]).await?;
+    Ok(rows.first().and_then(|row| row.get(0)).or_else(|| entry.fingerprint.clone()))
+}
+
+/// Whether a shard's lease is that of this hold, on its progress: the next to feed it names its own.
+///
+/// Locks: the row, for one statement; waits for a transaction of the former one.
+pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, Error> {
+    let sql = "UPDATE pgshard.progress p SET lease = $3 FROM pgshard.back b
+        WHERE p.move_id = $1 AND p.shard_id = $2 AND b.move_id = $1 AND b.shard_id = $2
+          AND b.lost IS NULL AND b.taken_by IS NULL";
+    let taken =
+        source.execute("taking the feed over", sql, &[hold.id.uuid(), &hold.shard.as_i32(), &hold.lease]).await?;
+    Ok(taken == 1)
+}
+
+/// Whether a rollback may begin with this entry of the journal; else why not.
+pub(crate) fn refusal(entry: &Entry) -> Option<String> {
+    let back = match (&entry.phase, &entry.way_back) {
+        (Phase::Kept, Some(back)) => back,
+        (Phase::Kept, None) if entry.back == Back::Forgone => {
+            return Some("it was moved with --no-way-back: its old copy is as it was at the move".to_owned());
+        }
+        (Phase::Kept, None) => {
+            return Some("it has no way back: it was moved blocking, or its target could not give one".to_owned());
+        }
+        _ => return Some("only a shard that is kept can be taken back".to_owned()),
+    };
+    match (&back.lost, back.taken_by) {
+        (Some(why), _) => Some(format!("no rollback is possible any more: {why}")),
+        (None, Some(by)) => Some(format!("the move {by} is taking it back: `pgshard moves resume {by}`")),
+        (None, None) => None,
+    }
+}
