@@ -91,6 +91,19 @@
 //! | [`config`] | `pgshard.toml`, and [`connect`] |
 //! | [`dev`] | throwaway local servers |
 
+//!
+//! # Features
+//!
+//! Without any (`default-features = false`) the library has what an application needs to route: all modules but these.
+//!
+//! | feature | adds |
+//! | --- | --- |
+//! | `ops` | [`schema`], [`rebalance`], [`mover`] |
+//! | `idgen` | [`idgen`] |
+//! | `dev` | [`dev`] |
+//! | `cli` (on by default) | the command `pgshard`, and with it all of these |
+//! | `failpoints` | for pgshard's own tests: a release build whose moves can be made to die at named places. A debug build has them anyway |
+
 mod shard;
 
 pub mod id;
@@ -101,23 +114,28 @@ pub mod pg;
 
 pub mod store;
 
+#[cfg(feature = "idgen")]
 pub mod idgen;
 
 pub mod router;
 
 pub mod fanout;
 
+#[cfg(feature = "ops")]
 pub mod schema;
 
+#[cfg(feature = "ops")]
 pub mod rebalance;
 
+#[cfg(feature = "ops")]
 pub mod mover;
 
 pub mod config;
 
+#[cfg(feature = "dev")]
 pub mod dev;
 
-#[cfg(test)]
+#[cfg(all(test, feature = "dev", feature = "ops"))]
 mod trials;
 
 pub use config::connect;

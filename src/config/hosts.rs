@@ -6,9 +6,8 @@ use std::path::Path;
 
 use super::rebalance::{HOST_KEYS, read_limits};
 use super::router::read_prepare;
-use crate::map::HostName;
+use crate::map::{HostLimits, HostName};
 use crate::pg::{ConnectOptions, OptionsError, Password};
-use crate::rebalance::HostLimits;
 use crate::router::PrepareMode;
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use crate::map::{HostName, parse_shards};
-use crate::rebalance::HostLimits;
+use crate::map::{HostLimits, HostName, parse_shards};
 use crate::shard::{ShardCount, ShardId};
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};

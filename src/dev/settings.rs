@@ -62,7 +62,7 @@ impl ServerOptions {
             lines.push(("fsync", "off".to_owned()));
             lines.push(("full_page_writes", "off".to_owned()));
             // By this `pgshard check` knows that they may be off.
-            lines.push(("cluster_name", crate::schema::THROWAWAY.to_owned()));
+            lines.push(("cluster_name", crate::pg::THROWAWAY.to_owned()));
             // The data may be in memory.
             lines.push(("max_wal_size", "512MB".to_owned()));
             lines.push(("min_wal_size", "32MB".to_owned()));

@@ -4,9 +4,11 @@
 //! map is never the fence: it is a hint that the hosts correct, so nothing here may be used to decide who owns a shard.
 
 mod changes;
+mod limits;
 mod ranges;
 mod shard_map;
 
 pub use changes::{Change, Changes};
+pub use limits::HostLimits;
 pub use ranges::{RangeItem, RangesError, RangesFault, parse_ranges, parse_shards, print_ranges, print_shards};
 pub use shard_map::{HostName, HostNameError, MapError, MapVersion, Placement, ShardEpoch, ShardMap};

@@ -46,7 +46,11 @@ pub use preflight::survey::Request;
 pub use protocol::desired::{Asked, Wish};
 pub use protocol::desired::{Back, FenceAt, Wanted};
 pub use protocol::error::{Error, Rival};
-pub use protocol::failpoint::{AUDIT_FAILPOINTS, Action, BACK_FAILPOINTS, FAILPOINTS, Failpoint};
+#[doc(hidden)]
+pub use protocol::failpoint::Failpoint;
+#[cfg(any(debug_assertions, feature = "failpoints"))]
+#[doc(hidden)]
+pub use protocol::failpoint::{AUDIT_FAILPOINTS, Action, BACK_FAILPOINTS, FAILPOINTS, Harm};
 pub use protocol::lease::Leases;
 pub use protocol::names::MoveId;
 pub use protocol::options::{Event, Observer, Options};

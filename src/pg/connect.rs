@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use futures_util::StreamExt;
+#[cfg(feature = "ops")]
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
@@ -223,6 +224,7 @@ impl ConnectOptions {
     }
 
     /// Asks every address who is there, all at the same time. Nobody is refused, and nothing is learned.
+    #[cfg(feature = "ops")]
     pub(crate) async fn ask_each(&self, application_name: &str) -> Vec<Result<Connection, ConnectError>> {
         let ask = |index| Box::pin(self.reach(index, application_name, None));
         join_all((0..self.addresses().len()).map(ask)).await

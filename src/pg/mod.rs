@@ -9,6 +9,7 @@ mod identity;
 mod options;
 mod password;
 mod quote;
+#[cfg(feature = "ops")]
 mod replication;
 mod service;
 pub mod state;
@@ -21,7 +22,13 @@ pub(crate) use identity::{Seen, record};
 pub use options::{ConnectOptions, OptionsError};
 pub use password::{Password, PasswordError};
 pub use quote::{quote_ident, quote_literal};
+#[cfg(feature = "ops")]
 pub use replication::ReplicationError;
+#[cfg(feature = "ops")]
 pub(crate) use replication::{Reader, Writer};
 pub use template::Template;
 pub use tls::{SslMode, TlsError, TlsOptions};
+
+/// The `cluster_name` of servers whose rows may be lost: their settings put nothing at risk.
+#[cfg(any(feature = "dev", feature = "ops"))]
+pub(crate) const THROWAWAY: &str = "pgshard throwaway";

@@ -31,7 +31,8 @@ mod search;
 mod tests;
 mod waves;
 
+pub use crate::map::HostLimits;
 pub use outcome::{Amount, HostLoad, Move, Plan, Reason, Unmet, plan};
-pub use problem::{Error, Hold, Host, HostLimits, Options, Problem, Shard};
+pub use problem::{Error, Hold, Host, Options, Problem, Shard};
 pub use search::PRECISION;
 pub use waves::{Group, Pace, Wave, waves};

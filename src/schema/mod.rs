@@ -53,5 +53,4 @@ pub use measure::{Measure, measure};
 pub use migrate::migrate;
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use rebuild::{Rebuilt, rebuild_map};
-pub use settings::THROWAWAY;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};

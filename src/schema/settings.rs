@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use super::facts::Survey;
 use super::finding::{Findings, Severity};
 use crate::map::HostName;
-
-/// The `cluster_name` of servers whose rows may be lost: their settings put nothing at risk.
-pub const THROWAWAY: &str = "pgshard throwaway";
+use crate::pg::THROWAWAY;
 
 /// Settings with which acknowledged rows can be lost, or transactions are not what statements take them for.
 const UNSAFE: [(&str, &str, &str); 6] = [

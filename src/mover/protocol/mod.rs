@@ -3,6 +3,10 @@
 pub(crate) mod bytes;
 pub(crate) mod desired;
 pub(crate) mod error;
+#[cfg(any(debug_assertions, feature = "failpoints"))]
+pub(crate) mod failpoint;
+#[cfg(not(any(debug_assertions, feature = "failpoints")))]
+#[path = "no_failpoint.rs"]
 pub(crate) mod failpoint;
 pub(crate) mod lease;
 pub(crate) mod names;

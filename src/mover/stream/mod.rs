@@ -12,7 +12,18 @@ mod apply;
 mod changes;
 pub(crate) mod fault;
 pub(crate) mod follower;
+#[cfg(any(debug_assertions, feature = "failpoints"))]
 mod harm;
+/// Without failpoints every change is applied as it came.
+#[cfg(not(any(debug_assertions, feature = "failpoints")))]
+mod harm {
+    pub(super) fn harmed(
+        _: Option<&crate::mover::protocol::failpoint::Failpoint>,
+        change: super::run::Change,
+    ) -> impl Iterator<Item = super::run::Change> {
+        std::iter::once(change)
+    }
+}
 mod layout;
 pub(crate) mod row_index;
 mod run;

@@ -16,7 +16,7 @@ use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::error::chain;
 use crate::mover::protocol::names::Names;
-use crate::mover::protocol::verdict::{Audit, AuditDifference, LeftOut};
+use crate::mover::protocol::verdict::{Audit, AuditDifference, LeftOut, RowDifference};
 use crate::pg::quote_ident;
 use crate::schema::catalog::Namespace;
 use crate::schema::fingerprint::fingerprint;
@@ -73,7 +73,7 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
             continue;
         }
         let (here, there) = (Place::of(&left, table), Place::of(&names.schema, table));
-        let missing = |side: fn(&crate::mover::RowDifference) -> bool| difference.rows.iter().any(side);
+        let missing = |side: fn(&RowDifference) -> bool| difference.rows.iter().any(side);
         // The old copy takes nothing but what is fed to it.
         let fed = entry.way_back.as_ref().is_some_and(|back: &WayBack| back.fed);
         let written = (fed && here.written(&source, SINCE_MARKER, entry, missing(|row| row.source.is_none())).await?)
