@@ -102,8 +102,8 @@ fn read_shards(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ShardCo
 
 fn read_epoch(entry: &Entry<'_>, now: Timestamp, findings: &mut Findings<'_>) -> Option<Epoch> {
     // TOML has a notation for times, too: epoch = 2011-01-01T00:00:00Z.
-    let text = match entry.item().as_datetime() {
-        Some(time) => time.to_string(),
+    let text = match entry.as_time() {
+        Some(time) => time,
         None => entry.string(findings)?.to_owned(),
     };
     let mut refuse = |message: String, hint: &str| {

@@ -75,7 +75,7 @@ pub(super) fn read(
     hosts: Option<&[&str]>,
     findings: &mut Findings<'_>,
 ) -> Option<(Option<ShardMap>, ConfigStore)> {
-    let kept_in = section.get("store").and_then(|store| store.item().as_str());
+    let kept_in = section.get("store").and_then(|store| store.as_str());
     if kept_in == Some("postgres") {
         return Some((None, ConfigStore::Postgres(read_postgres(section, folder_of(path), shards, findings)?)));
     }

@@ -151,7 +151,7 @@ fn folder_of(path: &Path) -> &Path {
 /// Reads all sections, whatever is wrong with those before.
 fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Config> {
     let document = parse_toml(findings)?;
-    let root = Section::root(document.as_table());
+    let root = Section::root(document.get_ref());
     root.only(&["cluster", "hosts", "router", "rebalance", "map"], findings);
 
     let remedy = "add [cluster] with shards and epoch; `pgshard init` writes a whole config to start from";
@@ -160,7 +160,7 @@ fn read(findings: &mut Findings<'_>, path: &Path, now: Timestamp) -> Option<Conf
 
     let remedy = "add a section for each host: [hosts.db1] with url = \"postgres://user@address/database\"";
     let section = root.need("hosts", remedy, findings).and_then(|hosts| hosts.section(findings));
-    let names: Option<Vec<&str>> = section.as_ref().map(|hosts| hosts.table().iter().map(|(name, _)| name).collect());
+    let names: Option<Vec<&str>> = section.as_ref().map(|hosts| hosts.names().collect());
     let hosts = section.map(|hosts| hosts::read(&hosts, folder_of(path), findings));
 
     let map = root.need("map", MAP_REMEDY, findings).and_then(|map| map.section(findings));

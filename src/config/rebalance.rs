@@ -31,7 +31,7 @@ pub(super) fn read(
     let shards = shards.unwrap_or(ShardCount::MAX);
     let mut rebalance = Rebalance::default();
     if let Some(entry) = section.get("pinned") {
-        if entry.item().as_table_like().is_none() {
+        if entry.as_table().is_none() {
             let message = "rebalance.pinned must be a table of hosts";
             findings.add(&entry.at(), message, Some(PINNED_HINT.to_owned()));
         } else if let Some(pinned) = entry.section(findings) {
@@ -73,14 +73,14 @@ fn read_pinned(
 }
 
 fn read_apart(entry: &Entry<'_>, shards: ShardCount, rebalance: &mut Rebalance, findings: &mut Findings<'_>) {
-    let Some(sets) = entry.item().as_array() else {
+    let Some(sets) = entry.as_array() else {
         findings.add(&entry.at(), "rebalance.apart must be an array of strings", Some(APART_HINT.to_owned()));
         return;
     };
     for set in sets {
-        let at = set.span().unwrap_or_else(|| entry.at());
-        let Some(text) = set.as_str() else {
-            let message = format!("a set of rebalance.apart must be a string, not {}", set.type_name());
+        let at = set.span();
+        let Some(text) = set.get_ref().as_str() else {
+            let message = format!("a set of rebalance.apart must be a string, not {}", set.get_ref().type_str());
             findings.add(&at, message, Some(APART_HINT.to_owned()));
             continue;
         };
@@ -144,7 +144,7 @@ pub(super) const HOST_KEYS: [&str; 3] = ["weight", "max_shards", "max_bytes"];
 pub(super) fn read_limits(section: &Section<'_>, findings: &mut Findings<'_>) -> HostLimits {
     let mut limits = HostLimits::default();
     if let Some(entry) = section.get("weight") {
-        let given = entry.item().as_float().or_else(|| entry.item().as_integer().map(|number| number as f64));
+        let given = entry.as_number();
         match given {
             None => entry.wrong_type("a number", findings),
             Some(weight) if weight == 0.0 || (1e-6..=1e6).contains(&weight) => limits.weight = weight,
@@ -181,7 +181,7 @@ const UNITS: [(&str, u64); 9] = [
 
 /// A size: a number of bytes, or text with a unit.
 fn read_bytes(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<u64> {
-    let bytes = match entry.item().as_integer() {
+    let bytes = match entry.as_integer() {
         Some(number) => u64::try_from(number).ok(),
         None => parse_bytes(entry.string(findings)?),
     };

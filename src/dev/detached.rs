@@ -389,8 +389,9 @@ enum Start {
 
 /// The port that the config gives this host on this machine, if there is a config that can be read and names it.
 fn configured_port(config: &Path, name: &HostName) -> Option<u16> {
-    let document: toml_edit::DocumentMut = fs::read_to_string(config).ok()?.parse().ok()?;
-    let url = document.get("hosts")?.get(name.as_str())?.get("url")?.as_str()?;
+    let text = fs::read_to_string(config).ok()?;
+    let document = toml::de::DeTable::parse(&text).ok()?.into_inner();
+    let url = document.get("hosts")?.get_ref().get(name.as_str())?.get_ref().get("url")?.get_ref().as_str()?;
     let address = ConnectOptions::parse(url).ok()?.addresses().into_iter().next()?;
     address.strip_prefix("127.0.0.1:")?.parse().ok()
 }

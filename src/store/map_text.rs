@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use toml_edit::{Document, Value};
+use toml::Spanned;
+use toml::de::DeTable;
 
 use super::diagnostic::{Diagnostic, Findings};
 use super::section::{Section, similar};
@@ -17,20 +18,20 @@ use crate::shard::{ShardCount, ShardId};
 pub(super) fn parse_map(text: &str, file: &Path, shards: ShardCount) -> Result<ShardMap, Vec<Diagnostic>> {
     let mut findings = Findings::new(file, text);
     let Some(document) = parse_toml(&mut findings) else { return Err(findings.into_sorted()) };
-    let root = Section::root(document.as_table());
-    let cluster = root.get("cluster").and_then(|cluster| cluster.item().as_table_like());
-    let given = cluster.and_then(|cluster| cluster.get_key_value("shards"));
-    let given = given.and_then(|(key, item)| Some((key.span()?, item.as_integer()?)));
+    let root = Section::root(document.get_ref());
+    // What is wrong with the other sections is not this reader's to say.
+    let section = |name| root.get(name).and_then(|entry| Some(Section::root(entry.as_table()?)));
+    let given = section("cluster").and_then(|cluster| cluster.get("shards"));
+    let given = given.and_then(|entry| Some((entry.key_at(), entry.as_integer()?)));
     if let Some((at, number)) = given.filter(|(_, number)| *number != i64::from(shards.get())) {
         let hint = "N is fixed for the life of a cluster: put the old number back".to_owned();
         let message = format!("cluster.shards is {number}, but this cluster has {shards} shards");
         findings.add(&at, message, Some(hint));
         return Err(findings.into_sorted());
     }
-    let hosts = root.get("hosts").and_then(|hosts| hosts.item().as_table_like());
     // A name that is no host's cannot be told from one that is not there.
     let valid = |name: &&str| HostName::new(name).is_ok();
-    let hosts: Option<Vec<&str>> = hosts.map(|hosts| hosts.iter().map(|(name, _)| name).filter(valid).collect());
+    let hosts: Option<Vec<&str>> = section("hosts").map(|hosts| hosts.names().filter(valid).collect());
     let section = root.need("map", MAP_REMEDY, &mut findings).and_then(|map| map.section(&mut findings));
     let map = section.and_then(|map| read_map(&map, Some(shards), hosts.as_deref(), &mut findings));
     map.ok_or_else(|| findings.into_sorted())
@@ -43,8 +44,8 @@ pub(crate) const MAP_REMEDY: &str =
     "add [map] with version = 1, and [map.placement] with a line such as db1 = \"0-4095\" for each host";
 
 /// The document; a finding where the text is not TOML.
-pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Document<&'a str>> {
-    match Document::parse(findings.text()) {
+pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Spanned<DeTable<'a>>> {
+    match DeTable::parse(findings.text()) {
         Ok(document) => Some(document),
         Err(error) => {
             let end = findings.text().len();
@@ -244,7 +245,7 @@ pub(crate) fn print_map(map: &ShardMap) -> String {
 
 /// A text as a TOML string.
 pub(crate) fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
+    toml_edit::Value::from(text).to_string()
 }
 
 #[cfg(test)]

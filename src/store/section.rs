@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use toml_edit::{Item, Key, TableLike};
+use toml::Spanned;
+use toml::de::{DeArray, DeString, DeTable, DeValue};
 
 use super::diagnostic::Findings;
 
@@ -10,7 +11,7 @@ use super::diagnostic::Findings;
 pub(crate) struct Section<'t> {
     /// `map.placement`; empty for the whole text.
     name: String,
-    table: &'t dyn TableLike,
+    table: &'t DeTable<'t>,
     /// Its header or key in the text.
     at: Range<usize>,
 }
@@ -19,13 +20,13 @@ pub(crate) struct Section<'t> {
 pub(crate) struct Entry<'t> {
     /// The name as messages say it: `map.version`.
     path: String,
-    key: &'t Key,
-    item: &'t Item,
+    key: &'t Spanned<DeString<'t>>,
+    value: &'t Spanned<DeValue<'t>>,
 }
 
 impl<'t> Section<'t> {
     /// The text as a whole.
-    pub(crate) fn root(table: &'t dyn TableLike) -> Section<'t> {
+    pub(crate) fn root(table: &'t DeTable<'t>) -> Section<'t> {
         Section { name: String::new(), table, at: 0..0 }
     }
 
@@ -34,18 +35,24 @@ impl<'t> Section<'t> {
         &self.at
     }
 
-    pub(crate) fn table(&self) -> &'t dyn TableLike {
-        self.table
+    /// The names of its keys, in the order of the text.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'t str> {
+        self.table.keys().map(|key| key.get_ref().as_ref())
     }
 
     pub(crate) fn entries(&self) -> impl Iterator<Item = Entry<'t>> {
-        self.table.iter().filter_map(|(name, _)| self.get(name))
+        self.table.iter().map(|(key, value)| self.entry(key, value))
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Entry<'t>> {
-        let (key, item) = self.table.get_key_value(name)?;
-        let path = if self.name.is_empty() { name.to_owned() } else { format!("{}.{name}", self.name) };
-        Some(Entry { path, key, item })
+        let (key, value) = self.table.get_key_value(name)?;
+        Some(self.entry(key, value))
+    }
+
+    fn entry(&self, key: &'t Spanned<DeString<'t>>, value: &'t Spanned<DeValue<'t>>) -> Entry<'t> {
+        let name = key.get_ref();
+        let path = if self.name.is_empty() { name.to_string() } else { format!("{}.{name}", self.name) };
+        Entry { path, key, value }
     }
 
     /// The entry; a finding where it is missing.
@@ -64,7 +71,7 @@ impl<'t> Section<'t> {
     /// A finding for each key that is not one of these.
     pub(crate) fn only(&self, known: &[&str], findings: &mut Findings<'_>) {
         for entry in self.entries().filter(|entry| !known.contains(&entry.name())) {
-            let what = if entry.item.is_value() { "key" } else { "section" };
+            let what = if entry.is_section(findings.text()) { "section" } else { "key" };
             let place = if self.name.is_empty() { String::new() } else { format!(" in [{}]", self.name) };
             let hint = similar(entry.name(), known).unwrap_or_else(|| format!("known are {}", known.join(", ")));
             findings.add(&entry.key_at(), format!("unknown {what} {:?}{place}", entry.name()), Some(hint));
@@ -74,33 +81,30 @@ impl<'t> Section<'t> {
 
 impl<'t> Entry<'t> {
     pub(crate) fn name(&self) -> &'t str {
-        self.key.get()
+        self.key.get_ref()
     }
 
     pub(crate) fn key_at(&self) -> Range<usize> {
-        self.key.span().unwrap_or_default()
+        self.key.span()
     }
 
     /// Where the value stands.
     pub(crate) fn at(&self) -> Range<usize> {
-        let value = self.item.as_value().and_then(toml_edit::Value::span);
-        value.or_else(|| self.item.span()).unwrap_or_else(|| self.key_at())
+        self.value.span()
     }
 
     /// The entry as a section of its own; a finding where it is none.
     pub(crate) fn section(&self, findings: &mut Findings<'_>) -> Option<Section<'t>> {
-        let table = self.item.as_table_like();
+        let table = self.as_table();
         if table.is_none() {
             self.wrong_type("a table", findings);
         }
-        // A table made of dotted keys has no header.
-        let at = self.item.span().filter(|at| !at.is_empty()).unwrap_or_else(|| self.key_at());
-        Some(Section { name: self.path.clone(), table: table?, at })
+        Some(Section { name: self.path.clone(), table: table?, at: self.at() })
     }
 
     /// The value as text; a finding where it is none.
     pub(crate) fn string(&self, findings: &mut Findings<'_>) -> Option<&'t str> {
-        let text = self.item.as_str();
+        let text = self.as_str();
         if text.is_none() {
             self.wrong_type("a string", findings);
         }
@@ -109,19 +113,69 @@ impl<'t> Entry<'t> {
 
     /// The value as a number; a finding where it is none.
     pub(crate) fn integer(&self, findings: &mut Findings<'_>) -> Option<i64> {
-        let number = self.item.as_integer();
+        let number = self.as_integer();
         if number.is_none() {
-            self.wrong_type("a whole number", findings);
+            match self.value.get_ref() {
+                DeValue::Integer(digits) => {
+                    findings.add(&self.at(), format!("{} is too large a number: {digits}", self.path), None);
+                }
+                _ => self.wrong_type("a whole number", findings),
+            }
         }
         number
     }
 
-    pub(crate) fn item(&self) -> &'t Item {
-        self.item
+    pub(crate) fn as_str(&self) -> Option<&'t str> {
+        self.value.get_ref().as_str()
+    }
+
+    pub(crate) fn as_integer(&self) -> Option<i64> {
+        let digits = self.value.get_ref().as_integer()?;
+        i64::from_str_radix(digits.as_str(), digits.radix()).ok()
+    }
+
+    /// A number with or without a point.
+    pub(crate) fn as_number(&self) -> Option<f64> {
+        match self.value.get_ref() {
+            DeValue::Float(digits) => digits.as_str().parse().ok(),
+            _ => self.as_integer().map(|number| number as f64),
+        }
+    }
+
+    /// A time in TOML's own notation, as it is written.
+    pub(crate) fn as_time(&self) -> Option<String> {
+        self.value.get_ref().as_datetime().map(ToString::to_string)
+    }
+
+    pub(crate) fn as_array(&self) -> Option<&'t DeArray<'t>> {
+        self.value.get_ref().as_array()
+    }
+
+    pub(crate) fn as_table(&self) -> Option<&'t DeTable<'t>> {
+        self.value.get_ref().as_table()
+    }
+
+    /// Whether it is a table with a header or of dotted keys, not a value behind an equals sign.
+    fn is_section(&self, text: &str) -> bool {
+        let raw = text.get(self.at()).unwrap_or_default();
+        match self.value.get_ref() {
+            DeValue::Table(_) => !raw.starts_with('{'),
+            DeValue::Array(_) => raw.starts_with("[["),
+            _ => false,
+        }
+    }
+
+    /// What stands there, as people call it.
+    fn type_name(&self, text: &str) -> &'static str {
+        match (self.value.get_ref(), self.is_section(text)) {
+            (DeValue::Table(_), false) => "inline table",
+            (DeValue::Array(_), true) => "array of tables",
+            (value, _) => value.type_str(),
+        }
     }
 
     pub(crate) fn wrong_type(&self, wanted: &str, findings: &mut Findings<'_>) {
-        let found = self.item.type_name();
+        let found = self.type_name(findings.text());
         let article = if found.starts_with(['a', 'i']) { "an" } else { "a" };
         findings.add(&self.at(), format!("{} must be {wanted}, not {article} {found}", self.path), None);
     }
@@ -129,7 +183,7 @@ impl<'t> Entry<'t> {
     /// Where the value's text stands, so that parts of it can be found.
     pub(crate) fn text_place(&self, findings: &Findings<'_>) -> TextPlace {
         let whole = self.at();
-        let start = self.item.as_str().zip(findings.text().get(whole.clone())).and_then(|(text, raw)| {
+        let start = self.as_str().zip(findings.text().get(whole.clone())).and_then(|(text, raw)| {
             // The quotes, and the line end that TOML drops after the three of a multi-line string.
             let body = raw.trim_start_matches(['"', '\'']);
             let body = if raw.starts_with(r#"""""#) || raw.starts_with("'''") {
