@@ -97,95 +97,81 @@ impl Scheme {
     /// # Errors
     /// When the text is no ID of the kind.
     pub fn decode(self, text: &str, epoch: Option<Epoch>) -> Result<Decoded, DecodeError> {
-        let wrong = |reason| DecodeError { text: text.to_owned(), scheme: self, reason };
         let number = || {
             let unsigned = || text.parse::<u64>().map(u64::cast_signed);
-            text.parse::<i64>().or_else(|_| unsigned()).map_err(|_| wrong("it must be a whole number of 64 bits"))
+            text.parse::<i64>().or_else(|_| unsigned()).map_err(|_| "it must be a whole number of 64 bits")
         };
-        let decoded = |id: String, fields| Ok(Decoded { id, fields });
-        match self {
-            Scheme::Shard => {
-                let id = number()?;
-                let fields = Id::decode(id);
-                decoded(
-                    id.to_string(),
-                    vec![
-                        ("time", Field::Time(epoch.map(|epoch| epoch.time(fields.ms())))),
-                        ("ms", Field::Number(fields.ms())),
-                        ("shard", Field::Number(fields.shard().get().into())),
-                        ("seq", Field::Number(fields.seq().into())),
-                    ],
-                )
-            }
-            Scheme::Snowflake => {
-                let id = number()?;
-                let fields = snowflake::Fields::decode(id).ok_or_else(|| wrong("its 64th bit must not be set"))?;
-                let zero = epoch.map_or(snowflake::TWITTER_EPOCH_MS, Epoch::unix_ms);
-                decoded(
-                    id.to_string(),
-                    vec![
-                        ("time", time(zero, fields.ms)),
-                        ("ms", Field::Number(fields.ms)),
-                        ("worker", Field::Number(fields.worker.into())),
-                        ("seq", Field::Number(fields.seq.into())),
-                    ],
-                )
-            }
-            Scheme::Flake => {
-                let id = FlakeId::from_str(text).map_err(|_| wrong("it must be 32 hexadecimal digits"))?;
-                decoded(
-                    id.to_string(),
-                    vec![
-                        ("time", time(0, id.unix_ms())),
-                        ("ms", Field::Number(id.unix_ms())),
-                        ("worker", Field::Bits(format!("{:012x}", id.worker()))),
-                        ("seq", Field::Number(id.seq().into())),
-                    ],
-                )
-            }
-            Scheme::Simpleflake => {
-                let id = number()?;
-                let (ms, random) = simpleflake::decode(id).ok_or_else(|| wrong("its 64th bit must not be set"))?;
-                decoded(
-                    id.to_string(),
-                    vec![
-                        ("time", time(simpleflake::EPOCH_MS as i64, ms)),
-                        ("ms", Field::Number(ms)),
-                        ("random", Field::Number(random.into())),
-                    ],
-                )
-            }
-            Scheme::Uuid7 => {
-                let id = Uuid::parse_str(text).map_err(|_| wrong("it must be a UUID"))?;
-                let ms = uuid7::Uuid7::unix_ms(id).ok_or_else(|| wrong("it must be a UUID of version 7"))?;
-                let bits = id.as_u128();
-                decoded(
-                    id.to_string(),
-                    vec![
-                        ("time", time(0, ms)),
-                        ("ms", Field::Number(ms)),
-                        // 74 bits: version and variant taken out.
-                        (
-                            "random",
-                            Field::Bits(format!(
-                                "{:03x}{:016x}",
-                                bits >> 64 & 0xfff,
-                                bits & !(0b11 << 62) & u64::MAX as u128
-                            )),
-                        ),
-                    ],
-                )
-            }
-            Scheme::Ticket(layout) => {
-                let id = number()?;
-                let (residue, count) = layout.decode(id).ok_or_else(|| wrong("it must be 1 or more"))?;
-                decoded(
-                    id.to_string(),
-                    vec![("residue", Field::Number(residue.into())), ("count", Field::Number(count))],
-                )
-            }
-        }
+        let decoded = match self {
+            Scheme::Shard => number().map(|id| of_a_shard(id, epoch)),
+            Scheme::Snowflake => number().and_then(|id| of_snowflakes(id, epoch)),
+            Scheme::Flake => of_flakes(text),
+            Scheme::Simpleflake => number().and_then(of_simpleflakes),
+            Scheme::Uuid7 => of_uuids(text),
+            Scheme::Ticket(layout) => number().and_then(|id| of_tickets(id, layout)),
+        };
+        decoded.map_err(|reason| DecodeError { text: text.to_owned(), scheme: self, reason })
     }
+}
+
+fn of_a_shard(id: i64, epoch: Option<Epoch>) -> Decoded {
+    let fields = Id::decode(id);
+    let fields = vec![
+        ("time", Field::Time(epoch.map(|epoch| epoch.time(fields.ms())))),
+        ("ms", Field::Number(fields.ms())),
+        ("shard", Field::Number(fields.shard().get().into())),
+        ("seq", Field::Number(fields.seq().into())),
+    ];
+    Decoded { id: id.to_string(), fields }
+}
+
+fn of_snowflakes(id: i64, epoch: Option<Epoch>) -> Result<Decoded, &'static str> {
+    let fields = snowflake::Fields::decode(id).ok_or("its 64th bit must not be set")?;
+    let zero = epoch.map_or(snowflake::TWITTER_EPOCH_MS, Epoch::unix_ms);
+    let fields = vec![
+        ("time", time(zero, fields.ms)),
+        ("ms", Field::Number(fields.ms)),
+        ("worker", Field::Number(fields.worker.into())),
+        ("seq", Field::Number(fields.seq.into())),
+    ];
+    Ok(Decoded { id: id.to_string(), fields })
+}
+
+fn of_flakes(text: &str) -> Result<Decoded, &'static str> {
+    let id = FlakeId::from_str(text).map_err(|_| "it must be 32 hexadecimal digits")?;
+    let fields = vec![
+        ("time", time(0, id.unix_ms())),
+        ("ms", Field::Number(id.unix_ms())),
+        ("worker", Field::Bits(format!("{:012x}", id.worker()))),
+        ("seq", Field::Number(id.seq().into())),
+    ];
+    Ok(Decoded { id: id.to_string(), fields })
+}
+
+fn of_simpleflakes(id: i64) -> Result<Decoded, &'static str> {
+    let (ms, random) = simpleflake::decode(id).ok_or("its 64th bit must not be set")?;
+    let fields = vec![
+        ("time", time(simpleflake::EPOCH_MS as i64, ms)),
+        ("ms", Field::Number(ms)),
+        ("random", Field::Number(random.into())),
+    ];
+    Ok(Decoded { id: id.to_string(), fields })
+}
+
+fn of_uuids(text: &str) -> Result<Decoded, &'static str> {
+    let id = Uuid::parse_str(text).map_err(|_| "it must be a UUID")?;
+    let ms = uuid7::Uuid7::unix_ms(id).ok_or("it must be a UUID of version 7")?;
+    // 74 bits: version and variant taken out.
+    let bits = id.as_u128();
+    let (high, low) = (bits >> 64 & 0xfff, bits & !(0b11 << 62) & u64::MAX as u128);
+    let random = Field::Bits(format!("{high:03x}{low:016x}"));
+    let fields = vec![("time", time(0, ms)), ("ms", Field::Number(ms)), ("random", random)];
+    Ok(Decoded { id: id.to_string(), fields })
+}
+
+fn of_tickets(id: i64, layout: tickets::Layout) -> Result<Decoded, &'static str> {
+    let (residue, count) = layout.decode(id).ok_or("it must be 1 or more")?;
+    let fields = vec![("residue", Field::Number(residue.into())), ("count", Field::Number(count))];
+    Ok(Decoded { id: id.to_string(), fields })
 }
 
 impl fmt::Display for Scheme {

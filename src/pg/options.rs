@@ -77,6 +77,28 @@ pub enum OptionsError {
     },
 }
 
+/// The limits that the text does not say.
+fn set_limits(config: &mut tokio_postgres::Config) {
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(ConnectOptions::CONNECT_TIMEOUT);
+    }
+    // Half-open connections are found within a minute: the kernel takes two hours to look, eleven minutes more to
+    // believe it, and a quarter of an hour for what was sent and never acknowledged. A mover whose target is cut off
+    // keeps its shard closed for as long.
+    if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
+        config.keepalives_idle(Duration::from_secs(30));
+    }
+    if config.get_keepalives_interval().is_none() {
+        config.keepalives_interval(Duration::from_secs(10));
+    }
+    if config.get_keepalives_retries().is_none() {
+        config.keepalives_retries(3);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(Duration::from_secs(60));
+    }
+}
+
 /// What the driver reads.
 fn driver_config(text: &str) -> Result<tokio_postgres::Config, OptionsError> {
     tokio_postgres::Config::from_str(text).map_err(|error| {
@@ -170,24 +192,7 @@ impl ConnectOptions {
         if config.get_dbname().is_none() {
             return Err(OptionsError::Missing { key: "dbname" });
         }
-        if config.get_connect_timeout().is_none() {
-            config.connect_timeout(Self::CONNECT_TIMEOUT);
-        }
-        // Half-open connections are found within a minute: the kernel takes two hours to look, eleven minutes more to
-        // believe it, and a quarter of an hour for what was sent and never acknowledged. A mover whose target is cut off
-        // keeps its shard closed for as long.
-        if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
-            config.keepalives_idle(Duration::from_secs(30));
-        }
-        if config.get_keepalives_interval().is_none() {
-            config.keepalives_interval(Duration::from_secs(10));
-        }
-        if config.get_keepalives_retries().is_none() {
-            config.keepalives_retries(3);
-        }
-        if config.get_tcp_user_timeout().is_none() {
-            config.tcp_user_timeout(Duration::from_secs(60));
-        }
+        set_limits(&mut config);
         config.target_session_attrs(attributes);
         config.ssl_mode(match tls.mode {
             SslMode::Disable => tokio_postgres::config::SslMode::Disable,

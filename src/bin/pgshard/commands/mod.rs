@@ -23,6 +23,7 @@ mod sql;
 mod tickets;
 mod workers;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,22 +57,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         Command::Bootstrap(args) => {
             bootstrap::run(&args.hosts, &args.assume_empty, &args.lost, args.jobs, config, output).await
         }
-        Command::Migrate { command } => match command {
-            MigrateCommand::New(args) => migrate::new(&args.name, config, output),
-            MigrateCommand::Status(_) => migrate::status(config, output).await,
-            MigrateCommand::Wait(args) => {
-                migrate::wait(args.name.as_deref(), Duration::from_secs(args.timeout_s), config, output).await
-            }
-            MigrateCommand::Plan(args) => migrate::plan(&args.target, config, output).await,
-            MigrateCommand::Up(args) => {
-                let how = migrate::How { which: Which::Pending, canary: args.canary, pace: args.pace.pace() };
-                migrate::up(&args.target, how, config, output).await
-            }
-            MigrateCommand::Retry(args) => {
-                let how = migrate::How { which: Which::Failed, canary: None, pace: args.pace.pace() };
-                migrate::up(&args.target, how, config, output).await
-            }
-        },
+        Command::Migrate { command } => run_migrate(command, config, output).await,
         Command::Locate(args) => {
             let target = args.key.map(Target::Key).or(args.id.map(Target::Id));
             let target = target.ok_or_else(|| Failure::usage("locate what? --key or --id"))?;
@@ -92,19 +78,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             WorkersCommand::Hold(args) => workers::hold(&args, config, output).await,
             WorkersCommand::Status(args) => workers::status(&args.host, config, output).await,
         },
-        Command::Map { command } => match command {
-            MapCommand::Show(args) => map::show(args, config, output).await,
-            MapCommand::Diff(args) => match args.from {
-                None => map::diff(args.other.as_deref(), config, output).await,
-                Some(from) => map_versions::diff(from, args.to, config, output).await,
-            },
-            MapCommand::History(args) => map_versions::history(args.count.into(), config, output).await,
-            MapCommand::Import(args) => {
-                map_carry::import(&args.from, Consent::from_flag(args.yes), config, output).await
-            }
-            MapCommand::Export(_) => map_carry::export(config, output).await,
-            MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
-        },
+        Command::Map { command } => run_map(command, config, output).await,
         Command::Move(args) => {
             let (fence_at, back) = (args.fence_at(), args.back());
             let asked = relocate::Asked {
@@ -117,43 +91,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             };
             relocate::run(asked, config, output).await
         }
-        Command::Moves { command } => match command {
-            None | Some(MovesCommand::List(_)) => moves::list(config, output).await,
-            Some(MovesCommand::Show(args)) => moves::show(args.id.as_deref(), config, output).await,
-            Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
-            Some(MovesCommand::Pause(args)) => moves::want(Wanted::Pause, args.id.as_deref(), config, output).await,
-            Some(MovesCommand::Continue(args)) => moves::want(Wanted::Go, args.id.as_deref(), config, output).await,
-            Some(MovesCommand::Stop(args)) => {
-                moves::stop(args.id.as_deref(), args.patience.duration(), config, output).await
-            }
-            Some(MovesCommand::Resume(args)) => {
-                let options = args.pace.options();
-                moves::act(Verb::Resume, args.id.as_deref(), Consent::Given, options, config, output).await
-            }
-            Some(MovesCommand::Abort(args)) => {
-                let options = args.pace.options();
-                let verb = Verb::Abort { patience: args.patience.duration() };
-                moves::act(verb, args.id.as_deref(), Consent::Given, options, config, output).await
-            }
-            Some(MovesCommand::Rollback(args)) => {
-                let (consent, options) = (Consent::from_flag(args.yes), args.pace.options());
-                moves::act(Verb::Rollback, args.id.as_deref(), consent, options, config, output).await
-            }
-            Some(MovesCommand::Audit(args)) => {
-                let options = args.pace.options();
-                moves::act(Verb::Audit, args.id.as_deref(), Consent::Given, options, config, output).await
-            }
-            Some(MovesCommand::Feed(args)) => {
-                let leases = Leases::of(Duration::from_millis(args.lease_ms));
-                let options = Options { leases, ..args.limit.options() };
-                moves::feed(args.id.as_deref(), options, config, output).await
-            }
-            Some(MovesCommand::Complete(args)) => {
-                let (consent, options) = (Consent::from_flag(args.yes), args.options());
-                moves::act(Verb::Complete, args.id.as_deref(), consent, options, config, output).await
-            }
-            Some(MovesCommand::Gc(args)) => moves::gc(args.limit.options(), config, output).await,
-        },
+        Command::Moves { command } => run_moves(command, config, output).await,
         Command::Rebalance(args) => rebalance::run(args, config, output).await,
         Command::Drain(args) => rebalance::drain(args, config, output).await,
         Command::Host { command } => match command {
@@ -172,6 +110,83 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         },
         Command::Completions(args) => completions::run(args.shell, output),
         Command::Man(args) => man::run(args.out.as_deref(), output),
+    }
+}
+
+async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    match command {
+        MigrateCommand::New(args) => migrate::new(&args.name, config, output),
+        MigrateCommand::Status(_) => migrate::status(config, output).await,
+        MigrateCommand::Wait(args) => {
+            migrate::wait(args.name.as_deref(), Duration::from_secs(args.timeout_s), config, output).await
+        }
+        MigrateCommand::Plan(args) => migrate::plan(&args.target, config, output).await,
+        MigrateCommand::Up(args) => {
+            let how = migrate::How { which: Which::Pending, canary: args.canary, pace: args.pace.pace() };
+            migrate::up(&args.target, how, config, output).await
+        }
+        MigrateCommand::Retry(args) => {
+            let how = migrate::How { which: Which::Failed, canary: None, pace: args.pace.pace() };
+            migrate::up(&args.target, how, config, output).await
+        }
+    }
+}
+
+async fn run_map(command: MapCommand, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    match command {
+        MapCommand::Show(args) => map::show(args, config, output).await,
+        MapCommand::Diff(args) => match args.from {
+            None => map::diff(args.other.as_deref(), config, output).await,
+            Some(from) => map_versions::diff(from, args.to, config, output).await,
+        },
+        MapCommand::History(args) => map_versions::history(args.count.into(), config, output).await,
+        MapCommand::Import(args) => map_carry::import(&args.from, Consent::from_flag(args.yes), config, output).await,
+        MapCommand::Export(_) => map_carry::export(config, output).await,
+        MapCommand::Rebuild(args) => map::rebuild(Consent::from_flag(args.yes), config, output).await,
+    }
+}
+
+async fn run_moves(
+    command: Option<MovesCommand>,
+    config: Option<&Path>,
+    output: &Arc<Output>,
+) -> Result<Exit, Failure> {
+    match command {
+        None | Some(MovesCommand::List(_)) => moves::list(config, output).await,
+        Some(MovesCommand::Show(args)) => moves::show(args.id.as_deref(), config, output).await,
+        Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
+        Some(MovesCommand::Pause(args)) => moves::want(Wanted::Pause, args.id.as_deref(), config, output).await,
+        Some(MovesCommand::Continue(args)) => moves::want(Wanted::Go, args.id.as_deref(), config, output).await,
+        Some(MovesCommand::Stop(args)) => {
+            moves::stop(args.id.as_deref(), args.patience.duration(), config, output).await
+        }
+        Some(MovesCommand::Resume(args)) => {
+            let options = args.pace.options();
+            moves::act(Verb::Resume, args.id.as_deref(), Consent::Given, options, config, output).await
+        }
+        Some(MovesCommand::Abort(args)) => {
+            let options = args.pace.options();
+            let verb = Verb::Abort { patience: args.patience.duration() };
+            moves::act(verb, args.id.as_deref(), Consent::Given, options, config, output).await
+        }
+        Some(MovesCommand::Rollback(args)) => {
+            let (consent, options) = (Consent::from_flag(args.yes), args.pace.options());
+            moves::act(Verb::Rollback, args.id.as_deref(), consent, options, config, output).await
+        }
+        Some(MovesCommand::Audit(args)) => {
+            let options = args.pace.options();
+            moves::act(Verb::Audit, args.id.as_deref(), Consent::Given, options, config, output).await
+        }
+        Some(MovesCommand::Feed(args)) => {
+            let leases = Leases::of(Duration::from_millis(args.lease_ms));
+            let options = Options { leases, ..args.limit.options() };
+            moves::feed(args.id.as_deref(), options, config, output).await
+        }
+        Some(MovesCommand::Complete(args)) => {
+            let (consent, options) = (Consent::from_flag(args.yes), args.options());
+            moves::act(Verb::Complete, args.id.as_deref(), consent, options, config, output).await
+        }
+        Some(MovesCommand::Gc(args)) => moves::gc(args.limit.options(), config, output).await,
     }
 }
 
