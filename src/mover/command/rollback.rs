@@ -2,6 +2,7 @@
 //! fences and opens as every online move does.
 
 use crate::mover::control::context::Context;
+use crate::mover::control::journal::Entry;
 use crate::mover::control::report::{Report, report};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
@@ -22,7 +23,7 @@ pub(in crate::mover) async fn rollback(context: &Context, of: MoveId) -> Result<
     let id = MoveId::new();
     let (mut parts, mut refused) = (Vec::new(), Vec::new());
     for entry in entries.iter().filter(|entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted)) {
-        match old_copy::refusal(entry) {
+        match old_copy::refusal(entry).or_else(|| taken_beside(&entries, entry)) {
             Some(reason) => refused.push((entry.shard, Error::NoWayBack { shard: entry.shard, id: of, reason })),
             None => parts.push(Part {
                 id,
@@ -57,4 +58,13 @@ pub(in crate::mover) async fn rollback(context: &Context, of: MoveId) -> Result<
     report.failed.sort_by_key(|(shard, _)| *shard);
     report.unknown = unknown;
     Ok(report)
+}
+
+/// Why a shard has to wait for another rollback of its move: both would read one slot, and end each other's connections.
+///
+/// Two that begin at the same moment do not see each other. They lose nothing, and one ends after the other.
+fn taken_beside(entries: &[Entry], shard: &Entry) -> Option<String> {
+    let shares = |entry: &&Entry| (&entry.source, &entry.target) == (&shard.source, &shard.target);
+    let by = entries.iter().filter(shares).find_map(|entry| entry.way_back.as_ref()?.taken_by)?;
+    Some(format!("the move {by} takes other shards of it back and has not ended: `pgshard moves resume {by}` first"))
 }

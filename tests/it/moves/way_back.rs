@@ -140,6 +140,13 @@ async fn a_feed_leaves_a_rollback_its_changes() {
     fed(1, "before").await;
     let args = ["moves", "rollback", &id, "--yes", "--jobs=1"];
     let back = world.run_until(&args, "after adopt=kill").await.ended(-9).id();
+    // Nor does another rollback take the slot from it.
+    let beside = world.run(&["moves", "rollback", &id, "--yes"]).await;
+    assert!(
+        beside.ended(4).stderr.contains(&format!("the move {back} takes other shards of it back")),
+        "{}",
+        beside.stderr
+    );
     // As any lost connection: the feed begins anew, and finds that a shard is not its own any more.
     let sql = "SELECT count(pg_terminate_backend(active_pid)) FROM pg_replication_slots WHERE active";
     world.servers.superuser(1).await.query_one(sql, &[]).await.unwrap();
