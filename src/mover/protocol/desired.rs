@@ -60,7 +60,7 @@ pub enum FenceAt {
     /// As soon as each is ready.
     #[default]
     Ready,
-    /// Once somebody says so: [`Mover::want`] with [`Wanted::Go`].
+    /// Once somebody says so: [`Mover::want`](crate::mover::Mover::want) with [`Wanted::Go`].
     Told,
     /// At this time by the source's clock, or once somebody says so.
     Time(Timestamp),

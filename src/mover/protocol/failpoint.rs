@@ -98,7 +98,7 @@ pub enum Harm {
     Drop,
     /// It is applied twice.
     Double,
-    /// It is applied with [`HARMED`] changed into [`HARM_MADE`].
+    /// It is applied with `HARMED` changed into `HARM_MADE`.
     Alter,
 }
 
