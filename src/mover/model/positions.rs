@@ -6,6 +6,9 @@
 //! others are done with. A server passes over what was confirmed without a word when it is asked to send from before
 //! that.
 //!
+//! Reverse replication has the same slot read by two in turn: a feed of both old copies, and a rollback that takes one of them.
+//! Each must leave the other what it lacks, for either may end at any moment and come back.
+//!
 //! The rules: a shard has everything up to its position, or is known to have lost its stream; without a fail-over
 //! none loses it.
 
@@ -24,6 +27,10 @@ enum Mutant {
     AskBeforeItIsFree,
     /// A shard that has failed is forgotten: the slot goes on without it, and so does the shard, taken up again.
     ForgetTheFailed,
+    /// A feed goes on with one old copy while a rollback has the other.
+    FeedBesideARollback,
+    /// A rollback tells the slot how far its own shard is, whatever the old copy lacks that is fed.
+    ForgetTheFed,
 }
 
 /// A shard at the target, as one transaction writes it.
@@ -70,6 +77,8 @@ struct World {
     /// `durable`: what the standby has.
     target: Stored<[Place; 2]>,
     worker: Worker,
+    /// A rollback has the first shard: whoever works is that rollback.
+    taken: bool,
     lost: [bool; 2],
     failed_over: bool,
     left: Troubles,
@@ -94,6 +103,10 @@ enum Action {
     RestartWorker,
     /// A shard fails for a reason of its own, and is followed again by the next worker.
     Fault(usize),
+    /// A rollback takes the first shard, and the slot from whoever reads it.
+    Take,
+    /// The feed begins, whatever a rollback has.
+    FeedBeside,
 }
 
 /// What goes wrong, and how often.
@@ -103,10 +116,14 @@ struct Troubles {
     restarts: u8,
     /// Shards that fail for reasons of their own.
     faults: u8,
+    /// Rollbacks that take the first shard.
+    rollbacks: u8,
 }
 
-const FAIL_OVER: Troubles = Troubles { fail_overs: 1, restarts: 0, faults: 0 };
-const RESTARTS: Troubles = Troubles { fail_overs: 0, restarts: 1, faults: 1 };
+const NONE: Troubles = Troubles { fail_overs: 0, restarts: 0, faults: 0, rollbacks: 0 };
+const FAIL_OVER: Troubles = Troubles { fail_overs: 1, ..NONE };
+const RESTARTS: Troubles = Troubles { restarts: 1, faults: 1, ..NONE };
+const ROLLBACK: Troubles = Troubles { restarts: 2, rollbacks: 1, ..NONE };
 
 struct Rule {
     troubles: Troubles,
@@ -159,6 +176,10 @@ impl Rule {
         for shard in 0..2 {
             match world.target.live[shard] {
                 Place::Open { .. } | Place::None if world.lost[shard] => {}
+                // A rollback has the first only; whether the other lacks something its feed finds out.
+                Place::Open { applied, .. } if world.taken && shard == 1 => {
+                    others[shard] = (!self.is(Mutant::ForgetTheFed)).then_some(applied);
+                }
                 Place::Open { applied, .. } if applied < confirmed && !self.is(Mutant::GoOnAtConfirmed) => {
                     world.lost[shard] = true;
                 }
@@ -202,6 +223,9 @@ impl Rule {
             // Whoever looks from time to time sees that there is one more.
             Action::Round => {
                 let Worker::Up { follows, .. } = world.worker else { return None };
+                if world.taken {
+                    return None;
+                }
                 let unknown = |n: &usize| !follows[*n] && !world.lost[*n] && is_open(world, *n);
                 (0..2).find(unknown)?;
                 world.worker = Worker::Down;
@@ -219,6 +243,22 @@ impl Rule {
                 let mut follows = follows;
                 follows[shard] = false;
                 world.worker = Worker::Up { position, others, follows };
+                if world.taken {
+                    (world.taken, world.worker) = (false, Worker::Down);
+                }
+            }
+            Action::Take => {
+                let open = is_open(world, 0) && !world.lost[0];
+                world.left.rollbacks = world.left.rollbacks.checked_sub(1).filter(|_| open)?;
+                (world.taken, world.worker) = (true, Worker::Down);
+            }
+            Action::FeedBeside => {
+                let Place::Open { applied, .. } = world.target.live[1] else { return None };
+                if !world.taken || !self.is(Mutant::FeedBesideARollback) {
+                    return None;
+                }
+                let position = applied.max(world.confirmed);
+                world.worker = Worker::Up { position, others: [None; 2], follows: [false, true] };
             }
             Action::Worker => self.worker(world)?,
             Action::Raise => {
@@ -291,6 +331,7 @@ impl Model for Rule {
             on_its_way: None,
             target: Stored::new(places),
             worker: Worker::Down,
+            taken: false,
             lost: [false; 2],
             failed_over: false,
             left: self.troubles,
@@ -301,6 +342,7 @@ impl Model for Rule {
         actions.extend([Action::Write(0), Action::Write(1), Action::Begin(1), Action::End(0), Action::End(1)]);
         actions.extend([Action::Worker, Action::Raise, Action::Tell, Action::Hear, Action::Replicate]);
         actions.extend([Action::Round, Action::FailOver, Action::RestartWorker, Action::Fault(0), Action::Fault(1)]);
+        actions.extend([Action::Take, Action::FeedBeside]);
     }
 
     fn next_state(&self, world: &World, action: Action) -> Option<World> {
@@ -323,13 +365,18 @@ impl Model for Rule {
                 w.failed_over && ended(w, 0)
             }));
         }
+        if self.troubles.rollbacks > 0 {
+            all.push(Property::sometimes("the feed goes on once the rollback has ended", |_, w: &World| {
+                w.left.rollbacks == 0 && ended(w, 0) && matches!(w.worker, Worker::Up { follows: [false, true], .. })
+            }));
+        }
         all
     }
 }
 
 #[test]
 fn shards_that_share_a_slot() {
-    for troubles in [FAIL_OVER, RESTARTS] {
+    for troubles in [FAIL_OVER, RESTARTS, ROLLBACK] {
         keeps_its_rules(&format!("positions, {troubles:?}"), Rule { troubles, mutant: None });
     }
 }
@@ -341,6 +388,8 @@ fn every_other_rule_about_positions_is_caught() {
         (Mutant::LeaveOutTheOthers, NEVER_LOST, RESTARTS),
         (Mutant::AskBeforeItIsFree, WHOLE, FAIL_OVER),
         (Mutant::ForgetTheFailed, NEVER_LOST, RESTARTS),
+        (Mutant::FeedBesideARollback, NEVER_LOST, ROLLBACK),
+        (Mutant::ForgetTheFed, NEVER_LOST, ROLLBACK),
     ] {
         let caught = breaks(Rule { troubles, mutant: Some(mutant) }, rule);
         assert!(caught, "{mutant:?} keeps the rule: {rule}");
