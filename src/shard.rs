@@ -1,6 +1,6 @@
 //! The vocabulary of sharding: [`ShardId`], [`ShardCount`] (the N of `key mod N`) and the schema a shard lives in.
 //!
-//! Pure values, no I/O. What may not break: [`ShardCount::shard_of_key`] is for ever. A change of one result would
+//! Pure values, no I/O. Invariant: [`ShardCount::shard_of_key`] is for ever. A change of one result would
 //! send a user's rows to a shard where nobody looks for them.
 
 mod key;

@@ -1,6 +1,6 @@
 //! A host written into the config file, and taken out of it.
 //!
-//! What may not break: everything else in the file stays as somebody wrote it, comments too; what is written can be read;
+//! Invariant: everything else in the file stays as somebody wrote it, comments too; what is written can be read;
 //! and nothing that somebody else wrote meanwhile is replaced.
 
 use std::fs;

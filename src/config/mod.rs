@@ -1,7 +1,7 @@
 //! The config file: its text becomes the values that the other modules take ([`Config`]), or a list of everything that
 //! is wrong with it ([`Diagnostic`]).
 //!
-//! What may not break: a config that loads can be used (every shard placed once, every name known), and no message
+//! Invariant: a config that loads can be used (every shard placed once, every name known), and no message
 //! shows a password.
 
 mod cluster;

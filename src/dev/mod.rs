@@ -13,7 +13,7 @@
 //! Everything here blocks its thread, for a fraction of a second as a rule (starting a server) and for up to a minute
 //! at worst; from async code call it with `tokio::task::block_in_place` or `spawn_blocking`.
 //!
-//! What may not break: no server and no directory is left behind unless somebody asked for it, and nothing is ever
+//! Invariant: no server and no directory is left behind unless somebody asked for it, and nothing is ever
 //! stopped or removed that this module did not make.
 
 mod binaries;

@@ -5,7 +5,7 @@
 //! way (the depth), so that one that is slow or dead holds up only its own shards. One connection to a host is waited
 //! for; the others are used if they are free, and never more than half of the pool.
 //!
-//! What may not break: a shard's failure is that shard's result and ends nothing else ([`Partial`] has what succeeded,
+//! Invariant: a shard's failure is that shard's result and ends nothing else ([`Partial`] has what succeeded,
 //! and names the rest); and every shard asked for gives exactly one result.
 
 mod batch;

@@ -1,6 +1,6 @@
 //! Leases on the worker numbers of [snowflakes](super::snowflake), kept in PostgreSQL.
 //!
-//! What may not break: every grant and renewal carries a **ceiling**, the last millisecond that the holder may put into an
+//! Invariant: every grant and renewal carries a **ceiling**, the last millisecond that the holder may put into an
 //! ID, and the next grant of the number begins after it. This holds by the rows alone; no clock has to be right for it. That a
 //! lease ends by the clock only decides when the number may go to somebody else. A table that may have gone back in time, because its server
 //! was restored, promoted or restarted, grants nothing until the longest lease has ended of which it may have lost the row.

@@ -2,7 +2,7 @@
 //! without a database (log events, file names). Each kind is an [`IdSource`] in a file of its own, with its layout;
 //! [`Scheme`] takes their IDs apart again. `docs/ids.md` says when to use which.
 //!
-//! What may not break: a source that promises unique IDs stops, with an error that says why, before it gives one twice.
+//! Invariant: a source that promises unique IDs stops, with an error that says why, before it gives one twice.
 
 pub mod clock;
 pub mod flake;

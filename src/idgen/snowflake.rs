@@ -5,7 +5,7 @@
 //! waits for the next millisecond by yielding to other tasks and asking the clock again, which keeps a core busy. Needs a worker number
 //! of its own, leased from the database every few seconds (`lease`); an ID itself needs no round trip.
 //!
-//! What may not break: no ID is made outside the milliseconds that the lease grants, so that a process that was stopped for
+//! Invariant: no ID is made outside the milliseconds that the lease grants, so that a process that was stopped for
 //! however long makes none that the next holder of its number makes. Besides that, a generator stops a margin before its lease
 //! ends by the monotonic clock. What fails: with the database away for longer than the lease, there are no IDs; a clock that
 //! steps back makes callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years after the epoch.

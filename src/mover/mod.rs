@@ -5,7 +5,7 @@
 //! from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`] what dead moves
 //! left.
 //!
-//! # What may not break
+//! # Invariants
 //! 1. At most one host serves a shard; between fence and open, none.
 //! 2. Before decide a move can only be undone, after it only finished.
 //! 3. Every change of who serves is one compare-and-swap, in a function of the control schema.

@@ -1,7 +1,7 @@
 //! PostgreSQL as the rest of the crate sees it: how to [connect](ConnectOptions), how to [quote](quote_ident), which
 //! SQLSTATE means what ([`state`]), and SQL whose schema is filled in later ([`Template`]).
 //!
-//! What may not break: no password leaves this module (not in `Debug`, errors or logs), and every name or text that
+//! Invariant: no password leaves this module (not in `Debug`, errors or logs), and every name or text that
 //! goes into SQL goes through [`quote_ident`] or [`quote_literal`].
 
 mod connect;

@@ -1,7 +1,7 @@
 //! `service=NAME`: the rest of a connection string, from a section of libpq's `pg_service.conf`.
 //! <https://www.postgresql.org/docs/current/libpq-pgservice.html>
 //!
-//! What may not break: what a string says itself counts, whatever the file says; and no message repeats a value, nor a key
+//! Invariant: what a string says itself counts, whatever the file says; and no message repeats a value, nor a key
 //! that is not known: either may be a password in the wrong place.
 
 use std::fs;

@@ -18,7 +18,7 @@
 //! To find the fewest bytes of all is a hard problem (bin packing); this is a local search, with the lower bound beside it.
 //! The tests hold it to half a percent of the bound for 329 shards of very uneven weights on 6 uneven hosts.
 //!
-//! # What may not break
+//! # Invariants
 //! A plan moves no shard twice, breaks no constraint at any point of its order that was not broken before, and is never worse
 //! than doing nothing. The same problem gives the same plan, in whatever order its parts are given.
 

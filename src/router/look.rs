@@ -1,6 +1,6 @@
 //! Asking a host about shards: one question at a time, however many callers want to know about however many shards.
 //!
-//! What may not break: a caller only gets an answer to a question that was asked after the caller wanted to know. An
+//! Invariant: a caller only gets an answer to a question that was asked after the caller wanted to know. An
 //! older answer may be from before the very fence that the caller ran into. And questions are so far apart that an
 //! application whose statements are all wrong cannot make a storm of them.
 

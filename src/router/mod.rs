@@ -14,7 +14,7 @@
 //! An error that a move can have made (a name is not there, say) costs one question to the shard's host before the
 //! application gets it.
 //!
-//! What may not break: the router never decides who serves a shard. It only believes a host about itself, and the
+//! Invariant: the router never decides who serves a shard. It only believes a host about itself, and the
 //! signpost on a host that does not serve the shard any more refuses whatever a router sends there by mistake.
 
 mod circuit;

@@ -4,7 +4,7 @@
 //! is free, else to the next one that is, by number, so that a shard's second choice is always the same too. One is opened
 //! only when all are busy. Nobody waits for a favourite.
 //!
-//! What may not break: there are never more connections than places, and whoever waits is served in the order of asking.
+//! Invariant: there are never more connections than places, and whoever waits is served in the order of asking.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! A shard, for those who only read: on a standby of its host where that is near enough, on the primary where not.
 //!
-//! What may not break: what a standby says is never the last word about an error. Whatever goes wrong there is asked of the
+//! Invariant: what a standby says is never the last word about an error. Whatever goes wrong there is asked of the
 //! primary, as if nothing had been asked before.
 
 use std::fmt;

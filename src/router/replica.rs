@@ -4,7 +4,7 @@
 //! standby that has replayed as much has all that had been committed when the primary was asked. A standby that nothing
 //! reaches any more is found out like that too, which its own word would not tell.
 //!
-//! What may not break: no read goes to a standby that is not known, by now, to show everything that is older than
+//! Invariant: no read goes to a standby that is not known, by now, to show everything that is older than
 //! [`Options::max_replica_lag`]; nobody's call waits for that to be found out; and servers are asked at a bounded rate, however
 //! many read.
 

@@ -1,6 +1,6 @@
 //! The connections to all hosts together: no more than a number, wherever they are.
 //!
-//! What may not break: nobody waits while another host keeps a connection that nobody uses.
+//! Invariant: nobody waits while another host keeps a connection that nobody uses.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,7 +1,7 @@
 //! Shards made on one connection: many in one transaction and one message, or one alone to find which statement fails.
 //! Nobody knows them yet, so there is nobody to wait for.
 //!
-//! What may not break: a shard is there whole or not at all. Its row in `pgshard.shard` is written by the transaction
+//! Invariant: a shard is there whole or not at all. Its row in `pgshard.shard` is written by the transaction
 //! that makes its schema, and goes first, so that a second bootstrap stops at it.
 
 use std::fmt::Write;

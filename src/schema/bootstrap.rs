@@ -4,7 +4,7 @@
 //! It reads all hosts, plans (`plan.rs`, pure), then works on the hosts at the same time, on a few
 //! connections each. A shard that fails is named and the others go on. Run again it does only what is left.
 //!
-//! What may not break: no shard is created unless every host of the config has been asked, under a lock that keeps a
+//! Invariant: no shard is created unless every host of the config has been asked, under a lock that keeps a
 //! second bootstrap out of all of them until this one has ended.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

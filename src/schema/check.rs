@@ -1,6 +1,6 @@
 //! The map and the config compared with what the hosts say. Pure.
 //!
-//! What may not break: every difference has a finding, and two hosts that serve one shard are an alarm.
+//! Invariant: every difference has a finding, and two hosts that serve one shard are an alarm.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! The hosts' clocks: how far each is from ours, and how far the shards' IDs are ahead of it.
 //!
-//! What may not break: it stays cheap with thousands of shards, and takes no more than a small part of the host's locks.
+//! Invariant: it stays cheap with thousands of shards, and takes no more than a small part of the host's locks.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -1,6 +1,6 @@
 //! The control schema of one host: installed, upgraded, and compared with the config.
 //!
-//! What may not break: a host that recorded another N, epoch, prefix or name is never written to. A control migration is
+//! Invariant: a host that recorded another N, epoch, prefix or name is never written to. A control migration is
 //! run once, whole, and its text never changes afterwards; a change is the next number.
 
 use sha2::{Digest, Sha256};

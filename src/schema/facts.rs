@@ -1,6 +1,6 @@
 //! What a host says of itself and its shards, read in two queries.
 //!
-//! What may not break: everything about the shards comes from one statement, so from one snapshot. Two would see a
+//! Invariant: everything about the shards comes from one statement, so from one snapshot. Two would see a
 //! shard that opens in between as nowhere, or twice.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! Whether two schemas are made alike: a fingerprint to keep, and a difference to read.
 //!
-//! Both look at the same list of properties, so they cannot disagree. What may not break: nothing that belongs to the
+//! Both look at the same list of properties, so they cannot disagree. Invariant: nothing that belongs to the
 //! host goes in (OIDs, column numbers, owners, tablespaces, the schema's name), and nothing that a statement can
 //! change in a schema stays out. Publications are no part of a schema; a move makes one.
 

@@ -8,7 +8,7 @@
 //! CREATE INDEX CONCURRENTLY; `-- pgshard: once-per-host`, not in shards but once in each host's database, before its
 //! shards.
 //!
-//! What may not break: a file that some shard has run does not change, and none is put in before it.
+//! Invariant: a file that some shard has run does not change, and none is put in before it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

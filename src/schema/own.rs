@@ -1,6 +1,6 @@
 //! pgshard's own migrations of a shard: the ID functions.
 //!
-//! What may not break: the text of one never changes once it was released. A change is the next file, which replaces
+//! Invariant: the text of one never changes once it was released. A change is the next file, which replaces
 //! what the earlier one made.
 
 use super::control::{Cluster, checksum};

@@ -1,6 +1,6 @@
 //! What bootstrap has to do on a host, from what all hosts say. Pure.
 //!
-//! What may not break: a shard is created only where the map puts it, only if it never moved (epoch 1), if no host knows
+//! Invariant: a shard is created only where the map puts it, only if it never moved (epoch 1), if no host knows
 //! anything of it (no row in any state, no move that brings it), if every host of the config has been asked, and if
 //! no schema has its name. An empty second copy of a shard would take writes that belong to the first. And a shard that anybody
 //! remembers is created again only by the word that what was on its host is lost for good.

@@ -1,6 +1,6 @@
 //! Enough of SQL's lexis to find the statements of a script: strings, quoted names, dollar quotes, comments.
 //!
-//! Pure. What may not break: a word inside a string, a comment or a function's body is no statement.
+//! Pure. Invariant: a word inside a string, a comment or a function's body is no statement.
 
 /// A statement of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]

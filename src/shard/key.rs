@@ -1,6 +1,6 @@
 //! Keys: integers by remainder, texts and UUIDs by the first 60 bits of their SHA-256, remainder of that.
 //!
-//! What may not break: the shard of a key is for ever, and every language can compute it (`docs/keys.md` has the vectors).
+//! Invariant: the shard of a key is for ever, and every language can compute it (`docs/keys.md` has the vectors).
 //! Never the hash of a language or a library's version of one.
 
 use std::fmt;

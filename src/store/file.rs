@@ -1,6 +1,6 @@
 //! The map in the `[map]` table of the config file.
 //!
-//! What may not break: the file is always a whole one, the old or the new, whenever the power fails; a publication
+//! Invariant: the file is always a whole one, the old or the new, whenever the power fails; a publication
 //! changes the values of `[map]` and not one byte beside them; and it never replaces what somebody else wrote meanwhile.
 
 use std::fs;

@@ -1,7 +1,7 @@
 //! Told by the kernel when something changes beside a file: its folder is watched, and that of what it links to.
 //!
 //! Folders, because nobody writes into the file itself: editors and publications put another in its place, and Kubernetes
-//! swaps the link `..data` that the file's own link goes through. What may not break: an event only means "look". A file
+//! swaps the link `..data` that the file's own link goes through. Invariant: an event only means "look". A file
 //! system that has none, or a watch that cannot be had, makes the next look late, no more.
 
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! A new map written into the text of a config.
 //!
-//! What may not break: the bytes of the values that differ are changed and no others, so that comments, formatting and
+//! Invariant: the bytes of the values that differ are changed and no others, so that comments, formatting and
 //! line ends stay as somebody wrote them.
 
 use std::ops::Range;

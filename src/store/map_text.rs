@@ -1,6 +1,6 @@
 //! The `[map]` table of a config as text: read with every mistake, and printed.
 //!
-//! What may not break: what is read places every shard `0..N` once; a text that does not is refused, not mended.
+//! Invariant: what is read places every shard `0..N` once; a text that does not is refused, not mended.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

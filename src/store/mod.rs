@@ -1,6 +1,6 @@
 //! Where the shard map is kept: [`MapStore`], in memory, in the config file, or in PostgreSQL.
 //!
-//! What may not break: a store publishes with compare-and-swap on the version, so that of two publishers that started
+//! Invariant: a store publishes with compare-and-swap on the version, so that of two publishers that started
 //! from the same map one is told so; and a map that cannot be read is never handed out in place of one that could.
 
 mod diagnostic;

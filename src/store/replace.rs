@@ -1,6 +1,6 @@
 //! A file replaced whole: under a lock, and only if it is still the one that was read.
 //!
-//! What may not break: whenever the power fails or the process is killed, the file is the old one or the new one.
+//! Invariant: whenever the power fails or the process is killed, the file is the old one or the new one.
 
 use std::fs::{self, File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, Write};

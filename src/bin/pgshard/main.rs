@@ -1,6 +1,6 @@
 //! `pgshard`, the operator's command: parse, run, exit code. It uses the library's public API only.
 //!
-//! What may not break: stdout is data and stderr is talk, everything is printed by [`output`], and the exit codes of
+//! Invariant: stdout is data and stderr is talk, everything is printed by [`output`], and the exit codes of
 //! [`exit`] keep their meaning: scripts rely on them.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]

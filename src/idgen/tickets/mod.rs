@@ -7,7 +7,7 @@
 //! of `user_id % N`: with a stride of 16 and runs of 1, two hosts would give IDs for one shard in eight when N is 4,096.
 //! Hosts are used in turn, so tickets are only roughly in order. A block fetched ahead serves most calls from memory.
 //!
-//! What may not break: a residue belongs to one host. It is recorded on all hosts before that host gives its first ticket,
+//! Invariant: a residue belongs to one host. It is recorded on all hosts before that host gives its first ticket,
 //! stays recorded when the host is lost, and goes to another only with an explicit start above what the lost one gave.
 //! [`create`] keeps to that; [`Tickets`] checks with every block that the host is the one the config means, in the series
 //! it knows, and that a host's numbers grow.

@@ -1,6 +1,6 @@
 //! Creating tickets on hosts: which host gets which residue.
 //!
-//! What may not break: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no second host
+//! Invariant: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no second host
 //! can write beside it. So any two creators that have one host in common cannot give it twice; two that have none make two
 //! series, which are never used together.
 

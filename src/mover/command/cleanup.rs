@@ -1,6 +1,6 @@
 //! The end of a move's objects: old copies on request, what dead moves left by `gc`.
 //!
-//! What may not break: nothing is dropped but schemas that a ledger names, and an old copy only once its shard is known to
+//! Invariant: nothing is dropped but schemas that a ledger names, and an old copy only once its shard is known to
 //! be served elsewhere at a later epoch.
 
 use crate::mover::runner::reverse;

@@ -1,6 +1,6 @@
 //! How far a move is, for whoever looks from outside: from any machine, whether its mover lives or not.
 //!
-//! What may not break: it only reads, and takes no lock that anybody waits for.
+//! Invariant: it only reads, and takes no lock that anybody waits for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

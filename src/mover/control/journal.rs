@@ -1,6 +1,6 @@
 //! The journal of moves, on their source hosts, and the leases in it.
 //!
-//! What may not break: a move's row is written before anything else of the move, and every statement that changes a row
+//! Invariant: a move's row is written before anything else of the move, and every statement that changes a row
 //! names the lease it was taken under, so that a mover that was paused and taken over changes nothing.
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! What an operator wants of a move while it runs, told through the journal: from any machine, to a mover on any other.
 //!
-//! What may not break: a wish decides only when a mover goes on, never what it does. So it needs no lease, and a wish that
+//! Invariant: a wish decides only when a mover goes on, never what it does. So it needs no lease, and a wish that
 //! comes too late changes nothing.
 
 use crate::mover::protocol::desired::{Asked, Wanted};

@@ -1,7 +1,7 @@
 //! Keys and indexes of tables whose rows are all there, while others are still copied.
 //!
 //! Before: every chunk of a table is at the target, and the table has no index. After: it has all that are built before changes
-//! are applied, and statistics. Dies halfway: as before, for it is one transaction. What may not break: that transaction is
+//! are applied, and statistics. Dies halfway: as before, for it is one transaction. Invariant: that transaction is
 //! the only one that gives the table its first index, so that whoever finds one knows that all are there.
 
 use std::collections::{BTreeMap, BTreeSet};

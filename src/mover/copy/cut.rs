@@ -1,6 +1,6 @@
 //! Where tables are cut, written down at the target before the first row is copied.
 //!
-//! What may not break: a table that has chunks keeps them. A resume finds them and does those that are missing.
+//! Invariant: a table that has chunks keeps them. A resume finds them and does those that are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

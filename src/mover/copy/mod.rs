@@ -8,7 +8,7 @@
 //! [`table`] reads what tables there are and judges which of them can be moved like this, [`plan`] cuts them, [`copy`] copies
 //! and [`build`] makes the indexes, with the workers of [`work`], [`verify`] compares; [`snapshot`] and [`key`] are what the rule is made of.
 //!
-//! # What may not break
+//! # Invariants
 //! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a chunk whose snapshot does
 //!    not see it.
 //! 2. A chunk's rows and its snapshot are written by one transaction of the target, which proves the lease.

@@ -1,6 +1,6 @@
 //! Rows from host to host, and digests of what arrived.
 //!
-//! What may not break: both sides read the same columns in the same order with the same settings, so that a digest that
+//! Invariant: both sides read the same columns in the same order with the same settings, so that a digest that
 //! differs means a row that differs. Values go over as binary where every type is PostgreSQL's own and has a binary form, which
 //! is the same in all versions; types made by users carry OIDs in places and go as text.
 

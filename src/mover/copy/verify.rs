@@ -4,7 +4,7 @@
 //! A chunk is one number of rows and one digest a side. Where they differ it is cut into blocks by a hash of the key, and
 //! the blocks that differ into rows, so that an operator is told keys and not "something".
 //!
-//! What may not break: the tables are locked before the snapshot, on both sides; a TRUNCATE after it would empty them for old
+//! Invariant: the tables are locked before the snapshot, on both sides; a TRUNCATE after it would empty them for old
 //! snapshots too.
 
 use crate::mover::protocol::verdict::RowDifference;

@@ -1,7 +1,7 @@
 //! The border of a shard's schema. The fence works by names; whatever is bound to the shard's objects by OID passes it.
 //! So no dependency may cross the border, and this lists those that do.
 //!
-//! What may not break: it finds its rows by OID, through indexes only, so that it takes milliseconds on a host with
+//! Invariant: it finds its rows by OID, through indexes only, so that it takes milliseconds on a host with
 //! thousands of shards (the fence waits for it); and it asks by the schema's OID, which holds while the schema has
 //! the name of an old copy.
 

@@ -2,7 +2,7 @@
 //! again: behind the fence. Border and stamp find out what belongs to the schema before they look at that, which is most of
 //! what they cost, and after a swap all of it is planned anew. Here it is known.
 //!
-//! What may not break: equal traces mean that nothing was done. An object that comes anew depends on one that is known, so
+//! Invariant: equal traces mean that nothing was done. An object that comes anew depends on one that is known, so
 //! `pg_depend` says so, as it does of whatever crosses the border; a row that is written has another `xmin`. Unequal ones mean
 //! nothing: the full look decides.
 

@@ -1,7 +1,7 @@
 //! What is known of a table whose rows are copied and whose changes are applied: its columns, and the key by which the stream
 //! names its rows.
 //!
-//! What may not break: the key is the one of the replica identity, never just any unique one. The stream tells the former values of
+//! Invariant: the key is the one of the replica identity, never just any unique one. The stream tells the former values of
 //! no other columns, and a row whose former key is not known could not be put to its chunk. A key that is deferrable is none:
 //! within a transaction two rows may have the same one, and a change would hit both, or the other.
 

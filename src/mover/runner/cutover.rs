@@ -1,6 +1,6 @@
 //! The cut-over of a shard that comes online: catch up, fence, drain, and what to do when one of them does not go through.
 //!
-//! What may not break: behind the fence nothing is waited for without a limit, and whatever goes wrong there ends with the
+//! Invariant: behind the fence nothing is waited for without a limit, and whatever goes wrong there ends with the
 //! source serving again. All that can be done before the swap is done before it.
 
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! The shards of one move that come online from one host to another: one publication, one slot, one stream for all of them.
 //!
 //! A slot decodes the source's whole WAL, so five hundred shards share one. Every shard is still its own: it is claimed,
-//! copied, fenced and opened by itself, and its failure stops no other. What may not break: the slot is there before the
+//! copied, fenced and opened by itself, and its failure stops no other. Invariant: the slot is there before the
 //! first row is copied and until the last shard of the group has ended; rows that were copied under a slot that is gone
 //! are copied again.
 

@@ -1,7 +1,7 @@
 //! What is looked at every few seconds while the shards of a group are copied and followed: that nobody alters them, and
 //! that the slot does not fill the source's disk.
 //!
-//! What may not break: it changes nothing by itself. Whoever works on a shard is told, and ends in order.
+//! Invariant: it changes nothing by itself. Whoever works on a shard is told, and ends in order.
 
 use crate::mover::copy::signals::{Altered, altered};
 use crate::mover::preflight::facts;

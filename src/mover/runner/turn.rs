@@ -2,7 +2,7 @@
 //! shards that are closed at once keep each other closed for longer: so it is one at a time. With the turn go two sessions
 //! that did the same for the shard before, so that hardly anything behind a fence is done for the first time.
 //!
-//! What may not break: a session in which a target may have been opened, and not committed, is used for nothing else. One
+//! Invariant: a session in which a target may have been opened, and not committed, is used for nothing else. One
 //! that is not given back in so many words is closed, which rolls it back.
 
 use tokio::sync::{Mutex, MutexGuard};

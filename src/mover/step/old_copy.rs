@@ -1,6 +1,6 @@
 //! The old copy on the way back: what is taken off it so that it can take changes, and how it becomes a rollback's target.
 //!
-//! What may not break: of every old copy it is known, in the transaction that changes it, what was taken off and whose it
+//! Invariant: of every old copy it is known, in the transaction that changes it, what was taken off and whose it
 //! is; and it is the same one that is fed, compared, opened, or given back.
 
 use tokio_postgres::types::PgLsn;

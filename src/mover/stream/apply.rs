@@ -1,7 +1,7 @@
 //! One target transaction after the other: statements are sent without waiting for the answers of those before, rows of one
 //! table to which the same is done go together, and before the commit every answer is looked at.
 //!
-//! What may not break: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of
+//! Invariant: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of
 //! different tables may go in another order than at the source: foreign keys and triggers do not exist while changes are
 //! applied.)
 

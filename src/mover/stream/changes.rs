@@ -1,7 +1,7 @@
 //! Which changes are applied, and how: the rule of the chunks.
 //!
 //! A change of transaction X to the row with key k is applied if, and only if, X is not visible in the snapshot of the chunk that
-//! holds k. What may not break: it is applied strictly. An update or delete that finds no row is an error, not a
+//! holds k. Invariant: it is applied strictly. An update or delete that finds no row is an error, not a
 //! reason to insert: it would mean that the rule was broken before.
 
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! The handle of a follower, and what it tells: how far it is, which shards it has lost, and why.
 //!
-//! What may not break: a future here resolves for what is durable at the target, never for what was merely read.
+//! Invariant: a future here resolves for what is durable at the target, never for what was merely read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! A table of the stream and its counterpart at the target: the statements that apply its changes.
 //!
-//! What may not break: a row is named by its whole key, or where there is none by all of its values as they are written,
+//! Invariant: a row is named by its whole key, or where there is none by all of its values as they are written,
 //! never by an equality that takes 1.0 for 1.00.
 
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! to be applied, [`layout`] and [`apply`] do it, and [`run`] puts that together. [`worker`] is the task, and [`follower`] its
 //! handle.
 //!
-//! What may not break: a source transaction is in the target whole or not at all, and once; nothing is called durable to
+//! Invariant: a source transaction is in the target whole or not at all, and once; nothing is called durable to
 //! the source that is not durable at the target.
 
 mod apply;

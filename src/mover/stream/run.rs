@@ -1,7 +1,7 @@
 //! One run: from the opening of the connections to the first failure. Reads, applies, commits, reports.
 //!
 //! Source transactions are put into one target transaction as long as more are there already; a transaction that comes
-//! alone is committed at once. What may not break: a target transaction ends where a source transaction ends, with the
+//! alone is committed at once. Invariant: a target transaction ends where a source transaction ends, with the
 //! progress of each shard that it touched, by compare-and-swap under its lease.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};

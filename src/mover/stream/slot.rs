@@ -1,6 +1,6 @@
 //! The publication and the slot of a group, on its source.
 //!
-//! What may not break: the ledger names both before they are there and until they are gone, and the publication is
+//! Invariant: the ledger names both before they are there and until they are gone, and the publication is
 //! complete before the slot is made: changes from before a table was published would be left out without a word.
 
 use std::collections::HashSet;

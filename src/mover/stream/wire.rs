@@ -1,7 +1,7 @@
 //! The messages of pgoutput, protocol version 1, as PostgreSQL 13 to 18 send them.
 //! <https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html>
 //!
-//! Pure. What may not break: no bytes make it panic, and a message is read to its end or refused.
+//! Pure. Invariant: no bytes make it panic, and a message is read to its end or refused.
 
 use bytes::{Buf, Bytes};
 

@@ -1,6 +1,6 @@
 //! The task of a follower: opens the connections, goes on where all is durable, and again after a failure.
 //!
-//! What may not break: what a run believes of shards, chunks and positions is read from the target when it begins, and
+//! Invariant: what a run believes of shards, chunks and positions is read from the target when it begins, and
 //! nothing of it outlives it. So a failure at any place is answered in one way: begin anew.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

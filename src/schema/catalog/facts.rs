@@ -1,7 +1,7 @@
 //! The facts of one schema as values. Pure; made by [`read`](super::read), read by the fingerprint and by the mover.
 //!
 //! All SQL in them (types, expressions, definitions) names the objects of the schema without the schema and everything
-//! else so that it means the same under every `search_path` that starts with the schema. What may not break: no
+//! else so that it means the same under every `search_path` that starts with the schema. Invariant: no
 //! text here holds the schema's own name, except function bodies and their settings, which are text in the database too.
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Reading what a schema is made of, from the catalogs of its host. No pg_dump: that one refuses newer servers, takes
 //! seconds on a host with thousands of schemas, and knows no schema by its OID.
 //!
-//! What may not break: every expression and definition is deparsed under the settings of [`preamble`], so that it can be
+//! Invariant: every expression and definition is deparsed under the settings of [`preamble`], so that it can be
 //! executed for a schema of another name; and every query finds its rows through indexes, because a fence waits for
 //! some of them on hosts with hundreds of thousands of relations.
 

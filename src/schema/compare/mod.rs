@@ -3,7 +3,7 @@
 //!
 //! The shards of the same make are a group; of each group but the largest it is said in what it differs from that one.
 //!
-//! What may not break: nothing that belongs to one shard alone counts as a difference: its schema's name, and its number
+//! Invariant: nothing that belongs to one shard alone counts as a difference: its schema's name, and its number
 //! where the others have theirs.
 
 use std::collections::{BTreeMap, HashMap};

@@ -3,7 +3,7 @@
 //! A shard that is busy goes back into the queue with a pause that grows, so that others come first and nobody queues up
 //! behind us again at once.
 //!
-//! What may not break: it ends. Each shard is tried for as long as the patience lasts, and each try is bounded.
+//! Invariant: it ends. Each shard is tried for as long as the patience lasts, and each try is bounded.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -4,7 +4,7 @@
 //! the shards of the canary, the rest. Each shard has transactions of its own and waits for a lock for a moment only; then it is
 //! put off, and others come first. A shard that fails is named and the others go on. Run again it does only what is left.
 //!
-//! What may not break: nothing is run where a file was edited, taken away or put in between; a shard that a move has
+//! Invariant: nothing is run where a file was edited, taken away or put in between; a shard that a move has
 //! claimed is left alone until the move has ended; and a migration is recorded with what it did, or not at all.
 
 mod host;

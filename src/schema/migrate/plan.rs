@@ -1,6 +1,6 @@
 //! What is to be run where, from what all hosts say. Pure.
 //!
-//! What may not break: if any shard or host of those that are asked for has run what the folder does not have, nothing
+//! Invariant: if any shard or host of those that are asked for has run what the folder does not have, nothing
 //! is run anywhere; which shards are there is the hosts' word, not the map's.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! Migrations of one shard in one transaction.
 //!
-//! What may not break: what was done and the record of it are one commit; and nobody waits behind us for longer than the
+//! Invariant: what was done and the record of it are one commit; and nobody waits behind us for longer than the
 //! lock timeout.
 
 use std::time::Duration;

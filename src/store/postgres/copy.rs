@@ -1,6 +1,6 @@
 //! The copy of the map on disk, for a start while the control database is away.
 //!
-//! What may not break: the file is always a whole one, whenever the power fails and however many processes write it.
+//! Invariant: the file is always a whole one, whenever the power fails and however many processes write it.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,6 +1,6 @@
 //! The map in a table of a control database, so that a fleet of application servers follows it.
 //!
-//! What may not break: publishing is a compare-and-swap in one statement; a database that cannot be asked takes nobody's
+//! Invariant: publishing is a compare-and-swap in one statement; a database that cannot be asked takes nobody's
 //! map away; and the copy on disk is used only while the database cannot be asked.
 
 mod copy;

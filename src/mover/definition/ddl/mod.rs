@@ -7,7 +7,7 @@
 //! final schema; that becomes true with the rename. Everything else binds by OID to the objects of the new schema and
 //! follows the rename by itself. Then ask [`border::assert_closed`](crate::mover::definition::border::assert_closed) before going on.
 //!
-//! What may not break: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost without harm
+//! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost without harm
 //! is in [`Creation::notes`].
 
 mod order;

@@ -2,7 +2,7 @@
 //! knows of itself.
 //!
 //! The databases hold the state; the mover holds none. So `resume` on another machine is the same loop as the first
-//! run, and a step that was done, but whose journal entry was lost, is seen in its effect. What may not break:
+//! run, and a step that was done, but whose journal entry was lost, is seen in its effect. Invariant:
 //! [`next`] never says [`Step::Unfence`] or [`Step::Discard`] once the source has decided, and never
 //! [`Step::DecideAndOpen`] unless the target is ready for the very attempt that the source is fenced for.
 

@@ -5,7 +5,7 @@
 //! the other direction, which finds its copy there and its slot made: it catches up, compares, fences and opens as every
 //! online move does.
 //!
-//! # What may not break
+//! # Invariants
 //! 1. What the mover itself applied at the target never comes back: the stream begins at the position that the open wrote in
 //!    its own transaction (`pgshard.shard.opened_lsn`).
 //! 2. A way back that is broken is given up, with the reason in `pgshard.back`; it never stops a move and never fills a disk.

@@ -1,7 +1,7 @@
 //! Publication and slot of a way back, on the target of the move: made before the first shard is fenced, dropped when
 //! nobody can go back any more.
 //!
-//! What may not break: a way back never harms the host that serves. Its slot is not made where slots are short, keeps no
+//! Invariant: a way back never harms the host that serves. Its slot is not made where slots are short, keeps no
 //! more WAL than it may, and is dropped as soon as no shard needs it.
 
 use crate::mover::step::old_copy;
