@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use deadpool::Runtime;
-use deadpool::managed::{Pool, PoolError, TimeoutType};
+use deadpool::managed::{Pool, PoolError};
 use tokio::sync::Semaphore;
 
 use super::circuit::Circuit;
@@ -175,13 +175,11 @@ impl Host {
             PoolError::Backend(OpenError::Connect(error)) => PoolFault::Connect(self.circuit.failed(error)),
             PoolError::Backend(OpenError::Differs(error)) => PoolFault::Differs(error),
             PoolError::Backend(OpenError::NoRoom) => PoolFault::TimedOut(PoolPhase::Room, self.wait_max),
-            PoolError::Timeout(TimeoutType::Wait) => PoolFault::TimedOut(PoolPhase::Wait, self.wait_max),
-            PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle)
+            // Our pools have a runtime, no hooks and no other limit, and nobody closes them: what is left is waiting.
+            PoolError::Timeout(_)
             | PoolError::Closed
             | PoolError::NoRuntimeSpecified
-            | PoolError::PostCreateHook(_) => {
-                unreachable!("our pools have a runtime, no hooks and no such limit, and nobody closes them")
-            }
+            | PoolError::PostCreateHook(_) => PoolFault::TimedOut(PoolPhase::Wait, self.wait_max),
         }
     }
 }
