@@ -5,8 +5,9 @@
 //! visible in the snapshot of the chunk that holds k ([`chunks`]). So no snapshot is held for longer than one
 //! chunk takes, chunks can be copied in any order, at any time, by any number of workers, and again after a crash.
 //!
-//! [`table`] reads what tables there are and judges which of them can be moved like this, [`plan`] cuts them, [`copy`] copies
-//! and [`build`] makes the indexes, with the workers of [`work`], [`verify`] compares; [`snapshot`] and [`key`] are what the rule is made of.
+//! [`table`](crate::mover::preflight::table) has read what tables there are and judged which of them can be moved like this. [`cut`] cuts them,
+//! [`chunk`] copies and [`build`] makes the indexes, with the workers of [`workers`]; [`verify`] compares. [`snapshot`] and
+//! [`key`](crate::mover::preflight::key) are what the rule is made of.
 //!
 //! # Invariants
 //! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a chunk whose snapshot does

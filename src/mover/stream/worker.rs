@@ -142,13 +142,25 @@ impl Worker {
     /// that cannot is refused. The source serves, so nothing is lost with it. Gives the error to end with.
     ///
     /// Locks: none; the slot is read by nobody else.
-    async fn give_slot_up(&self, error: &Error) -> Result<Error, Error> {
+    async fn give_slot_up(&mut self, error: &Error) -> Result<Error, Error> {
         let options = &self.options;
         tracing::warn!(
             stream = options.stream,
             error = words(error),
             "the slot is dropped: the server cannot decode it"
         );
+        // A worker that slept, and was taken over meanwhile, leaves the slot to whoever has the shards: it may be a new one.
+        let target = options.hosts.open(&options.target).await?;
+        let is_ours = matches!(self.is_taken_over(&target).await, Ok(false))
+            && self.progress(&target).await.is_ok_and(|shards| !shards.is_empty());
+        let options = &self.options;
+        if !is_ours {
+            let why = format!(
+                "the server cannot decode the slot {}; it stays, since its shards are not known to be ours any more",
+                options.stream
+            );
+            return Ok(Error::Unfollowed { shard: None, why });
+        }
         let source = options.hosts.open(&options.source).await?;
         drop_slot(&source, &options.stream).await?;
         let state = "dropped, since the server cannot decode it any more";
