@@ -4,10 +4,11 @@
 //!   every connection has every statement (the same room for statements as by hand) and with the router's own bound;
 //! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other; also with servers that
 //!   are half a millisecond away, as they are in a data centre (a proxy in this process delays every packet by 0.25 ms);
+//! - what it costs to bound the connections to both hosts together to the number of callers (`max_connections`);
 //! - what it costs to clean every session between two callers, and what a transaction costs beside BEGIN and COMMIT by hand;
 //! - a server process's memory after 20 statements on each of 4096 shards, with the bound on prepared statements and without.
 //!
-//! `cargo bench --bench router -- [points] [ids] [sessions] [memory] [--seconds N] [--rounds N]`; without a name, all of them.
+//! `cargo bench --bench router -- [points] [limit] [ids] [sessions] [memory] [--seconds N] [--rounds N]`; without a name, all of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,6 +31,9 @@ const SHARDS: u16 = 8192;
 const MADE: [std::ops::Range<u16>; 2] = [0..4096, 4096..4596];
 const SCHEMAS: u16 = 1000;
 const IN_FLIGHT: usize = 32;
+/// Callers of the part `limit`, and the shards of each host that they read.
+const CALLERS: usize = 12;
+const FEW: u16 = 100;
 const STATEMENTS: usize = 20;
 const SELECT: &str = "SELECT id, title FROM {shard}.photos WHERE id = $1";
 
@@ -50,7 +54,7 @@ impl Arguments {
             match name.as_str() {
                 "--seconds" => read.seconds = number()?,
                 "--rounds" => read.rounds = number()? as usize,
-                "points" | "ids" | "sessions" | "memory" => read.parts.push(name),
+                "points" | "limit" | "ids" | "sessions" | "memory" => read.parts.push(name),
                 // What `cargo bench` says to every bench.
                 "--bench" => {}
                 other => return Err(format!("unknown argument {other}").into()),
@@ -77,6 +81,9 @@ async fn main() -> Outcome<()> {
     bench.prepare().await?;
     if bench.arguments.wants("points") {
         bench.points().await?;
+    }
+    if bench.arguments.wants("limit") {
+        bench.limit().await?;
     }
     if bench.arguments.wants("ids") {
         bench.ids("on this machine", &bench.urls).await?;
@@ -165,6 +172,7 @@ impl Bench {
         warm(&one, 1).await?;
         warm(&all, IN_FLIGHT).await?;
         self.compare("room for every statement on every connection", &hands, &one, &all).await?;
+        self.compare("the same, a quarter of the connections busy", &hands[..IN_FLIGHT / 4], &one, &all).await?;
         drop((one, all));
         let (one, all) = (self.router(&urls, 1, None)?, self.router(&urls, IN_FLIGHT, None)?);
         warm(&one, 1).await?;
@@ -206,6 +214,41 @@ impl Bench {
             );
         }
         println!("  median of rounds: latency {:.3} ×, rate {:.3} ×", median(&mut medians), median(&mut rates));
+        Ok(())
+    }
+
+    /// As many callers as connections, on shards of both hosts: with the limit on all, and without.
+    async fn limit(&self) -> Outcome<()> {
+        println!("\npoint reads on both hosts by {CALLERS} callers, with max_connections = {CALLERS} and without");
+        let slice = Duration::from_millis(500);
+        let pools = |options: &mut Options| options.hosts.iter_mut().for_each(|host| host.pool_size = CALLERS);
+        let free = self.router_with(&self.urls, pools)?;
+        let bound = self.router_with(&self.urls, |options| {
+            pools(options);
+            options.max_connections = Some(CALLERS);
+        })?;
+        let mut ratios = Vec::new();
+        for round in 0..=self.arguments.rounds {
+            let mut done = [0, 0];
+            for router in [&free, &bound, &bound, &free] {
+                let reading = in_flight(CALLERS, slice, |_| {
+                    let router = router.clone();
+                    move |shard| {
+                        let router = router.clone();
+                        let second = if shard % 2 == 0 { 0 } else { MADE[1].start };
+                        async move { read(&router, second + shard % FEW).await }
+                    }
+                });
+                done[usize::from(std::ptr::eq(router, &bound))] += reading.await?;
+            }
+            // The first round is not counted.
+            if round > 0 {
+                let [free, bound] = done.map(|done| done as f64 / (2.0 * slice.as_secs_f64()));
+                println!("  without {free:6.0}/s, with {bound:6.0}/s, {:.3} ×", bound / free);
+                ratios.push(bound / free);
+            }
+        }
+        println!("  median of rounds: {:.3} ×", median(&mut ratios));
         Ok(())
     }
 
