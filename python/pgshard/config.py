@@ -42,7 +42,8 @@ _HOST_KEYS = (
     "weight", "max_shards", "max_bytes",
 )  # fmt: skip
 _ROUTER_KEYS = (
-    "max_connections", "statement_timeout_ms", "prepare", "recycle", "selects", "max_replica_lag_ms", "replica_wait_ms",
+    "max_connections", "statement_timeout_ms", "prepare", "recycle", "selects", "idle_timeout_ms",
+    "max_lifetime_ms", "max_replica_lag_ms", "replica_wait_ms",
 )  # fmt: skip
 _PREPARE = ("named", "unnamed")
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Config, ConfigError, HostConfig, RouterConfig};
 use crate::map::ShardMap;
@@ -62,6 +63,9 @@ impl Config {
         options.statement_timeout = self.router.statement_timeout;
         options.recycle = self.router.recycle;
         options.selects = self.router.selects;
+        let or_never = |limit: Duration| Some(limit).filter(|limit| !limit.is_zero());
+        options.idle_timeout = self.router.idle_timeout.map_or(options.idle_timeout, or_never);
+        options.max_lifetime = self.router.max_lifetime.map_or(options.max_lifetime, or_never);
         options.max_replica_lag = self.router.max_replica_lag.unwrap_or(options.max_replica_lag);
         options.replica_wait = self.router.replica_wait.unwrap_or(options.replica_wait);
         let path = self.path.clone();

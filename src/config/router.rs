@@ -19,6 +19,10 @@ pub struct RouterConfig {
     pub recycle: Recycle,
     /// Whether a SELECT can change anything.
     pub selects: Selects,
+    /// How long a connection that nobody uses is kept, zero for as long as it works; `None` for the router's default.
+    pub idle_timeout: Option<Duration>,
+    /// After how long a connection is replaced, zero for never; `None` for the router's default.
+    pub max_lifetime: Option<Duration>,
     /// How old what a replica shows may be; `None` for the router's default.
     pub max_replica_lag: Option<Duration>,
     /// How long a read waits for a replica; `None` for the router's default.
@@ -33,6 +37,8 @@ pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> Router
         "prepare",
         "recycle",
         "selects",
+        "idle_timeout_ms",
+        "max_lifetime_ms",
         "max_replica_lag_ms",
         "replica_wait_ms",
     ];
@@ -60,6 +66,8 @@ pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> Router
             [("may-write", Selects::MayWrite), ("only-read", Selects::OnlyRead)],
             findings,
         ),
+        idle_timeout: at_least(0, "idle_timeout_ms", "10 minutes", findings).map(Duration::from_millis),
+        max_lifetime: at_least(0, "max_lifetime_ms", "30 minutes", findings).map(Duration::from_millis),
         max_replica_lag: max_replica_lag.map(Duration::from_millis),
         replica_wait: at_least(0, "replica_wait_ms", "200 ms", findings).map(Duration::from_millis),
     }
@@ -122,6 +130,14 @@ mod tests {
         assert_eq!(options.hosts[0].connect.to_string(), "app@10.0.0.9:6432/app1");
         assert_eq!(config.hosts["db1"].connect.to_string(), "app@10.0.0.1:5432/app");
         assert_eq!((options.recycle, options.selects), (Recycle::Fast, Selects::MayWrite));
+        let lives = |more: &str| {
+            let config = parse("", more).unwrap();
+            let options = config.router_options(config.map.clone().unwrap().into());
+            (options.idle_timeout, options.max_lifetime)
+        };
+        assert_eq!(lives(""), (Some(Duration::from_secs(600)), Some(Duration::from_secs(1800))));
+        let config = "idle_timeout_ms = 0\nmax_lifetime_ms = 5000";
+        assert_eq!(lives(config), (None, Some(Duration::from_secs(5))), "0 is for ever");
         let config = parse("", "recycle = \"clean\"\nselects = \"only-read\"").unwrap();
         let options = config.router_options(config.map.clone().unwrap().into());
         assert_eq!((options.recycle, options.selects), (Recycle::Clean, Selects::OnlyRead));

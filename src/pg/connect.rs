@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
@@ -397,6 +397,11 @@ impl Connection {
     /// Who answers, as it said when the connection was opened.
     pub fn server(&self) -> Server {
         self.server
+    }
+
+    /// What ends the connection, whoever uses it.
+    pub(crate) fn driver(&self) -> AbortHandle {
+        self.driver.abort_handle()
     }
 
     /// Asks the server who it is; a standby may have become a primary.

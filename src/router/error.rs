@@ -236,6 +236,9 @@ pub enum Error {
         /// Why not. Shared by everybody who waited for the same answer.
         source: Arc<LookUpError>,
     },
+    /// The router was [closed](super::Router::close). Nothing was sent for this call, or what was is rolled back.
+    #[error("the router is closed")]
+    Closed,
     /// A [`Transaction`](super::Transaction) was used after its closure had returned.
     #[error("the transaction on shard {shard} has ended: its handle is of no use outside its closure")]
     TransactionEnded {
@@ -313,6 +316,9 @@ pub enum LookUpError {
     /// No connection in time, or no answer.
     #[error("no answer within {} ms", .0.as_millis())]
     TimedOut(Duration),
+    /// The router is closed.
+    #[error("the router is closed")]
+    Closed,
     /// An error instead of an answer.
     #[error("pgshard.look failed")]
     Statement(#[source] tokio_postgres::Error),
@@ -329,15 +335,16 @@ pub enum LookUpError {
 pub enum PoolPhase {
     /// All connections of the pool were in use.
     Wait,
-    /// As many connections as there may be to all hosts were in use.
-    Room,
+    /// As many connections as there may be to all hosts together were in use
+    /// ([`Options::max_connections`](super::Options::max_connections)).
+    Limit,
 }
 
 impl std::fmt::Display for PoolPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             PoolPhase::Wait => "waiting for a free connection",
-            PoolPhase::Room => "waiting for room among the connections to all hosts",
+            PoolPhase::Limit => "waiting for a connection among all that the router may have",
         })
     }
 }
@@ -396,7 +403,9 @@ impl Error {
             Error::LookUp { source, .. } => match &**source {
                 LookUpError::Connect(_) | LookUpError::TimedOut(_) => true,
                 LookUpError::Statement(source) => source.as_db_error().is_none(),
-                LookUpError::Answer(_) | LookUpError::Differs(_) | LookUpError::ControlOld => false,
+                LookUpError::Closed | LookUpError::Answer(_) | LookUpError::Differs(_) | LookUpError::ControlOld => {
+                    false
+                }
             },
             _ => false,
         }

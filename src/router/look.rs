@@ -192,7 +192,7 @@ async fn look(host: &Host, shards: &[ShardId]) -> Result<Vec<(ShardId, Look)>, L
         match lease.run::<Vec<SqlRow>>(Rendered::new(&sql, LOOK), &[&shards], Prepare::Once).await {
             Ok(rows) => return rows.iter().map(read).collect(),
             // A connection that died while it was idle is found out by its first use; a later one is new.
-            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::CONTROL_SIZE => lease.discard(),
+            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
             Err(failed) => return Err(LookUpError::Statement(failed.error)),
         }
     }

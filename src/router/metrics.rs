@@ -7,10 +7,11 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use metrics::{
-    Counter, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
 use super::replica::Why;
+use super::slots::Counts;
 use super::stale::{Met, Verdict};
 use crate::map::{HostName, MapVersion};
 
@@ -22,6 +23,12 @@ const REQUEST_SECONDS: &str = "pgshard_request_seconds";
 const POOL_WAIT_SECONDS: &str = "pgshard_pool_wait_seconds";
 /// Connections that were not to be had.
 const POOL_FAILURES: &str = "pgshard_pool_failures_total";
+/// The most connections that a host's pools may have.
+const POOL_SIZE: &str = "pgshard_pool_size";
+/// Connections, by what they do.
+const POOL_CONNECTIONS: &str = "pgshard_pool_connections";
+/// Calls that wait for a connection.
+const POOL_WAITING: &str = "pgshard_pool_waiting";
 /// Questions where a shard is.
 const LOOK_UPS: &str = "pgshard_look_ups_total";
 /// Answers of signposts.
@@ -43,6 +50,9 @@ fn describe() {
     describe_histogram!(REQUEST_SECONDS, Unit::Seconds, "From the call to its answer, retries included");
     describe_histogram!(POOL_WAIT_SECONDS, Unit::Seconds, "From asking for a connection to having it");
     describe_counter!(POOL_FAILURES, Unit::Count, "Connections that were not to be had");
+    describe_gauge!(POOL_SIZE, Unit::Count, "The most connections that a host's pools may have");
+    describe_gauge!(POOL_CONNECTIONS, Unit::Count, "Connections of a host's pools, by state");
+    describe_gauge!(POOL_WAITING, Unit::Count, "Calls that wait for a connection");
     describe_counter!(LOOK_UPS, Unit::Count, "Questions to a host where a shard is");
     describe_counter!(SIGNPOSTS, Unit::Count, "Answers of signposts");
     describe_counter!(FENCES, Unit::Count, "Times that a call waited because its shard was fenced");
@@ -180,6 +190,45 @@ impl HostMetrics {
     }
 }
 
+/// How many connections a pool has, as it was last told to the recorder. Pools of one host add up.
+pub(super) struct PoolGauges {
+    host: HostName,
+    size: usize,
+    told: Option<(usize, Counts)>,
+}
+
+impl PoolGauges {
+    pub(super) fn new(host: &HostName, size: usize) -> PoolGauges {
+        PoolGauges { host: host.clone(), size, told: None }
+    }
+
+    pub(super) fn publish(&mut self, counts: Counts) {
+        self.tell(self.size, counts);
+    }
+
+    fn tell(&mut self, size: usize, counts: Counts) {
+        let (size_before, before) = self.told.replace((size, counts)).unwrap_or_default();
+        let tell = |gauge: Gauge, before: usize, now: usize| {
+            if before != now {
+                gauge.increment(now as f64 - before as f64);
+            }
+        };
+        let host = || self.host.to_string();
+        tell(gauge!(POOL_SIZE, "host" => host()), size_before, size);
+        tell(gauge!(POOL_CONNECTIONS, "host" => host(), "state" => "idle"), before.idle, counts.idle);
+        tell(gauge!(POOL_CONNECTIONS, "host" => host(), "state" => "used"), before.used, counts.used);
+        tell(gauge!(POOL_WAITING, "host" => host()), before.waiting, counts.waiting);
+    }
+}
+
+impl Drop for PoolGauges {
+    fn drop(&mut self) {
+        if self.told.is_some() {
+            self.tell(0, Counts::default());
+        }
+    }
+}
+
 /// So old may be what the standby at this address shows.
 pub(super) fn replica_lag(host: &HostName, standby: &str, lag: Duration) {
     gauge!(REPLICA_LAG_SECONDS, "host" => host.to_string(), "standby" => standby.to_owned()).set(lag.as_secs_f64());
@@ -188,4 +237,44 @@ pub(super) fn replica_lag(host: &HostName, standby: &str, lag: Duration) {
 /// The router has another map, or its first.
 pub(super) fn map_version(version: MapVersion) {
     gauge!(MAP_VERSION).set(version.get() as f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+    use super::*;
+
+    #[test]
+    fn the_pools_of_a_host_add_up() {
+        let recorder = DebuggingRecorder::new();
+        let host = HostName::new("db1").unwrap();
+        let mut told = metrics::with_local_recorder(&recorder, || {
+            let (mut one, mut other) = (PoolGauges::new(&host, 4), PoolGauges::new(&host, 4));
+            one.publish(Counts { idle: 1, used: 2, waiting: 3 });
+            other.publish(Counts { idle: 1, used: 1, waiting: 0 });
+            one.publish(Counts { idle: 3, used: 0, waiting: 0 });
+            drop(other);
+            let read = |value| match value {
+                DebugValue::Gauge(value) => value.into_inner(),
+                other => panic!("{other:?}"),
+            };
+            let all = recorder.snapshotter().snapshot().into_vec().into_iter().map(|(key, _, _, value)| {
+                let labels: Vec<&str> = key.key().labels().map(|label| label.value()).collect();
+                (format!("{} {}", key.key().name(), labels.join(" ")), read(value))
+            });
+            all.collect::<Vec<_>>()
+        });
+        told.sort_by(|one, other| one.0.cmp(&other.0));
+        let told: Vec<(&str, f64)> = told.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+        assert_eq!(
+            told,
+            [
+                ("pgshard_pool_connections db1 idle", 3.0),
+                ("pgshard_pool_connections db1 used", 0.0),
+                ("pgshard_pool_size db1", 4.0),
+                ("pgshard_pool_waiting db1", 0.0),
+            ]
+        );
+    }
 }

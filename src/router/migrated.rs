@@ -191,7 +191,7 @@ async fn ask(host: &Host, name: &str) -> Result<Answer, LookUpError> {
         match lease.run::<Vec<SqlRow>>(Rendered::new(&sql, ASK), &[&name], Prepare::Once).await {
             Ok(rows) => return rows.first().ok_or_else(|| LookUpError::Answer("no row".to_owned())).and_then(read),
             // A connection that died while it was idle is found out by its first use; a later one is new.
-            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::CONTROL_SIZE => lease.discard(),
+            Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
             Err(failed) => {
                 let old = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];
                 return Err(match failed.error.code() {

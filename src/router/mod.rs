@@ -18,6 +18,7 @@
 //! signpost on a host that does not serve the shard any more refuses whatever a router sends there by mistake.
 
 mod circuit;
+mod closing;
 mod error;
 mod handle;
 mod host;
@@ -27,19 +28,20 @@ mod look;
 mod lookout;
 mod metrics;
 mod migrated;
+mod opener;
 mod options;
 mod peers;
-mod places;
+mod pool;
 mod raw;
 mod reads;
 mod recover;
 mod remains;
 mod replica;
-mod room;
 mod routing;
 mod running;
 mod savepoint;
 mod session;
+mod slots;
 mod sql;
 mod stale;
 mod transaction;
@@ -48,7 +50,7 @@ mod unnamed;
 mod vectors;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -56,7 +58,7 @@ use arc_swap::ArcSwap;
 
 use self::host::Host;
 use self::peers::Peers;
-use self::room::Room;
+use self::pool::ConnectionLimit;
 use self::routing::{Inner, Snapshot};
 use self::sql::SqlCache;
 use crate::id::Id;
@@ -69,6 +71,7 @@ pub use handle::Shard;
 pub(crate) use lane::{Lane, Ran};
 pub use migrated::{Migrated, NotMigrated};
 pub use options::{HostOptions, HostSource, Options, PrepareMode, Recycle, Selects};
+pub use pool::PoolState;
 pub use raw::RawClient;
 pub use reads::{Position, PositionError, Reads};
 pub use running::Transaction;
@@ -91,16 +94,16 @@ pub struct Stats {
 impl Router {
     /// A router for these hosts. No connection is opened before it is needed.
     pub fn new(options: Options) -> Router {
-        let room = options.max_connections.map(|max| Arc::new(Room::new(max, options.wait_max)));
+        let limit = options.max_connections.map(ConnectionLimit::new);
         let peers = Arc::<Peers>::default();
         options.hosts.iter().for_each(|host| peers.add(&host.name, &host.connect));
-        let host = |host| Arc::new(Host::new(host, &options, room.as_ref(), &peers));
+        let host = |host| Arc::new(Host::new(host, &options, limit.as_ref(), &peers));
         let hosts = options.hosts.iter().map(|options| (options.name.clone(), host(options)));
         metrics::map_version(options.map.version());
         Router(Arc::new(Inner {
             shards: options.map.shards(),
             hosts: ArcSwap::from_pointee(hosts.collect()),
-            room: room.clone(),
+            limit,
             peers: peers.clone(),
             snapshot: ArcSwap::from_pointee(Snapshot::new(options.map.clone())),
             prefix: options.prefix.clone(),
@@ -112,6 +115,7 @@ impl Router {
             unknown_at: Mutex::new(None),
             follower: Mutex::new(None),
             retries: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
         }))
     }
 

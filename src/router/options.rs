@@ -126,6 +126,12 @@ pub struct Options {
     pub waiters_per_host: u32,
     /// How long a call may wait for a free connection. Default 5 s.
     pub wait_max: Duration,
+    /// How long a connection that nobody uses is kept, about. Default 10 minutes; `None` for as long as it works.
+    pub idle_timeout: Option<Duration>,
+    /// After how long a connection is closed once nobody uses it, so that its server process gives back what memory it has
+    /// gathered and a host's new address is found; a tenth less for some, so that not all are opened at the same time. Default
+    /// 30 minutes; `None` for as long as it works.
+    pub max_lifetime: Option<Duration>,
     /// How long opening a connection may take. Default 10 s; the connection's own `connect_timeout` (5 s an address)
     /// comes first as a rule.
     pub create_max: Duration,
@@ -159,6 +165,8 @@ impl Options {
             waiters_per_shard: 1024,
             waiters_per_host: 4096,
             wait_max: Duration::from_secs(5),
+            idle_timeout: Some(Duration::from_secs(10 * 60)),
+            max_lifetime: Some(Duration::from_secs(30 * 60)),
             create_max: Duration::from_secs(10),
             recycle_max: Duration::from_secs(2),
             statements_per_connection: 256,

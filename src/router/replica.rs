@@ -22,7 +22,7 @@ use super::error::LookUpError;
 use super::host::Host;
 use super::options::{HostOptions, Options};
 use super::peers::Peers;
-use super::room::Room;
+use super::pool::ConnectionLimit;
 use super::session::Prepare;
 use super::sql::{Rendered, Sql};
 use crate::map::HostName;
@@ -120,11 +120,16 @@ impl Primary {
 
 impl Replicas {
     /// No connection is opened.
-    pub(super) fn new(host: &HostOptions, options: &Options, room: Option<&Arc<Room>>, peers: &Arc<Peers>) -> Replicas {
+    pub(super) fn new(
+        host: &HostOptions,
+        options: &Options,
+        limit: Option<&ConnectionLimit>,
+        peers: &Arc<Peers>,
+    ) -> Replicas {
         let standby = |connect: &ConnectOptions| {
             let own = HostOptions { connect: connect.clone(), replicas: Vec::new(), ..host.clone() };
             Arc::new(Standby {
-                host: Host::new(&own, options, room, peers),
+                host: Host::new(&own, options, limit, peers),
                 address: connect.addresses().join(","),
                 fresh_at: Mutex::new(None),
                 replayed: watch::Sender::new(0),
@@ -141,6 +146,11 @@ impl Replicas {
             checking: AtomicBool::new(false),
             primary: Mutex::default(),
         }
+    }
+
+    /// The standbys, as hosts of their own.
+    pub(super) fn hosts(&self) -> impl Iterator<Item = &Host> {
+        self.standbys.iter().map(|standby| &standby.host)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -308,9 +318,7 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
             match lease.run::<Vec<SqlRow>>(Rendered::new(&sql, text), &[], Prepare::Once).await {
                 Ok(rows) => return Ok(rows),
                 // A connection that died while it was idle is found out by its first use; a later one is new.
-                Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::CONTROL_SIZE => {
-                    lease.discard()
-                }
+                Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
                 Err(failed) => return Err(LookUpError::Statement(failed.error)),
             }
         }

@@ -1,7 +1,7 @@
 //! Which host a shard is on, as far as this router knows: the map, and what hosts have said since.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::error::Error;
 use super::host::Host;
 use super::options::Options;
 use super::peers::Peers;
-use super::room::Room;
+use super::pool::ConnectionLimit;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
@@ -30,7 +30,7 @@ pub(super) struct Inner {
     /// nobody uses it.
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
     /// What the pools of all hosts share.
-    pub(super) room: Option<Arc<Room>>,
+    pub(super) limit: Option<ConnectionLimit>,
     /// What hosts have recorded of each other.
     pub(super) peers: Arc<Peers>,
     /// What pools are made from; its hosts and map are those of the start.
@@ -46,6 +46,7 @@ pub(super) struct Inner {
     pub(super) follower: Mutex<Option<(AbortHandle, Refresh)>>,
     /// Statements and transactions that were run again.
     pub(super) retries: AtomicU64,
+    pub(super) closed: AtomicBool,
 }
 
 /// A map and the placements learned since. A try uses one snapshot: either the old one or the new, never a mixture.
@@ -117,7 +118,7 @@ impl Inner {
             return None;
         };
         self.peers.add(&options.name, &options.connect);
-        let host = Arc::new(Host::new(&options, &self.options, self.room.as_ref(), &self.peers));
+        let host = Arc::new(Host::new(&options, &self.options, self.limit.as_ref(), &self.peers));
         tracing::info!(host = name, "met a host that was added");
         self.hosts.rcu(|hosts| {
             let mut hosts = HashMap::clone(hosts);
@@ -129,6 +130,9 @@ impl Inner {
 
     /// Where the next try of a statement goes.
     pub(super) fn place(&self, shard: ShardId) -> Result<Place, Error> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::Closed);
+        }
         let snapshot = self.snapshot.load();
         let (name, epoch) = snapshot.placement(shard).ok_or(Error::NoSuchShard { shard, shards: self.shards })?;
         match self.host(name.as_str()) {
@@ -178,11 +182,18 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
+impl Inner {
+    /// Takes no more maps of a store.
+    pub(super) fn stop_following(&self) {
         if let Some((follower, _)) = self.follower.lock().unwrap_or_else(PoisonError::into_inner).take() {
             follower.abort();
         }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop_following();
     }
 }
 

@@ -6,29 +6,23 @@
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use deadpool::managed::{self, Metrics, Object, RecycleError, RecycleResult};
 use lru::LruCache;
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
 use super::circuit::Circuit;
-use super::error::HostDiffers;
 use super::kind::Kind;
-use super::lookout::Lookout;
 use super::options::Recycle;
-use super::peers::Peers;
-use super::places::Place;
-use super::room::Room;
+use super::pool::Slot;
 use super::sql::Rendered;
 use super::stale::Met;
 use super::unnamed::{self, Learned};
-use crate::pg::{ConnectError, ConnectOptions, Connection};
-use crate::shard::{KeyKind, ShardCount};
+use crate::pg::Connection;
 
 /// Everything that a session can have been left with, as far as it can be undone without forgetting the prepared
 /// statements of the driver itself (so not DISCARD ALL).
@@ -48,29 +42,8 @@ const CANCEL_MAX: Duration = Duration::from_secs(2);
 /// How long a statement that was to be cancelled may go on before it is asked again.
 const CANCEL_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a place waits for what was given up to end on the server.
+/// How long a slot waits for what was given up to end on the server.
 const END_MAX: Duration = Duration::from_secs(5);
-
-/// Opens sessions and checks those that come back.
-pub(super) struct Manager {
-    pub(super) connect: ConnectOptions,
-    pub(super) application_name: String,
-    pub(super) create_max: Duration,
-    pub(super) recycle_max: Duration,
-    pub(super) statements: Statements,
-    pub(super) key: KeyKind,
-    pub(super) shards: ShardCount,
-    /// Whether a connection was had to the host, and found to lead to one of this cluster.
-    pub(super) met: Arc<AtomicBool>,
-    pub(super) circuit: Arc<Circuit>,
-    pub(super) lookout: Arc<Lookout>,
-    pub(super) peers: Arc<Peers>,
-    /// Among the connections to all hosts. `None`: without limit.
-    pub(super) room: Option<Arc<Room>>,
-    /// Requests to cancel that are on their way to the host.
-    pub(super) cancels: Arc<Semaphore>,
-    pub(super) recycle: Recycle,
-}
 
 /// How a pool's sessions prepare statements.
 #[derive(Clone)]
@@ -79,97 +52,6 @@ pub(super) enum Statements {
     Named { max: usize },
     /// Without names.
     Unnamed(Arc<Learned>),
-}
-
-/// Why a session is not opened.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum OpenError {
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error(transparent)]
-    Differs(#[from] HostDiffers),
-    #[error("no room for another connection")]
-    NoRoom,
-}
-
-impl Manager {
-    /// On the first connection to a host: whether it makes shards of keys as this router does. A host that has recorded nothing
-    /// is none of a cluster, and says so to every statement. Then what it has recorded of the other hosts and itself.
-    async fn meet(&self, connection: &Connection) -> Result<(), OpenError> {
-        if self.met.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let recorded = connection.query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[]).await;
-        if let Ok([row]) = recorded.as_deref() {
-            let (shards, key): (i32, String) = (row.get(0), row.get(1));
-            if shards != i32::from(self.shards.get()) {
-                return Err(HostDiffers::Shards { recorded: shards, config: self.shards }.into());
-            }
-            if key != self.key.as_str() {
-                return Err(HostDiffers::Key { recorded: key, config: self.key }.into());
-            }
-            self.peers.ask(connection).await;
-            self.connect.is_host(connection)?;
-            self.met.store(true, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-}
-
-impl managed::Manager for Manager {
-    type Type = Session;
-    type Error = OpenError;
-
-    async fn create(&self) -> Result<Session, OpenError> {
-        let place = match &self.room {
-            Some(room) => Some(room.enter().await.ok_or(OpenError::NoRoom)?),
-            None => None,
-        };
-        // What is retired while this one is being opened may be what it is opened to.
-        let generation = self.circuit.generation();
-        // Boxed, as what every call carries along would be otherwise.
-        let opening = Box::pin(async {
-            let connection = self.connect.connect(&self.application_name).await?;
-            self.meet(&connection).await?;
-            Ok(connection)
-        });
-        let connection = match tokio::time::timeout(self.create_max, opening).await {
-            Ok(opened) => opened,
-            Err(_) => Err(OpenError::Connect(self.circuit.timed_out())),
-        }?;
-        self.lookout.start();
-        let statements = match &self.statements {
-            Statements::Named { max } => Prepared::Named(NonZeroUsize::new(*max).map(|max| LruCache::new(max).into())),
-            Statements::Unnamed(learned) => Prepared::Unnamed(learned.clone()),
-        };
-        Ok(Session {
-            connection,
-            statements,
-            dirty: AtomicBool::new(false),
-            generation,
-            circuit: self.circuit.clone(),
-            recycle: self.recycle,
-            recycle_max: self.recycle_max,
-            cancels: self.cancels.clone(),
-            room: self.room.clone(),
-            _place: place,
-        })
-    }
-
-    async fn recycle(&self, session: &mut Session, _: &Metrics) -> RecycleResult<OpenError> {
-        if session.connection.is_closed() {
-            return Err(RecycleError::message("the connection is closed"));
-        }
-        if session.generation != self.circuit.generation() {
-            return Err(RecycleError::message("the host has been silent, or another server is the primary"));
-        }
-        // Mostly it was cleaned when it came back.
-        if session.is_dirty() && !Box::pin(session.clean()).await {
-            self.circuit.doubt();
-            return Err(RecycleError::message("it could not be cleaned"));
-        }
-        Ok(())
-    }
 }
 
 /// A connection and its prepared statements.
@@ -184,8 +66,24 @@ pub(super) struct Session {
     recycle: Recycle,
     recycle_max: Duration,
     cancels: Arc<Semaphore>,
-    room: Option<Arc<Room>>,
-    _place: Option<OwnedSemaphorePermit>,
+    /// When it is not used any more, however well it works. `None`: never.
+    ends_at: Option<Instant>,
+    /// When it was last given back.
+    idle_since: Instant,
+}
+
+/// What a session is made of.
+pub(super) struct Opened {
+    pub(super) connection: Connection,
+    pub(super) statements: Statements,
+    /// The circuit's when the connection was asked for.
+    pub(super) generation: u32,
+    pub(super) circuit: Arc<Circuit>,
+    pub(super) recycle: Recycle,
+    pub(super) recycle_max: Duration,
+    /// Requests to cancel that are on their way to the host.
+    pub(super) cancels: Arc<Semaphore>,
+    pub(super) ends_at: Option<Instant>,
 }
 
 enum Prepared {
@@ -301,6 +199,44 @@ impl Answer for u64 {
 }
 
 impl Session {
+    pub(super) fn new(opened: Opened) -> Session {
+        let statements = match opened.statements {
+            Statements::Named { max } => Prepared::Named(NonZeroUsize::new(max).map(|max| LruCache::new(max).into())),
+            Statements::Unnamed(learned) => Prepared::Unnamed(learned),
+        };
+        Session {
+            connection: opened.connection,
+            statements,
+            dirty: AtomicBool::new(false),
+            generation: opened.generation,
+            circuit: opened.circuit,
+            recycle: opened.recycle,
+            recycle_max: opened.recycle_max,
+            cancels: opened.cancels,
+            ends_at: opened.ends_at,
+            idle_since: Instant::now(),
+        }
+    }
+
+    /// Whether it cannot be used any more: it is closed, the host has been silent since, or another server is the primary.
+    pub(super) fn is_worn(&self) -> bool {
+        self.connection.is_closed() || self.generation != self.circuit.generation()
+    }
+
+    /// It is idle from now on. True when its time is over.
+    pub(super) fn begin_idle(&mut self, now: Instant) -> bool {
+        self.idle_since = now;
+        self.ends_at.is_some_and(|ends_at| ends_at <= now)
+    }
+
+    /// Whether an idle one is to be closed.
+    pub(super) fn is_over(&self, now: Instant, idle_timeout: Option<Duration>) -> bool {
+        let idle = now.saturating_duration_since(self.idle_since);
+        self.is_worn()
+            || self.ends_at.is_some_and(|ends_at| ends_at <= now)
+            || idle_timeout.is_some_and(|limit| idle >= limit)
+    }
+
     /// Runs one statement; several at a time follow each other on the connection, where it is pipelined
     /// ([`Session::can_pipeline`]). Whoever calls this without [`Lease::run`] says himself what the session is in the middle of.
     pub(super) async fn run<A: Answer>(
@@ -342,17 +278,12 @@ impl Session {
         self.dirty.store(true, Ordering::Relaxed);
     }
 
-    fn is_dirty(&self) -> bool {
+    pub(super) fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody waits for a connection to another host.
-    fn is_crowded(&self) -> bool {
-        self.room.as_ref().is_some_and(|room| room.is_crowded())
-    }
-
     /// Undoes what may be left in it; a transaction, if one is open, too. False where that cannot be done.
-    async fn clean(&self) -> bool {
+    pub(super) async fn clean(&self) -> bool {
         // What would be cleaned is another session.
         if matches!(self.statements, Prepared::Unnamed(_)) {
             return false;
@@ -369,7 +300,7 @@ impl Session {
         let mut last = std::pin::pin!(self.connection.batch_execute(ROLLBACK_AND_CLEAN));
         loop {
             let asking = async {
-                // Nobody closes it; and whoever waits has a place, so that they are not many.
+                // Nobody closes it; and whoever waits has a slot, so that they are not many.
                 let turn = self.cancels.acquire().await;
                 let _ = tokio::time::timeout(CANCEL_MAX, self.connection.cancel()).await;
                 drop(turn);
@@ -466,14 +397,13 @@ enum Answers {
 
 /// A session borrowed from a pool. Dropped, it goes back; in the middle of something it is closed instead.
 pub(super) struct Lease {
-    /// `None` only while it is being dropped.
-    session: Option<Object<Manager>>,
+    /// `None` only while it is being dropped, like `slot`.
+    session: Option<Box<Session>>,
     answers: Answers,
     /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. Apart from `answers`: a statement that was given up in a
     /// transaction leaves both.
     in_transaction: bool,
-    /// Free again after the session is back.
-    place: Option<Place>,
+    slot: Option<Slot>,
 }
 
 /// COMMIT is no error in a transaction that has failed: the server rolls it back, and only the command tag says so, which the
@@ -493,8 +423,8 @@ pub(super) enum End {
 }
 
 impl Lease {
-    pub(super) fn new(session: Object<Manager>, place: Option<Place>) -> Lease {
-        Lease { session: Some(session), answers: Answers::Settled, in_transaction: false, place }
+    pub(super) fn new(session: Box<Session>, slot: Slot) -> Lease {
+        Lease { session: Some(session), answers: Answers::Settled, in_transaction: false, slot: Some(slot) }
     }
 
     pub(super) fn session(&self) -> &Session {
@@ -584,53 +514,47 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Some(session) = self.session.take() else { return };
+        let (Some(session), Some(slot)) = (self.session.take(), self.slot.take()) else { return };
         match self.answers {
-            // Somebody waits for a connection to another host, or nobody knows how the transaction is to end.
-            Answers::Settled if self.in_transaction || session.is_crowded() => {
-                drop(Object::take(session));
-            }
-            Answers::Settled if session.is_dirty() => clean(session, self.place.take()),
-            Answers::Settled => {}
-            Answers::Ending => drop(Object::take(session)),
-            Answers::Awaited => {
-                end_on_server(Object::take(session), self.place.take());
-            }
+            // Nobody knows how the transaction is to end.
+            Answers::Settled if self.in_transaction => close(session, slot),
+            Answers::Settled if session.is_dirty() => clean(session, slot),
+            Answers::Settled => slot.give_back(session),
+            Answers::Ending => close(session, slot),
+            Answers::Awaited => end_on_server(session, slot),
         }
     }
 }
 
-/// Cleans a session that has come back, and only then gives its place to others: locks that its user left are gone soon, and
+/// Closes the connection, and then gives its slot to others.
+fn close(session: Box<Session>, slot: Slot) {
+    drop(session);
+    drop(slot);
+}
+
+/// Cleans a session that has come back, and only then gives its slot to others: locks that its user left are gone soon, and
 /// nobody waits for the cleaning but those who wait anyhow. Where no runtime is there, it is cleaned when it is
 /// borrowed again.
-fn clean(session: Object<Manager>, place: Option<Place>) {
+fn clean(session: Box<Session>, slot: Slot) {
     // What would be cleaned is another session.
     if matches!(session.statements, Prepared::Unnamed(_)) {
-        return drop(Object::take(session));
+        return close(session, slot);
     }
-    let Ok(runtime) = Handle::try_current() else { return };
-    runtime.spawn(async move {
-        if session.clean().await && !session.is_crowded() {
-            drop(session);
-        } else {
-            drop(Object::take(session));
-        }
-        drop(place);
-    });
+    let Ok(runtime) = Handle::try_current() else { return slot.give_back(session) };
+    runtime.spawn(async move { if session.clean().await { slot.give_back(session) } else { close(session, slot) } });
 }
 
-/// Ends on the server what nobody waits for any more, and only then gives its place to others: there are never more backends
-/// than places, and what was given up does not take effect later. It is asked to end again and again, for several statements may
+/// Ends on the server what nobody waits for any more, and only then gives its slot to others: there are never more backends
+/// than slots, and what was given up does not take effect later. It is asked to end again and again, for several statements may
 /// be on their way one behind the other. The session is closed: a request to cancel that comes late is nobody else's.
-fn end_on_server(session: Session, place: Option<Place>) {
-    let Ok(runtime) = Handle::try_current() else { return };
+fn end_on_server(session: Box<Session>, slot: Slot) {
+    let Ok(runtime) = Handle::try_current() else { return close(session, slot) };
     if session.connection.is_closed() {
-        return;
+        return close(session, slot);
     }
     runtime.spawn(async move {
         // A host that has fallen silent answers nothing.
         let _ = tokio::time::timeout(END_MAX, session.end()).await;
-        drop(session);
-        drop(place);
+        close(session, slot);
     });
 }

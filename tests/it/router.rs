@@ -9,6 +9,7 @@ mod moves;
 mod old_copies;
 mod old_maps;
 mod orm;
+mod pool;
 mod pooler;
 mod promises;
 mod proxy;

@@ -1,0 +1,52 @@
+//! The end of a router, and hosts that are reached otherwise from now on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::Router;
+use super::host::Host;
+use super::pool::{Pool, PoolState};
+
+impl Router {
+    /// Closes the router, with all its clones: whoever asks for a connection from now on, or waits for one, gets
+    /// [`Error::Closed`](super::Error::Closed). Calls and transactions that have one may go on for as long as `limit`; then their connections are
+    /// closed, and what was on its way is an error that says whether it may have run. Gives back how many those were.
+    ///
+    /// A router that is dropped closes its connections too, but waits for nobody.
+    ///
+    /// # Cancel safety
+    /// The router is closed all the same, but what is in use is not ended.
+    pub async fn close(&self, limit: Duration) -> usize {
+        let inner = self.inner();
+        inner.closed.store(true, Ordering::SeqCst);
+        inner.stop_following();
+        let hosts: Vec<Arc<Host>> = inner.hosts.load().values().cloned().collect();
+        let pools: Vec<Arc<Pool>> = hosts.iter().flat_map(|host| host.pools()).collect();
+        pools.iter().for_each(|pool| pool.close());
+        let unused = join_all(pools.iter().map(|pool| pool.unused()));
+        let cut = match tokio::time::timeout(limit, unused).await {
+            Ok(_) => 0,
+            Err(_) => pools.iter().map(|pool| pool.cut()).sum(),
+        };
+        // Whoever goes on may have had a question to a host until now.
+        for pool in hosts.iter().flat_map(|host| host.look_up_pools()) {
+            pool.close();
+            pool.cut();
+        }
+        cut
+    }
+
+    /// How many connections each pool has, and how many calls wait; sorted by host. A pool is made when the router first hears of its
+    /// host, and opens nothing before it is needed.
+    pub fn pools(&self) -> Vec<PoolState> {
+        let hosts = self.inner().hosts.load();
+        let of_host =
+            |host: &Arc<Host>| host.pools().into_iter().map(|pool| pool.state(&host.name)).collect::<Vec<_>>();
+        let mut pools: Vec<PoolState> = hosts.values().flat_map(of_host).collect();
+        pools.sort_by(|one, other| one.host.cmp(&other.host));
+        pools
+    }
+}

@@ -1,0 +1,113 @@
+//! Opens connections to a host, and checks those that were idle.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+
+use super::circuit::Circuit;
+use super::error::HostDiffers;
+use super::lookout::Lookout;
+use super::options::Recycle;
+use super::peers::Peers;
+use super::session::{Opened, Session, Statements};
+use crate::pg::{ConnectError, ConnectOptions, Connection};
+use crate::shard::{KeyKind, ShardCount};
+
+/// How a pool's connections are opened.
+#[derive(Clone)]
+pub(super) struct Opener {
+    pub(super) connect: ConnectOptions,
+    pub(super) application_name: String,
+    pub(super) create_max: Duration,
+    pub(super) recycle_max: Duration,
+    pub(super) statements: Statements,
+    pub(super) key: KeyKind,
+    pub(super) shards: ShardCount,
+    /// Whether a connection was had to the host, and found to lead to one of this cluster.
+    pub(super) met: Arc<AtomicBool>,
+    pub(super) circuit: Arc<Circuit>,
+    pub(super) lookout: Arc<Lookout>,
+    pub(super) peers: Arc<Peers>,
+    /// Requests to cancel that are on their way to the host.
+    pub(super) cancels: Arc<Semaphore>,
+    pub(super) recycle: Recycle,
+}
+
+/// Why a session is not opened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpenError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Differs(#[from] HostDiffers),
+}
+
+impl Opener {
+    /// Opens a connection, to be used until `ends_at`.
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the socket.
+    pub(super) async fn open(&self, ends_at: Option<Instant>) -> Result<Session, OpenError> {
+        // What is retired while this one is being opened may be what it is opened to.
+        let generation = self.circuit.generation();
+        let opening = async {
+            let connection = self.connect.connect(&self.application_name).await?;
+            self.meet(&connection).await?;
+            Ok(connection)
+        };
+        let connection = match tokio::time::timeout(self.create_max, opening).await {
+            Ok(opened) => opened,
+            Err(_) => Err(OpenError::Connect(self.circuit.timed_out())),
+        }?;
+        self.lookout.start();
+        Ok(Session::new(Opened {
+            connection,
+            statements: self.statements.clone(),
+            generation,
+            circuit: self.circuit.clone(),
+            recycle: self.recycle,
+            recycle_max: self.recycle_max,
+            cancels: self.cancels.clone(),
+            ends_at,
+        }))
+    }
+
+    /// Whether a session that was idle can be used, cleaned if that was not done when it came back.
+    ///
+    /// # Cancel safety
+    /// What is being cleaned when the future is dropped is not to be used again.
+    pub(super) async fn checks(&self, session: &Session) -> bool {
+        if session.is_worn() {
+            return false;
+        }
+        if session.is_dirty() && !Box::pin(session.clean()).await {
+            self.circuit.doubt();
+            return false;
+        }
+        true
+    }
+
+    /// On the first connection to a host: whether it makes shards of keys as this router does. A host that has recorded nothing
+    /// is none of a cluster, and says so to every statement. Then what it has recorded of the other hosts and itself.
+    async fn meet(&self, connection: &Connection) -> Result<(), OpenError> {
+        if self.met.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let recorded = connection.query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[]).await;
+        if let Ok([row]) = recorded.as_deref() {
+            let (shards, key): (i32, String) = (row.get(0), row.get(1));
+            if shards != i32::from(self.shards.get()) {
+                return Err(HostDiffers::Shards { recorded: shards, config: self.shards }.into());
+            }
+            if key != self.key.as_str() {
+                return Err(HostDiffers::Key { recorded: key, config: self.key }.into());
+            }
+            self.peers.ask(connection).await;
+            self.connect.is_host(connection)?;
+            self.met.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

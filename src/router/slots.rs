@@ -1,0 +1,673 @@
+//! Which connection a call gets, and who waits for one: the slots of all pools that share a limit on connections.
+//!
+//! A pool has a slot for each connection that it may have. Each shard has a favourite among those that are open, so that its
+//! statements are prepared there and not on all: a call goes to it when it is idle, else to the next one that is, by number, so
+//! that a shard's second choice is always the same too. One is opened only when all are busy. Nobody waits for a favourite.
+//!
+//! A call waits for whatever comes first: a connection of its pool that is given back, or leave to open another one. Where the limit
+//! leaves none, a connection of another pool is closed for it only if that pool has more than its share, or has no use for it.
+//!
+//! Invariant: there are never more connections than slots, nor than the limit; nobody waits while he could be served; and who
+//! waits for a pool is served in the order of asking.
+//!
+//! It does no I/O, has no clock and drops nothing: what is to be closed, and who is to be told, it gives back.
+
+use std::collections::VecDeque;
+
+/// The slots of pools that share a limit. `C` is a connection, `W` tells a waiter.
+pub(super) struct Slots<C, W> {
+    /// The most connections of all pools together.
+    limit: usize,
+    /// Connections of all pools: idle, in use, being opened or being ended.
+    connections: usize,
+    waiting: usize,
+    pools: Vec<PoolSlots<C, W>>,
+    /// Numbers of pools that were taken out.
+    unused: Vec<usize>,
+    /// The next waiter's.
+    ticket: u64,
+}
+
+/// The slots of one pool.
+struct PoolSlots<C, W> {
+    /// By slot: its connection, while nobody uses it.
+    idle: Box<[Option<C>]>,
+    /// A bit for each slot that has one.
+    idle_bits: Box<[u64]>,
+    idle_count: usize,
+    /// Slots without a connection that nobody holds; the one to be used next on top.
+    empty: Vec<usize>,
+    /// How many slots have ever had a connection: those with the lowest numbers.
+    opened: usize,
+    /// Slots that somebody holds.
+    used: usize,
+    waiting: VecDeque<Waiter<W>>,
+    waiting_max: usize,
+    service: Service,
+}
+
+/// What a pool is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    Open,
+    /// It serves who has found it, and keeps no connection that nobody waits for.
+    Retired,
+    /// It serves nobody.
+    Closed,
+}
+
+struct Waiter<W> {
+    ticket: u64,
+    shard: Option<usize>,
+    /// He has waited for a connection of his own pool long enough.
+    insists: bool,
+    tell: W,
+}
+
+/// A slot that somebody holds from now on. Without a connection he is to open one.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Grant<C> {
+    pub(super) slot: usize,
+    pub(super) connection: Option<C>,
+}
+
+/// What somebody gets who asks for a slot.
+pub(super) enum Asked<C> {
+    Granted(Grant<C>),
+    /// To wait. By the ticket he can insist, or cancel.
+    Waits(u64),
+    /// As many wait as may.
+    Full,
+    Closed,
+}
+
+/// What follows from a change: whom to tell what, and what to close.
+#[must_use = "somebody waits for it"]
+pub(super) struct Effects<C, W> {
+    pub(super) grants: Vec<(W, Grant<C>)>,
+    pub(super) closed: Vec<C>,
+}
+
+/// How many connections a pool has, and who waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) idle: usize,
+    pub(super) used: usize,
+    pub(super) waiting: usize,
+}
+
+/// From where a waiter can be served.
+enum Source {
+    /// An idle connection of his pool.
+    Own,
+    /// The limit leaves one to be opened.
+    Open,
+    /// An idle connection of this other pool is closed for it.
+    Other(usize),
+}
+
+impl<C, W> Effects<C, W> {
+    fn none() -> Effects<C, W> {
+        Effects { grants: Vec::new(), closed: Vec::new() }
+    }
+}
+
+impl<C, W> PoolSlots<C, W> {
+    fn new(size: usize, waiting_max: usize) -> PoolSlots<C, W> {
+        PoolSlots {
+            idle: std::iter::repeat_with(|| None).take(size).collect(),
+            idle_bits: vec![0; size.div_ceil(64)].into(),
+            idle_count: 0,
+            empty: (0..size).rev().collect(),
+            opened: 0,
+            used: 0,
+            waiting: VecDeque::new(),
+            waiting_max,
+            service: Service::Open,
+        }
+    }
+
+    fn connections(&self) -> usize {
+        self.idle_count + self.used
+    }
+
+    /// The first slot with an idle connection, from the shard's favourite on and round.
+    fn nearest(&self, shard: Option<usize>) -> Option<usize> {
+        if self.idle_count == 0 {
+            return None;
+        }
+        let favourite = shard.map_or(0, |shard| shard % self.opened.max(1));
+        let (first, bit) = (favourite / 64, favourite % 64);
+        let words = self.idle_bits.len();
+        let found = |word: usize, bits: u64| (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize);
+        found(first, self.idle_bits[first] & (u64::MAX << bit)).or_else(|| {
+            // Round to the first word again, whose lower bits come last.
+            (1..=words).map(|step| (first + step) % words).find_map(|word| found(word, self.idle_bits[word]))
+        })
+    }
+
+    fn take_idle(&mut self, slot: usize) -> Option<C> {
+        let connection = self.idle[slot].take()?;
+        self.idle_bits[slot / 64] &= !(1 << (slot % 64));
+        self.idle_count -= 1;
+        Some(connection)
+    }
+
+    fn put_idle(&mut self, slot: usize, connection: C) {
+        self.idle[slot] = Some(connection);
+        self.idle_bits[slot / 64] |= 1 << (slot % 64);
+        self.idle_count += 1;
+    }
+
+    /// Grants the nearest idle connection.
+    fn grant_idle(&mut self, shard: Option<usize>) -> Option<Grant<C>> {
+        let slot = self.nearest(shard)?;
+        let connection = self.take_idle(slot);
+        self.used += 1;
+        Some(Grant { slot, connection })
+    }
+
+    /// Grants a slot without a connection.
+    fn grant_empty(&mut self) -> Option<Grant<C>> {
+        let slot = self.empty.pop()?;
+        self.opened = self.opened.max(slot + 1);
+        self.used += 1;
+        Some(Grant { slot, connection: None })
+    }
+
+    /// Takes the idle connection that no favourite is likely to want: the highest.
+    fn close_one(&mut self) -> Option<C> {
+        let slot = (0..self.idle.len()).rev().find(|slot| self.idle[*slot].is_some())?;
+        self.empty.push(slot);
+        self.take_idle(slot)
+    }
+}
+
+impl<C, W> Slots<C, W> {
+    /// No pool yet; at least one connection.
+    pub(super) fn new(limit: usize) -> Slots<C, W> {
+        Slots { limit: limit.max(1), connections: 0, waiting: 0, pools: Vec::new(), unused: Vec::new(), ticket: 0 }
+    }
+
+    /// Adds a pool of so many slots, at least one, and gives its number.
+    pub(super) fn add(&mut self, size: usize, waiting_max: usize) -> usize {
+        let slots = PoolSlots::new(size.max(1), waiting_max);
+        if let Some(number) = self.unused.pop() {
+            self.pools[number] = slots;
+            return number;
+        }
+        self.pools.push(slots);
+        self.pools.len() - 1
+    }
+
+    /// Takes out a pool of which nobody holds a slot.
+    pub(super) fn remove(&mut self, pool: usize) -> Effects<C, W> {
+        let effects = self.close_idle(pool, |_| true);
+        self.pools[pool] = PoolSlots::new(0, 0);
+        self.unused.push(pool);
+        effects
+    }
+
+    pub(super) fn counts(&self, pool: usize) -> Counts {
+        let pool = &self.pools[pool];
+        Counts { idle: pool.idle_count, used: pool.used, waiting: pool.waiting.len() }
+    }
+
+    /// Whether it is the limit, and not the pool's size, that keeps it from opening a connection.
+    pub(super) fn is_limited(&self, pool: usize) -> bool {
+        !self.pools[pool].empty.is_empty()
+    }
+
+    /// Asks for a slot, for a statement on `shard`. Who is to wait is told by what `tell` gives.
+    pub(super) fn ask(
+        &mut self,
+        pool: usize,
+        shard: Option<usize>,
+        tell: impl FnOnce() -> W,
+    ) -> (Asked<C>, Effects<C, W>) {
+        let mut effects = Effects::none();
+        if self.pools[pool].service == Service::Closed {
+            return (Asked::Closed, effects);
+        }
+        if let Some(source) = self.source(pool, false)
+            && let Some(grant) = self.grant(pool, shard, source, &mut effects)
+        {
+            return (Asked::Granted(grant), effects);
+        }
+        let slots = &mut self.pools[pool];
+        if slots.waiting.len() >= slots.waiting_max {
+            return (Asked::Full, effects);
+        }
+        let ticket = self.ticket;
+        slots.waiting.push_back(Waiter { ticket, shard, insists: false, tell: tell() });
+        self.ticket += 1;
+        self.waiting += 1;
+        (Asked::Waits(ticket), effects)
+    }
+
+    /// An idle connection of the pool.
+    pub(super) fn ask_if_idle(&mut self, pool: usize, shard: Option<usize>) -> Option<Grant<C>> {
+        self.pools[pool].grant_idle(shard)
+    }
+
+    /// An idle connection, or an empty slot if the limit leaves one; nothing is closed for it, and nobody waits.
+    pub(super) fn ask_if_free(&mut self, pool: usize) -> Option<Grant<C>> {
+        match self.source(pool, false)? {
+            _ if self.pools[pool].service != Service::Open => None,
+            Source::Other(_) => None,
+            source => self.grant(pool, None, source, &mut Effects::none()),
+        }
+    }
+
+    /// He who waits by this ticket has waited for his own pool long enough: he also takes what another pool has no use for.
+    pub(super) fn insist(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
+        if let Some(waiter) = self.pools[pool].waiting.iter_mut().find(|waiter| waiter.ticket == ticket) {
+            waiter.insists = true;
+        }
+        self.settle()
+    }
+
+    /// He waits no more. False when he was granted a slot before, which he then has to give back.
+    pub(super) fn cancel(&mut self, pool: usize, ticket: u64) -> bool {
+        let waiting = &mut self.pools[pool].waiting;
+        let Some(at) = waiting.iter().position(|waiter| waiter.ticket == ticket) else { return false };
+        waiting.remove(at);
+        self.waiting -= 1;
+        true
+    }
+
+    /// A slot is given back, with its connection if that can be used again.
+    pub(super) fn give_back(&mut self, pool: usize, slot: usize, connection: Option<C>) -> Effects<C, W> {
+        let slots = &mut self.pools[pool];
+        slots.used -= 1;
+        let (kept, closed) = match connection {
+            Some(connection) if slots.service != Service::Open && slots.waiting.is_empty() => (None, Some(connection)),
+            connection => (connection, None),
+        };
+        match kept {
+            Some(connection) => slots.put_idle(slot, connection),
+            None => {
+                slots.empty.push(slot);
+                self.connections -= 1;
+            }
+        }
+        let mut effects = self.settle();
+        effects.closed.extend(closed);
+        effects
+    }
+
+    /// Closes the idle connections of a pool for which `ends` says so.
+    pub(super) fn close_idle(&mut self, pool: usize, ends: impl Fn(&C) -> bool) -> Effects<C, W> {
+        let slots = &mut self.pools[pool];
+        let mut closed = Vec::new();
+        for slot in 0..slots.idle.len() {
+            if slots.idle[slot].as_ref().is_some_and(&ends) {
+                closed.extend(slots.take_idle(slot));
+                slots.empty.push(slot);
+                self.connections -= 1;
+            }
+        }
+        let mut effects = self.settle();
+        effects.closed.extend(closed);
+        effects
+    }
+
+    /// From now on the pool is good for no more than that. Gives back whoever is sent away, too.
+    pub(super) fn end(&mut self, pool: usize, service: Service) -> (Effects<C, W>, Vec<W>) {
+        let slots = &mut self.pools[pool];
+        slots.service = service;
+        let dismissed = match service {
+            Service::Open | Service::Retired => VecDeque::new(),
+            Service::Closed => std::mem::take(&mut slots.waiting),
+        };
+        self.waiting -= dismissed.len();
+        (self.close_idle(pool, |_| true), dismissed.into_iter().map(|waiter| waiter.tell).collect())
+    }
+
+    /// Serves everybody who can be served.
+    fn settle(&mut self) -> Effects<C, W> {
+        let mut effects = Effects::none();
+        while self.waiting > 0 {
+            let Some((pool, source)) = self.next() else { break };
+            let Some(waiter) = self.pools[pool].waiting.pop_front() else { break };
+            self.waiting -= 1;
+            let Some(grant) = self.grant(pool, waiter.shard, source, &mut effects) else { break };
+            effects.grants.push((waiter.tell, grant));
+        }
+        effects
+    }
+
+    /// Who is served next. Pools that are to have another connection come first, or the one whose connection is closed for it
+    /// would always serve its own; among them who asked first.
+    fn next(&self) -> Option<(usize, Source)> {
+        let heads = self.pools.iter().enumerate().filter_map(|(pool, slots)| {
+            let head = slots.waiting.front()?;
+            Some((pool, head.ticket, self.source(pool, head.insists)?))
+        });
+        let next = heads.min_by_key(|(_, ticket, source)| (matches!(source, Source::Own), *ticket));
+        next.map(|(pool, _, source)| (pool, source))
+    }
+
+    /// From where the first of a pool can be served now.
+    fn source(&self, pool: usize, insists: bool) -> Option<Source> {
+        let own = &self.pools[pool];
+        if own.idle_count > 0 {
+            return Some(Source::Own);
+        }
+        if own.empty.is_empty() {
+            return None;
+        }
+        if self.connections < self.limit {
+            return Some(Source::Open);
+        }
+        let mine = own.connections();
+        let spares = |other: &PoolSlots<C, W>| {
+            let below_share = mine + 1 < other.connections();
+            let no_use = other.waiting.is_empty() && (mine == 0 || insists);
+            other.idle_count > 0 && (below_share || no_use || (mine == 0 && insists))
+        };
+        let others = self.pools.iter().enumerate().filter(|(number, other)| *number != pool && spares(other));
+        let most = others.max_by_key(|(_, other)| (other.idle_count, other.connections()));
+        most.map(|(number, _)| Source::Other(number))
+    }
+
+    fn grant(
+        &mut self,
+        pool: usize,
+        shard: Option<usize>,
+        source: Source,
+        effects: &mut Effects<C, W>,
+    ) -> Option<Grant<C>> {
+        match source {
+            Source::Own => self.pools[pool].grant_idle(shard),
+            Source::Open => {
+                self.connections += 1;
+                self.pools[pool].grant_empty()
+            }
+            Source::Other(other) => {
+                effects.closed.extend(self.pools[other].close_one());
+                self.pools[pool].grant_empty()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashSet};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_shards_choices_are_always_the_same() {
+        let nearest = |idle: &[usize], opened, shard| {
+            let mut slots = PoolSlots::<(), ()>::new(200, 0);
+            slots.opened = opened;
+            idle.iter().for_each(|slot| slots.put_idle(*slot, ()));
+            slots.nearest(Some(shard))
+        };
+        assert_eq!(nearest(&[3, 2, 1, 0], 4, 5), Some(1));
+        assert_eq!(nearest(&[0, 3], 4, 5), Some(3));
+        assert_eq!(nearest(&[0], 4, 5), Some(0));
+        assert_eq!(nearest(&[2, 0], 3, 8), Some(2));
+        assert_eq!(nearest(&[], 3, 8), None);
+        // Over more than a word, and round to what stands before the favourite in its own.
+        assert_eq!(nearest(&[70, 150], 200, 71), Some(150));
+        assert_eq!(nearest(&[65, 70], 200, 71), Some(65));
+        assert_eq!(nearest(&[199], 200, 0), Some(199));
+    }
+
+    fn granted(asked: Asked<u32>) -> Grant<u32> {
+        match asked {
+            Asked::Granted(grant) => grant,
+            Asked::Waits(_) | Asked::Full | Asked::Closed => panic!("nothing is granted"),
+        }
+    }
+
+    fn ticket(asked: Asked<u32>) -> u64 {
+        match asked {
+            Asked::Waits(ticket) => ticket,
+            Asked::Granted(_) | Asked::Full | Asked::Closed => panic!("nobody waits"),
+        }
+    }
+
+    /// Two pools whose connections are all in use by as many callers as the limit has: none is closed for the other.
+    #[test]
+    fn pools_with_their_share_are_left_alone() {
+        let mut slots = Slots::<u32, u32>::new(4);
+        let (first, second) = (slots.add(4, 9), slots.add(4, 9));
+        for connection in 0..4 {
+            let pool = if connection < 2 { first } else { second };
+            let grant = granted(slots.ask(pool, None, || 0).0);
+            assert_eq!(grant, Grant { slot: (connection % 2) as usize, connection: None });
+        }
+        let waits = ticket(slots.ask(first, None, || 7).0);
+        // The other pool has one to spare for now, and will want it again.
+        let effects = slots.give_back(second, 0, Some(2));
+        assert!(effects.grants.is_empty() && effects.closed.is_empty());
+        let effects = slots.give_back(first, 1, Some(1));
+        assert_eq!(effects.grants, [(7, Grant { slot: 1, connection: Some(1) })]);
+        assert!(!slots.cancel(first, waits), "it was granted");
+        // Who waits for long takes it all the same.
+        let waits = ticket(slots.ask(first, None, || 8).0);
+        let effects = slots.insist(first, waits);
+        assert_eq!((effects.grants, effects.closed), (vec![(8, Grant { slot: 2, connection: None })], vec![2]));
+        assert_eq!(slots.counts(second), Counts { idle: 0, used: 1, waiting: 0 });
+        // Below its share, the second gets the next that the first gives back, although somebody waits there.
+        ticket(slots.ask(first, None, || 9).0);
+        ticket(slots.ask(second, None, || 10).0);
+        let effects = slots.give_back(first, 0, Some(0));
+        assert_eq!((effects.grants, effects.closed), (vec![(10, Grant { slot: 0, connection: None })], vec![0]));
+    }
+
+    #[test]
+    fn a_pool_without_connections_takes_an_idle_one_at_once() {
+        let mut slots = Slots::<u32, u32>::new(1);
+        let (first, second) = (slots.add(4, 9), slots.add(4, 9));
+        let held = granted(slots.ask(first, None, || 0).0);
+        ticket(slots.ask(second, None, || 5).0);
+        assert!(slots.is_limited(second));
+        let effects = slots.give_back(first, held.slot, Some(1));
+        assert_eq!((effects.grants, effects.closed), (vec![(5, Grant { slot: 0, connection: None })], vec![1]));
+    }
+
+    #[test]
+    fn a_pool_that_ends_keeps_nothing() {
+        let mut slots = Slots::<u32, u32>::new(9);
+        let pool = slots.add(1, 1);
+        let held = granted(slots.ask(pool, None, || 0).0);
+        ticket(slots.ask(pool, None, || 5).0);
+        assert!(matches!(slots.ask(pool, None, || 6).0, Asked::Full));
+        let (effects, dismissed) = slots.end(pool, Service::Retired);
+        assert!(effects.closed.is_empty() && dismissed.is_empty());
+        // Who waits already is served by what there is.
+        let effects = slots.give_back(pool, held.slot, Some(1));
+        assert_eq!(effects.grants, [(5, Grant { slot: 0, connection: Some(1) })]);
+        assert_eq!(slots.give_back(pool, 0, Some(1)).closed, [1]);
+        let held = granted(slots.ask(pool, None, || 0).0);
+        ticket(slots.ask(pool, None, || 8).0);
+        assert_eq!(slots.end(pool, Service::Closed).1, [8]);
+        assert!(matches!(slots.ask(pool, None, || 0).0, Asked::Closed) && slots.ask_if_free(pool).is_none());
+        assert_eq!(slots.give_back(pool, held.slot, Some(2)).closed, [2]);
+        let _ = slots.remove(pool);
+        assert_eq!((slots.add(3, 0), slots.connections), (pool, 0));
+    }
+
+    const LIMIT: usize = 5;
+    const SIZES: [usize; 3] = [1, 3, 4];
+    const WAITING_MAX: usize = 4;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Ask(usize, usize),
+        AskIfFree(usize),
+        /// Whichever of those that are held; with its connection, or because it died or was never opened.
+        GiveBack(usize, bool),
+        /// Whoever waits, or was just granted a slot and has not come for it.
+        Leave(usize),
+        Insist(usize),
+        CloseIdle(usize, u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let pool = 0..SIZES.len();
+        prop_oneof![
+            6 => (pool.clone(), 0..20_usize).prop_map(|(pool, shard)| Step::Ask(pool, shard)),
+            1 => pool.clone().prop_map(Step::AskIfFree),
+            6 => (any::<usize>(), prop::bool::weighted(0.8)).prop_map(|(at, alive)| Step::GiveBack(at, alive)),
+            2 => any::<usize>().prop_map(Step::Leave),
+            1 => any::<usize>().prop_map(Step::Insist),
+            1 => (pool, 0..3_u32).prop_map(|(pool, rest)| Step::CloseIdle(pool, rest)),
+        ]
+    }
+
+    /// Callers of pools that share a limit, each known by his number.
+    struct Callers {
+        slots: Slots<u32, (usize, u64)>,
+        /// Pool and slot, with the connection.
+        held: Vec<(usize, usize, u32)>,
+        /// By number: the pool, and his ticket.
+        waiting: BTreeMap<u64, (usize, u64)>,
+        /// Told that they have a slot, and not come for it yet.
+        told: Vec<(usize, Grant<u32>)>,
+        caller: u64,
+        connection: u32,
+        closed: HashSet<u32>,
+    }
+
+    impl Callers {
+        fn new() -> Callers {
+            let mut slots = Slots::new(LIMIT);
+            SIZES.iter().enumerate().for_each(|(pool, size)| assert_eq!(slots.add(*size, WAITING_MAX), pool));
+            let (held, waiting, told) = (Vec::new(), BTreeMap::new(), Vec::new());
+            Callers { slots, held, waiting, told, caller: 0, connection: 0, closed: HashSet::new() }
+        }
+
+        fn take(&mut self, pool: usize, grant: Grant<u32>) {
+            let connection = grant.connection.unwrap_or_else(|| {
+                self.connection += 1;
+                self.connection
+            });
+            assert!(!self.closed.contains(&connection), "a closed connection was granted");
+            self.held.push((pool, grant.slot, connection));
+        }
+
+        fn follow(&mut self, effects: Effects<u32, (usize, u64)>) {
+            for ((pool, caller), grant) in effects.grants {
+                self.waiting.remove(&caller).expect("he waited");
+                let earlier = self.waiting.iter().find(|(other, (of, _))| *of == pool && **other < caller);
+                assert_eq!(earlier, None, "{caller} of pool {pool} was served before");
+                self.told.push((pool, grant));
+            }
+            for connection in effects.closed {
+                assert!(self.closed.insert(connection), "closed twice");
+            }
+        }
+
+        fn run(&mut self, step: Step) {
+            match step {
+                Step::Ask(pool, shard) => {
+                    let caller = self.caller;
+                    self.caller += 1;
+                    let (asked, effects) = self.slots.ask(pool, Some(shard), || (pool, caller));
+                    self.follow(effects);
+                    match asked {
+                        Asked::Granted(grant) => self.take(pool, grant),
+                        Asked::Waits(ticket) => assert!(self.waiting.insert(caller, (pool, ticket)).is_none()),
+                        Asked::Full => assert_eq!(self.slots.counts(pool).waiting, WAITING_MAX),
+                        Asked::Closed => panic!("no pool is closed"),
+                    }
+                }
+                Step::AskIfFree(pool) => {
+                    if let Some(grant) = self.slots.ask_if_free(pool) {
+                        self.take(pool, grant);
+                    }
+                }
+                Step::GiveBack(at, alive) if !self.held.is_empty() => {
+                    let (pool, slot, connection) = self.held.swap_remove(at % self.held.len());
+                    if !alive {
+                        self.closed.insert(connection);
+                    }
+                    let effects = self.slots.give_back(pool, slot, alive.then_some(connection));
+                    self.follow(effects);
+                }
+                Step::Leave(at) if !self.told.is_empty() && at % 2 == 0 => {
+                    let (pool, grant) = self.told.swap_remove(at / 2 % self.told.len());
+                    let effects = self.slots.give_back(pool, grant.slot, grant.connection);
+                    self.follow(effects);
+                }
+                Step::Leave(at) if !self.waiting.is_empty() => {
+                    let caller = *self.waiting.keys().nth(at % self.waiting.len()).expect("one of them");
+                    let (pool, ticket) = self.waiting.remove(&caller).expect("it is there");
+                    assert!(self.slots.cancel(pool, ticket));
+                }
+                Step::Insist(at) if !self.waiting.is_empty() => {
+                    let (pool, ticket) = *self.waiting.values().nth(at % self.waiting.len()).expect("one of them");
+                    let effects = self.slots.insist(pool, ticket);
+                    self.follow(effects);
+                }
+                Step::CloseIdle(pool, rest) => {
+                    let effects = self.slots.close_idle(pool, |connection| connection % 3 == rest);
+                    self.follow(effects);
+                }
+                Step::GiveBack(..) | Step::Leave(_) | Step::Insist(_) => {}
+            }
+            // Most come for their slot at once.
+            while self.told.len() > 2 {
+                let (pool, grant) = self.told.remove(0);
+                self.take(pool, grant);
+            }
+        }
+
+        fn check(&self) {
+            let all: Vec<Counts> = (0..SIZES.len()).map(|pool| self.slots.counts(pool)).collect();
+            let connections = |counts: &Counts| counts.idle + counts.used;
+            let sum: usize = all.iter().map(connections).sum();
+            assert!(sum <= LIMIT && sum == self.slots.connections, "{sum} connections");
+            for (pool, counts) in all.iter().enumerate() {
+                assert!(connections(counts) <= SIZES[pool], "{counts:?}");
+                let held = self.held.iter().map(|(of, slot, _)| (*of, *slot));
+                let told = self.told.iter().map(|(of, grant)| (*of, grant.slot));
+                let held: Vec<usize> = held.chain(told).filter(|(of, _)| *of == pool).map(|(_, slot)| slot).collect();
+                assert_eq!(held.len(), counts.used);
+                assert_eq!(held.iter().collect::<HashSet<_>>().len(), held.len(), "a slot is held twice");
+                if counts.waiting == 0 {
+                    continue;
+                }
+                assert_eq!(counts.idle, 0, "somebody waits while a connection is idle");
+                if connections(counts) < SIZES[pool] {
+                    assert_eq!(sum, LIMIT, "somebody waits while another connection may be opened");
+                    for other in all.iter().filter(|other| other.idle > 0) {
+                        let few = connections(counts);
+                        assert!(few > 0 && few + 1 >= connections(other), "{other:?} is not closed for {counts:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(500))]
+
+        /// Whatever is asked for, given back, given up and lost, in whatever order.
+        #[test]
+        fn slots_are_shared_in_order(steps in prop::collection::vec(step(), 1..120)) {
+            let mut callers = Callers::new();
+            for step in steps {
+                callers.run(step);
+                callers.check();
+            }
+            // Once all is given back, nobody waits.
+            while !callers.told.is_empty() || !callers.held.is_empty() {
+                while let Some((pool, grant)) = callers.told.pop() {
+                    callers.take(pool, grant);
+                }
+                callers.run(Step::GiveBack(0, true));
+                callers.check();
+            }
+            prop_assert!(callers.waiting.is_empty(), "{:?}", callers.waiting);
+        }
+    }
+}
