@@ -24,7 +24,7 @@ mod runner;
 mod step;
 mod stream;
 
-pub use definition::{border, ddl, sequences, trace};
+pub use definition::{border, ddl, digest, sequences};
 pub use preflight::target;
 
 use std::sync::Arc;
@@ -72,8 +72,9 @@ use control::report::report;
 use preflight::survey;
 use protocol::state::Goal;
 use protocol::throttle::Throttle;
-use runner::driver::{self, Part, Scope, Start};
+use runner::part::{Part, Scope, Start};
 use runner::reverse::feed;
+use runner::work::work;
 
 /// Moves shards between the hosts of a cluster.
 ///
@@ -126,10 +127,7 @@ impl Mover {
             back_of: None,
             back: self.context.options.back,
         };
-        report(
-            id,
-            driver::work(&self.context, plan.shards.iter().map(part).collect(), Goal::Finish, Scope::Named).await,
-        )
+        report(id, work(&self.context, plan.shards.iter().map(part).collect(), Goal::Finish, Scope::Named).await)
     }
 
     /// Goes on with a move that was interrupted: every shard of it that is not at its end.

@@ -9,7 +9,9 @@ use crate::mover::control::report::{Report, ShardReport, report};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::{Goal, Mode, Phase};
-use crate::mover::runner::driver::{self, Part, Scope, Shared};
+use crate::mover::runner::leftovers::drop_shared_or_warn;
+use crate::mover::runner::part::{Part, Scope, Shared};
+use crate::mover::runner::work::work;
 use crate::shard::ShardId;
 
 /// Brings every shard of a move to this end that is at none.
@@ -19,7 +21,7 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
         return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id }, |(_, error)| error));
     }
     let open = entries.iter().filter(|entry| !entry.phase.is_ended()).map(Part::of).collect();
-    let mut report = report(id, driver::work(context, open, goal, Scope::Routes).await);
+    let mut report = report(id, work(context, open, goal, Scope::Routes).await);
     report.unknown = unknown;
     // Read again: what was open may have been brought to its end by somebody else meanwhile.
     let (mut rest, _) = context.list(Some(id)).await;
@@ -29,7 +31,7 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
     // Whoever brought these to their ends may have died before it dropped what they shared.
     let shared = rest.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| Shared::of(&Part::of(entry)));
     for shared in shared.collect::<BTreeSet<_>>() {
-        driver::tidy_up(context, &shared).await;
+        drop_shared_or_warn(context, &shared).await;
     }
     for entry in &rest {
         match outcome(entry, goal) {

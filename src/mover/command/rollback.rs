@@ -8,9 +8,9 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::{Goal, Mode, Phase};
-use crate::mover::runner::driver;
-use crate::mover::runner::driver::{Part, Scope, Start};
+use crate::mover::runner::part::{Part, Scope, Start};
 use crate::mover::runner::reverse;
+use crate::mover::runner::work::work;
 use crate::mover::step::old_copy;
 
 /// Takes the kept shards of a move back to where they were.
@@ -41,14 +41,14 @@ pub(in crate::mover) async fn rollback(context: &Context, of: MoveId) -> Result<
     if !parts.is_empty() {
         context.observer.tell(Event::Started { id, shards: parts.len() });
     }
-    let mut ends = driver::work(context, parts.clone(), Goal::Finish, Scope::Named).await;
+    let mut ends = work(context, parts.clone(), Goal::Finish, Scope::Named).await;
     // What could not even begin leaves no claim behind.
     let refused_there = |part: &Part| {
         ends.iter().any(|(shard, end)| *shard == part.shard && matches!(end, Err(Error::NoWayBack { .. })))
     };
     let undo: Vec<Part> =
         parts.into_iter().filter(refused_there).map(|part| Part { start: Start::TakeOver, ..part }).collect();
-    for (shard, end) in driver::work(context, undo, Goal::Abort, Scope::Named).await {
+    for (shard, end) in work(context, undo, Goal::Abort, Scope::Named).await {
         if let (Err(error), Some(at)) = (end, ends.iter().position(|(of, _)| *of == shard)) {
             ends[at].1 = Err(error);
         }

@@ -2,6 +2,6 @@
 
 pub mod border;
 pub mod ddl;
+pub mod digest;
 pub(crate) mod refusal;
 pub mod sequences;
-pub mod trace;

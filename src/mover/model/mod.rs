@@ -194,12 +194,14 @@ impl Protocol {
                 after.faults.source_crashes -= 1;
                 after.source.crash();
                 Self::disconnect(&mut after, Host::Source);
+                after.movers.iter_mut().for_each(Mover::is_on_other_servers);
             }
             Action::HostCrash(Host::Target) => {
                 after.faults.target_crashes -= 1;
                 after.target.crash();
                 after.locked_by = None;
                 Self::disconnect(&mut after, Host::Target);
+                after.movers.iter_mut().for_each(Mover::is_on_other_servers);
             }
         }
         // A host that never crashes need not be told what it would lose.

@@ -1,4 +1,4 @@
-//! Movers: the loop of `driver.rs` with its real decision, `state::next`, and what each statement does when it is
+//! Movers: the loop of `single.rs` with its real decision, `state::next`, and what each statement does when it is
 //! answered, refused, or not heard of again.
 
 use crate::mover::model::mutant::Mutant;
@@ -7,7 +7,7 @@ use crate::mover::model::{Action, Protocol};
 use crate::mover::protocol::desired::Wanted;
 use crate::mover::protocol::state;
 use crate::mover::protocol::state::Mode;
-use crate::mover::protocol::state::{Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
+use crate::mover::protocol::state::{Compared, Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
 
 /// How often the operator starts the last mover again before the model calls it a move that does not end.
 const RESTARTS_MAX: u8 = 4;
@@ -279,7 +279,12 @@ impl Protocol {
             At::Follow => {
                 let mover = &mut after.movers[m];
                 mover.until = if mover.stream == Stream::Off && after.held { Until::Ready } else { Until::End };
-                mover.stream = Stream::On { looked: None };
+                // Whoever goes on with a shard that was made ready knows on which servers it was compared.
+                let compared = match mover.stream {
+                    Stream::On { compared, .. } => compared,
+                    Stream::Off => Compared::No,
+                };
+                mover.stream = Stream::On { compared, looked: None };
                 Ran::Then(At::Look)
             }
             At::Wait if after.movers[m].stop == Stop::Asked => Ran::Fails,
@@ -294,7 +299,13 @@ impl Protocol {
                 let done = self.apply_next(after, lease);
                 then(At::CatchUp, done)
             }
-            At::CaughtUp => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Ready))),
+            At::CaughtUp => {
+                let done = apply(&mut source.live, |s| sql.advance(s, lease, Phase::Ready));
+                if let Stream::On { compared, .. } = &mut after.movers[m].stream {
+                    *compared = Compared::Yes;
+                }
+                then(At::Look, done)
+            }
 
             // `ShardMove::preset`: by which token the target may be opened, and that it is ready for no attempt.
             At::Preset if after.fences >= self.bounds.fences => Ran::Fails,
@@ -368,6 +379,11 @@ impl Protocol {
                 }
                 Opening::Failed if self.mutant == Some(Mutant::OpenCutsTheLookShort) => Ran::Again,
                 Opening::Prepared | Opening::Failed if !looked => Ran::Waits,
+                // `Follower::is_on`: a server was started again behind the fence.
+                Opening::Prepared if !after.movers[m].has_compared() => {
+                    self.roll_back(after, m);
+                    Ran::Then(At::Unfence { attempt })
+                }
                 Opening::Prepared if self.mutant == Some(Mutant::OpenBeforeDecide) => {
                     Ran::Then(At::CommitOpen { attempt })
                 }
@@ -499,7 +515,7 @@ impl Protocol {
             (Stream::On { .. }, state::Source::Fenced { attempt })
                 if self.mutant == Some(Mutant::OpenCutsTheLookShort) =>
             {
-                Own { stream: Stream::On { looked: Some(attempt) }, ..own }
+                Own { stream: Stream::On { compared: Compared::Yes, looked: Some(attempt) }, ..own }
             }
             _ => own,
         };
@@ -610,7 +626,7 @@ impl Protocol {
         *looked = true;
         after.seen.checked |= token.map_or(0, |token| 1 << token);
         let attempt = i32::from(*attempt);
-        if let Stream::On { looked } = &mut after.movers[m].stream {
+        if let Stream::On { looked, .. } = &mut after.movers[m].stream {
             *looked = Some(attempt);
         }
     }

@@ -3,7 +3,7 @@
 //! Small and `Copy`: a million of these are kept apart by their hashes. What a host would lose if it crashed is the
 //! difference between the two halves of [`Stored`].
 
-use crate::mover::protocol::state::{Goal, Phase, Stop, Stream, Until};
+use crate::mover::protocol::state::{Compared, Goal, Phase, Stop, Stream, Until};
 
 /// A mover's number; its lease is the same.
 pub(super) type Lease = u8;
@@ -281,6 +281,20 @@ pub(super) struct Mover {
     pub(super) stream: Stream,
     /// How often the operator has started it again. Only the last mover is.
     pub(super) restarts: u8,
+}
+
+impl Mover {
+    /// Whether source and target were compared on the servers that run now.
+    pub(super) fn has_compared(&self) -> bool {
+        matches!(self.stream, Stream::On { compared: Compared::Yes, .. })
+    }
+
+    /// A server was started again, or another promoted.
+    pub(super) fn is_on_other_servers(&mut self) {
+        if let Stream::On { compared, .. } = &mut self.stream {
+            *compared = Compared::No;
+        }
+    }
 }
 
 /// A host.

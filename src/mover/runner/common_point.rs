@@ -51,16 +51,16 @@ pub(in crate::mover) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, followe
     chunks.retain(|chunk| !known.contains(&chunk.table));
     let share = chunks.iter().map(|chunk| chunk.estimate).sum::<u64>() / jobs as u64;
     let bunches = bunches(chunks, share.clamp(SMALL, BUNCH_BYTES));
-    let turn = Mutex::new(());
+    let one_at_a_time = Mutex::new(());
     let compared = bunches.into_iter().map(|bunch| {
-        let (copy, turn) = (&copy, &turn);
+        let (copy, one_at_a_time) = (&copy, &one_at_a_time);
         async move {
             // Sessions of their own: a comparison that is given up leaves them in a transaction.
             let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
             let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
             {
-                // One at a time: the stream stands still for it, and beacons are written by one session.
-                let _turn = turn.lock().await;
+                // The stream stands still for it, and beacons are written by one session.
+                let _only = one_at_a_time.lock().await;
                 common_point((&source, &target), &work.source, copy, &bunch, follower).await?;
             }
             compare((&source, &target), copy, &bunch, hashing).await?;

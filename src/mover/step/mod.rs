@@ -24,8 +24,8 @@ use crate::mover::definition::border;
 use crate::mover::definition::border::Crossing;
 use crate::mover::definition::ddl;
 use crate::mover::definition::ddl::Creation;
+use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::definition::refusal::Refusal;
-use crate::mover::definition::trace::Trace;
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
@@ -114,15 +114,15 @@ impl ShardMove<'_> {
         stamp.map_err(|source| Error::Catalog { host: self.source.host.clone(), source })
     }
 
-    /// The trace of a schema of the source.
+    /// The catalog digest of a schema of the source.
     ///
     /// Locks: ACCESS SHARE on catalogs, for one read-only transaction.
-    pub(crate) async fn trace(&self, schema: u32) -> Result<Trace, Error> {
+    pub(crate) async fn catalog_digest(&self, schema: u32) -> Result<CatalogDigest, Error> {
         let what = "reading the catalogs";
         self.source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
-        let trace = Trace::take(self.source.client.client(), schema).await;
+        let digest = CatalogDigest::take(self.source.client.client(), schema).await;
         self.source.batch(what, "ROLLBACK").await?;
-        trace.map_err(|error| self.source.failed(what, error))
+        digest.map_err(|error| self.source.failed(what, error))
     }
 
     fn refusal(&self, found: Refusal) -> Refusal {

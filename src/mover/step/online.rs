@@ -14,9 +14,9 @@ use crate::mover::control::journal::{Entry, Note};
 use crate::mover::control::session::Session;
 use crate::mover::copy::build;
 use crate::mover::definition::ddl::{Creation, Online, Stage, Statement};
+use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::definition::sequences;
 use crate::mover::definition::sequences::{Presets, SequenceValue};
-use crate::mover::definition::trace::Trace;
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
@@ -169,7 +169,7 @@ impl ShardMove<'_> {
     pub(crate) async fn unchanged(
         &self,
         left: u32,
-        trace: &Trace,
+        digest: &CatalogDigest,
         built: &Blueprint,
         presets: &Presets,
     ) -> Result<Result<Vec<SequenceValue>, String>, Error> {
@@ -177,7 +177,7 @@ impl ShardMove<'_> {
         let client = self.source.client.client();
         let (schema, names) = (self.names.left(self.epoch), presets.names().collect::<Vec<_>>());
         // Both are on the way before the first is answered.
-        let looked = tokio::try_join!(trace.is_same(client), sequences::values_of(client, &schema, &names));
+        let looked = tokio::try_join!(digest.is_same(client), sequences::values_of(client, &schema, &names));
         let (same, now) = looked.map_err(|error| self.source.failed("looking for changes", error))?;
         if !same && let Some(what) = self.altered(left, built).await? {
             return Ok(Err(what));

@@ -6,7 +6,7 @@ use pgshard::mover::ddl::{Target, create};
 use pgshard::schema::catalog::{Namespace, search_path};
 use tokio_postgres::Client;
 
-use super::{RICH, facts, roles, run, trace};
+use super::{RICH, digest, facts, roles, run};
 use crate::support::TestCluster;
 
 async fn found(client: &Client, schema: impl Into<Namespace>) -> Vec<Crossing> {
@@ -81,9 +81,9 @@ on_each_version! {
             run(&app, SHARD).await;
             assert_eq!(found(&app, "shard_0007").await, []);
             let oid: u32 = app.query_one("SELECT 'shard_0007'::regnamespace::oid", &[]).await.unwrap().get(0);
-            let traced = trace(&mut app, oid).await;
+            let digested = digest(&mut app, oid).await;
             run(&app, sql).await;
-            assert!(!traced.is_same(&app).await.unwrap(), "{sql}");
+            assert!(!digested.is_same(&app).await.unwrap(), "{sql}");
             let crossings = found(&app, "shard_0007").await;
             assert_eq!(crossings.len(), 1, "{sql}\n{crossings:#?}");
             let crossing = &crossings[0];
@@ -127,10 +127,10 @@ on_each_version! {
         run(&app, SHARD).await;
         run(&app, "CREATE PUBLICATION p FOR TABLE shard_0007.t").await;
         let oid: u32 = app.query_one("SELECT 'shard_0007'::regnamespace::oid", &[]).await.unwrap().get(0);
-        let (traced, port) = (trace(&mut app, oid).await, cluster.server(0).port());
+        let (digested, port) = (digest(&mut app, oid).await, cluster.server(0).port());
         run(&postgres, &format!("CREATE SUBSCRIPTION sub CONNECTION 'host=127.0.0.1 port={port} dbname=app user=postgres'
             PUBLICATION p WITH (create_slot = false, enabled = false, slot_name = 'none_yet')")).await;
-        assert!(!traced.is_same(&app).await.unwrap());
+        assert!(!digested.is_same(&app).await.unwrap());
         let crossings = found(&app, "shard_0007").await;
         assert_eq!(crossings.len(), 1, "{crossings:#?}");
         assert_eq!((crossings[0].kind, crossings[0].outside.as_str()), (CrossingKind::Subscription, "subscription sub"));

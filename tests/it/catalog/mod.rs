@@ -3,8 +3,8 @@
 use pgshard::SchemaPrefix;
 use pgshard::mover::border::assert_closed;
 use pgshard::mover::ddl::{Creation, Target, create};
+use pgshard::mover::digest::CatalogDigest;
 use pgshard::mover::sequences::{SequenceValue, sequence_values, set_sequence_values};
-use pgshard::mover::trace::Trace;
 use pgshard::schema::catalog::{Error, Facts, Namespace, preamble, read, stamp};
 use pgshard::schema::fingerprint::{differences, fingerprint};
 use tokio_postgres::{Client, IsolationLevel};
@@ -24,12 +24,12 @@ async fn facts(client: &mut Client, schema: impl Into<Namespace>) -> Facts {
     facts
 }
 
-/// The trace of a schema, taken in a transaction of its own.
-async fn trace(client: &mut Client, schema: u32) -> Trace {
+/// The catalog digest of a schema, taken in a transaction of its own.
+async fn digest(client: &mut Client, schema: u32) -> CatalogDigest {
     let transaction = client.build_transaction().isolation_level(IsolationLevel::RepeatableRead).start().await.unwrap();
-    let trace = Trace::take(&transaction, schema).await.unwrap();
+    let digest = CatalogDigest::take(&transaction, schema).await.unwrap();
     transaction.commit().await.unwrap();
-    trace
+    digest
 }
 
 async fn version(client: &Client) -> u32 {
@@ -186,11 +186,11 @@ on_each_version! {
         ] {
             let (stamped, before) = (stamp(&client, renamed.oid).await.unwrap(), facts(&mut client, "shard_0007").await);
             assert_eq!(stamped, stamp(&client, renamed.oid).await.unwrap());
-            let traced = trace(&mut client, renamed.oid).await;
-            assert!(traced.is_same(&client).await.unwrap());
+            let digested = digest(&mut client, renamed.oid).await;
+            assert!(digested.is_same(&client).await.unwrap());
             run(&client, change).await;
             assert_ne!(stamped, stamp(&client, renamed.oid).await.unwrap(), "{change}");
-            assert!(!traced.is_same(&client).await.unwrap(), "{change}");
+            assert!(!digested.is_same(&client).await.unwrap(), "{change}");
             let after = facts(&mut client, "shard_0007").await;
             let seen = report(&before, &after);
             assert!(seen.contains(expected), "{change}: {seen}");
@@ -200,12 +200,12 @@ on_each_version! {
         let before = facts(&mut client, "shard_0007").await;
         let stamped = stamp(&client, renamed.oid).await.unwrap();
         run(&client, "CREATE PUBLICATION p FOR TABLE users").await;
-        let traced = trace(&mut client, renamed.oid).await;
+        let digested = digest(&mut client, renamed.oid).await;
         for harmless in ["VACUUM shard_0007.users", "ANALYZE", "ALTER SCHEMA shard_0007 RENAME TO r", "ALTER SCHEMA r RENAME TO shard_0007"] {
             run(&client, harmless).await;
         }
         assert_eq!(stamped, stamp(&client, renamed.oid).await.unwrap());
-        assert!(traced.is_same(&client).await.unwrap());
+        assert!(digested.is_same(&client).await.unwrap());
         let after = facts(&mut client, "shard_0007").await;
         assert_eq!(report(&before, &after), "");
     }

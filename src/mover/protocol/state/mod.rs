@@ -13,7 +13,7 @@ mod next;
 mod tests;
 
 pub(crate) use crate::mover::protocol::state::next::{
-    Goal, Lease, Observed, Own, Source, Step, Stop, Stream, Target, Until, next,
+    Compared, Goal, Lease, Observed, Own, Source, Step, Stop, Stream, Target, Until, next,
 };
 
 /// How a move gets the rows across.

@@ -110,9 +110,21 @@ pub(crate) enum Stream {
     Off,
     /// It does.
     On {
+        /// Whether source and target were compared.
+        compared: Compared,
         /// The attempt behind whose fence it has looked and found that only rows have changed.
         looked: Option<i32>,
     },
+}
+
+/// Whether this mover has compared the target with the source, on the servers that run now: one that was started again, or
+/// promoted, may lack what it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Compared {
+    /// It has not, or on other servers.
+    No,
+    /// It has.
+    Yes,
 }
 
 /// What the mover knows of itself: no host says it.
@@ -253,7 +265,7 @@ fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) 
         (Mode::Blocking, _, None) => Step::Copy { attempt },
         // Online, "ready" is the follower's word that every change is there. That definitions and sequences were
         // looked at behind this fence is known only to the mover that has made it.
-        (Mode::Online, Stream::On { looked }, Some(for_attempt))
+        (Mode::Online, Stream::On { looked, .. }, Some(for_attempt))
             if for_attempt == attempt && looked == Some(attempt) =>
         {
             Step::DecideAndOpen { attempt }
@@ -284,7 +296,8 @@ fn online(own: Own, phase: Phase, target: Target) -> Step {
         // Only a shard whose rows are there is followed.
         (Phase::Claimed | Phase::Prepared, Stream::On { .. }) => Step::Gone,
         (_, Stream::On { .. }) if !is_built => Step::Gone,
-        (Phase::Ready, Stream::On { .. }) => fence(own, Step::CutOver),
+        (Phase::Ready, Stream::On { compared: Compared::Yes, .. }) => fence(own, Step::CutOver),
+        (Phase::Ready, Stream::On { compared: Compared::No, .. }) => fence(own, Step::CatchUp),
         // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
         (Phase::Loaded | Phase::Fenced | Phase::Copied, Stream::On { .. }) => Step::CatchUp,
     }

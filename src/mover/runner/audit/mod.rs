@@ -36,7 +36,7 @@ use crate::mover::protocol::error::chain;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::verdict::{Audit, AuditDifference, AuditState, LeftOut};
-use crate::mover::runner::turn::Turns;
+use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::step::ShardMove;
 
 use crate::mover::runner::audit::rows::Comparison;
@@ -162,11 +162,11 @@ const TABLE: &str = "table ";
 ///
 /// # Cancel safety
 /// Dropped, the snapshots are gone, and the journal says that the audit was broken off.
-pub(in crate::mover) async fn run(context: &Context, begun: Begun, turns: Option<&Turns>) -> Audit {
+pub(in crate::mover) async fn run(context: &Context, begun: Begun, permits: Option<&CutOverPermits>) -> Audit {
     let (hold, source) = (begun.hold, begun.source.session.host.clone());
     let began = Instant::now();
     let audit = match context.options.at("before audit") {
-        Ok(()) => begun.compare(context, turns).await,
+        Ok(()) => begun.compare(context, permits).await,
         Err(error) => Audit::left_out(error.to_string()),
     };
     tell(context, (hold, &source), &audit, began.elapsed()).await;
@@ -206,12 +206,12 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
 
 impl Begun {
     /// Compares until all is done, the time is over, or a stop is asked for.
-    async fn compare(mut self, context: &Context, turns: Option<&Turns>) -> Audit {
+    async fn compare(mut self, context: &Context, permits: Option<&CutOverPermits>) -> Audit {
         let compared = async {
             let (ours, theirs) =
                 tokio::try_join!(facts::version(&self.source.session), facts::version(&self.target.session))?;
             let (hashing, throttle) = (Hashing::of(ours, theirs), &context.throttle);
-            Comparison::plan(&self.source, &self.target, hashing, throttle, turns, self.until).await
+            Comparison::plan(&self.source, &self.target, hashing, throttle, permits, self.until).await
         };
         let comparison = match compared.await {
             Ok((comparison, found)) => {

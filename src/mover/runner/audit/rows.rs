@@ -17,7 +17,7 @@ use crate::mover::protocol::options::CHUNK_BYTES;
 use crate::mover::protocol::throttle::Throttle;
 use crate::mover::protocol::verdict::RowDifference;
 use crate::mover::protocol::verdict::{AuditDifference, LeftOut};
-use crate::mover::runner::turn::Turns;
+use crate::mover::runner::permit::CutOverPermits;
 
 use crate::mover::runner::audit::TABLE;
 use crate::mover::runner::audit::side::{Side, Stored};
@@ -30,7 +30,7 @@ pub(super) struct Comparison<'a> {
     pub(super) hashing: Hashing,
     pub(super) throttle: &'a Throttle,
     /// Whose fences no chunk is begun beside.
-    pub(super) turns: Option<&'a Turns>,
+    pub(super) permits: Option<&'a CutOverPermits>,
     pub(super) until: Instant,
     tables: Vec<Pair>,
     state: Mutex<State>,
@@ -83,7 +83,7 @@ impl<'a> Comparison<'a> {
         target: &Side,
         hashing: Hashing,
         throttle: &'a Throttle,
-        turns: Option<&'a Turns>,
+        permits: Option<&'a CutOverPermits>,
         until: Instant,
     ) -> Result<(Comparison<'a>, Vec<AuditDifference>), Error> {
         source.begin(until).await?;
@@ -111,7 +111,7 @@ impl<'a> Comparison<'a> {
             found[chunk.table].missing += 1;
         }
         let state = Mutex::new(State { chunks, found });
-        Ok((Comparison { hashing, throttle, turns, until, tables, state }, differences))
+        Ok((Comparison { hashing, throttle, permits, until, tables, state }, differences))
     }
 
     /// How much there is to compare, in bytes.
@@ -137,8 +137,8 @@ impl<'a> Comparison<'a> {
             if self.state().found[chunk.table].is_settled() {
                 continue;
             }
-            if let Some(turns) = self.turns {
-                turns.quiet().await;
+            if let Some(permits) = self.permits {
+                permits.quiet().await;
             }
             self.throttle.pass(chunk.bytes).await;
             let told = self.persist(source, target, &chunk).await?;

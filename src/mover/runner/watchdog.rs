@@ -1,4 +1,4 @@
-//! What is looked at every few seconds while the shards of a group are copied and followed: that nobody alters them, and
+//! The watchdog looks every few seconds while the shards of a group are copied and followed: that nobody alters them, and
 //! that the slot does not fill the source's disk.
 //!
 //! Invariant: it changes nothing by itself. Whoever works on a shard is told, and ends in order.
@@ -30,8 +30,8 @@ const EVERY: Duration = Duration::from_secs(2);
 /// half a core otherwise, all the while, and each is looked at once more before its fence and behind it.
 const AT_MOST: Duration = Duration::from_millis(200);
 
-/// What is known of the shards that are watched over.
-pub(crate) struct Guard {
+/// Watches over the shards of a group; this is what it knows of them.
+pub(crate) struct Watchdog {
     watched: Mutex<BTreeMap<ShardId, Watched>>,
     altered: watch::Sender<Altered>,
 }
@@ -53,9 +53,9 @@ pub(in crate::mover) struct TooMuch {
     pub(in crate::mover) limit: u64,
 }
 
-impl Guard {
-    pub(in crate::mover) fn new() -> Guard {
-        Guard { watched: Mutex::default(), altered: watch::Sender::new(Altered::new()) }
+impl Watchdog {
+    pub(in crate::mover) fn new() -> Watchdog {
+        Watchdog { watched: Mutex::default(), altered: watch::Sender::new(Altered::new()) }
     }
 
     /// Watches over this shard from now on.
@@ -94,7 +94,7 @@ impl Guard {
     }
 
     /// Looks until the slot keeps more than it may. On a connection of its own, opened again when it is lost.
-    pub(in crate::mover) async fn look(
+    pub(in crate::mover) async fn watch(
         &self,
         hosts: &Hosts,
         source: &HostName,
@@ -107,7 +107,7 @@ impl Guard {
                 Ok(Some(too_much)) => return too_much,
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(%source, error = chain(&error), "the guard of a move cannot look");
+                    tracing::debug!(%source, error = chain(&error), "the watchdog of a move cannot look");
                     session = None;
                 }
             }
@@ -137,14 +137,14 @@ impl Guard {
         }
         // Of all of them at once: until such a table is no longer published, its UPDATE and DELETE fail.
         for (schema, table) in slot::unnamed(session, slot).await? {
-            let shard = self.watched().iter().find(|(_, of)| of.schema == schema).map(|(shard, _)| *shard);
+            let shard = self.watched().iter().find(|(_, watched)| watched.schema == schema).map(|(shard, _)| *shard);
             if let Some(shard) = shard {
                 self.tell(shard, format!("{table} has lost the key that names its rows"));
             }
         }
         let watched: Vec<(ShardId, Watched)> = {
             let first = next.take().map_or(Bound::Unbounded, Bound::Included);
-            self.watched().range((first, Bound::Unbounded)).map(|(shard, of)| (*shard, of.clone())).collect()
+            self.watched().range((first, Bound::Unbounded)).map(|(shard, watched)| (*shard, watched.clone())).collect()
         };
         let began = Instant::now();
         for (shard, was) in watched {
@@ -161,8 +161,8 @@ impl Guard {
             let facts = facts::of_schema(session, &Namespace::Oid(was.schema)).await?;
             if fingerprint(&facts).as_str() != was.fingerprint {
                 self.tell(shard, "a table, function or grant of it was made, altered or dropped since".to_owned());
-            } else if let Some(of) = self.watched().get_mut(&shard) {
-                of.stamp = now;
+            } else if let Some(watched) = self.watched().get_mut(&shard) {
+                watched.stamp = now;
             }
         }
         Ok(None)

@@ -1,0 +1,125 @@
+//! The steps of a shard that is copied behind its fence, and the preparation, which comes first in both modes.
+
+use std::time::{Duration, Instant};
+
+use tokio_postgres::error::SqlState;
+use uuid::Uuid;
+
+use crate::mover::control::context::stopped;
+use crate::mover::control::journal::Entry;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::Event;
+use crate::mover::protocol::state::Mode;
+use crate::mover::runner::driver::Driver;
+use crate::mover::step::Outcome;
+
+/// A shard whose tables are altered more often than this while it is moved is left alone.
+const REBUILDS_MAX: u32 = 3;
+
+/// How long a mover that has claimed a shard waits for a migration of it that was there before: longer than most indexes take
+/// to build.
+const MIGRATION_PATIENCE: Duration = Duration::from_secs(3600);
+
+impl Driver<'_> {
+    /// Builds the target and the signpost.
+    pub(in crate::mover::runner) async fn prepare(&mut self) -> Result<(), Error> {
+        if self.work.mode == Mode::Online {
+            self.after_migrations().await?;
+        }
+        self.built = Some(self.work.prepare().await?);
+        Ok(())
+    }
+
+    /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does, which an
+    /// online move notices at its end only. Those that come now are refused.
+    ///
+    /// Locks: the row of pgshard.shard, for one statement that does not wait.
+    async fn after_migrations(&self) -> Result<(), Error> {
+        let (shard, until) = (self.work.hold.shard, Instant::now() + MIGRATION_PATIENCE);
+        let what = "waiting for a migration of the shard to end";
+        let sql = "SELECT FROM pgshard.shard WHERE shard_id = $1 FOR NO KEY UPDATE NOWAIT";
+        let mut told = false;
+        loop {
+            let error = match self.work.source.rows(what, sql, &[&shard.as_i32()]).await {
+                Ok(_) => return Ok(()),
+                Err(error) => error,
+            };
+            let held = matches!(&error, Error::Database { source, .. } if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE));
+            if !held || Instant::now() > until {
+                return Err(error);
+            }
+            if self.context.is_stopped() {
+                return Err(Error::Interrupted { shard });
+            }
+            if self.heartbeat.is_lost(shard) {
+                return Err(Error::LeaseLost { shard });
+            }
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(%shard, "{what}");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Swaps; the source refuses the shard from then on.
+    pub(in crate::mover::runner) async fn fence(&mut self) -> Result<(), Error> {
+        let before = Instant::now();
+        self.fences += 1;
+        self.failing_since = None;
+        match self.work.swap(&self.work.source, Uuid::new_v4()).await {
+            Ok(_) => {
+                self.fenced_at = Some(before);
+                Ok(())
+            }
+            // A table that came after the signpost was built; if it is anything else, the next look tells.
+            Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
+            // A migration holds the shard's row to its end. Nothing was fenced, so nobody waits for us meanwhile.
+            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                let reason = "a migration, or another transaction, holds the shard's row in pgshard.shard".to_owned();
+                self.again(reason).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Builds the target and the signpost anew: somebody altered the shard since.
+    async fn rebuild(&mut self, what: String) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        self.rebuilds += 1;
+        if self.rebuilds >= REBUILDS_MAX {
+            return Err(Error::Altered { shard, what });
+        }
+        self.context.observer.tell(Event::FenceRetried { shard, attempt: self.fences, reason: what });
+        self.built = Some(self.work.prepare().await?);
+        Ok(())
+    }
+
+    /// The copy, or until the lease is lost or a stop is asked for.
+    pub(in crate::mover::runner) async fn copy(&mut self, entry: &Entry, attempt: i32) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        let mut stop = self.context.stop.subscribe();
+        let limit = self.context.options.pause_max;
+        let until = self.fenced_at.unwrap_or_else(Instant::now) + limit;
+        let until = tokio::time::Instant::from_std(until);
+        let outcome = tokio::select! {
+            outcome = self.work.copy(entry, attempt, self.built.as_ref()) => outcome,
+            () = self.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
+            () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
+            // A server that hangs answers no question and breaks no connection; the heartbeat would keep its shard closed.
+            () = tokio::time::sleep_until(until) => Err(Error::PauseTooLong { shard, limit }),
+        };
+        match outcome {
+            Ok(Outcome::Copied) => Ok(()),
+            Ok(Outcome::Blocked(locks)) => {
+                self.unfence(attempt).await?;
+                self.again(locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")).await
+            }
+            Ok(Outcome::Altered(what)) => {
+                self.unfence(attempt).await?;
+                self.rebuild(what).await
+            }
+            Err(Error::Superseded { reason, .. }) => self.look_again(reason),
+            Err(error) => Err(error),
+        }
+    }
+}

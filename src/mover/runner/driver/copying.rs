@@ -1,0 +1,85 @@
+//! How the rows of a shard get to the target, with what only that way needs.
+
+use crate::mover::control::context::{Context, stopped};
+use crate::mover::control::heartbeat::Heartbeat;
+use crate::mover::preflight::facts::Servers;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::state::{Compared, Stream};
+use crate::mover::runner::audit;
+use crate::mover::runner::permit::CutOverPermits;
+use crate::mover::runner::watchdog::Watchdog;
+use crate::mover::stream::follower::Follower;
+use crate::shard::ShardId;
+
+/// How the rows get across.
+pub(in crate::mover) enum Copying<'a> {
+    /// Behind the fence.
+    Blocking,
+    /// While the source serves. Nobody applies its changes: not yet, or the move is aborted.
+    Unfollowed,
+    /// While the source serves, and its changes are applied.
+    Online(Box<Online<'a>>),
+}
+
+/// What a shard has whose changes are applied to its target.
+pub(in crate::mover) struct Online<'a> {
+    /// Who applies the changes.
+    pub(in crate::mover) follower: &'a Follower,
+    /// The name of the publication and the slot of the reverse replication, if there is one.
+    pub(in crate::mover) reverse: Option<&'a str>,
+    /// Who notices that the shard is altered.
+    pub(in crate::mover) watchdog: &'a Watchdog,
+    /// One shard of the group is fenced at a time.
+    pub(in crate::mover) permits: &'a CutOverPermits,
+    /// The servers on which source and target were compared, if this mover has done that.
+    pub(in crate::mover) compared_on: Option<Servers>,
+    /// The servers as they were observed last.
+    pub(in crate::mover) seen: Option<Servers>,
+    /// The attempt behind whose fence this mover has looked, and found nothing changed. No other is decided.
+    pub(in crate::mover) looked: Option<i32>,
+    /// The target as it is before it opens, for the audit.
+    pub(in crate::mover) unopened: Option<audit::Target>,
+}
+
+impl Copying<'_> {
+    /// What [`state::next`](crate::mover::protocol::state::next) needs to know of it.
+    pub(super) fn stream(&self) -> Stream {
+        let Copying::Online(online) = self else { return Stream::Off };
+        let same = online.compared_on.is_some() && online.compared_on == online.seen;
+        Stream::On { compared: if same { Compared::Yes } else { Compared::No }, looked: online.looked }
+    }
+}
+
+/// Whatever ends a wait for a shard that is open: its lease is lost, a stop is asked for, it is found altered, or its stream
+/// ends.
+#[derive(Clone, Copy)]
+pub(in crate::mover) struct Patience<'a> {
+    pub(in crate::mover) context: &'a Context,
+    pub(in crate::mover) heartbeat: &'a Heartbeat,
+    pub(in crate::mover) shard: ShardId,
+    pub(in crate::mover) follower: Option<(&'a Follower, &'a Watchdog)>,
+}
+
+impl Patience<'_> {
+    /// Does the work, or ends with the error that says why it is not worth waiting for any more.
+    pub(in crate::mover) async fn wait_for<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let shard = self.shard;
+        let mut stop = self.context.stop.subscribe();
+        tokio::select! {
+            outcome = work => outcome,
+            () = self.heartbeat.lost(shard) => Err(Error::LeaseLost { shard }),
+            () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
+            error = self.unfollowed() => Err(error),
+        }
+    }
+
+    async fn unfollowed(&self) -> Error {
+        match self.follower {
+            Some((follower, watchdog)) => tokio::select! {
+                error = watchdog.altered(self.shard) => error,
+                error = follower.lost(self.shard) => error,
+            },
+            None => std::future::pending().await,
+        }
+    }
+}

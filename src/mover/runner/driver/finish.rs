@@ -1,0 +1,180 @@
+//! From decide to the end, in both modes; and how a mover leaves a shard.
+
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use crate::mover::control::journal::{Entry, Signed};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::protocol::options::Event;
+use crate::mover::protocol::state::{Mode, Phase};
+use crate::mover::protocol::verdict::Audit;
+use crate::mover::runner::audit;
+use crate::mover::runner::driver::{Copying, Driver};
+use crate::store::MapStore;
+
+/// How long deciding and opening are tried. A shard that is not decided by then is served by its source again; one that
+/// is, is left to `resume`, and routers try as well.
+const OPEN_FOR: Duration = Duration::from_secs(10);
+
+impl Driver<'_> {
+    /// The target is ready for this attempt: decides and opens.
+    pub(in crate::mover::runner) async fn decide_and_open(&mut self, attempt: i32) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        if let Some(breach) = self.breach() {
+            self.unfence(attempt).await?;
+            return Err(Error::Stuck { shard, observed: breach });
+        }
+        let decided = self.work.decide_and_open(attempt).await;
+        self.ended(decided).await
+    }
+
+    /// How deciding has ended.
+    pub(super) async fn ended(&mut self, decided: Result<(), Error>) -> Result<(), Error> {
+        match decided {
+            Ok(()) => {
+                self.opened();
+                Ok(())
+            }
+            Err(Error::Superseded { reason, .. }) => self.look_again(reason),
+            Err(error @ (Error::Failpoint { .. } | Error::LeaseLost { .. })) => Err(error),
+            // The outcome is unknown: look again, on new connections.
+            Err(error) => self.reconnect(error).await,
+        }
+    }
+
+    /// The source has decided, and gave this token away.
+    pub(in crate::mover::runner) async fn open(&mut self, token: Option<Uuid>) -> Result<(), Error> {
+        match self.work.finish_open(token).await {
+            Ok(()) => {
+                self.opened();
+                Ok(())
+            }
+            Err(error @ Error::Failpoint { .. }) => Err(error),
+            Err(error) => self.reconnect(error).await,
+        }
+    }
+
+    /// New connections after an error that leaves the outcome unknown, for as long as the shard may be closed. The error
+    /// itself once that is over: a target that can be reached but never opened would keep the shard closed for ever.
+    async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        let until = *self.failing_since.get_or_insert_with(Instant::now) + OPEN_FOR;
+        if Instant::now() >= until {
+            return Err(error);
+        }
+        tracing::warn!(%shard, error = chain(&error), "looking again on new connections");
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let opened = async {
+                let source = self.context.hosts.open(&self.work.source.host).await?.for_shard(shard);
+                let target = self.context.hosts.open(&self.work.target.host).await?.for_shard(shard);
+                source.sign(self.work.hold, Signed::Shard).await?;
+                target.sign(self.work.hold, Signed::Shard).await?;
+                Ok::<_, Error>((source, target))
+            };
+            match opened.await {
+                Ok(sessions) => {
+                    (self.work.source, self.work.target) = sessions;
+                    return Ok(());
+                }
+                Err(_) if Instant::now() < until && !self.heartbeat.is_lost(shard) => {}
+                Err(_) => return Err(error),
+            }
+        }
+    }
+
+    fn opened(&mut self) {
+        let pause = self.fenced_at.map(|at| at.elapsed()).unwrap_or_default();
+        self.pause = Some(pause);
+        self.work.reached(Phase::Opened);
+        let (shard, host) = (self.work.hold.shard, self.work.target.host.clone());
+        self.context.observer.tell(Event::Opened { shard, host, pause });
+    }
+
+    /// Tells the map, begins the audit, and keeps the old copy.
+    pub(in crate::mover::runner) async fn publish(&mut self, entry: &Entry) -> Result<(), Error> {
+        if let Copying::Online(online) = &self.copying {
+            // The records by which it follows go with what comes now: it would take that for another mover's work, and warn.
+            online.follower.detach(self.work.hold.shard).await;
+        }
+        let store: &dyn MapStore = &*self.context.store;
+        self.work.publish(store).await?;
+        // Before anybody may write to the old copy.
+        let verdict = match self.work.mode {
+            // It was compared behind its fence, or it would not have opened.
+            Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
+            Mode::Online => {
+                let unopened = match &mut self.copying {
+                    Copying::Online(online) => online.unopened.take(),
+                    Copying::Blocking | Copying::Unfollowed => None,
+                };
+                match audit::begin(self.context, &self.work, unopened, entry.attempt).await {
+                    Ok(begun) => {
+                        self.audit = Some(begun);
+                        Audit::under_way()
+                    }
+                    Err(why) => Audit::left_out(why),
+                }
+            }
+        };
+        self.work.settle(self.built.as_ref().map(|built| &built.creation)).await?;
+        // Where somebody else has opened it, the pause was over before we looked.
+        let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
+        self.work.keep(pause, verdict).await
+    }
+
+    /// What the follower found that forbids to decide.
+    fn breach(&self) -> Option<String> {
+        match &self.copying {
+            Copying::Online(online) => online.follower.breach(self.work.hold.shard),
+            Copying::Blocking | Copying::Unfollowed => None,
+        }
+    }
+
+    /// The end of this mover's work with the shard, good or bad: a shard that it gives up is served, and the lease is free.
+    pub(in crate::mover::runner) async fn leave(&mut self, error: Option<&Error>) {
+        if error.is_some() {
+            // After a lost lease too: if only our connections are gone, nobody else serves the shard again before the
+            // deadline. If somebody has taken over, both this and the release name a lease that is no longer there.
+            self.leave_serving().await;
+        }
+        self.heartbeat.let_go(self.work.hold.shard);
+        let words = error.map(|error| chain(error));
+        // The lease is a courtesy by now: the shard is out of this mover's hands either way.
+        if let Err(unreleased) = self.work.source.release(self.work.hold, words.as_deref()).await {
+            tracing::debug!(error = %unreleased, "the lease could not be given back; it ends by itself");
+        }
+    }
+
+    /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a new
+    /// connection: the old one may be in the midst of something. The target is not asked, it may be what failed.
+    async fn leave_serving(&mut self) {
+        let (shard, hold) = (self.work.hold.shard, self.work.hold);
+        let again = async {
+            self.work.source = self.context.hosts.open(&self.work.source.host).await?.for_shard(shard);
+            let sql = "SELECT attempt FROM pgshard.shard
+                WHERE shard_id = $1 AND state = 'fenced' AND move_id = $2 AND lease = $3";
+            let what = "reading the shard's row";
+            let fenced = self.work.source.rows(what, sql, &[&shard.as_i32(), hold.id.uuid(), &hold.lease]).await?;
+            match fenced.first() {
+                Some(row) => self.unfence(row.get(0)).await,
+                None => Ok(()),
+            }
+        };
+        if let Err(error) = again.await {
+            tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it ends with its deadline");
+        }
+    }
+
+    /// Takes the fence of this attempt back.
+    pub(in crate::mover::runner) async fn unfence(&mut self, attempt: i32) -> Result<(), Error> {
+        self.fenced_at = None;
+        match self.work.unfence(attempt).await {
+            // Its deadline passed and a router was first. The next look tells.
+            Err(Error::Superseded { .. }) => Ok(()),
+            outcome => outcome,
+        }
+    }
+}

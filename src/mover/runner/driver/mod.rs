@@ -1,0 +1,190 @@
+//! One shard in the hands of this mover: what it remembers between two steps, and each step as the loop of
+//! [`single`](crate::mover::runner::single) does it.
+//!
+//! Invariant: a driver decides nothing. What comes next is said by [`state::next`](crate::mover::protocol::state::next), which sees
+//! what the hosts say and [`Driver::own`].
+
+mod blocking;
+mod copying;
+mod finish;
+mod online;
+
+use std::time::{Duration, Instant};
+
+use crate::mover::control::context::Context;
+use crate::mover::control::heartbeat::Heartbeat;
+use crate::mover::control::observe::{Observation, observe};
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::Event;
+use crate::mover::protocol::state::{Goal, Mode, Own, Phase, Stop, Until};
+use crate::mover::runner::audit;
+use crate::mover::step::{Blueprint, ShardMove};
+
+pub(in crate::mover) use copying::{Copying, Online, Patience};
+
+/// One shard on its way, in the hands of this mover.
+pub(in crate::mover) struct Driver<'a> {
+    pub(in crate::mover) work: ShardMove<'a>,
+    context: &'a Context,
+    heartbeat: &'a Heartbeat,
+    goal: Goal,
+    copying: Copying<'a>,
+    /// What this mover has built the target from, if it has.
+    built: Option<Blueprint>,
+    /// How often this mover has fenced.
+    fences: u32,
+    /// How often this mover has built the target anew because somebody altered the shard.
+    rebuilds: u32,
+    /// When the pause began.
+    fenced_at: Option<Instant>,
+    /// How long it lasted, once it is over.
+    pause: Option<Duration>,
+    /// Since when deciding or opening has failed for a reason that may pass.
+    failing_since: Option<Instant>,
+    /// The audit that is to be run once this mover has left the shard.
+    audit: Option<audit::Begun>,
+}
+
+impl<'a> Driver<'a> {
+    /// A driver of a shard whose changes nobody applies.
+    pub(in crate::mover) fn new(
+        context: &'a Context,
+        work: ShardMove<'a>,
+        heartbeat: &'a Heartbeat,
+        goal: Goal,
+    ) -> Driver<'a> {
+        let copying = match work.mode {
+            Mode::Blocking => Copying::Blocking,
+            Mode::Online => Copying::Unfollowed,
+        };
+        Driver {
+            work,
+            context,
+            heartbeat,
+            goal,
+            copying,
+            built: None,
+            fences: 0,
+            rebuilds: 0,
+            fenced_at: None,
+            pause: None,
+            failing_since: None,
+            audit: None,
+        }
+    }
+
+    /// The same for a shard whose changes are applied to what was built from this blueprint.
+    pub(in crate::mover) fn following(self, online: Online<'a>, built: Option<Blueprint>) -> Driver<'a> {
+        Driver { copying: Copying::Online(Box::new(online)), built, ..self }
+    }
+
+    /// What the target was built from, the servers on which it was compared, and the audit that is to be run. The connections
+    /// are closed: a transaction that failed half-way holds locks for which the follower waits.
+    pub(in crate::mover) fn end(self) -> Rest {
+        let compared_on = match self.copying {
+            Copying::Online(online) => online.compared_on,
+            Copying::Blocking | Copying::Unfollowed => None,
+        };
+        Rest { built: self.built, compared_on, audit: self.audit }
+    }
+
+    /// What both hosts say now.
+    pub(super) async fn observe(&mut self) -> Result<Observation, Error> {
+        let shard = self.work.hold.shard;
+        if self.heartbeat.is_lost(shard) {
+            return Err(Error::LeaseLost { shard });
+        }
+        let now = observe(&self.work.source, &self.work.target, self.work.hold).await?;
+        if let (None, Some(ago)) = (self.fenced_at, now.fenced_for) {
+            self.fenced_at = Instant::now().checked_sub(ago);
+        }
+        if let (Copying::Online(online), Phase::Ready) = (&mut self.copying, now.observed.phase) {
+            online.seen = Some(facts::servers(&self.work.source, &self.work.target).await?);
+        }
+        Ok(now)
+    }
+
+    /// What this mover knows of itself.
+    pub(super) fn own(&self, until: Until) -> Own {
+        Own {
+            goal: self.goal,
+            until,
+            stop: if self.context.is_stopped() { Stop::Asked } else { Stop::No },
+            wanted: self.heartbeat.wanted(self.work.hold.shard),
+            stream: self.copying.stream(),
+        }
+    }
+
+    /// The target has lost what this mover has put there.
+    pub(super) fn gone(&self) -> Error {
+        let reason = "its copy is gone from the target: resume the move".to_owned();
+        Error::Superseded { host: self.work.target.host.clone(), shard: self.work.hold.shard, reason }
+    }
+
+    /// What only a shard has whose changes are applied.
+    fn online(&mut self) -> Result<&mut Online<'a>, Error> {
+        let unfollowed = self.unfollowed();
+        match &mut self.copying {
+            Copying::Online(online) => Ok(online),
+            Copying::Blocking | Copying::Unfollowed => Err(unfollowed),
+        }
+    }
+
+    fn online_ref(&self) -> Result<&Online<'a>, Error> {
+        match &self.copying {
+            Copying::Online(online) => Ok(online),
+            Copying::Blocking | Copying::Unfollowed => Err(self.unfollowed()),
+        }
+    }
+
+    /// The loop and this driver are at odds: nothing is touched, and the shard stays as it is.
+    fn unfollowed(&self) -> Error {
+        let observed = "a step of an online move without a stream (a bug of pgshard: please report it)".to_owned();
+        Error::Stuck { shard: self.work.hold.shard, observed }
+    }
+
+    /// How long to wait while the shard is open.
+    fn patience(&self) -> Patience<'_> {
+        let follower = match &self.copying {
+            Copying::Online(online) => Some((online.follower, online.watchdog)),
+            Copying::Blocking | Copying::Unfollowed => None,
+        };
+        Patience { context: self.context, heartbeat: self.heartbeat, shard: self.work.hold.shard, follower }
+    }
+
+    /// A host has refused: the fence ran out, or somebody with the token opened the target. The next look tells.
+    fn look_again(&mut self, reason: String) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        tracing::info!(%shard, reason, "looking again");
+        self.fences += 1;
+        if self.fences < self.context.options.fence_attempts * 2 {
+            return Ok(());
+        }
+        Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason })
+    }
+
+    /// There is no fence, or it was taken back: after a while another attempt, unless this was the last.
+    async fn again(&self, reason: String) -> Result<(), Error> {
+        let (shard, attempt) = (self.work.hold.shard, self.fences);
+        if attempt >= self.context.options.fence_attempts {
+            return Err(Error::GaveUp { shard, attempts: attempt, blockers: reason });
+        }
+        self.context.observer.tell(Event::FenceRetried { shard, attempt, reason });
+        tokio::time::sleep(back_off(attempt)).await;
+        Ok(())
+    }
+}
+
+/// What a driver leaves to whoever goes on with its shard.
+pub(in crate::mover) struct Rest {
+    pub(in crate::mover) built: Option<Blueprint>,
+    pub(in crate::mover) compared_on: Option<facts::Servers>,
+    pub(in crate::mover) audit: Option<audit::Begun>,
+}
+
+/// 50 ms, doubling up to two seconds, each between half and whole: two movers that met do not meet again.
+fn back_off(tries: u32) -> Duration {
+    let whole = 50u64.saturating_mul(1 << tries.min(6)).min(2_000);
+    Duration::from_millis(fastrand::u64(whole / 2..=whole))
+}

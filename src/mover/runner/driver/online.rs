@@ -1,0 +1,116 @@
+//! The steps of a shard that is open while it is copied: catch up, wait for the operator, cut over.
+
+use std::time::{Duration, Instant};
+
+use crate::mover::control::journal::Entry;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::options::Event;
+use crate::mover::runner::common_point;
+use crate::mover::runner::cutover::{CutOver, Outcome, pass_a_beacon};
+use crate::mover::runner::driver::Driver;
+
+/// How long a mover waits for the stream to be close, before each attempt to fence. Then it gives up.
+const CLOSE_WITHIN: Duration = Duration::from_secs(600);
+
+impl Driver<'_> {
+    /// The target as the source was a moment ago, compared with it.
+    pub(in crate::mover::runner) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
+        let began = Instant::now();
+        let servers = facts::servers(&self.work.source, &self.work.target).await?;
+        if self.online()?.compared_on.take().is_some_and(|before| before != servers) {
+            self.work.verify_anew().await?;
+        }
+        self.patience().wait_for(pass_a_beacon(&self.work, self.online_ref()?.follower)).await?;
+        let began = self.work.timings.since("catch_up", began);
+        self.know_blueprint(entry).await?;
+        let (online, built) = (self.online_ref()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
+        self.work.caught_up(&built.creation, online.follower).await?;
+        // Not before: a table that gets its replica identity last would refuse what the stream brings once it is published.
+        if let Some(stream) = online.reverse {
+            self.work.prepare_back(stream).await?;
+        }
+        let compared = common_point::shard(&self.work, &self.context.hosts, online.follower);
+        self.patience().wait_for(compared).await?;
+        self.work.timings.since("verify", began);
+        self.work.at("after verify")?;
+        self.work.ready().await?;
+        self.online()?.compared_on = Some(servers);
+        Ok(())
+    }
+
+    /// Waits while the fence is held back. That can be for hours.
+    pub(in crate::mover::runner) async fn wait_to_fence(&self, wanted: Wanted) -> Result<(), Error> {
+        let shard = self.work.hold.shard;
+        tracing::info!(%shard, wanted = wanted.as_str(), "waiting before the fence");
+        self.context.observer.tell(Event::Waits { shard, wanted });
+        let mut desired = self.heartbeat.wishes();
+        let told = async {
+            // An error means that the heartbeat is gone, and with it the lease.
+            let _ = desired.wait_for(|all| all.get(&shard).copied().unwrap_or_default() == Wanted::Go).await;
+            Ok(())
+        };
+        self.patience().wait_for(told).await
+    }
+
+    /// One attempt to close the shard, bring the last changes over, and open it at the target.
+    pub(in crate::mover::runner) async fn cut_over(&mut self, entry: &Entry) -> Result<(), Error> {
+        self.fences += 1;
+        self.failing_since = None;
+        self.know_blueprint(entry).await?;
+        self.close().await?;
+        let patience = self.patience();
+        let (online, built) = (self.online_ref()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
+        let mut cut_over = CutOver::new(&self.work, online, built, patience);
+        let outcome = cut_over.run().await;
+        let done = cut_over.done();
+        self.fenced_at = done.fenced_at.or(self.fenced_at);
+        let online = self.online()?;
+        (online.looked, online.unopened) = (done.looked, done.unopened);
+        match outcome? {
+            Outcome::Decided(decided) => self.ended(decided).await,
+            Outcome::Refused(reason) => self.look_again(reason),
+            Outcome::NotFenced(reason) => self.again(reason).await,
+            Outcome::Held { attempt, reason } => {
+                self.unfence(attempt).await?;
+                self.again(reason).await
+            }
+            Outcome::Broken { attempt, error } => {
+                self.unfence(attempt).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// The shard is fenced, and this mover does not know how far it had come: it is served again, and fenced anew.
+    pub(in crate::mover::runner) async fn fence_anew(&mut self, attempt: i32) -> Result<(), Error> {
+        self.unfence(attempt).await?;
+        self.again("what was set before the fence is not known any more".to_owned()).await
+    }
+
+    /// Waits, with the shard open, until the stream is close behind: what is left is applied while the shard is closed.
+    async fn close(&self) -> Result<(), Error> {
+        let (follower, lag_max) = (self.online_ref()?.follower, self.work.options.lag_max);
+        let until = Instant::now() + CLOSE_WITHIN;
+        loop {
+            let began = Instant::now();
+            self.patience().wait_for(pass_a_beacon(&self.work, follower)).await?;
+            if began.elapsed() <= lag_max {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                let blockers = format!("the target stays further behind than {} ms", lag_max.as_millis());
+                return Err(Error::GaveUp { shard: self.work.hold.shard, attempts: self.fences, blockers });
+            }
+        }
+    }
+
+    /// Learns what the target was built from, if another mover has built it.
+    async fn know_blueprint(&mut self, entry: &Entry) -> Result<(), Error> {
+        if self.built.is_none() {
+            self.built = Some(self.work.blueprint(entry).await?);
+        }
+        Ok(())
+    }
+}

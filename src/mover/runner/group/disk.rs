@@ -1,0 +1,77 @@
+//! What happens beside the work of a group: its mover is asked to stop or to pause, and the slot keeps too much WAL.
+
+use tokio::sync::Semaphore;
+
+use crate::mover::control::context::stopped;
+use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::protocol::state::Goal;
+use crate::mover::runner::group::Group;
+use crate::mover::runner::leftovers::drop_shared_or_warn;
+use crate::mover::runner::part::{End, Part, Start};
+use crate::mover::runner::single;
+use crate::mover::runner::watchdog::TooMuch;
+use crate::mover::stream::slot;
+
+impl Group<'_> {
+    /// While the group works: passes on what its mover is asked for, and looks after the slot. Returns when that keeps too much.
+    pub(super) async fn mind(&self) -> TooMuch {
+        let mut asked = self.whole.stop.subscribe();
+        let stopping = async {
+            stopped(&mut asked).await;
+            self.context.stop();
+            std::future::pending().await
+        };
+        let mut desired = self.heartbeat.wishes();
+        let pausing = async {
+            loop {
+                let paused = desired.borrow_and_update().values().any(|wanted| *wanted == Wanted::Pause);
+                self.pace.send_if_modified(|pace| std::mem::replace(&mut pace.paused, paused) != paused);
+                if desired.changed().await.is_err() {
+                    std::future::pending().await
+                }
+            }
+        };
+        let name = self.stream();
+        // The slot of a rollback was made by the move that it takes back, and has a limit of its own.
+        let wal_max = self.shared.back_of.is_none().then_some(self.context.options.wal_max);
+        tokio::select! {
+            too_much = self.watchdog.watch(&self.context.hosts, &self.shared.source, &name, wal_max) => too_much,
+            too_much = stopping => too_much,
+            too_much = pausing => too_much,
+        }
+    }
+
+    /// Drops the slot, then aborts what is not decided and finishes what is. Nobody of the group works any more.
+    pub(super) async fn save_the_disk(&self, parts: Vec<Part>, ends: Vec<End>, too_much: TooMuch) -> Vec<End> {
+        let jobs = &Semaphore::new(self.context.options.jobs.max(1));
+        let TooMuch { kept, limit } = too_much;
+        let name = self.stream();
+        tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more WAL than it may: the move is aborted");
+        let dropped = async { slot::drop_slot(&self.whole.hosts.open(&self.shared.source).await?, &name).await };
+        if let Err(error) = dropped.await {
+            tracing::error!(slot = name, host = %self.shared.source, error = chain(&error), "the slot could not be dropped");
+        }
+        let abort = |(shard, end): End| {
+            let part = parts.iter().find(|part| part.shard == shard).cloned();
+            async move {
+                let (Err(_), Some(part)) = (&end, part) else { return (shard, end) };
+                let part = Part { start: Start::TakeOver, ..part };
+                match single::to_end(self.whole, &part, Goal::Abort, self.heartbeat, jobs).await {
+                    Ok(_) => {
+                        let host = self.shared.source.clone();
+                        self.failed(shard, Error::WalLimit { shard, host, kept, limit })
+                    }
+                    Err(Error::TooLate { .. }) => {
+                        (shard, single::to_end(self.whole, &part, Goal::Finish, self.heartbeat, jobs).await)
+                    }
+                    Err(error) => self.failed(shard, error),
+                }
+            }
+        };
+        let ends = futures_util::future::join_all(ends.into_iter().map(abort)).await;
+        drop_shared_or_warn(self.whole, &self.shared).await;
+        ends
+    }
+}

@@ -1,0 +1,113 @@
+//! The rows of the shards that lack some, and what finds them again.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::mover::control::session::Session;
+use crate::mover::copy::chunk::Copied;
+use crate::mover::copy::workers::{CopyOptions, copy_all};
+use crate::mover::copy::{Route, ShardCopy};
+use crate::mover::preflight::facts;
+use crate::mover::preflight::table;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::Names;
+use crate::mover::protocol::state::Phase;
+use crate::mover::runner::group::{Group, Member};
+use crate::mover::runner::part::End;
+use crate::mover::runner::single::connect;
+use crate::shard::ShardId;
+
+impl Group<'_> {
+    /// Copies the rows of the shards that lack some, and builds what finds them again.
+    pub(super) async fn load(
+        &self,
+        source: &Session,
+        members: &mut Vec<Member>,
+        ends: &mut Vec<End>,
+        position: u64,
+    ) -> Result<(), Error> {
+        let phases = self.phases(source).await?;
+        let lacks = |one: &Member| phases.get(&one.part.shard).is_some_and(|phase| *phase == Phase::Prepared);
+        let mut copies = Vec::new();
+        for one in members.iter().filter(|one| lacks(one)) {
+            copies.push(self.to_copy(source, one).await?);
+        }
+        let options = CopyOptions {
+            route: Route { source: self.shared.source.clone(), target: self.shared.target.clone() },
+            jobs: self.context.options.copy_jobs,
+            builds: members
+                .iter()
+                .filter(|one| lacks(one))
+                .filter_map(|one| Some((one.part.shard, one.built.as_ref()?.creation.builds())))
+                .collect(),
+            chunk_bytes: self.context.options.chunk_bytes,
+            throttle: self.context.throttle.clone(),
+            stop: self.context.stop.subscribe(),
+            altered: self.watchdog.found(),
+            observer: self.context.observer.clone(),
+            failpoints: self.context.options.clone(),
+        };
+        let began = Instant::now();
+        let (ended, last_chunk) = copy_all(&self.context.hosts, copies, &options).await;
+        let mut copied: BTreeMap<ShardId, Result<Copied, Error>> = ended.into_iter().collect();
+        let copied_at = last_chunk.unwrap_or(began);
+        let took = copied_at - began;
+        self.at("after chunks")?;
+        // From here on, nothing ends but single shards.
+        let (missing, loaded): (Vec<Member>, Vec<Member>) = std::mem::take(members).into_iter().partition(lacks);
+        *members = loaded;
+        let mut rows_there = Vec::new();
+        for one in missing {
+            let shard = one.part.shard;
+            match copied.remove(&shard).unwrap_or(Err(Error::Interrupted { shard })) {
+                Ok(rows) => rows_there.push((one, rows)),
+                Err(error) => ends.push(self.left(&one, error).await),
+            }
+        }
+        let keys = async |(one, rows): (Member, Copied)| self.keys(one, rows, (took, copied_at), position).await;
+        members.extend(self.each(ends, rows_there, keys).await);
+        Ok(())
+    }
+
+    /// Keys and indexes of a shard whose rows are there.
+    async fn keys(
+        &self,
+        mut member: Member,
+        copied: Copied,
+        (took, copied_at): (Duration, Instant),
+        position: u64,
+    ) -> Result<Member, End> {
+        let shard = member.part.shard;
+        let built = async {
+            if self.context.is_stopped() {
+                return Err(Error::Interrupted { shard });
+            }
+            let work = connect(self.context, &member.part, self.hold(shard)).await?;
+            work.timings.took("copy", took);
+            let built = match member.built.take() {
+                Some(built) => built,
+                None => work.blueprint(&work.source.entry(self.shared.id, shard).await?).await?,
+            };
+            let size = (copied.rows as i64, copied.bytes as i64);
+            work.loaded(&built.creation, position.into(), size, copied_at).await?;
+            Ok::<_, Error>(built)
+        };
+        match built.await {
+            Ok(built) => Ok(Member { built: Some(built), ..member }),
+            Err(error) => Err(self.left(&member, error).await),
+        }
+    }
+
+    /// The tables that a shard's target was built with, as they stand at the source, and where they go. One that came since is
+    /// not published: it ends the move as what it is, an alteration.
+    pub(super) async fn to_copy(&self, source: &Session, member: &Member) -> Result<ShardCopy, Error> {
+        let shard = member.part.shard;
+        let is_of_it = |name: &String| member.built.as_ref().is_none_or(|built| built.tables.contains(name));
+        let names = Names { schema: self.context.prefix.schema(shard) };
+        let tables = match facts::schema_oid(source, &names.schema).await? {
+            Some(oid) => table::shapes(source, oid).await?.into_iter().filter(|table| is_of_it(&table.name)).collect(),
+            None => Vec::new(),
+        };
+        Ok(ShardCopy { hold: self.hold(shard), target_schema: names.incoming(), source_schema: names.schema, tables })
+    }
+}

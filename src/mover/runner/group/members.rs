@@ -1,0 +1,146 @@
+//! Each shard of a group by itself: acquired, known, prepared again, left.
+
+use std::sync::Arc;
+
+use crate::mover::control::journal::Note;
+use crate::mover::control::session::Session;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::protocol::state::{Goal, Phase, Until};
+use crate::mover::runner::driver::Driver;
+use crate::mover::runner::group::{Group, Member};
+use crate::mover::runner::part::{End, Part};
+use crate::mover::runner::single::{self, acquire, connect};
+use crate::mover::step::{Blueprint, ShardMove};
+use crate::mover::stream::slot;
+use crate::schema::catalog;
+
+impl Group<'_> {
+    /// Acquires a shard, and does all that can be done without the stream: one that is new is prepared, one that is fenced
+    /// and was not drained is served again, one that is decided is opened.
+    pub(super) async fn begin(&self, part: Part) -> Result<Member, End> {
+        let shard = part.shard;
+        if self.context.is_stopped() {
+            return Err((shard, Err(Error::Interrupted { shard })));
+        }
+        let work = async {
+            let work = connect(self.context, &part, self.hold(shard)).await?;
+            acquire(&work, self.heartbeat, &part).await?;
+            Ok::<_, Error>(work)
+        };
+        let work = work.await.map_err(|error| self.failed(shard, error))?;
+        self.go_on(Member { part, built: None, compared_on: None }, work).await
+    }
+
+    /// As far as it goes without the stream.
+    pub(super) async fn go_on(&self, member: Member, work: ShardMove<'_>) -> Result<Member, End> {
+        let mut drive = Driver::new(self.context, work, self.heartbeat, Goal::Finish);
+        match self.drive(&mut drive, Until::Ready).await {
+            Some(end) => {
+                drop(drive);
+                Err(self.audited(None, end).await)
+            }
+            None => Ok(Member { built: drive.end().built.or(member.built), ..member }),
+        }
+    }
+
+    /// Drives a shard, and ends this mover's work with it if that is the shard's end.
+    pub(super) async fn drive(&self, drive: &mut Driver<'_>, until: Until) -> Option<End> {
+        let shard = drive.work.hold.shard;
+        match single::drive(drive, until).await {
+            Ok(None) => None,
+            Ok(Some(report)) => {
+                drive.leave(None).await;
+                Some((shard, Ok(report)))
+            }
+            Err(error) => {
+                self.withdraw_if_altered(&drive.work, &error).await;
+                drive.leave(Some(&error)).await;
+                Some(self.failed(shard, error))
+            }
+        }
+    }
+
+    /// Back to the beginning with a shard whose changes since its copy are not known any more.
+    pub(super) async fn prepare_again(&self, member: Member) -> Result<Member, End> {
+        let shard = member.part.shard;
+        let work = async {
+            let work = connect(self.context, &member.part, self.hold(shard)).await?;
+            work.source.advance(work.hold, Phase::Claimed, &Note::default()).await?;
+            Ok::<_, Error>(work)
+        };
+        let work = work.await.map_err(|error| self.failed(shard, error))?;
+        self.go_on(member, work).await
+    }
+
+    /// Learns what the shard's target was built from, and that it is so still, and has it watched over.
+    pub(super) async fn known(&self, mut member: Member, source: &Session) -> Result<Member, End> {
+        let shard = member.part.shard;
+        let known = async {
+            let schema = facts::schema_oid(source, &self.context.prefix.schema(shard)).await?;
+            let built = match (member.built.take(), schema) {
+                (Some(built), Some(schema)) if self.is_as_stamped(source, schema, &built).await? => built,
+                (built, schema) => {
+                    let work = connect(self.context, &member.part, self.hold(shard)).await?;
+                    match (built, schema) {
+                        (Some(built), Some(schema)) => match work.altered(schema, &built).await? {
+                            Some(what) => return Err(Error::Altered { shard, what }),
+                            None => built,
+                        },
+                        _ => work.blueprint(&work.source.entry(self.shared.id, shard).await?).await?,
+                    }
+                }
+            };
+            if let Some(schema) = schema {
+                self.watchdog.watch_over(shard, schema, &built);
+            }
+            Ok::<_, Error>(built)
+        };
+        match known.await {
+            Ok(built) => Ok(Member { built: Some(built), ..member }),
+            Err(error) => Err(self.left(&member, error).await),
+        }
+    }
+
+    /// Whether nobody has touched a schema since its blueprint was made.
+    async fn is_as_stamped(&self, source: &Session, schema: u32, built: &Blueprint) -> Result<bool, Error> {
+        let stamp = catalog::stamp(source.client.client(), schema).await;
+        Ok(stamp.map_err(|error| Error::Catalog { host: source.host.clone(), source: error })? == built.stamp)
+    }
+
+    /// The end of a shard that failed while this mover had no connection for it.
+    pub(super) async fn left(&self, member: &Member, error: Error) -> End {
+        let shard = member.part.shard;
+        if let Ok(work) = connect(self.context, &member.part, self.hold(shard)).await {
+            self.withdraw_if_altered(&work, &error).await;
+            Driver::new(self.context, work, self.heartbeat, Goal::Finish).leave(Some(&error)).await;
+        }
+        self.failed(shard, error)
+    }
+
+    /// A shard that was altered is no longer published: a table that has lost what names its rows would refuse its UPDATE and
+    /// DELETE for as long as the move waits. What it changes from now on is in no stream, so it begins anew with a resume.
+    async fn withdraw_if_altered(&self, work: &ShardMove<'_>, error: &Error) {
+        if !matches!(error, Error::Altered { .. } | Error::Refused { .. }) || self.shared.back_of.is_some() {
+            return;
+        }
+        let withdrawn = async {
+            work.source.advance(work.hold, Phase::Claimed, &Note::default()).await?;
+            slot::withdraw(&work.source, &self.stream(), &work.names.schema).await
+        };
+        if let Err(error) = withdrawn.await {
+            tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are published still; an abort ends that");
+        }
+    }
+
+    pub(super) async fn all_failed(&self, members: Vec<Member>, error: Error) -> Vec<End> {
+        let error = Arc::new(error);
+        let mut ends = Vec::new();
+        for one in &members {
+            let of_group = Error::Group { shard: one.part.shard, source: error.clone() };
+            ends.push(self.left(one, of_group).await);
+        }
+        ends
+    }
+}

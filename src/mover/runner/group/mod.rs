@@ -1,0 +1,196 @@
+//! The shards of one move that come online from one host to another: one publication, one slot, one stream for all of them.
+//!
+//! A slot decodes the source's whole WAL, so five hundred shards share one. Every shard is still its own: it is claimed,
+//! copied, fenced and opened by itself, and its failure stops no other. Invariant: the slot is there before the
+//! first row is copied and until the last shard of the group has ended; rows that were copied under a slot that is gone
+//! are copied again.
+
+mod cut_over;
+mod disk;
+mod load;
+mod members;
+mod stream;
+
+use std::collections::BTreeMap;
+
+use futures_util::StreamExt;
+use tokio::sync::watch;
+
+use crate::map::HostName;
+use crate::mover::control::context::Context;
+use crate::mover::control::heartbeat::Heartbeat;
+use crate::mover::control::journal::{Hold, Signed};
+use crate::mover::control::session::Session;
+use crate::mover::preflight::facts::Servers;
+use crate::mover::protocol::desired::{Back, Wanted};
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::protocol::options::Event;
+use crate::mover::protocol::state::Phase;
+use crate::mover::protocol::throttle::Pace;
+use crate::mover::runner::leftovers::drop_shared;
+use crate::mover::runner::part::{End, Part, Shared};
+use crate::mover::runner::permit::CutOverPermits;
+use crate::mover::runner::reverse;
+use crate::mover::runner::watchdog::Watchdog;
+use crate::mover::step::Blueprint;
+use crate::mover::stream::slot;
+use crate::shard::ShardId;
+
+pub(in crate::mover) use stream::applied;
+
+/// Moves the parts, which are of one move and have the same source and target, to their ends.
+pub(in crate::mover) async fn work(context: &Context, parts: Vec<Part>, heartbeat: &Heartbeat) -> Vec<End> {
+    let Some(first) = parts.first() else { return Vec::new() };
+    let (stop, pace) = (watch::Sender::new(false), Pace { rate: context.throttle.rate(), paused: false });
+    let pace = watch::Sender::new(pace);
+    // What stops or slows a group is not told to the others.
+    let own = Context { stop, throttle: context.throttle.and(pace.subscribe()), ..context.clone() };
+    let group = Group {
+        context: &own,
+        whole: context,
+        pace,
+        watchdog: Watchdog::new(),
+        permits: CutOverPermits::default(),
+        shared: Shared::of(first),
+        back: first.back,
+        heartbeat,
+        first: first.shard,
+    };
+    group.run(parts).await
+}
+
+struct Group<'a> {
+    /// The mover as the group has it: with a stop and a throttle of its own.
+    context: &'a Context,
+    /// The mover that was asked.
+    whole: &'a Context,
+    /// What the group's throttle obeys.
+    pace: watch::Sender<Pace>,
+    watchdog: Watchdog,
+    permits: CutOverPermits,
+    shared: Shared,
+    /// Whether a way back is prepared.
+    back: Back,
+    /// Its lease is the same for all shards of the group: whoever takes one over takes the stream over.
+    heartbeat: &'a Heartbeat,
+    /// The shard whose number the ledger gives with what is of all of them.
+    first: ShardId,
+}
+
+/// A shard that is this mover's, and what its target was built from, if this mover built it.
+struct Member {
+    part: Part,
+    built: Option<Blueprint>,
+    /// The servers that were compared, if this mover has done that.
+    compared_on: Option<Servers>,
+}
+
+impl<'a> Group<'a> {
+    async fn run(&self, parts: Vec<Part>) -> Vec<End> {
+        let taken = parts.clone();
+        let mut work = Box::pin(self.all(parts));
+        let too_much = tokio::select! {
+            ends = &mut work => return ends,
+            too_much = self.mind() => too_much,
+        };
+        self.context.stop();
+        let ends = work.as_mut().await;
+        drop(work);
+        self.save_the_disk(taken, ends, too_much).await
+    }
+
+    async fn all(&self, parts: Vec<Part>) -> Vec<End> {
+        let mut ends = Vec::new();
+        let mut members = self.each(&mut ends, parts, async |part| self.begin(part).await).await;
+        let streamed = async {
+            let source = self.session(&self.shared.source).await?;
+            if members.is_empty() {
+                return drop_shared(self.context, &self.shared).await;
+            }
+            // Before anything is published: a table of which the stream cannot name the rows would refuse its UPDATE then.
+            let begun = std::mem::take(&mut members);
+            members = self.each(&mut ends, begun, async |one| self.known(one, &source).await).await;
+            let position = self.slot(&source, &mut members, &mut ends).await?;
+            self.load(&source, &mut members, &mut ends, position).await?;
+            if members.is_empty() {
+                return drop_shared(self.context, &self.shared).await;
+            }
+            let target = self.session(&self.shared.target).await?;
+            let others = self.others(&source, &target, &members, position).await?;
+            let follower = self.follow(&source, &members, others).await?;
+            let reverse = match self.back {
+                Back::Prepared => {
+                    reverse::stream::prepare(self.context, &source, &target, self.shared.id, self.first).await?
+                }
+                Back::Forgone => None,
+            };
+            if self.heartbeat.wishes().borrow().values().any(|wanted| *wanted != Wanted::Go) {
+                let rest = std::mem::take(&mut members);
+                let make_ready = async |member| self.make_ready(member, &follower, reverse.as_deref()).await;
+                members = self.each(&mut ends, rest, make_ready).await;
+            }
+            let cut_over = std::mem::take(&mut members);
+            let rest = self
+                .each(&mut ends, cut_over, async |member| self.cut_over(member, &follower, reverse.as_deref()).await)
+                .await;
+            debug_assert!(rest.is_empty(), "a cut-over ends with its shard's end");
+            follower.stop().await;
+            drop_shared(self.context, &self.shared).await
+        };
+        if let Err(error) = streamed.await {
+            tracing::warn!(source = %self.shared.source, error = chain(&error), "the stream of a move");
+            ends.extend(self.all_failed(members, error).await);
+        }
+        ends
+    }
+
+    /// Does the same with each, a few at a time. Gives those that go on; the ends of the others are put to the ends.
+    async fn each<I, O>(&self, ends: &mut Vec<End>, items: Vec<I>, work: impl AsyncFn(I) -> Result<O, End>) -> Vec<O> {
+        let outcomes: Vec<_> = futures_util::stream::iter(items)
+            .map(|item| work(item))
+            .buffer_unordered(self.context.options.jobs.max(1))
+            .collect()
+            .await;
+        let mut go_on = Vec::new();
+        for outcome in outcomes {
+            match outcome {
+                Ok(item) => go_on.push(item),
+                Err(end) => ends.push(end),
+            }
+        }
+        go_on
+    }
+
+    async fn phases(&self, source: &Session) -> Result<BTreeMap<ShardId, Phase>, Error> {
+        let entries = source.entries(Some(self.shared.id)).await?;
+        Ok(entries.into_iter().map(|entry| (entry.shard, entry.phase)).collect())
+    }
+
+    /// The name of publication and slot: a rollback finds those of the reverse replication.
+    fn stream(&self) -> String {
+        match self.shared.back_of {
+            None => slot::stream_name(self.shared.id),
+            Some(of) => slot::back_name(of, &self.shared.target),
+        }
+    }
+
+    fn failed(&self, shard: ShardId, error: Error) -> End {
+        self.context.observer.tell(Event::Failed { shard, error: chain(&error) });
+        (shard, Err(error))
+    }
+
+    fn hold(&self, shard: ShardId) -> Hold {
+        Hold { id: self.shared.id, shard, lease: self.heartbeat.lease() }
+    }
+
+    async fn session(&self, host: &HostName) -> Result<Session, Error> {
+        let session = self.context.hosts.open(host).await?;
+        session.sign(self.hold(self.first), Signed::Group).await?;
+        Ok(session)
+    }
+
+    fn at(&self, failpoint: &'static str) -> Result<(), Error> {
+        self.context.options.at(failpoint)
+    }
+}

@@ -1,0 +1,204 @@
+//! What the shards of a group share: publication, slot and follower.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio_postgres::types::{PgLsn, ToSql};
+
+use crate::mover::control::session::Session;
+use crate::mover::copy::ShardCopy;
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::Phase;
+use crate::mover::runner::group::{Group, Member};
+use crate::mover::runner::part::End;
+use crate::mover::runner::reverse;
+use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions};
+use crate::mover::stream::slot;
+use crate::shard::ShardId;
+
+/// How long the slot's creation waits for the transactions that are under way on its server.
+const SLOT_PATIENCE: Duration = Duration::from_secs(60);
+
+impl Group<'_> {
+    /// Publication and slot: made before anything is copied, or found. What was copied under a slot that is gone is copied
+    /// again. Gives the position from which the slot sends changes.
+    pub(super) async fn slot(
+        &self,
+        source: &Session,
+        members: &mut Vec<Member>,
+        ends: &mut Vec<End>,
+    ) -> Result<u64, Error> {
+        let name = self.stream();
+        let owner = slot::Owner { name: &name, id: self.shared.id, shard: self.first, options: &self.context.options };
+        let there = slot::slot_state(source, &name).await?;
+        if self.shared.back_of.is_some() {
+            // It was made before the shards came here: one that is made now would not know what has changed since.
+            let lost = |state| Error::SlotLost { host: self.shared.source.clone(), slot: name.clone(), state };
+            let there = there.ok_or_else(|| lost("gone"))?;
+            return if there.wal_status.as_deref() == Some("lost") { Err(lost("lost")) } else { Ok(there.confirmed) };
+        }
+        let lost = there.as_ref().is_some_and(|state| state.wal_status.as_deref() == Some("lost"));
+        if lost {
+            tracing::warn!(slot = name, host = %self.shared.source, "the server has dropped WAL that the slot needs: the shards are copied again");
+            slot::drop_slot(source, &name).await?;
+        }
+        let kept = there.filter(|_| !lost).map(|state| state.confirmed);
+        let target = self.session(&self.shared.target).await?;
+        let (phases, there) = (self.phases(source).await?, self.there(&target).await?);
+        let behind = |member: &Member| {
+            let phase = phases.get(&member.part.shard).copied().unwrap_or(Phase::Claimed);
+            there.get(&member.part.shard).is_none_or(|there| !there.can_go_on(phase, kept))
+        };
+        let (again, rest) = std::mem::take(members).into_iter().partition(behind);
+        *members = rest;
+        let again = self.each(ends, again, async |member| self.prepare_again(member).await).await;
+        members.extend(self.each(ends, again, async |member| self.known(member, source).await).await);
+        let (mut tables, mut schemas) = (Vec::new(), Vec::new());
+        for one in members.iter() {
+            let schema = self.context.prefix.schema(one.part.shard);
+            if let Some(oid) = facts::schema_oid(source, &schema).await? {
+                schemas.push((one.part.shard, oid));
+                let names = one.built.iter().flat_map(|built| &built.tables);
+                tables.extend(names.map(|table| (schema.clone(), table.clone())));
+            }
+        }
+        self.at("before publication")?;
+        slot::create_publication(source, owner, &tables).await?;
+        self.at("after publication")?;
+        if kept.is_some() {
+            // Those that were published while the slot was made, it has waited for.
+            let is_new = |shard| there.get(&shard).is_none_or(|there| there.from.is_none());
+            let new: Vec<u32> = schemas.iter().filter(|(shard, _)| is_new(*shard)).map(|(_, oid)| *oid).collect();
+            if !new.is_empty() {
+                slot::outwait(source, &name, &new, SLOT_PATIENCE).await?;
+            }
+        }
+        let position = slot::create_slot(source, owner, SLOT_PATIENCE).await?;
+        self.at("after slot")?;
+        let shards: Vec<i32> = members.iter().map(|member| member.part.shard.as_i32()).collect();
+        // Before the first row is copied. Locks: rows of pgshard.incoming, for one statement.
+        let sql = "UPDATE pgshard.incoming SET stream_from = $4
+            WHERE move_id = $1 AND lease = $2 AND shard_id = ANY ($3) AND stream_from IS NULL";
+        let params: [&(dyn ToSql + Sync); 4] =
+            [self.shared.id.uuid(), &self.heartbeat.lease(), &shards, &PgLsn::from(position)];
+        target.execute("writing where the stream begins", sql, &params).await?;
+        Ok(position)
+    }
+
+    /// What the target has of each shard that it was told of.
+    ///
+    /// Locks: none but ACCESS SHARE on the control tables and pg_namespace.
+    async fn there(&self, target: &Session) -> Result<BTreeMap<ShardId, There>, Error> {
+        let what = "reading the progress";
+        let sql = "SELECT i.shard_id, i.stream_from, p.applied_lsn,
+                EXISTS (SELECT FROM pg_namespace WHERE nspname = i.schema_name || '__incoming')
+            FROM pgshard.incoming i LEFT JOIN pgshard.progress p USING (move_id, shard_id)
+            WHERE i.move_id = $1 AND i.source = $2";
+        let rows = target.rows(what, sql, &[self.shared.id.uuid(), &self.shared.source.as_str()]).await?;
+        let mut found = BTreeMap::new();
+        for row in &rows {
+            let read = || -> Result<_, tokio_postgres::Error> {
+                let position = |at| Ok::<_, tokio_postgres::Error>(row.try_get::<_, Option<PgLsn>>(at)?.map(u64::from));
+                Ok((
+                    row.try_get::<_, i32>(0)?,
+                    There { from: position(1)?, applied: position(2)?, built: row.try_get(3)? },
+                ))
+            };
+            let (shard, there) = read().map_err(|error| target.failed(what, error))?;
+            if let Ok(shard) = ShardId::try_from(shard) {
+                found.insert(shard, there);
+            }
+        }
+        Ok(found)
+    }
+
+    /// How far the shards are that will need the slot and are not in our hands: of this move, or of the one that is taken
+    /// back. One that has no progress yet needs all that the slot has.
+    pub(super) async fn others(
+        &self,
+        source: &Session,
+        target: &Session,
+        members: &[Member],
+        position: u64,
+    ) -> Result<BTreeMap<ShardId, u64>, Error> {
+        let mut unended: Vec<(MoveId, ShardId)> = Vec::new();
+        let of_move = source.entries(Some(self.shared.id)).await?;
+        let of_move = of_move.iter().filter(|entry| !entry.phase.is_ended() && entry.target == self.shared.target);
+        unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
+        if let Some(of) = self.shared.back_of {
+            let entries = target.entries(Some(of)).await?;
+            let sharing =
+                entries.iter().filter(|entry| entry.target == self.shared.source && reverse::needs_slot(entry));
+            unended.extend(sharing.map(|entry| (entry.id, entry.shard)));
+        }
+        unended.retain(|(_, shard)| members.iter().all(|one| one.part.shard != *shard));
+        applied(target, unended, position).await
+    }
+
+    /// Starts to apply what the source's transactions have changed since.
+    pub(super) async fn follow(
+        &self,
+        source: &Session,
+        members: &[Member],
+        others: BTreeMap<ShardId, u64>,
+    ) -> Result<Follower, Error> {
+        let mut shards = Vec::with_capacity(members.len());
+        for one in members {
+            let copy = self.to_copy(source, one).await?;
+            let ShardCopy { hold, target_schema, tables, .. } = copy;
+            let basis = if self.shared.back_of.is_some() { Basis::Position } else { Basis::Chunks };
+            shards.push(FollowedShard { hold, target_schema, tables, basis });
+        }
+        Ok(Follower::start(FollowerOptions {
+            hosts: self.context.hosts.clone(),
+            source: self.shared.source.clone(),
+            target: self.shared.target.clone(),
+            id: self.shared.id,
+            stream: self.stream(),
+            shards,
+            others,
+            patience: FollowerOptions::PATIENCE,
+            failpoints: self.context.options.clone(),
+        }))
+    }
+}
+
+/// What a target has of a shard.
+struct There {
+    /// Where the changes begin that are wanted since the first row was copied.
+    from: Option<u64>,
+    /// How far they are applied; `None`: its keys are not built.
+    applied: Option<u64>,
+    /// Whether its schema is there.
+    built: bool,
+}
+
+impl There {
+    /// Whether this is what the journal's phase says, and a slot that has confirmed so much has all that is missing. A target that
+    /// failed over may have less, for less was copied to its standby.
+    fn can_go_on(&self, phase: Phase, confirmed: Option<u64>) -> bool {
+        let loaded = phase >= Phase::Loaded;
+        let whole = self.built && (!loaded || self.applied.is_some());
+        let wanted = self.applied.or(self.from);
+        whole && wanted.is_none_or(|wanted| confirmed.is_some_and(|confirmed| wanted >= confirmed))
+    }
+}
+
+/// How far these shards are; those that have not begun, as far as the slot is.
+///
+/// Locks: ACCESS SHARE on a table of ours.
+pub(in crate::mover) async fn applied(
+    target: &Session,
+    shards: Vec<(MoveId, ShardId)>,
+    position: u64,
+) -> Result<BTreeMap<ShardId, u64>, Error> {
+    let mut positions = BTreeMap::new();
+    for (id, shard) in shards {
+        let sql = "SELECT applied_lsn FROM pgshard.progress WHERE move_id = $1 AND shard_id = $2";
+        let rows = target.rows("reading the progress", sql, &[id.uuid(), &shard.as_i32()]).await?;
+        positions.insert(shard, rows.first().map_or(position, |row| u64::from(row.get::<_, PgLsn>(0))));
+    }
+    Ok(positions)
+}

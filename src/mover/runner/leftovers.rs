@@ -1,0 +1,40 @@
+//! What the shards of a route share, and somebody must drop once the last of them has ended.
+
+use crate::mover::control::context::Context;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::runner::part::Shared;
+use crate::mover::runner::reverse;
+use crate::mover::stream::slot;
+
+/// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its source
+/// has ended, those of ways back that nobody can go.
+///
+/// Locks: none.
+pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) -> Result<(), Error> {
+    let Shared { id, source, target, back_of } = shared;
+    let source = context.hosts.open(source).await?;
+    let target = context.hosts.open(target).await?;
+    reverse::stream::tidy_up(&source, &target, *id).await?;
+    let entries = source.entries(Some(*id)).await?;
+    if entries.iter().any(|entry| !entry.phase.is_ended()) {
+        return Ok(());
+    }
+    let name = slot::stream_name(*id);
+    slot::drop_slot(&source, &name).await?;
+    context.options.at("after slot drop")?;
+    slot::drop_publication(&source, &name).await?;
+    context.options.at("after publication drop")?;
+    if let Some(of) = back_of {
+        reverse::stream::tidy_up(&target, &source, *of).await?;
+    }
+    // The shards have left: whoever brought them here cannot take them back any more.
+    reverse::stream::look_after(context, &source).await.map(drop)
+}
+
+/// The same where nobody can do anything about an error: it is logged.
+pub(in crate::mover) async fn drop_shared_or_warn(context: &Context, shared: &Shared) {
+    if let Err(error) = drop_shared(context, shared).await {
+        tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
+    }
+}

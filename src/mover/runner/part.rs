@@ -1,0 +1,80 @@
+//! A shard's part of a move, before anybody works on it, and what the parts of one route have in common.
+
+use crate::map::{HostName, ShardEpoch};
+use crate::mover::control::journal::Entry;
+use crate::mover::control::report::ShardReport;
+use crate::mover::protocol::desired::Back;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::names::MoveId;
+use crate::mover::protocol::state::Mode;
+use crate::shard::ShardId;
+
+/// One shard's part of a move, before anybody works on it.
+#[derive(Clone, Debug)]
+pub(in crate::mover) struct Part {
+    pub(in crate::mover) id: MoveId,
+    pub(in crate::mover) shard: ShardId,
+    pub(in crate::mover) source: HostName,
+    pub(in crate::mover) target: HostName,
+    pub(in crate::mover) mode: Mode,
+    pub(in crate::mover) epoch: ShardEpoch,
+    pub(in crate::mover) start: Start,
+    /// The move that this one takes back.
+    pub(in crate::mover) back_of: Option<MoveId>,
+    /// Whether it can be taken back in turn.
+    pub(in crate::mover) back: Back,
+}
+
+/// What shards have in common that come online from one host to another in one move.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::mover) struct Shared {
+    pub(in crate::mover) id: MoveId,
+    pub(in crate::mover) source: HostName,
+    pub(in crate::mover) target: HostName,
+    /// The move that this one takes back.
+    pub(in crate::mover) back_of: Option<MoveId>,
+}
+
+impl Shared {
+    pub(in crate::mover) fn of(part: &Part) -> Shared {
+        let Part { id, source, target, back_of, .. } = part.clone();
+        Shared { id, source, target, back_of }
+    }
+}
+
+/// How a mover comes by a shard.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::mover) enum Start {
+    /// The move is new.
+    Claim,
+    /// The move is in the journal.
+    TakeOver,
+}
+
+impl Part {
+    pub(in crate::mover) fn of(entry: &Entry) -> Part {
+        Part {
+            id: entry.id,
+            shard: entry.shard,
+            source: entry.source.clone(),
+            target: entry.target.clone(),
+            mode: entry.mode,
+            epoch: entry.epoch,
+            start: Start::TakeOver,
+            back_of: entry.back_of,
+            back: entry.back,
+        }
+    }
+}
+
+/// Which shards of a move that is in the journal are taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::mover) enum Scope {
+    /// Those that are named.
+    Named,
+    /// All that are open by now on the routes of those that are named.
+    Routes,
+}
+
+/// How the work on a shard has ended.
+pub(in crate::mover) type End = (ShardId, Result<ShardReport, Error>);

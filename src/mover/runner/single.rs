@@ -1,0 +1,156 @@
+//! The story of one shard's move: connect, acquire the shard, do step after step as the hosts and
+//! [`state::next`](crate::mover::protocol::state::next) say, leave. Move, resume and abort are this story from different starts.
+
+use tokio::sync::Semaphore;
+
+use crate::mover::control::context::Context;
+use crate::mover::control::heartbeat::Heartbeat;
+use crate::mover::control::journal::{Claim, Hold, Signed};
+use crate::mover::control::report::ShardReport;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::protocol::names::Names;
+use crate::mover::protocol::options::Event;
+use crate::mover::protocol::state;
+use crate::mover::protocol::state::{Goal, Phase, Step, Until};
+use crate::mover::runner::driver::Driver;
+use crate::mover::runner::part::{Part, Start};
+use crate::mover::step::{ShardMove, Timings, undo};
+
+/// A shard that needs nobody else's stream: a blocking move, or the abort of any.
+pub(in crate::mover) async fn to_end(
+    context: &Context,
+    part: &Part,
+    goal: Goal,
+    heartbeat: &Heartbeat,
+    jobs: &Semaphore,
+) -> Result<ShardReport, Error> {
+    let _job = jobs.acquire().await.expect("nobody closes it");
+    if context.is_stopped() {
+        return Err(Error::Interrupted { shard: part.shard });
+    }
+    let hold = Hold { id: part.id, shard: part.shard, lease: heartbeat.lease() };
+    let work = match (goal, connect(context, part, hold).await) {
+        (Goal::Abort, Err(gone @ (Error::Connect { .. } | Error::UnknownHost { .. })))
+            if context.hosts.open(&part.target).await.is_err() =>
+        {
+            return abort_without_target(context, part, hold, gone, heartbeat).await;
+        }
+        (_, work) => work?,
+    };
+    acquire(&work, heartbeat, part).await?;
+    let mut driver = Driver::new(context, work, heartbeat, goal);
+    let outcome = drive(&mut driver, Until::End).await;
+    driver.leave(outcome.as_ref().err()).await;
+    outcome?.ok_or(Error::Interrupted { shard: part.shard })
+}
+
+/// A mover's whole life with one shard. `None`: what comes next is the caller's.
+pub(in crate::mover) async fn drive(driver: &mut Driver<'_>, until: Until) -> Result<Option<ShardReport>, Error> {
+    let shard = driver.work.hold.shard;
+    loop {
+        let now = driver.observe().await?;
+        match state::next(driver.own(until), now.observed) {
+            Step::Prepare => driver.prepare().await?,
+            Step::CatchUp => driver.catch_up(&now.entry).await?,
+            Step::Wait { wanted } => driver.wait_to_fence(wanted).await?,
+            Step::Fence => driver.fence().await?,
+            Step::CutOver => driver.cut_over(&now.entry).await?,
+            Step::Copy { attempt } => driver.copy(&now.entry, attempt).await?,
+            Step::FenceAnew { attempt } => driver.fence_anew(attempt).await?,
+            Step::DecideAndOpen { attempt } => driver.decide_and_open(attempt).await?,
+            Step::Open => driver.open(now.token).await?,
+            Step::Publish => driver.publish(&now.entry).await?,
+            Step::Unfence { attempt } => driver.unfence(attempt).await?,
+            Step::Discard => driver.work.discard().await?,
+            Step::Done => return Ok(Some(ShardReport::of(&now.entry))),
+            Step::HandBack => return Ok(None),
+            Step::Interrupted => return Err(Error::Interrupted { shard }),
+            Step::LeaseLost => return Err(Error::LeaseLost { shard }),
+            Step::Gone => return Err(driver.gone()),
+            Step::TooLate => return Err(Error::TooLate { shard }),
+            Step::Stuck => return Err(Error::Stuck { shard, observed: now.observed.to_string() }),
+        }
+    }
+}
+
+/// Opens the connections for the work on one shard, and marks them as this mover's.
+pub(in crate::mover) async fn connect<'a>(
+    context: &'a Context,
+    part: &Part,
+    hold: Hold,
+) -> Result<ShardMove<'a>, Error> {
+    let open = async |host| Ok::<_, Error>(context.hosts.open(host).await?.for_shard(part.shard));
+    let (source, target) = tokio::try_join!(open(&part.source), open(&part.target))?;
+    source.sign(hold, Signed::Shard).await?;
+    target.sign(hold, Signed::Shard).await?;
+    Ok(ShardMove {
+        hold,
+        names: Names { schema: context.prefix.schema(part.shard) },
+        prefix: &context.prefix,
+        mode: part.mode,
+        epoch: part.epoch,
+        back_of: part.back_of,
+        source,
+        target,
+        options: &context.options,
+        observer: &context.observer,
+        timings: Timings::default(),
+    })
+}
+
+/// Acquires the shard: claims it, or goes on with what is this mover's by now.
+pub(in crate::mover) async fn acquire(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
+    match part.start {
+        Start::Claim => claim(work, heartbeat, part).await,
+        Start::TakeOver => {
+            heartbeat.hold(work.hold).await?;
+            let (shard, id) = (work.hold.shard.as_i32(), work.hold.id.uuid());
+            let what = "taking the lease over";
+            // Locks: the rows of pgshard.incoming and pgshard.progress, for one statement each; waits for a transaction of
+            // the former mover to end.
+            let sql = "UPDATE pgshard.incoming SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
+            work.target.execute(what, sql, &[&shard, id, &work.hold.lease]).await?;
+            let sql = "UPDATE pgshard.progress SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
+            work.target.execute(what, sql, &[&shard, id, &work.hold.lease]).await.map(drop)
+        }
+    }
+}
+
+async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
+    work.at("before claim")?;
+    let options = work.options;
+    let holder = options.holder.as_str();
+    let (mode, lease_for) = (part.mode, options.leases.lease);
+    let (fence_at, back_of, back) = (options.fence_at, part.back_of, part.back);
+    let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of, back };
+    match work.source.claim(work.hold, &claim).await {
+        // It slept meanwhile, and somebody has taken its move over.
+        Err(Error::Claimed { shard, .. }) if !work.source.is_entered(work.hold.lease).await? => {
+            return Err(Error::LeaseLost { shard });
+        }
+        claimed => claimed?,
+    }
+    heartbeat.hold(work.hold).await?;
+    work.reached(Phase::Claimed);
+    work.at("after claim")
+}
+
+/// Aborts the move of a shard whose target cannot be asked: it may be gone for good, and the shard must be free to be moved
+/// elsewhere, and migrated. Nobody can open the target without the token of a decision that is now never taken; what the
+/// move has built there is dropped by gc if the target comes back.
+async fn abort_without_target(
+    context: &Context,
+    part: &Part,
+    hold: Hold,
+    gone: Error,
+    heartbeat: &Heartbeat,
+) -> Result<ShardReport, Error> {
+    let source = context.hosts.open(&part.source).await?.for_shard(part.shard);
+    source.sign(hold, Signed::Shard).await?;
+    heartbeat.hold(hold).await?;
+    undo::undo_at_source(&source, hold, part.epoch, &context.prefix.schema(part.shard)).await?;
+    tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` clears up at the target");
+    context.observer.tell(Event::Reached { shard: part.shard, phase: Phase::Aborted });
+    Ok(ShardReport::of(&source.entry(hold.id, part.shard).await?))
+}

@@ -1,0 +1,233 @@
+//! A move, route by route: the shards that go from one host to one other have one mover between them. It says that it lives,
+//! takes over what is in the journal, works, and obeys what an operator asks of it meanwhile.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, watch};
+use uuid::Uuid;
+
+use crate::mover::control::context::Context;
+use crate::mover::control::context::stopped;
+use crate::mover::control::heartbeat::Heartbeat;
+use crate::mover::control::journal::{Hold, Signed};
+use crate::mover::control::report::ShardReport;
+use crate::mover::control::worker::Claimant;
+use crate::mover::protocol::desired::Asked;
+use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::chain;
+use crate::mover::protocol::options::Event;
+use crate::mover::protocol::state::{Goal, Mode};
+use crate::mover::protocol::worker::Work;
+use crate::mover::runner::group;
+use crate::mover::runner::leftovers::drop_shared_or_warn;
+use crate::mover::runner::part::{End, Part, Scope, Shared, Start};
+use crate::mover::runner::single;
+use crate::shard::ShardId;
+
+/// Works on the parts, which are of one move, and gives each one's end in the order of the shards. Those that go from one host to
+/// one other have one mover between them; those that are copied while they are open share what reads their source too.
+pub(in crate::mover) async fn work(
+    context: &Context,
+    parts: Vec<Part>,
+    goal: Goal,
+    scope: Scope,
+) -> Vec<(ShardId, Result<ShardReport, Error>)> {
+    let jobs = Semaphore::new(context.options.jobs.max(1));
+    let mut routes: BTreeMap<Shared, Vec<Part>> = BTreeMap::new();
+    for part in parts {
+        routes.entry(Shared::of(&part)).or_default().push(part);
+    }
+    let routes = routes.into_iter().map(|(shared, parts)| route(context, shared, parts, (goal, scope), &jobs));
+    let mut ends: Vec<End> = futures_util::future::join_all(routes).await.into_iter().flatten().collect();
+    ends.sort_by_key(|(shard, _)| *shard);
+    ends
+}
+
+/// The shards of a move that go from one host to one other, from the sign of life to its end.
+async fn route(
+    context: &Context,
+    shared: Shared,
+    parts: Vec<Part>,
+    (goal, scope): (Goal, Scope),
+    jobs: &Semaphore,
+) -> Vec<End> {
+    let shards: Vec<ShardId> = parts.iter().map(|part| part.shard).collect();
+    let entered = async {
+        let heartbeat = enter(context, &shared, &parts).await?;
+        let parts = take_route(context, &shared, &heartbeat, parts, scope).await;
+        Ok::<_, Error>((heartbeat, parts))
+    };
+    let (heartbeat, parts) = match entered.await {
+        Ok((heartbeat, Ok(parts))) => (heartbeat, parts),
+        Ok((heartbeat, Err(error))) => {
+            heartbeat.end().await;
+            return not_begun(context, &shards, error);
+        }
+        Err(error) => return not_begun(context, &shards, error),
+    };
+    // What is asked of the mover of a route is not told to the others.
+    let own = Context { stop: watch::Sender::new(context.is_stopped()), ..context.clone() };
+    let work = async {
+        if goal == Goal::Finish && parts.first().is_some_and(|part| part.mode == Mode::Online) {
+            group::work(&own, parts.clone(), &heartbeat).await
+        } else {
+            singles(&own, &parts, goal, &heartbeat, jobs).await
+        }
+    };
+    let mut work = Box::pin(work);
+    let ends = tokio::select! {
+        ends = &mut work => ends,
+        () = pass_on_stops(context, &own, &heartbeat) => unreachable!("stops are passed on until the work ends"),
+    };
+    drop(work);
+    let ends = obey(context, ends, &parts, &heartbeat, jobs).await;
+    if goal == Goal::Abort && shared_a_stream(&parts) {
+        // An abort takes each shard back by itself; what they shared is dropped after the last of them.
+        drop_shared_or_warn(context, &shared).await;
+    }
+    heartbeat.end().await;
+    ends
+}
+
+fn shared_a_stream(parts: &[Part]) -> bool {
+    parts.iter().any(|part| part.mode == Mode::Online)
+}
+
+/// Nothing of any shard has begun.
+fn not_begun(context: &Context, shards: &[ShardId], error: Error) -> Vec<End> {
+    let error = Arc::new(error);
+    let end = |shard: &ShardId| {
+        let error = match &*error {
+            Error::AtWork { id, worker, .. } => Error::AtWork { shard: *shard, id: *id, worker: worker.clone() },
+            _ => Error::Group { shard: *shard, source: error.clone() },
+        };
+        context.observer.tell(Event::Failed { shard: *shard, error: chain(&error) });
+        (*shard, Err(error))
+    };
+    shards.iter().map(end).collect()
+}
+
+/// Says that this mover is at work, before it holds anything.
+async fn enter(context: &Context, shared: &Shared, parts: &[Part]) -> Result<Heartbeat, Error> {
+    let claimant = claimant(context, shared, Uuid::new_v4());
+    let session = context.hosts.open(&shared.source).await?;
+    for part in parts.iter().take(1) {
+        session.sign(Hold { id: part.id, shard: part.shard, lease: claimant.lease }, Signed::Group).await?;
+    }
+    // What it writes need not be durable: a crash only makes a lease or a fence end sooner.
+    session.batch("the heartbeat's settings", "SET synchronous_commit = off").await?;
+    Heartbeat::start(session, &claimant, context.options.leases).await
+}
+
+fn claimant(context: &Context, shared: &Shared, lease: Uuid) -> Claimant {
+    Claimant {
+        id: shared.id,
+        lease,
+        target: shared.target.clone(),
+        holder: context.options.holder.clone(),
+        work: Work::Move,
+    }
+}
+
+/// Takes over what is in the journal already, all of it or nothing. Gives the parts to work on.
+async fn take_route(
+    context: &Context,
+    shared: &Shared,
+    heartbeat: &Heartbeat,
+    parts: Vec<Part>,
+    scope: Scope,
+) -> Result<Vec<Part>, Error> {
+    let Some(first) = parts.iter().find(|part| matches!(part.start, Start::TakeOver)) else { return Ok(parts) };
+    let source = context.hosts.open(&shared.source).await?;
+    let claimant = claimant(context, shared, heartbeat.lease());
+    let (entries, former) = heartbeat.take_over(&source, &claimant, first.shard).await?;
+    let shards: Vec<ShardId> = entries.iter().map(|entry| entry.shard).collect();
+    let own = Hold { id: shared.id, shard: first.shard, lease: heartbeat.lease() };
+    source.end_former(own, &shards, &former).await?;
+    // A target that cannot be asked is told of when a shard needs it.
+    if let Ok(target) = context.hosts.open(&shared.target).await {
+        target.end_former(own, &shards, &former).await?;
+    }
+    let taken = entries.iter().map(Part::of);
+    Ok(match scope {
+        Scope::Routes => taken.collect(),
+        Scope::Named => taken.filter(|one| parts.iter().any(|part| part.shard == one.shard)).collect(),
+    })
+}
+
+/// Passes on what the whole mover is asked for, and what an operator asks this one for through the journal. Never returns.
+async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) {
+    let mut stop = context.stop.subscribe();
+    tokio::select! {
+        () = stopped(&mut stop) => {}
+        wish = heartbeat.asked() => {
+            tracing::warn!(by = wish.by, asked = wish.asked.as_str(), "asked to stop");
+            context.observer.tell(Event::Asked(wish));
+        }
+    }
+    own.stop();
+    std::future::pending().await
+}
+
+/// What an operator has asked for while the shards were worked on, done with those that it interrupted.
+async fn obey(context: &Context, ends: Vec<End>, parts: &[Part], heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
+    let Some(wish) = heartbeat.wish() else { return ends };
+    let obey_one = |(shard, end): End| {
+        let (part, by) = (parts.iter().find(|part| part.shard == shard), wish.by.clone());
+        async move {
+            match (end, part) {
+                (Err(Error::Interrupted { .. }), _) if wish.asked == Asked::Stop => {
+                    (shard, Err(Error::Stopped { shard, by }))
+                }
+                (Err(_), Some(part)) if wish.asked == Asked::Abort => {
+                    (shard, abort_one(context, part, by, heartbeat, jobs).await)
+                }
+                (end, _) => (shard, end),
+            }
+        }
+    };
+    let aborted = wish.asked == Asked::Abort && shared_a_stream(parts);
+    let ends = futures_util::future::join_all(ends.into_iter().map(obey_one)).await;
+    if let (true, Some(part)) = (aborted, parts.first()) {
+        drop_shared_or_warn(context, &Shared::of(part)).await;
+    }
+    ends
+}
+
+async fn abort_one(
+    context: &Context,
+    part: &Part,
+    by: String,
+    heartbeat: &Heartbeat,
+    jobs: &Semaphore,
+) -> Result<ShardReport, Error> {
+    let shard = part.shard;
+    let known = async {
+        let source = context.hosts.open(&part.source).await?;
+        Ok::<_, Error>(source.find_entry(part.id, shard).await?.is_some())
+    };
+    // What was never claimed leaves nothing to abort.
+    if !known.await? {
+        return Err(Error::Aborted { shard, by });
+    }
+    let part = Part { start: Start::TakeOver, ..part.clone() };
+    match single::to_end(context, &part, Goal::Abort, heartbeat, jobs).await {
+        Ok(_) => Err(Error::Aborted { shard, by }),
+        Err(Error::TooLate { .. }) => single::to_end(context, &part, Goal::Finish, heartbeat, jobs).await,
+        Err(error) => Err(error),
+    }
+}
+
+/// Each shard by itself, a few at a time.
+async fn singles(context: &Context, parts: &[Part], goal: Goal, heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
+    let each = parts.iter().map(|part| async move {
+        let shard = part.shard;
+        let outcome = single::to_end(context, part, goal, heartbeat, jobs).await;
+        if let Err(error) = &outcome {
+            context.observer.tell(Event::Failed { shard, error: chain(error) });
+        }
+        (shard, outcome)
+    });
+    futures_util::future::join_all(each).await
+}
