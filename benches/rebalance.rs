@@ -6,7 +6,7 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use pgshard::ShardId;
 use pgshard::map::HostName;
-use pgshard::rebalance::{Hold, Host, HostLimits, Options, Plan, Problem, Shard, plan};
+use pgshard::rebalance::{Constraint, Host, HostLimits, Options, Plan, Problem, Shard, plan};
 
 const SHARDS: u16 = 8192;
 const HOSTS: u16 = 64;
@@ -27,7 +27,7 @@ fn problem(weight: impl Fn(u64, &mut fastrand::Rng) -> u64, host: impl Fn(u16, &
         let bytes = log_normal(&mut random);
         let weight = weight(bytes, &mut random);
         let shard = ShardId::new(number).expect("below 8192");
-        Shard { shard, host: name(host(number, &mut random)), weight, bytes, hold: Hold::Free }
+        Shard { shard, host: name(host(number, &mut random)), weight, bytes, constraint: Constraint::Free }
     };
     let shards = (0..SHARDS).map(shard).collect();
     let host = |number: u16| {

@@ -136,7 +136,7 @@ pub mod config;
 pub mod dev;
 
 #[cfg(all(test, feature = "dev", feature = "ops"))]
-mod trials;
+mod server_tests;
 
 pub use config::connect;
 pub use router::Router;

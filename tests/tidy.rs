@@ -21,7 +21,7 @@ const ORDER: [&str; 14] = [
     "mover",
     "config",
     "dev",
-    "trials",
+    "server_tests",
 ];
 
 /// Beside the order: these do not know of each other, although one stands before the other.

@@ -86,8 +86,8 @@ fn read_apart(entry: &Entry<'_>, shards: ShardCount, rebalance: &mut Rebalance, 
         };
         // Behind the quote, where there is nothing but the text between two of them.
         let plain = at.len() == text.len() + 2;
-        let part = |of: &Range<usize>| {
-            if plain { at.start + 1 + of.start..at.start + 1 + of.end } else { at.clone() }
+        let part = |range: &Range<usize>| {
+            if plain { at.start + 1 + range.start..at.start + 1 + range.end } else { at.clone() }
         };
         let before = findings.count();
         let list: BTreeSet<ShardId> = read_list(text, shards, part, findings).into_iter().collect();

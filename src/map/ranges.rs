@@ -161,7 +161,7 @@ pub fn print_ranges(shards: impl IntoIterator<Item = (ShardId, ShardEpoch)>) -> 
     let mut runs: Vec<(ShardId, ShardId, ShardEpoch)> = Vec::new();
     for (shard, epoch) in shards {
         match runs.last_mut() {
-            Some((_, last, of)) if last.get() + 1 == shard.get() && *of == epoch => *last = shard,
+            Some((_, last, last_epoch)) if last.get() + 1 == shard.get() && *last_epoch == epoch => *last = shard,
             _ => runs.push((shard, shard, epoch)),
         }
     }

@@ -355,8 +355,8 @@ pub(crate) mod tests {
         Placement { host: HostName::new(&format!("db{host}")).unwrap(), epoch: ShardEpoch::new(epoch).unwrap() }
     }
 
-    fn changes(of: &[Change]) -> Changes {
-        of.iter().map(|change| (change.shard, change.to.clone())).collect()
+    fn changes(list: &[Change]) -> Changes {
+        list.iter().map(|change| (change.shard, change.to.clone())).collect()
     }
 
     proptest! {

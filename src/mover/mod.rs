@@ -37,14 +37,14 @@ use crate::store::MapStore;
 
 pub use command::cleanup::CleanupReport;
 pub use command::progress::{Chunks, Progress, ShardProgress, StreamProgress};
-pub use control::journal::{Entry, WayBack};
+pub use control::journal::{Entry, ReverseReplication};
 pub use control::report::{Cleaned, Report, ShardReport};
 pub use control::session::Hosts;
 pub use definition::refusal::Refusal;
 pub use preflight::plan::{Plan, ShardPlan};
 pub use preflight::survey::Request;
-pub use protocol::desired::{Asked, Wish};
-pub use protocol::desired::{Back, FenceAt, Wanted};
+pub use protocol::desired::{Asked, StopRequest};
+pub use protocol::desired::{Back, DesiredState, FenceAt};
 pub use protocol::error::{Error, Rival};
 #[doc(hidden)]
 pub use protocol::failpoint::Failpoint;
@@ -66,7 +66,7 @@ pub(crate) use control::journal::Hold;
 #[cfg(test)]
 pub(crate) use control::session::Session;
 
-use command::{cleanup, progress, resume, rollback, wishes};
+use command::{cleanup, progress, requests, resume, rollback};
 use control::context::Context;
 use control::report::report;
 use preflight::survey;
@@ -169,7 +169,7 @@ impl Mover {
     /// online, whose ID the report has. Its own old copies are kept in turn.
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`]; per shard, in the report, [`Error::NoWayBack`] and what any move can meet.
+    /// [`Error::NoSuchMove`]; per shard, in the report, [`Error::NoRollback`] and what any move can meet.
     ///
     /// # Cancel safety
     /// As [`Mover::run`].
@@ -178,7 +178,7 @@ impl Mover {
     }
 
     /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until [`Mover::stop`]. What
-    /// goes wrong, and how far it is, the observer is told. A way back that is broken is given up; the others go on.
+    /// goes wrong, and how far it is, the observer is told. A reverse replication that is broken is given up; the others go on.
     ///
     /// # Cancel safety
     /// May be dropped: whoever feeds next goes on where all is durable, at once or after the lease.
@@ -228,8 +228,12 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Some hosts may have been told; call it again.
-    pub async fn want(&self, id: MoveId, wanted: Wanted) -> Result<(Vec<ShardId>, Vec<(HostName, Error)>), Error> {
-        wishes::want(&self.context, id, wanted).await
+    pub async fn want(
+        &self,
+        id: MoveId,
+        desired: DesiredState,
+    ) -> Result<(Vec<ShardId>, Vec<(HostName, Error)>), Error> {
+        requests::want(&self.context, id, desired).await
     }
 
     /// Asks whoever works on a move to stop, or to abort: a mover hears it within a heartbeat (two seconds), from whatever machine. Gives
@@ -238,7 +242,7 @@ impl Mover {
     /// # Cancel safety
     /// Some may have been asked; call it again.
     pub async fn ask(&self, id: MoveId, asked: Asked) -> (Vec<Worker>, Vec<(HostName, Error)>) {
-        wishes::ask(&self.context, id, asked).await
+        requests::ask(&self.context, id, asked).await
     }
 
     /// Who works on a move at present, to bring its shards to their ends, and the hosts that could not be asked.
@@ -246,7 +250,7 @@ impl Mover {
     /// # Cancel safety
     /// Only reads.
     pub async fn workers(&self, id: MoveId) -> (Vec<Worker>, Vec<(HostName, Error)>) {
-        wishes::workers(&self.context, id).await
+        requests::workers(&self.context, id).await
     }
 
     /// Looks how far a move is.
@@ -260,12 +264,12 @@ impl Mover {
         progress::progress(&self.context, id).await
     }
 
-    /// What hosts keep for the ways back of entries that are kept. A host that does not answer is left out: whoever has read
+    /// What hosts keep for the reverse replications of entries that are kept. A host that does not answer is left out: whoever has read
     /// the entries knows of it.
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn ways_back(&self, entries: impl Iterator<Item = &Entry>) -> Vec<StreamProgress> {
-        progress::ways_back(&self.context, entries).await
+    pub async fn reverse_streams(&self, entries: impl Iterator<Item = &Entry>) -> Vec<StreamProgress> {
+        progress::reverse_streams(&self.context, entries).await
     }
 }

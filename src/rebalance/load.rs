@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::outcome::Reason;
-use super::problem::{Hold, Problem};
+use super::problem::{Constraint, Problem};
 
 /// Which host each shard is on, with the sums that follow from it.
 #[derive(Clone)]
@@ -61,9 +61,9 @@ impl<'p> Load<'p> {
         let numbers: BTreeMap<_, usize> =
             problem.shards.iter().enumerate().map(|(number, shard)| (shard.shard, number)).collect();
         let home: Vec<usize> = problem.shards.iter().map(|shard| place[shard.host.as_str()]).collect();
-        let pin = problem.shards.iter().map(|shard| match &shard.hold {
-            Hold::Pinned(host) => Some(place[host.as_str()]),
-            Hold::Free | Hold::Stays => None,
+        let pin = problem.shards.iter().map(|shard| match &shard.constraint {
+            Constraint::Pinned(host) => Some(place[host.as_str()]),
+            Constraint::Free | Constraint::Stays => None,
         });
         let mut sets = vec![Vec::new(); problem.shards.len()];
         for (set, members) in problem.apart.iter().enumerate() {
@@ -90,9 +90,9 @@ impl<'p> Load<'p> {
 
     /// Counts a shard on a host, beside where it is: as while it is moved there.
     pub(super) fn add(&mut self, shard: usize, host: usize) {
-        let of = &self.problem.shards[shard];
-        self.weight[host] += of.weight;
-        self.bytes[host] += of.bytes;
+        let facts = &self.problem.shards[shard];
+        self.weight[host] += facts.weight;
+        self.bytes[host] += facts.bytes;
         self.count[host] += 1;
         for set in &self.sets[shard] {
             self.together[*set][host] += 1;
@@ -101,9 +101,9 @@ impl<'p> Load<'p> {
 
     /// Takes a shard elsewhere.
     pub(super) fn put(&mut self, shard: usize, host: usize) {
-        let (of, from) = (&self.problem.shards[shard], self.at[shard]);
-        self.weight[from] -= of.weight;
-        self.bytes[from] -= of.bytes;
+        let (facts, from) = (&self.problem.shards[shard], self.at[shard]);
+        self.weight[from] -= facts.weight;
+        self.bytes[from] -= facts.bytes;
         self.count[from] -= 1;
         for set in &self.sets[shard] {
             self.together[*set][from] -= 1;
@@ -139,10 +139,10 @@ impl<'p> Load<'p> {
 
     /// The same while another shard leaves that host.
     pub(super) fn may_exchange(&self, shard: usize, host: usize, leaving: Option<usize>) -> bool {
-        let (of, limits) = (&self.problem.shards[shard], &self.problem.hosts[host].limits);
+        let (facts, limits) = (&self.problem.shards[shard], &self.problem.hosts[host].limits);
         let freed = leaving.map(|leaving| &self.problem.shards[leaving]);
         let count = self.count[host] + 1 - u32::from(freed.is_some());
-        let bytes = self.bytes[host] + of.bytes - freed.map_or(0, |freed| freed.bytes);
+        let bytes = self.bytes[host] + facts.bytes - freed.map_or(0, |freed| freed.bytes);
         let alone = |set: &usize| {
             let gone = leaving.is_some_and(|leaving| self.sets[leaving].contains(set));
             self.together[*set][host] == u32::from(gone)

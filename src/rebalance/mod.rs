@@ -33,6 +33,6 @@ mod waves;
 
 pub use crate::map::HostLimits;
 pub use outcome::{Amount, HostLoad, Move, Plan, Reason, Unmet, plan};
-pub use problem::{Error, Hold, Host, Options, Problem, Shard};
+pub use problem::{Constraint, Error, Host, Options, Problem, Shard};
 pub use search::PRECISION;
 pub use waves::{Group, Pace, Wave, waves};

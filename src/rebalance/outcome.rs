@@ -145,11 +145,11 @@ const ROUNDS_MAX: usize = 3;
 /// use std::collections::BTreeSet;
 /// use pgshard::ShardId;
 /// use pgshard::map::HostName;
-/// use pgshard::rebalance::{Hold, Host, HostLimits, Problem, Shard, plan};
+/// use pgshard::rebalance::{Constraint, Host, HostLimits, Problem, Shard, plan};
 ///
 /// let name = |name: &str| HostName::new(name).unwrap();
 /// let shard = |number| Shard {
-///     shard: ShardId::new(number).unwrap(), host: name("db1"), weight: 1, bytes: 1 << 20, hold: Hold::Free,
+///     shard: ShardId::new(number).unwrap(), host: name("db1"), weight: 1, bytes: 1 << 20, constraint: Constraint::Free,
 /// };
 /// let problem = Problem {
 ///     hosts: vec![

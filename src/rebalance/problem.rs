@@ -16,7 +16,7 @@ pub struct Host {
 
 /// Whether a shard may be moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Hold {
+pub enum Constraint {
     /// To any host.
     #[default]
     Free,
@@ -38,7 +38,7 @@ pub struct Shard {
     /// What moving it costs.
     pub bytes: u64,
     /// Whether it may be moved.
-    pub hold: Hold,
+    pub constraint: Constraint,
 }
 
 /// When to plan, and how much.
@@ -114,11 +114,11 @@ impl Problem {
     /// Shards that are pinned to the host stay: to drain it, they must be let go.
     #[must_use]
     pub fn draining(mut self, host: &HostName) -> Problem {
-        for of in self.hosts.iter_mut().filter(|of| of.name == *host) {
-            of.limits.weight = 0.0;
+        for known in self.hosts.iter_mut().filter(|known| known.name == *host) {
+            known.limits.weight = 0.0;
         }
         for shard in self.shards.iter_mut().filter(|shard| shard.host != *host) {
-            shard.hold = Hold::Stays;
+            shard.constraint = Constraint::Stays;
         }
         self
     }
@@ -147,13 +147,14 @@ impl Problem {
             return Err(Error::NoHost);
         }
         let known = |name: &HostName| problem.hosts.binary_search_by(|host| host.name.cmp(name)).is_ok();
-        for Shard { shard, host, hold, .. } in &problem.shards {
-            let pinned = if let Hold::Pinned(to) = hold { Some(to) } else { None };
+        for Shard { shard, host, constraint, .. } in &problem.shards {
+            let pinned = if let Constraint::Pinned(to) = constraint { Some(to) } else { None };
             if let Some(host) = [Some(host), pinned].into_iter().flatten().find(|name| !known(name)) {
                 return Err(Error::UnknownHost { shard: *shard, host: host.clone() });
             }
         }
-        let sum = |of: fn(&Shard) -> u64| problem.shards.iter().try_fold(0u64, |sum, shard| sum.checked_add(of(shard)));
+        let sum =
+            |value: fn(&Shard) -> u64| problem.shards.iter().try_fold(0u64, |sum, shard| sum.checked_add(value(shard)));
         let exact = |sum: Option<u64>| sum.is_some_and(|sum| sum < 1 << 53);
         if !(exact(sum(|shard| shard.weight)) && exact(sum(|shard| shard.bytes))) {
             return Err(Error::TooHeavy);

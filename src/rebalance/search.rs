@@ -1,7 +1,7 @@
 //! The search: what must move, then levelling, then refinement, then taking back what was not needed.
 
 use super::load::Load;
-use super::problem::Hold;
+use super::problem::Constraint;
 
 /// How near to the bound is near enough: 0.002 is a fifth of a percent. Bytes that would be moved for less gain nothing
 /// that anybody could measure.
@@ -21,7 +21,7 @@ pub(super) fn bound(load: &Load<'_>) -> f64 {
         let (at, taken) = (load.home[number], load.share(load.home[number]) > 0.0);
         match load.pin[number].filter(|pin| load.share(*pin) > 0.0) {
             Some(pin) => fixed[pin] += shard.weight,
-            None if shard.hold == Hold::Free => {
+            None if shard.constraint == Constraint::Free => {
                 spread += shard.weight;
                 heaviest = heaviest.max(shard.weight);
             }
@@ -78,7 +78,7 @@ fn level_and_closed(load: &Load<'_>) -> (f64, Vec<bool>) {
 }
 
 fn is_free(load: &Load<'_>, shard: usize) -> bool {
-    load.problem.shards[shard].hold == Hold::Free
+    load.problem.shards[shard].constraint == Constraint::Free
 }
 
 /// What a move costs beside what is planned already: what has left home goes on for nothing, and back home for a gain.
@@ -169,10 +169,10 @@ pub(super) fn flatten(load: &mut Load<'_>) {
         }
     }
     let value = |load: &Load<'_>, shard: usize| {
-        let of = &load.problem.shards[shard];
+        let facts = &load.problem.shards[shard];
         // What is on its way already costs nothing.
-        let bytes = if load.at[shard] == load.home[shard] { of.bytes } else { 0 };
-        (of.weight as f64 / (bytes as f64 + 1.0), of.weight)
+        let bytes = if load.at[shard] == load.home[shard] { facts.bytes } else { 0 };
+        (facts.weight as f64 / (bytes as f64 + 1.0), facts.weight)
     };
     for list in &mut here {
         list.sort_by(|a, b| {
@@ -329,7 +329,7 @@ fn best_step(load: &Load<'_>, by_weight: &[Vec<(u64, usize)>], from: usize, aim:
 
 /// The places in a sorted list around a weight: two below, two above.
 fn neighbours(list: &[(u64, usize)], weight: f64) -> std::ops::Range<usize> {
-    let at = list.partition_point(|(of, _)| (*of as f64) < weight);
+    let at = list.partition_point(|(other, _)| (*other as f64) < weight);
     at.saturating_sub(2)..(at + 2).min(list.len())
 }
 

@@ -21,7 +21,7 @@ fn host(number: usize, weight: f64) -> Host {
 }
 
 fn shard(number: usize, on: usize, weight: u64, bytes: u64) -> Shard {
-    Shard { shard: id(number), host: name(on), weight, bytes, hold: Hold::Free }
+    Shard { shard: id(number), host: name(on), weight, bytes, constraint: Constraint::Free }
 }
 
 fn any_problem() -> impl Strategy<Value = Problem> {
@@ -41,10 +41,10 @@ fn any_problem() -> impl Strategy<Value = Problem> {
             host: name(on % count),
             weight,
             bytes,
-            hold: match hold {
-                0 => Hold::Stays,
-                1 => Hold::Pinned(name(pin % count)),
-                _ => Hold::Free,
+            constraint: match hold {
+                0 => Constraint::Stays,
+                1 => Constraint::Pinned(name(pin % count)),
+                _ => Constraint::Free,
             },
         };
         let problem = Problem {
@@ -84,7 +84,7 @@ impl<'p> Placed<'p> {
         for host in &self.problem.hosts {
             let here: Vec<&Shard> = self.on(&host.name).collect();
             let limits = host.limits;
-            let pinned = |shard: &&&Shard| matches!(&shard.hold, Hold::Pinned(to) if *to != host.name);
+            let pinned = |shard: &&&Shard| matches!(&shard.constraint, Constraint::Pinned(to) if *to != host.name);
             let away = here.iter().filter(|shard| limits.weight == 0.0 || pinned(shard)).count() as u64;
             let crowd = |set: &BTreeSet<ShardId>| here.iter().filter(|s| set.contains(&s.shard)).count() as u64;
             let sets: BTreeSet<_> = self.problem.apart.iter().collect();
@@ -111,7 +111,7 @@ impl<'p> Placed<'p> {
 }
 
 fn of(problem: &Problem, shard: ShardId) -> &Shard {
-    problem.shards.iter().find(|of| of.shard == shard).unwrap()
+    problem.shards.iter().find(|known| known.shard == shard).unwrap()
 }
 
 proptest! {
@@ -129,10 +129,10 @@ proptest! {
             prop_assert_eq!(&one.source, &shard.host);
             prop_assert_ne!(&one.source, &one.target);
             prop_assert_eq!((one.weight, one.bytes), (shard.weight, shard.bytes));
-            match &shard.hold {
-                Hold::Stays => prop_assert!(false, "{} stays", one.shard),
-                Hold::Pinned(to) => prop_assert_eq!(to, &one.target),
-                Hold::Free => {}
+            match &shard.constraint {
+                Constraint::Stays => prop_assert!(false, "{} stays", one.shard),
+                Constraint::Pinned(to) => prop_assert_eq!(to, &one.target),
+                Constraint::Free => {}
             }
             prop_assert!(placed.may_take(shard, &one.target), "{:?} at its turn", one);
             placed.at.insert(one.shard, one.target.clone());
@@ -158,7 +158,7 @@ proptest! {
         if problem.options.moves_max.is_none() {
             for unmet in plan.unmet.iter().filter(|unmet| matches!(unmet.reason, Reason::Emptied { .. })) {
                 let shard = of(&problem, unmet.shard);
-                if shard.hold == Hold::Free {
+                if shard.constraint == Constraint::Free {
                     let home = problem.hosts.iter().find(|h| placed.may_take(shard, &h.name));
                     prop_assert!(home.is_none(), "{} could go to {:?}", unmet, home);
                 }
@@ -170,7 +170,7 @@ proptest! {
     #[test]
     fn no_move_can_be_left_out(mut problem in any_problem()) {
         problem.options.moves_max = None;
-        problem.shards.iter_mut().for_each(|shard| shard.hold = Hold::Free);
+        problem.shards.iter_mut().for_each(|shard| shard.constraint = Constraint::Free);
         let plan = plan(&problem).unwrap();
         let mut placed = Placed::of(&problem);
         for one in &plan.moves {
@@ -360,7 +360,7 @@ fn what_cannot_be_met_is_said() {
         apart: vec![[0, 1, 2].map(id).into()],
         ..Problem::default()
     };
-    problem.shards[3].hold = Hold::Pinned(name(0));
+    problem.shards[3].constraint = Constraint::Pinned(name(0));
     let first = plan(&problem).unwrap();
     let said: Vec<String> = first.unmet.iter().map(ToString::to_string).collect();
     assert_eq!(said.len(), 2, "{said:?}");

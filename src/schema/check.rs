@@ -14,7 +14,7 @@ use super::finding::{Finding, Findings, Severity};
 use super::known::{self, Known};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::OWN;
-use super::{made, settings, strays};
+use super::{made, orphans, settings};
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::shard::ShardId;
 
@@ -49,7 +49,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
     check_migrations(&mut findings, &hosts, migrations);
     check_attempts(&mut findings, &hosts, migrations);
     clock::check(&mut findings, survey, cluster.epoch);
-    strays::check(&mut findings, survey, &cluster.schema_prefix);
+    orphans::check(&mut findings, survey, &cluster.schema_prefix);
     settings::check(&mut findings, survey);
     findings.sorted()
 }
@@ -321,7 +321,7 @@ fn check_leftovers(findings: &mut Findings, host: &HostName, control: &ControlFa
     for (shard, why) in &control.lost_ways {
         let what = format!("it cannot be taken back here by `pgshard moves rollback`: {why}");
         let remedy = "run `pgshard moves complete` when all is well; `pgshard move` brings it back by a new copy";
-        findings.add_shard(Severity::Notice, "no_way_back", Some(host), *shard, what, remedy);
+        findings.add_shard(Severity::Notice, "no_reverse", Some(host), *shard, what, remedy);
     }
     for object in &control.ledger {
         let (severity, code, what, remedy) = match (object.kind.as_str(), object.phase.as_deref()) {
@@ -666,7 +666,7 @@ mod tests {
             codes,
             [
                 (Severity::Warning, "leftover"),
-                (Severity::Notice, "no_way_back"),
+                (Severity::Notice, "no_reverse"),
                 (Severity::Notice, "old_copy"),
                 (Severity::Notice, "old_signpost"),
             ]

@@ -211,13 +211,13 @@ impl List {
     /// What views and bound functions read, by column: their texts are compared without some qualifiers.
     fn reads(&mut self, facts: &Facts, names: &BTreeMap<Address, super::catalog::Name>) {
         let mut read: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
-        for (reader, of, column) in &facts.reads {
-            let (Some(reader), Some(name)) = (names.get(reader), names.get(of)) else { continue };
-            let column = column_of(facts, of, *column, "");
+        for (reader, read_from, column) in &facts.reads {
+            let (Some(reader), Some(name)) = (names.get(reader), names.get(read_from)) else { continue };
+            let column = column_of(facts, read_from, *column, "");
             read.entry(&reader.plain).or_default().insert(format!("{} {column}", name.plain).trim_end().to_owned());
         }
-        for (object, of) in read {
-            self.put(object, "reads", of.into_iter().collect::<Vec<_>>().join(", "));
+        for (object, sources) in read {
+            self.put(object, "reads", sources.into_iter().collect::<Vec<_>>().join(", "));
         }
     }
 

@@ -350,9 +350,9 @@ mod tests {
                 .collect(),
             said: said
                 .iter()
-                .map(|(by, of, generation, system, timeline)| Said {
+                .map(|(by, named, generation, system, timeline)| Said {
                     by: host(by),
-                    host: (*of).to_owned(),
+                    host: (*named).to_owned(),
                     record: Record { generation: *generation, system: *system, timeline: *timeline },
                 })
                 .collect(),

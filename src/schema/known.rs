@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_was_on_a_host_and_is_nowhere() {
-        for (hosts, of, expected) in [
+        for (hosts, lost, expected) in [
             (vec![("db1", ""), ("db2", "0 knows db1 1")], "db1", vec![0]),
             (vec![("db1", "empty"), ("db2", "0 knows db1 1, 1 serving 1")], "db1", vec![0]),
             (vec![("db1", "empty"), ("db2", "0 moved 2 db1")], "db1", vec![0]),
@@ -214,7 +214,7 @@ mod tests {
         ] {
             let survey = survey_of(&hosts);
             let known = Known::of_survey(&survey);
-            let lost = known.lost_on(&host(of)).map(|(shards, _)| shards).unwrap_or_default();
+            let lost = known.lost_on(&host(lost)).map(|(shards, _)| shards).unwrap_or_default();
             assert_eq!(lost, expected.iter().map(|number| shard(*number)).collect::<Vec<_>>(), "{hosts:?}");
         }
     }

@@ -22,6 +22,7 @@ mod made;
 mod measure;
 pub mod migrate;
 mod migrations;
+mod orphans;
 mod own;
 mod plan;
 mod rebuild;
@@ -29,7 +30,6 @@ mod script;
 mod session;
 mod settings;
 mod status;
-mod strays;
 #[cfg(test)]
 mod tables;
 

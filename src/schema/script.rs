@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn what_can_be_run_again() {
-        let of = |sql: &str| repeatable(sql, &statements(sql)[0]);
+        let is_repeatable = |sql: &str| repeatable(sql, &statements(sql)[0]);
         let index = |name: &str| Ok(Repeatable::Index(name.to_owned()));
         for (sql, expected) in [
             ("CREATE INDEX CONCURRENTLY Photos_Title ON {shard}.photos (title)", index("photos_title")),
@@ -295,7 +295,7 @@ mod tests {
             ("DROP INDEX CONCURRENTLY IF EXISTS {shard}.photos_title", Ok(Repeatable::Harmless)),
             ("VACUUM (ANALYZE) {shard}.photos", Ok(Repeatable::Harmless)),
         ] {
-            assert_eq!(of(sql), expected, "{sql}");
+            assert_eq!(is_repeatable(sql), expected, "{sql}");
         }
         for sql in [
             "CREATE INDEX CONCURRENTLY ON {shard}.photos (title)",
@@ -305,7 +305,7 @@ mod tests {
             "DROP INDEX CONCURRENTLY {shard}.i",
             "INSERT INTO {shard}.photos DEFAULT VALUES",
         ] {
-            assert!(of(sql).is_err(), "{sql}");
+            assert!(is_repeatable(sql).is_err(), "{sql}");
         }
     }
 

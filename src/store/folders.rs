@@ -63,8 +63,8 @@ impl Folders {
 /// The folder of the file, and those of the links on the way to what it is; each once.
 fn links_and_target(path: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
-    let mut add = |of: &Path| {
-        let parent = of.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut add = |path: &Path| {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !folders.iter().any(|folder| folder == parent) {
             folders.push(parent.to_owned());
         }

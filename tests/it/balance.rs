@@ -66,7 +66,7 @@ on_each_version! {
         let notes = writers.stop().await;
         eprintln!("{} rows, the longest call took {:?}", notes.acknowledged.len(), notes.longest);
         world.audit(notes.flawless()).await;
-        // Shards were copied while they were open, several through one slot; the slots that are left are of ways back.
+        // Shards were copied while they were open, several through one slot; the slots that are left are of reverse replications.
         for client in world.all().await {
             let sql = "SELECT count(*) FILTER (WHERE mode <> 'online') FROM pgshard.move
                 UNION ALL SELECT count(*) FROM pg_replication_slots WHERE slot_name NOT LIKE '%\\_back\\_%'";

@@ -83,7 +83,7 @@ on_each_version! {
     }
 
     /// Schemas, slots and publications of no move; a signpost that was dropped.
-    async fn strays(version) {
+    async fn orphans(version) {
         let world = World::new(&[version, version], 8).await;
         let db1 = world.servers.app(0).await;
         world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);

@@ -14,6 +14,7 @@ mod online_holes;
 mod operators;
 mod refusals;
 mod restart;
+mod reverse;
 mod rich;
 mod rivals;
 mod rollback;
@@ -23,7 +24,6 @@ mod takeover;
 mod undecodable;
 mod vacuum;
 mod watch;
-mod way_back;
 
 use pgshard::mover::Phase;
 

@@ -523,7 +523,7 @@ impl Director {
                     }
                     let open = self.kept().await.iter().any(|(of, shards)| *of == id && shards.contains(&shard));
                     if !open {
-                        self.shared.tell(format!("the way back of shard {shard} is lost"));
+                        self.shared.tell(format!("the reverse replication of shard {shard} is lost"));
                         break;
                     }
                     if begun.elapsed() > Duration::from_secs(60) {
@@ -559,7 +559,7 @@ impl Director {
         for host in 0..2 {
             for row in self.query(host, lost).await {
                 let why: String = row.get(0);
-                shared.tell(format!("a way back of db{} is lost: {why}", host + 1));
+                shared.tell(format!("a reverse replication of db{} is lost: {why}", host + 1));
                 // No host fails over here.
                 if why.contains("has lost changes") {
                     shared.fail("feed", format!("db{}: {why}", host + 1));

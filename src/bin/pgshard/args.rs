@@ -186,7 +186,7 @@ pub(crate) struct Move {
     pub(crate) at: Option<Timestamp>,
     /// Online: keep the old copies as they are at the switch; no slot on the target, and no `moves rollback`
     #[arg(long)]
-    pub(crate) no_way_back: bool,
+    pub(crate) no_reverse: bool,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
@@ -197,7 +197,7 @@ pub(crate) struct Move {
 impl Move {
     /// Whether the shards can be taken back.
     pub(crate) fn back(&self) -> Back {
-        if self.no_way_back { Back::Forgone } else { Back::Prepared }
+        if self.no_reverse { Back::Forgone } else { Back::Prepared }
     }
 
     /// When the shards are fenced.
@@ -404,7 +404,7 @@ pub(crate) struct MovesAbort {
 The old copies catch up with what was changed since, are compared, and take over; each shard is closed for
 milliseconds, as by the move itself. It is a move of its own: resume, abort or take it back in turn.
 
-Possible for as long as the move is kept and its way back is open: the column `back` of `pgshard moves`.")]
+Possible for as long as the move is kept and its reverse replication is open: the column `back` of `pgshard moves`.")]
 pub(crate) struct MovesRollback {
     /// The move [default: the only one whose old copies are kept]
     pub(crate) id: Option<String>,
@@ -443,7 +443,7 @@ pub(crate) struct MovesFeed {
     pub(crate) lease_ms: u64,
 }
 
-/// How much a way back may cost.
+/// How much a reverse replication may cost.
 #[derive(Debug, ArgGroup)]
 pub(crate) struct BackLimit {
     /// How much log a new host may keep for a rollback, in MiB; beyond, the rollback is given up

@@ -55,7 +55,7 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
         );
         return Err(Error::NotNow { shard: early.shard, phase: early.phase, reason });
     }
-    let taken = entries.iter().find_map(|entry| Some((entry, entry.way_back.as_ref()?.taken_by?)));
+    let taken = entries.iter().find_map(|entry| Some((entry, entry.reverse.as_ref()?.taken_by?)));
     if let Some((entry, by)) = taken.filter(|(entry, _)| entry.phase == Phase::Kept) {
         let reason = format!("the move {by} is taking it back: `pgshard moves resume {by}` or abort it");
         return Err(Error::NotNow { shard: entry.shard, phase: entry.phase, reason });
@@ -81,11 +81,11 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     Ok(report)
 }
 
-/// The ways back first, their slots before all: they keep WAL. Gives the shards whose way back could not be given up, which
+/// The reverse replications first, their slots before all: they keep WAL. Gives the shards whose reverse replication could not be given up, which
 /// keep it, with why: a host of a route that does not answer is no reason to leave the others.
 async fn give_up_ways_back(context: &Context, entries: &[Entry]) -> BTreeMap<ShardId, Arc<Error>> {
     let mut routes: BTreeMap<(MoveId, &HostName, &HostName), Vec<ShardId>> = BTreeMap::new();
-    for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.way_back.is_some()) {
+    for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.reverse.is_some()) {
         routes.entry((entry.id, &entry.source, &entry.target)).or_default().push(entry.shard);
     }
     let mut failed = BTreeMap::new();
@@ -163,9 +163,9 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
     // No shard of the move is under way any more.
     source.execute(what, "DELETE FROM pgshard.beacon WHERE move_id = $1", &[entry.id.uuid()]).await?;
     source.batch(what, "COMMIT").await?;
-    for (name, of) in ledger(&target, "old signpost").await? {
-        if of.shard == shard && of.id == entry.id {
-            drop_schema(&target, "old signpost", &name, &of).await?;
+    for (name, owner) in ledger(&target, "old signpost").await? {
+        if owner.shard == shard && owner.id == entry.id {
+            drop_schema(&target, "old signpost", &name, &owner).await?;
         }
     }
     Ok(())
@@ -186,19 +186,19 @@ async fn alone(context: &Context, session: &Session, schema: &str) -> Result<(),
     }
 }
 
-struct Of {
+struct Owner {
     id: MoveId,
     shard: ShardId,
 }
 
-async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Of)>, Error> {
+async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Owner)>, Error> {
     let sql = "SELECT name, move_id, shard_id FROM pgshard.ledger WHERE kind = $1 ORDER BY name";
     let rows = session.rows("reading the ledger", sql, &[&kind]).await?;
-    let of = |row: &tokio_postgres::Row| {
+    let read = |row: &tokio_postgres::Row| {
         let shard = ShardId::try_from(row.get::<_, i32>("shard_id")).ok()?;
-        Some((row.get("name"), Of { id: MoveId::from(row.get::<_, Uuid>("move_id")), shard }))
+        Some((row.get("name"), Owner { id: MoveId::from(row.get::<_, Uuid>("move_id")), shard }))
     };
-    Ok(rows.iter().filter_map(of).collect())
+    Ok(rows.iter().filter_map(read).collect())
 }
 
 /// Drops a schema together with its row in the ledger. False if the row is gone, or another move's by now: then the schema
@@ -206,10 +206,10 @@ async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Of)>, Erro
 ///
 /// Locks: the ledger's row, which a move writes before it makes a schema of this name; ACCESS EXCLUSIVE on the schema's
 /// relations; for one transaction. Gives up after two seconds.
-async fn drop_schema(session: &Session, kind: &str, name: &str, of: &Of) -> Result<bool, Error> {
+async fn drop_schema(session: &Session, kind: &str, name: &str, owner: &Owner) -> Result<bool, Error> {
     let what = "dropping what a move left";
     session.batch(what, "BEGIN").await?;
-    let dropped = drop_in_transaction(session, what, (kind, name), of).await;
+    let dropped = drop_in_transaction(session, what, (kind, name), owner).await;
     session.batch(what, if matches!(dropped, Ok(true)) { "COMMIT" } else { "ROLLBACK" }).await?;
     dropped
 }
@@ -218,9 +218,9 @@ async fn drop_in_transaction(
     session: &Session,
     what: &'static str,
     (kind, name): (&str, &str),
-    of: &Of,
+    owner: &Owner,
 ) -> Result<bool, Error> {
-    let (id, shard) = (of.id.uuid(), of.shard.as_i32());
+    let (id, shard) = (owner.id.uuid(), owner.shard.as_i32());
     let sql = "DELETE FROM pgshard.ledger WHERE kind = $1 AND name = $2 AND move_id = $3";
     if session.execute(what, sql, &[&kind, &name, id]).await? == 0 {
         return Ok(false);
@@ -234,7 +234,7 @@ async fn drop_in_transaction(
         session.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
         // An old copy that a rollback had taken is not its to drop.
         let schema = name.strip_suffix("__incoming").unwrap_or(name);
-        if old_copy::give_back(session, schema, of.id, of.shard).await? {
+        if old_copy::give_back(session, schema, owner.id, owner.shard).await? {
             return Ok(true);
         }
     }
@@ -315,74 +315,74 @@ impl CleanupReport {
 async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport) -> Result<(), Error> {
     // Slots first: they keep WAL.
     for kind in ["slot", "publication"] {
-        for (name, of) in ledger(session, kind).await?.into_iter().filter(|(name, _)| !slot::is_back(name)) {
-            let dropped = match group_ended(session, &of).await {
+        for (name, owner) in ledger(session, kind).await?.into_iter().filter(|(name, _)| !slot::is_back(name)) {
+            let dropped = match group_ended(session, &owner).await {
                 Ok(true) if kind == "slot" => slot::drop_slot(session, &name).await.map(|()| true),
                 Ok(true) => slot::drop_publication(session, &name).await.map(|()| true),
                 other => other,
             };
-            let what = format!("dropped the {kind} {name}, left by the move {}", of.id);
-            report.add(&session.host, of.shard, &what, dropped);
+            let what = format!("dropped the {kind} {name}, left by the move {}", owner.id);
+            report.add(&session.host, owner.shard, &what, dropped);
         }
     }
-    sweep_beacons(session).await?;
+    sweep_watermarks(session).await?;
     for kind in ["incoming", "signpost", "left", "old signpost"] {
-        for (name, of) in ledger(session, kind).await? {
-            let dropped = match has_ended(context, session, kind, &of).await {
-                Ok(true) => drop_schema(session, kind, &name, &of).await,
+        for (name, owner) in ledger(session, kind).await? {
+            let dropped = match has_ended(context, session, kind, &owner).await {
+                Ok(true) => drop_schema(session, kind, &name, &owner).await,
                 other => other,
             };
-            let what = format!("dropped {name}, left by the move {}", of.id);
-            report.add(&session.host, of.shard, &what, dropped);
+            let what = format!("dropped {name}, left by the move {}", owner.id);
+            report.add(&session.host, owner.shard, &what, dropped);
         }
     }
     Ok(())
 }
 
-/// Deletes the beacons of moves from here that have ended.
+/// Deletes the watermarks of moves from here that have ended.
 ///
 /// Locks: their rows, ten thousand at a time, for a statement each.
-async fn sweep_beacons(session: &Session) -> Result<(), Error> {
+async fn sweep_watermarks(session: &Session) -> Result<(), Error> {
     let sql = "DELETE FROM pgshard.beacon WHERE ctid = ANY (ARRAY(
         SELECT b.ctid FROM pgshard.beacon b WHERE NOT EXISTS (SELECT FROM pgshard.move m
             WHERE m.move_id = b.move_id AND m.phase NOT IN ('kept', 'completed', 'aborted'))
         LIMIT 10000 FOR UPDATE OF b SKIP LOCKED))";
-    while session.execute("deleting beacons", sql, &[]).await? == 10_000 {}
+    while session.execute("deleting watermarks", sql, &[]).await? == 10_000 {}
     Ok(())
 }
 
 /// Whether no shard of the move that goes from here is under way.
-async fn group_ended(session: &Session, of: &Of) -> Result<bool, Error> {
-    Ok(session.entries(Some(of.id)).await?.iter().all(|entry| entry.phase.is_ended()))
+async fn group_ended(session: &Session, owner: &Owner) -> Result<bool, Error> {
+    Ok(session.entries(Some(owner.id)).await?.iter().all(|entry| entry.phase.is_ended()))
 }
 
-async fn has_ended(context: &Context, session: &Session, kind: &str, of: &Of) -> Result<bool, Error> {
+async fn has_ended(context: &Context, session: &Session, kind: &str, owner: &Owner) -> Result<bool, Error> {
     Ok(match kind {
-        "incoming" => incoming_ended(context, session, of).await?,
-        "signpost" => phase_of(session, of).await?.is_none_or(Phase::is_ended),
-        "left" => phase_of(session, of).await? == Some(Phase::Completed),
+        "incoming" => incoming_ended(context, session, owner).await?,
+        "signpost" => phase_of(session, owner).await?.is_none_or(Phase::is_ended),
+        "left" => phase_of(session, owner).await? == Some(Phase::Completed),
         _ => true,
     })
 }
 
 /// Whether the move that announced a shard here is over, by the journal of the host it comes from.
-async fn incoming_ended(context: &Context, session: &Session, of: &Of) -> Result<bool, Error> {
+async fn incoming_ended(context: &Context, session: &Session, owner: &Owner) -> Result<bool, Error> {
     let sql = "SELECT source FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2";
-    let rows = session.rows("reading who comes", sql, &[&of.shard.as_i32(), of.id.uuid()]).await?;
+    let rows = session.rows("reading who comes", sql, &[&owner.shard.as_i32(), owner.id.uuid()]).await?;
     match rows.first().map(|row| HostName::new(row.get(0))) {
         Some(Ok(source)) => {
             let source = context.hosts.open(&source).await?;
             // Kept and completed too: such a move has opened the shard, and what is there was announced once more by a
             // mover that slept meanwhile.
-            Ok(phase_of(&source, of).await?.is_none_or(Phase::is_ended))
+            Ok(phase_of(&source, owner).await?.is_none_or(Phase::is_ended))
         }
         // The ledger's row was written together with this one: without it the schema is nobody's.
         _ => Ok(true),
     }
 }
 
-async fn phase_of(session: &Session, of: &Of) -> Result<Option<Phase>, Error> {
+async fn phase_of(session: &Session, owner: &Owner) -> Result<Option<Phase>, Error> {
     let sql = "SELECT phase FROM pgshard.move WHERE move_id = $1 AND shard_id = $2";
-    let rows = session.rows("reading the journal", sql, &[of.id.uuid(), &of.shard.as_i32()]).await?;
+    let rows = session.rows("reading the journal", sql, &[owner.id.uuid(), &owner.shard.as_i32()]).await?;
     Ok(rows.first().and_then(|row| Phase::parse(row.get(0))))
 }

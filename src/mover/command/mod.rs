@@ -3,6 +3,6 @@
 pub(crate) mod audit;
 pub(crate) mod cleanup;
 pub(crate) mod progress;
+pub(crate) mod requests;
 pub(crate) mod resume;
 pub(crate) mod rollback;
-pub(crate) mod wishes;

@@ -26,8 +26,8 @@ pub struct Progress {
     pub shards: Vec<ShardProgress>,
     /// What the sources keep for it; none of a blocking move, nor of one that has ended.
     pub streams: Vec<StreamProgress>,
-    /// What its targets keep for the ways back of shards that are kept.
-    pub ways_back: Vec<StreamProgress>,
+    /// What its targets keep for the reverse replications of shards that are kept.
+    pub reverse_streams: Vec<StreamProgress>,
     /// The hosts that could not be asked.
     pub unknown: Vec<(HostName, Error)>,
 }
@@ -59,7 +59,7 @@ pub struct Chunks {
     pub bytes: u64,
 }
 
-/// A stream of changes: from one source, for all shards of the move that come from there; or of a way back, from the target.
+/// A stream of changes: from one source, for all shards of the move that come from there; or of a reverse replication, from the target.
 #[derive(Clone, Debug)]
 pub struct StreamProgress {
     /// The host that changes come from, and that keeps WAL for them.
@@ -89,7 +89,7 @@ const MOMENT_S: f64 = 0.5;
 /// Looks how far a move is.
 pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, Error> {
     let mut progress =
-        Progress { id, shards: Vec::new(), streams: Vec::new(), ways_back: Vec::new(), unknown: Vec::new() };
+        Progress { id, shards: Vec::new(), streams: Vec::new(), reverse_streams: Vec::new(), unknown: Vec::new() };
     let sources = context.hosts.names().map(async |host| (host.clone(), at_source(context, host, id).await));
     for (host, answer) in futures_util::future::join_all(sources).await {
         match answer {
@@ -122,17 +122,17 @@ pub(crate) async fn progress(context: &Context, id: MoveId) -> Result<Progress, 
     }
     for shard in &mut progress.shards {
         let of_host = targets.get(&shard.entry.target);
-        shard.chunks = of_host.and_then(|of| of.get(&shard.entry.shard)).copied().unwrap_or_default();
+        shard.chunks = of_host.and_then(|by_shard| by_shard.get(&shard.entry.shard)).copied().unwrap_or_default();
     }
-    progress.ways_back = ways_back(context, progress.shards.iter().map(|shard| &shard.entry)).await;
+    progress.reverse_streams = reverse_streams(context, progress.shards.iter().map(|shard| &shard.entry)).await;
     Ok(progress)
 }
 
-/// What hosts keep for the ways back of entries that are kept.
-pub(crate) async fn ways_back(context: &Context, entries: impl Iterator<Item = &Entry>) -> Vec<StreamProgress> {
+/// What hosts keep for the reverse replications of entries that are kept.
+pub(crate) async fn reverse_streams(context: &Context, entries: impl Iterator<Item = &Entry>) -> Vec<StreamProgress> {
     let mut slots: ByHost<BTreeSet<String>> = BTreeMap::new();
     for entry in entries.filter(|entry| entry.phase == Phase::Kept) {
-        if let Some(back) = &entry.way_back {
+        if let Some(back) = &entry.reverse {
             slots.entry(entry.target.clone()).or_default().insert(back.stream.clone());
         }
     }
@@ -140,7 +140,7 @@ pub(crate) async fn ways_back(context: &Context, entries: impl Iterator<Item = &
         let mut streams = Vec::new();
         if let Ok(session) = context.hosts.open(&host).await {
             for slot in slots {
-                streams.extend(stream(&session, slot, false).await.ok().filter(|of| of.wal_status.is_some()));
+                streams.extend(stream(&session, slot, false).await.ok().filter(|found| found.wal_status.is_some()));
             }
         }
         streams
@@ -178,7 +178,7 @@ async fn at_source(
     let Some(first) = shards.iter().find(|shard| open(shard)) else { return Ok((shards, None)) };
     let name = match first.entry.back_of {
         None => slot::stream_name(id),
-        Some(of) => slot::back_name(of, &first.entry.target),
+        Some(taken_back) => slot::back_name(taken_back, &first.entry.target),
     };
     let waits = shards.iter().any(|shard| open(shard) && shard.entry.phase == Phase::Prepared);
     let stream = stream(&session, name, waits).await?;
@@ -193,11 +193,11 @@ async fn chunks(context: &Context, host: &HostName, id: MoveId) -> Result<BTreeM
         FROM pgshard.chunk WHERE move_id = $1 GROUP BY shard_id";
     let rows = session.rows("counting the chunks", sql, &[id.uuid()]).await?;
     let number = |row: &tokio_postgres::Row, at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
-    let of = |row: &tokio_postgres::Row| {
+    let read = |row: &tokio_postgres::Row| {
         let [all, copied, verified, rows, bytes] = [1, 2, 3, 4, 5].map(|at| number(row, at));
         Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, Chunks { all, copied, verified, rows, bytes }))
     };
-    Ok(rows.iter().filter_map(of).collect())
+    Ok(rows.iter().filter_map(read).collect())
 }
 
 /// How the stream of a move stands at its source.

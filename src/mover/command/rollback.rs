@@ -14,17 +14,19 @@ use crate::mover::runner::work::work;
 use crate::mover::step::old_copy;
 
 /// Takes the kept shards of a move back to where they were.
-pub(in crate::mover) async fn rollback(context: &Context, of: MoveId) -> Result<Report, Error> {
-    let (entries, unknown) = context.list(Some(of)).await;
+pub(in crate::mover) async fn rollback(context: &Context, taken_back: MoveId) -> Result<Report, Error> {
+    let (entries, unknown) = context.list(Some(taken_back)).await;
     if entries.is_empty() {
-        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id: of }, |(_, error)| error));
+        return Err(unknown.into_iter().next().map_or(Error::NoSuchMove { id: taken_back }, |(_, error)| error));
     }
-    let entries = reverse::stream::judged(context, of, entries).await?;
+    let entries = reverse::stream::judged(context, taken_back, entries).await?;
     let id = MoveId::new();
     let (mut parts, mut refused) = (Vec::new(), Vec::new());
     for entry in entries.iter().filter(|entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted)) {
         match old_copy::refusal(entry).or_else(|| taken_beside(&entries, entry)) {
-            Some(reason) => refused.push((entry.shard, Error::NoWayBack { shard: entry.shard, id: of, reason })),
+            Some(reason) => {
+                refused.push((entry.shard, Error::NoRollback { shard: entry.shard, id: taken_back, reason }))
+            }
             None => parts.push(Part {
                 id,
                 shard: entry.shard,
@@ -33,7 +35,7 @@ pub(in crate::mover) async fn rollback(context: &Context, of: MoveId) -> Result<
                 mode: Mode::Online,
                 epoch: entry.epoch.next(),
                 start: Start::Claim,
-                back_of: Some(of),
+                back_of: Some(taken_back),
                 back: context.options.back,
             }),
         }
@@ -44,12 +46,12 @@ pub(in crate::mover) async fn rollback(context: &Context, of: MoveId) -> Result<
     let mut ends = work(context, parts.clone(), Goal::Finish, Scope::Named).await;
     // What could not even begin leaves no claim behind.
     let refused_there = |part: &Part| {
-        ends.iter().any(|(shard, end)| *shard == part.shard && matches!(end, Err(Error::NoWayBack { .. })))
+        ends.iter().any(|(shard, end)| *shard == part.shard && matches!(end, Err(Error::NoRollback { .. })))
     };
     let undo: Vec<Part> =
         parts.into_iter().filter(refused_there).map(|part| Part { start: Start::TakeOver, ..part }).collect();
     for (shard, end) in work(context, undo, Goal::Abort, Scope::Named).await {
-        if let (Err(error), Some(at)) = (end, ends.iter().position(|(of, _)| *of == shard)) {
+        if let (Err(error), Some(at)) = (end, ends.iter().position(|(other, _)| *other == shard)) {
             ends[at].1 = Err(error);
         }
     }
@@ -65,6 +67,6 @@ pub(in crate::mover) async fn rollback(context: &Context, of: MoveId) -> Result<
 /// Two that begin at the same moment do not see each other. They lose nothing, and one ends after the other.
 fn taken_beside(entries: &[Entry], shard: &Entry) -> Option<String> {
     let shares = |entry: &&Entry| (&entry.source, &entry.target) == (&shard.source, &shard.target);
-    let by = entries.iter().filter(shares).find_map(|entry| entry.way_back.as_ref()?.taken_by)?;
+    let by = entries.iter().filter(shares).find_map(|entry| entry.reverse.as_ref()?.taken_by)?;
     Some(format!("the move {by} takes other shards of it back and has not ended: `pgshard moves resume {by}` first"))
 }

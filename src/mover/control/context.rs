@@ -16,7 +16,7 @@ use crate::mover::protocol::throttle::Throttle;
 use crate::shard::SchemaPrefix;
 use crate::store::MapStore;
 
-/// What a mover works with. Clones share the wish to stop.
+/// What a mover works with. Clones are stopped together.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) hosts: Hosts,

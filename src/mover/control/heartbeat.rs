@@ -17,11 +17,11 @@ use uuid::Uuid;
 use crate::shard::ShardId;
 
 use crate::mover::control::journal::Hold;
+use crate::mover::control::requests::DESIRED;
 use crate::mover::control::session::Session;
-use crate::mover::control::wish::WANTED;
 use crate::mover::control::worker::Claimant;
-use crate::mover::protocol::desired::Wanted;
-use crate::mover::protocol::desired::Wish;
+use crate::mover::protocol::desired::DesiredState;
+use crate::mover::protocol::desired::StopRequest;
 use crate::mover::protocol::error::Error;
 
 /// The first key of the session locks of movers. The second is the beginning of the lease.
@@ -33,8 +33,8 @@ pub(crate) struct Heartbeat {
     session: Arc<Session>,
     held: Arc<Mutex<Vec<Held>>>,
     lost: watch::Receiver<BTreeSet<ShardId>>,
-    wanted: watch::Sender<BTreeMap<ShardId, Wanted>>,
-    asked: watch::Receiver<Option<Wish>>,
+    desired: watch::Sender<BTreeMap<ShardId, DesiredState>>,
+    asked: watch::Receiver<Option<StopRequest>>,
     lease: Uuid,
     leases: Leases,
     task: JoinHandle<()>,
@@ -57,13 +57,20 @@ impl Heartbeat {
         let session = Arc::new(session);
         let held = Arc::new(Mutex::new(Vec::new()));
         let (report, lost) = watch::channel(BTreeSet::new());
-        let wanted = watch::Sender::new(BTreeMap::new());
-        let (wish, asked) = watch::channel(None);
+        let desired = watch::Sender::new(BTreeMap::new());
+        let (stop_request, asked) = watch::channel(None);
         let lease = claimant.lease;
-        let beats =
-            Beats { session: session.clone(), lease, held: held.clone(), leases, report, wanted: wanted.clone(), wish };
+        let beats = Beats {
+            session: session.clone(),
+            lease,
+            held: held.clone(),
+            leases,
+            report,
+            desired: desired.clone(),
+            stop_request,
+        };
         let task = tokio::spawn(beats.run());
-        Ok(Heartbeat { session, held, lost, wanted, asked, lease, leases, task })
+        Ok(Heartbeat { session, held, lost, desired, asked, lease, leases, task })
     }
 
     /// The mover's end: what it leaves open can be taken over at once.
@@ -88,10 +95,10 @@ impl Heartbeat {
     pub(crate) async fn hold(&self, hold: Hold) -> Result<(), Error> {
         // Nothing is half done when a panic lets go of the list.
         self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Held { hold, renewed: Instant::now() });
-        // A wish that was there before us is known from the start.
-        if let Some(wanted) = renew(&self.session, hold, self.leases).await? {
-            self.wanted.send_modify(|of| {
-                of.insert(hold.shard, wanted);
+        // What was desired before us is known from the start.
+        if let Some(desired) = renew(&self.session, hold, self.leases).await? {
+            self.desired.send_modify(|all| {
+                all.insert(hold.shard, desired);
             });
         }
         Ok(())
@@ -100,36 +107,36 @@ impl Heartbeat {
     /// Renews the lease of a shard no longer: it is at its end.
     pub(crate) fn let_go(&self, shard: ShardId) {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).retain(|held| held.hold.shard != shard);
-        self.wanted.send_modify(|of| {
-            of.remove(&shard);
+        self.desired.send_modify(|all| {
+            all.remove(&shard);
         });
     }
 
     /// What was wanted of a shard at the last beat.
-    pub(crate) fn wanted(&self, shard: ShardId) -> Wanted {
-        self.wanted.borrow().get(&shard).copied().unwrap_or_default()
+    pub(crate) fn desired(&self, shard: ShardId) -> DesiredState {
+        self.desired.borrow().get(&shard).copied().unwrap_or_default()
     }
 
     /// What is wanted of each shard that is held, as it changes.
-    pub(crate) fn wishes(&self) -> watch::Receiver<BTreeMap<ShardId, Wanted>> {
-        self.wanted.subscribe()
+    pub(crate) fn desired_states(&self) -> watch::Receiver<BTreeMap<ShardId, DesiredState>> {
+        self.desired.subscribe()
     }
 
     /// Waits until somebody asks the mover to stop or to abort. Never returns while nobody does.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(crate) async fn asked(&self) -> Wish {
+    pub(crate) async fn asked(&self) -> StopRequest {
         let mut asked = self.asked.clone();
-        match asked.wait_for(Option::is_some).await.map(|wish| wish.clone()) {
-            Ok(Some(wish)) => wish,
+        match asked.wait_for(Option::is_some).await.map(|stop_request| stop_request.clone()) {
+            Ok(Some(stop_request)) => stop_request,
             // The task has ended, with every lease lost: that is told elsewhere.
             _ => std::future::pending().await,
         }
     }
 
     /// What the mover was asked for at the last beat.
-    pub(crate) fn wish(&self) -> Option<Wish> {
+    pub(crate) fn stop_request(&self) -> Option<StopRequest> {
         self.asked.borrow().clone()
     }
 
@@ -186,8 +193,8 @@ struct Beats {
     held: Arc<Mutex<Vec<Held>>>,
     leases: Leases,
     report: watch::Sender<BTreeSet<ShardId>>,
-    wanted: watch::Sender<BTreeMap<ShardId, Wanted>>,
-    wish: watch::Sender<Option<Wish>>,
+    desired: watch::Sender<BTreeMap<ShardId, DesiredState>>,
+    stop_request: watch::Sender<Option<StopRequest>>,
 }
 
 impl Beats {
@@ -200,8 +207,9 @@ impl Beats {
             let presence = self.session.renew_presence(self.lease, self.leases.lease_ms());
             let (presence, beats) = tokio::join!(presence, futures_util::future::join_all(each));
             match presence {
-                Ok(Some(wish)) => {
-                    self.wish.send_if_modified(|before| std::mem::replace(before, wish.clone()) != wish);
+                Ok(Some(stop_request)) => {
+                    self.stop_request
+                        .send_if_modified(|before| std::mem::replace(before, stop_request.clone()) != stop_request);
                 }
                 // Whoever has taken over has taken all.
                 Ok(None) => tracing::warn!("another mover has taken over"),
@@ -216,16 +224,16 @@ impl Beats {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn judge(&self, holds: &[Hold], beats: Vec<Result<Option<Wanted>, Error>>) {
+    fn judge(&self, holds: &[Hold], beats: Vec<Result<Option<DesiredState>, Error>>) {
         let mut held = self.held();
         let mut gone = Vec::new();
         for (hold, beat) in holds.iter().zip(beats) {
             // Let go of meanwhile.
             let Some(held) = held.iter_mut().find(|held| held.hold.shard == hold.shard) else { continue };
             match beat {
-                Ok(Some(wanted)) => {
+                Ok(Some(desired)) => {
                     held.renewed = Instant::now();
-                    self.wanted.send_if_modified(|of| of.insert(hold.shard, wanted) != Some(wanted));
+                    self.desired.send_if_modified(|all| all.insert(hold.shard, desired) != Some(desired));
                 }
                 Ok(None) => gone.push(hold.shard),
                 Err(error) => {
@@ -247,14 +255,14 @@ impl Beats {
 /// Gives what is wanted of the shard; `None`: its lease is somebody else's.
 ///
 /// Locks: the move's row, and while it is fenced the shard's, for this one transaction.
-async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<Option<Wanted>, Error> {
+async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<Option<DesiredState>, Error> {
     let sql = format!(
         "SELECT pgshard.heartbeat($1, $2, $3, $4, $5),
-             (SELECT {WANTED} FROM pgshard.move WHERE move_id = $2 AND shard_id = $1)"
+             (SELECT {DESIRED} FROM pgshard.move WHERE move_id = $2 AND shard_id = $1)"
     );
     let (id, shard) = (hold.id.uuid(), hold.shard.as_i32());
     let (lease, fence) = (leases.lease_ms(), leases.fence_ms());
     let row = session.row("renewing the lease", &sql, &[&shard, id, &hold.lease, &lease, &fence]).await?;
-    let wanted = row.get::<_, Option<String>>(1).and_then(|name| Wanted::parse(&name)).unwrap_or_default();
-    Ok(row.get::<_, bool>(0).then_some(wanted))
+    let desired = row.get::<_, Option<String>>(1).and_then(|name| DesiredState::parse(&name)).unwrap_or_default();
+    Ok(row.get::<_, bool>(0).then_some(desired))
 }

@@ -14,7 +14,7 @@ use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
 use crate::mover::control::session::Session;
-use crate::mover::protocol::desired::{Back, FenceAt, Wanted};
+use crate::mover::protocol::desired::{Back, DesiredState, FenceAt};
 use crate::mover::protocol::error::{Error, Rival};
 use crate::mover::protocol::lease::Leases;
 use crate::mover::protocol::names::MoveId;
@@ -55,14 +55,14 @@ pub struct Entry {
     pub last_error: Option<String>,
     /// The move that this one takes back, if it is a rollback.
     pub back_of: Option<MoveId>,
-    /// Whether a way back was asked for.
+    /// Whether a reverse replication was asked for.
     pub back: Back,
-    /// The way back, if there is one or was.
-    pub way_back: Option<WayBack>,
+    /// The reverse replication, if there is one or was.
+    pub reverse: Option<ReverseReplication>,
     /// What became of its audit.
     pub audit: Audit,
     /// What its mover may do at present.
-    pub wanted: Wanted,
+    pub desired: DesiredState,
     /// When a hold ends, if it ends by itself.
     pub hold_until: Option<Timestamp>,
     /// Who works on it at present, as far as whoever read the entry has asked.
@@ -76,9 +76,9 @@ pub struct Entry {
     pub(crate) lease: Uuid,
 }
 
-/// The way back of one shard: whether a rollback can take it to where it was.
+/// The reverse replication of one shard: whether a rollback can take it to where it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WayBack {
+pub struct ReverseReplication {
     /// The name of publication and slot at the target.
     pub stream: String,
     /// Whether the old copy takes changes: only once the shard is kept.
@@ -89,7 +89,7 @@ pub struct WayBack {
     pub lost: Option<String>,
 }
 
-impl WayBack {
+impl ReverseReplication {
     /// Whether the old copy can be brought up to date.
     pub fn is_open(&self) -> bool {
         self.lost.is_none() && self.taken_by.is_none()
@@ -105,7 +105,7 @@ pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode
       'pgshard audit ' || move_id || '/' || shard_id) THEN 'broken off' ELSE audit END AS audit, \
      audited_at, audit_found::text AS audit_found, \
      (SELECT json_build_array(b.stream, b.at_open IS NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b \
-      WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS way_back";
+      WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS reverse";
 
 impl Entry {
     pub(crate) fn of(row: &Row) -> Result<Entry, tokio_postgres::Error> {
@@ -129,9 +129,9 @@ impl Entry {
             last_error: row.try_get("last_error")?,
             back_of: row.try_get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
             back: Back::parse(&text("back")?).expect("the table's check knows the same ways"),
-            way_back: row.try_get::<_, Option<String>>("way_back")?.and_then(|text| way_back(&text)),
+            reverse: row.try_get::<_, Option<String>>("reverse")?.and_then(|text| reverse(&text)),
             audit: audit(row)?,
-            wanted: Wanted::parse(&text("wanted")?).expect("the table's check knows the same wishes"),
+            desired: DesiredState::parse(&text("wanted")?).expect("the table's check knows the same states"),
             hold_until: row.try_get("hold_until")?,
             worker: None,
             created_at: row.try_get("created_at")?,
@@ -151,10 +151,10 @@ fn audit(row: &Row) -> Result<Audit, tokio_postgres::Error> {
     Ok(Audit::read(state.as_deref(), row.try_get("audited_at")?, found.as_deref()))
 }
 
-fn way_back(json: &str) -> Option<WayBack> {
+fn reverse(json: &str) -> Option<ReverseReplication> {
     let (stream, fed, taken_by, lost): (String, bool, Option<Uuid>, Option<String>) =
         serde_json::from_str(json).ok()?;
-    Some(WayBack { stream, fed, taken_by: taken_by.map(MoveId::from), lost })
+    Some(ReverseReplication { stream, fed, taken_by: taken_by.map(MoveId::from), lost })
 }
 
 /// What a mover shows when it changes a row: which move of which shard, and that it still holds the lease.
@@ -178,8 +178,8 @@ pub(crate) enum Signed {
 
 impl Hold {
     /// What such sessions are called, whoever holds the lease: their names start so.
-    pub(crate) fn signature(&self, of: Signed) -> String {
-        match of {
+    pub(crate) fn signature(&self, signed: Signed) -> String {
+        match signed {
             Signed::Shard => format!("pgshard {}/{}/", self.id, self.shard),
             Signed::Group => format!("pgshard {}/all/", self.id),
             Signed::Audit => format!("pgshard audit {}/{}", self.id, self.shard),
@@ -188,18 +188,18 @@ impl Hold {
 
     /// What sessions under this lease are called, in the 63 bytes that there are for it. A takeover ends those that are
     /// called after another one.
-    pub(crate) fn session_name(&self, of: Signed) -> String {
-        if of == Signed::Audit {
-            return self.signature(of);
+    pub(crate) fn session_name(&self, signed: Signed) -> String {
+        if signed == Signed::Audit {
+            return self.signature(signed);
         }
-        format!("{}{}", self.signature(of), self.lease.simple().to_string().split_at(8).0)
+        format!("{}{}", self.signature(signed), self.lease.simple().to_string().split_at(8).0)
     }
 }
 
 impl Session {
     /// Marks the session as this mover's, for whoever takes the move over.
-    pub(crate) async fn sign(&self, hold: Hold, of: Signed) -> Result<(), Error> {
-        let name = hold.session_name(of);
+    pub(crate) async fn sign(&self, hold: Hold, signed: Signed) -> Result<(), Error> {
+        let name = hold.session_name(signed);
         let sql = "SELECT set_config('application_name', $1, false)";
         self.execute("naming the session", sql, &[&name]).await.map(drop)
     }
@@ -272,8 +272,8 @@ impl Session {
         let (id, target) = (hold.id.uuid(), claim.target.as_str());
         let back_of = claim.back_of.map(|id| *id.uuid());
         let back = claim.back.as_str();
-        let (wanted, until) = claim.fence_at.wish();
-        let wanted = wanted.as_str();
+        let (desired, until) = claim.fence_at.stop_request();
+        let desired = desired.as_str();
         let claimed = self
             .execute(
                 "claiming the shard",
@@ -288,7 +288,7 @@ impl Session {
                     &hold.lease,
                     &lease_ms,
                     &claim.holder,
-                    &wanted,
+                    &desired,
                     &until,
                     &back_of,
                     &back,

@@ -5,6 +5,6 @@ pub(crate) mod heartbeat;
 pub(crate) mod journal;
 pub(crate) mod observe;
 pub(crate) mod report;
+pub(crate) mod requests;
 pub(crate) mod session;
-pub(crate) mod wish;
 pub(crate) mod worker;

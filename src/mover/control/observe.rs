@@ -46,8 +46,9 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
     let source_state = match row.first() {
         None => Source::Other,
         Some(row) => {
-            let (state, at, of): (String, i32, Option<Uuid>) = (row.get("state"), row.get("epoch"), row.get("move_id"));
-            let ours = of == Some(id);
+            let (state, at, move_id): (String, i32, Option<Uuid>) =
+                (row.get("state"), row.get("epoch"), row.get("move_id"));
+            let ours = move_id == Some(id);
             let since = || row.get::<_, Option<f64>>("fenced_for").and_then(|s| Duration::try_from_secs_f64(s).ok());
             match state.as_str() {
                 "serving" if at == epoch => Source::Serving,
@@ -77,7 +78,7 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
     let opened = row.get::<_, Option<i32>>("epoch").is_some_and(|at| at > epoch);
     let target_state = match row.get::<_, Option<Uuid>>("move_id") {
         _ if opened => Target::Opened,
-        Some(of) if of == id => Target::Incoming { ready: row.get("ready_attempt") },
+        Some(move_id) if move_id == id => Target::Incoming { ready: row.get("ready_attempt") },
         Some(_) => Target::Taken,
         None => Target::Nothing,
     };

@@ -5,7 +5,7 @@
 //!
 //! Invariant: all open shards of such a route change hands in one transaction, and only if nobody who holds one of them lives.
 
-use crate::mover::protocol::desired::{Asked, Wish};
+use crate::mover::protocol::desired::{Asked, StopRequest};
 use crate::mover::protocol::worker::{Work, Worker};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -104,12 +104,16 @@ impl Session {
     /// `None`: somebody has taken over.
     ///
     /// Locks: its row, for this one statement.
-    pub(crate) async fn renew_presence(&self, lease: Uuid, lasts_ms: i32) -> Result<Option<Option<Wish>>, Error> {
+    pub(crate) async fn renew_presence(
+        &self,
+        lease: Uuid,
+        lasts_ms: i32,
+    ) -> Result<Option<Option<StopRequest>>, Error> {
         let what = "renewing the mover's lease";
         let sql = "UPDATE pgshard.mover SET lease_until = clock_timestamp() + $2 * interval '1 ms' WHERE lease = $1
             RETURNING asked, asked_by";
         let rows = self.rows(what, sql, &[&lease, &f64::from(lasts_ms)]).await?;
-        rows.first().map(wish).transpose().map_err(|error| self.failed(what, error))
+        rows.first().map(stop_request).transpose().map_err(|error| self.failed(what, error))
     }
 
     /// Who works on moves from here, or on one of them; movers that are gone without a word too.
@@ -243,7 +247,7 @@ fn nameless(entry: &Entry) -> Option<Worker> {
         work: Work::Move,
         holder: entry.holder.clone(),
         since: None,
-        wish: None,
+        stop_request: None,
     })
 }
 
@@ -254,17 +258,17 @@ fn presence(row: &Row) -> Result<Presence, tokio_postgres::Error> {
             work: if row.try_get("feeds")? { Work::Feed } else { Work::Move },
             holder: row.try_get("holder")?,
             since: row.try_get("since")?,
-            wish: wish(row)?,
+            stop_request: stop_request(row)?,
         },
         left: Duration::try_from_secs_f64(row.try_get("lasts")?).unwrap_or_default(),
         locked: row.try_get("locked")?,
     })
 }
 
-fn wish(row: &Row) -> Result<Option<Wish>, tokio_postgres::Error> {
+fn stop_request(row: &Row) -> Result<Option<StopRequest>, tokio_postgres::Error> {
     let asked = row.try_get::<_, Option<String>>("asked")?;
     let by = row.try_get::<_, Option<String>>("asked_by")?.unwrap_or_default();
-    Ok(asked.and_then(|asked| Asked::parse(&asked)).map(|asked| Wish { asked, by }))
+    Ok(asked.and_then(|asked| Asked::parse(&asked)).map(|asked| StopRequest { asked, by }))
 }
 
 impl Heartbeat {

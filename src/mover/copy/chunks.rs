@@ -239,16 +239,16 @@ mod tests {
     #[test]
     fn chunks_must_hold_every_key_once() {
         let snapshot = || Snapshot::parse("7:7:").unwrap();
-        let of = |ranges: &[KeyRange]| {
+        let chunks = |ranges: &[KeyRange]| {
             Chunks::of(Some(KeyKind::Integer), ranges.iter().map(|range| (range.clone(), snapshot())).collect())
         };
-        assert!(of(&[range(Some(3), None), range(None, Some(3))]).is_some(), "in any order");
-        assert!(of(&[]).is_none());
-        assert!(of(&[range(None, Some(3))]).is_none());
-        assert!(of(&[range(Some(3), None)]).is_none());
-        assert!(of(&[range(None, Some(3)), range(Some(4), None)]).is_none());
-        assert!(of(&[range(None, Some(3)), range(None, None)]).is_none());
-        assert!(of(&[range(None, Some(3)), range(Some(3), Some(3)), range(Some(3), None)]).is_none());
+        assert!(chunks(&[range(Some(3), None), range(None, Some(3))]).is_some(), "in any order");
+        assert!(chunks(&[]).is_none());
+        assert!(chunks(&[range(None, Some(3))]).is_none());
+        assert!(chunks(&[range(Some(3), None)]).is_none());
+        assert!(chunks(&[range(None, Some(3)), range(Some(4), None)]).is_none());
+        assert!(chunks(&[range(None, Some(3)), range(None, None)]).is_none());
+        assert!(chunks(&[range(None, Some(3)), range(Some(3), Some(3)), range(Some(3), None)]).is_none());
     }
 
     #[test]

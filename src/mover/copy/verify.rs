@@ -60,7 +60,7 @@ pub(crate) async fn compare(
         let table = work
             .table(&chunk.table)
             .ok_or_else(|| Error::Altered { shard: work.shard(), what: format!("table {} is no more", chunk.table) })?;
-        if found.as_ref().is_some_and(|(of, _, rows)| of.oid != table.oid || rows.len() >= TOLD_MAX) {
+        if found.as_ref().is_some_and(|(other, _, rows)| other.oid != table.oid || rows.len() >= TOLD_MAX) {
             break;
         }
         let condition = chunk.range.condition(table.first_key_column());

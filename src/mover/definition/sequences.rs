@@ -243,7 +243,7 @@ pub(crate) fn warnings(sequences: &[Sequence]) -> Vec<String> {
 pub(crate) struct Presets {
     /// The source's when they were looked at.
     seen: Vec<Sequence>,
-    /// What the target's own had handed out before: an old copy's, on its way back.
+    /// What the target's own had handed out before: an old copy's, on its reverse replication.
     floor: Vec<SequenceValue>,
     /// What the target's were set to.
     pub(crate) values: Vec<SequenceValue>,
@@ -389,10 +389,10 @@ mod tests {
     #[test]
     fn an_old_copy_does_not_fall_behind_what_it_has_handed_out() {
         let short = sequence(1, (1, 100), 50);
-        let of = |floor| Presets::of(vec![short.clone()], vec![value("s", floor, true)]);
-        assert_eq!((of(49).values, of(53).values), (vec![value("s", 50, true)], vec![value("s", 53, true)]));
-        assert_eq!(of(53).anew(&[value("s", 52, true)]), []);
-        assert_eq!(of(53).anew(&[value("s", 54, true)]), [value("s", 54, true)]);
+        let presets = |floor| Presets::of(vec![short.clone()], vec![value("s", floor, true)]);
+        assert_eq!((presets(49).values, presets(53).values), (vec![value("s", 50, true)], vec![value("s", 53, true)]));
+        assert_eq!(presets(53).anew(&[value("s", 52, true)]), []);
+        assert_eq!(presets(53).anew(&[value("s", 54, true)]), [value("s", 54, true)]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::mover::model::mutant::Mutant;
 use crate::mover::model::world::{At, Incoming, Lease, Mover, Opening, Record, Row, Target, World};
 use crate::mover::model::{Action, Protocol};
-use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::state;
 use crate::mover::protocol::state::Mode;
 use crate::mover::protocol::state::{Compared, Goal, Observed, Own, Phase, Step, Stop, Stream, Until};
@@ -217,18 +217,24 @@ impl Protocol {
     }
 
     fn statement(&self, after: &mut World, m: usize) -> Ran {
-        let lease = m as Lease;
-        let then = |at: At, done: Option<()>| if done.is_some() { Ran::Then(at) } else { Ran::Fails };
-        let goal = after.movers[m].goal;
+        let at = after.movers[m].at;
         // Statements on the row of pgshard.incoming wait for whoever has it locked.
-        let waits = after.locked_by.is_some_and(|by| by != lease);
-        // Its transaction there was ended from outside, or went down with the server.
-        let ended = after.locked_by != Some(lease);
+        if after.locked_by.is_some_and(|by| by != m as Lease) && at_incoming(at) {
+            return Ran::Waits;
+        }
+        let ran = self.looks(after, m).or_else(|| self.prepares(after, m)).or_else(|| self.fences(after, m));
+        let ran = ran.or_else(|| self.waits_behind(after, m)).or_else(|| self.copies(after, m));
+        let ran = ran.or_else(|| self.opens(after, m)).or_else(|| self.takes_back(after, m));
+        // Asleep, ended, or crashed.
+        ran.unwrap_or(Ran::Waits)
+    }
+
+    /// Takes the move over, and looks.
+    fn looks(&self, after: &mut World, m: usize) -> Option<Ran> {
+        let lease = m as Lease;
         let sql = self.functions();
         let (source, target) = (&mut after.source, &mut after.target);
-        match after.movers[m].at {
-            At::Asleep | At::Ended | At::Crashed => Ran::Waits,
-
+        Some(match after.movers[m].at {
             At::TakeSource => {
                 after.seen.taken_while_fenced |= matches!(source.live.row, Row::Fenced { .. });
                 source.live = sql.take_over(&source.live, lease);
@@ -248,12 +254,20 @@ impl Protocol {
                 Ran::Then(At::LookTarget { phase, row: source.live.row, token })
             }
             At::LookTarget { phase, row, token } => {
-                let Mover { until, stop, stream, .. } = after.movers[m];
-                let wanted = if after.held { Wanted::Hold } else { Wanted::Go };
-                self.decided(Own { goal, until, stop, wanted, stream }, (phase, row, token), &target.live)
+                let Mover { goal, until, stop, stream, .. } = after.movers[m];
+                let desired = if after.held { DesiredState::Hold } else { DesiredState::Go };
+                self.decided(Own { goal, until, stop, desired, stream }, (phase, row, token), &target.live)
             }
+            _ => return None,
+        })
+    }
 
-            _ if waits && at_incoming(after.movers[m].at) => Ran::Waits,
+    /// Builds the target, brings the rows, follows, and catches up.
+    fn prepares(&self, after: &mut World, m: usize) -> Option<Ran> {
+        let lease = m as Lease;
+        let sql = self.functions();
+        let (source, target) = (&mut after.source, &mut after.target);
+        Some(match after.movers[m].at {
             At::Announce => then(At::Build, apply(&mut target.live, |t| t.announce(lease, self.mutant))),
             At::Build => {
                 let next = if self.mutant == Some(Mutant::LedgerAfterCreation) { At::Record } else { At::Signpost };
@@ -290,11 +304,11 @@ impl Protocol {
             At::Wait if after.movers[m].stop == Stop::Asked => Ran::Fails,
             At::Wait if after.held => Ran::Waits,
             At::Wait => Ran::Then(At::Look),
-            // Up to a beacon that is committed now.
+            // Up to a watermark that is committed now.
             At::CatchUp => {
                 source.flush();
                 if target.live.applied >= source.durable.log.length() {
-                    return Ran::Then(At::CaughtUp);
+                    return Some(Ran::Then(At::CaughtUp));
                 }
                 let done = self.apply_next(after, lease);
                 then(At::CatchUp, done)
@@ -306,7 +320,16 @@ impl Protocol {
                 }
                 then(At::Look, done)
             }
+            _ => return None,
+        })
+    }
 
+    /// What is set before the fence, the fence, and the marker behind it.
+    fn fences(&self, after: &mut World, m: usize) -> Option<Ran> {
+        let lease = m as Lease;
+        let sql = self.functions();
+        let (source, target) = (&mut after.source, &mut after.target);
+        Some(match after.movers[m].at {
             // `ShardMove::preset`: by which token the target may be opened, and that it is ready for no attempt.
             At::Preset if after.fences >= self.bounds.fences => Ran::Fails,
             At::Preset => {
@@ -341,23 +364,23 @@ impl Protocol {
                 let stop = source.live.log.length();
                 let held = Self::is_held(after);
                 if held && self.mutant == Some(Mutant::StopBeforeBarrier) {
-                    return Ran::Then(At::BarrierAfterStop { attempt, token, stop });
+                    return Some(Ran::Then(At::BarrierAfterStop { attempt, token, stop }));
                 }
                 if held && self.mutant != Some(Mutant::FenceWithoutBarrier) {
-                    return Ran::Waits;
+                    return Some(Ran::Waits);
                 }
                 Ran::Then(At::Mark { attempt, token, stop: None })
             }
             At::BarrierAfterStop { attempt, token, stop } => {
                 if Self::is_held(after) {
-                    return Ran::Waits;
+                    return Some(Ran::Waits);
                 }
                 Ran::Then(At::Mark { attempt, token, stop: Some(stop) })
             }
             At::Mark { attempt, token, stop } => {
                 let held = Self::is_held(after);
                 if sql.mark(&mut after.source, attempt, lease).is_none() {
-                    return Ran::Again;
+                    return Some(Ran::Again);
                 }
                 after.seen.marked_early |= held;
                 let wal = after.source.durable.log.length();
@@ -367,6 +390,15 @@ impl Protocol {
                     Mode::Online => At::Behind { attempt, token, stop, looked: false, open: Opening::Draining },
                 })
             }
+            _ => return None,
+        })
+    }
+
+    /// Online: waits behind the fence for what the open needs.
+    fn waits_behind(&self, after: &mut World, m: usize) -> Option<Ran> {
+        let lease = m as Lease;
+        let target = &mut after.target;
+        Some(match after.movers[m].at {
             At::Behind { attempt, token, stop, looked, open } => match open {
                 Opening::Draining => self.drain(after, m, (attempt, token, stop, looked)),
                 Opening::Drained => {
@@ -390,6 +422,18 @@ impl Protocol {
                 Opening::Prepared => Ran::Then(At::Decide { attempt }),
                 Opening::Failed => Ran::Again,
             },
+            _ => return None,
+        })
+    }
+
+    /// Blocking: looks, and copies behind the fence.
+    fn copies(&self, after: &mut World, m: usize) -> Option<Ran> {
+        let lease = m as Lease;
+        // Its transaction there was ended from outside, or went down with the server.
+        let ended = after.locked_by != Some(lease);
+        let sql = self.functions();
+        let (source, target) = (&mut after.source, &mut after.target);
+        Some(match after.movers[m].at {
             // That nothing but rows has changed behind the fence.
             At::Check { attempt, token, stop } => {
                 after.seen.checked |= token.map_or(0, |token| 1 << token);
@@ -397,7 +441,7 @@ impl Protocol {
             }
             At::Rows { attempt, token, stop } => {
                 if target.live.under(lease).is_none() {
-                    return Ran::Fails;
+                    return Some(Ran::Fails);
                 }
                 let copied = match stop {
                     Some(stop) => source.live.log.up_to(stop).writes(),
@@ -416,10 +460,19 @@ impl Protocol {
                 then(At::Copied, done)
             }
             At::Copied => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Copied))),
+            _ => return None,
+        })
+    }
 
+    /// Decides, opens, and tells the map.
+    fn opens(&self, after: &mut World, m: usize) -> Option<Ran> {
+        let lease = m as Lease;
+        let sql = self.functions();
+        let (source, target) = (&mut after.source, &mut after.target);
+        Some(match after.movers[m].at {
             At::OpenPrepared { attempt } => {
                 if !target.live.may_open(lease, attempt) {
-                    return Ran::Again;
+                    return Some(Ran::Again);
                 }
                 after.locked_by = Some(lease);
                 let swapped = self.mutant == Some(Mutant::OpenBeforeDecide);
@@ -427,7 +480,7 @@ impl Protocol {
             }
             At::Decide { attempt } => {
                 if sql.decide(source, attempt, lease).is_none() {
-                    return Ran::Again;
+                    return Some(Ran::Again);
                 }
                 after.seen.decided = true;
                 after.seen.unchecked |=
@@ -443,7 +496,7 @@ impl Protocol {
                 Ran::Then(if swapped { At::Decide { attempt } } else { At::Look })
             }
             At::FinishOpen { token } => {
-                let Some(outcome) = target.live.finish_open(token, self.mutant) else { return Ran::Again };
+                let Some(outcome) = target.live.finish_open(token, self.mutant) else { return Some(Ran::Again) };
                 if let Some(opened) = outcome {
                     target.live = opened;
                     target.flush();
@@ -451,7 +504,16 @@ impl Protocol {
                 Ran::Then(At::Look)
             }
             At::Publish => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Kept))),
+            _ => return None,
+        })
+    }
 
+    /// Takes a fence, or all of the move, back.
+    fn takes_back(&self, after: &mut World, m: usize) -> Option<Ran> {
+        let lease = m as Lease;
+        let sql = self.functions();
+        let (source, target) = (&mut after.source, &mut after.target);
+        Some(match after.movers[m].at {
             At::Unfence { attempt } => {
                 let _ = apply(&mut source.live, |s| sql.unfence(s, attempt, Some(lease)));
                 Ran::Then(At::Look)
@@ -468,7 +530,7 @@ impl Protocol {
             },
             At::DiscardSource => {
                 if source.live.journal.lease != lease && self.mutant != Some(Mutant::CancelWithoutLease) {
-                    return Ran::Fails;
+                    return Some(Ran::Fails);
                 }
                 source.live = sql.drop_signpost(&source.live);
                 Ran::Then(At::Aborted)
@@ -476,15 +538,16 @@ impl Protocol {
             At::Aborted => then(At::Look, apply(&mut source.live, |s| sql.advance(s, lease, Phase::Aborted))),
 
             At::LeaveServing => {
-                if let Row::Fenced { attempt, lease: of } = source.live.row
-                    && of == lease
+                if let Row::Fenced { attempt, lease: holder } = source.live.row
+                    && holder == lease
                 {
                     let _ = apply(&mut source.live, |s| sql.unfence(s, attempt, Some(lease)));
                 }
                 self.end(after, m, Goal::Abort);
                 Ran::Then(after.movers[m].at)
             }
-        }
+            _ => return None,
+        })
     }
 
     /// `observe` and `state::next`: what the driver does with what the hosts said.
@@ -541,6 +604,11 @@ impl Protocol {
             Step::Interrupted | Step::LeaseLost | Step::Gone | Step::Stuck => return Ran::Fails,
         })
     }
+}
+
+/// What comes next if the statement has done something; else its mover gives up.
+fn then(at: At, done: Option<()>) -> Ran {
+    if done.is_some() { Ran::Then(at) } else { Ran::Fails }
 }
 
 /// Whether the statement wants the row of `pgshard.incoming` for itself.

@@ -56,7 +56,7 @@ impl Functions {
     /// `pgshard.unfence`: by a mover, which names its lease, or by `expire_fence`, which has none.
     pub(super) fn unfence(&self, source: &Source, attempt: u8, lease: Option<Lease>) -> Option<Source> {
         let ours = match source.row {
-            Row::Fenced { attempt: at, lease: of } => at == attempt && lease.is_none_or(|lease| lease == of),
+            Row::Fenced { attempt: at, lease: holder } => at == attempt && lease.is_none_or(|lease| lease == holder),
             Row::Serving | Row::Moved { .. } => false,
         };
         if !ours && !self.is(Mutant::UnfenceWithoutCompareAndSwap) {
@@ -79,7 +79,9 @@ impl Functions {
     pub(super) fn decide(&self, source: &mut Stored<Source>, attempt: u8, lease: Lease) -> Option<()> {
         let live = &mut source.live;
         let wanted = match live.row {
-            Row::Fenced { attempt: at, lease: of } => of == lease && at == attempt || self.is(Mutant::DecideAnyFence),
+            Row::Fenced { attempt: at, lease: holder } => {
+                holder == lease && at == attempt || self.is(Mutant::DecideAnyFence)
+            }
             Row::Serving | Row::Moved { .. } => false,
         };
         if !wanted || live.markers & 1 << attempt == 0 {

@@ -247,7 +247,7 @@ pub(super) enum At {
         token: Option<u8>,
     },
     Publish,
-    // The way back.
+    // The reverse replication.
     Unfence {
         attempt: u8,
     },

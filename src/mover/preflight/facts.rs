@@ -389,19 +389,19 @@ pub(crate) async fn of_schema(session: &Session, namespace: &Namespace) -> Resul
     read.map_err(|source| Error::Catalog { host: session.host.clone(), source })
 }
 
-/// A way back takes no slot of the last few: moves need them.
+/// A reverse replication takes no slot of the last few: moves need them.
 const SLOTS_LEFT: i64 = 2;
 
-/// Why there can be no way back from a host; none if there can.
-pub(crate) fn no_way_back(host: &StreamFacts) -> Option<&'static str> {
+/// Why there can be no reverse replication from a host; none if there can.
+pub(crate) fn no_reverse(host: &StreamFacts) -> Option<&'static str> {
     match host {
-        of if of.wal_level != "logical" => Some("its wal_level is not logical"),
-        of if !of.may_replicate => Some("its role may not read its changes: ALTER ROLE … REPLICATION"),
-        of if of.free_slots <= SLOTS_LEFT => {
+        stream if stream.wal_level != "logical" => Some("its wal_level is not logical"),
+        stream if !stream.may_replicate => Some("its role may not read its changes: ALTER ROLE … REPLICATION"),
+        stream if stream.free_slots <= SLOTS_LEFT => {
             Some("too few replication slots are left there: raise max_replication_slots")
         }
-        of if of.free_senders < 1 => Some("no walsender is left there: raise max_wal_senders"),
-        of if of.prepared > 0 => Some("a slot would wait for its prepared transactions"),
+        stream if stream.free_senders < 1 => Some("no walsender is left there: raise max_wal_senders"),
+        stream if stream.prepared > 0 => Some("a slot would wait for its prepared transactions"),
         _ => None,
     }
 }

@@ -210,9 +210,9 @@ pub(crate) fn judge(
         let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
         format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
     };
-    let no_way_back =
-        (mode == Mode::Online && wanted == Back::Prepared).then(|| facts::no_way_back(&target.stream)).flatten();
-    let no_way_back = no_way_back.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
+    let no_reverse =
+        (mode == Mode::Online && wanted == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
+    let no_reverse = no_reverse.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
     Ok(ShardPlan {
         shard,
         schema: facts.schema.clone(),
@@ -229,7 +229,7 @@ pub(crate) fn judge(
             .map(busy)
             .chain(facts.sequences.iter().cloned())
             .chain(notes)
-            .chain(no_way_back)
+            .chain(no_reverse)
             .collect(),
     })
 }

@@ -73,7 +73,7 @@ pub(in crate::mover) async fn rights_missing(
 ) -> Result<Vec<Refusal>, Error> {
     let wanted = wanted(facts);
     let (roles, objects): (Vec<_>, Vec<_>) = wanted.iter().partition(|wanted| wanted.kind == "role");
-    let names = |of: &[&Wanted]| of.iter().map(|wanted| wanted.name.clone()).collect::<Vec<_>>();
+    let names = |list: &[&Wanted]| list.iter().map(|wanted| wanted.name.clone()).collect::<Vec<_>>();
     let (roles, objects) = (names(&roles), names(&objects));
     let (here, there) = tokio::try_join!(rights(source, &roles, &objects), rights(target, &roles, &objects))?;
     let lost = there.into_iter().filter(|(what, (may, _))| !may && here.get(what).is_some_and(|(may, _)| *may));

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 /// What a mover may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wanted {
+pub enum DesiredState {
     /// Everything.
     #[default]
     Go,
@@ -15,18 +15,18 @@ pub enum Wanted {
     Pause,
 }
 
-impl Wanted {
-    /// The wish as the journal writes it.
+impl DesiredState {
+    /// The state as the journal writes it.
     pub fn as_str(self) -> &'static str {
         match self {
-            Wanted::Go => "go",
-            Wanted::Hold => "hold",
-            Wanted::Pause => "pause",
+            DesiredState::Go => "go",
+            DesiredState::Hold => "hold",
+            DesiredState::Pause => "pause",
         }
     }
 
-    pub(crate) fn parse(name: &str) -> Option<Wanted> {
-        [Wanted::Go, Wanted::Hold, Wanted::Pause].into_iter().find(|wanted| wanted.as_str() == name)
+    pub(crate) fn parse(name: &str) -> Option<DesiredState> {
+        [DesiredState::Go, DesiredState::Hold, DesiredState::Pause].into_iter().find(|desired| desired.as_str() == name)
     }
 }
 
@@ -60,7 +60,7 @@ pub enum FenceAt {
     /// As soon as each is ready.
     #[default]
     Ready,
-    /// Once somebody says so: [`Mover::want`](crate::mover::Mover::want) with [`Wanted::Go`].
+    /// Once somebody says so: [`Mover::want`](crate::mover::Mover::want) with [`DesiredState::Go`].
     Told,
     /// At this time by the source's clock, or once somebody says so.
     Time(Timestamp),
@@ -68,11 +68,11 @@ pub enum FenceAt {
 
 impl FenceAt {
     /// As the journal has it.
-    pub(crate) fn wish(self) -> (Wanted, Option<Timestamp>) {
+    pub(crate) fn stop_request(self) -> (DesiredState, Option<Timestamp>) {
         match self {
-            FenceAt::Ready => (Wanted::Go, None),
-            FenceAt::Told => (Wanted::Hold, None),
-            FenceAt::Time(at) => (Wanted::Hold, Some(at)),
+            FenceAt::Ready => (DesiredState::Go, None),
+            FenceAt::Told => (DesiredState::Hold, None),
+            FenceAt::Time(at) => (DesiredState::Hold, Some(at)),
         }
     }
 }
@@ -102,7 +102,7 @@ impl Asked {
 
 /// What somebody has asked for, and who.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct StopRequest {
     /// What.
     pub asked: Asked,
     /// Host and process of whoever asked.
@@ -114,10 +114,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wishes_are_read_as_they_are_written() {
-        for wanted in [Wanted::Go, Wanted::Hold, Wanted::Pause] {
-            assert_eq!(Wanted::parse(wanted.as_str()), Some(wanted));
+    fn states_are_read_as_they_are_written() {
+        for desired in [DesiredState::Go, DesiredState::Hold, DesiredState::Pause] {
+            assert_eq!(DesiredState::parse(desired.as_str()), Some(desired));
         }
-        assert_eq!(Wanted::parse("stop"), None);
+        assert_eq!(DesiredState::parse("stop"), None);
     }
 }

@@ -376,7 +376,7 @@ pub enum Error {
     },
     /// The shard cannot be taken back. It is served where it is.
     #[error("shard {shard} cannot be taken back by the way it came with the move {id}: {reason}")]
-    NoWayBack {
+    NoRollback {
         /// The shard.
         shard: ShardId,
         /// The move that was to be taken back.
@@ -415,7 +415,7 @@ impl Error {
                 | Error::Aborted { .. }
                 | Error::AtWork { .. }
                 | Error::Diverged { .. }
-                | Error::NoWayBack { .. }
+                | Error::NoRollback { .. }
         )
     }
 }

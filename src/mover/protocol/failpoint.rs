@@ -76,13 +76,13 @@ pub const FAILPOINTS: [&str; 52] = [
     "after discard",
 ];
 
-/// The failpoints of ways back: in any online move, and those that only a rollback passes.
+/// The failpoints of reverse replications: in any online move, and those that only a rollback passes.
 pub const BACK_FAILPOINTS: [&str; 8] = [
     "after back publication",
     "after back slot",
     "after back tables",
     "after back row",
-    "after loosen",
+    "after constraint drop",
     "after adopt",
     "after end of former",
     "after back drop",

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::map::HostName;
 use crate::shard::ShardId;
 
-use crate::mover::protocol::desired::Wish;
-use crate::mover::protocol::desired::{Back, FenceAt, Wanted};
+use crate::mover::protocol::desired::StopRequest;
+use crate::mover::protocol::desired::{Back, DesiredState, FenceAt};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::failpoint::Failpoint;
 use crate::mover::protocol::lease::Leases;
@@ -40,7 +40,7 @@ pub struct Options {
     pub copy_jobs: usize,
     /// Online: about how much of a table, in bytes, is copied in one snapshot.
     pub chunk_bytes: u64,
-    /// How much WAL, in bytes, a way back may keep at the host that serves, before it is given up.
+    /// How much WAL, in bytes, a reverse replication may keep at the host that serves, before it is given up.
     pub back_wal_max: u64,
     /// Whether a new move prepares that its shards can be taken back.
     pub back: Back,
@@ -148,13 +148,13 @@ pub enum Event {
         reason: String,
     },
     /// Somebody has asked the mover, through the journal, to stop or to abort.
-    Asked(Wish),
+    Asked(StopRequest),
     /// The mover waits before a fence, as it was told to.
     Waits {
         /// The shard.
         shard: ShardId,
         /// What is wanted of its move.
-        wanted: Wanted,
+        desired: DesiredState,
     },
     /// The shard is served by its target.
     Opened {

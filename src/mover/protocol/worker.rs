@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use crate::mover::protocol::desired::Wish;
+use crate::mover::protocol::desired::StopRequest;
 
 /// What somebody is at work on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Worker {
     /// Since when, by the clock of the host that the shards come from; `None` for one that began before that was noted.
     pub since: Option<Timestamp>,
     /// What it was asked for, and has not obeyed yet.
-    pub wish: Option<Wish>,
+    pub stop_request: Option<StopRequest>,
 }
 
 impl std::fmt::Display for Worker {
@@ -44,8 +44,8 @@ impl std::fmt::Display for Worker {
         if let Some(since) = self.since {
             write!(f, " since {since:.0}")?;
         }
-        match &self.wish {
-            Some(wish) => write!(f, ", asked to {} by {}", wish.asked.as_str(), wish.by),
+        match &self.stop_request {
+            Some(stop_request) => write!(f, ", asked to {} by {}", stop_request.asked.as_str(), stop_request.by),
             None => Ok(()),
         }
     }

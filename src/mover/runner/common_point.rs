@@ -19,7 +19,7 @@ use crate::mover::preflight::table;
 use crate::mover::preflight::table::TableShape;
 use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
-use crate::mover::stream::follower::{Follower, write_beacon};
+use crate::mover::stream::follower::{Follower, write_watermark};
 use crate::pg::quote_literal;
 
 /// What is compared under one pair of snapshots, in bytes: they are held for a second or two.
@@ -59,7 +59,7 @@ pub(in crate::mover) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, followe
             let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
             let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
             {
-                // The stream stands still for it, and beacons are written by one session.
+                // The stream stands still for it, and watermarks are written by one session.
                 let _only = one_at_a_time.lock().await;
                 common_point((&source, &target), &work.source, copy, &bunch, follower).await?;
             }
@@ -87,8 +87,8 @@ async fn common_point(
     for _ in 0..TRIES {
         let paused = follower.pause().await?;
         let snapshot = read_from(source, copy, &tables, &name).await?;
-        let beacon = write_beacon(writer, copy.hold.id).await?;
-        match paused.align(snapshot, beacon).await {
+        let watermark = write_watermark(writer, copy.hold.id).await?;
+        match paused.align(snapshot, watermark).await {
             Ok(true) => return read_from_target(target, copy, &tables).await,
             Ok(false) => {}
             // A TRUNCATE may have waited in vain for another comparison to end. The stream begins anew, and so do we.

@@ -17,7 +17,7 @@ use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Online, Patience};
 use crate::mover::runner::permit::Permit;
 use crate::mover::step::{Blueprint, ShardMove, Swapped, token_hash};
-use crate::mover::stream::follower::{Follower, write_beacon};
+use crate::mover::stream::follower::{Follower, write_watermark};
 
 /// One attempt at the cut-over of a shard.
 pub(in crate::mover) struct CutOver<'d> {
@@ -237,9 +237,9 @@ impl<'d> CutOver<'d> {
 }
 
 /// Waits until all that is committed at the source by now is durable at the target.
-pub(in crate::mover) async fn pass_a_beacon(work: &ShardMove<'_>, follower: &Follower) -> Result<(), Error> {
-    let beacon = write_beacon(&work.source, work.hold.id).await?;
-    follower.caught_up(beacon, work.hold.shard).await
+pub(in crate::mover) async fn pass_a_watermark(work: &ShardMove<'_>, follower: &Follower) -> Result<(), Error> {
+    let watermark = write_watermark(&work.source, work.hold.id).await?;
+    follower.caught_up(watermark, work.hold.shard).await
 }
 
 /// What ends the wait behind the fence early.

@@ -8,7 +8,7 @@ use crate::mover::runner::reverse;
 use crate::mover::stream::slot;
 
 /// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its source
-/// has ended, those of ways back that nobody can go.
+/// has ended, those of reverse replications that nobody can use.
 ///
 /// Locks: none.
 pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) -> Result<(), Error> {
@@ -25,8 +25,8 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
     context.options.at("after slot drop")?;
     slot::drop_publication(&source, &name).await?;
     context.options.at("after publication drop")?;
-    if let Some(of) = back_of {
-        reverse::stream::tidy_up(&target, &source, *of).await?;
+    if let Some(taken_back) = back_of {
+        reverse::stream::tidy_up(&target, &source, *taken_back).await?;
     }
     // The shards have left: whoever brought them here cannot take them back any more.
     reverse::stream::look_after(context, &source).await.map(drop)

@@ -53,7 +53,7 @@ pub(in crate::mover) async fn drive(driver: &mut Driver<'_>, until: Until) -> Re
         match state::next(driver.own(until), now.observed) {
             Step::Prepare => driver.prepare().await?,
             Step::CatchUp => driver.catch_up(&now.entry).await?,
-            Step::Wait { wanted } => driver.wait_to_fence(wanted).await?,
+            Step::Wait { desired } => driver.wait_to_fence(desired).await?,
             Step::Fence => driver.fence().await?,
             Step::CutOver => driver.cut_over(&now.entry).await?,
             Step::Copy { attempt } => driver.copy(&now.entry, attempt).await?,

@@ -161,9 +161,9 @@ async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) 
     let mut stop = context.stop.subscribe();
     tokio::select! {
         () = stopped(&mut stop) => {}
-        wish = heartbeat.asked() => {
-            tracing::warn!(by = wish.by, asked = wish.asked.as_str(), "asked to stop");
-            context.observer.tell(Event::Asked(wish));
+        stop_request = heartbeat.asked() => {
+            tracing::warn!(by = stop_request.by, asked = stop_request.asked.as_str(), "asked to stop");
+            context.observer.tell(Event::Asked(stop_request));
         }
     }
     own.stop();
@@ -172,22 +172,22 @@ async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) 
 
 /// What an operator has asked for while the shards were worked on, done with those that it interrupted.
 async fn obey(context: &Context, ends: Vec<End>, parts: &[Part], heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
-    let Some(wish) = heartbeat.wish() else { return ends };
+    let Some(stop_request) = heartbeat.stop_request() else { return ends };
     let obey_one = |(shard, end): End| {
-        let (part, by) = (parts.iter().find(|part| part.shard == shard), wish.by.clone());
+        let (part, by) = (parts.iter().find(|part| part.shard == shard), stop_request.by.clone());
         async move {
             match (end, part) {
-                (Err(Error::Interrupted { .. }), _) if wish.asked == Asked::Stop => {
+                (Err(Error::Interrupted { .. }), _) if stop_request.asked == Asked::Stop => {
                     (shard, Err(Error::Stopped { shard, by }))
                 }
-                (Err(_), Some(part)) if wish.asked == Asked::Abort => {
+                (Err(_), Some(part)) if stop_request.asked == Asked::Abort => {
                     (shard, abort_one(context, part, by, heartbeat, jobs).await)
                 }
                 (end, _) => (shard, end),
             }
         }
     };
-    let aborted = wish.asked == Asked::Abort && shared_a_stream(parts);
+    let aborted = stop_request.asked == Asked::Abort && shared_a_stream(parts);
     let ends = futures_util::future::join_all(ends.into_iter().map(obey_one)).await;
     if let (true, Some(part)) = (aborted, parts.first()) {
         drop_shared_or_warn(context, &Shared::of(part)).await;

@@ -1,4 +1,4 @@
-//! The old copy on the way back: what is taken off it so that it can take changes, and how it becomes a rollback's target.
+//! The old copy as the target of reverse replication: what is taken off it so that it can take changes, and how it becomes a rollback's target.
 //!
 //! Invariant: of every old copy it is known, in the transaction that changes it, what was taken off and whose it
 //! is; and it is the same one that is fed, compared, opened, or given back.
@@ -26,7 +26,7 @@ use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
 impl ShardMove<'_> {
-    /// Before the fence: the target's tables are published, and the shard has a way back from its open on.
+    /// Before the fence: the target's tables are published, and the shard has a reverse replication from its open on.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on tables that only the mover's own stream uses; a row of our own.
     pub(crate) async fn prepare_back(&self, stream: &str) -> Result<(), Error> {
@@ -42,25 +42,25 @@ impl ShardMove<'_> {
         let sql = "INSERT INTO pgshard.back (move_id, shard_id, stream) VALUES ($1, $2, $3)
             ON CONFLICT (move_id, shard_id) DO UPDATE SET stream = excluded.stream, lost = NULL";
         let (id, shard) = (self.hold.id.uuid(), self.hold.shard.as_i32());
-        self.source.execute("preparing the way back", sql, &[id, &shard, &stream]).await?;
+        self.source.execute("preparing the reverse replication", sql, &[id, &shard, &stream]).await?;
         self.at("after back row")
     }
 
     /// The target serves: the old copy can take changes from now on. What fails here is tried again by whoever feeds it.
-    pub(crate) async fn keep_way_back(&self) -> Result<(), Error> {
+    pub(crate) async fn keep_reverse(&self) -> Result<(), Error> {
         let Some(entry) = self.source.find_entry(self.hold.id, self.hold.shard).await? else { return Ok(()) };
-        if let Err(error) = loosen(&self.source, &self.target, &self.names, &entry).await {
+        if let Err(error) = drop_constraints(&self.source, &self.target, &self.names, &entry).await {
             tracing::warn!(shard = %self.hold.shard, %error, "the old copy cannot take changes yet");
         }
-        self.at("after loosen")
+        self.at("after constraint drop")
     }
 
     /// A rollback's end: the move that it took back is over.
     ///
     /// Locks: two rows of the control tables, for one transaction.
-    pub(crate) async fn end_of_former(&self, of: MoveId) -> Result<(), Error> {
+    pub(crate) async fn end_of_former(&self, taken_back: MoveId) -> Result<(), Error> {
         let what = "ending the move that was taken back";
-        let (id, shard) = (of.uuid(), self.hold.shard.as_i32());
+        let (id, shard) = (taken_back.uuid(), self.hold.shard.as_i32());
         self.target.batch(what, "BEGIN").await?;
         let sql = "UPDATE pgshard.move SET phase = 'completed', last_error = 'it was taken back', updated_at = clock_timestamp()
             WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
@@ -74,8 +74,8 @@ impl ShardMove<'_> {
     ///
     /// Locks: rows of the control tables (whoever feeds the copy has them for a transaction at a time), and the tuple of
     /// pg_namespace, for one transaction.
-    pub(crate) async fn adopt(&self, of: MoveId, fingerprint: &str) -> Result<(), Error> {
-        let what = "taking the old copy for the way back";
+    pub(crate) async fn adopt(&self, taken_back: MoveId, fingerprint: &str) -> Result<(), Error> {
+        let what = "taking the old copy for the reverse replication";
         let (shard, id, lease) = (self.hold.shard.as_i32(), *self.hold.id.uuid(), self.hold.lease);
         self.target.batch(what, "BEGIN").await?;
         let sql = "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
@@ -84,19 +84,19 @@ impl ShardMove<'_> {
             self.target.batch(what, "ROLLBACK").await?;
             return if ours { Ok(()) } else { Err(Error::LeaseLost { shard: self.hold.shard }) };
         }
-        let adopted = self.adopt_in_transaction(of, fingerprint).await;
+        let adopted = self.adopt_in_transaction(taken_back, fingerprint).await;
         self.target.batch(what, if adopted.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
         adopted
     }
 
-    async fn adopt_in_transaction(&self, of: MoveId, fingerprint: &str) -> Result<(), Error> {
-        let what = "taking the old copy for the way back";
+    async fn adopt_in_transaction(&self, taken_back: MoveId, fingerprint: &str) -> Result<(), Error> {
+        let what = "taking the old copy for the reverse replication";
         let (shard, id, lease) = (self.hold.shard.as_i32(), *self.hold.id.uuid(), self.hold.lease);
-        let refuse = |reason: String| Error::NoWayBack { shard: self.hold.shard, id: of, reason };
+        let refuse = |reason: String| Error::NoRollback { shard: self.hold.shard, id: taken_back, reason };
         let sql = "SELECT m.epoch, m.fingerprint, b.at_open, b.lost, b.taken_by
             FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
             WHERE b.move_id = $1 AND b.shard_id = $2 AND m.phase = 'kept' FOR UPDATE OF b";
-        let rows = self.target.rows(what, sql, &[of.uuid(), &shard]).await?;
+        let rows = self.target.rows(what, sql, &[taken_back.uuid(), &shard]).await?;
         let row = rows.first().ok_or_else(|| refuse("its old copy is not kept".to_owned()))?;
         let (at_open, lost): (Option<String>, Option<String>) = (row.get(2), row.get(3));
         if let Some(lost) = lost {
@@ -113,11 +113,11 @@ impl ShardMove<'_> {
         }
         let (left, incoming) = (self.names.left(epoch), self.names.incoming());
         let sql = "UPDATE pgshard.progress SET move_id = $3, lease = $4 WHERE move_id = $1 AND shard_id = $2";
-        if self.target.execute(what, sql, &[of.uuid(), &shard, &id, &lease]).await? != 1 {
+        if self.target.execute(what, sql, &[taken_back.uuid(), &shard, &id, &lease]).await? != 1 {
             return Err(refuse("how far the old copy is, is not known".to_owned()));
         }
         let sql = "UPDATE pgshard.back SET taken_by = $3 WHERE move_id = $1 AND shard_id = $2";
-        self.target.execute(what, sql, &[of.uuid(), &shard, &id]).await?;
+        self.target.execute(what, sql, &[taken_back.uuid(), &shard, &id]).await?;
         let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch, at_open)
             VALUES ($1, $2, $3, $4, $5, $6, $7)";
         let (source, next) = (self.source.host.as_str(), self.epoch.next().as_i32());
@@ -154,25 +154,30 @@ pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, sh
         WHERE b.taken_by = $1 AND b.shard_id = $2 FOR UPDATE OF b";
     let rows = session.rows(what, sql, &[taker.uuid(), &shard.as_i32()]).await?;
     let Some(row) = rows.first() else { return Ok(false) };
-    let of = MoveId::from(row.get::<_, uuid::Uuid>(0));
+    let taken_back = MoveId::from(row.get::<_, uuid::Uuid>(0));
     let names = Names { schema: schema.to_owned() };
     let left = names.left(ShardEpoch::from_i32(row.get(1)).unwrap_or(ShardEpoch::FIRST));
-    rename(session, ("incoming", &names.incoming()), ("left", &left), of, shard).await?;
+    rename(session, ("incoming", &names.incoming()), ("left", &left), taken_back, shard).await?;
     let sql = "UPDATE pgshard.progress SET move_id = $3 WHERE move_id = $1 AND shard_id = $2";
-    session.execute(what, sql, &[taker.uuid(), &shard.as_i32(), of.uuid()]).await?;
+    session.execute(what, sql, &[taker.uuid(), &shard.as_i32(), taken_back.uuid()]).await?;
     let sql = "UPDATE pgshard.back SET taken_by = NULL WHERE move_id = $1 AND shard_id = $2";
-    session.execute(what, sql, &[of.uuid(), &shard.as_i32()]).await?;
+    session.execute(what, sql, &[taken_back.uuid(), &shard.as_i32()]).await?;
     Ok(true)
 }
 
 /// Takes foreign keys and triggers off an old copy, gives its tables without a key an index by which changes find their rows, and
-/// writes from where on it takes changes. Nothing to do if that was done, or if there is no way back.
+/// writes from where on it takes changes. Nothing to do if that was done, or if there is no reverse replication.
 ///
 /// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; behind a reader it
 /// gives up after two seconds.
-pub(crate) async fn loosen(source: &Session, target: &Session, names: &Names, entry: &Entry) -> Result<(), Error> {
+pub(crate) async fn drop_constraints(
+    source: &Session,
+    target: &Session,
+    names: &Names,
+    entry: &Entry,
+) -> Result<(), Error> {
     let what = "taking foreign keys and triggers off the old copy";
-    let open = entry.way_back.as_ref().is_some_and(|back| back.is_open() && !back.fed);
+    let open = entry.reverse.as_ref().is_some_and(|back| back.is_open() && !back.fed);
     if !open {
         return Ok(());
     }
@@ -198,7 +203,7 @@ pub(crate) async fn loosen(source: &Session, target: &Session, names: &Names, en
     let mut changes = take_off(&mut facts, &left);
     changes.push_str(&row_index::give(&mut creation, (&left, &names.incoming()), &tables, version));
     source.batch(what, "BEGIN").await?;
-    let loosened = async {
+    let dropped = async {
         let sql = "UPDATE pgshard.back SET at_open = $3, fingerprint = $4
             WHERE move_id = $1 AND shard_id = $2 AND at_open IS NULL AND lost IS NULL AND taken_by IS NULL";
         if source.execute(what, sql, &[&id, &shard, &at_open(&creation), &fingerprint(&facts).as_str()]).await? == 0 {
@@ -209,9 +214,9 @@ pub(crate) async fn loosen(source: &Session, target: &Session, names: &Names, en
         source.execute(what, sql, &[&id, &shard, &entry.lease, &opened]).await?;
         Ok(())
     };
-    let loosened: Result<(), Error> = loosened.await;
-    source.batch(what, if loosened.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
-    loosened
+    let dropped: Result<(), Error> = dropped.await;
+    source.batch(what, if dropped.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+    dropped
 }
 
 /// Takes foreign keys and triggers out of the facts. Gives the statements that do it in this schema.
@@ -233,37 +238,37 @@ fn take_off(facts: &mut Facts, schema: &str) -> String {
     drops
 }
 
-/// Gives the way back of one shard up.
+/// Gives the reverse replication of one shard up.
 ///
 /// Locks: its row, for one statement.
 pub(crate) async fn lose(source: &Session, id: MoveId, shard: ShardId, why: &str) -> Result<(), Error> {
     let sql = "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = $2 AND lost IS NULL";
     tracing::warn!(%id, %shard, why, "no rollback is possible any more");
-    source.execute("giving up the way back", sql, &[id.uuid(), &shard.as_i32(), &why]).await.map(drop)
+    source.execute("giving up the reverse replication", sql, &[id.uuid(), &shard.as_i32(), &why]).await.map(drop)
 }
 
-/// Gives the ways back of these shards of a move up.
+/// Gives the reverse replications of these shards of a move up.
 ///
 /// Locks: their rows, for one statement.
 pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId], why: &str) -> Result<(), Error> {
     let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
     let sql = "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = ANY ($2) AND lost IS NULL";
-    source.execute("giving up the ways back", sql, &[id.uuid(), &shards, &why]).await.map(drop)
+    source.execute("giving up the reverse replications", sql, &[id.uuid(), &shards, &why]).await.map(drop)
 }
 
-/// Gives the ways back of all shards of a move up that went from this host to that one. Says how many that were.
+/// Gives the reverse replications of all shards of a move up that went from this host to that one. Says how many that were.
 ///
 /// Locks: their rows, for one statement.
 pub(crate) async fn lose_all(source: &Session, target: &HostName, id: MoveId, why: &str) -> Result<u64, Error> {
     let sql = "UPDATE pgshard.back b SET lost = $3 FROM pgshard.move m
         WHERE b.move_id = $1 AND m.move_id = b.move_id AND m.shard_id = b.shard_id AND m.target = $2 AND b.lost IS NULL";
-    source.execute("giving up the ways back", sql, &[id.uuid(), &target.as_str(), &why]).await
+    source.execute("giving up the reverse replications", sql, &[id.uuid(), &target.as_str(), &why]).await
 }
 
 /// What `complete` compares an old copy with: what it was made from, without what was taken off.
 pub(crate) async fn fingerprint_of(source: &Session, entry: &Entry) -> Result<Option<String>, Error> {
     let sql = "SELECT fingerprint FROM pgshard.back WHERE move_id = $1 AND shard_id = $2 AND at_open IS NOT NULL";
-    let rows = source.rows("reading the way back", sql, &[entry.id.uuid(), &entry.shard.as_i32()]).await?;
+    let rows = source.rows("reading the reverse replication", sql, &[entry.id.uuid(), &entry.shard.as_i32()]).await?;
     Ok(rows.first().and_then(|row| row.get(0)).or_else(|| entry.fingerprint.clone()))
 }
 
@@ -281,13 +286,15 @@ pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, 
 
 /// Whether a rollback may begin with this entry of the journal; else why not.
 pub(crate) fn refusal(entry: &Entry) -> Option<String> {
-    let back = match (&entry.phase, &entry.way_back) {
+    let back = match (&entry.phase, &entry.reverse) {
         (Phase::Kept, Some(back)) => back,
         (Phase::Kept, None) if entry.back == Back::Forgone => {
             return Some("it was moved with --no-way-back: its old copy is as it was at the move".to_owned());
         }
         (Phase::Kept, None) => {
-            return Some("it has no way back: it was moved blocking, or its target could not give one".to_owned());
+            return Some(
+                "it has no reverse replication: it was moved blocking, or its target could not give one".to_owned(),
+            );
         }
         _ => return Some("only a shard that is kept can be taken back".to_owned()),
     };

@@ -62,8 +62,8 @@ impl ShardMove<'_> {
                 self.at("after target schema")?;
                 Phase::Prepared
             }
-            Some(of) => {
-                self.adopt(of, &fingerprint).await?;
+            Some(taken_back) => {
+                self.adopt(taken_back, &fingerprint).await?;
                 self.at("after adopt")?;
                 self.cut_whole(schema).await?;
                 Phase::Loaded

@@ -29,7 +29,7 @@ impl ShardMove<'_> {
         self.at("after publish")
     }
 
-    /// What comes once the map knows: proofs and statistics, and the way back.
+    /// What comes once the map knows: proofs and statistics, and the reverse replication.
     ///
     /// Locks: as [`validate`](ShardMove::validate), [`analyze`](ShardMove::analyze) and what they are followed by.
     pub(crate) async fn settle(&self, built: Option<&Creation>) -> Result<(), Error> {
@@ -39,11 +39,11 @@ impl ShardMove<'_> {
                 self.validate_keys(built).await;
                 self.forget_chunks().await?;
                 self.at("after forgotten")?;
-                if let Some(of) = self.back_of {
-                    self.end_of_former(of).await?;
+                if let Some(taken_back) = self.back_of {
+                    self.end_of_former(taken_back).await?;
                     self.at("after end of former")?;
                 }
-                self.keep_way_back().await?;
+                self.keep_reverse().await?;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Unfence and discard: the way back before decide.
+//! Unfence and discard: how a move is taken back before decide.
 //!
 //! Unfence. Before: fenced by this move. After: the source serves as before. Discard. Before: the source serves. After:
 //! nothing of the move is left but its line in the journal. Dies halfway: the next abort, or `moves gc`, goes on.
@@ -79,7 +79,7 @@ async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
     source.batch(what, "COMMIT").await
 }
 
-/// The source's half of the way back, in one go, for when the target cannot be asked.
+/// The source's half of that, in one go, for when the target cannot be asked.
 ///
 /// # Errors
 /// [`Error::TooLate`] when the source has decided.

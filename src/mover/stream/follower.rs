@@ -92,8 +92,8 @@ pub(crate) struct View {
     /// Everything that was committed before is durable at the target.
     pub(crate) position: u64,
     pub(crate) lag: Lag,
-    /// The beacons that have come through.
-    pub(crate) beacons: BTreeSet<i64>,
+    /// The watermarks that have come through.
+    pub(crate) watermarks: BTreeSet<i64>,
     pub(crate) shards: BTreeMap<ShardId, ShardView>,
     /// Source transactions and changes that were applied by this process.
     pub(crate) transactions: u64,
@@ -122,10 +122,10 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// Read on to a beacon, and apply what a snapshot sees.
+/// Read on to a watermark, and apply what a snapshot sees.
 pub(crate) struct Align {
     pub(crate) snapshot: Snapshot,
-    pub(crate) beacon: i64,
+    pub(crate) watermark: i64,
     pub(crate) answer: oneshot::Sender<Result<bool, String>>,
 }
 
@@ -146,7 +146,7 @@ impl Follower {
         Follower { commands: sender, view: watched, task }
     }
 
-    /// Waits until all that was committed before this beacon, of all shards, is durable at the target.
+    /// Waits until all that was committed before this watermark, of all shards, is durable at the target.
     ///
     /// # Errors
     /// When the follower has ended. A shard that was lost on the way does not keep the others: see
@@ -154,8 +154,8 @@ impl Follower {
     ///
     /// # Cancel safety
     /// May be dropped and called again.
-    pub(crate) async fn caught_up(&self, beacon: i64, shard: ShardId) -> Result<(), Error> {
-        self.wait(shard, |view, _| view.beacons.contains(&beacon).then_some(Ok(()))).await
+    pub(crate) async fn caught_up(&self, watermark: i64, shard: ShardId) -> Result<(), Error> {
+        self.wait(shard, |view, _| view.watermarks.contains(&watermark).then_some(Ok(()))).await
     }
 
     /// Waits until the marker of this attempt, and all that was committed before it, is durable at the target, where the shard is
@@ -170,7 +170,7 @@ impl Follower {
         let expect = Command::Expect { shard, attempt, open_hash: open_hash.to_owned() };
         // If nobody listens any more, the view says why.
         let _ = self.commands.send(expect).await;
-        self.wait(shard, |_, of| match (&of.breach, of.ready == Some(attempt)) {
+        self.wait(shard, |_, seen| match (&seen.breach, seen.ready == Some(attempt)) {
             (_, false) => None,
             (None, true) => Some(Ok(())),
             (Some(breach), true) => Some(Err(Error::Stuck { shard, observed: breach.clone() })),
@@ -189,9 +189,9 @@ impl Follower {
         loop {
             let outcome = {
                 let view = view.borrow_and_update();
-                let of = view.shards.get(&shard);
-                let fault = of.and_then(|of| of.fault.clone()).or_else(|| view.ended.clone().map(Fault::Ended));
-                match (of.and_then(|of| found(&view, of)), fault) {
+                let seen = view.shards.get(&shard);
+                let fault = seen.and_then(|seen| seen.fault.clone()).or_else(|| view.ended.clone().map(Fault::Ended));
+                match (seen.and_then(|seen| found(&view, seen)), fault) {
                     (_, Some(fault)) => Some(Err(fault.into_error(shard))),
                     (outcome, None) => outcome,
                 }
@@ -219,13 +219,13 @@ impl Follower {
     /// Why a shard is not followed any more; `None` while it is.
     pub(crate) fn failed(&self, shard: ShardId) -> Option<Error> {
         let view = self.view.borrow();
-        let fault = view.shards.get(&shard).and_then(|of| of.fault.clone());
+        let fault = view.shards.get(&shard).and_then(|seen| seen.fault.clone());
         fault.or_else(|| view.ended.clone().map(Fault::Ended)).map(|fault| fault.into_error(shard))
     }
 
     /// The change that came after the shard's marker, if one did: it forbids decide for that attempt.
     pub(crate) fn breach(&self, shard: ShardId) -> Option<String> {
-        self.view.borrow().shards.get(&shard).and_then(|of| of.breach.clone())
+        self.view.borrow().shards.get(&shard).and_then(|seen| seen.breach.clone())
     }
 
     /// Whether it is connected to these servers, and no others since.
@@ -296,7 +296,7 @@ pub(crate) struct Paused {
 }
 
 impl Paused {
-    /// Makes the target exactly what this snapshot of the source sees: reads on to the beacon, which was written after the snapshot was
+    /// Makes the target exactly what this snapshot of the source sees: reads on to the watermark, which was written after the snapshot was
     /// taken, and applies the transactions that it sees. It stands still after that.
     ///
     /// False: they are no beginning of what was committed since (or were too many to hold). Drop the pause, and the
@@ -304,10 +304,10 @@ impl Paused {
     ///
     /// # Errors
     /// When the follower has lost its connections, or was paused for too long.
-    pub(crate) async fn align(&self, snapshot: Snapshot, beacon: i64) -> Result<bool, Error> {
+    pub(crate) async fn align(&self, snapshot: Snapshot, watermark: i64) -> Result<bool, Error> {
         let (answer, outcome) = oneshot::channel();
         let over = || gone(&self.view.borrow());
-        self.steps.send(Align { snapshot, beacon, answer }).await.map_err(|_| over())?;
+        self.steps.send(Align { snapshot, watermark, answer }).await.map_err(|_| over())?;
         match outcome.await {
             Ok(Ok(aligned)) => Ok(aligned),
             Ok(Err(_)) | Err(_) => Err(over()),
@@ -315,15 +315,15 @@ impl Paused {
     }
 }
 
-/// Beacons are deleted by those that come this much later, in microseconds: a minute. Whoever waits for one reads it from the
+/// Watermarks are deleted by those that come this much later, in microseconds: a minute. Whoever waits for one reads it from the
 /// stream, where it stays.
 const BEACON_KEPT_US: i64 = 60_000_000;
 
-/// Writes a beacon at the source, durably. Gives its number.
+/// Writes a watermark at the source, durably. Gives its number.
 ///
 /// Locks: a row of its own, and rows of earlier ones that nobody else is deleting.
-pub(crate) async fn write_beacon(source: &Session, id: MoveId) -> Result<i64, Error> {
-    let what = "writing a beacon";
+pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64, Error> {
+    let what = "writing a watermark";
     // Beacons of two sessions within a microsecond are the one that needs another try.
     loop {
         source.batch(what, "BEGIN").await?;

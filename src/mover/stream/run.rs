@@ -41,8 +41,8 @@ const ALIGN_BYTES: usize = 64 << 20;
 /// So many of the transactions applied last are remembered.
 const RECENT: usize = 1 << 16;
 
-/// So many beacons are.
-const BEACONS: usize = 4096;
+/// So many watermarks are.
+const WATERMARKS: usize = 4096;
 
 /// A source transaction that has begun and not ended.
 #[derive(Clone, Copy)]
@@ -63,14 +63,14 @@ struct Batch {
     committed_at: i64,
     touched: BTreeSet<ShardId>,
     markers: Vec<(ShardId, i32)>,
-    beacons: Vec<i64>,
+    watermarks: Vec<i64>,
 }
 
 /// Which of our own tables a relation is.
 #[derive(Clone)]
 enum Control {
     Marker(Relation),
-    Beacon(Relation),
+    Watermark(Relation),
 }
 
 pub(crate) struct Run<'a> {
@@ -128,9 +128,9 @@ impl<'a> Run<'a> {
             return Ok(End::Again);
         }
         if let Err(Failure::Shard(shard, _)) = &ended
-            && let Some(of) = self.shards.get(shard)
+            && let Some(followed) = self.shards.get(shard)
         {
-            self.worker.held.insert(*shard, of.applied);
+            self.worker.held.insert(*shard, followed.applied);
         }
         ended
     }
@@ -213,7 +213,7 @@ impl<'a> Run<'a> {
         }
         match (relation.schema.as_str(), relation.name.as_str()) {
             ("pgshard", "marker") => self.control.insert(relation.oid, Control::Marker(relation)),
-            ("pgshard", "beacon") => self.control.insert(relation.oid, Control::Beacon(relation)),
+            ("pgshard", "beacon") => self.control.insert(relation.oid, Control::Watermark(relation)),
             // A table of a shard that is not followed any more.
             _ => None,
         };
@@ -237,11 +237,11 @@ impl<'a> Run<'a> {
             committed_at: 0,
             touched: BTreeSet::new(),
             markers: Vec::new(),
-            beacons: Vec::new(),
+            watermarks: Vec::new(),
         })
     }
 
-    /// A marker or a beacon.
+    /// A marker or a watermark.
     fn own(&mut self, control: &Control, new: &Row) -> Result<(), Failure> {
         let transaction = self.transaction()?;
         let value = |relation: &Relation, name: &str| {
@@ -253,22 +253,22 @@ impl<'a> Run<'a> {
                 == Some(self.worker.options.id.uuid())
         };
         match control {
-            Control::Beacon(relation) if ours(relation) => {
+            Control::Watermark(relation) if ours(relation) => {
                 if let Some(number) = value(relation, "number").and_then(|number| number.parse().ok()) {
-                    self.batch().beacons.push(number);
+                    self.batch().watermarks.push(number);
                 }
             }
             Control::Marker(relation) if ours(relation) => {
                 let shard = value(relation, "shard_id").and_then(|shard| ShardId::new(shard.parse().ok()?));
                 let attempt = value(relation, "attempt").and_then(|attempt| attempt.parse::<i32>().ok());
                 if let (Some(shard), Some(attempt)) = (shard, attempt)
-                    && self.shards.get(&shard).is_some_and(|of| transaction.commit_lsn >= of.applied)
+                    && self.shards.get(&shard).is_some_and(|followed| transaction.commit_lsn >= followed.applied)
                 {
                     self.batch().touched.insert(shard);
                     self.batch().markers.push((shard, attempt));
                 }
             }
-            Control::Beacon(_) | Control::Marker(_) => {}
+            Control::Watermark(_) | Control::Marker(_) => {}
         }
         Ok(())
     }
@@ -278,16 +278,17 @@ impl<'a> Run<'a> {
         let Some(table) = self.tables.get_mut(&relation) else { return Ok(()) };
         let shard = table.shard;
         // A run that begins anew reads again what some shards have already.
-        let Some(of) = self.shards.get_mut(&shard).filter(|of| transaction.commit_lsn >= of.applied) else {
+        let Some(followed) = self.shards.get_mut(&shard).filter(|followed| transaction.commit_lsn >= followed.applied)
+        else {
             return Ok(());
         };
         let (applier, xid) = (&mut self.applier, transaction.xid);
         // A change behind the marker is right if the fence was swapped back meanwhile, and then the attempt is over. If it was
         // not, nobody could have made it. It is told before it is applied: that may have to wait for the open that it forbids.
-        if let (Some(attempt), None) = (of.marked, &of.breach) {
+        if let (Some(attempt), None) = (followed.marked, &followed.breach) {
             let breach = format!("a change came after the marker of attempt {attempt}, by transaction {xid}");
             self.worker.view.send_modify(|view| view.shards.entry(shard).or_default().breach = Some(breach.clone()));
-            of.breach = Some(breach);
+            followed.breach = Some(breach);
         }
         let mut applied = false;
         for change in harmed(self.worker.options.failpoints.failpoint.as_ref(), change) {
@@ -322,7 +323,7 @@ impl<'a> Run<'a> {
             || batch.bytes >= BATCH_BYTES
             || batch.began.elapsed() >= BATCH_TIME
             || !batch.markers.is_empty()
-            || !batch.beacons.is_empty();
+            || !batch.watermarks.is_empty();
         if full { self.commit().await } else { Ok(()) }
     }
 
@@ -331,8 +332,8 @@ impl<'a> Run<'a> {
         let Some(batch) = self.batch.take() else { return Ok(()) };
         let mut ready = Vec::new();
         for (shard, attempt) in &batch.markers {
-            let Some(of) = self.shards.get_mut(shard) else { continue };
-            (of.marked, of.breach) = (Some(*attempt), None);
+            let Some(followed) = self.shards.get_mut(shard) else { continue };
+            (followed.marked, followed.breach) = (Some(*attempt), None);
             if let Some((_, hash)) = self.worker.expected.get(shard).filter(|(expected, _)| expected == attempt) {
                 ready.push((*shard, *attempt, hash.clone()));
             }
@@ -349,8 +350,8 @@ impl<'a> Run<'a> {
         self.applier.commit().await?;
         self.worker.options.failpoints.at(at("after applied", "after ready"))?;
         for shard in &batch.touched {
-            if let Some(of) = self.shards.get_mut(shard) {
-                of.applied = batch.end;
+            if let Some(followed) = self.shards.get_mut(shard) {
+                followed.applied = batch.end;
             }
         }
         self.position = self.position.max(batch.end);
@@ -363,12 +364,12 @@ impl<'a> Run<'a> {
                 view.shards.entry(*shard).or_default().ready = Some(*attempt);
             }
             for shard in &batch.touched {
-                let breach = self.shards.get(shard).and_then(|of| of.breach.clone());
+                let breach = self.shards.get(shard).and_then(|followed| followed.breach.clone());
                 view.shards.entry(*shard).or_default().breach = breach;
             }
-            view.beacons.extend(&batch.beacons);
-            while view.beacons.len() > BEACONS {
-                view.beacons.pop_first();
+            view.watermarks.extend(&batch.watermarks);
+            while view.watermarks.len() > WATERMARKS {
+                view.watermarks.pop_first();
             }
             view.transactions += u64::from(batch.transactions);
             view.changes += batch.changes;
@@ -379,8 +380,8 @@ impl<'a> Run<'a> {
 
     /// Locks: the shard's row of pgshard.incoming, until the end of the target's transaction.
     async fn make_ready(&mut self, shard: ShardId, attempt: i32, hash: &str) -> Result<(), Failure> {
-        let Some(of) = self.shards.get(&shard) else { return Ok(()) };
-        let hold = of.hold;
+        let Some(followed) = self.shards.get(&shard) else { return Ok(()) };
+        let hold = followed.hold;
         let sql = "UPDATE pgshard.incoming SET ready_attempt = $4, open_hash = $5
             WHERE shard_id = $1 AND move_id = $2 AND lease = $3";
         self.applier
@@ -401,15 +402,15 @@ impl<'a> Run<'a> {
 
     /// Locks: rows of pgshard.progress that are ours, until the end of the target's transaction.
     async fn record(&mut self, shards: &BTreeSet<ShardId>, position: u64) -> Result<(), Failure> {
-        let of: Vec<&Followed> = shards.iter().filter_map(|shard| self.shards.get(shard)).collect();
-        let rows = of.len() as u64;
+        let followed: Vec<&Followed> = shards.iter().filter_map(|shard| self.shards.get(shard)).collect();
+        let rows = followed.len() as u64;
         let sql = "UPDATE pgshard.progress AS p SET applied_lsn = $2, breach = t.breach, updated_at = clock_timestamp()
             FROM unnest($3::int4[], $4::uuid[], $5::pg_lsn[], $6::text[]) AS t(shard_id, lease, before, breach)
             WHERE p.move_id = $1 AND p.shard_id = t.shard_id AND p.lease = t.lease AND p.applied_lsn = t.before";
-        let numbers: Vec<i32> = of.iter().map(|of| of.hold.shard.as_i32()).collect();
-        let leases: Vec<Uuid> = of.iter().map(|of| of.hold.lease).collect();
-        let before: Vec<PgLsn> = of.iter().map(|of| PgLsn::from(of.applied)).collect();
-        let breaches: Vec<Option<String>> = of.iter().map(|of| of.breach.clone()).collect();
+        let numbers: Vec<i32> = followed.iter().map(|one| one.hold.shard.as_i32()).collect();
+        let leases: Vec<Uuid> = followed.iter().map(|one| one.hold.lease).collect();
+        let before: Vec<PgLsn> = followed.iter().map(|one| PgLsn::from(one.applied)).collect();
+        let breaches: Vec<Option<String>> = followed.iter().map(|one| one.breach.clone()).collect();
         let id = *self.worker.options.id.uuid();
         self.applier
             .own(
@@ -439,9 +440,9 @@ impl<'a> Run<'a> {
             SELECT FROM pgshard.incoming i WHERE i.shard_id = p.shard_id AND i.move_id = p.move_id AND i.lease <> p.lease)";
         let rows = session.rows("looking for whose lease is gone", sql, &[self.worker.options.id.uuid()]).await?;
         let held: HashSet<(i32, Uuid)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let lost = touched
-            .iter()
-            .find(|shard| self.shards.get(shard).is_none_or(|of| !held.contains(&(shard.as_i32(), of.hold.lease))));
+        let lost = touched.iter().find(|shard| {
+            self.shards.get(shard).is_none_or(|followed| !held.contains(&(shard.as_i32(), followed.hold.lease)))
+        });
         match lost {
             Some(shard) => Err(Failure::Shard(*shard, Fault::LeaseLost)),
             None => {
@@ -454,8 +455,12 @@ impl<'a> Run<'a> {
     /// Raises the progress of all shards to where all are.
     async fn raise(&mut self) -> Result<(), Failure> {
         self.raised = Instant::now();
-        let behind: BTreeSet<ShardId> =
-            self.shards.iter().filter(|(_, of)| of.applied < self.position).map(|(shard, _)| *shard).collect();
+        let behind: BTreeSet<ShardId> = self
+            .shards
+            .iter()
+            .filter(|(_, followed)| followed.applied < self.position)
+            .map(|(shard, _)| *shard)
+            .collect();
         if behind.is_empty() {
             return Ok(());
         }
@@ -463,8 +468,8 @@ impl<'a> Run<'a> {
         self.settle(&behind).await?;
         self.applier.commit().await?;
         for shard in &behind {
-            if let Some(of) = self.shards.get_mut(shard) {
-                of.applied = self.position;
+            if let Some(followed) = self.shards.get_mut(shard) {
+                followed.applied = self.position;
             }
         }
         self.report(None);
@@ -474,7 +479,7 @@ impl<'a> Run<'a> {
     /// Tells the source and whoever waits how far all is durable. The source hears of nothing that a shard's row does not
     /// say: a shard whose row is behind the slot has lost changes, and whoever resumes it must be able to see that.
     fn report(&self, committed_at: Option<i64>) {
-        let rows = self.shards.values().map(|of| of.applied);
+        let rows = self.shards.values().map(|followed| followed.applied);
         let told = rows.chain(self.worker.held.values().copied()).min().unwrap_or(self.position);
         self.transport.durable(self.position.min(told));
         let server = self.transport.server();
@@ -495,7 +500,7 @@ impl<'a> Run<'a> {
         match command {
             Command::Stop => return Ok(Some(End::Stopped)),
             Command::Expect { shard, attempt, open_hash } => {
-                let marked = self.shards.get(&shard).and_then(|of| of.marked);
+                let marked = self.shards.get(&shard).and_then(|followed| followed.marked);
                 self.worker.expected.insert(shard, (attempt, open_hash.clone()));
                 if marked == Some(attempt) {
                     // The marker was here first.
@@ -504,8 +509,8 @@ impl<'a> Run<'a> {
                     self.record(&one, self.position).await?;
                     self.settle(&one).await?;
                     self.applier.commit().await?;
-                    if let Some(of) = self.shards.get_mut(&shard) {
-                        of.applied = self.position;
+                    if let Some(followed) = self.shards.get_mut(&shard) {
+                        followed.applied = self.position;
                     }
                     self.worker.view.send_modify(|view| {
                         view.shards.entry(shard).or_default().ready = Some(attempt);
@@ -536,8 +541,8 @@ impl<'a> Run<'a> {
 
     /// Stands still until the pause is dropped.
     async fn stand(&mut self, steps: &mut mpsc::Receiver<Align>) -> Result<(), Failure> {
-        while let Some(Align { snapshot, beacon, answer }) = steps.recv().await {
-            match self.align(&snapshot, beacon).await {
+        while let Some(Align { snapshot, watermark, answer }) = steps.recv().await {
+            match self.align(&snapshot, watermark).await {
                 Ok(aligned) => drop(answer.send(Ok(aligned))),
                 Err(failure) => {
                     drop(answer.send(Err("the stream broke during the pause".to_owned())));
@@ -548,8 +553,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Reads on to the beacon and applies what the snapshot sees, if that is the beginning of it.
-    async fn align(&mut self, snapshot: &Snapshot, beacon: i64) -> Result<bool, Failure> {
+    /// Reads on to the watermark and applies what the snapshot sees, if that is the beginning of it.
+    async fn align(&mut self, snapshot: &Snapshot, watermark: i64) -> Result<bool, Failure> {
         if !self.worker.recent.iter().all(|xid| snapshot.sees(*xid)) {
             return Ok(false);
         }
@@ -568,7 +573,7 @@ impl<'a> Run<'a> {
                 match message {
                     Message::Begin { xid, .. } => seen.push(snapshot.sees(widen(*xid, self.near))),
                     Message::Relation(relation) if relation.schema == "pgshard" => self.relation(relation.clone())?,
-                    Message::Insert { relation, new } => found |= self.is_beacon(*relation, new, beacon),
+                    Message::Insert { relation, new } => found |= self.is_watermark(*relation, new, watermark),
                     Message::Commit { .. } => {
                         ended.push(read.len() + 1);
                         last = found;
@@ -598,13 +603,13 @@ impl<'a> Run<'a> {
         Ok(aligned)
     }
 
-    fn is_beacon(&self, relation: u32, new: &Row, beacon: i64) -> bool {
-        let Some(Control::Beacon(relation)) = self.control.get(&relation) else { return false };
+    fn is_watermark(&self, relation: u32, new: &Row, watermark: i64) -> bool {
+        let Some(Control::Watermark(relation)) = self.control.get(&relation) else { return false };
         let value = |name: &str| {
             let at = relation.columns.iter().position(|column| column == name)?;
             std::str::from_utf8(new.get(at)?.text()?).ok()
         };
-        value("number") == Some(beacon.to_string().as_str())
+        value("number") == Some(watermark.to_string().as_str())
             && value("move_id").and_then(|id| id.parse::<Uuid>().ok()).as_ref() == Some(self.worker.options.id.uuid())
     }
 }

@@ -23,17 +23,17 @@ pub(crate) fn stream_name(id: MoveId) -> String {
     format!("pgshard_{}", id.uuid().simple())
 }
 
-/// The name of those of its way back, on its target: of a move with several sources, each has its own.
+/// The name of those of its reverse replication, on its target: of a move with several sources, each has its own.
 pub(crate) fn back_name(id: MoveId, source: &HostName) -> String {
     let of_source: String =
         Sha256::digest(source.as_str().as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     format!("{}{BACK}{of_source}", stream_name(id))
 }
 
-/// What is in the names of ways back, and in no other.
+/// What is in the names of reverse replications, and in no other.
 const BACK: &str = "_back_";
 
-/// Whether a publication or slot of this name is of a way back.
+/// Whether a publication or slot of this name is of a reverse replication.
 pub(crate) fn is_back(name: &str) -> bool {
     name.contains(BACK)
 }
@@ -62,7 +62,7 @@ pub(crate) struct SlotState {
 /// Tables are published so many at a time, so that one transaction does not need a lock on each of thousands.
 const TABLES_AT_ONCE: usize = 64;
 
-/// Publishes these tables, and marker and beacon, under the move's name. Those that are published already are left alone.
+/// Publishes these tables, and marker and watermark, under the move's name. Those that are published already are left alone.
 ///
 /// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; readers and writers do not notice, and behind a
 /// DDL it gives up after two seconds.

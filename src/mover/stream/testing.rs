@@ -23,7 +23,7 @@ use crate::mover::protocol::throttle::Throttle;
 use crate::pg::{ConnectOptions, ReplicationError, quote_ident};
 use crate::shard::ShardId;
 
-use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_beacon};
+use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_watermark};
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
 
@@ -138,11 +138,11 @@ impl Stream {
         self.follower.as_ref().expect("the test follows")
     }
 
-    /// Writes a beacon and waits for it.
+    /// Writes a watermark and waits for it.
     pub async fn caught_up(&self) -> Result<(), Error> {
         let source = self.hosts.open(&self.route.source).await?;
-        let beacon = write_beacon(&source, self.id).await?;
-        self.follower().caught_up(beacon, self.shards[0].hold.shard).await
+        let watermark = write_watermark(&source, self.id).await?;
+        self.follower().caught_up(watermark, self.shards[0].hold.shard).await
     }
 
     /// Waits for a marker.
@@ -185,8 +185,8 @@ impl Stream {
         }
         let snapshot: String = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?.get(0);
         let snapshot = Snapshot::parse(&snapshot).expect("PostgreSQL writes snapshots");
-        let beacon = write_beacon(&writer, self.id).await?;
-        if !paused.align(snapshot, beacon).await? {
+        let watermark = write_watermark(&writer, self.id).await?;
+        if !paused.align(snapshot, watermark).await? {
             return Ok(None);
         }
         target.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SELECT 1").await?;

@@ -260,7 +260,7 @@ impl Worker {
         let mut shards = BTreeMap::new();
         for shard in &self.options.shards {
             let hold = shard.hold;
-            if self.view.borrow().shards.get(&hold.shard).is_none_or(|of| of.fault.is_some()) {
+            if self.view.borrow().shards.get(&hold.shard).is_none_or(|followed| followed.fault.is_some()) {
                 continue;
             }
             let row = rows.get(&hold.shard.as_i32());
@@ -273,8 +273,8 @@ impl Worker {
             };
             let (breach, marked): (Option<String>, Option<i32>) = (row.get(3), row.get(4));
             self.view.send_modify(|view| {
-                if let Some(of) = view.shards.get_mut(&hold.shard) {
-                    (of.ready, of.breach) = (marked, breach.clone());
+                if let Some(followed) = view.shards.get_mut(&hold.shard) {
+                    (followed.ready, followed.breach) = (marked, breach.clone());
                 }
             });
             shards.insert(hold.shard, Followed { hold, applied, marked, breach });

@@ -241,8 +241,8 @@ fn whole_objects(parts: Vec<Part>, edges: Vec<Edge>) -> (Vec<(Address, Address)>
     let mut whole = BTreeSet::new();
     let mut reads = BTreeSet::new();
     for edge in edges {
-        let of = Address { class: edge.of_class, oid: edge.of };
-        let (Some(from), Some(to)) = (home(&edge.address), home(&of)) else { continue };
+        let referenced = Address { class: edge.of_class, oid: edge.of };
+        let (Some(from), Some(to)) = (home(&edge.address), home(&referenced)) else { continue };
         if from == to {
             continue;
         }

@@ -24,7 +24,7 @@ pub struct Definitions(Vec<Property>);
 /// A property of an object, and the shards in which it is so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Property {
-    of: Of,
+    subject: Subject,
     /// The same where the value is the same, but for the shard's number.
     digest: String,
     /// The value in the first of the shards, where it was asked for: where shards have different digests.
@@ -33,7 +33,7 @@ struct Property {
 }
 
 /// `table photos`, and what of it: `column title`; empty for the object itself.
-type Of = (String, String);
+type Subject = (String, String);
 
 /// What the shards of all hosts are made of.
 pub type DefinitionSurvey = BTreeMap<HostName, Result<Definitions, String>>;
@@ -96,24 +96,24 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
 }
 
 /// A property with its values, as far as they were asked for, and the shards that have each.
-type Values<'a> = (Of, Vec<(Option<&'a str>, Vec<ShardId>)>);
+type Values<'a> = (Subject, Vec<(Option<&'a str>, Vec<ShardId>)>);
 
 /// The properties by what they are of, those of objects that bear their shard's number together.
-fn by_object<'a>(all: &[&'a Property]) -> BTreeMap<Of, Vec<&'a Property>> {
-    let mut counts: HashMap<&Of, usize> = HashMap::new();
+fn by_object<'a>(all: &[&'a Property]) -> BTreeMap<Subject, Vec<&'a Property>> {
+    let mut counts: HashMap<&Subject, usize> = HashMap::new();
     for property in all {
-        *counts.entry(&property.of).or_default() += property.shards.len();
+        *counts.entry(&property.subject).or_default() += property.shards.len();
     }
-    let mut of: BTreeMap<Of, Vec<&'a Property>> = BTreeMap::new();
+    let mut by_subject: BTreeMap<Subject, Vec<&'a Property>> = BTreeMap::new();
     for property in all {
         // An object that only one shard has may have the shard's number in its name, where the others have theirs.
-        let key = match (counts[&property.of], property.shards.first()) {
-            (1, Some(shard)) => (number::out_of(&property.of.0, *shard), property.of.1.clone()),
-            _ => property.of.clone(),
+        let key = match (counts[&property.subject], property.shards.first()) {
+            (1, Some(shard)) => (number::out_of(&property.subject.0, *shard), property.subject.1.clone()),
+            _ => property.subject.clone(),
         };
-        of.entry(key).or_default().push(property);
+        by_subject.entry(key).or_default().push(property);
     }
-    of
+    by_subject
 }
 
 /// For every property the values that there are, those that differ in nothing but the shard's number as one.
@@ -150,8 +150,8 @@ fn alike(a: &Property, b: &Property) -> bool {
 }
 
 /// `table photos: column caption: missing`, or what it is and what it should be.
-fn difference(of: &Of, here: Option<&str>, there: Option<&str>) -> String {
-    let name = if of.1.is_empty() { of.0.clone() } else { format!("{}: {}", of.0, of.1) };
+fn difference(subject: &Subject, here: Option<&str>, there: Option<&str>) -> String {
+    let name = if subject.1.is_empty() { subject.0.clone() } else { format!("{}: {}", subject.0, subject.1) };
     let short = |text: &str| {
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         (!text.is_empty() && text.chars().count() <= 80).then_some(text)
@@ -173,7 +173,7 @@ mod tests {
 
     fn found(properties: &[(&str, &str, &str, &[u16])]) -> Vec<String> {
         let property = |(object, property, value, shards): &(&str, &str, &str, &[u16])| Property {
-            of: ((*object).to_owned(), (*property).to_owned()),
+            subject: ((*object).to_owned(), (*property).to_owned()),
             digest: (*value).to_owned(),
             text: Some((*value).to_owned()),
             shards: shards.iter().map(|number| shard(*number)).collect(),

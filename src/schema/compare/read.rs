@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 
 use super::super::facts::{FactsError, chain};
 use super::super::session;
-use super::{DefinitionSurvey, Definitions, Of, Property, by_object};
+use super::{DefinitionSurvey, Definitions, Property, Subject, by_object};
 use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
@@ -26,7 +26,7 @@ struct Reading {
 }
 
 /// A property of a shard.
-type Wanted = (ShardId, Of);
+type Wanted = (ShardId, Subject);
 
 /// Reads what the shards that the hosts serve are made of. A host that cannot be read has the reason.
 ///
@@ -56,7 +56,7 @@ fn different<'a>(hosts: impl Iterator<Item = &'a Definitions>) -> BTreeSet<Wante
     for same in by_object(&all).into_values() {
         let digests: BTreeMap<&str, &Property> = same.into_iter().map(|one| (one.digest.as_str(), one)).collect();
         if digests.len() > 1 {
-            let first = |one: &&Property| Some((*one.shards.first()?, one.of.clone()));
+            let first = |one: &&Property| Some((*one.shards.first()?, one.subject.clone()));
             wanted.extend(digests.values().filter_map(first));
         }
     }
@@ -73,13 +73,18 @@ impl Reading {
         let mut definitions = Definitions::default();
         // One in which there is nothing is made otherwise than the others, too.
         let all = locks.iter().filter_map(|(number, _)| shard(*number)).collect();
-        let of = ("schema".to_owned(), String::new());
-        definitions.0.push(Property { of, digest: String::new(), text: None, shards: all });
+        let subject = ("schema".to_owned(), String::new());
+        definitions.0.push(Property { subject, digest: String::new(), text: None, shards: all });
         for shards in portions(locks.iter().copied(), locks_max) {
             for row in client.query_typed(DIGESTS, &[(&shards, Type::INT4_ARRAY)]).await.map_err(failed)? {
                 let shards: Vec<i32> = row.get(3);
                 let shards = shards.iter().filter_map(|number| shard(*number)).collect();
-                definitions.0.push(Property { of: (row.get(0), row.get(1)), digest: row.get(2), text: None, shards });
+                definitions.0.push(Property {
+                    subject: (row.get(0), row.get(1)),
+                    digest: row.get(2),
+                    text: None,
+                    shards,
+                });
             }
         }
         Ok(Reading { client, locks, locks_max, definitions })
@@ -90,7 +95,7 @@ impl Reading {
         let mut places: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
         for (at, property) in self.definitions.0.iter().enumerate() {
             if let Some(shard) = property.shards.first()
-                && wanted.contains(&(*shard, property.of.clone()))
+                && wanted.contains(&(*shard, property.subject.clone()))
             {
                 places.entry(shard.as_i32()).or_default().push(at);
             }
@@ -100,16 +105,18 @@ impl Reading {
             for shards in portion.chunks(SHARDS_OF_TEXTS) {
                 let here: Vec<usize> = shards.iter().flat_map(|shard| &places[shard]).copied().collect();
                 let properties = &mut self.definitions.0;
-                let (objects, names): (Vec<&str>, Vec<&str>) =
-                    here.iter().map(|at| (properties[*at].of.0.as_str(), properties[*at].of.1.as_str())).unzip();
+                let (objects, names): (Vec<&str>, Vec<&str>) = here
+                    .iter()
+                    .map(|at| (properties[*at].subject.0.as_str(), properties[*at].subject.1.as_str()))
+                    .unzip();
                 let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
                     [(&shards, Type::INT4_ARRAY), (&objects, Type::TEXT_ARRAY), (&names, Type::TEXT_ARRAY)];
                 let rows = self.client.query_typed(TEXTS, &parameters).await.map_err(failed)?;
-                let texts: BTreeMap<(i32, Of), String> =
+                let texts: BTreeMap<(i32, Subject), String> =
                     rows.iter().map(|row| ((row.get(0), (row.get(1), row.get(2))), row.get(3))).collect();
                 for at in here {
                     let property = &mut properties[at];
-                    let first = property.shards.first().map(|shard| (shard.as_i32(), property.of.clone()));
+                    let first = property.shards.first().map(|shard| (shard.as_i32(), property.subject.clone()));
                     property.text = first.and_then(|first| texts.get(&first).cloned());
                 }
             }

@@ -134,7 +134,7 @@ on_each_version! {
         }
     }
 
-    /// What a mover may not fence, for there would be no way back or a way past.
+    /// What a mover may not fence, for there would be nothing to undo it with, or a way past.
     async fn what_cannot_be_fenced(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;

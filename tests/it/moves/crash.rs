@@ -3,7 +3,7 @@
 
 use pgshard::mover::FAILPOINTS;
 
-use crate::support::faults::BACK as ON_THE_WAY_BACK;
+use crate::support::faults::BACK as ON_THE_REVERSE;
 use crate::support::{World, Writers, other};
 
 /// Whether only an online move passes there.
@@ -16,7 +16,7 @@ fn is_online(name: &str) -> bool {
 /// From here on the shard is the target's.
 fn decided(name: &str) -> bool {
     let at = |name: &str| FAILPOINTS.iter().position(|known| *known == name).unwrap();
-    !ON_THE_WAY_BACK.contains(&name) && at(name) >= at("after decide")
+    !ON_THE_REVERSE.contains(&name) && at(name) >= at("after decide")
 }
 
 /// What is done about a move that stands still.
@@ -32,7 +32,7 @@ async fn interrupt(world: &World, shard: u16, name: &str, action: &str) -> Optio
     let shard = shard.to_string();
     let args = ["move", shard.as_str(), "--to", to.as_str(), "--mode", "blocking", "--yes"];
     let code = if action == "kill" { -9 } else { 7 };
-    if !ON_THE_WAY_BACK.contains(&name) {
+    if !ON_THE_REVERSE.contains(&name) {
         let ran = world.run_until(&args, &format!("{name}={action}")).await;
         ran.ended(code);
         return (name != "before claim").then(|| ran.id());

@@ -83,7 +83,7 @@ on_each_version! {
         assert_eq!(world.state(2, 0).await, "serving");
     }
 
-    /// The host of an old copy fails over while the copy is fed: there is no way back any more, and whoever asks is told.
+    /// The host of an old copy fails over while the copy is fed: there is no reverse replication any more, and whoever asks is told.
     async fn of_the_host_of_an_old_copy(version) {
         let world = World::with_standby(version, 2, 0).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];

@@ -35,8 +35,8 @@ on_each_version!(
         }
     }
 
-    /// A move deletes its beacons as it goes, and gc those of moves that have ended, however they did.
-    async fn beacons_do_not_pile_up(version) {
+    /// A move deletes its watermarks as it goes, and gc those of moves that have ended, however they did.
+    async fn watermarks_do_not_pile_up(version) {
         let world = World::new(&[version, version], 2).await;
         let db1 = world.servers.app(0).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];

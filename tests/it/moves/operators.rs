@@ -60,7 +60,7 @@ on_each_version! {
         let before = leases(&world).await;
         let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].clone();
         assert!(listed["at_work"][0].as_str().unwrap().contains(&pid), "{listed}");
-        assert_eq!((listed["wanted"].as_str(), listed["next"].as_str()), (Some("hold"), Some("continue, stop or abort")));
+        assert_eq!((listed["desired"].as_str(), listed["next"].as_str()), (Some("hold"), Some("continue, stop or abort")));
         for (args, code) in [
             (vec!["moves", "resume", &id], 4),
             (vec!["moves", "complete", &id, "--yes"], 4),
@@ -114,7 +114,7 @@ on_each_version! {
         let first = Ran::of(child).await;
         assert!(first.ended(130).stderr.contains("asked"), "{}", first.stderr);
         let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].clone();
-        assert_eq!((listed["at_work"].as_array().map(Vec::len), listed["wanted"].as_str()), (Some(0), Some("hold")), "{listed}");
+        assert_eq!((listed["at_work"].as_array().map(Vec::len), listed["desired"].as_str()), (Some(0), Some("hold")), "{listed}");
         // Nobody is left to be asked.
         let told = world.run(&["moves", "stop", &id]).await.ended(0).last();
         assert_eq!(told["asked_of"].as_array().map(Vec::len), Some(0), "{told}");

@@ -8,7 +8,7 @@ use tokio_postgres::Client;
 
 use crate::support::{World, Writers, lines, other};
 
-/// More than users and photos: what must not act on an old copy, and is there again after the way back.
+/// More than users and photos: what must not act on an old copy, and is there again after the rollback.
 const RULES: &str = "
     CREATE TABLE {shard}.notes (at timestamptz NOT NULL DEFAULT now(), line text);
     ALTER TABLE {shard}.notes REPLICA IDENTITY FULL;
@@ -81,7 +81,7 @@ fn changes(shard: u16, round: u32) -> String {
 }
 
 on_each_version! {
-    /// Under every kind of writer, without a feed, then forward by the way back's own way back.
+    /// Under every kind of writer, without a feed, then forward by the reverse replication's own reverse replication.
     async fn shards_are_taken_back_under_writers(version) {
         let world = world(version, 4).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -119,7 +119,7 @@ on_each_version! {
         let world = world(version, 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         db1.batch_execute(&changes(0, 0)).await.unwrap();
-        // The slot of the way back is made, and the move fails.
+        // The slot of the reverse replication is made, and the move fails.
         let plan = world.mover().plan(&world.online("0", "db2")).await.unwrap();
         let report = failing(&world, "after verify").run(&plan).await;
         assert!(matches!(report.failed[..], [(_, Error::Failpoint { .. })]), "{report:?}");
@@ -169,8 +169,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A way back that is broken is given up, and nothing else is.
-    async fn a_broken_way_back_harms_nobody(version) {
+    /// A reverse replication that is broken is given up, and nothing else is.
+    async fn a_broken_reverse_harms_nobody(version) {
         let world = world(version, 8).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let mut ids = Vec::new();
@@ -200,7 +200,7 @@ on_each_version! {
         assert!(lost(2).await.unwrap().contains("users"), "{:?}", lost(2).await);
         for id in &ids {
             let report = world.mover().rollback(*id).await.unwrap();
-            assert!(matches!(report.failed[..], [(_, Error::NoWayBack { .. })]), "{report:?}");
+            assert!(matches!(report.failed[..], [(_, Error::NoRollback { .. })]), "{report:?}");
             world.run(&["moves", "rollback", &id.to_string(), "--yes"]).await.ended(4);
         }
         for shard in 0..3 {
@@ -216,9 +216,9 @@ on_each_version! {
         assert_eq!(db1.query("SELECT FROM pgshard.back", &[]).await.unwrap().len(), 0);
     }
 
-    /// Killed where the way back is made, taken and left; then resumed, or aborted and begun anew.
-    async fn killed_on_the_way_back(version) {
-        let making = ["after back slot", "after loosen"];
+    /// Killed where the reverse replication is made, taken and left; then resumed, or aborted and begun anew.
+    async fn killed_on_the_reverse(version) {
+        let making = ["after back slot", "after constraint drop"];
         let going = ["after adopt", "after swap", "after decide", "after end of former"];
         let world = world(version, 2 * (making.len() + going.len()) as u16).await;
         let writers = Writers::start(&world, 2).await;

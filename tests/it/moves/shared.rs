@@ -198,7 +198,7 @@ on_each_version! {
             id = if shard == 0 { altered } else { id };
         }
 
-        // The same at the new host, with the way back open.
+        // The same at the new host, with the reverse replication open.
         let db2 = world.servers.app(1).await;
         db2.batch_execute("ALTER TABLE shard_0000.notes DROP CONSTRAINT notes_pkey").await.unwrap();
         world.run(&["moves", "gc"]).await.ended(0);

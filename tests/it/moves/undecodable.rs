@@ -44,7 +44,7 @@ async fn write_what_nobody_can_decode(world: &World, host: usize) {
 }
 
 on_each_version! {
-    /// A move says so and ends; a resume copies again. Afterwards the same befalls what is fed: there is no way back any more.
+    /// A move says so and ends; a resume copies again. Afterwards the same befalls what is fed: there is no reverse replication any more.
     async fn a_slot_that_is_given_up(version) {
         let world = World::new(&[version, version], 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);

@@ -65,7 +65,7 @@ on_each_version! {
         let id = id(&db1).await;
         let watch = spawn(&world, &["moves", "watch", &id]);
         let told = world.run(&["moves", "pause", &id]).await.ended(0).last();
-        assert_eq!((&told["wanted"], &told["shards"]), (&"pause".into(), &"0-7".into()));
+        assert_eq!((&told["desired"], &told["shards"]), (&"pause".into(), &"0-7".into()));
         // What is under way is finished; then nothing more is begun.
         let still = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE 'COPY%' AND state = 'active')";
         until(&db1, "SELECT wanted = 'pause' FROM pgshard.move LIMIT 1").await;
@@ -85,7 +85,7 @@ on_each_version! {
         let watched = Ran::of(watch).await;
         let lines = watched.ended(0).json();
         let shards = events(&lines, "shard");
-        assert!(shards.iter().any(|line| line["wanted"] == "pause"), "{}", watched.stdout);
+        assert!(shards.iter().any(|line| line["desired"] == "pause"), "{}", watched.stdout);
         assert!(shards.iter().any(|line| line["chunks_copied"].as_u64() < line["chunks"].as_u64()), "{}", watched.stdout);
         assert!(shards.iter().any(|line| line["phase"] == "kept"), "{}", watched.stdout);
         assert!(events(&lines, "stream").iter().any(|line| line["wal_kept"].as_u64() > Some(0)), "{}", watched.stdout);
@@ -117,7 +117,7 @@ on_each_version! {
         let mover = world.mover();
         let list = mover.progress(id.parse().unwrap()).await.unwrap();
         for shard in &list.shards {
-            assert_eq!(shard.entry.wanted, pgshard::mover::Wanted::Hold);
+            assert_eq!(shard.entry.desired, pgshard::mover::DesiredState::Hold);
             assert!(shard.chunks.all > 0 && shard.chunks.verified == shard.chunks.all, "{shard:?}");
         }
         // Until then it is not fenced.

@@ -126,7 +126,7 @@ impl World {
         assert_eq!(serving, [self.host_of(shard)], "shard {shard}: the host, and the map");
     }
 
-    /// That there is no slot and no publication but those of ways back that can be gone, and that ledgers name them.
+    /// That there is no slot and no publication but those of reverse replications that can be used, and that ledgers name them.
     async fn audit_ways_back(&self) {
         let clients = self.all().await;
         let mut open = BTreeSet::new();

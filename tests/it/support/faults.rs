@@ -15,11 +15,11 @@ use super::world::{Ran, World, go_on, never_stopped, stopped_if};
 /// The places that only a move with the shard closed passes.
 pub(crate) const BLOCKING: [&str; 3] = ["after rows", "after indexes", "after copied"];
 
-/// The places on the way back.
+/// The places on the reverse replication.
 pub(crate) const BACK: [&str; 5] =
     ["before unfence", "after unfence", "in discard", "after target discard", "after discard"];
 
-/// The places that an online move passes, and its way back.
+/// The places that an online move passes, and its reverse replication.
 pub(crate) fn places() -> Vec<&'static str> {
     FAILPOINTS.into_iter().filter(|name| !BLOCKING.contains(name)).collect()
 }
@@ -77,7 +77,7 @@ pub(crate) async fn combine(world: &World, shards: &[u16], place: &str, fault: F
     end(world, shards, fault, verb, from, &id).await;
 }
 
-/// The same on the way back: an abort meets the fault.
+/// The same on the reverse replication: an abort meets the fault.
 async fn back(world: &World, shards: &[u16], place: &str, fault: Fault, verb: Verb, from: usize, id: String) {
     strike(world, &["moves", "abort", &id], place, fault, from, shards, verb).await;
     if fault != Fault::Sleep {

@@ -223,7 +223,7 @@ fn named(shards: Vec<ShardId>) -> String {
 fn by_fault(failed: &BTreeMap<ShardId, ShardFault>) -> Vec<(&ShardFault, Vec<ShardId>)> {
     let mut groups: Vec<(&ShardFault, Vec<ShardId>)> = Vec::new();
     for (shard, fault) in failed {
-        match groups.iter_mut().find(|(of, _)| *of == fault) {
+        match groups.iter_mut().find(|(known, _)| *known == fault) {
             Some((_, shards)) => shards.push(*shard),
             None => groups.push((fault, vec![*shard])),
         }

@@ -163,7 +163,8 @@ pub(super) fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -
             output.object(Changes { from_version, to_version, changes: changes.iter().map(one).collect() })?;
         }
         Format::Text => {
-            let rows = grouped(&changes).into_iter().map(|(of, shards)| [shards, place(&of.from), place(&of.to)]);
+            let rows =
+                grouped(&changes).into_iter().map(|(change, shards)| [shards, place(&change.from), place(&change.to)]);
             output.table(&[("shards", Align::Left), ("from", Align::Left), ("to", Align::Left)], rows)?;
         }
     }
@@ -174,12 +175,12 @@ pub(super) fn print_changes(map: &ShardMap, newer: &ShardMap, output: &Output) -
 pub(super) fn grouped(changes: &[Change]) -> Vec<(&Change, String)> {
     let mut groups: Vec<(&Change, Vec<ShardId>)> = Vec::new();
     for change in changes {
-        match groups.iter_mut().find(|(of, _)| (&of.from, &of.to) == (&change.from, &change.to)) {
+        match groups.iter_mut().find(|(known, _)| (&known.from, &known.to) == (&change.from, &change.to)) {
             Some((_, shards)) => shards.push(change.shard),
             None => groups.push((change, vec![change.shard])),
         }
     }
-    groups.into_iter().map(|(of, shards)| (of, print_shards(shards))).collect()
+    groups.into_iter().map(|(change, shards)| (change, print_shards(shards))).collect()
 }
 
 /// `db2 @3`

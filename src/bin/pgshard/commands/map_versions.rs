@@ -41,7 +41,7 @@ pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output
         let publication = &found[at];
         let changes = found.get(at + 1).map(|before| before.map.diff(&publication.map));
         let words = changes.as_ref().map(|changes| {
-            let one = |(of, shards)| -> String { words_of(of, shards) };
+            let one = |(change, shards)| -> String { words_of(change, shards) };
             let groups: Vec<String> = grouped(changes).into_iter().map(one).collect();
             match groups.len() {
                 0 => "no shard elsewhere".to_owned(),
@@ -85,8 +85,8 @@ pub(crate) async fn history(count: usize, config: Option<&Path>, output: &Output
 /// How many groups of changes a line of the history tells; `map diff --from` tells all.
 const GROUPS_MAX: usize = 3;
 
-fn words_of(of: &pgshard::map::Change, shards: String) -> String {
-    format!("{shards}: {} -> {}", place(&of.from), place(&of.to))
+fn words_of(change: &pgshard::map::Change, shards: String) -> String {
+    format!("{shards}: {} -> {}", place(&change.from), place(&change.to))
 }
 
 /// What is different between two versions; without `to`, up to the map as it is.

@@ -163,14 +163,14 @@ mod tests {
 
     #[test]
     fn fractions_keep_their_proportions() {
-        let of = |numbers: &[f64]| {
+        let proportions = |numbers: &[f64]| {
             let shard = |number: usize| ShardId::new(number as u16).expect("a small number");
             let numbers = numbers.iter().enumerate().map(|(at, number)| (shard(at), *number)).collect();
             scaled(&numbers).into_values().collect::<Vec<_>>()
         };
-        assert_eq!(of(&[1.0, 7.0]), [1, 7]);
-        assert_eq!(of(&[0.0, 0.0]), [0, 0]);
-        let parts = of(&[0.25, 0.75]);
+        assert_eq!(proportions(&[1.0, 7.0]), [1, 7]);
+        assert_eq!(proportions(&[0.0, 0.0]), [0, 0]);
+        let parts = proportions(&[0.25, 0.75]);
         assert_eq!(parts[0] * 3, parts[1]);
     }
 }

@@ -30,7 +30,7 @@ use std::time::Duration;
 use self::init::Overwrite;
 use self::locate::Target;
 use self::moves::Verb;
-use pgshard::mover::{Leases, Options, Wanted};
+use pgshard::mover::{DesiredState, Leases, Options};
 use pgshard::schema::migrate::Which;
 
 use crate::args::{
@@ -155,8 +155,8 @@ async fn run_moves(
         None | Some(MovesCommand::List(_)) => moves::list(config, output).await,
         Some(MovesCommand::Show(args)) => moves::show(args.id.as_deref(), config, output).await,
         Some(MovesCommand::Watch(args)) => moves::watch(args.id.as_deref(), config, output).await,
-        Some(MovesCommand::Pause(args)) => moves::want(Wanted::Pause, args.id.as_deref(), config, output).await,
-        Some(MovesCommand::Continue(args)) => moves::want(Wanted::Go, args.id.as_deref(), config, output).await,
+        Some(MovesCommand::Pause(args)) => moves::want(DesiredState::Pause, args.id.as_deref(), config, output).await,
+        Some(MovesCommand::Continue(args)) => moves::want(DesiredState::Go, args.id.as_deref(), config, output).await,
         Some(MovesCommand::Stop(args)) => {
             moves::stop(args.id.as_deref(), args.patience.duration(), config, output).await
         }

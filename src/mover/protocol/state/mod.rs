@@ -87,7 +87,7 @@ impl Phase {
     }
 
     pub(crate) fn parse(name: &str) -> Option<Phase> {
-        Self::ALL.into_iter().find(|(_, of)| *of == name).map(|(phase, _)| phase)
+        Self::ALL.into_iter().find(|(_, written)| *written == name).map(|(phase, _)| phase)
     }
 
     /// Whether there is nothing left to run: kept, completed or aborted.

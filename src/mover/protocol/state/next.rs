@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::state::{Mode, Phase};
 
 /// What the source's `pgshard.shard` row says, seen from one move.
@@ -133,8 +133,8 @@ pub(crate) struct Own {
     pub(crate) goal: Goal,
     pub(crate) until: Until,
     pub(crate) stop: Stop,
-    /// What the operator wants: a fence is made at [`Wanted::Go`] only.
-    pub(crate) wanted: Wanted,
+    /// What the operator wants: a fence is made at [`DesiredState::Go`] only.
+    pub(crate) desired: DesiredState,
     pub(crate) stream: Stream,
 }
 
@@ -148,7 +148,7 @@ pub(crate) enum Step {
     /// Wait until the operator no longer holds the fence back.
     Wait {
         /// What the operator wants instead.
-        wanted: Wanted,
+        desired: DesiredState,
     },
     /// Blocking: swap; the source refuses the shard from now on.
     Fence,
@@ -305,9 +305,9 @@ fn online(own: Own, phase: Phase, target: Target) -> Step {
 
 /// The fence, if this is the moment for it.
 fn fence(own: Own, fence: Step) -> Step {
-    match (own.until, own.wanted) {
+    match (own.until, own.desired) {
         (Until::Ready, _) => Step::HandBack,
-        (Until::End, Wanted::Go) => fence,
-        (Until::End, wanted @ (Wanted::Hold | Wanted::Pause)) => Step::Wait { wanted },
+        (Until::End, DesiredState::Go) => fence,
+        (Until::End, desired @ (DesiredState::Hold | DesiredState::Pause)) => Step::Wait { desired },
     }
 }

@@ -1,6 +1,6 @@
 //! The decision, over everything that can be observed.
 
-use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::state::*;
 
 const PHASES: [Phase; 9] = [
@@ -38,7 +38,7 @@ const TARGETS: [Target; 6] = [
 
 /// A mover that wants to finish, is not stopped and not held back.
 fn finishing(stream: Stream) -> Own {
-    Own { goal: Goal::Finish, until: Until::End, stop: Stop::No, wanted: Wanted::Go, stream }
+    Own { goal: Goal::Finish, until: Until::End, stop: Stop::No, desired: DesiredState::Go, stream }
 }
 
 /// Every mover there can be.
@@ -47,8 +47,8 @@ fn movers() -> Vec<Own> {
     for stream in STREAMS {
         for goal in [Goal::Finish, Goal::Abort] {
             for (until, stop) in [(Until::End, Stop::No), (Until::Ready, Stop::No), (Until::End, Stop::Asked)] {
-                for wanted in [Wanted::Go, Wanted::Hold, Wanted::Pause] {
-                    all.push(Own { goal, until, stop, wanted, stream });
+                for desired in [DesiredState::Go, DesiredState::Hold, DesiredState::Pause] {
+                    all.push(Own { goal, until, stop, desired, stream });
                 }
             }
         }
@@ -154,7 +154,7 @@ fn a_shard_is_fenced_only_when_the_operator_and_the_group_let_it_be() {
         if let step @ (Step::Fence | Step::CutOver) = next(own, observed) {
             let compared = matches!(own.stream, Stream::On { compared: Compared::Yes, .. });
             assert!(step == Step::Fence || compared, "{own:?} {observed:?}");
-            assert_eq!((own.until, own.stop, own.wanted), (Until::End, Stop::No, Wanted::Go), "{observed:?}");
+            assert_eq!((own.until, own.stop, own.desired), (Until::End, Stop::No, DesiredState::Go), "{observed:?}");
             fenced += 1;
         }
     }
@@ -163,8 +163,11 @@ fn a_shard_is_fenced_only_when_the_operator_and_the_group_let_it_be() {
     let following = finishing(on(Compared::Yes, None));
     assert_eq!(next(following, ready), Step::CutOver);
     assert_eq!(next(finishing(on(Compared::No, None)), ready), Step::CatchUp, "a server was started again since");
-    assert_eq!(next(Own { wanted: Wanted::Hold, ..following }, ready), Step::Wait { wanted: Wanted::Hold });
-    assert_eq!(next(Own { wanted: Wanted::Hold, until: Until::Ready, ..following }, ready), Step::HandBack);
+    assert_eq!(
+        next(Own { desired: DesiredState::Hold, ..following }, ready),
+        Step::Wait { desired: DesiredState::Hold }
+    );
+    assert_eq!(next(Own { desired: DesiredState::Hold, until: Until::Ready, ..following }, ready), Step::HandBack);
     assert_eq!(next(Own { stream: Stream::Off, ..following }, ready), Step::HandBack);
 }
 
@@ -225,7 +228,7 @@ fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
         Step::HandBack => Own { until: Until::End, stream: on(Compared::No, None), ..own },
         Step::CatchUp => Own { stream: on(Compared::Yes, None), ..own },
         Step::CutOver => Own { stream: on(Compared::Yes, Some(attempt)), ..own },
-        Step::Wait { .. } => Own { wanted: Wanted::Go, ..own },
+        Step::Wait { .. } => Own { desired: DesiredState::Go, ..own },
         _ => own,
     };
     (own, Observed { phase, source, target, ..o })

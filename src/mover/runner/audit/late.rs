@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::types::ToSql;
 
 use crate::mover::control::context::Context;
-use crate::mover::control::journal::{Entry, Hold, WayBack};
+use crate::mover::control::journal::{Entry, Hold, ReverseReplication};
 use crate::mover::control::session::Session;
 use crate::mover::copy::transfer::Hashing;
 use crate::mover::definition::sequences;
@@ -44,7 +44,7 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
     let until = Instant::now() + bound;
     let target = context.hosts.open(&entry.target).await?.for_shard(shard);
     let there = facts::row_of(&target, shard).await?;
-    let taken = entry.way_back.as_ref().is_some_and(|back| back.taken_by.is_some());
+    let taken = entry.reverse.as_ref().is_some_and(|back| back.taken_by.is_some());
     if taken || there.is_none_or(|row| row.state != "serving" || row.epoch != entry.epoch.next()) {
         return Ok(Audit::left_out("its snapshots are lost, and the shard has moved on since"));
     }
@@ -75,7 +75,7 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
         let (here, there) = (Place::of(&left, table), Place::of(&names.schema, table));
         let missing = |side: fn(&RowDifference) -> bool| difference.rows.iter().any(side);
         // The old copy takes nothing but what is fed to it.
-        let fed = entry.way_back.as_ref().is_some_and(|back: &WayBack| back.fed);
+        let fed = entry.reverse.as_ref().is_some_and(|back: &ReverseReplication| back.fed);
         let written = (fed && here.written(&source, SINCE_MARKER, entry, missing(|row| row.source.is_none())).await?)
             || there.written(&target, SINCE_OPEN, entry, missing(|row| row.target.is_none())).await?;
         if written {

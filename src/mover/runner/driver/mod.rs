@@ -111,7 +111,7 @@ impl<'a> Driver<'a> {
             goal: self.goal,
             until,
             stop: if self.context.is_stopped() { Stop::Asked } else { Stop::No },
-            wanted: self.heartbeat.wanted(self.work.hold.shard),
+            desired: self.heartbeat.desired(self.work.hold.shard),
             stream: self.copying.stream(),
         }
     }

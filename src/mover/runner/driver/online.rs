@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use crate::mover::control::journal::Entry;
 use crate::mover::preflight::facts;
-use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::runner::common_point;
-use crate::mover::runner::cutover::{CutOver, Outcome, pass_a_beacon};
+use crate::mover::runner::cutover::{CutOver, Outcome, pass_a_watermark};
 use crate::mover::runner::driver::Driver;
 
 /// How long a mover waits for the stream to be close, before each attempt to fence. Then it gives up.
@@ -22,7 +22,7 @@ impl Driver<'_> {
         if self.online()?.compared_on.take().is_some_and(|before| before != servers) {
             self.work.verify_anew().await?;
         }
-        self.patience().wait_for(pass_a_beacon(&self.work, self.online_ref()?.follower)).await?;
+        self.patience().wait_for(pass_a_watermark(&self.work, self.online_ref()?.follower)).await?;
         let began = self.work.timings.since("catch_up", began);
         self.know_blueprint(entry).await?;
         let (online, built) = (self.online_ref()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
@@ -41,14 +41,14 @@ impl Driver<'_> {
     }
 
     /// Waits while the fence is held back. That can be for hours.
-    pub(in crate::mover::runner) async fn wait_to_fence(&self, wanted: Wanted) -> Result<(), Error> {
+    pub(in crate::mover::runner) async fn wait_to_fence(&self, desired: DesiredState) -> Result<(), Error> {
         let shard = self.work.hold.shard;
-        tracing::info!(%shard, wanted = wanted.as_str(), "waiting before the fence");
-        self.context.observer.tell(Event::Waits { shard, wanted });
-        let mut desired = self.heartbeat.wishes();
+        tracing::info!(%shard, desired = desired.as_str(), "waiting before the fence");
+        self.context.observer.tell(Event::Waits { shard, desired });
+        let mut desired = self.heartbeat.desired_states();
         let told = async {
             // An error means that the heartbeat is gone, and with it the lease.
-            let _ = desired.wait_for(|all| all.get(&shard).copied().unwrap_or_default() == Wanted::Go).await;
+            let _ = desired.wait_for(|all| all.get(&shard).copied().unwrap_or_default() == DesiredState::Go).await;
             Ok(())
         };
         self.patience().wait_for(told).await
@@ -95,7 +95,7 @@ impl Driver<'_> {
         let until = Instant::now() + CLOSE_WITHIN;
         loop {
             let began = Instant::now();
-            self.patience().wait_for(pass_a_beacon(&self.work, follower)).await?;
+            self.patience().wait_for(pass_a_watermark(&self.work, follower)).await?;
             if began.elapsed() <= lag_max {
                 return Ok(());
             }

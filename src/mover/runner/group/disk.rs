@@ -3,7 +3,7 @@
 use tokio::sync::Semaphore;
 
 use crate::mover::control::context::stopped;
-use crate::mover::protocol::desired::Wanted;
+use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::error::chain;
 use crate::mover::protocol::state::Goal;
@@ -23,10 +23,10 @@ impl Group<'_> {
             self.context.stop();
             std::future::pending().await
         };
-        let mut desired = self.heartbeat.wishes();
+        let mut desired = self.heartbeat.desired_states();
         let pausing = async {
             loop {
-                let paused = desired.borrow_and_update().values().any(|wanted| *wanted == Wanted::Pause);
+                let paused = desired.borrow_and_update().values().any(|desired| *desired == DesiredState::Pause);
                 self.pace.send_if_modified(|pace| std::mem::replace(&mut pace.paused, paused) != paused);
                 if desired.changed().await.is_err() {
                     std::future::pending().await

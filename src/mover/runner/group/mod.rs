@@ -22,7 +22,7 @@ use crate::mover::control::heartbeat::Heartbeat;
 use crate::mover::control::journal::{Hold, Signed};
 use crate::mover::control::session::Session;
 use crate::mover::preflight::facts::Servers;
-use crate::mover::protocol::desired::{Back, Wanted};
+use crate::mover::protocol::desired::{Back, DesiredState};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::error::chain;
 use crate::mover::protocol::options::Event;
@@ -70,7 +70,7 @@ struct Group<'a> {
     watchdog: Watchdog,
     permits: CutOverPermits,
     shared: Shared,
-    /// Whether a way back is prepared.
+    /// Whether a reverse replication is prepared.
     back: Back,
     /// Its lease is the same for all shards of the group: whoever takes one over takes the stream over.
     heartbeat: &'a Heartbeat,
@@ -125,7 +125,7 @@ impl<'a> Group<'a> {
                 }
                 Back::Forgone => None,
             };
-            if self.heartbeat.wishes().borrow().values().any(|wanted| *wanted != Wanted::Go) {
+            if self.heartbeat.desired_states().borrow().values().any(|desired| *desired != DesiredState::Go) {
                 let rest = std::mem::take(&mut members);
                 let make_ready = async |member| self.make_ready(member, &follower, reverse.as_deref()).await;
                 members = self.each(&mut ends, rest, make_ready).await;
@@ -171,7 +171,7 @@ impl<'a> Group<'a> {
     fn stream(&self) -> String {
         match self.shared.back_of {
             None => slot::stream_name(self.shared.id),
-            Some(of) => slot::back_name(of, &self.shared.target),
+            Some(taken_back) => slot::back_name(taken_back, &self.shared.target),
         }
     }
 

@@ -127,8 +127,8 @@ impl Group<'_> {
         let of_move = source.entries(Some(self.shared.id)).await?;
         let of_move = of_move.iter().filter(|entry| !entry.phase.is_ended() && entry.target == self.shared.target);
         unended.extend(of_move.map(|entry| (entry.id, entry.shard)));
-        if let Some(of) = self.shared.back_of {
-            let entries = target.entries(Some(of)).await?;
+        if let Some(taken_back) = self.shared.back_of {
+            let entries = target.entries(Some(taken_back)).await?;
             let sharing =
                 entries.iter().filter(|entry| entry.target == self.shared.source && reverse::needs_slot(entry));
             unended.extend(sharing.map(|entry| (entry.id, entry.shard)));

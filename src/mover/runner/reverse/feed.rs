@@ -13,7 +13,7 @@ use crate::map::HostName;
 use crate::mover::control::context::Context;
 use crate::mover::control::context::stopped;
 use crate::mover::control::heartbeat::Heartbeat;
-use crate::mover::control::journal::{Entry, Hold, Signed, WayBack};
+use crate::mover::control::journal::{Entry, Hold, ReverseReplication, Signed};
 use crate::mover::control::session::Session;
 use crate::mover::control::worker::Claimant;
 use crate::mover::preflight::facts;
@@ -63,10 +63,10 @@ async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Fe
     let mut there: BTreeMap<Key, Vec<Entry>> = BTreeMap::new();
     let mut taken: BTreeMap<Key, MoveId> = BTreeMap::new();
     for entry in entries {
-        if let Some(by) = entry.way_back.as_ref().and_then(|back| back.taken_by) {
+        if let Some(by) = entry.reverse.as_ref().and_then(|back| back.taken_by) {
             taken.insert((entry.id, entry.source.clone(), entry.target.clone()), by);
         }
-        if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
+        if entry.phase == Phase::Kept && entry.reverse.as_ref().is_some_and(ReverseReplication::is_open) {
             there.entry((entry.id, entry.source.clone(), entry.target.clone())).or_default().push(entry);
         }
     }
@@ -125,7 +125,7 @@ impl Feeding {
             let (names, hold) = (Names { schema: context.prefix.schema(entry.shard) }, hold(entry.shard));
             heartbeat.take_kept(&session, hold, &claimant.holder).await?;
             heartbeat.hold(hold).await?;
-            old_copy::loosen(&session, &target, &names, entry).await?;
+            old_copy::drop_constraints(&session, &target, &names, entry).await?;
             let Some(oid) = facts::schema_oid(&target, &names.schema).await? else { continue };
             if !old_copy::take_progress(&session, hold).await? {
                 continue;

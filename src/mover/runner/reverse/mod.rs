@@ -1,4 +1,4 @@
-//! The way back: what a move prepares so that it can be taken back after its shards were written to at their new host.
+//! The reverse replication: what a move prepares so that it can be taken back after its shards were written to at their new host.
 //!
 //! Before the fence, publication and slot are made at the target ([`stream`]); when the target has opened, the old copy is
 //! made ready to take changes ([`old_copy`](crate::mover::step::old_copy)); [`feed`] applies them while somebody runs it. A rollback is a move of its own in
@@ -8,7 +8,7 @@
 //! # Invariants
 //! 1. What the mover itself applied at the target never comes back: the stream begins at the position that the open wrote in
 //!    its own transaction (`pgshard.shard.opened_lsn`).
-//! 2. A way back that is broken is given up, with the reason in `pgshard.back`; it never stops a move and never fills a disk.
+//! 2. A reverse replication that is broken is given up, with the reason in `pgshard.back`; it never stops a move and never fills a disk.
 //! 3. An old copy has one owner: the move that kept it, or the one rollback in `taken_by`.
 
 pub(crate) mod feed;
@@ -20,9 +20,9 @@ use crate::mover::protocol::state::Phase;
 
 /// Whether a shard of a move needs what the slot of its reverse replication keeps: now, or once it is kept.
 pub(crate) fn needs_slot(entry: &Entry) -> bool {
-    match (&entry.way_back, entry.phase) {
+    match (&entry.reverse, entry.phase) {
         (_, Phase::Completed | Phase::Aborted) => false,
-        (Some(way_back), _) => way_back.lost.is_none(),
+        (Some(reverse), _) => reverse.lost.is_none(),
         // It is prepared when the target has caught up.
         (None, phase) => entry.back == Back::Prepared && phase < Phase::Decided,
     }

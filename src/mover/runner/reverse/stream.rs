@@ -1,7 +1,7 @@
-//! Publication and slot of a way back, on the target of the move: made before the first shard is fenced, dropped when
+//! Publication and slot of a reverse replication, on the target of the move: made before the first shard is fenced, dropped when
 //! nobody can go back any more.
 //!
-//! Invariant: a way back never harms the host that serves. Its slot is not made where slots are short, keeps no
+//! Invariant: a reverse replication never harms the host that serves. Its slot is not made where slots are short, keeps no
 //! more WAL than it may, and is dropped as soon as no shard needs it.
 
 use crate::mover::step::old_copy;
@@ -12,7 +12,7 @@ use tokio_postgres::types::PgLsn;
 
 use crate::map::HostName;
 use crate::mover::control::context::Context;
-use crate::mover::control::journal::{Entry, WayBack};
+use crate::mover::control::journal::{Entry, ReverseReplication};
 use crate::mover::control::report::Cleaned;
 use crate::mover::control::session::Session;
 use crate::mover::preflight::facts;
@@ -50,7 +50,7 @@ pub(crate) async fn prepare(
         }
     }
     let why = match facts::of_host(target).await? {
-        Ok(facts) => facts::no_way_back(&facts.stream),
+        Ok(facts) => facts::no_reverse(&facts.stream),
         Err(_) => Some("it is not bootstrapped"),
     };
     if let Some(why) = why {
@@ -88,7 +88,7 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
 pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
     let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
-    if source.row("looking for ways back", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0) {
+    if source.row("looking for reverse replications", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0) {
         return Ok(false);
     }
     let name = slot::back_name(id, &source.host);
@@ -100,7 +100,7 @@ pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> R
     Ok(there)
 }
 
-/// Looks at every way back that leads away from this host: one that leads nowhere any more, or keeps more WAL than it may,
+/// Looks at every reverse replication that leads away from this host: one that leads nowhere any more, or keeps more WAL than it may,
 /// is given up, and dropped once no shard needs it.
 pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Vec<Cleaned>, Error> {
     let sql = "SELECT DISTINCT name, move_id, shard_id FROM pgshard.ledger WHERE kind IN ('slot', 'publication') ORDER BY name";
@@ -134,7 +134,7 @@ pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Ve
     Ok(cleaned)
 }
 
-/// Gives ways back up that cannot be gone. Says why, if all of a move were.
+/// Gives reverse replications up that cannot be used. Says why, if all of a move were.
 pub(crate) async fn judge(
     context: &Context,
     source: &Session,
@@ -144,7 +144,7 @@ pub(crate) async fn judge(
 ) -> Result<Option<String>, Error> {
     // A rollback leads to several hosts: each has a slot for its own shards.
     for entry in source.entries(Some(id)).await?.iter().filter(|entry| entry.target == target.host) {
-        if entry.phase == Phase::Kept && entry.way_back.as_ref().is_some_and(WayBack::is_open) {
+        if entry.phase == Phase::Kept && entry.reverse.as_ref().is_some_and(ReverseReplication::is_open) {
             let row = facts::row_of(target, entry.shard).await?;
             if row.is_none_or(|row| row.state == "moved" || row.epoch != entry.epoch.next()) {
                 old_copy::lose(source, id, entry.shard, &elsewhere(&target.host)).await?;
@@ -181,7 +181,7 @@ pub(crate) async fn judge(
     Ok((given_up > 0).then_some(why))
 }
 
-/// Gives the ways back of shards up whose old copies lack changes that the slot sends no more. Read after the slot's state, for
+/// Gives the reverse replications of shards up whose old copies lack changes that the slot sends no more. Read after the slot's state, for
 /// whoever applies changes tells the slot after they are durable.
 async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirmed: u64) -> Result<(), Error> {
     let what = "looking for old copies that lack changes";
@@ -198,12 +198,12 @@ async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirm
     Ok(())
 }
 
-/// Why there is no way back to a host that has lost changes.
+/// Why there is no reverse replication to a host that has lost changes.
 pub(crate) fn lacking(host: &HostName) -> String {
     format!("{host} has lost changes of the old copy, as after a fail-over to a standby that lacked them")
 }
 
-/// The entries of a move, once it was looked whether their ways back can still be gone.
+/// The entries of a move, once it was looked whether their reverse replications can still be used.
 pub(crate) async fn judged(context: &Context, id: MoveId, entries: Vec<Entry>) -> Result<Vec<Entry>, Error> {
     let routes: BTreeSet<(HostName, HostName)> =
         entries.iter().map(|entry| (entry.source.clone(), entry.target.clone())).collect();

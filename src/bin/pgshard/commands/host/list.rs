@@ -85,45 +85,45 @@ async fn status(host: &HostConfig) -> Result<HostStatus, String> {
 fn listed(answer: &Result<HostStatus, String>) -> ListedHost {
     match answer {
         Err(error) => ListedHost::Silent { error: error.clone() },
-        Ok(of) => ListedHost::Answered {
-            version: version(of.version),
-            in_recovery: of.in_recovery,
-            shards: of.shards,
-            bytes: of.bytes,
-            connections: of.connections,
-            connections_max: of.connections_max,
-            wal_level: of.wal_level.clone(),
-            wal: of.wal.clone(),
-            wal_kept_bytes: of.wal_kept,
-            standbys: of.standbys,
-            lag_bytes: of.lag_bytes,
-            lag_ms: of.lag_ms.map(|ms| (ms * 100.0).round() / 100.0),
+        Ok(facts) => ListedHost::Answered {
+            version: version(facts.version),
+            in_recovery: facts.in_recovery,
+            shards: facts.shards,
+            bytes: facts.bytes,
+            connections: facts.connections,
+            connections_max: facts.connections_max,
+            wal_level: facts.wal_level.clone(),
+            wal: facts.wal.clone(),
+            wal_kept_bytes: facts.wal_kept,
+            standbys: facts.standbys,
+            lag_bytes: facts.lag_bytes,
+            lag_ms: facts.lag_ms.map(|ms| (ms * 100.0).round() / 100.0),
         },
     }
 }
 
 fn row(name: &str, answer: &Result<HostStatus, String>) -> [String; 10] {
     let none = || "-".to_owned();
-    let Ok(of) = answer else {
+    let Ok(facts) = answer else {
         let [version, shards, bytes, connections, wal, level, kept, standbys, lag] = std::array::from_fn(|_| none());
         return [name.to_owned(), version, shards, bytes, connections, wal, level, kept, standbys, lag];
     };
-    let lag = match (of.lag_bytes, of.lag_ms) {
+    let lag = match (facts.lag_bytes, facts.lag_ms) {
         (None, _) => none(),
         (Some(bytes), None) => size(bytes),
         (Some(bytes), Some(ms)) => format!("{}, {ms:.0} ms", size(bytes)),
     };
-    let standby = if of.in_recovery { " (standby)" } else { "" };
+    let standby = if facts.in_recovery { " (standby)" } else { "" };
     [
         name.to_owned(),
-        format!("{}{standby}", version(of.version)),
-        of.shards.map_or_else(none, |shards| shards.to_string()),
-        size(of.bytes),
-        format!("{}/{}", of.connections, of.connections_max),
-        of.wal.clone(),
-        of.wal_level.clone(),
-        of.wal_kept.map_or_else(none, size),
-        of.standbys.to_string(),
+        format!("{}{standby}", version(facts.version)),
+        facts.shards.map_or_else(none, |shards| shards.to_string()),
+        size(facts.bytes),
+        format!("{}/{}", facts.connections, facts.connections_max),
+        facts.wal.clone(),
+        facts.wal_level.clone(),
+        facts.wal_kept.map_or_else(none, size),
+        facts.standbys.to_string(),
         lag,
     ]
 }

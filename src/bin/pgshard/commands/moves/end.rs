@@ -184,7 +184,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
              `pgshard moves resume {id}`"
         ),
         Error::NotNow { .. } => String::new(),
-        Error::NoWayBack { .. } => {
+        Error::NoRollback { .. } => {
             format!(
                 "`pgshard move {shard} --to` where it was copies it anew; `pgshard moves complete {id}` drops the old copy"
             )
@@ -196,7 +196,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         Error::Group { source, .. } => remedy(verb, shard, source, id),
         Error::Claimed { by: Some(rival), .. } => claimed(rival),
         Error::Claimed { by: None, .. } => format!("run the same command again, or `pgshard moves show {id}` first"),
-        Error::AtWork { id, worker, .. } if worker.wish.is_some() => {
+        Error::AtWork { id, worker, .. } if worker.stop_request.is_some() => {
             format!("it hears what it is asked within seconds: `pgshard moves watch {id}`; then the same command again")
         }
         Error::AtWork { id, .. } => format!(
@@ -299,7 +299,7 @@ pub(crate) fn code(error: &Error) -> Exit {
         | Error::TooLate { .. }
         | Error::NotNow { .. }
         | Error::Unaudited { .. }
-        | Error::NoWayBack { .. } => Exit::Refused,
+        | Error::NoRollback { .. } => Exit::Refused,
         Error::Group { source, .. } => match code(source) {
             // A host that went away in the midst of a move is not one that could not be asked before it.
             Exit::Failed if !matches!(**source, Error::Stuck { .. }) => Exit::Waits,

@@ -5,7 +5,9 @@ use std::path::Path;
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Entry, Error, MoveId, Observer, Options, Phase, StreamProgress, Wanted, WayBack};
+use pgshard::mover::{
+    DesiredState, Entry, Error, MoveId, Observer, Options, Phase, ReverseReplication, StreamProgress,
+};
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -21,9 +23,9 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let (entries, silent) = mover.list(None).await;
-    let ways_back = mover.ways_back(entries.iter()).await;
+    let reverse_streams = mover.reverse_streams(entries.iter()).await;
     let moves = grouped(&entries);
-    let listed = |entries| Listed::of(entries, &ways_back);
+    let listed = |entries| Listed::of(entries, &reverse_streams);
     if output.format() == Format::Json {
         output.object(ListReport { moves: moves.iter().map(listed).collect() })?;
     } else {
@@ -43,7 +45,7 @@ pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit,
         let rows = moves.iter().map(listed).map(|m| {
             let kept = m.back_wal_kept.map_or_else(|| "-".to_owned(), size);
             let at_work = if m.at_work.is_empty() { "nobody".to_owned() } else { m.at_work.join("; ") };
-            let phase = if m.wanted == "go" { m.phase } else { format!("{}, {}", m.phase, stands(m.wanted)) };
+            let phase = if m.desired == "go" { m.phase } else { format!("{}, {}", m.phase, stands(m.desired)) };
             [m.r#move, m.shards, m.source, m.target, phase, at_work, m.next, m.since, m.audit, m.back, kept]
         });
         output.table(&columns, rows)?;
@@ -83,9 +85,9 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
     let rows = entries.iter().map(|entry| {
         let pause = entry.timings.get("pause_ms").and_then(serde_json::Value::as_f64);
         let at_work = entry.worker.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
-        let phase = match entry.wanted {
-            wanted if wanted == Wanted::Go || entry.phase.is_ended() => entry.phase.to_string(),
-            wanted => format!("{}, {}", entry.phase, stands(wanted.as_str())),
+        let phase = match entry.desired {
+            desired if desired == DesiredState::Go || entry.phase.is_ended() => entry.phase.to_string(),
+            desired => format!("{}, {}", entry.phase, stands(desired.as_str())),
         };
         [
             entry.shard.to_string(),
@@ -96,7 +98,7 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
             entry.rows.map_or_else(|| "-".to_owned(), |rows| rows.to_string()),
             pause.map_or_else(|| "-".to_owned(), |ms| format!("{ms:.1} ms")),
             audit::word(&entry.audit).to_owned(),
-            back(entry.way_back.as_ref()),
+            back(entry.reverse.as_ref()),
             at_work,
             entry.last_error.clone().unwrap_or_else(|| "-".to_owned()),
         ]
@@ -132,7 +134,7 @@ struct Listed {
     /// Who works on it, since when, and what it was asked for.
     at_work: Vec<String>,
     /// `go`, `hold` or `pause`.
-    wanted: &'static str,
+    desired: &'static str,
     next: String,
     /// When the first shard was claimed.
     since: String,
@@ -145,32 +147,32 @@ struct Listed {
 }
 
 /// A move that is not wanted to go on, in a word.
-fn stands(wanted: &str) -> &'static str {
-    if wanted == "pause" { "paused" } else { "held before its fences" }
+fn stands(desired: &str) -> &'static str {
+    if desired == "pause" { "paused" } else { "held before its fences" }
 }
 
 /// What an operator can do with a move.
-fn next(at_work: &[String], wanted: Wanted, least: Phase) -> &'static str {
-    match wanted {
+fn next(at_work: &[String], desired: DesiredState, least: Phase) -> &'static str {
+    match desired {
         _ if least.is_ended() || at_work.is_empty() => least.next(),
-        Wanted::Go => "watch, stop or abort",
-        Wanted::Hold | Wanted::Pause => "continue, stop or abort",
+        DesiredState::Go => "watch, stop or abort",
+        DesiredState::Hold | DesiredState::Pause => "continue, stop or abort",
     }
 }
 
-/// The way back in a word: what it is of the worst shard is told.
-fn back(way: Option<&WayBack>) -> String {
+/// The reverse replication in a word: what it is of the worst shard is told.
+fn back(way: Option<&ReverseReplication>) -> String {
     match way {
         None => "-".to_owned(),
-        Some(WayBack { lost: Some(why), .. }) => format!("lost: {why}"),
-        Some(WayBack { taken_by: Some(by), .. }) => format!("taken by {by}"),
-        Some(WayBack { fed: true, .. }) => "open".to_owned(),
+        Some(ReverseReplication { lost: Some(why), .. }) => format!("lost: {why}"),
+        Some(ReverseReplication { taken_by: Some(by), .. }) => format!("taken by {by}"),
+        Some(ReverseReplication { fed: true, .. }) => "open".to_owned(),
         Some(_) => "prepared".to_owned(),
     }
 }
 
 impl Listed {
-    fn of(entries: &Vec<&Entry>, ways_back: &[StreamProgress]) -> Listed {
+    fn of(entries: &Vec<&Entry>, reverse_streams: &[StreamProgress]) -> Listed {
         // What comes next is decided by the shard that is least far.
         let least = entries.iter().map(|entry| entry.phase).min().unwrap_or(Phase::Aborted);
         let hosts = |host: fn(&Entry) -> &HostName| {
@@ -179,14 +181,14 @@ impl Listed {
             names.dedup();
             names.join(",")
         };
-        let lost = |entry: &&&Entry| entry.way_back.as_ref().is_some_and(|back| back.lost.is_some());
-        let of_this = |of: &&StreamProgress| {
+        let lost = |entry: &&&Entry| entry.reverse.as_ref().is_some_and(|back| back.lost.is_some());
+        let of_this = |stream: &&StreamProgress| {
             let is = |entry: &&Entry| {
-                entry.target == of.source && entry.way_back.as_ref().is_some_and(|w| w.stream == of.slot)
+                entry.target == stream.source && entry.reverse.as_ref().is_some_and(|w| w.stream == stream.slot)
             };
             entries.iter().any(is)
         };
-        let slots: Vec<u64> = ways_back.iter().filter(of_this).map(|of| of.kept).collect();
+        let slots: Vec<u64> = reverse_streams.iter().filter(of_this).map(|stream| stream.kept).collect();
         let back_wal_kept = (!slots.is_empty()).then(|| slots.iter().sum());
         let worst = entries.iter().find(lost).or(entries.first());
         let mut at_work: Vec<String> =
@@ -194,19 +196,19 @@ impl Listed {
         at_work.sort_unstable();
         at_work.dedup();
         let open = entries.iter().filter(|entry| !entry.phase.is_ended());
-        let wanted = open.map(|entry| entry.wanted).max_by_key(|wanted| wanted.as_str().len()).unwrap_or_default();
+        let desired = open.map(|entry| entry.desired).max_by_key(|desired| desired.as_str().len()).unwrap_or_default();
         Listed {
             r#move: entries.first().map(|entry| entry.id.to_string()).unwrap_or_default(),
             shards: print_shards(entries.iter().map(|entry| entry.shard)),
             source: hosts(|entry| &entry.source),
             target: hosts(|entry| &entry.target),
             phase: least.to_string(),
-            next: next(&at_work, wanted, least).to_owned(),
+            next: next(&at_work, desired, least).to_owned(),
             at_work,
-            wanted: wanted.as_str(),
+            desired: desired.as_str(),
             since: entries.iter().map(|entry| entry.created_at).min().map(|at| at.to_string()).unwrap_or_default(),
             audit: audit::worst(entries.iter().map(|entry| &entry.audit)).to_owned(),
-            back: back(worst.and_then(|entry| entry.way_back.as_ref())),
+            back: back(worst.and_then(|entry| entry.reverse.as_ref())),
             back_wal_kept,
         }
     }
@@ -234,7 +236,7 @@ struct ShownShard<'a> {
     since: Option<String>,
     asked: Option<&'static str>,
     asked_by: Option<&'a str>,
-    wanted: &'static str,
+    desired: &'static str,
     last_error: Option<&'a str>,
     audit: ShownAudit,
     back: String,
@@ -246,7 +248,7 @@ struct ShownShard<'a> {
 impl ShownShard<'_> {
     fn of(entry: &Entry) -> ShownShard<'_> {
         let worker = entry.worker.as_ref();
-        let wish = worker.and_then(|worker| worker.wish.as_ref());
+        let stop_request = worker.and_then(|worker| worker.stop_request.as_ref());
         ShownShard {
             shard: entry.shard,
             source: entry.source.as_str(),
@@ -259,12 +261,12 @@ impl ShownShard<'_> {
             timings: &entry.timings,
             holder: worker.map(|worker| worker.holder.as_str()),
             since: worker.and_then(|worker| worker.since).map(|since| since.to_string()),
-            asked: wish.map(|wish| wish.asked.as_str()),
-            asked_by: wish.map(|wish| wish.by.as_str()),
-            wanted: entry.wanted.as_str(),
+            asked: stop_request.map(|stop_request| stop_request.asked.as_str()),
+            asked_by: stop_request.map(|stop_request| stop_request.by.as_str()),
+            desired: entry.desired.as_str(),
             last_error: entry.last_error.as_deref(),
             audit: ShownAudit::of(&entry.audit),
-            back: back(entry.way_back.as_ref()),
+            back: back(entry.reverse.as_ref()),
             back_of: entry.back_of.map(|id| id.to_string()),
             created_at: entry.created_at.to_string(),
             updated_at: entry.updated_at.to_string(),

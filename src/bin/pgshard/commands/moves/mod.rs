@@ -5,8 +5,8 @@ mod audit;
 mod end;
 mod list;
 mod progress;
+mod requests;
 mod watch;
-mod wish;
 
 use std::future::Future;
 use std::path::Path;
@@ -29,8 +29,8 @@ pub(crate) use ask::stop;
 pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell};
 pub(crate) use list::{list, show};
 pub(crate) use progress::{shown, watch};
+pub(crate) use requests::want;
 pub(crate) use watch::Watcher;
-pub(crate) use wish::want;
 
 /// What to do with a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use pgshard::ShardId;
-use pgshard::mover::{Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress, StreamProgress, Wanted};
+use pgshard::mover::{
+    DesiredState, Mode, MoveId, Mover, Observer, Options, Phase, Progress, ShardProgress, StreamProgress,
+};
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -165,8 +167,8 @@ impl Meter {
             return None;
         }
         let per_second = (bytes - before) as f64 / took;
-        let (all, copied) = chunks.iter().fold((0, 0), |(all, copied), of| (all + of.all, copied + of.copied));
-        let here: u64 = chunks.iter().map(|of| of.bytes).sum();
+        let (all, copied) = chunks.iter().fold((0, 0), |(all, copied), one| (all + one.all, copied + one.copied));
+        let here: u64 = chunks.iter().map(|one| one.bytes).sum();
         let left = (copied > 0 && per_second > 0.0).then(|| {
             let missing = here as f64 / copied as f64 * all.saturating_sub(copied) as f64;
             Duration::try_from_secs_f64(missing / per_second).unwrap_or_default()
@@ -207,16 +209,16 @@ fn table(progress: &Progress, rate: Option<Rate>) -> String {
     let mut lines = vec![format!("move {}", progress.id), drawn(&columns, rows)];
     lines.extend(rate.map(|rate| words(&rate)));
     lines.extend(progress.streams.iter().map(stream));
-    lines.extend(progress.ways_back.iter().map(way_back));
+    lines.extend(progress.reverse_streams.iter().map(reverse));
     lines.extend(progress.unknown.iter().map(|(host, error)| format!("host {host}: {}", chain(error))));
     lines.join("\n")
 }
 
 /// `3/12`; with how many were compared, once one was.
 fn chunks(shard: &ShardProgress) -> Option<String> {
-    let of = shard.chunks;
-    let compared = if of.verified > 0 { format!(", {} compared", of.verified) } else { String::new() };
-    (of.all > 0).then(|| format!("{}/{}{compared}", of.copied, of.all))
+    let chunks = shard.chunks;
+    let compared = if chunks.verified > 0 { format!(", {} compared", chunks.verified) } else { String::new() };
+    (chunks.all > 0).then(|| format!("{}/{}{compared}", chunks.copied, chunks.all))
 }
 
 fn bytes(shard: &ShardProgress) -> Option<u64> {
@@ -229,10 +231,10 @@ fn remarks(shard: &ShardProgress) -> Vec<String> {
     let entry = &shard.entry;
     let mut remarks = Vec::new();
     if !entry.phase.is_ended() {
-        match (entry.wanted, entry.hold_until) {
-            (Wanted::Pause, _) => remarks.push("paused".to_owned()),
-            (Wanted::Hold, Some(until)) => remarks.push(format!("held until {until}")),
-            (Wanted::Hold, None) => remarks.push("held".to_owned()),
+        match (entry.desired, entry.hold_until) {
+            (DesiredState::Pause, _) => remarks.push("paused".to_owned()),
+            (DesiredState::Hold, Some(until)) => remarks.push(format!("held until {until}")),
+            (DesiredState::Hold, None) => remarks.push("held".to_owned()),
             _ => {}
         }
         if entry.lease_left.is_zero() {
@@ -251,29 +253,31 @@ fn words(rate: &Rate) -> String {
     format!("copying at {}/s{left}", size(rate.per_second as u64))
 }
 
-fn stream(of: &StreamProgress) -> String {
-    let mut text = format!("{} keeps {} of WAL", of.source, size(of.kept));
-    match (&of.wal_status, of.pid) {
-        (None, _) => text = format!("{}: no slot yet", of.source),
-        (Some(status), Some(_)) => text.push_str(&format!(" ({status}); the target is {} behind", size(of.lag_bytes))),
-        (Some(status), None) => text.push_str(&format!(" ({status}), {} to apply later", size(of.lag_bytes))),
+fn stream(progress: &StreamProgress) -> String {
+    let mut text = format!("{} keeps {} of WAL", progress.source, size(progress.kept));
+    match (&progress.wal_status, progress.pid) {
+        (None, _) => text = format!("{}: no slot yet", progress.source),
+        (Some(status), Some(_)) => {
+            text.push_str(&format!(" ({status}); the target is {} behind", size(progress.lag_bytes)))
+        }
+        (Some(status), None) => text.push_str(&format!(" ({status}), {} to apply later", size(progress.lag_bytes))),
     }
-    if let Some(lag) = of.lag {
+    if let Some(lag) = progress.lag {
         text.push_str(&format!(", {}", seconds(lag)));
     }
-    for blocker in &of.blockers {
+    for blocker in &progress.blockers {
         text.push_str(&format!("; waits for {blocker}"));
     }
     text
 }
 
-/// What the host that serves keeps for a way back.
-fn way_back(of: &StreamProgress) -> String {
-    let fed = match of.pid {
-        Some(_) => format!("which is fed; it is {} behind", size(of.lag_bytes)),
+/// What the host that serves keeps for a reverse replication.
+fn reverse(progress: &StreamProgress) -> String {
+    let fed = match progress.pid {
+        Some(_) => format!("which is fed; it is {} behind", size(progress.lag_bytes)),
         None => "which nobody feeds; `pgshard moves feed` gives it free".to_owned(),
     };
-    format!("{} keeps {} of WAL for the way back, {fed}", of.source, size(of.kept))
+    format!("{} keeps {} of WAL for the reverse replication, {fed}", progress.source, size(progress.kept))
 }
 
 /// What was said of each shard and stream: said again only when it is otherwise.
@@ -306,16 +310,18 @@ impl Told {
             }
             self.shards.insert(shard.entry.shard, said);
         }
-        let streams = progress.streams.iter().map(|of| (of, stream as fn(&StreamProgress) -> String));
-        let ways_back = progress.ways_back.iter().map(|of| (of, way_back as fn(&StreamProgress) -> String));
-        for (of, words) in streams.chain(ways_back) {
+        let streams = progress.streams.iter().map(|found| (found, stream as fn(&StreamProgress) -> String));
+        let reverse_streams =
+            progress.reverse_streams.iter().map(|found| (found, reverse as fn(&StreamProgress) -> String));
+        for (found, words) in streams.chain(reverse_streams) {
             let coarse = |bytes: u64| bytes.checked_ilog2().unwrap_or(0);
-            let said = format!("{:?} {} {} {:?}", of.wal_status, of.pid.is_some(), coarse(of.kept), of.blockers);
+            let said =
+                format!("{:?} {} {} {:?}", found.wal_status, found.pid.is_some(), coarse(found.kept), found.blockers);
             // People want a line when it doubles; programs every look.
-            let changed = self.streams.insert(of.slot.clone(), said.clone()).is_none_or(|before| before != said);
+            let changed = self.streams.insert(found.slot.clone(), said.clone()).is_none_or(|before| before != said);
             match output.format() {
-                Format::Json => output.object(Line::stream(of))?,
-                Format::Text if changed => output.data(words(of))?,
+                Format::Json => output.object(Line::stream(found))?,
+                Format::Text if changed => output.data(words(found))?,
                 Format::Text => {}
             }
         }
@@ -346,7 +352,7 @@ enum Line<'a> {
         source: &'a str,
         target: &'a str,
         phase: &'static str,
-        wanted: &'static str,
+        desired: &'static str,
         attempt: i32,
         chunks: u64,
         chunks_copied: u64,
@@ -384,7 +390,7 @@ impl Line<'_> {
             source: entry.source.as_str(),
             target: entry.target.as_str(),
             phase: entry.phase.as_str(),
-            wanted: entry.wanted.as_str(),
+            desired: entry.desired.as_str(),
             attempt: entry.attempt,
             chunks: chunks.all,
             chunks_copied: chunks.copied,
@@ -399,16 +405,16 @@ impl Line<'_> {
         }
     }
 
-    fn stream(of: &StreamProgress) -> Line<'_> {
+    fn stream(found: &StreamProgress) -> Line<'_> {
         Line::Stream {
-            source: of.source.as_str(),
-            slot: &of.slot,
-            pid: of.pid,
-            wal_status: of.wal_status.as_deref(),
-            wal_kept: of.kept,
-            lag_bytes: of.lag_bytes,
-            lag_ms: of.lag.map(|lag| lag.as_millis() as u64),
-            blockers: &of.blockers,
+            source: found.source.as_str(),
+            slot: &found.slot,
+            pid: found.pid,
+            wal_status: found.wal_status.as_deref(),
+            wal_kept: found.kept,
+            lag_bytes: found.lag_bytes,
+            lag_ms: found.lag.map(|lag| lag.as_millis() as u64),
+            blockers: &found.blockers,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use indicatif::ProgressBar;
 use pgshard::ShardId;
-use pgshard::mover::{Event, MoveId, Observer, Phase, Wanted};
+use pgshard::mover::{DesiredState, Event, MoveId, Observer, Phase};
 use serde::Serialize;
 
 use super::audit::ShownAudit;
@@ -19,7 +19,7 @@ pub(super) enum Told {
     Reached { shard: ShardId, phase: &'static str },
     TableCopied { shard: ShardId, table: String, rows: u64, bytes: u64 },
     FenceRetried { shard: ShardId, attempt: u32, reason: String },
-    Waits { shard: ShardId, wanted: &'static str },
+    Waits { shard: ShardId, desired: &'static str },
     Asked { asked: &'static str, by: String },
     Opened { shard: ShardId, host: String, pause_ms: f64 },
     Audited { shard: ShardId, audit: ShownAudit },
@@ -83,14 +83,14 @@ impl Watcher {
                 self.output.note(format_args!("shard {shard}: fence {attempt} was taken back, {reason}"));
                 Told::FenceRetried { shard, attempt, reason }
             }
-            Event::Waits { shard, wanted } => {
-                let why = if wanted == Wanted::Pause { "paused" } else { "held before its fence" };
+            Event::Waits { shard, desired } => {
+                let why = if desired == DesiredState::Pause { "paused" } else { "held before its fence" };
                 self.output.note(format_args!("shard {shard} is {why}, until `pgshard moves continue`"));
-                Told::Waits { shard, wanted: wanted.as_str() }
+                Told::Waits { shard, desired: desired.as_str() }
             }
-            Event::Asked(wish) => {
-                self.output.note(format_args!("asked to {} by {}", wish.asked.as_str(), wish.by));
-                Told::Asked { asked: wish.asked.as_str(), by: wish.by }
+            Event::Asked(stop_request) => {
+                self.output.note(format_args!("asked to {} by {}", stop_request.asked.as_str(), stop_request.by));
+                Told::Asked { asked: stop_request.asked.as_str(), by: stop_request.by }
             }
             Event::Opened { shard, host, pause } => {
                 Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }

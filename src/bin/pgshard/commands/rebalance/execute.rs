@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use pgshard::ShardId;
 use pgshard::map::print_shards;
 use pgshard::mover::{AuditState, Error, Mode, MoveId, Mover, Report, Request};
-use pgshard::rebalance::{Group, Hold, Pace, Problem, Wave, plan, waves};
+use pgshard::rebalance::{Constraint, Group, Pace, Problem, Wave, plan, waves};
 use serde::Serialize;
 
 use super::super::measure::words;
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
                 if !failed.is_empty() {
                     let failed: BTreeSet<ShardId> = failed.iter().map(|failed| failed.shard).collect();
                     for shard in problem.shards.iter_mut().filter(|shard| failed.contains(&shard.shard)) {
-                        shard.hold = Hold::Stays;
+                        shard.constraint = Constraint::Stays;
                     }
                     continue 'plan;
                 }
@@ -226,7 +226,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn tell_wave(&self, wave: &Wave, number: usize, of: usize) {
+    fn tell_wave(&self, wave: &Wave, number: usize, waves: usize) {
         let told = |group: &Group| ToldGroup {
             source: group.source.to_string(),
             target: group.target.to_string(),
@@ -235,8 +235,8 @@ impl<'a> Run<'a> {
         let groups: Vec<ToldGroup> = wave.groups.iter().map(told).collect();
         let words: Vec<String> =
             groups.iter().map(|group| format!("{} -> {}: {}", group.source, group.target, group.shards)).collect();
-        self.output.note(format_args!("wave {number} of {of}: {}", words.join("; ")));
-        self.watcher.tell(Told::Wave { wave: number, waves: of, groups });
+        self.output.note(format_args!("wave {number} of {waves}: {}", words.join("; ")));
+        self.watcher.tell(Told::Wave { wave: number, waves, groups });
     }
 
     /// Plans and runs one group; without the shards that preflight refuses.
@@ -387,7 +387,7 @@ struct Ended {
 fn refusal_of(shard: ShardId, error: &Error) -> Failed {
     let (message, remedy) = match error {
         Error::Refused { refusals } => {
-            let own = refusals.iter().filter(|refusal| refusal.shard.is_none_or(|of| of == shard));
+            let own = refusals.iter().filter(|refusal| refusal.shard.is_none_or(|named| named == shard));
             let (messages, remedies): (Vec<String>, Vec<String>) =
                 own.map(|refusal| (refusal.to_string(), refusal.remedy.clone())).unzip();
             (messages.join("; "), remedies.join("; "))

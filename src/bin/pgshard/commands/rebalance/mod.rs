@@ -16,7 +16,7 @@ use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{Entry, Mover};
-use pgshard::rebalance::{Hold, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
+use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
 use self::execute::{Run, Stop};
 use self::watch::Watcher;
@@ -176,15 +176,15 @@ fn problem(
     options: Options,
 ) -> Problem {
     let hosts = config.hosts.values().map(|host| Host { name: host.name.clone(), limits: host.limits });
-    let shards = weighed.iter().map(|(shard, of)| Shard {
+    let shards = weighed.iter().map(|(shard, measured)| Shard {
         shard: *shard,
-        host: of.host.clone(),
-        weight: of.weight,
-        bytes: of.bytes,
-        hold: match config.rebalance.pinned.get(shard) {
-            _ if stuck.contains(shard) => Hold::Stays,
-            Some(host) => Hold::Pinned(host.clone()),
-            None => Hold::Free,
+        host: measured.host.clone(),
+        weight: measured.weight,
+        bytes: measured.bytes,
+        constraint: match config.rebalance.pinned.get(shard) {
+            _ if stuck.contains(shard) => Constraint::Stays,
+            Some(host) => Constraint::Pinned(host.clone()),
+            None => Constraint::Free,
         },
     });
     Problem { hosts: hosts.collect(), shards: shards.collect(), apart: config.rebalance.apart.clone(), options }

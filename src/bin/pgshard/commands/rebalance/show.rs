@@ -147,7 +147,8 @@ fn moves(plan: &Plan, by: &By, output: &Output) -> Result<(), Failure> {
 }
 
 fn json<'a>(plan: &'a Plan, by: &By, waves: usize) -> Planned<'a> {
-    let amount = |of: &Amount| PlannedAmount { shards: of.shards, weight: of.weight, bytes: of.bytes };
+    let amount =
+        |planned: &Amount| PlannedAmount { shards: planned.shards, weight: planned.weight, bytes: planned.bytes };
     let percent = |part: f64| (part * 1e5).round() / 1e3;
     let host = |host: &'a HostLoad| {
         let planned = PlannedHost { share: host.share, before: amount(&host.before), after: amount(&host.after) };

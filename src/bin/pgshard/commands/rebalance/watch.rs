@@ -75,9 +75,9 @@ impl Watcher {
                 return;
             }
             Event::FenceRetried { shard, attempt, reason } => Told::FenceRetried { shard, attempt, reason },
-            Event::Asked(wish) => {
-                self.output.note(format_args!("asked to {} by {}", wish.asked.as_str(), wish.by));
-                Told::Asked { asked: wish.asked.as_str(), by: wish.by }
+            Event::Asked(stop_request) => {
+                self.output.note(format_args!("asked to {} by {}", stop_request.asked.as_str(), stop_request.by));
+                Told::Asked { asked: stop_request.asked.as_str(), by: stop_request.by }
             }
             Event::Opened { shard, host, pause } => {
                 Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }

@@ -31,8 +31,8 @@ impl Shape {
     pub(super) fn sql(&self, query: &str, format: Format) -> String {
         // By position, since names can be there twice.
         let positions: Vec<String> = (1..=self.columns.len()).map(|n| quote_ident(&n.to_string())).collect();
-        let value = |(position, (name, of)): (&String, &(String, Type))| {
-            let cast = match (format, is_int8(of)) {
+        let value = |(position, (name, column_type)): (&String, &(String, Type))| {
+            let cast = match (format, is_int8(column_type)) {
                 (Format::Text, _) | (Format::Json, Some(Int8::One)) => "::pg_catalog.text",
                 (Format::Json, Some(Int8::Array)) => "::pg_catalog.text[]",
                 (Format::Json, None) => "",
@@ -51,11 +51,12 @@ impl Shape {
     }
 
     pub(super) fn print(&self, table: &[(ShardId, Vec<Row>)], output: &Output) -> Result<(), Failure> {
-        let numeric =
-            |of: &Type| [Type::INT2, Type::INT4, Type::INT8, Type::FLOAT4, Type::FLOAT8, Type::NUMERIC].contains(of);
-        let align = |of: &Type| if numeric(of) { Align::Right } else { Align::Left };
+        let numeric = |column_type: &Type| {
+            [Type::INT2, Type::INT4, Type::INT8, Type::FLOAT4, Type::FLOAT8, Type::NUMERIC].contains(column_type)
+        };
+        let align = |column_type: &Type| if numeric(column_type) { Align::Right } else { Align::Left };
         let mut columns = vec![("shard", Align::Right)];
-        columns.extend(self.columns.iter().map(|(name, of)| (name.as_str(), align(of))));
+        columns.extend(self.columns.iter().map(|(name, column_type)| (name.as_str(), align(column_type))));
         let mut lines: Vec<Vec<String>> = Vec::new();
         for (shard, rows) in table {
             for row in rows {
@@ -78,9 +79,9 @@ enum Int8 {
 }
 
 /// IDs are strings in our JSON, and which bigint is one we cannot know: all of them are.
-fn is_int8(of: &Type) -> Option<Int8> {
-    match of.kind() {
-        _ if *of == Type::INT8 => Some(Int8::One),
+fn is_int8(column_type: &Type) -> Option<Int8> {
+    match column_type.kind() {
+        _ if *column_type == Type::INT8 => Some(Int8::One),
         Kind::Array(member) if is_int8(member).is_some() => Some(Int8::Array),
         Kind::Domain(base) => is_int8(base),
         _ => None,
@@ -101,7 +102,7 @@ mod tests {
 
     #[test]
     fn every_bigint_is_a_string() {
-        let column = |name: &str, of: Type| (name.to_owned(), of);
+        let column = |name: &str, column_type: Type| (name.to_owned(), column_type);
         let columns = vec![column("id", Type::INT8), column("ids", Type::INT8_ARRAY), column("n\"", Type::INT4)];
         let shape = Shape { columns };
         assert_eq!(

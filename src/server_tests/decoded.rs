@@ -185,7 +185,7 @@ fn sees(chunks: &Chunks, key: &[Option<String>], xid: u64) -> bool {
 }
 
 fn key_of(table: &TableShape, values: &Values) -> Vec<Option<String>> {
-    let value = |name: &str| values.iter().find(|(of, _)| of == name).and_then(|(_, text)| text.clone());
+    let value = |name: &str| values.iter().find(|(column, _)| column == name).and_then(|(_, text)| text.clone());
     table.key_columns().map(|column| value(&column.name)).collect()
 }
 

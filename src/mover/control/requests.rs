@@ -1,9 +1,9 @@
 //! What an operator wants of a move while it runs, told through the journal: from any machine, to a mover on any other.
 //!
-//! Invariant: a wish decides only when a mover goes on, never what it does. So it needs no lease, and a wish that
+//! Invariant: a desired state decides only when a mover goes on, never what it does. So it needs no lease, and one that
 //! comes too late changes nothing.
 
-use crate::mover::protocol::desired::{Asked, Wanted};
+use crate::mover::protocol::desired::{Asked, DesiredState};
 
 use crate::shard::ShardId;
 
@@ -13,7 +13,7 @@ use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::worker::{Work, Worker};
 
 /// What is wanted at present, by the host's own clock: an expression over a row of `pgshard.move`.
-pub(crate) const WANTED: &str =
+pub(crate) const DESIRED: &str =
     "CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END";
 
 impl Session {
@@ -29,21 +29,21 @@ impl Session {
     /// Who works on a move from here.
     pub(crate) async fn workers(&self, id: MoveId) -> Result<Vec<Worker>, Error> {
         let presences = self.presences(Some(id)).await?;
-        let at_work = presences.into_iter().filter(|of| of.lives() && of.worker.work == Work::Move);
-        Ok(at_work.map(|of| of.worker).collect())
+        let at_work = presences.into_iter().filter(|presence| presence.lives() && presence.worker.work == Work::Move);
+        Ok(at_work.map(|presence| presence.worker).collect())
     }
 
-    /// Writes the wish to this host's journal; which shards it is about, and whether their move has ended.
+    /// Writes the desired state to this host's journal; which shards it is about, and whether their move has ended.
     ///
-    /// Locks: the move's rows, for this one statement. Those that have ended too: a claim that is still to come takes the wish
+    /// Locks: the move's rows, for this one statement. Those that have ended too: a claim that is still to come takes the state
     /// from them.
-    pub(crate) async fn want(&self, id: MoveId, wanted: Wanted) -> Result<Vec<(ShardId, bool)>, Error> {
+    pub(crate) async fn want(&self, id: MoveId, desired: DesiredState) -> Result<Vec<(ShardId, bool)>, Error> {
         if !self.is_bootstrapped().await? {
             return Ok(Vec::new());
         }
         let sql = "UPDATE pgshard.move SET wanted = $2, hold_until = NULL WHERE move_id = $1
             RETURNING shard_id, phase IN ('kept', 'completed', 'aborted')";
-        let rows = self.rows("saying what is wanted", sql, &[id.uuid(), &wanted.as_str()]).await?;
+        let rows = self.rows("saying what is wanted", sql, &[id.uuid(), &desired.as_str()]).await?;
         let shard = |row: &tokio_postgres::Row| Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, row.get(1)));
         Ok(rows.iter().filter_map(shard).collect())
     }

@@ -1,4 +1,4 @@
-//! What a way back costs and when it ends: the log that it keeps, moves that make none, and hosts that do not answer.
+//! What a reverse replication costs and when it ends: the log that it keeps, moves that make none, and hosts that do not answer.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn streams(world: &World, host: usize) -> String {
     lines(&world.servers.app(host).await, sql).await
 }
 
-/// What the slot keeps is shown; past its limit gc gives the way back up, and nothing else.
+/// What the slot keeps is shown; past its limit gc gives the reverse replication up, and nothing else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_keeps_too_much_is_given_up() {
     let world = World::new(&[15, 18], 4).await;
@@ -100,7 +100,7 @@ async fn ways_back_from_several_hosts() {
     assert_eq!(streams(&world, 1).await, "");
     tokio::task::block_in_place(|| world.servers.server(0).start()).unwrap();
     assert_ne!(streams(&world, 0).await, "");
-    // Between the way back and the old copies.
+    // Between the reverse replication and the old copies.
     let failpoint = Some(Failpoint::parse("after back drop=fail").unwrap());
     let failing = world.mover_with(Options { failpoint, ..Options::default() });
     let report = failing.complete(back.parse().unwrap()).await.unwrap();

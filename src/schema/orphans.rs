@@ -1,6 +1,6 @@
 //! What moves have left on the hosts that no ledger and no journal knows, and signposts that lead nowhere. Pure.
 //!
-//! Invariant: nothing is called a stray while a host that could know it has not been heard.
+//! Invariant: nothing is called an orphan while a host that could know it has not been heard.
 
 use std::collections::{BTreeMap, BTreeSet};
 

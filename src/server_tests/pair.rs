@@ -13,10 +13,10 @@ use crate::pg::{Connection, quote_ident};
 use crate::schema::control::{self, install};
 use crate::{SchemaPrefix, ShardCount, ShardId};
 
-/// The move of all trials.
+/// The move of all these tests.
 pub(crate) const MOVE: Uuid = Uuid::from_u128(0x0199_0000_0000_7000_8000_0000_0000_0001);
 
-/// The lease under which trials work.
+/// The lease under which these tests work.
 pub(crate) const LEASE: Uuid = Uuid::from_u128(0x5ea5e);
 
 /// `db1`, the source, and `db2`, the target.

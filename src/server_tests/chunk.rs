@@ -163,12 +163,12 @@ async fn shapes_and_cuts() {
     assert_eq!(copied.rows, 8 * WIDE as u64);
     assert_same(&source, &target, &work).await;
     let all = chunks(&source, &target, &work).await.unwrap();
-    let of = |table: &str| all.iter().filter(|chunk| chunk.table == table).count();
+    let count = |table: &str| all.iter().filter(|chunk| chunk.table == table).count();
     for table in ["big", "small", "uuids", "texts", "padded", "truncated"] {
-        assert!((10..200).contains(&of(table)), "{table} has {} chunks", of(table));
+        assert!((10..200).contains(&count(table)), "{table} has {} chunks", count(table));
     }
-    assert_eq!(of("numbers"), 1, "the order of numeric is not known here");
-    assert!((7..=14).contains(&of("we\"ird Ünï")), "the first key has few values, and none is cut");
+    assert_eq!(count("numbers"), 1, "the order of numeric is not known here");
+    assert!((7..=14).contains(&count("we\"ird Ünï")), "the first key has few values, and none is cut");
     let rows: i64 = one(&target.client, "SELECT max(rows) FROM pgshard.chunk WHERE table_name = 'big'").await;
     assert!(rows < 200, "{rows} rows in one chunk");
 }

@@ -3,7 +3,7 @@
 use crate::map::HostName;
 use crate::mover::control::context::Context;
 use crate::mover::control::session::Session;
-use crate::mover::protocol::desired::{Asked, Wanted};
+use crate::mover::protocol::desired::{Asked, DesiredState};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::worker::Worker;
@@ -13,10 +13,10 @@ use crate::shard::ShardId;
 pub(crate) async fn want(
     context: &Context,
     id: MoveId,
-    wanted: Wanted,
+    desired: DesiredState,
 ) -> Result<(Vec<ShardId>, Vec<(HostName, Error)>), Error> {
     let told = context.hosts.names().map(async |host| {
-        let told = async { context.hosts.open(host).await?.want(id, wanted).await };
+        let told = async { context.hosts.open(host).await?.want(id, desired).await };
         (host.clone(), told.await)
     });
     let (mut known, mut open, mut unknown) = (false, Vec::new(), Vec::new());

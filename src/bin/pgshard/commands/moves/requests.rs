@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pgshard::map::print_shards;
-use pgshard::mover::{Observer, Options, Wanted};
+use pgshard::mover::{DesiredState, Observer, Options};
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -17,12 +17,12 @@ use crate::output::{Format, Output};
 struct Told {
     r#move: String,
     shards: String,
-    wanted: &'static str,
+    desired: &'static str,
 }
 
 /// Says what is wanted of a move.
 pub(crate) async fn want(
-    wanted: Wanted,
+    desired: DesiredState,
     id: Option<&str>,
     config: Option<&Path>,
     output: &Output,
@@ -30,14 +30,14 @@ pub(crate) async fn want(
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
-    let (shards, silent) = mover.want(id, wanted).await.map_err(failure)?;
+    let (shards, silent) = mover.want(id, desired).await.map_err(failure)?;
     if shards.is_empty() && silent.is_empty() {
         return Err(Failure::new(Exit::Refused, format!("every shard of the move {id} has ended")));
     }
     let list = print_shards(shards.iter().copied());
     if output.format() == Format::Json {
-        output.object(Told { r#move: id.to_string(), shards: list, wanted: wanted.as_str() })?;
-    } else if wanted == Wanted::Go {
+        output.object(Told { r#move: id.to_string(), shards: list, desired: desired.as_str() })?;
+    } else if desired == DesiredState::Go {
         output.note(format_args!("move {id} goes on with shards {list}, if its mover lives"));
     } else {
         output
