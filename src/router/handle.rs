@@ -304,7 +304,7 @@ impl<'r> Shard<'r> {
             return answer;
         }
         let only_reads = sql.only_reads(inner.options.selects);
-        let text = sql.render(&self.schema());
+        let rendered = Rendered::new(&sql, &inner.prefix, shard);
         let mut recovery = Recovery::new(inner, shard);
         let mut prepare = Prepare::Once;
         let mut reconnected = false;
@@ -313,7 +313,7 @@ impl<'r> Shard<'r> {
             let mut lease = place.host.lease(shard).await?;
             let began = Instant::now();
             sent.store(!only_reads, Ordering::Relaxed);
-            let failed = match lease.run(Rendered::new(&sql, &text), params, prepare).await {
+            let failed = match lease.run(rendered, params, prepare).await {
                 Ok(answer) => {
                     place.host.metrics.request(&place.host.name, called.elapsed(), true);
                     return Ok(answer);

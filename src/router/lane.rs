@@ -80,7 +80,7 @@ impl Lane {
 
     /// Whether the statement is prepared here for this shard, so that it is cheaper here than elsewhere.
     pub(crate) fn has(&self, shard: ShardId, sql: &Sql) -> bool {
-        self.0.lease().session().has(&sql.render(&self.0.router.prefix().schema(shard)))
+        self.0.lease().session().has(Rendered::new(sql, self.0.router.prefix(), shard))
     }
 
     /// Whether several statements may be on their way at a time.
@@ -103,10 +103,10 @@ impl Lane {
         if !here || !of_lanes || caught || held.spoiled.load(Ordering::Relaxed) {
             return Ran::Again;
         }
-        let text = sql.render(&held.router.prefix().schema(shard));
         let began = Instant::now();
         held.awaited.fetch_add(1, Ordering::Relaxed);
-        let running = held.lease().session().run(Rendered::new(sql, &text), params, Prepare::Once, false);
+        let rendered = Rendered::new(sql, held.router.prefix(), shard);
+        let running = held.lease().session().run(rendered, params, Prepare::Once, false);
         let ran = match held.router.inner().options.statement_timeout {
             None => Ok(running.await),
             Some(limit) => tokio::time::timeout(limit, running).await.map_err(|_| limit),

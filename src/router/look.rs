@@ -189,7 +189,7 @@ async fn look(host: &Host, shards: &[ShardId]) -> Result<Vec<(ShardId, Look)>, L
     loop {
         tries += 1;
         let mut lease = host.control().await?;
-        match lease.run::<Vec<SqlRow>>(Rendered::new(&sql, LOOK), &[&shards], Prepare::Once).await {
+        match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&shards], Prepare::Once).await {
             Ok(rows) => return rows.iter().map(read).collect(),
             // A connection that died while it was idle is found out by its first use; a later one is new.
             Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
@@ -223,7 +223,7 @@ async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookU
         Some(token) => &[&shard, token],
     };
     let sql = Sql::new(text);
-    let ran: Result<Vec<SqlRow>, _> = lease.run(Rendered::new(&sql, text), params, Prepare::Once).await;
+    let ran: Result<Vec<SqlRow>, _> = lease.run(Rendered::alone(&sql), params, Prepare::Once).await;
     let rows = ran.map_err(|failed| LookUpError::Statement(failed.error))?;
     lease.commit().await.map_err(LookUpError::Statement)?;
     Ok(rows.first().is_some_and(|row| row.get(0)))

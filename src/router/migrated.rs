@@ -188,7 +188,7 @@ async fn ask(host: &Host, name: &str) -> Result<Answer, LookUpError> {
     loop {
         tries += 1;
         let mut lease = host.control().await?;
-        match lease.run::<Vec<SqlRow>>(Rendered::new(&sql, ASK), &[&name], Prepare::Once).await {
+        match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&name], Prepare::Once).await {
             Ok(rows) => return rows.first().ok_or_else(|| LookUpError::Answer("no row".to_owned())).and_then(read),
             // A connection that died while it was idle is found out by its first use; a later one is new.
             Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),

@@ -44,6 +44,7 @@ mod session;
 mod slots;
 mod sql;
 mod stale;
+mod statements;
 mod transaction;
 mod unnamed;
 #[cfg(test)]

@@ -242,8 +242,10 @@ impl Reads<'_> {
             Err(error @ (Error::PoolTimeout { .. } | Error::TooManyWaiting { .. })) => return Err(error),
             Err(_) => return Ok(None),
         };
-        let text = sql.render(&self.shard.schema());
-        let failed = match lease.run(Rendered::new(sql, &text), params, Prepare::Once).await {
+        let failed = match lease
+            .run(Rendered::new(sql, self.shard.router().prefix(), self.shard.id()), params, Prepare::Once)
+            .await
+        {
             Ok(rows) => return Ok(Some(rows)),
             Err(failed) => failed,
         };

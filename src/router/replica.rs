@@ -315,7 +315,7 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
         loop {
             tries += 1;
             let mut lease = host.control().await?;
-            match lease.run::<Vec<SqlRow>>(Rendered::new(&sql, text), &[], Prepare::Once).await {
+            match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[], Prepare::Once).await {
                 Ok(rows) => return Ok(rows),
                 // A connection that died while it was idle is found out by its first use; a later one is new.
                 Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),

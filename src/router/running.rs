@@ -332,14 +332,12 @@ impl Transaction {
     async fn sent<A: Answer>(&self, state: &mut State, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         let Running { router, shard, host, prepare, named, .. } = &*self.0;
         let shard = *shard;
-        let schema = router.prefix().schema(shard);
-        let mut text = sql.render(&schema);
-        if *named == Named::BySearchPath {
-            // One text means other tables in each shard, with types of their own: a prepared statement is for one shard.
-            text = format!("/* {schema} */ {text}");
-        }
+        let rendered = match named {
+            Named::InFull => Rendered::new(sql, router.prefix(), shard),
+            Named::BySearchPath => Rendered::by_search_path(sql, router.prefix(), shard),
+        };
         let Some(lease) = &mut state.lease else { return Err(Error::TransactionEnded { shard }) };
-        let ran = lease.run(Rendered::new(sql, &text), params, *prepare).await;
+        let ran = lease.run(rendered, params, *prepare).await;
         let lost = |failed: &Failed, lease: &Lease| failed.lost(&lease.session().connection);
         let noted = &mut state.noted;
         match ran {

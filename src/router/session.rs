@@ -3,12 +3,10 @@
 //! Invariant: a session comes out of the pool as if it were new. One that may hold something of its last user
 //! is cleaned first; one that may be in the middle of something, or may remember a signpost, never goes back.
 
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lru::LruCache;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_postgres::error::SqlState;
@@ -21,6 +19,7 @@ use super::options::Recycle;
 use super::pool::Slot;
 use super::sql::Rendered;
 use super::stale::Met;
+use super::statements::StatementCache;
 use super::unnamed::{self, Learned};
 use crate::pg::Connection;
 
@@ -87,8 +86,8 @@ pub(super) struct Opened {
 }
 
 enum Prepared {
-    /// By their SQL as it was sent. `None`: none are kept. Never locked across a wait.
-    Named(Option<Mutex<LruCache<Box<str>, Statement>>>),
+    /// By template and shard. Never locked across a wait.
+    Named(Mutex<StatementCache<Statement>>),
     Unnamed(Arc<Learned>),
 }
 
@@ -201,7 +200,7 @@ impl Answer for u64 {
 impl Session {
     pub(super) fn new(opened: Opened) -> Session {
         let statements = match opened.statements {
-            Statements::Named { max } => Prepared::Named(NonZeroUsize::new(max).map(|max| LruCache::new(max).into())),
+            Statements::Named { max } => Prepared::Named(Mutex::new(StatementCache::new(max))),
             Statements::Unnamed(learned) => Prepared::Unnamed(learned),
         };
         Session {
@@ -252,7 +251,7 @@ impl Session {
                 if leaves {
                     self.set_dirty();
                 }
-                self.run_named(statements.as_ref(), statement.text(), params, prepare).await
+                self.run_named(statements, statement, params, prepare).await
             }
             Prepared::Unnamed(learned) if leaves && !in_transaction && statement.kind() != Kind::Once => {
                 let alone = unnamed::run_and_clean(&self.connection, learned, statement, params, prepare).await;
@@ -338,31 +337,31 @@ impl Session {
 
     async fn run_named<A: Answer>(
         &self,
-        statements: Option<&Mutex<LruCache<Box<str>, Statement>>>,
-        sql: &str,
+        statements: &Mutex<StatementCache<Statement>>,
+        sql: Rendered<'_>,
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
     ) -> Result<A, Failed> {
-        let statements = || statements.map(|statements| statements.lock().unwrap_or_else(PoisonError::into_inner));
+        let statements = || statements.lock().unwrap_or_else(PoisonError::into_inner);
         let known = match prepare {
-            Prepare::Once => statements().and_then(|mut statements| statements.get(sql).cloned()),
+            Prepare::Once => statements().get(sql),
             Prepare::Anew => None,
         };
         let prepared_before = known.is_some();
         let statement = match known {
             Some(statement) => statement,
             None => {
-                let prepared = self.connection.prepare(sql).await;
+                let prepared = self.connection.prepare(&sql.text()).await;
                 let prepared = prepared.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
                 // What falls out of the cache is closed on the server when it is dropped.
-                statements().and_then(|mut statements| statements.put(sql.into(), prepared.clone()));
+                statements().put(sql, prepared.clone());
                 prepared
             }
         };
         A::ask(&self.connection, &statement, params).await.map_err(|error| {
             let failed = Failed { error, prepared_before, sent: true };
             if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
-                statements().and_then(|mut statements| statements.pop(sql));
+                statements().forget(sql);
             }
             failed
         })
@@ -375,12 +374,10 @@ impl Session {
     }
 
     /// Whether this statement is prepared on the connection.
-    pub(super) fn has(&self, sql: &str) -> bool {
+    pub(super) fn has(&self, sql: Rendered<'_>) -> bool {
         match &self.statements {
-            Prepared::Named(Some(statements)) => {
-                statements.lock().unwrap_or_else(PoisonError::into_inner).contains(sql)
-            }
-            Prepared::Named(None) | Prepared::Unnamed(_) => false,
+            Prepared::Named(statements) => statements.lock().unwrap_or_else(PoisonError::into_inner).contains(sql),
+            Prepared::Unnamed(_) => false,
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Statements as the router takes them: a text, read once and remembered, or an [`Sql`] that was read beforehand.
 
+use std::borrow::Cow;
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use lru::LruCache;
 
@@ -10,6 +11,7 @@ use super::kind::Kind;
 use super::options::Selects;
 use super::remains;
 use crate::pg::Template;
+use crate::shard::{SchemaPrefix, ShardId};
 
 /// A statement read beforehand: [`Template`] and what the router may do with it. Cheap to clone.
 ///
@@ -30,24 +32,74 @@ struct Parsed {
     asks_about_names: bool,
     /// The text as it was given: the same for every shard.
     text: Box<str>,
+    /// Of the text.
+    hash: u64,
 }
 
-/// A statement for one shard.
+/// A statement for one shard. Its text is only put together where it is sent.
 #[derive(Clone, Copy)]
 pub(super) struct Rendered<'a> {
     sql: &'a Sql,
-    text: &'a str,
+    tables: Tables<'a>,
+}
+
+/// Whose tables a statement means.
+#[derive(Clone, Copy)]
+enum Tables<'a> {
+    /// It names no shard.
+    Named,
+    Shard(&'a SchemaPrefix, ShardId),
+    /// Those of `search_path`, with types of their own in each shard.
+    SearchPath(&'a SchemaPrefix, ShardId),
 }
 
 impl<'a> Rendered<'a> {
-    /// `text`: what [`Sql::render`] gave.
-    pub(super) fn new(sql: &'a Sql, text: &'a str) -> Rendered<'a> {
-        Rendered { sql, text }
+    pub(super) fn new(sql: &'a Sql, prefix: &'a SchemaPrefix, shard: ShardId) -> Rendered<'a> {
+        let names_shard = sql.parsed.template.names_shard();
+        Rendered { sql, tables: if names_shard { Tables::Shard(prefix, shard) } else { Tables::Named } }
+    }
+
+    /// Without a shard, as the router's own questions.
+    pub(super) fn alone(sql: &'a Sql) -> Rendered<'a> {
+        Rendered { sql, tables: Tables::Named }
+    }
+
+    /// In a transaction whose `search_path` is the shard's.
+    pub(super) fn by_search_path(sql: &'a Sql, prefix: &'a SchemaPrefix, shard: ShardId) -> Rendered<'a> {
+        Rendered { sql, tables: Tables::SearchPath(prefix, shard) }
+    }
+
+    pub(super) fn sql(self) -> &'a Sql {
+        self.sql
     }
 
     /// As it is sent.
-    pub(super) fn text(self) -> &'a str {
-        self.text
+    pub(super) fn text(self) -> Cow<'a, str> {
+        let template = &self.sql.parsed.template;
+        match self.tables {
+            Tables::Named => Cow::Owned(template.render("")),
+            Tables::Shard(prefix, shard) => Cow::Owned(template.render(&prefix.schema(shard))),
+            Tables::SearchPath(prefix, shard) => {
+                // One text means other tables in each shard: a prepared statement is for one.
+                let schema = prefix.schema(shard);
+                Cow::Owned(format!("/* {schema} */ {}", template.render(&schema)))
+            }
+        }
+    }
+
+    /// Which shard the prepared statement is for, and by which way it names it; `None` where it is for all.
+    pub(super) fn shard(self) -> Option<u32> {
+        match self.tables {
+            Tables::Named => None,
+            Tables::Shard(_, shard) => Some(u32::from(shard.get()) * 2),
+            Tables::SearchPath(_, shard) => Some(u32::from(shard.get()) * 2 + 1),
+        }
+    }
+
+    /// A hash of text and shard.
+    pub(super) fn key(self) -> u64 {
+        let shard = self.shard().map_or(0, |shard| u64::from(shard) + 1);
+        (self.sql.parsed.hash ^ shard).wrapping_mul(0x9E37_79B9_7F4A_7C15)
     }
 
     /// As it was given, without a shard.
@@ -75,6 +127,7 @@ impl Sql {
             leaves: remains::leaves(sql, kind),
             asks_about_names: remains::asks_about_names(sql),
             text: sql.into(),
+            hash: hash(sql),
         };
         Sql { parsed: Arc::new(parsed), reading: false }
     }
@@ -93,8 +146,8 @@ impl Sql {
         self
     }
 
-    pub(super) fn render(&self, schema: &str) -> String {
-        self.parsed.template.render(schema)
+    pub(super) fn is_same_text(&self, other: &Sql) -> bool {
+        Arc::ptr_eq(&self.parsed, &other.parsed) || self.parsed.text == other.parsed.text
     }
 
     /// Whether running it changes nothing, by the caller's word or that of the options.
@@ -153,6 +206,12 @@ impl<'a> From<&'a Sql> for SqlText<'a> {
     fn from(sql: &'a Sql) -> Self {
         SqlText::Read(sql)
     }
+}
+
+/// The same in all of a process, so that a statement is found whoever read it.
+fn hash(text: &str) -> u64 {
+    static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    HASHER.hash_one(text)
 }
 
 /// The texts read last, in a few parts so that callers on many cores do not wait for one lock.

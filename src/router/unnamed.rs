@@ -36,20 +36,20 @@ impl Learned {
     fn known(&self, statement: Rendered<'_>) -> Option<Box<[Type]>> {
         self.with(|types| {
             let everywhere = types.get(statement.template()).cloned();
-            everywhere.or_else(|| types.get(statement.text()).cloned())
+            everywhere.or_else(|| types.get(&*statement.text()).cloned())
         })
     }
 
     fn remember(&self, statement: Rendered<'_>, found: &[Type]) {
         let everywhere = found.iter().all(|found| Type::from_oid(found.oid()).is_some());
-        let key = if everywhere { statement.template() } else { statement.text() };
-        self.with(|types| types.put(key.into(), found.into()));
+        let key = if everywhere { statement.template().into() } else { statement.text() };
+        self.with(|types| types.put((*key).into(), found.into()));
     }
 
     fn forget(&self, statement: Rendered<'_>) {
         self.with(|types| {
             types.pop(statement.template());
-            types.pop(statement.text());
+            types.pop(&*statement.text());
         });
     }
 }
@@ -70,7 +70,7 @@ pub(super) async fn run<A: Answer>(
     let types = match known {
         Some(types) => types,
         None => {
-            let found = learn(client, statement.text(), in_transaction).await;
+            let found = learn(client, &statement.text(), in_transaction).await;
             let found = found.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
             learned.remember(statement, &found);
             found
@@ -79,7 +79,7 @@ pub(super) async fn run<A: Answer>(
     // The number of parameters is the caller's; with a wrong one the server says so.
     let types = types.iter().cloned().chain(std::iter::repeat(Type::UNKNOWN));
     let params = params.iter().copied().zip(types).collect();
-    A::ask_typed(client, statement.text(), params).await.map_err(|error| {
+    A::ask_typed(client, &statement.text(), params).await.map_err(|error| {
         let failed = Failed { error, prepared_before, sent: true };
         if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
             learned.forget(statement);

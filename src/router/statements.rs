@@ -1,0 +1,182 @@
+//! The statements that a session keeps prepared: by template and shard, without their texts.
+//!
+//! Which of them gives way to a new one is found by CLOCK: a hand goes round and takes the first that was not used since it last
+//! passed. That is about the one used longest ago, and a use costs no more than setting a bit.
+//!
+//! Invariant: never more than the bound; and what is found was prepared for this text in this shard.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::sql::{Rendered, Sql};
+
+/// `S` is what is kept; dropping one closes it on the server.
+pub(super) struct StatementCache<S> {
+    max: usize,
+    entries: Vec<Entry<S>>,
+    /// Where the entry of a key is. Two statements of one key do not stay beside each other.
+    at: HashMap<u64, usize, BuildHasherDefault<AsItIs>>,
+    hand: usize,
+}
+
+struct Entry<S> {
+    key: u64,
+    sql: Sql,
+    shard: Option<u32>,
+    /// `None` once it was forgotten.
+    statement: Option<S>,
+    used: bool,
+}
+
+/// For keys that are hashes already.
+#[derive(Default)]
+pub(super) struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = key;
+    }
+}
+
+impl<S: Clone> StatementCache<S> {
+    /// `max`: how many are kept; 0 keeps none.
+    pub(super) fn new(max: usize) -> StatementCache<S> {
+        StatementCache { max, entries: Vec::new(), at: HashMap::default(), hand: 0 }
+    }
+
+    pub(super) fn get(&mut self, wanted: Rendered<'_>) -> Option<S> {
+        let at = self.find(wanted)?;
+        let entry = &mut self.entries[at];
+        entry.used = true;
+        entry.statement.clone()
+    }
+
+    pub(super) fn contains(&self, wanted: Rendered<'_>) -> bool {
+        self.find(wanted).is_some_and(|at| self.entries[at].statement.is_some())
+    }
+
+    /// Keeps a statement, which has to be used again to count as used, in the place of one that was not used lately if there are enough.
+    pub(super) fn put(&mut self, prepared: Rendered<'_>, statement: S) {
+        if self.max == 0 {
+            return;
+        }
+        let (key, shard) = (prepared.key(), prepared.shard());
+        let entry = Entry { key, sql: prepared.sql().clone(), shard, statement: Some(statement), used: false };
+        if let Some(at) = self.at.get(&key) {
+            self.entries[*at] = entry;
+        } else if self.entries.len() < self.max {
+            self.at.insert(key, self.entries.len());
+            self.entries.push(entry);
+        } else {
+            let at = self.victim();
+            self.at.remove(&self.entries[at].key);
+            self.at.insert(key, at);
+            self.entries[at] = entry;
+        }
+    }
+
+    /// From now on it is prepared anew.
+    pub(super) fn forget(&mut self, outdated: Rendered<'_>) {
+        if let Some(at) = self.find(outdated) {
+            let entry = &mut self.entries[at];
+            (entry.statement, entry.used) = (None, false);
+        }
+    }
+
+    fn find(&self, wanted: Rendered<'_>) -> Option<usize> {
+        let at = *self.at.get(&wanted.key())?;
+        let entry = &self.entries[at];
+        (entry.shard == wanted.shard() && entry.sql.is_same_text(wanted.sql())).then_some(at)
+    }
+
+    /// Goes round at most twice: the first time all may have been used.
+    fn victim(&mut self) -> usize {
+        loop {
+            let at = self.hand;
+            self.hand = (at + 1) % self.entries.len();
+            if !std::mem::take(&mut self.entries[at].used) {
+                return at;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::shard::{SchemaPrefix, ShardId};
+
+    fn texts() -> Vec<Sql> {
+        ["SELECT 1", "SELECT 2", "TABLE {shard}.a", "TABLE {shard}.b"].map(Sql::new).into()
+    }
+
+    proptest! {
+        /// What it gives is what was last put for that text in that shard, and it has no more than the bound.
+        #[test]
+        fn it_gives_what_was_put(
+            max in 0..6_usize,
+            steps in prop::collection::vec((0..4_usize, 0..4_u16, 0..4_u8), 0..200),
+        ) {
+            let (prefix, texts) = (SchemaPrefix::default(), texts());
+            let mut cache = StatementCache::<u32>::new(max);
+            let mut put = HashMap::new();
+            for (number, (text, shard, step)) in (1_u32..).zip(steps) {
+                let rendered = Rendered::new(&texts[text], &prefix, ShardId::new(shard).unwrap());
+                let key = rendered.text().into_owned();
+                match step {
+                    0 | 1 => {
+                        cache.put(rendered, number);
+                        put.insert(key, number);
+                    }
+                    2 => {
+                        cache.forget(rendered);
+                        put.remove(&key);
+                        prop_assert!(!cache.contains(rendered));
+                    }
+                    _ => {
+                        let found = cache.get(rendered);
+                        prop_assert!(found.is_none() || found == put.get(&key).copied());
+                    }
+                }
+                prop_assert!(cache.entries.len() <= max && cache.at.len() == cache.entries.len());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_used_stays() {
+        let (prefix, sql) = (SchemaPrefix::default(), Sql::new("TABLE {shard}.a"));
+        let rendered = |number| Rendered::new(&sql, &prefix, ShardId::new(number).unwrap());
+        let mut cache = StatementCache::new(3);
+        cache.put(rendered(0), 0);
+        for number in 1..100 {
+            assert_eq!(cache.get(rendered(0)), Some(0));
+            cache.put(rendered(number), number);
+        }
+        assert_eq!((cache.entries.len(), cache.get(rendered(99))), (3, Some(99)));
+    }
+
+    #[test]
+    fn a_text_without_a_shard_is_kept_once() {
+        let (prefix, sql) = (SchemaPrefix::default(), Sql::new("SELECT 1"));
+        let shard = |number| ShardId::new(number).unwrap();
+        let mut cache = StatementCache::new(4);
+        cache.put(Rendered::new(&sql, &prefix, shard(1)), 7);
+        assert_eq!(cache.get(Rendered::new(&sql, &prefix, shard(2))), Some(7));
+        assert_eq!(cache.get(Rendered::alone(&sql)), Some(7));
+        // By search_path it means other tables in each shard.
+        assert_eq!(cache.get(Rendered::by_search_path(&sql, &prefix, shard(2))), None);
+        // Another text that is the same was read elsewhere.
+        assert_eq!(cache.get(Rendered::alone(&Sql::new("SELECT 1"))), Some(7));
+    }
+}
