@@ -1,12 +1,13 @@
 //! From a config file to a [`Router`].
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::{Config, ConfigError, HostConfig, RouterConfig};
 use crate::map::ShardMap;
 use crate::router::{HostOptions, HostSource, Options, Router};
+use crate::store::replace::Stamp;
 use crate::store::{MapStore, StoreError};
 
 /// Why there is no router.
@@ -68,13 +69,28 @@ impl Config {
         options.max_lifetime = self.router.max_lifetime.map_or(options.max_lifetime, or_never);
         options.max_replica_lag = self.router.max_replica_lag.unwrap_or(options.max_replica_lag);
         options.replica_wait = self.router.replica_wait.unwrap_or(options.replica_wait);
-        let path = self.path.clone();
-        // A file that cannot be read just now names nobody; what the map says of it is told elsewhere.
-        options.host_source = Some(HostSource::new(move |name| {
-            let config = Config::load(&path).ok()?;
-            config.hosts.get(name).map(|host| host.router_options(&config.router))
-        }));
+        let file = Reread { path: self.path.clone(), last: Mutex::new(None) };
+        options.host_source = Some(HostSource::new(move |name| file.host(name)));
         options
+    }
+}
+
+/// The config file, read when it has changed.
+struct Reread {
+    path: PathBuf,
+    last: Mutex<Option<(Stamp, Config)>>,
+}
+
+impl Reread {
+    /// A file that cannot be read just now names nobody; what the map says of it is told elsewhere.
+    fn host(&self, name: &str) -> Option<HostOptions> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = Stamp::of(&std::fs::metadata(&self.path).ok()?);
+        if last.as_ref().is_none_or(|(seen, _)| *seen != stamp) {
+            *last = Some((stamp, Config::load(&self.path).ok()?));
+        }
+        let (_, config) = last.as_ref()?;
+        config.hosts.get(name).map(|host| host.router_options(&config.router))
     }
 }
 

@@ -271,6 +271,17 @@ impl ConnectOptions {
         &self.password
     }
 
+    /// Whether both reach the same server in the same way.
+    pub(crate) fn reaches_as(&self, other: &ConnectOptions) -> bool {
+        self.config == other.config && self.tls == other.tls && self.password == other.password
+    }
+
+    /// These options for the same host as others, of which is known which server it is.
+    pub(crate) fn for_host_of(mut self, others: &ConnectOptions) -> ConnectOptions {
+        self.known = others.known.clone();
+        self
+    }
+
     /// Whether a server that takes writes may be wanted.
     pub(crate) fn is_for_primary(&self) -> bool {
         self.config.get_target_session_attrs() != TargetSessionAttrs::ReadOnly

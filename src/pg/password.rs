@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A source of a password. Read anew at every connection, so that a rotated password needs no restart.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub enum Password {
     /// `PGPASSWORD`, then the file `PGPASSFILE` names or `~/.pgpass`, then none.
     #[default]

@@ -12,8 +12,9 @@ use super::pool::{Pool, PoolState};
 
 impl Router {
     /// Closes the router, with all its clones: whoever asks for a connection from now on, or waits for one, gets
-    /// [`Error::Closed`](super::Error::Closed). Calls and transactions that have one may go on for as long as `limit`; then their connections are
-    /// closed, and what was on its way is an error that says whether it may have run. Gives back how many those were.
+    /// [`Error::Closed`](super::Error::Closed). Calls and transactions that have one may go on for as long as `limit`;
+    /// then their connections are closed, and what was on its way is an error that says whether it may have run. Gives
+    /// back how many those were.
     ///
     /// A router that is dropped closes its connections too, but waits for nobody.
     ///
@@ -39,8 +40,8 @@ impl Router {
         cut
     }
 
-    /// How many connections each pool has, and how many calls wait; sorted by host. A pool is made when the router first hears of its
-    /// host, and opens nothing before it is needed.
+    /// How many connections each pool has, and how many calls wait; sorted by host. A pool is made when the router
+    /// first hears of its host, and opens nothing before it is needed.
     pub fn pools(&self) -> Vec<PoolState> {
         let hosts = self.inner().hosts.load();
         let of_host =

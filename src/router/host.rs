@@ -24,6 +24,8 @@ use crate::shard::ShardId;
 
 pub(super) struct Host {
     pub(super) name: HostName,
+    /// What it was made of.
+    pub(super) options: HostOptions,
     pool: Arc<Pool>,
     /// For look-ups. Of their own, because they must get through when every other connection waits for their answer.
     look_ups: Arc<Pool>,
@@ -76,6 +78,7 @@ impl Host {
         };
         Host {
             name: host.name.clone(),
+            options: host.clone(),
             look_ups: pool(Self::LOOK_UPS, None, Opener { statements: statements(8), ..opener.clone() }),
             pool: pool(host.pool_size, limit, opener),
             circuit,

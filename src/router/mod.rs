@@ -36,6 +36,7 @@ mod raw;
 mod reads;
 mod recover;
 mod remains;
+mod renewal;
 mod replica;
 mod routing;
 mod running;
@@ -117,6 +118,8 @@ impl Router {
             follower: Mutex::new(None),
             retries: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            said: renewal::Said::default(),
+            hosts_wanted: Arc::new(tokio::sync::Notify::new()),
         }))
     }
 
@@ -191,26 +194,36 @@ impl Router {
         self.0.set_map(map)
     }
 
-    /// Takes the current map of a store and every one that replaces it, until the store is gone or the last clone of
-    /// the router is dropped. A second call ends the first one's following.
+    /// Takes the current map of a store and every one that replaces it, and what the [`HostSource`] says of how hosts are
+    /// reached, until the store is gone or the last clone of the router is dropped. A second call ends the first one's following.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     pub fn follow(&self, mut maps: MapWatch) {
         let inner = Arc::downgrade(&self.0);
         let refresh = maps.refresh();
+        let hosts_wanted = self.0.hosts_wanted.clone();
         let task = tokio::spawn(async move {
             let mut map = maps.current();
             loop {
-                let Some(inner) = inner.upgrade() else { return };
-                if let Err(error) = inner.set_map(map) {
+                let Some(router) = inner.upgrade() else { return };
+                if let Err(error) = router.set_map(map) {
                     tracing::warn!(%error, "a map was not taken; the old one stays");
                 }
-                drop(inner);
-                match maps.changed().await {
-                    Some(newer) => map = newer,
-                    None => return,
-                }
+                drop(router);
+                map = loop {
+                    let Some(router) = inner.upgrade() else { return };
+                    // It may read a file. Whether it could is for the next time.
+                    let _ = tokio::task::spawn_blocking(move || router.renew_hosts()).await;
+                    tokio::select! {
+                        newer = maps.changed() => match newer {
+                            Some(newer) => break newer,
+                            None => return,
+                        },
+                        () = hosts_wanted.notified() => {}
+                        () = tokio::time::sleep(renewal::RENEW_EVERY) => {}
+                    }
+                };
             }
         });
         let mut follower = self.0.follower.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,8 +232,8 @@ impl Router {
         }
     }
 
-    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, whatever it waits for; for the
-    /// signal that says "read your config again". Returns at once, and does nothing where no store is followed.
+    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, whatever it waits for, and asks
+    /// the [`HostSource`] for the hosts; for the signal that says "read your config again". Returns at once, and does nothing where no store is followed.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router) -> std::io::Result<()> {
@@ -236,6 +249,7 @@ impl Router {
     pub fn refresh_map(&self) {
         if let Some((_, refresh)) = &*self.0.follower.lock().unwrap_or_else(PoisonError::into_inner) {
             refresh.now();
+            self.0.hosts_wanted.notify_one();
         }
     }
 

@@ -89,8 +89,9 @@ impl Opener {
         true
     }
 
-    /// On the first connection to a host: whether it makes shards of keys as this router does. A host that has recorded nothing
-    /// is none of a cluster, and says so to every statement. Then what it has recorded of the other hosts and itself.
+    /// On the first connection to a host: whether it makes shards of keys as this router does. A host that has recorded
+    /// nothing is none of a cluster, and says so to every statement. Then what it has recorded of the other hosts and
+    /// itself.
     async fn meet(&self, connection: &Connection) -> Result<(), OpenError> {
         if self.met.load(Ordering::Relaxed) {
             return Ok(());

@@ -30,6 +30,14 @@ impl HostOptions {
     pub fn new(name: HostName, connect: ConnectOptions, pool_size: usize) -> HostOptions {
         HostOptions { name, connect, pool_size, prepare: PrepareMode::default(), replicas: Vec::new() }
     }
+
+    /// Whether host and replicas are reached in the same way.
+    pub(super) fn reaches_as(&self, other: &HostOptions) -> bool {
+        let replicas = self.replicas.iter().zip(&other.replicas);
+        self.connect.reaches_as(&other.connect)
+            && self.replicas.len() == other.replicas.len()
+            && replicas.into_iter().all(|(one, other)| one.reaches_as(other))
+    }
 }
 
 /// How statements are prepared.
@@ -69,8 +77,10 @@ pub enum Selects {
     OnlyRead,
 }
 
-/// Who is asked for a host that the router meets, in a map or on a signpost, and does not know. It may read a file: it is
-/// asked once a host, or ten times a second at most while it does not know.
+/// Who knows the hosts. It is asked for a host that the router meets, in a map or on a signpost, and does not know: once, or ten
+/// times a second at most while it does not know. While the router [follows](super::Router::follow) a store, it is asked for
+/// every host it has each five seconds, and what it says otherwise than before of how a host and its replicas are reached is
+/// taken over. It may read a file.
 #[derive(Clone)]
 pub struct HostSource(Arc<Ask>);
 

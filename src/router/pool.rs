@@ -2,8 +2,8 @@
 //!
 //! Which connection a call gets, and who waits, is decided in [`slots`](super::slots); here it is done.
 //!
-//! Invariant: a slot is given back exactly once, by whoever held it last: the caller, or the task that cleans or ends what the
-//! caller left. Nothing is closed, and nobody is called, while the slots are locked.
+//! Invariant: a slot is given back exactly once, by whoever held it last: the caller, or the task that cleans or ends
+//! what the caller left. Nothing is closed, and nobody is called, while the slots are locked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -56,8 +56,8 @@ pub(super) struct PoolOptions<'a> {
     pub(super) limit: Option<&'a ConnectionLimit>,
 }
 
-/// The connections of a pool at one time. Those of a host's standbys are in pools of their own, and those for look-ups in none of
-/// these.
+/// The connections of a pool at one time. Those of a host's standbys are in pools of their own, and those for look-ups
+/// in none of these.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolState {
@@ -89,8 +89,8 @@ impl ConnectionLimit {
     }
 }
 
-/// How long a call waits for a connection of its own pool before it takes what another one has no use for: opening costs some
-/// milliseconds, and the other pool may have to open it again a moment later.
+/// How long a call waits for a connection of its own pool before it takes what another one has no use for: opening
+/// costs some milliseconds, and the other pool may have to open it again a moment later.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// From one look at what is idle to the next.
@@ -210,7 +210,6 @@ impl Pool {
         }
     }
 
-    #[expect(dead_code, reason = "for a host that is reached otherwise from now on")]
     /// From now on a connection is closed as soon as nobody uses it or waits for it.
     pub(super) fn retire(&self) {
         let mut slots = self.lock();
@@ -261,7 +260,8 @@ impl Pool {
         });
     }
 
-    /// Closes what is old or was idle for too long, and publishes how many there are. False when there are none any more.
+    /// Closes what is old or was idle for too long, and publishes how many there are. False when there are none any
+    /// more.
     fn sweep(&self) -> bool {
         let now = Instant::now();
         let mut slots = self.lock();

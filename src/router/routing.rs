@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::error::Error;
@@ -13,6 +14,7 @@ use super::host::Host;
 use super::options::Options;
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
+use super::renewal::Said;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
@@ -26,8 +28,8 @@ pub(super) struct Inner {
     pub(super) shards: ShardCount,
     pub(super) prefix: SchemaPrefix,
     pub(super) key: KeyKind,
-    /// Those it was made with, and those it has met since and been told of. A host is never taken out: its pool is empty once
-    /// nobody uses it.
+    /// Those it was made with, and those it has met since and been told of. A host is never taken out, only replaced when it is
+    /// reached otherwise: its pool is empty once nobody uses it.
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
     /// What the pools of all hosts share.
     pub(super) limit: Option<ConnectionLimit>,
@@ -47,6 +49,10 @@ pub(super) struct Inner {
     /// Statements and transactions that were run again.
     pub(super) retries: AtomicU64,
     pub(super) closed: AtomicBool,
+    /// What the source of hosts said last.
+    pub(super) said: Said,
+    /// Wakes who asks it again.
+    pub(super) hosts_wanted: Arc<Notify>,
 }
 
 /// A map and the placements learned since. A try uses one snapshot: either the old one or the new, never a mixture.

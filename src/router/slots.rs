@@ -1,14 +1,16 @@
 //! Which connection a call gets, and who waits for one: the slots of all pools that share a limit on connections.
 //!
-//! A pool has a slot for each connection that it may have. Each shard has a favourite among those that are open, so that its
-//! statements are prepared there and not on all: a call goes to it when it is idle, else to the next one that is, by number, so
-//! that a shard's second choice is always the same too. One is opened only when all are busy. Nobody waits for a favourite.
+//! A pool has a slot for each connection that it may have. Each shard has a favourite among those that are open, so
+//! that its statements are prepared there and not on all: a call goes to it when it is idle, else to the next one that
+//! is, by number, so that a shard's second choice is always the same too. One is opened only when all are busy. Nobody
+//! waits for a favourite.
 //!
-//! A call waits for whatever comes first: a connection of its pool that is given back, or leave to open another one. Where the limit
-//! leaves none, a connection of another pool is closed for it only if that pool has more than its share, or has no use for it.
+//! A call waits for whatever comes first: a connection of its pool that is given back, or leave to open another one.
+//! Where the limit leaves none, a connection of another pool is closed for it only if that pool has more than its
+//! share, or has no use for it.
 //!
-//! Invariant: there are never more connections than slots, nor than the limit; nobody waits while he could be served; and who
-//! waits for a pool is served in the order of asking.
+//! Invariant: there are never more connections than slots, nor than the limit; nobody waits while he could be served;
+//! and who waits for a pool is served in the order of asking.
 //!
 //! It does no I/O, has no clock and drops nothing: what is to be closed, and who is to be told, it gives back.
 
@@ -259,7 +261,8 @@ impl<C, W> Slots<C, W> {
         }
     }
 
-    /// He who waits by this ticket has waited for his own pool long enough: he also takes what another pool has no use for.
+    /// He who waits by this ticket has waited for his own pool long enough: he also takes what another pool has no use
+    /// for.
     pub(super) fn insist(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
         if let Some(waiter) = self.pools[pool].waiting.iter_mut().find(|waiter| waiter.ticket == ticket) {
             waiter.insists = true;
@@ -337,8 +340,8 @@ impl<C, W> Slots<C, W> {
         effects
     }
 
-    /// Who is served next. Pools that are to have another connection come first, or the one whose connection is closed for it
-    /// would always serve its own; among them who asked first.
+    /// Who is served next. Pools that are to have another connection come first, or the one whose connection is closed
+    /// for it would always serve its own; among them who asked first.
     fn next(&self) -> Option<(usize, Source)> {
         let heads = self.pools.iter().enumerate().filter_map(|(pool, slots)| {
             let head = slots.waiting.front()?;

@@ -1,7 +1,7 @@
 //! The statements that a session keeps prepared: by template and shard, without their texts.
 //!
-//! Which of them gives way to a new one is found by CLOCK: a hand goes round and takes the first that was not used since it last
-//! passed. That is about the one used longest ago, and a use costs no more than setting a bit.
+//! Which of them gives way to a new one is found by CLOCK: a hand goes round and takes the first that was not used
+//! since it last passed. That is about the one used longest ago, and a use costs no more than setting a bit.
 //!
 //! Invariant: never more than the bound; and what is found was prepared for this text in this shard.
 
@@ -63,7 +63,8 @@ impl<S: Clone> StatementCache<S> {
         self.find(wanted).is_some_and(|at| self.entries[at].statement.is_some())
     }
 
-    /// Keeps a statement, which has to be used again to count as used, in the place of one that was not used lately if there are enough.
+    /// Keeps a statement, which has to be used again to count as used, in the place of one that was not used lately if
+    /// there are enough.
     pub(super) fn put(&mut self, prepared: Rendered<'_>, statement: S) {
         if self.max == 0 {
             return;

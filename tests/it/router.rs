@@ -14,6 +14,7 @@ mod pooler;
 mod promises;
 mod proxy;
 mod remains;
+mod renewed;
 mod replicas;
 mod seeded;
 mod sessions;

@@ -73,7 +73,8 @@ async fn disturb(shards: &Shards, mut stop: oneshot::Receiver<()>, mut rng: Rng)
 }
 
 on_each_version! {
-    /// Programs made by chance: whatever happens to calls and connections, no slot is lost, none is used twice, and the limits hold.
+    /// Programs made by chance: whatever happens to calls and connections, no slot is lost, none is used twice, and the
+    /// limits hold.
     async fn no_slot_is_lost(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
