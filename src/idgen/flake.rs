@@ -3,19 +3,23 @@
 //! Sortable by time, ordered within a source, 65,536 a millisecond (65 million a second), no database. Written as 32
 //! hexadecimal digits, which sort as the numbers do; fits PostgreSQL's `uuid` (but says no version).
 //!
-//! What fails: two workers with one number repeat. The default is 48 random bits with the multicast bit set, as RFC 4122
-//! §4.5 has it, so that it is never a network card's address, and cloned machines, which have cloned addresses, differ. Of
-//! 1,000,000 workers, two are the same with a probability of 0.004 (2^47 numbers). With a number of your own, a source that
-//! starts again while the clock stepped back repeats, unless it is given the last millisecond of the one before
-//! ([`Options::floor_ms`], from [`Flake::last_ms`]); with a random one it does not matter.
+//! What fails: two workers with one number repeat. The default is 48 random bits with the multicast bit set, as RFC
+//! 4122 §4.5 has it, so that it is never a network card's address, and cloned machines, which have cloned addresses,
+//! differ. Of 1,000,000 workers, two are the same with a probability of 0.004 (2^47 numbers). With a number of your
+//! own, a source that starts again while the clock stepped back repeats, unless it is given the last millisecond of the
+//! one before ([`Options::floor_ms`], from [`Flake::last_ms`]); with a random one it does not matter. A process that
+//! was forked draws another number; with one of your own it makes no flakes.
 
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+
+use super::process::Process;
 use super::ticks::{Patience, Ticks};
-use super::{Clock, Error, IdSource, Later, SystemClock, WAIT_MAX, check_batch};
+use super::{Clock, Error, IdSource, Later, SystemClock, WAIT_MAX, check_batch, random};
 
 /// Bits of worker.
 pub const WORKER_BITS: u32 = 48;
@@ -90,7 +94,7 @@ impl FromStr for FlakeId {
 /// Who makes flakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Worker {
-    /// 48 random bits with the multicast bit set, new for each source.
+    /// 48 random bits with the multicast bit set, new for each source and each process.
     Random,
     /// A number that nobody else has; the upper 16 bits are cut off.
     Given(u64),
@@ -118,13 +122,34 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Flake {
     clock: Arc<dyn Clock>,
-    worker: u64,
+    chosen: Worker,
+    maker: ArcSwap<Maker>,
+    /// Of several threads of a forked process one draws the number.
+    drawing: Mutex<()>,
     wait_max: Duration,
     // 48 bits are left for the milliseconds, which is enough until the year 10889.
     ticks: Ticks<SEQ_BITS>,
 }
 
 const MS_END: u64 = 1 << (64 - SEQ_BITS);
+
+/// Whose number it is.
+#[derive(Debug)]
+struct Maker {
+    process: Process,
+    worker: u64,
+}
+
+impl Maker {
+    fn new(worker: Worker) -> Maker {
+        let cut = (1 << WORKER_BITS) - 1;
+        let worker = match worker {
+            Worker::Random => random::of_the_system() & cut | MULTICAST,
+            Worker::Given(number) => number & cut,
+        };
+        Maker { process: Process::current(), worker }
+    }
+}
 
 impl Flake {
     /// A source with the machine's clock.
@@ -134,17 +159,34 @@ impl Flake {
 
     /// A source with another clock.
     pub fn with_clock(options: &Options, clock: Arc<dyn Clock>) -> Flake {
-        let worker = match options.worker {
-            Worker::Random => fastrand::u64(0..1 << WORKER_BITS) | MULTICAST,
-            Worker::Given(number) => number & ((1 << WORKER_BITS) - 1),
-        };
         let ticks = Ticks::from(options.floor_ms.min(MS_END - 1));
-        Flake { clock, worker, wait_max: options.wait_max, ticks }
+        let maker = ArcSwap::from_pointee(Maker::new(options.worker));
+        Flake { clock, chosen: options.worker, maker, drawing: Mutex::new(()), wait_max: options.wait_max, ticks }
     }
 
     /// The worker's number.
     pub fn worker(&self) -> u64 {
-        self.worker
+        self.maker.load().worker
+    }
+
+    /// This process's number.
+    fn own_worker(&self) -> Result<u64, Later> {
+        let maker = self.maker.load();
+        if maker.process.is_current() {
+            return Ok(maker.worker);
+        }
+        if self.chosen != Worker::Random {
+            return Err(Later::Forked);
+        }
+        let _one_at_a_time = self.drawing.lock().unwrap_or_else(PoisonError::into_inner);
+        let maker = self.maker.load();
+        if maker.process.is_current() {
+            return Ok(maker.worker);
+        }
+        let maker = Maker::new(Worker::Random);
+        let worker = maker.worker;
+        self.maker.store(Arc::new(maker));
+        Ok(worker)
     }
 
     /// The last Unix millisecond that is in a flake of this source, to be kept for [`Options::floor_ms`].
@@ -155,7 +197,7 @@ impl Flake {
     /// The next one, without waiting.
     ///
     /// # Errors
-    /// What keeps it: this millisecond is used up, or the clock is behind.
+    /// What keeps it: this millisecond is used up, the clock is behind, or a number of your own is another process's.
     pub fn try_next(&self) -> Result<FlakeId, Later> {
         let mut one = None;
         self.take(1, |id| one = Some(id))?;
@@ -167,9 +209,10 @@ impl Flake {
             unix_ms if unix_ms < MS_END => Ok(unix_ms),
             unix_ms => Err(Later::OutOfRange { unix_ms }),
         };
+        let worker = self.own_worker()?;
         let taken = self.ticks.take(now, want)?;
         for seq in taken.seq..taken.seq + taken.count {
-            put(FlakeId::new(taken.ms, self.worker, seq as u16).expect("the worker was cut to 48 bits"));
+            put(FlakeId::new(taken.ms, worker, seq as u16).expect("the worker was cut to 48 bits"));
         }
         Ok(())
     }
@@ -197,6 +240,7 @@ impl IdSource for Flake {
                 Err(Later::OutOfRange { unix_ms }) => {
                     return Err(Error::OutOfRange { unix_ms, first_ms: 0, last_ms: MS_END as i64 - 1 });
                 }
+                Err(Later::Forked) => return Err(Error::Forked),
                 Err(Later::NextMillisecond | Later::Lease) => patience.wait(0).await?,
             }
         }
@@ -278,6 +322,32 @@ mod tests {
         let options = Options { floor_ms: first.last_ms() + 1, ..options };
         let second = Flake::with_clock(&options, Arc::new(clock));
         assert!(second.next().await.unwrap() > last);
+    }
+
+    /// Sources that are made at the same moment, in threads that are numbered alike, draw different numbers.
+    #[test]
+    fn random_workers_differ() {
+        let drawn =
+            |_| std::thread::spawn(|| (0..2000).map(|_| Flake::new(&Options::default()).worker()).collect::<Vec<_>>());
+        let threads: Vec<_> = (0..4).map(drawn).collect();
+        let all: Vec<u64> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(all.iter().collect::<std::collections::HashSet<_>>().len(), all.len());
+    }
+
+    #[tokio::test]
+    async fn a_forked_process_has_another_worker_or_none() {
+        let flake = Flake::new(&Options::default());
+        let parents = flake.worker();
+        assert_eq!(flake.next().await.unwrap().worker(), parents);
+        flake.maker.store(Arc::new(Maker { process: Process::parent(), worker: parents }));
+        let childs = flake.next().await.unwrap().worker();
+        assert!(childs != parents && childs & MULTICAST != 0);
+        assert_eq!(flake.next_many(10).await.unwrap()[9].worker(), childs);
+
+        let given = Flake::new(&Options { worker: Worker::Given(7), ..Options::default() });
+        given.maker.store(Arc::new(Maker { process: Process::parent(), worker: 7 }));
+        assert_eq!(given.try_next(), Err(Later::Forked));
+        assert!(matches!(given.next().await, Err(Error::Forked)));
     }
 
     /// A clock that stands still is given up, not waited for without end.

@@ -7,6 +7,8 @@
 pub mod clock;
 pub mod flake;
 pub mod lease;
+mod process;
+mod random;
 pub mod scheme;
 pub mod simpleflake;
 pub mod snowflake;
@@ -93,6 +95,9 @@ pub enum Error {
         /// The length.
         length_ms: u128,
     },
+    /// The worker number was given to the process that forked this one, which goes on using it.
+    #[error("the worker number is that of the process that forked this one: make a source with another number")]
+    Forked,
     /// More than a source gives at once.
     #[error("{count} IDs at once are more than {BATCH_MAX}: ask several times")]
     BatchTooLarge {

@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use super::{Clock, Error, IdSource, SystemClock, check_batch};
+use super::{Clock, Error, IdSource, SystemClock, check_batch, random};
 
 /// 2000-01-01 UTC, the zero of the clock, as Unix milliseconds.
 pub const EPOCH_MS: u64 = 946_684_800_000;
@@ -49,7 +49,7 @@ impl Simpleflake {
     pub fn make(&self) -> Result<i64, Error> {
         let unix_ms = self.clock.unix_ms();
         let ms = unix_ms.checked_sub(EPOCH_MS);
-        ms.and_then(|ms| encode(ms, fastrand::u32(0..1 << RANDOM_BITS))).ok_or(Error::OutOfRange {
+        ms.and_then(|ms| encode(ms, random::bits(RANDOM_BITS))).ok_or(Error::OutOfRange {
             unix_ms,
             first_ms: EPOCH_MS as i64,
             last_ms: (EPOCH_MS + (1 << MS_BITS) - 1) as i64,

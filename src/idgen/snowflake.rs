@@ -320,6 +320,7 @@ impl<S: LeaseStore> IdSource for Snowflake<S> {
                     renewals += 1;
                     inner.renew_unless_held().await.map_err(Error::NoLease)?;
                 }
+                Err(Later::Forked) => return Err(Error::Forked),
                 Err(Later::OutOfRange { unix_ms }) => {
                     let (first_ms, span) = (inner.epoch_ms, MS_MAX.cast_signed());
                     return Err(Error::OutOfRange { unix_ms, first_ms, last_ms: first_ms + span });

@@ -18,6 +18,8 @@ pub enum Later {
     },
     /// The lease on the worker number has ended, or is near enough to its end.
     Lease,
+    /// The worker number is that of the process that forked this one.
+    Forked,
     /// The clock is outside the layout.
     OutOfRange {
         /// What it says.
