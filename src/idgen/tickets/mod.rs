@@ -17,6 +17,7 @@
 //! transactions, would give numbers again: run [`create`] with a start above the last one before it serves.
 
 mod host;
+mod rest;
 mod setup;
 mod source;
 mod status;
@@ -153,12 +154,18 @@ pub enum Error {
         reason: String,
     },
     /// No host gave a ticket: what each said.
-    #[error("no host gave a ticket of {name}: {}", .failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no host gave a ticket of {name}: {}", .failed.iter().map(with_causes).collect::<Vec<_>>().join("; "))]
     AllFailed {
         /// The name.
         name: TicketName,
         /// Each host's failure, at least one.
         failed: Vec<Error>,
+    },
+    /// The runtime ended while a ticket was on its way.
+    #[error("no ticket of {name} was taken: the runtime of the task that asked has ended")]
+    Ended {
+        /// The name.
+        name: TicketName,
     },
     /// There are no hosts to take tickets from.
     #[error("no host is named to take tickets {name} from")]
@@ -172,6 +179,12 @@ pub enum Error {
         /// How many were asked for.
         count: usize,
     },
+}
+
+/// An error and what caused it. Of several there is no one source that a report could follow.
+fn with_causes(error: &Error) -> String {
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 impl Error {

@@ -1,15 +1,20 @@
-//! Taking tickets: the hosts in turn, blocks ahead, past hosts that are down.
+//! Taking tickets: the hosts in turn, blocks ahead, past hosts that are down or slow.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::OwnedMutexGuard;
+use tokio::task::JoinHandle;
 use tokio_postgres::Statement;
 use uuid::Uuid;
 
+use super::rest::Rest;
 use super::{Error, Layout, TicketHost, TicketName};
+use crate::idgen::process::Process;
 use crate::idgen::{BATCH_MAX, IdSource};
 use crate::map::HostName;
 use crate::pg::Connection;
@@ -26,18 +31,26 @@ pub struct Options {
     pub block: usize,
     /// How long one host may take to answer, connecting included.
     pub host_limit: Duration,
-    /// A host that failed is left alone for so long, while another gives tickets.
+    /// A host that has not answered for so long is not waited for alone: the next one is asked beside it.
+    pub impatience: Duration,
+    /// A host that failed is left alone for so long while another gives tickets, and twice as long after each further
+    /// failure. Then a task connects to it; callers wait for it only once that has succeeded, or when no other host
+    /// gives tickets.
     pub rest: Duration,
+    /// The longest rest.
+    pub rest_max: Duration,
 }
 
 impl Options {
     /// The largest block.
     pub const BLOCK_MAX: usize = 10_000;
 
-    /// Blocks of 1,000; a host has 2 s to answer and is left alone for 1 s after it failed.
+    /// Blocks of 1,000; a host has 2 s to answer, after 100 ms another one is asked too, and one that failed is left
+    /// alone for 1 s, then 2 s, up to 30 s.
     pub fn new(name: TicketName, hosts: Vec<TicketHost>) -> Options {
-        let (host_limit, rest) = (Duration::from_secs(2), Duration::from_secs(1));
-        Options { name, hosts, block: 1000, host_limit, rest }
+        let (host_limit, impatience) = (Duration::from_secs(2), Duration::from_millis(100));
+        let (rest, rest_max) = (Duration::from_secs(1), Duration::from_secs(30));
+        Options { name, hosts, block: 1000, host_limit, impatience, rest, rest_max }
     }
 }
 
@@ -56,10 +69,7 @@ struct Inner {
     hosts: Vec<Host>,
     /// Which host is next.
     turn: AtomicUsize,
-    /// Taken and not given yet: at most two blocks.
-    ahead: Mutex<VecDeque<i64>>,
-    /// One block is fetched at a time, so that callers do not each bring one.
-    fetching: Arc<tokio::sync::Mutex<()>>,
+    ahead: Mutex<Ahead>,
     series: Mutex<Known>,
 }
 
@@ -70,15 +80,30 @@ struct Known {
     residues: BTreeMap<u32, HostName>,
 }
 
+/// Taken and not given yet: at most two blocks.
+struct Ahead {
+    /// Whose they are: after fork() parent and child have the same in their memory.
+    process: Process,
+    tickets: VecDeque<i64>,
+    /// One block is fetched at a time, so that callers do not each bring one.
+    fetching: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Ahead {
+    fn none() -> Ahead {
+        Ahead { process: Process::current(), tickets: VecDeque::new(), fetching: Arc::default() }
+    }
+}
+
 struct Host {
     host: TicketHost,
     session: tokio::sync::Mutex<Session>,
-    /// Not before then, unless nobody else gives any.
-    rests_until: Mutex<Option<Instant>>,
+    rest: Rest,
 }
 
-#[derive(Default)]
 struct Session {
+    /// Who opened it: a socket that parent and child share carries the words of neither.
+    process: Process,
     open: Option<(Connection, Statement)>,
     /// The last ticket that this source was given by the host.
     last: i64,
@@ -96,8 +121,8 @@ impl Tickets {
     pub fn new(options: Options) -> Tickets {
         let host = |host: &TicketHost| Host {
             host: host.clone(),
-            session: tokio::sync::Mutex::default(),
-            rests_until: Mutex::new(None),
+            session: tokio::sync::Mutex::new(Session { process: Process::current(), open: None, last: 0 }),
+            rest: Rest::new(options.rest, options.rest_max),
         };
         let hosts: Vec<Host> = options.hosts.iter().map(host).collect();
         let inner = Inner {
@@ -105,8 +130,7 @@ impl Tickets {
             // Processes that start together do not all begin at the same host.
             turn: AtomicUsize::new(fastrand::usize(0..hosts.len().max(1))),
             hosts,
-            ahead: Mutex::default(),
-            fetching: Arc::default(),
+            ahead: Mutex::new(Ahead::none()),
             series: Mutex::default(),
             options,
         };
@@ -115,14 +139,12 @@ impl Tickets {
 
     /// How many tickets are taken and not given yet.
     pub fn ahead(&self) -> usize {
-        lock(&self.inner.ahead).len()
+        self.inner.ahead(|ahead| ahead.tickets.len())
     }
 
     fn pop(&self) -> Option<i64> {
-        let (ticket, left) = {
-            let mut ahead = lock(&self.inner.ahead);
-            (ahead.pop_front()?, ahead.len())
-        };
+        let (ticket, left) =
+            self.inner.ahead(|ahead| ahead.tickets.pop_front().map(|ticket| (ticket, ahead.tickets.len())))?;
         if left == self.inner.block / 4 && self.inner.block > 1 {
             self.fetch_behind();
         }
@@ -131,17 +153,44 @@ impl Tickets {
 
     /// The next block, while the rest of this one is used up. Ends by itself, each host within its limit.
     fn fetch_behind(&self) {
-        let Ok(guard) = self.inner.fetching.clone().try_lock_owned() else { return };
+        let Ok(guard) = self.inner.ahead(|ahead| ahead.fetching.clone()).try_lock_owned() else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let inner = self.inner.clone();
         runtime.spawn(async move {
             match inner.fetch(inner.block).await {
-                Ok(tickets) => lock(&inner.ahead).extend(tickets),
+                Ok(tickets) => inner.ahead(|ahead| ahead.tickets.extend(tickets)),
                 // Whoever finds the block empty asks again, and gets the error.
                 Err(error) => tracing::debug!(%error, "no block of tickets was fetched ahead"),
             }
             drop(guard);
         });
+    }
+
+    /// So many tickets, fetched by a task: what a host is seen to do is kept when the caller waits no longer.
+    async fn fetch(&self, count: usize) -> Result<Vec<i64>, Error> {
+        let inner = self.inner.clone();
+        self.joined(tokio::spawn(async move { inner.fetch(count).await })).await
+    }
+
+    /// A block: the first ticket is the caller's, which does not have to race for it.
+    async fn fetch_block(&self, guard: OwnedMutexGuard<()>) -> Result<i64, Error> {
+        let inner = self.inner.clone();
+        let fetched = tokio::spawn(async move {
+            let mut tickets = inner.fetch(inner.block).await?.into_iter();
+            let first = tickets.next().expect("a block has tickets");
+            inner.ahead(|ahead| ahead.tickets.extend(tickets));
+            drop(guard);
+            Ok(first)
+        });
+        self.joined(fetched).await
+    }
+
+    async fn joined<T>(&self, task: JoinHandle<Result<T, Error>>) -> Result<T, Error> {
+        match task.await {
+            Ok(fetched) => fetched,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => Err(Error::Ended { name: self.inner.options.name.clone() }),
+        }
     }
 }
 
@@ -151,21 +200,16 @@ impl IdSource for Tickets {
 
     async fn next(&self) -> Result<i64, Error> {
         if self.inner.block == 1 {
-            let one = self.inner.fetch(1).await?;
+            let one = self.fetch(1).await?;
             return Ok(one[0]);
         }
         loop {
             if let Some(ticket) = self.pop() {
                 return Ok(ticket);
             }
-            let _one_at_a_time = self.inner.fetching.lock().await;
-            if lock(&self.inner.ahead).is_empty() {
-                let tickets = self.inner.fetch(self.inner.block).await?;
-                // The first is the caller's: it does not have to race for it.
-                let mut tickets = tickets.into_iter();
-                let first = tickets.next().expect("a block has tickets");
-                lock(&self.inner.ahead).extend(tickets);
-                return Ok(first);
+            let one_at_a_time = self.inner.ahead(|ahead| ahead.fetching.clone()).lock_owned().await;
+            if self.ahead() == 0 {
+                return self.fetch_block(one_at_a_time).await;
             }
         }
     }
@@ -175,43 +219,61 @@ impl IdSource for Tickets {
             return Err(Error::BatchTooLarge { count });
         }
         let mut tickets = Vec::with_capacity(count);
-        {
-            let mut ahead = lock(&self.inner.ahead);
-            let some = ahead.len().min(count);
-            tickets.extend(ahead.drain(..some));
-        }
+        self.inner.ahead(|ahead| {
+            let some = ahead.tickets.len().min(count);
+            tickets.extend(ahead.tickets.drain(..some));
+        });
         while tickets.len() < count {
             let wanted = (count - tickets.len()).min(Options::BLOCK_MAX);
-            tickets.extend(self.inner.fetch(wanted).await?);
+            tickets.extend(self.fetch(wanted).await?);
         }
         Ok(tickets)
     }
 }
 
 impl Inner {
-    /// Exactly so many tickets, of the next host that gives them.
-    async fn fetch(&self, count: usize) -> Result<Vec<i64>, Error> {
+    /// The tickets in memory, which are this process's.
+    fn ahead<T>(&self, use_them: impl FnOnce(&mut Ahead) -> T) -> T {
+        let mut ahead = lock(&self.ahead);
+        if !ahead.process.is_current() {
+            *ahead = Ahead::none();
+        }
+        use_them(&mut ahead)
+    }
+
+    /// Exactly so many tickets, of the first host that gives them: hosts are asked in turn, the next one when the one
+    /// before has failed, and beside it when it takes its time.
+    async fn fetch(self: &Arc<Self>, count: usize) -> Result<Vec<i64>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let at = |step: usize| &self.hosts[(turn + step) % self.hosts.len()];
-        let order: Vec<&Host> = (0..self.hosts.len()).map(at).collect();
-        let now = Instant::now();
+        let at = |step: usize| (turn + step) % self.hosts.len();
         // Those that failed a moment ago come last.
         let (rested, resting): (Vec<_>, Vec<_>) =
-            order.into_iter().partition(|host| lock(&host.rests_until).is_none_or(|until| until <= now));
+            (0..self.hosts.len()).map(at).partition(|place| !self.hosts[*place].rest.is_on());
+        let mut waiting = rested.into_iter().chain(resting);
+        // Those whose session has this request: another may only stand in the queue for it.
+        let heard: Vec<AtomicBool> = self.hosts.iter().map(|_| AtomicBool::new(false)).collect();
+        let mut asked = FuturesUnordered::new();
+        let mut last = None;
         let mut failed = Vec::new();
-        for host in rested.into_iter().chain(resting) {
-            let limit = self.options.host_limit;
-            let late = |_| Error::TimedOut { host: host.host.name.clone(), limit_ms: limit.as_millis() };
-            let taken = tokio::time::timeout(limit, self.take(host, count)).await;
-            match taken.map_err(late).and_then(|taken| taken) {
-                Ok(tickets) => {
-                    *lock(&host.rests_until) = None;
-                    return Ok(tickets);
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "a host gave no tickets");
-                    *lock(&host.rests_until) = Some(Instant::now() + self.options.rest);
-                    failed.push(error);
+        loop {
+            let next = waiting.next();
+            if let Some(place) = next {
+                asked.push(self.attempt(place, count, &heard[place]));
+                last = Some(place);
+            }
+            let answer = match next {
+                Some(_) => tokio::time::timeout(self.options.impatience, asked.next()).await,
+                None => Ok(asked.next().await),
+            };
+            match answer {
+                Ok(Some(Ok(tickets))) => return Ok(tickets),
+                Ok(Some(Err(error))) => failed.push(error),
+                Ok(None) => break,
+                // Whoever comes now does not begin with it. Should it answer first all the same, it is back.
+                Err(_) => {
+                    if let Some(place) = last.filter(|place| heard[*place].load(Ordering::Relaxed)) {
+                        self.rest(place);
+                    }
                 }
             }
         }
@@ -219,9 +281,54 @@ impl Inner {
         if failed.is_empty() { Err(Error::NoHosts { name }) } else { Err(Error::AllFailed { name, failed }) }
     }
 
-    /// Tickets of one host.
-    async fn take(&self, host: &Host, count: usize) -> Result<Vec<i64>, Error> {
+    /// One host within its limit.
+    async fn attempt(self: &Arc<Self>, place: usize, count: usize, heard: &AtomicBool) -> Result<Vec<i64>, Error> {
+        let (host, limit) = (&self.hosts[place], self.options.host_limit);
+        let late = |_| Error::TimedOut { host: host.host.name.clone(), limit_ms: limit.as_millis() };
+        let taken = tokio::time::timeout(limit, self.take(host, count, heard)).await;
+        match taken.map_err(late).and_then(|taken| taken) {
+            Ok(tickets) => {
+                host.rest.end();
+                Ok(tickets)
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a host gave no tickets");
+                self.rest(place);
+                Err(error)
+            }
+        }
+    }
+
+    /// Leaves a host alone, and has a task look for it afterwards, which ends when the host can be connected to, or
+    /// with the source.
+    fn rest(self: &Arc<Self>, place: usize) {
+        let Some(resting) = self.hosts[place].rest.begin() else { return };
+        let source = Arc::downgrade(self);
+        tokio::spawn(async move {
+            while resting.pause().await {
+                let Some(inner) = source.upgrade() else { return };
+                let (host, limit) = (&inner.hosts[place], inner.options.host_limit);
+                let look = async {
+                    let mut session = host.session.lock().await;
+                    session.open = Some(inner.open(host).await?);
+                    Ok::<_, Error>(())
+                };
+                match tokio::time::timeout(limit, look).await {
+                    Ok(Ok(())) => return,
+                    Ok(Err(error)) => tracing::debug!(%error, "a host still gives no tickets"),
+                    Err(_) => tracing::debug!(host = %host.host.name, "a host still says nothing"),
+                }
+            }
+        });
+    }
+
+    /// Tickets of one host. `heard` is set once the host is asked.
+    async fn take(&self, host: &Host, count: usize, heard: &AtomicBool) -> Result<Vec<i64>, Error> {
         let mut session = host.session.lock().await;
+        heard.store(true, Ordering::Relaxed);
+        if !session.process.is_current() {
+            *session = Session { process: Process::current(), open: None, last: session.last };
+        }
         // A connection may have died while it was idle: then once more with a new one. Should the first have been heard
         // after all, its tickets are lost, not given twice.
         if let Some((connection, statement)) = session.open.take() {
@@ -230,6 +337,12 @@ impl Inner {
                 Err(error) => tracing::debug!(%error, "a connection for tickets is made anew"),
             }
         }
+        let (connection, statement) = self.open(host).await?;
+        let row = self.ask(&connection, &statement, host, count).await?;
+        self.accept(&mut session, (connection, statement), host, &row)
+    }
+
+    async fn open(&self, host: &Host) -> Result<(Connection, Statement), Error> {
         let name = &host.host.name;
         let connection = host.host.connect.connect("pgshard tickets").await;
         let connection = connection.map_err(|source| Error::Connect { host: name.clone(), source })?;
@@ -240,8 +353,7 @@ impl Inner {
                 _ => Error::Sql { host: name.clone(), doing: "prepare to take tickets", source },
             }
         })?;
-        let row = self.ask(&connection, &statement, host, count).await?;
-        self.accept(&mut session, (connection, statement), host, &row)
+        Ok((connection, statement))
     }
 
     async fn ask(
@@ -286,7 +398,7 @@ impl Inner {
         }
         drop(known);
         let tickets: Vec<i64> = row.get(5);
-        let right = |ticket: &i64| layout.decode(*ticket).is_some_and(|(of, _)| of == residue);
+        let right = |ticket: &i64| layout.decode(*ticket).is_some_and(|(owner, _)| owner == residue);
         if let Some(wrong) = tickets.iter().find(|ticket| !right(ticket)) {
             return Err(mismatch(format!("its sequence gave {wrong}, which has not its residue {residue}")));
         }
@@ -302,5 +414,24 @@ impl Inner {
         session.last = last;
         session.open = Some(open);
         Ok(tickets)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After fork() a block is in two processes. Only the one that took it gives its tickets.
+    #[tokio::test]
+    async fn a_forked_process_has_no_block() {
+        let name = TicketName::new("users").unwrap();
+        let tickets = Tickets::new(Options::new(name, Vec::new()));
+        tickets.inner.ahead(|ahead| ahead.tickets.extend([1, 2, 3]));
+        assert_eq!(tickets.next().await.unwrap(), 1);
+        let parents = tickets.inner.ahead(|ahead| ahead.fetching.clone()).try_lock_owned().unwrap();
+        lock(&tickets.inner.ahead).process = Process::parent();
+        assert!(matches!(tickets.next().await, Err(Error::NoHosts { .. })));
+        assert_eq!(tickets.ahead(), 0);
+        drop(parents);
     }
 }

@@ -1,0 +1,114 @@
+//! How long a host that failed is left alone: longer after each failure, and one task at a time looks for it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::idgen::process::Process;
+
+/// Whether a host rests.
+#[derive(Clone, Debug)]
+pub(super) struct Rest {
+    first: Duration,
+    longest: Duration,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    on: bool,
+    /// The process in which a task looks for the host.
+    looked_for: Option<Process>,
+    /// Until the next look.
+    pause: Duration,
+}
+
+impl Rest {
+    pub(super) fn new(first: Duration, longest: Duration) -> Rest {
+        Rest { first, longest, state: Arc::new(Mutex::new(State { on: false, looked_for: None, pause: first })) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing is half-done under this lock when somebody panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it rests.
+    pub(super) fn is_on(&self) -> bool {
+        self.state().on
+    }
+
+    /// It gave tickets.
+    pub(super) fn end(&self) {
+        let mut state = self.state();
+        (state.on, state.pause) = (false, self.first);
+    }
+
+    /// It failed: what the task that looks for it holds; `None` while there is one already.
+    pub(super) fn begin(&self) -> Option<Resting> {
+        let mut state = self.state();
+        state.on = true;
+        if state.looked_for.is_some_and(Process::is_current) {
+            return None;
+        }
+        state.looked_for = Some(Process::current());
+        Some(Resting(self.clone()))
+    }
+}
+
+/// Held by the task that looks for a host. Without it the host does not rest: where the task's runtime ended, the next
+/// caller asks.
+pub(super) struct Resting(Rest);
+
+impl Resting {
+    /// Waits before the next look, and says whether one is needed. Each pause is twice the one before, a little more or
+    /// less, so that processes do not all look at once.
+    pub(super) async fn pause(&self) -> bool {
+        let pause = {
+            let mut state = self.0.state();
+            let pause = state.pause;
+            state.pause = (pause * 2).min(self.0.longest);
+            pause
+        };
+        tokio::time::sleep(pause.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+        self.0.is_on()
+    }
+}
+
+impl Drop for Resting {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        (state.on, state.looked_for) = (false, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_looks_and_pauses_grow() {
+        let rest = Rest::new(Duration::from_secs(1), Duration::from_secs(4));
+        let looks = rest.begin().unwrap();
+        assert!(rest.is_on() && rest.begin().is_none());
+        let mut before = tokio::time::Instant::now();
+        for seconds in [1, 2, 4, 4] {
+            assert!(looks.pause().await);
+            let took = before.elapsed().as_secs_f64() / f64::from(seconds);
+            assert!((0.7..1.3).contains(&took), "{seconds}: {took}");
+            before = tokio::time::Instant::now();
+        }
+        // Connected, and it fails again: the pauses go on where they were. Tickets end that.
+        drop(looks);
+        assert!(!rest.is_on());
+        let looks = rest.begin().unwrap();
+        assert_eq!(rest.state().pause, Duration::from_secs(4));
+        rest.end();
+        assert!(!rest.is_on() && rest.state().pause == Duration::from_secs(1));
+        // The task is still there for a failure that comes before it looks.
+        assert!(rest.begin().is_none() && rest.is_on());
+        // That of a forked process is not.
+        rest.state().looked_for = Some(Process::parent());
+        assert!(rest.begin().is_some());
+        drop(looks);
+    }
+}
