@@ -1,21 +1,29 @@
 //! Leases on the worker numbers of [snowflakes](super::snowflake), kept in PostgreSQL.
 //!
 //! Invariant: every grant and renewal carries a **ceiling**, the last millisecond that the holder may put into an
-//! ID, and the next grant of the number begins after it. This holds by the rows alone; no clock has to be right for it. That a
-//! lease ends by the clock only decides when the number may go to somebody else. A table that may have gone back in time, because its server
-//! was restored, promoted or restarted, grants nothing until the longest lease has ended of which it may have lost the row.
+//! ID, and the next grant of the number begins after it; who gives a number back says which millisecond was its last, and
+//! the next begins after that. This holds by the rows alone; no clock has to be right for it. That a lease ends by the
+//! clock only decides when the number may go to somebody else. A table that may have gone back in time, because its
+//! server was restored, promoted or restarted, grants nothing until the longest lease has ended of which it may have lost
+//! the row. All holders of a space have one epoch, and a clock that is not far from the server's.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio_postgres::IsolationLevel;
+use tokio::time::Instant;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{IsolationLevel, Transaction};
 use uuid::Uuid;
 
+use crate::id::Epoch;
 use crate::pg::{ConnectError, ConnectOptions, Connection};
 
 /// How many worker numbers there are.
 pub const WORKERS: u16 = 1024;
+
+/// How far a generator's clock may be from that of the database that grants the leases. Its functions have the same
+/// number.
+pub const CLOCK_OFF_MAX_MS: i64 = 10_000;
 
 /// A worker number, granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +41,8 @@ pub struct Grant {
 /// What a holder asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
+    /// What the milliseconds of the IDs count from: the same for all holders of a space.
+    pub epoch: Epoch,
     /// The holder's wall clock, Unix milliseconds.
     pub now_ms: u64,
     /// How far past it an ID may go.
@@ -49,6 +59,15 @@ pub enum Installed {
     /// It was there, and is of this version now.
     Upgraded,
     /// It was there.
+    Before,
+}
+
+/// What [`WorkerLeases::take_back`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freed {
+    /// It was held.
+    Now,
+    /// It was free.
     Before,
 }
 
@@ -80,7 +99,8 @@ pub struct LeaseStatus {
 pub enum Error {
     /// All numbers are held.
     #[error(
-        "all {WORKERS} worker numbers of {space:?} are leased: stop generators, or use another space for other IDs"
+        "all {WORKERS} worker numbers of {space:?} are leased, or were used by a clock that was ahead: stop generators, free what nobody \
+         holds by `pgshard workers release`, or use another space for other IDs"
     )]
     NoneFree {
         /// The space.
@@ -95,6 +115,32 @@ pub enum Error {
         /// Until leases that may be lost have ended, in milliseconds.
         left_ms: u64,
     },
+    /// The IDs of the space have another epoch.
+    #[error(
+        "the IDs of {space:?} count from {recorded_ms} ms after 1970, and this generator's from {asked_ms}: they would meet; give it that \
+         epoch, or another space"
+    )]
+    OtherEpoch {
+        /// The space.
+        space: String,
+        /// The epoch of those who were first, Unix milliseconds.
+        recorded_ms: i64,
+        /// The epoch of this one, Unix milliseconds.
+        asked_ms: i64,
+    },
+    /// This machine's clock or that of the database's server is wrong.
+    #[error(
+        "this machine's clock is {} ms {} that of the leases' database, and more than {CLOCK_OFF_MAX_MS} ms are refused: set both by NTP \
+         (`chronyc makestep`), and start again",
+        .by_ms.unsigned_abs(), if *.by_ms < 0 { "behind" } else { "ahead of" }
+    )]
+    ClockOff {
+        /// By how much it is ahead; negative where it is behind. Milliseconds.
+        by_ms: i64,
+    },
+    /// The runtime ended while a lease was asked for.
+    #[error("the runtime of the task that asked for the lease has ended")]
+    Ended,
     /// The table of leases is of an older version.
     #[error(
         "the schema pgshard_workers is of an older pgshard: `pgshard workers install --host HOST` upgrades it, while it serves"
@@ -127,13 +173,14 @@ pub enum Error {
 
 /// Keeps leases. PostgreSQL does, and in tests a store in memory.
 pub trait LeaseStore: Send + Sync + 'static {
-    /// Grants a number that nobody holds.
+    /// Grants a number that nobody holds; for a token that was granted one, the same.
     ///
     /// # Errors
-    /// When all are held, or the store is out of reach.
+    /// When all are held, the epoch or the clock is not that of the others, or the store is out of reach.
     ///
     /// # Cancel safety
-    /// When dropped, a number may be granted to nobody; it is free again when `keep` has passed.
+    /// When dropped, a number may be granted: to who asks again with this token, else to nobody until `keep` has
+    /// passed.
     fn acquire(&self, token: Uuid, term: Term) -> impl Future<Output = Result<Grant, Error>> + Send;
 
     /// Renews a grant: the same with a later ceiling; `None` when the number is somebody else's by now.
@@ -144,6 +191,16 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// # Cancel safety
     /// When dropped, the grant may be renewed or not.
     fn renew(&self, grant: Grant, term: Term) -> impl Future<Output = Result<Option<Grant>, Error>> + Send;
+
+    /// Takes a number back, whose holder makes no ID any more and made none past this Unix millisecond. Where it is
+    /// somebody else's by now nothing is done.
+    ///
+    /// # Errors
+    /// When the store is out of reach.
+    ///
+    /// # Cancel safety
+    /// When dropped, the number may be free or not.
+    fn release(&self, grant: Grant, last_ms: u64) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
 /// The leases in one PostgreSQL database, in the schema `pgshard_workers`. Connects for each call: that is every few
@@ -155,15 +212,17 @@ pub struct WorkerLeases {
 }
 
 /// What makes each version out of the one before it.
-const VERSIONS: [&str; 2] = [
+const VERSIONS: [&str; 3] = [
     include_str!("../../migrations/workers/0001_workers.sql"),
     include_str!("../../migrations/workers/0002_restored.sql"),
+    include_str!("../../migrations/workers/0003_epochs_and_release.sql"),
 ];
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What is left is negative for a number that is free again.
 const STATUS: &str = "SELECT space, worker, ceiling_ms,
     pg_catalog.floor(pg_catalog.date_part('epoch', expires_at - pg_catalog.clock_timestamp()) * 1000)::int8
     FROM pgshard_workers.lease ORDER BY space, worker";
+const VERSION: &str = "SELECT version FROM pgshard_workers.version";
 /// "pgsh", and which.
 const LOCK: &str = "SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock(1885827944, 1001)";
 
@@ -190,10 +249,7 @@ impl WorkerLeases {
         let there: bool = transaction.query_one(there, &[]).await.and_then(|row| row.try_get(0)).map_err(sql)?;
         let before: i32 = match there {
             false => 0,
-            true => {
-                let version = "SELECT version FROM pgshard_workers.version";
-                transaction.query_one(version, &[]).await.and_then(|row| row.try_get(0)).map_err(sql)?
-            }
+            true => transaction.query_one(VERSION, &[]).await.and_then(|row| row.try_get(0)).map_err(sql)?,
         };
         for version in VERSIONS.iter().skip(usize::try_from(before).unwrap_or(0)) {
             transaction.batch_execute(version).await.map_err(sql)?;
@@ -226,6 +282,23 @@ impl WorkerLeases {
         row.try_get(0).map_err(|source| failure(doing, source))
     }
 
+    /// Takes a number back whose holder is gone, before its lease ends; whether it was held. Should the holder be
+    /// there, it goes on until its lease ends, and the next begins after that: for leases of hours, not to hurry those
+    /// of seconds.
+    ///
+    /// # Errors
+    /// When the database is out of reach, does not answer in time, or lacks the schema.
+    ///
+    /// # Cancel safety
+    /// The number may be free or not.
+    pub async fn take_back(&self, worker: u16) -> Result<Freed, Error> {
+        let doing = "take a worker number back";
+        let text = "SELECT pgshard_workers.take_back($1, $2)";
+        let row = self.row(doing, text, &[&self.space, &i32::from(worker)]).await?;
+        let held: bool = row.try_get(0).map_err(|source| failure(doing, source))?;
+        Ok(if held { Freed::Now } else { Freed::Before })
+    }
+
     /// Every worker number of every space that was ever leased, by space and number.
     ///
     /// # Errors
@@ -237,7 +310,13 @@ impl WorkerLeases {
         let doing = "read the leases of worker numbers";
         let answer = async {
             let connection = connect.connect("pgshard workers").await.map_err(Error::Connect)?;
-            connection.query(STATUS, &[]).await.map_err(|source| failure(doing, source))
+            let failed = |source| failure(doing, source);
+            let version: i32 =
+                connection.query_one(VERSION, &[]).await.and_then(|row| row.try_get(0)).map_err(failed)?;
+            match usize::try_from(version) {
+                Ok(version) if version >= VERSIONS.len() => connection.query(STATUS, &[]).await.map_err(failed),
+                _ => Err(Error::Outdated),
+            }
         };
         let rows = tokio::time::timeout(PATIENCE, answer).await.map_err(|_| late())??;
         let status = |row: tokio_postgres::Row| LeaseStatus {
@@ -259,13 +338,22 @@ impl WorkerLeases {
         text: &str,
         values: &[&(dyn ToSql + Sync)],
     ) -> Result<tokio_postgres::Row, Error> {
+        self.asked(doing, async |transaction| transaction.query_one(text, values).await).await
+    }
+
+    /// One question in a transaction, over a connection of its own.
+    async fn asked(
+        &self,
+        doing: &'static str,
+        ask: impl AsyncFnOnce(&Transaction<'_>) -> Result<tokio_postgres::Row, tokio_postgres::Error>,
+    ) -> Result<tokio_postgres::Row, Error> {
         let answer = async {
             let mut connection = self.connection().await?;
             let sql = |source| failure(doing, source);
             // Whatever the database's default: under an older snapshot, generators that start together would end each other.
             let transaction = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
             let transaction = transaction.start().await.map_err(sql)?;
-            let row = transaction.query_one(text, values).await.map_err(sql)?;
+            let row = ask(&transaction).await.map_err(sql)?;
             transaction.commit().await.map_err(sql)?;
             Ok(row)
         };
@@ -273,10 +361,15 @@ impl WorkerLeases {
     }
 }
 
+/// The holder's wall clock now: connecting took its time, which is no difference of clocks.
+fn now_ms(term: Term, begun: Instant) -> i64 {
+    bigint(u128::from(term.now_ms) + begun.elapsed().as_millis())
+}
+
 fn failure(doing: &'static str, source: tokio_postgres::Error) -> Error {
     match source.code().map(|code| code.code()) {
-        Some("3F000" | "42P01" | "42883") => Error::NotInstalled,
-        Some("42703") => Error::Outdated,
+        Some("3F000" | "42P01") => Error::NotInstalled,
+        Some("42703" | "42883") => Error::Outdated,
         _ => Error::Sql { doing, source },
     }
 }
@@ -289,12 +382,28 @@ fn bigint(ms: u128) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX / 4)
 }
 
+impl Error {
+    fn clock_off(row: &tokio_postgres::Row, column: usize) -> Result<(), Error> {
+        row.get::<_, Option<i64>>(column).map_or(Ok(()), |by_ms| Err(Error::ClockOff { by_ms }))
+    }
+}
+
 impl LeaseStore for WorkerLeases {
     async fn acquire(&self, token: Uuid, term: Term) -> Result<Grant, Error> {
-        let (now, length, keep) =
-            (bigint(term.now_ms.into()), bigint(term.length.as_millis()), bigint(term.keep.as_millis()));
-        let text = "SELECT worker, floor_ms, ceiling_ms, wait_ms FROM pgshard_workers.acquire($1, $2, $3, $4, $5)";
-        let row = self.row("lease a worker number", text, &[&self.space, &token, &now, &length, &keep]).await?;
+        let (doing, begun) = ("lease a worker number", Instant::now());
+        let (length, keep) = (bigint(term.length.as_millis()), bigint(term.keep.as_millis()));
+        let text = "SELECT worker, floor_ms, ceiling_ms, wait_ms, clock_off_ms, known_epoch_ms
+            FROM pgshard_workers.acquire($1, $2, $3, $4, $5, $6)";
+        let asked_ms = term.epoch.unix_ms();
+        let row = self.asked(doing, async |transaction| {
+            let now = now_ms(term, begun);
+            transaction.query_one(text, &[&self.space, &token, &now, &length, &keep, &asked_ms]).await
+        });
+        let row = row.await?;
+        Error::clock_off(&row, 4)?;
+        if let Some(recorded_ms) = row.get::<_, Option<i64>>(5) {
+            return Err(Error::OtherEpoch { space: self.space.clone(), recorded_ms, asked_ms });
+        }
         if let Some(left_ms) = row.get::<_, Option<i64>>(3) {
             return Err(Error::OnHold { left_ms: left_ms.unsigned_abs() });
         }
@@ -305,12 +414,24 @@ impl LeaseStore for WorkerLeases {
     }
 
     async fn renew(&self, grant: Grant, term: Term) -> Result<Option<Grant>, Error> {
-        let (now, length, keep) =
-            (bigint(term.now_ms.into()), bigint(term.length.as_millis()), bigint(term.keep.as_millis()));
+        let begun = Instant::now();
+        let (length, keep) = (bigint(term.length.as_millis()), bigint(term.keep.as_millis()));
         let worker = i32::from(grant.worker);
-        let text = "SELECT pgshard_workers.renew($1, $2, $3, $4, $5, $6)";
-        let values: [&(dyn ToSql + Sync); 6] = [&self.space, &worker, &grant.token, &now, &length, &keep];
-        let ceiling: Option<i64> = self.row("renew the lease of a worker number", text, &values).await?.get(0);
+        let text = "SELECT ceiling_ms, clock_off_ms FROM pgshard_workers.keep($1, $2, $3, $4, $5, $6)";
+        let row = self.asked("renew the lease of a worker number", async |transaction| {
+            let now = now_ms(term, begun);
+            transaction.query_one(text, &[&self.space, &worker, &grant.token, &now, &length, &keep]).await
+        });
+        let row = row.await?;
+        Error::clock_off(&row, 1)?;
+        let ceiling: Option<i64> = row.get(0);
         Ok(ceiling.map(|ceiling| Grant { ceiling_ms: ceiling.cast_unsigned(), ..grant }))
+    }
+
+    async fn release(&self, grant: Grant, last_ms: u64) -> Result<(), Error> {
+        let text = "SELECT pgshard_workers.release($1, $2, $3, $4)";
+        let (worker, last) = (i32::from(grant.worker), bigint(last_ms.into()));
+        self.row("give a worker number back", text, &[&self.space, &worker, &grant.token, &last]).await?;
+        Ok(())
     }
 }

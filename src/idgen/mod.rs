@@ -17,6 +17,7 @@ mod ticks;
 pub mod uuid7;
 
 use std::fmt::Display;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use clock::{Clock, SystemClock};
@@ -88,7 +89,7 @@ pub enum Error {
     },
     /// The lease on the worker number has ended and cannot be had anew.
     #[error("no worker number is leased, and none could be had")]
-    NoLease(#[source] lease::Error),
+    NoLease(#[source] Arc<lease::Error>),
     /// The lease was renewed again and again, and had always ended already.
     #[error("the lease on the worker number ends faster than it is used: its length is {length_ms} ms")]
     LeaseTooShort {

@@ -10,15 +10,16 @@
 //! ends by the monotonic clock. What fails: with the database away for longer than the lease, there are no IDs; a clock that
 //! steps back makes callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years after the epoch.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
-use tokio::sync::Mutex;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 use super::lease::{self, Grant, LeaseStore, Term};
+use super::process::Process;
 use super::ticks::{Patience, Ticks};
 use super::{Clock, Error, IdSource, Later, SystemClock, WAIT_MAX, check_batch};
 use crate::id::Epoch;
@@ -85,26 +86,38 @@ impl Options {
     }
 }
 
-/// A generator of snowflakes. Clones share it.
+/// A generator of snowflakes. Clones share it, and the last one gives the worker number back.
 #[derive(Debug)]
 pub struct Snowflake<S: LeaseStore> {
     inner: Arc<Inner<S>>,
-    /// Ends the renewing with the last clone.
-    keeper: Option<Arc<Keeper>>,
+    hold: Arc<Hold<S>>,
 }
 
 impl<S: LeaseStore> Clone for Snowflake<S> {
     fn clone(&self) -> Self {
-        Snowflake { inner: self.inner.clone(), keeper: self.keeper.clone() }
+        Snowflake { inner: self.inner.clone(), hold: self.hold.clone() }
     }
 }
 
+/// What ends with the last clone: the renewing, and the lease.
 #[derive(Debug)]
-struct Keeper(AbortHandle);
+struct Hold<S: LeaseStore> {
+    inner: Arc<Inner<S>>,
+    keeper: Option<AbortHandle>,
+}
 
-impl Drop for Keeper {
+impl<S: LeaseStore> Drop for Hold<S> {
     fn drop(&mut self) {
-        self.0.abort();
+        if let Some(keeper) = &self.keeper {
+            keeper.abort();
+        }
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let inner = self.inner.clone();
+        runtime.spawn(async move {
+            if let Err(error) = inner.release().await {
+                tracing::debug!(%error, "a worker number was not given back; it is free when its lease ends");
+            }
+        });
     }
 }
 
@@ -116,7 +129,7 @@ struct Inner<S> {
     epoch_ms: i64,
     ticks: Ticks<SEQ_BITS>,
     held: ArcSwapOption<Held>,
-    renewing: Mutex<()>,
+    renewing: Mutex<Renewing>,
 }
 
 /// A grant, and until when by this process's monotonic clock.
@@ -124,12 +137,31 @@ struct Inner<S> {
 struct Held {
     grant: Grant,
     until: Duration,
+    /// Who it was granted to.
+    process: Process,
+}
+
+type Renewed = Result<(), Arc<lease::Error>>;
+
+/// One renewal for all callers, in a task of its own: whoever waits no longer ends nothing.
+#[derive(Debug)]
+struct Renewing {
+    process: Process,
+    under_way: Option<watch::Receiver<Option<Renewed>>>,
+    /// With which a number was asked for, as long as no answer has come: it may be granted already.
+    token: Option<Uuid>,
+}
+
+impl Renewing {
+    fn none() -> Renewing {
+        Renewing { process: Process::current(), under_way: None, token: None }
+    }
 }
 
 impl<S: LeaseStore> Snowflake<S> {
     /// A generator that has a worker number and keeps it: a task renews the lease three times in its length, and leases
-    /// another number where that one was lost. It ends when the last clone is dropped; the number is free again when the
-    /// lease has ended.
+    /// another number where that one was lost. When the last clone is dropped the number is given back, by a task: wait
+    /// for [`Snowflake::release`] before the runtime ends, or the number is free only when its lease has ended.
     ///
     /// Waits while the database grants none because it may have gone back in time ([`lease::Error::OnHold`]): for about the longest lease.
     ///
@@ -150,7 +182,8 @@ impl<S: LeaseStore> Snowflake<S> {
                 }
             }
         });
-        generator.keeper = Some(Arc::new(Keeper(task.abort_handle())));
+        let hold = Arc::get_mut(&mut generator.hold).expect("nobody else has it yet");
+        hold.keeper = Some(task.abort_handle());
         Ok(generator)
     }
 
@@ -164,35 +197,56 @@ impl<S: LeaseStore> Snowflake<S> {
     /// As [`Snowflake::start`].
     pub async fn acquire(store: S, options: Options, clock: Arc<dyn Clock>) -> Result<Snowflake<S>, Error> {
         let epoch_ms = options.epoch.unix_ms();
-        let (held, renewing) = (ArcSwapOption::empty(), Mutex::new(()));
+        let (held, renewing) = (ArcSwapOption::empty(), Mutex::new(Renewing::none()));
         let inner = Inner { store, clock, options, epoch_ms, ticks: Ticks::from(0), held, renewing };
+        let inner = Arc::new(inner);
+        // From here on, so that a start that is given up gives back what it was granted.
+        let generator = Snowflake { hold: Arc::new(Hold { inner: inner.clone(), keeper: None }), inner };
         let mut waits = 0;
         loop {
-            match inner.renew().await {
-                Ok(()) => break,
-                Err(lease::Error::OnHold { left_ms }) if waits < HOLDS_MAX => {
-                    waits += 1;
-                    tracing::warn!(
-                        left_ms,
-                        "no worker number is leased yet: the database of the leases may have gone back in time"
-                    );
-                    inner.clock.sleep(Duration::from_millis(left_ms)).await;
-                }
-                Err(error) => return Err(Error::NoLease(error)),
+            match generator.inner.renew().await {
+                Ok(()) => return Ok(generator),
+                Err(error) => match *error {
+                    lease::Error::OnHold { left_ms } if waits < HOLDS_MAX => {
+                        waits += 1;
+                        tracing::warn!(
+                            left_ms,
+                            "no worker number is leased yet: the database of the leases may have gone back in time"
+                        );
+                        generator.inner.clock.sleep(Duration::from_millis(left_ms)).await;
+                    }
+                    _ => return Err(Error::NoLease(error)),
+                },
             }
         }
-        Ok(Snowflake { inner: Arc::new(inner), keeper: None })
     }
 
-    /// Renews the lease, or leases another number where that one was lost.
+    /// Renews the lease, or leases another number where that one was lost. Callers that ask meanwhile wait for the same
+    /// renewal.
     ///
     /// # Errors
     /// When the store is out of reach or has no number free. The lease goes on until its end.
     ///
     /// # Cancel safety
-    /// The lease may be renewed without this process knowing: it then stops sooner than it must.
+    /// The renewal goes on.
     pub async fn renew(&self) -> Result<(), Error> {
         self.inner.renew().await.map_err(Error::NoLease)
+    }
+
+    /// Gives the worker number back, for the next generator to begin at once, if this is the last clone; else it only
+    /// drops this one.
+    ///
+    /// # Errors
+    /// When the store is out of reach: the number is free when its lease has ended.
+    ///
+    /// # Cancel safety
+    /// When dropped, the number may be free only when its lease has ended.
+    pub async fn release(self) -> Result<(), Error> {
+        let Snowflake { inner, hold } = self;
+        match Arc::into_inner(hold) {
+            Some(_last) => inner.release().await.map_err(|error| Error::NoLease(Arc::new(error))),
+            None => Ok(()),
+        }
     }
 
     /// The worker number, if one is held; it may have changed when you look at it.
@@ -212,26 +266,56 @@ impl<S: LeaseStore> Snowflake<S> {
 }
 
 impl<S: LeaseStore> Inner<S> {
-    async fn renew(&self) -> Result<(), lease::Error> {
-        let _one_at_a_time = self.renewing.lock().await;
-        self.renew_locked().await
+    fn renewing(&self) -> std::sync::MutexGuard<'_, Renewing> {
+        // Nothing is half-done under this lock when somebody panics.
+        let mut renewing = self.renewing.lock().unwrap_or_else(PoisonError::into_inner);
+        if !renewing.process.is_current() {
+            *renewing = Renewing::none();
+        }
+        renewing
     }
 
-    /// For a caller without a lease: several of them wait for one renewal.
-    async fn renew_unless_held(&self) -> Result<(), lease::Error> {
-        let _one_at_a_time = self.renewing.lock().await;
+    async fn renew(self: &Arc<Self>) -> Renewed {
+        // The task of another runtime may end without an answer; the next is this caller's own.
+        for _ in 0..2 {
+            let mut under_way = self.renewal();
+            if let Ok(answer) = under_way.wait_for(Option::is_some).await {
+                return answer.clone().expect("it was waited for");
+            }
+        }
+        Err(Arc::new(lease::Error::Ended))
+    }
+
+    /// For a caller without a lease: somebody may have renewed it meanwhile.
+    async fn renew_unless_held(self: &Arc<Self>) -> Renewed {
         let usable = self.held.load().as_ref().is_some_and(|held| self.check(held, self.clock.unix_ms()).is_ok());
-        if usable { Ok(()) } else { self.renew_locked().await }
+        if usable { Ok(()) } else { self.renew().await }
     }
 
-    async fn renew_locked(&self) -> Result<(), lease::Error> {
-        let held = self.held.load_full();
+    /// The renewal that is under way, or a new one.
+    fn renewal(self: &Arc<Self>) -> watch::Receiver<Option<Renewed>> {
+        let mut renewing = self.renewing();
+        let goes_on = |under_way: &&watch::Receiver<Option<Renewed>>| {
+            under_way.borrow().is_none() && under_way.has_changed().is_ok()
+        };
+        if let Some(under_way) = renewing.under_way.as_ref().filter(goes_on) {
+            return under_way.clone();
+        }
+        let (answer, under_way) = watch::channel(None);
+        renewing.under_way = Some(under_way.clone());
+        let inner = self.clone();
+        tokio::spawn(async move { answer.send(Some(inner.renew_alone().await.map_err(Arc::new))).ok() });
+        under_way
+    }
+
+    async fn renew_alone(&self) -> Result<(), lease::Error> {
+        let held = self.held.load_full().filter(|held| held.process.is_current());
         // From before the request: the store counts from when it got it, which is later.
         let asked_at = self.clock.monotonic();
         let now_ms = self.clock.unix_ms();
         let length = self.options.lease;
         // The store keeps the number for longer than it is used, so that a renewal that is a little late keeps it.
-        let term = Term { now_ms, length, keep: length + self.options.margin };
+        let term = Term { epoch: self.options.epoch, now_ms, length, keep: length + self.options.margin };
         let renewed = match held {
             Some(held) => self.store.renew(held.grant, term).await?,
             None => None,
@@ -240,16 +324,32 @@ impl<S: LeaseStore> Inner<S> {
             Some(grant) => grant,
             None => {
                 self.held.store(None);
-                self.store.acquire(Uuid::new_v4(), term).await?
+                let token = *self.renewing().token.get_or_insert_with(Uuid::new_v4);
+                let grant = self.store.acquire(token, term).await?;
+                self.renewing().token = None;
+                grant
             }
         };
         let until = asked_at + length.saturating_sub(self.options.margin);
-        self.held.store(Some(Arc::new(Held { grant, until })));
+        self.held.store(Some(Arc::new(Held { grant, until, process: Process::current() })));
         Ok(())
     }
 
+    /// For the last that has it: nobody makes an ID any more.
+    async fn release(&self) -> Result<(), lease::Error> {
+        // A renewal that is under way would lease behind it.
+        let under_way = self.renewing().under_way.clone();
+        if let Some(mut under_way) = under_way {
+            under_way.wait_for(Option::is_some).await.ok();
+        }
+        let Some(held) = self.held.swap(None).filter(|held| held.process.is_current()) else { return Ok(()) };
+        let last_ms = self.ticks.last_ms().max(held.grant.floor_ms.saturating_sub(1));
+        self.store.release(held.grant, last_ms).await
+    }
+
     fn check(&self, held: &Held, unix_ms: u64) -> Result<(), Later> {
-        if unix_ms > held.grant.ceiling_ms || self.clock.monotonic() >= held.until {
+        let ended = unix_ms > held.grant.ceiling_ms || self.clock.monotonic() >= held.until;
+        if ended || !held.process.is_current() {
             return Err(Later::Lease);
         }
         if unix_ms < held.grant.floor_ms {
@@ -304,7 +404,7 @@ impl<S: LeaseStore> IdSource for Snowflake<S> {
 
     async fn next_many(&self, count: usize) -> Result<Vec<i64>, Error> {
         check_batch(count)?;
-        let inner = &*self.inner;
+        let inner = &self.inner;
         let mut ids = Vec::with_capacity(count);
         let mut patience = Patience::new(&*inner.clock, inner.options.wait_max);
         let mut renewals = 0;

@@ -12,7 +12,7 @@ mod orm;
 mod pool;
 mod pooler;
 mod promises;
-mod proxy;
+pub(crate) mod proxy;
 mod remains;
 mod renewed;
 mod replicas;

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use pgshard::dev::{ServerOptions, StopMode};
 use pgshard::id::Epoch;
-use pgshard::idgen::lease::{self, Elsewhere, Grant, Installed, Term};
+use pgshard::idgen::lease::{self, Elsewhere, Freed, Grant, Installed, Term};
 use pgshard::idgen::snowflake::{self, Fields};
 use pgshard::idgen::tickets::{self, Create, Created, Options, Refusal, Role, TicketHost, TicketName, create};
 use pgshard::idgen::{IdSource, LeaseStore, Snowflake, Tickets, WorkerLeases};
 use pgshard::pg::ConnectOptions;
 use uuid::Uuid;
 
+use crate::router::proxy::Proxy;
 use crate::support::TestCluster;
 
 fn connect(cluster: &TestCluster, host: usize) -> ConnectOptions {
@@ -41,6 +42,16 @@ fn residues(created: &[Created]) -> Vec<(u32, Role)> {
 
 fn source(cluster: &TestCluster, which: &[usize], block: usize) -> Tickets {
     Tickets::new(Options { block, ..Options::new(users(), hosts(cluster, which)) })
+}
+
+fn now_ms() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap()
+}
+
+/// What a holder asks for whose clock says this.
+fn term(now_ms: u64, ms: u64) -> Term {
+    let epoch = Epoch::from_unix_ms(1_700_000_000_000).unwrap();
+    Term { epoch, now_ms, length: Duration::from_millis(ms), keep: Duration::from_millis(ms) }
 }
 
 /// Every ticket once, all of these residues and no others.
@@ -306,7 +317,49 @@ on_each_version! {
         let nowhere = "postgres://app@127.0.0.1:1/app?connect_timeout=1";
         let nowhere = TicketHost { name: cluster.name(0), connect: ConnectOptions::parse(nowhere).unwrap() };
         let error = Tickets::new(Options::new(users(), vec![nowhere])).next().await.unwrap_err();
-        assert!(error.to_string().contains("host db1 is out of reach"), "{error}");
+        // With what the system said: two hosts may fail for two reasons.
+        let said = error.to_string();
+        assert!(said.contains("host db1 is out of reach: cannot connect to") && said.contains("refused"), "{said}");
+    }
+
+    /// A host that takes connections and says nothing costs nobody a ticket: another is asked beside it, and then it is
+    /// left alone and looked for in the background. Here it would cost each call that asks it a minute.
+    async fn a_host_that_says_nothing(version) {
+        let cluster = TestCluster::start(version, 2);
+        made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
+        let proxy = Proxy::to(cluster.server(1).port()).await;
+        let mut hosts = hosts(&cluster, &[0, 1]);
+        let through = format!("host=127.0.0.1 port={} user=app dbname=app connect_timeout=60", proxy.port);
+        hosts[1].connect = ConnectOptions::parse(&through).unwrap();
+        let options = Options {
+            block: 1, host_limit: Duration::from_secs(60), rest: Duration::from_millis(200), ..Options::new(users(), hosts)
+        };
+        let source = Tickets::new(options);
+        let both = async || {
+            let enough = async {
+                let mut seen = BTreeSet::new();
+                while seen.len() < 2 {
+                    seen.insert(source.next().await.unwrap() % 16);
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(30), enough).await.expect("both hosts give tickets");
+        };
+        both().await;
+        proxy.fall_silent();
+        let many = async {
+            for _ in 0..40 {
+                source.next().await.unwrap();
+            }
+            // Callers that wait for less than it takes to see that a host hangs.
+            let patience = Duration::from_millis(50);
+            let mut given = 0;
+            while given < 20 {
+                given += u32::from(tokio::time::timeout(patience, source.next()).await.is_ok());
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), many).await.expect("the other host gives tickets");
+        proxy.speak_again();
+        both().await;
     }
 
     /// A database that went back in time: a source that saw it before says so instead of giving its tickets again.
@@ -336,49 +389,186 @@ on_each_version! {
     async fn leases(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
-        let term = |now_ms, ms| Term { now_ms, length: Duration::from_millis(ms), keep: Duration::from_millis(ms) };
-        assert!(matches!(store.acquire(Uuid::new_v4(), term(1000, 60_000)).await, Err(lease::Error::NotInstalled)));
+        let begun = now_ms();
+        let at = |ms, length| term(now_ms() + ms, length);
+        assert!(matches!(store.acquire(Uuid::new_v4(), at(0, 60_000)).await, Err(lease::Error::NotInstalled)));
         let (one, two) = tokio::join!(store.install(Elsewhere::Nobody), store.install(Elsewhere::Nobody));
         one.and(two).unwrap();
 
         let mut processes = tokio::task::JoinSet::new();
         for _ in 0..16 {
             let store = store.clone();
-            processes.spawn(async move { store.acquire(Uuid::new_v4(), term(1000, 60_000)).await.unwrap() });
+            processes.spawn(async move { store.acquire(Uuid::new_v4(), at(0, 60_000)).await.unwrap() });
         }
         let mut workers = BTreeSet::new();
         while let Some(grant) = processes.join_next().await {
             let grant: Grant = grant.unwrap();
-            assert_eq!((grant.floor_ms, grant.ceiling_ms), (0, 61_000));
+            assert!(grant.floor_ms == 0 && grant.ceiling_ms >= begun + 60_000, "{grant:?}");
             assert!(workers.insert(grant.worker));
         }
         assert_eq!(workers, (0..16).collect());
         let other = WorkerLeases::new(connect(&cluster, 0), "other");
-        assert_eq!(other.acquire(Uuid::new_v4(), term(1000, 60_000)).await.unwrap().worker, 0, "a space of its own");
+        assert_eq!(other.acquire(Uuid::new_v4(), at(0, 60_000)).await.unwrap().worker, 0, "a space of its own");
 
         // All numbers but one are held.
         let fill = "INSERT INTO pgshard_workers.lease (space, worker, token, ceiling_ms, expires_at)
             SELECT 'test', n, gen_random_uuid(), 0, now() + interval '1 hour' FROM generate_series(16, 1022) n";
-        let fill = fill.replace("gen_random_uuid()", "md5(n::text)::uuid");
-        cluster.app(0).await.batch_execute(&fill).await.unwrap();
-        let last = store.acquire(Uuid::new_v4(), term(5000, 300)).await.unwrap();
-        assert_eq!((last.worker, last.floor_ms, last.ceiling_ms), (1023, 0, 5300));
-        let none = store.acquire(Uuid::new_v4(), term(5000, 300)).await;
+        cluster.app(0).await.batch_execute(fill).await.unwrap();
+        let last = store.acquire(Uuid::new_v4(), at(100, 3000)).await.unwrap();
+        assert!(last.worker == 1023 && last.floor_ms == 0 && last.ceiling_ms >= begun + 3100, "{last:?}");
+        let none = store.acquire(Uuid::new_v4(), at(100, 3000)).await;
         assert!(matches!(none, Err(lease::Error::NoneFree { .. })));
-        let renewed = store.renew(last, term(5100, 300)).await.unwrap().unwrap();
-        assert_eq!(renewed.ceiling_ms, 5400);
+        let renewed = store.renew(last, at(8000, 3000)).await.unwrap().unwrap();
+        assert!(renewed.ceiling_ms >= begun + 11_000);
         // A clock that stepped back lowers no ceiling.
-        assert_eq!(store.renew(last, term(100, 300)).await.unwrap().unwrap().ceiling_ms, 5400);
+        assert_eq!(store.renew(last, at(0, 3000)).await.unwrap().unwrap().ceiling_ms, renewed.ceiling_ms);
 
-        // Its lease ends; it could renew, were it not that somebody else has the number by now.
+        // Its lease ends; it could renew, were it not that somebody else has the number by now. Whoever asks before the
+        // time has come that it was granted for gets none.
         let next = loop {
-            match store.acquire(Uuid::new_v4(), term(5200, 60_000)).await {
+            match store.acquire(Uuid::new_v4(), at(8500, 60_000)).await {
                 Ok(grant) => break grant,
                 Err(error) => assert!(matches!(error, lease::Error::NoneFree { .. }), "{error}"),
             }
         };
-        assert_eq!((next.worker, next.floor_ms, next.ceiling_ms), (1023, 5401, 65_401));
-        assert_eq!(store.renew(last, term(5300, 300)).await.unwrap(), None);
+        assert_eq!((next.worker, next.floor_ms), (1023, renewed.ceiling_ms + 1));
+        assert_eq!(store.renew(last, at(8500, 3000)).await.unwrap(), None);
+
+        // A number that is given back is there at once, from the last millisecond that was used on; an operator's word
+        // keeps what was granted.
+        store.release(next, next.floor_ms + 50).await.unwrap();
+        let again = store.acquire(Uuid::new_v4(), at(9000, 60_000)).await.unwrap();
+        assert_eq!((again.worker, again.floor_ms), (1023, next.floor_ms + 51));
+        store.release(next, 0).await.unwrap();
+        assert!(matches!(store.acquire(Uuid::new_v4(), at(9000, 300)).await, Err(lease::Error::NoneFree { .. })), "it was another's");
+        assert_eq!((store.take_back(1023).await.unwrap(), store.take_back(1023).await.unwrap()), (Freed::Now, Freed::Before));
+        assert_eq!(store.renew(again, at(9000, 300)).await.unwrap(), None);
+        let early = store.acquire(Uuid::new_v4(), at(9000, 300)).await;
+        assert!(matches!(early, Err(lease::Error::NoneFree { .. })), "{early:?}: its last holder may go on for a minute");
+    }
+
+    /// Generators with one epoch, and clocks that agree with the server's: others are told what to do.
+    async fn epochs_and_clocks(version) {
+        let cluster = TestCluster::start(version, 1);
+        let store = WorkerLeases::new(connect(&cluster, 0), "test");
+        store.install(Elsewhere::Nobody).await.unwrap();
+        let grant = store.acquire(Uuid::new_v4(), term(now_ms(), 60_000)).await.unwrap();
+        let other = Term { epoch: Epoch::from_unix_ms(1_600_000_000_000).unwrap(), ..term(now_ms(), 60_000) };
+        let said = store.acquire(Uuid::new_v4(), other).await.unwrap_err().to_string();
+        assert!(said.contains("count from 1700000000000 ms") && said.contains("from 1600000000000"), "{said}");
+        let elsewhere = WorkerLeases::new(connect(&cluster, 0), "elsewhere");
+        elsewhere.acquire(Uuid::new_v4(), other).await.unwrap();
+
+        for (off, word) in [(20_000_i64, "ahead of"), (-20_000, "behind")] {
+            let wrong = term(now_ms().checked_add_signed(off).unwrap(), 60_000);
+            let error = store.acquire(Uuid::new_v4(), wrong).await.unwrap_err();
+            let right = matches!(error, lease::Error::ClockOff { by_ms } if by_ms.signum() == off.signum());
+            assert!(right && error.to_string().contains(word), "{error}");
+            let error = store.renew(grant, wrong).await.unwrap_err();
+            assert!(matches!(error, lease::Error::ClockOff { .. }), "{error}");
+        }
+        for off in [8000_i64, -5000] {
+            store.acquire(Uuid::new_v4(), term(now_ms().checked_add_signed(off).unwrap(), 1000)).await.unwrap();
+        }
+        let sql = "SELECT count(*), max(ceiling_ms) FROM pgshard_workers.lease WHERE space = 'test'";
+        let row = cluster.app(0).await.query_one(sql, &[]).await.unwrap();
+        assert!(row.get::<_, i64>(0) == 3 && row.get::<_, i64>(1).unsigned_abs() < now_ms() + 70_000, "nothing is poisoned");
+    }
+
+    /// The database of the leases falls silent: callers wait together, not one after the other; those with deadlines of
+    /// their own use up neither numbers nor connections; and who was granted a number without hearing of it gets the
+    /// same.
+    async fn one_renewal_for_all(version) {
+        let cluster = TestCluster::start(version, 1);
+        let proxy = Proxy::to(cluster.server(0).port()).await;
+        let through = format!("host=127.0.0.1 port={} user=app dbname=app connect_timeout=30", proxy.port);
+        let store = WorkerLeases::new(ConnectOptions::parse(&through).unwrap(), "test");
+        store.install(Elsewhere::Nobody).await.unwrap();
+        let mut options = snowflake::Options::new(Epoch::from_unix_ms(1_700_000_000_000).unwrap());
+        (options.lease, options.margin) = (Duration::from_millis(600), Duration::from_millis(100));
+        let generator = Snowflake::acquire(store, options, pgshard::idgen::SystemClock::shared()).await.unwrap();
+        proxy.fall_silent();
+        while generator.try_next().is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let mut callers = tokio::task::JoinSet::new();
+        for number in 0..200_u64 {
+            let generator = generator.clone();
+            let patience = Duration::from_millis(50 + number % 50);
+            callers.spawn(async move { tokio::time::timeout(patience, generator.next()).await.is_err() });
+        }
+        assert!(callers.join_all().await.into_iter().all(|late| late));
+        proxy.speak_again();
+        let speaks = async {
+            while generator.next().await.is_err() {}
+        };
+        tokio::time::timeout(Duration::from_secs(60), speaks).await.expect("IDs come again");
+        let client = cluster.app(0).await;
+        let count = async |sql: &str| client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
+        assert!(count("SELECT count(*) FROM pgshard_workers.lease").await <= 2, "numbers");
+        assert!(count("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard workers'").await <= 2, "connections");
+
+        // Six callers wait for a database that answers none: for one limit in all.
+        proxy.fall_silent();
+        while generator.try_next().is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let mut callers = tokio::task::JoinSet::new();
+        for _ in 0..6 {
+            let generator = generator.clone();
+            callers.spawn(async move { generator.next().await.unwrap_err().to_string() });
+        }
+        let all = tokio::time::timeout(Duration::from_secs(45), callers.join_all()).await.expect("together");
+        assert!(all.iter().all(|said| said.contains("no worker number is leased")), "{all:?}");
+        proxy.speak_again();
+
+        // A grant that was not heard of.
+        let store = WorkerLeases::new(connect(&cluster, 0), "test");
+        let token = Uuid::new_v4();
+        let first = store.acquire(token, term(now_ms(), 60_000)).await.unwrap();
+        let again = store.acquire(token, term(now_ms(), 60_000)).await.unwrap();
+        assert_eq!((again.worker, again.floor_ms), (first.worker, first.floor_ms));
+        assert!(again.ceiling_ms >= first.ceiling_ms);
+    }
+
+    /// Processes start and end, each time with new generators: far more than there are numbers, and none is refused,
+    /// nor an ID given twice.
+    async fn rolling_restarts(version) {
+        let cluster = TestCluster::start(version, 1);
+        let store = WorkerLeases::new(connect(&cluster, 0), "test");
+        store.install(Elsewhere::Nobody).await.unwrap();
+        // Twelve numbers are left of them all.
+        let fill = "INSERT INTO pgshard_workers.lease (space, worker, token, ceiling_ms, expires_at)
+            SELECT 'test', n, gen_random_uuid(), 0, now() + interval '1 hour' FROM generate_series(12, 1023) n";
+        cluster.app(0).await.batch_execute(fill).await.unwrap();
+        let options = snowflake::Options::new(Epoch::from_unix_ms(1_700_000_000_000).unwrap());
+        let mut seen = HashSet::new();
+        for round in 0..8 {
+            let mut generators = tokio::task::JoinSet::new();
+            for _ in 0..8 {
+                let (store, options) = (store.clone(), options.clone());
+                generators.spawn(async move { Snowflake::start(store, options).await.unwrap() });
+            }
+            for generator in generators.join_all().await {
+                for id in generator.next_many(5000).await.unwrap() {
+                    assert!(seen.insert(id), "{:?} comes twice", Fields::decode(id));
+                }
+                let clone = generator.clone();
+                generator.release().await.unwrap();
+                assert!(clone.try_next().is_ok(), "a clone is there");
+                // Waited for, or left to a task.
+                if round % 2 == 0 { clone.release().await.unwrap() } else { drop(clone) }
+            }
+            let held = "SELECT count(*) FROM pgshard_workers.lease WHERE worker < 12 AND expires_at >= clock_timestamp()";
+            let client = cluster.app(0).await;
+            let given_back = async {
+                while client.query_one(held, &[]).await.unwrap().get::<_, i64>(0) > 0 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(20), given_back).await.expect("all numbers are given back");
+        }
+        assert_eq!(seen.len(), 8 * 8 * 5000);
     }
 
     /// Generators as an application has them: eight tasks on each, a lease that is lost in the middle, a server that
@@ -445,9 +635,7 @@ on_each_version! {
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         let lease = Duration::from_millis(3000);
         // By this machine's clock, which is the server's: floors count from that.
-        let term = || Term {
-            now_ms: u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap(), length: lease, keep: lease,
-        };
+        let term = || term(now_ms(), lease.as_millis() as u64);
         let on_hold = async |why: &str| match store.acquire(Uuid::new_v4(), term()).await {
             Err(lease::Error::OnHold { left_ms }) => assert!(left_ms <= 121_000, "{why}: {left_ms}"),
             other => panic!("{why}: {other:?}"),

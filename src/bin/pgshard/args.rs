@@ -28,7 +28,9 @@ pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate};
 pub(crate) use map::{MapCommand, MapShow};
 pub(crate) use migrate::{MigrateCommand, MigrateTarget};
-pub(crate) use tickets::{TicketsCommand, TicketsCreate, WorkersCommand, WorkersHold, WorkersInstall};
+pub(crate) use tickets::{
+    TicketsCommand, TicketsCreate, WorkersCommand, WorkersHold, WorkersInstall, WorkersRelease, WorkersStatus,
+};
 
 /// Shard PostgreSQL: thousands of logical shards on a few servers.
 ///

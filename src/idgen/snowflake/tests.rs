@@ -39,7 +39,8 @@ impl LeaseStore for Memory {
         let mut rows = self.rows.lock().unwrap();
         let now = Clock::monotonic(&self.clock);
         let free = (0..self.numbers).filter(|number| rows.get(number).is_none_or(|(_, _, until)| *until < now));
-        let worker = free.min_by_key(|number| rows.get(number).map(|(_, ceiling, _)| *ceiling));
+        let mine = rows.iter().find(|(_, row)| row.0 == token).map(|(number, _)| *number);
+        let worker = mine.or(free.min_by_key(|number| rows.get(number).map(|(_, ceiling, _)| *ceiling)));
         let worker = worker.ok_or(lease::Error::NoneFree { space: "memory".to_owned() })?;
         let floor_ms = rows.get(&worker).map_or(0, |(_, ceiling, _)| ceiling + 1);
         let ceiling_ms = floor_ms.max(term.now_ms) + term.length.as_millis() as u64;
@@ -58,6 +59,16 @@ impl LeaseStore for Memory {
         row.2 = now + term.keep;
         Ok(Some(Grant { ceiling_ms: row.1, ..grant }))
     }
+
+    async fn release(&self, grant: Grant, last_ms: u64) -> Result<(), lease::Error> {
+        self.up()?;
+        let mut rows = self.rows.lock().unwrap();
+        let now = Clock::monotonic(&self.clock);
+        if let Some(row) = rows.get_mut(&grant.worker).filter(|(token, ..)| *token == grant.token) {
+            *row = (Uuid::new_v4(), row.1.min(last_ms), now.saturating_sub(Duration::from_nanos(1)));
+        }
+        Ok(())
+    }
 }
 
 fn options() -> Options {
@@ -71,6 +82,10 @@ fn options() -> Options {
 
 async fn generator(store: &Memory, clock: &Arc<FakeClock>) -> Snowflake<Memory> {
     Snowflake::acquire(store.clone(), options(), Arc::new(clock.clone())).await.unwrap()
+}
+
+fn none_free(error: Error) {
+    assert!(matches!(&error, Error::NoLease(error) if matches!(**error, lease::Error::NoneFree { .. })), "{error}");
 }
 
 fn fields(id: i64) -> Fields {
@@ -190,7 +205,8 @@ async fn the_lease_ends_by_the_monotonic_clock_with_a_margin() {
     clock.step(-1);
     assert_eq!(generator.try_next(), Err(Later::Lease));
     *store.down.lock().unwrap() = true;
-    assert!(matches!(generator.next().await, Err(Error::NoLease(lease::Error::NotInstalled))));
+    let error = generator.next().await.unwrap_err();
+    assert!(matches!(&error, Error::NoLease(error) if matches!(**error, lease::Error::NotInstalled)), "{error}");
     *store.down.lock().unwrap() = false;
     assert!(generator.next().await.is_ok());
 }
@@ -220,7 +236,7 @@ async fn a_paused_process_is_fenced() {
     assert!(asleep <= latest);
     clock.pass(Duration::from_secs(3600));
     assert_eq!(paused.try_next(), Err(Later::Lease));
-    assert!(matches!(paused.next().await, Err(Error::NoLease(lease::Error::NoneFree { .. }))));
+    none_free(paused.next().await.unwrap_err());
 }
 
 #[tokio::test]
@@ -257,6 +273,30 @@ async fn all_numbers_are_held() {
     }
     let numbers: HashSet<_> = held.iter().map(|generator| generator.worker().unwrap()).collect();
     assert_eq!(numbers.len(), 3);
-    let none = Snowflake::acquire(store, options(), Arc::new(clock)).await;
-    assert!(matches!(none, Err(Error::NoLease(lease::Error::NoneFree { .. }))));
+    none_free(Snowflake::acquire(store, options(), Arc::new(clock)).await.unwrap_err());
+}
+
+/// After fork() two processes have the number in their memory. It is the parent's: the child leases one of its own, and
+/// gives only that one back.
+#[tokio::test]
+async fn a_forked_process_has_another_number() {
+    let store = Memory::new(1024);
+    let clock = FakeClock::new(NOW, Duration::ZERO);
+    let parent = generator(&store, &clock).await;
+    let (before, held) = (parent.next().await.unwrap(), parent.inner.held.load_full().unwrap());
+    let child = parent;
+    child.inner.held.store(Some(Arc::new(Held { grant: held.grant, until: held.until, process: Process::parent() })));
+    lock_of(&child).process = Process::parent();
+    assert_eq!(child.try_next(), Err(Later::Lease));
+    let after = child.next().await.unwrap();
+    assert_ne!(fields(before).worker, fields(after).worker);
+    let token = |worker| store.rows.lock().unwrap()[&worker].0;
+    assert_eq!(token(0), held.grant.token, "the parent's is as it was");
+    let childs = token(1);
+    child.release().await.unwrap();
+    assert!(token(0) == held.grant.token && token(1) != childs);
+}
+
+fn lock_of(generator: &Snowflake<Memory>) -> std::sync::MutexGuard<'_, Renewing> {
+    generator.inner.renewing.lock().unwrap()
 }

@@ -315,6 +315,12 @@ fn workers() {
     assert_eq!((held("events", "0"), held("events", "1"), held("photos", "0")), (Some(false), Some(true), Some(true)));
     assert!(json["spaces"]["photos"]["0"]["left_ms"].as_u64().unwrap() > 3_000_000);
     assert_eq!(json["spaces"]["events"]["1"]["ceiling"], "2023-11-14T22:13:50Z");
+    let photos = run(&cluster, &["workers", "status", "--host", "db1", "--space", "photos", "--json"]).json().remove(0);
+    assert_eq!(photos["spaces"].as_object().unwrap().keys().collect::<Vec<_>>(), ["photos"]);
+    for _ in 0..2 {
+        let args = ["workers", "release", "--host", "db1", "--space", "photos", "--worker", "0,7"];
+        shown += &format!("$ pgshard {}\n{}\n", args.join(" "), run(&cluster, &args).shown());
+    }
     let status = run(&cluster, &["workers", "status", "--host", "db1"]);
     shown += &format!("$ pgshard workers status --host db1\n{}\n", status.shown());
     assert_shown("workers", &Run { exit: 0, stdout: shown, stderr: String::new() }, cluster.directory());

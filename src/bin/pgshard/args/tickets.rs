@@ -85,6 +85,7 @@ pub(crate) enum WorkersCommand {
     Install(WorkersInstall),
     Status(WorkersStatus),
     Hold(WorkersHold),
+    Release(WorkersRelease),
 }
 
 /// Make the table of leases on a host, once
@@ -126,6 +127,28 @@ pub(crate) struct WorkersHold {
     pub(crate) for_s: Option<u32>,
 }
 
+/// Take worker numbers back whose holders are gone, before their leases end
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+A generator gives its number back when it ends; one that is killed keeps it until its lease ends, half a
+minute unless it asked for more. For leases of hours. Should a holder be there after all, it goes on until its
+lease ends, then takes another number; whoever gets the number next makes IDs of later milliseconds, and none before.
+
+Examples:
+  pgshard workers release --host db1 --space photos --worker 7,8")]
+pub(crate) struct WorkersRelease {
+    /// The host that keeps the leases
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: String,
+    /// The IDs that differ from each other
+    #[arg(long, value_name = "SPACE")]
+    pub(crate) space: String,
+    /// The numbers
+    #[arg(long = "worker", value_name = "NUMBERS", value_delimiter = ',', required = true,
+        value_parser = clap::value_parser!(u16).range(0..1024))]
+    pub(crate) workers: Vec<u16>,
+}
+
 /// Which worker numbers are held, and for how long
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
@@ -133,10 +156,13 @@ Reads only. A number is kept for its holder until its lease ends; whoever gets i
 later milliseconds than its ceiling.
 
 Examples:
-  pgshard workers status --host db1
+  pgshard workers status --host db1 --space photos
   pgshard workers status --host db1 --json | jq '.spaces | map_values(map(select(.held)) | length)'")]
 pub(crate) struct WorkersStatus {
     /// The host that keeps the leases
     #[arg(long, value_name = "HOST")]
     pub(crate) host: String,
+    /// Only the numbers of these IDs
+    #[arg(long, value_name = "SPACE")]
+    pub(crate) space: Option<String>,
 }

@@ -76,7 +76,8 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         Command::Workers { command } => match command {
             WorkersCommand::Install(args) => workers::install(&args, config, output).await,
             WorkersCommand::Hold(args) => workers::hold(&args, config, output).await,
-            WorkersCommand::Status(args) => workers::status(&args.host, config, output).await,
+            WorkersCommand::Status(args) => workers::status(&args, config, output).await,
+            WorkersCommand::Release(args) => workers::release(&args, config, output).await,
         },
         Command::Map { command } => run_map(command, config, output).await,
         Command::Move(args) => {

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use pgshard::idgen::WorkerLeases;
-use pgshard::idgen::lease::{self, Elsewhere, Installed};
+use pgshard::idgen::lease::{self, Elsewhere, Freed, Installed};
 use pgshard::pg::ConnectOptions;
 use serde::Serialize;
 
-use crate::args::{WorkersHold, WorkersInstall};
+use crate::args::{WorkersHold, WorkersInstall, WorkersRelease, WorkersStatus};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -70,6 +70,36 @@ fn not_installed(error: lease::Error, host: &str) -> Failure {
 }
 
 #[derive(Serialize)]
+struct ReleasedOn<'a> {
+    host: &'a str,
+    space: &'a str,
+    workers: BTreeMap<u16, &'static str>,
+}
+
+/// Takes numbers back.
+pub(crate) async fn release(args: &WorkersRelease, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let (host, space) = (args.host.as_str(), args.space.as_str());
+    let leases = WorkerLeases::new(connect(host, config)?, space);
+    let mut workers = BTreeMap::new();
+    for worker in &args.workers {
+        let freed = leases.take_back(*worker).await.map_err(|error| not_installed(error, host))?;
+        let state = match freed {
+            Freed::Now => "released",
+            Freed::Before => "free",
+        };
+        workers.insert(*worker, state);
+    }
+    match output.format() {
+        Format::Json => output.object(ReleasedOn { host, space, workers })?,
+        Format::Text => {
+            let rows = workers.iter().map(|(worker, state)| [worker.to_string(), (*state).to_owned()]);
+            output.table(&[("worker", Align::Right), ("state", Align::Left)], rows)?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+#[derive(Serialize)]
 struct Status<'a> {
     host: &'a str,
     spaces: BTreeMap<String, BTreeMap<u16, Worker>>,
@@ -85,10 +115,11 @@ struct Worker {
 }
 
 /// Who holds which number, as far as one host knows: by space, number and time left.
-pub(crate) async fn status(host: &str, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn status(args: &WorkersStatus, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+    let host = args.host.as_str();
     let leases = WorkerLeases::status(&connect(host, config)?).await.map_err(|error| not_installed(error, host))?;
     let mut spaces: BTreeMap<String, BTreeMap<u16, Worker>> = BTreeMap::new();
-    for lease in leases {
+    for lease in leases.into_iter().filter(|lease| args.space.as_ref().is_none_or(|space| *space == lease.space)) {
         let ceiling = i64::try_from(lease.ceiling_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
         let worker = Worker {
             held: lease.left.is_some(),
