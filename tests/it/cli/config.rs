@@ -83,6 +83,31 @@ fn locate_an_id() {
     assert_eq!((&negative["shard"], &negative["time"]), (&5.into(), &"2046-12-01T00:00:00Z".into()));
 }
 
+/// A ticket is a user's ID, and no ID of a shard, though it decodes as one of shard 8.
+#[test]
+fn a_ticket_is_not_located_as_an_id() {
+    let run = beside(CONFIG, &["locate", "--id", "8192"]);
+    assert_eq!(run.exit, 2);
+    assert!(
+        run.stderr.contains("there is no time in it") && run.stderr.contains("locate --key 8192"),
+        "{}",
+        run.stderr
+    );
+}
+
+/// Snowflakes of a cluster count from its epoch, unless something else is said; without a config from that of the first
+/// ones.
+#[test]
+fn snowflakes_of_the_config() {
+    let decoded = |args: &[&str]| {
+        let all = [&["id", "decode", "--scheme", "snowflake", "1541815603606036480", "--json"][..], args].concat();
+        beside(CONFIG, &all).json().remove(0)["time"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(decoded(&["--epoch", "1288834974657"]), "2022-06-28T16:07:40.105Z");
+    assert_ne!(decoded(&[]), decoded(&["--epoch", "1288834974657"]));
+    assert_eq!(decoded(&[]), decoded(&["--epoch", "2012-01-01"]));
+}
+
 #[test]
 fn an_id_of_a_shard_that_is_not_is_refused() {
     insta::assert_snapshot!(beside(CONFIG, &["locate", "--id", "-1"]).shown());

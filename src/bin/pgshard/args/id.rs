@@ -38,7 +38,7 @@ pub(crate) enum IdCommand {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 No database and no config are needed. The time of a shard's ID is known only with the epoch: from
---epoch, else from the config if there is one. A snowflake's epoch is --epoch, else Twitter's.
+--epoch, else from the config if there is one; that of a snowflake without either counts from Twitter's epoch.
 
 Examples:
   pgshard id decode 11637205501278089 --epoch 2011-01-01

@@ -89,12 +89,16 @@ pub(crate) fn decode(args: &IdDecode, config: Option<&Path>, output: &Output) ->
             let ids: Vec<i64> = args.ids.iter().map(id).collect::<Result<_, _>>()?;
             decode_shard(&ids, args.epoch.epoch, config, output)
         }
-        scheme => decode_other(scheme, args, output),
+        // Which epoch snowflakes have is said, or is the cluster's, or that of the first snowflakes.
+        Scheme::Snowflake => {
+            decode_other(Scheme::Snowflake, args, context::epoch_if_known(args.epoch.epoch, config)?, output)
+        }
+        scheme => decode_other(scheme, args, args.epoch.epoch, output),
     }
 }
 
-fn decode_other(scheme: Scheme, args: &IdDecode, output: &Output) -> Result<Exit, Failure> {
-    let decode = |text: &String| scheme.decode(text, args.epoch.epoch).map_err(Failure::usage);
+fn decode_other(scheme: Scheme, args: &IdDecode, epoch: Option<Epoch>, output: &Output) -> Result<Exit, Failure> {
+    let decode = |text: &String| scheme.decode(text, epoch).map_err(Failure::usage);
     let decoded: Vec<_> = args.ids.iter().map(decode).collect::<Result<_, _>>()?;
     match (output.format(), decoded.as_slice()) {
         (Format::Json, all) => all.iter().try_for_each(|id| output.object(OtherDecoded::new(scheme, id)))?,

@@ -21,6 +21,9 @@ pub(crate) enum Target {
     Id(i64),
 }
 
+/// IDs of the first minute after the epoch, when no cluster was there yet: up to 503 thousand million.
+const TICKETS_END: i64 = 60_000 << 23;
+
 #[derive(Serialize)]
 struct Located {
     #[serde(flatten)]
@@ -45,6 +48,11 @@ pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) 
     let shards = config.cluster.shards;
     let shard: ShardId = match &target {
         Target::Key(key) => config.cluster.key.shard_of_text(key, shards).map_err(Failure::usage)?,
+        Target::Id(id) if (0..TICKETS_END).contains(id) => {
+            let error =
+                format!("{id} is no ID of a shard: there is no time in it. Is it a ticket, or a serial number?");
+            return Err(Failure::usage(error).hint(format!("what is sharded by it is at `pgshard locate --key {id}`")));
+        }
         Target::Id(id) => Id::decode(*id).shard(),
     };
     let Some(placement) = map.placement(shard) else {
