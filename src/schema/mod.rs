@@ -10,6 +10,7 @@ pub mod catalog;
 mod check;
 mod clock;
 mod compare;
+mod contents;
 pub mod control;
 mod facts;
 mod fault;
@@ -29,6 +30,7 @@ mod rebuild;
 mod script;
 mod session;
 mod settings;
+mod sources;
 mod status;
 #[cfg(test)]
 mod tables;
@@ -37,6 +39,7 @@ pub use bootstrap::bootstrap;
 pub use check::check;
 pub use clock::ClockFacts;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
+pub use contents::{Shelf, contents};
 pub use control::{Cluster, restore};
 pub use facts::{
     AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves, OpenMove,
@@ -53,4 +56,5 @@ pub use measure::{Measure, measure};
 pub use migrate::migrate;
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use rebuild::{Rebuilt, rebuild_map};
+pub use sources::sources;
 pub use status::{HostStatus, Surroundings, host_status, surroundings};

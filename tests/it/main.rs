@@ -9,6 +9,7 @@ mod balance;
 mod bootstrap;
 mod catalog;
 mod cli;
+mod contents;
 mod dev;
 mod drift;
 mod fence;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use uuid::Uuid;
+
 use super::host::{facts, is_installed, names};
 use super::{Error, Layout, TicketHost, TicketName};
 use crate::map::HostName;
@@ -13,6 +15,10 @@ pub struct NameStatus {
     pub name: TicketName,
     /// Which numbers are whose.
     pub layout: Layout,
+    /// One for all hosts of the name: two that began on their own have two.
+    pub series: Uuid,
+    /// Whose tickets the host gives, as it recorded; `None` where it gives none.
+    pub host_name: Option<String>,
     /// This host's residue; `None` where it only records those of the others.
     pub residue: Option<u32>,
     /// The last ticket that this host gave; `None` before the first.
@@ -48,9 +54,10 @@ async fn of(host: &TicketHost) -> Result<Vec<NameStatus>, Error> {
     let mut known = Vec::new();
     for name in names(&connection, &host.name).await? {
         let facts = facts(&connection, &host.name, &name).await?;
-        let (residue, last) = facts.ticket.map_or((None, None), |ticket| (Some(ticket.residue), ticket.last));
-        let Some((_, layout)) = facts.series else { continue };
-        known.push(NameStatus { name, layout, residue, last, claims: facts.claims });
+        let Some((series, layout)) = facts.series else { continue };
+        let (residue, last) = facts.ticket.as_ref().map_or((None, None), |ticket| (Some(ticket.residue), ticket.last));
+        let host_name = facts.ticket.map(|ticket| ticket.host_name);
+        known.push(NameStatus { name, layout, series, host_name, residue, last, claims: facts.claims });
     }
     Ok(known)
 }

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use pgshard::ShardId;
-use pgshard::config::Config;
+use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap, print_shards};
-use pgshard::schema::{self, Finding, Migrations, Severity, Survey};
+use pgshard::schema::{self, Finding, HostFacts, Migrations, Severity, Shelf, Survey};
 use serde::Serialize;
 
+use crate::args::Check;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -40,17 +41,8 @@ const LOOKS_MAX: u32 = 3;
 /// Long enough for an open that is under way to be everywhere.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
-/// What is compared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Depth {
-    /// What the hosts have written down.
-    Rows,
-    /// What the shards are made of, too.
-    Definitions,
-}
-
 /// Compares the config, the map and the hosts, and names every difference.
-pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
+pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let migrations = context::migrations(&config)?;
     let folder = config.cluster.migrations.as_ref().map(|_| &migrations);
@@ -70,14 +62,7 @@ pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) ->
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
-    let mut findings = findings;
-    if depth == Depth::Definitions {
-        let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone()));
-        // Of a host that did not answer it is said once that it does not.
-        let asked = hosts.filter(|(name, _)| matches!(survey.get(name), Some(Ok(facts)) if facts.control.is_some()));
-        findings.extend(schema::compare(&schema::definitions(asked).await));
-        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    }
+    let findings = deeper(args, &config, &survey, findings).await;
     // A notice is as it should be.
     let ok = findings.iter().all(|finding| finding.severity == Severity::Notice);
     match output.format() {
@@ -95,6 +80,34 @@ pub(crate) async fn run(depth: Depth, config: Option<&Path>, output: &Output) ->
         }
     }
     Ok(if ok { Exit::Done } else { Exit::Failed })
+}
+
+/// The same with what takes longer: the sources of IDs always, definitions and rows where they are asked for.
+async fn deeper(args: &Check, config: &Config, survey: &Survey, mut findings: Vec<Finding>) -> Vec<Finding> {
+    // Of a host that did not answer it is said once that it does not.
+    let heard: Vec<(&HostConfig, &HostFacts)> = config
+        .hosts
+        .values()
+        .filter_map(|host| Some((host, survey.get(&host.name)?.as_ref().ok()?)))
+        .filter(|(_, facts)| facts.control.is_some())
+        .collect();
+    let hosts = || heard.iter().map(|(host, _)| (host.name.clone(), host.connect.clone()));
+    findings.extend(schema::sources(hosts()).await);
+    if args.ddl {
+        findings.extend(schema::compare(&schema::definitions(hosts()).await));
+    }
+    if args.rows {
+        let shelf = |(host, facts): &(&HostConfig, &HostFacts)| {
+            let served =
+                facts.control.iter().flat_map(|control| &control.shards).filter(|(_, row)| row.state.is_owner());
+            let schemas = served.map(|(shard, row)| (*shard, row.schema.clone())).collect();
+            Shelf { host: host.name.clone(), connect: host.connect.clone(), schemas }
+        };
+        let shelves: Vec<Shelf> = heard.iter().map(shelf).collect();
+        findings.extend(schema::contents(&shelves, config.cluster.epoch).await);
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
 }
 
 /// A finding as programs want it.

@@ -50,10 +50,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             let overwrite = if args.force { Overwrite::Allowed } else { Overwrite::Refused };
             init::run(args.hosts, args.shards, overwrite, config, output)
         }
-        Command::Check(args) => {
-            let depth = if args.ddl { check::Depth::Definitions } else { check::Depth::Rows };
-            check::run(depth, config, output).await
-        }
+        Command::Check(args) => check::run(&args, config, output).await,
         Command::Bootstrap(args) => {
             bootstrap::run(&args.hosts, &args.assume_empty, &args.lost, args.jobs, config, output).await
         }

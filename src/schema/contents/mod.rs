@@ -1,0 +1,109 @@
+//! What the rows of the shards say: IDs of another shard, IDs that `next_id()` has not come to yet, and sequences that
+//! are behind their tables. Every row is read once, so it takes its time: some blocks at a time, with a rest after
+//! each.
+//!
+//! Invariant: it only reads, and holds no lock and no snapshot for longer than a few blocks need. **Invariant:** its
+//! memory does not grow with the rows.
+
+mod read;
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+
+use super::finding::{Finding, Findings, Severity};
+use crate::id::{Epoch, Id};
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, quote_ident};
+use crate::shard::ShardId;
+
+/// A host, and the schemas of the shards that it serves.
+#[derive(Clone, Debug)]
+pub struct Shelf {
+    /// The host.
+    pub host: HostName,
+    /// How to connect.
+    pub connect: ConnectOptions,
+    /// The shards.
+    pub schemas: BTreeMap<ShardId, String>,
+}
+
+/// What the rows of one column say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Column {
+    shard: ShardId,
+    table: String,
+    name: String,
+    filled_by: FilledBy,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum FilledBy {
+    /// `next_id()`.
+    Shard {
+        /// How many rows have an ID of another shard, and one of those.
+        foreign: Option<(i64, i64)>,
+        /// The last of its own IDs, if the shard has not given it yet.
+        ahead: Option<i64>,
+    },
+    /// A sequence by its quoted name; and the value that it will come to although a row has it.
+    Sequence { name: String, behind: Option<i64> },
+}
+
+/// Reads every row of the tables whose IDs come from `next_id()` or a sequence, all hosts beside each other.
+///
+/// # Cancel safety
+/// Only reads.
+pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Vec<Finding> {
+    let read = join_all(shelves.iter().map(async |shelf| (shelf, read::read(shelf).await))).await;
+    let mut findings = Findings::default();
+    for (shelf, columns) in read {
+        match columns {
+            Ok(columns) => columns.iter().for_each(|column| said(&mut findings, shelf, column, epoch)),
+            Err(reason) => {
+                let message = format!("its rows cannot be read: {reason}");
+                let remedy = "see what the server's log says".to_owned();
+                findings.add(Severity::Error, "rows_unread", Some(&shelf.host), message, remedy);
+            }
+        }
+    }
+    findings.sorted()
+}
+
+fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
+    let Column { shard, table, name, filled_by } = column;
+    let schema = quote_ident(&shelf.schemas[shard]);
+    match filled_by {
+        FilledBy::Shard { foreign, ahead } => {
+            if let Some((count, id)) = foreign {
+                let (other, rows) =
+                    (Id::decode(*id).shard(), if *count == 1 { "row has an ID" } else { "rows have IDs" });
+                let what = format!("{count} {rows} of another shard in {table}.{name}, such as {id} of shard {other}");
+                let remedy = format!(
+                    "whoever looks for it by its ID looks elsewhere: move the rows to where `pgshard locate --id {id}` says, or \
+                     give them IDs by {schema}.next_id()"
+                );
+                findings.add_shard(Severity::Error, "ids_of_another_shard", Some(&shelf.host), *shard, what, remedy);
+            }
+            if let Some(id) = ahead {
+                let time = epoch.time(Id::decode(*id).ms());
+                let what = format!(
+                    "{table}.{name} has {id}, of {time}, which its next_id() has not come to yet: it would come twice"
+                );
+                let remedy = format!(
+                    "SELECT {schema}.resume_after({id}); refused for an ID of more than a day ahead: give such a row another one"
+                );
+                findings.add_shard(Severity::Error, "ids_past_clock", Some(&shelf.host), *shard, what, remedy);
+            }
+        }
+        FilledBy::Sequence { name: sequence, behind: Some(value) } => {
+            let what = format!(
+                "{table}.{name} has {value}, which its sequence will come to: an insert then fails, or doubles it"
+            );
+            let literal = sequence.replace('\'', "''");
+            let remedy = format!("SELECT setval('{literal}', {value})");
+            findings.add_shard(Severity::Error, "sequence_behind", Some(&shelf.host), *shard, what, remedy);
+        }
+        FilledBy::Sequence { behind: None, .. } => {}
+    }
+}

@@ -1,0 +1,177 @@
+//! Reading the rows of one host, some blocks of a table at a time.
+
+use std::fmt::Write;
+use std::time::Instant;
+
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::super::facts::{FactsError, chain};
+use super::super::session;
+use super::{Column, FilledBy, Shelf};
+use crate::pg::{Connection, quote_ident};
+use crate::shard::ShardId;
+
+const COLUMNS: &str = include_str!("columns.sql");
+
+/// Shards whose columns are asked for at once: each table takes a lock until the end of the query.
+const SHARDS_AT_ONCE: usize = 16;
+
+/// 8 MiB of the usual size.
+const BLOCKS_AT_ONCE: i64 = 1024;
+
+/// Since when a range of `ctid` reads those blocks only.
+const RANGES_SINCE: u32 = 14;
+
+/// Turned, an order of signed numbers is that of unsigned ones: IDs past 2^40 ms are negative.
+const SIGN: &str = "'-9223372036854775808'::int8";
+
+/// A column that is to be read, in the table that has it.
+struct Wanted {
+    shard: ShardId,
+    schema: String,
+    table: String,
+    name: String,
+    blocks: i64,
+    sequence: Option<Sequence>,
+}
+
+struct Sequence {
+    name: String,
+    grows: bool,
+}
+
+/// What was seen of a column so far.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    foreign: i64,
+    example: Option<i64>,
+    last: Option<i64>,
+}
+
+pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
+    let client = session::open(&shelf.connect, "pgshard rows").await.map_err(|fault| fault.to_string())?;
+    // Whoever has a table for longer is not waited for: it is said.
+    client.batch_execute("SET lock_timeout = '10s'").await.map_err(failed)?;
+    let version: i32 = client
+        .query_one("SELECT pg_catalog.current_setting('server_version_num')::int4 / 10000", &[])
+        .await
+        .map_err(failed)?
+        .get(0);
+    let step = if version.unsigned_abs() < RANGES_SINCE { i64::from(i32::MAX) } else { BLOCKS_AT_ONCE };
+    let shards: Vec<(i32, &str)> =
+        shelf.schemas.iter().map(|(shard, schema)| (shard.as_i32(), schema.as_str())).collect();
+    let mut columns = Vec::new();
+    for some in shards.chunks(SHARDS_AT_ONCE) {
+        let (numbers, schemas): (Vec<i32>, Vec<&str>) = some.iter().copied().unzip();
+        let rows = client.query_typed(COLUMNS, &[(&schemas, Type::TEXT_ARRAY), (&numbers, Type::INT4_ARRAY)]).await;
+        let wanted: Vec<Wanted> = rows.map_err(failed)?.iter().filter_map(wanted).collect();
+        for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table)) {
+            let seen = table(&client, of_a_table, step).await?;
+            for (wanted, seen) in of_a_table.iter().zip(seen) {
+                columns.push(judged(&client, wanted, seen).await?);
+            }
+        }
+    }
+    Ok(columns)
+}
+
+fn wanted(row: &Row) -> Option<Wanted> {
+    let sequence = row.get::<_, Option<String>>(5).zip(row.get::<_, Option<String>>(6));
+    let sequence = sequence.map(|(schema, name)| Sequence {
+        name: format!("{}.{}", quote_ident(&schema), quote_ident(&name)),
+        grows: row.get(7),
+    });
+    Some(Wanted {
+        shard: ShardId::try_from(row.get::<_, i32>(0)).ok()?,
+        schema: row.get(1),
+        table: row.get(2),
+        name: row.get(3),
+        blocks: row.get(4),
+        sequence,
+    })
+}
+
+/// All rows of a table, so many blocks at a time. Rows that come behind the last block meanwhile are not looked at.
+async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec<Seen>, String> {
+    let mut seen = vec![Seen::default(); columns.len()];
+    let mut selected = String::new();
+    for column in columns {
+        let name = quote_ident(&column.name);
+        let own = format!("({name} >> 10 & 8191) = {}", column.shard);
+        let separator = if selected.is_empty() { "" } else { ", " };
+        match &column.sequence {
+            None => {
+                _ = write!(
+                    selected,
+                    "{separator}count(*) FILTER (WHERE NOT {own}), min({name}::int8) FILTER (WHERE NOT {own}), \
+                 max({name}::int8 # {SIGN}) FILTER (WHERE {own}) # {SIGN}"
+                )
+            }
+            Some(Sequence { grows, .. }) => {
+                let last = if *grows { "max" } else { "min" };
+                // With max() alone the planner would go through the column's index, past all rows of other blocks.
+                _ = write!(selected, "{separator}count(*) FILTER (WHERE false), NULL::int8, {last}({name})::int8");
+            }
+        }
+    }
+    let Some(first) = columns.first() else { return Ok(seen) };
+    let from = format!("{}.{}", quote_ident(&first.schema), quote_ident(&first.table));
+    let mut block = 0;
+    while block < first.blocks {
+        let begun = Instant::now();
+        let end = block.saturating_add(step);
+        let text = format!("SELECT {selected} FROM ONLY {from} WHERE ctid >= '({block},0)' AND ctid < '({end},0)'");
+        let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
+        let row = rows.first().ok_or("an aggregate gave no row")?;
+        for (at, (seen, column)) in seen.iter_mut().zip(columns).enumerate() {
+            let [foreign, example, last] = [3 * at, 3 * at + 1, 3 * at + 2];
+            seen.foreign += row.get::<_, i64>(foreign);
+            seen.example = seen.example.or(row.get(example));
+            let later = |one: i64, other: i64| match &column.sequence {
+                None => one.cast_unsigned().max(other.cast_unsigned()).cast_signed(),
+                Some(sequence) if sequence.grows => one.max(other),
+                Some(_) => one.min(other),
+            };
+            seen.last = match (seen.last, row.get::<_, Option<i64>>(last)) {
+                (Some(one), Some(other)) => Some(later(one, other)),
+                (one, other) => one.or(other),
+            };
+        }
+        block = end;
+        // As long a rest as it took: the server's readers and writers have the other half.
+        tokio::time::sleep(begun.elapsed()).await;
+    }
+    Ok(seen)
+}
+
+/// What was seen beside what the generator says, which is asked afterwards: whatever it gave meanwhile is below that.
+async fn judged(client: &Connection, wanted: &Wanted, seen: Seen) -> Result<Column, String> {
+    let filled_by = match &wanted.sequence {
+        None => {
+            let text = format!("SELECT {}.id_high_water()", quote_ident(&wanted.schema));
+            let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
+            let high = rows.first().and_then(|row| row.get::<_, Option<i64>>(0));
+            let past = |id: &i64| high.is_some_and(|high| id.cast_unsigned() > high.cast_unsigned());
+            let foreign = seen.example.map(|example| (seen.foreign, example));
+            FilledBy::Shard { foreign, ahead: seen.last.filter(past) }
+        }
+        Some(sequence) => {
+            let text = format!("SELECT last_value, is_called FROM {}", sequence.name);
+            let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
+            let row = rows.first().ok_or("a sequence has no row")?;
+            let (last, called): (i64, bool) = (row.get(0), row.get(1));
+            let past = |value: &i64| match sequence.grows {
+                true => *value > last || (*value == last && !called),
+                false => *value < last || (*value == last && !called),
+            };
+            FilledBy::Sequence { name: sequence.name.clone(), behind: seen.last.filter(past) }
+        }
+    };
+    let (shard, table, name) = (wanted.shard, wanted.table.clone(), wanted.name.clone());
+    Ok(Column { shard, table, name, filled_by })
+}
+
+fn failed(source: tokio_postgres::Error) -> String {
+    chain(&FactsError::Query { what: "rows", source })
+}

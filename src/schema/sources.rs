@@ -1,0 +1,182 @@
+//! The sources of IDs that do not come from a shard: whether the hosts' records of tickets agree, and the leases of
+//! worker numbers. What it says of one host it says of none that did not answer: that is a finding already.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use jiff::Timestamp;
+
+use super::facts::chain;
+use super::finding::{Finding, Findings, Severity};
+use crate::idgen::WorkerLeases;
+use crate::idgen::lease::{self, LeaseStatus, WORKERS};
+use crate::idgen::tickets::{self, NameStatus, TicketHost, TicketName};
+use crate::map::HostName;
+use crate::pg::ConnectOptions;
+
+/// Of so many numbers that are held, of [`WORKERS`], is said that they will soon be all.
+const HELD_MANY: usize = WORKERS as usize * 9 / 10;
+
+/// A ceiling is a lease ahead of the clock, and leases are seconds. One of more than a day is of a clock that was
+/// wrong.
+const CEILING_AHEAD_MS: u64 = 86_400_000;
+
+/// What hosts say of tickets.
+type Tickets = BTreeMap<HostName, Vec<NameStatus>>;
+
+/// What hosts say of leases; those that have none are not in it.
+type Leases = BTreeMap<HostName, Result<Vec<LeaseStatus>, lease::Error>>;
+
+/// Asks all hosts, and names every difference.
+///
+/// # Cancel safety
+/// Only reads.
+pub async fn sources(hosts: impl IntoIterator<Item = (HostName, ConnectOptions)>) -> Vec<Finding> {
+    let hosts: Vec<TicketHost> = hosts.into_iter().map(|(name, connect)| TicketHost { name, connect }).collect();
+    let asked = join_all(hosts.iter().map(async |host| (host.name.clone(), WorkerLeases::status(&host.connect).await)));
+    let (told, leases) = tokio::join!(tickets::status(&hosts), asked);
+    let told: Tickets = told.into_iter().filter_map(|host| Some((host.host, host.names.ok()?))).collect();
+    let silent = |error: &lease::Error| {
+        matches!(error, lease::Error::NotInstalled | lease::Error::Connect(_) | lease::Error::TimedOut { .. })
+    };
+    let leases = leases.into_iter().filter(|(_, status)| status.as_ref().err().is_none_or(|error| !silent(error)));
+    let mut findings = Findings::default();
+    check_tickets(&mut findings, &told);
+    check_leases(&mut findings, &leases.collect(), now_ms());
+    findings.sorted()
+}
+
+fn now_ms() -> u64 {
+    u64::try_from(Timestamp::now().as_millisecond()).unwrap_or(0)
+}
+
+fn check_tickets(findings: &mut Findings, told: &Tickets) {
+    let mut by_name: BTreeMap<&TicketName, Vec<(&HostName, &NameStatus)>> = BTreeMap::new();
+    for (host, names) in told {
+        for status in names {
+            by_name.entry(&status.name).or_default().push((host, status));
+        }
+    }
+    for (name, hosts) in by_name {
+        for pair in hosts.windows(2) {
+            let [(first, one), (second, other)] = pair else { continue };
+            if one.series != other.series || one.layout != other.layout {
+                let message =
+                    format!("{first} and {second} have two series of tickets {name}, whose numbers may be the same");
+                let remedy = "take a new name, or drop one of the two by hand (docs/ids.md)".to_owned();
+                findings.add(Severity::Alarm, "tickets_differ", None, message, remedy);
+            }
+        }
+        for (host, status) in &hosts {
+            if let Some(recorded) = status.host_name.as_ref().filter(|recorded| *recorded != host.as_str()) {
+                let message = format!("it gives the tickets {name} of {recorded}: it was renamed, or is a copy of it");
+                let remedy = format!("give it the name {recorded} in the config, or drop its schema pgshard_tickets");
+                findings.add(Severity::Alarm, "tickets_of_another", Some(host), message, remedy);
+            }
+        }
+        check_claims(findings, name, &hosts, told);
+    }
+}
+
+/// Whose each residue is: the same on every host that has the name, and the owner gives its tickets.
+fn check_claims(findings: &mut Findings, name: &TicketName, hosts: &[(&HostName, &NameStatus)], told: &Tickets) {
+    let mut owners: BTreeMap<u32, BTreeMap<&str, &HostName>> = BTreeMap::new();
+    for (host, status) in hosts {
+        for (residue, owner) in &status.claims {
+            owners.entry(*residue).or_default().entry(owner).or_insert(host);
+        }
+    }
+    for (residue, owners) in owners {
+        let mut said = owners.iter();
+        if let (Some((first, by)), Some((second, other))) = (said.next(), said.next()) {
+            let message =
+                format!("residue {residue} of tickets {name} is {first}'s, says {by}, and {second}'s, says {other}");
+            let remedy = "they may have given the same tickets: take a new name".to_owned();
+            findings.add(Severity::Alarm, "tickets_clash", None, message, remedy);
+            continue;
+        }
+        let Some((owner, by)) = owners.into_iter().next() else { continue };
+        let owner = told.keys().find(|host| host.as_str() == owner);
+        let gives =
+            |owner: &HostName| hosts.iter().any(|(host, status)| *host == owner && status.residue == Some(residue));
+        if let Some(owner) = owner.filter(|owner| !gives(owner)) {
+            let message =
+                format!("{by} knows that it gives tickets {name}, and it has no record of them: they would come again");
+            let remedy = format!(
+                "`pgshard tickets create {name} --hosts {owner} --start N`, N above every ticket of it that is in use"
+            );
+            findings.add(Severity::Error, "tickets_lost", Some(owner), message, remedy);
+        }
+        for (host, _) in hosts.iter().filter(|(_, status)| !status.claims.contains_key(&residue)) {
+            let message = format!("it does not know whose residue {residue} of tickets {name} is; {by} does");
+            let giver = hosts.iter().find(|(_, status)| status.residue.is_some()).map_or(*host, |(host, _)| *host);
+            let remedy = format!("`pgshard tickets create {name} --hosts {giver}`, which tells all hosts");
+            findings.add(Severity::Warning, "tickets_untold", Some(host), message, remedy);
+        }
+    }
+}
+
+fn check_leases(findings: &mut Findings, leases: &Leases, now_ms: u64) {
+    let mut held_on: BTreeMap<&str, Vec<&HostName>> = BTreeMap::new();
+    for (host, status) in leases {
+        let status = match status {
+            Ok(status) => status,
+            Err(lease::Error::Outdated) => {
+                let message = "its leases of worker numbers are of an older version".to_owned();
+                let remedy = format!("`pgshard workers install --host {host}`, while it serves");
+                findings.add(Severity::Warning, "leases_old", Some(host), message, remedy);
+                continue;
+            }
+            Err(error) => {
+                let message = format!("its leases of worker numbers cannot be read: {}", chain(error));
+                findings.add(
+                    Severity::Error,
+                    "leases_unread",
+                    Some(host),
+                    message,
+                    "see what the server's log says".to_owned(),
+                );
+                continue;
+            }
+        };
+        let mut by_space: BTreeMap<&str, Vec<&LeaseStatus>> = BTreeMap::new();
+        for lease in status {
+            by_space.entry(&lease.space).or_default().push(lease);
+        }
+        for (space, leases) in by_space {
+            let held = leases.iter().filter(|lease| lease.left.is_some()).count();
+            if held > 0 {
+                held_on.entry(space).or_default().push(host);
+            }
+            if held >= HELD_MANY {
+                let message = format!(
+                    "{held} of {WORKERS} worker numbers of {space:?} are held: generators that start soon get none"
+                );
+                let remedy = format!(
+                    "see `pgshard workers status --host {host} --space {space}`: fewer generators, shared by more tasks"
+                );
+                findings.add(Severity::Warning, "leases_few", Some(host), message, remedy);
+            }
+            let wild: Vec<String> = leases
+                .iter()
+                .filter(|lease| lease.ceiling_ms > now_ms.saturating_add(CEILING_AHEAD_MS))
+                .map(|lease| lease.worker.to_string())
+                .collect();
+            if !wild.is_empty() {
+                let message = format!(
+                    "worker numbers {} of {space:?} were used by a clock far ahead: nobody has them until then",
+                    wild.join(", ")
+                );
+                let remedy = "set the clocks by NTP; without those numbers generators go on".to_owned();
+                findings.add(Severity::Notice, "leases_ahead", Some(host), message, remedy);
+            }
+        }
+    }
+    for (space, hosts) in held_on.into_iter().filter(|(_, hosts)| hosts.len() > 1) {
+        let names: Vec<&str> = hosts.iter().map(|host| host.as_str()).collect();
+        let message =
+            format!("worker numbers of {space:?} are leased from {}: two generators may have one", names.join(" and "));
+        let remedy = "point all generators to one of them, and start them again (docs/ids.md, snowflakes)".to_owned();
+        findings.add(Severity::Alarm, "leases_twice", None, message, remedy);
+    }
+}
