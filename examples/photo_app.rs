@@ -5,15 +5,16 @@
 //! rm photo_dev/migrations/*                                       # the sample that stands there
 //! cp examples/photo_app/migrations/* photo_dev/migrations/
 //! pgshard --config photo_dev/pgshard.toml bootstrap
+//! pgshard --config photo_dev/pgshard.toml tickets create users    # the users' IDs: docs/ids.md
 //! PGSHARD_CONFIG=photo_dev/pgshard.toml cargo run --example photo_app
 //!
-//! curl -X PUT  localhost:3000/users/31341 -H content-type:application/json -d '{"name": "Ada"}'
-//! curl -X POST localhost:3000/users/31341/photos -H content-type:application/json -d '{"title": "Prague"}'
-//! curl -X PUT  localhost:3000/photos/ID/likes/5001
+//! curl -X POST localhost:3000/users -H content-type:application/json -d '{"name": "Ada"}'
+//! curl -X POST localhost:3000/users/USER/photos -H content-type:application/json -d '{"title": "Prague"}'
+//! curl -X PUT  localhost:3000/photos/ID/likes/USER
 //! curl         localhost:3000/photos/ID
-//! curl        'localhost:3000/users/31341/photos?since=7d'
+//! curl        'localhost:3000/users/USER/photos?since=7d'
 //! curl        'localhost:3000/photos?ids=ID,ID'
-//! curl        'localhost:3000/feed?users=31341,5001&limit=20'       # the next page: &before=NEXT
+//! curl        'localhost:3000/feed?users=USER,USER&limit=20'        # the next page: &before=NEXT
 //! curl         localhost:3000/healthz
 //! curl         localhost:3000/metrics                               # docs/metrics.md
 //! ```
@@ -26,13 +27,15 @@ use std::time::Duration;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, put};
+use axum::routing::{get, post, put};
 use axum::{Json, Router as Routes};
 use jiff::{Span, Timestamp, tz::TimeZone};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use pgshard::Router;
 use pgshard::config::Config;
 use pgshard::id::{Epoch, Id, IdRange};
+use pgshard::idgen::tickets::{self, TicketHost, TicketName};
+use pgshard::idgen::{IdSource, Tickets};
 use pgshard::router::{Error, Sql};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::Row;
@@ -40,6 +43,8 @@ use tokio_postgres::Row;
 /// What every request needs. Made once.
 struct App {
     router: Router,
+    /// The users' IDs. They pick the shard, so no shard can make them.
+    users: Tickets,
     /// The zero of the IDs' clock.
     epoch: Epoch,
     metrics: PrometheusHandle,
@@ -54,10 +59,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     tokio::spawn(upkeep(metrics.clone()));
     // PGSHARD_CONFIG, or ./pgshard.toml. A host that is down keeps nobody from starting.
     let path = Config::find(None);
-    let epoch = Config::load(&path)?.cluster.epoch;
-    let app = App { router: pgshard::connect(&path).await?, epoch, metrics };
+    let config = Config::load(&path)?;
+    let hosts = config.hosts.values().map(|host| TicketHost { name: host.name.clone(), connect: host.connect.clone() });
+    let users = Tickets::new(tickets::Options::new(TicketName::new("users")?, hosts.collect()));
+    let app = App { router: pgshard::connect(&path).await?, users, epoch: config.cluster.epoch, metrics };
 
     let routes = Routes::new()
+        .route("/users", post(post_user))
         .route("/users/{user}", put(put_user))
         .route("/users/{user}/photos", get(photos_of_user).post(post_photo))
         .route("/photos", get(photos))
@@ -111,12 +119,27 @@ impl App {
     }
 }
 
-/// The key picks the shard.
+/// A user as clients see one.
+#[derive(Serialize)]
+struct User {
+    id: String,
+}
+
+/// A ticket, and then the key picks the shard. Where the insert fails the ticket is lost, which is no harm.
+async fn post_user(State(app): Shared, Json(new): Json<NewUser>) -> Result<(StatusCode, Json<User>), Failure> {
+    let id = app.users.next().await?;
+    let sql = "INSERT INTO {shard}.users (id, name) VALUES ($1, $2)";
+    app.router.by_key(id).execute(sql, &[&id, &new.name]).await?;
+    Ok((StatusCode::CREATED, Json(User { id: id.to_string() })))
+}
+
+/// Another name for a user who is there.
 async fn put_user(State(app): Shared, Path(user): Path<i64>, Json(new): Json<NewUser>) -> Result<StatusCode, Failure> {
-    let sql =
-        "INSERT INTO {shard}.users (id, name) VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET name = excluded.name";
-    app.router.by_key(user).execute(sql, &[&user, &new.name]).await?;
-    Ok(StatusCode::NO_CONTENT)
+    let sql = "UPDATE {shard}.users SET name = $2 WHERE id = $1";
+    match app.router.by_key(user).execute(sql, &[&user, &new.name]).await? {
+        0 => Err(Failure::not_found(format!("there is no user {user}"))),
+        _ => Ok(StatusCode::NO_CONTENT),
+    }
 }
 
 /// The database makes the ID, on the user's shard.
@@ -281,6 +304,13 @@ impl Failure {
 
     fn bad_request(message: String) -> Failure {
         Failure { status: StatusCode::BAD_REQUEST, message }
+    }
+}
+
+impl From<tickets::Error> for Failure {
+    fn from(error: tickets::Error) -> Failure {
+        eprintln!("{}", with_causes(&error));
+        Failure { status: StatusCode::SERVICE_UNAVAILABLE, message: "try again".to_owned() }
     }
 }
 

@@ -113,3 +113,8 @@ pub const WAIT_MAX: Duration = Duration::from_secs(1);
 fn check_batch(count: usize) -> Result<(), Error> {
     if count > BATCH_MAX { Err(Error::BatchTooLarge { count }) } else { Ok(()) }
 }
+
+/// The snippets of the manual.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/ids.md")]
+struct Manual;

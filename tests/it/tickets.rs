@@ -531,6 +531,36 @@ on_each_version! {
         assert!(again.ceiling_ms >= first.ceiling_ms);
     }
 
+    /// The rights that docs/ids.md gives to an application's role are enough, and needed.
+    async fn the_manuals_grants(version) {
+        let cluster = TestCluster::start(version, 1);
+        made(&cluster, &[0], &request(&cluster, &[0])).await;
+        let owner = WorkerLeases::new(connect(&cluster, 0), "test");
+        owner.install(Elsewhere::Nobody).await.unwrap();
+        cluster.superuser(0).await.batch_execute("CREATE ROLE web LOGIN").await.unwrap();
+        let web = format!("host=127.0.0.1 port={} user=web dbname=app", cluster.server(0).port());
+        let web = ConnectOptions::parse(&web).unwrap();
+        let host = TicketHost { name: cluster.name(0), connect: web.clone() };
+        let source = || Tickets::new(Options::new(users(), vec![host.clone()]));
+        let leases = WorkerLeases::new(web, "test");
+        let use_all = async || {
+            let ticket = source().next().await.map_err(|error| error.to_string())?;
+            let refused = |error: lease::Error| format!("{error:?}");
+            let grant = leases.acquire(Uuid::new_v4(), term(now_ms(), 60_000)).await.map_err(refused)?;
+            let renewed = leases.renew(grant, term(now_ms(), 60_000)).await.map_err(refused)?;
+            leases.release(grant, now_ms()).await.map_err(refused)?;
+            Ok::<_, String>((ticket, renewed.is_some()))
+        };
+        assert!(use_all().await.unwrap_err().contains("permission denied"));
+        let page = include_str!("../../docs/ids.md");
+        let grants: Vec<&str> = page.lines().filter(|line| line.starts_with("GRANT ")).collect();
+        assert_eq!(grants.len(), 5);
+        for grant in grants {
+            cluster.app(0).await.batch_execute(grant).await.unwrap();
+        }
+        assert_eq!(use_all().await, Ok((1, true)));
+    }
+
     /// Processes start and end, each time with new generators: far more than there are numbers, and none is refused,
     /// nor an ID given twice.
     async fn rolling_restarts(version) {
