@@ -206,6 +206,26 @@ impl Rule {
         Some(followed.chain(others.into_iter().flatten()).min().unwrap_or(position))
     }
 
+    /// A shard that has everything opens, and needs the stream no more.
+    fn end(&self, world: &mut World, shard: usize) -> Option<()> {
+        let Worker::Up { position, others, follows } = world.worker else { return None };
+        let Place::Open { applied, rows } = world.target.live[shard] else { return None };
+        let all = applied == world.length || position == world.length;
+        if !all || !follows[shard] {
+            return None;
+        }
+        world.target.live[shard] = Place::Ended { rows };
+        // The open is a commit that waits for whatever may be promoted.
+        world.target.flush();
+        let mut follows = follows;
+        follows[shard] = false;
+        world.worker = Worker::Up { position, others, follows };
+        if world.taken {
+            (world.taken, world.worker) = (false, Worker::Down);
+        }
+        Some(())
+    }
+
     fn happen(&self, world: &mut World, action: Action) -> Option<()> {
         match action {
             Action::Write(shard) => {
@@ -230,23 +250,7 @@ impl Rule {
                 (0..2).find(unknown)?;
                 world.worker = Worker::Down;
             }
-            Action::End(shard) => {
-                let Worker::Up { position, others, follows } = world.worker else { return None };
-                let Place::Open { applied, rows } = world.target.live[shard] else { return None };
-                let all = applied == world.length || position == world.length;
-                if !all || !follows[shard] {
-                    return None;
-                }
-                world.target.live[shard] = Place::Ended { rows };
-                // The open is a commit that waits for whatever may be promoted.
-                world.target.flush();
-                let mut follows = follows;
-                follows[shard] = false;
-                world.worker = Worker::Up { position, others, follows };
-                if world.taken {
-                    (world.taken, world.worker) = (false, Worker::Down);
-                }
-            }
+            Action::End(shard) => self.end(world, shard)?,
             Action::Take => {
                 let open = is_open(world, 0) && !world.lost[0];
                 world.left.rollbacks = world.left.rollbacks.checked_sub(1).filter(|_| open)?;

@@ -127,34 +127,72 @@ pub(crate) fn judge(
     source: &HostFacts,
     target: &HostFacts,
     mode: Mode,
-    wanted: Back,
+    back: Back,
     pause_max: Duration,
 ) -> Result<ShardPlan, Vec<Refusal>> {
+    let (shard, epoch) =
+        (facts.shard, facts.source_row.as_ref().filter(|row| row.state == "serving").map(|row| row.epoch));
+    let mut refusals = against_source(facts, source);
+    refusals.extend(against_target(facts, target, epoch));
+    let closed = closed_for(facts.bytes);
+    if mode == Mode::Blocking && closed > pause_max {
+        let reason = format!(
+            "would be closed for about {} s while it is copied, longer than the {} s it may be",
+            closed.as_secs(),
+            pause_max.as_secs()
+        );
+        let remedy = "move it with --mode online, or allow more with --max-pause-s";
+        refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &source.name));
+    }
+    refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
+    if mode == Mode::Online {
+        refusals.extend(facts.against_online.iter().map(|found| found.clone().at(shard, &source.name)));
+    }
+    refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
+    let creation = facts.creation.clone();
+    let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
+    let Creation { before_data, after_data, notes } = creation;
+    let no_reverse =
+        (mode == Mode::Online && back == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
+    let no_reverse = no_reverse.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
+    let old_locks = facts.locks.iter().filter(|lock| lock.seconds > 1.0);
+    let warnings = old_locks.map(waited_for).chain(facts.sequences.iter().cloned()).chain(notes).chain(no_reverse);
+    Ok(ShardPlan {
+        shard,
+        schema: facts.schema.clone(),
+        source: source.name.clone(),
+        epoch,
+        tables: facts.tables,
+        bytes: facts.bytes,
+        before_data,
+        after_data,
+        warnings: warnings.collect(),
+    })
+}
+
+/// A lock that the fence would wait for.
+fn waited_for(lock: &Lock) -> String {
+    let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
+    format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
+}
+
+/// What the source's own tables say against the move.
+fn against_source(facts: &ShardFacts, source: &HostFacts) -> Vec<Refusal> {
     let mut refusals = Vec::new();
-    let shard = facts.shard;
-    let mut refuse = |host: &HostName, reason: String, remedy: &str| {
-        refusals.push(Refusal::new("the shard", reason, remedy).at(shard, host));
+    let mut refuse = |reason: String, remedy: &str| {
+        refusals.push(Refusal::new("the shard", reason, remedy).at(facts.shard, &source.name));
     };
-    let epoch = match &facts.source_row {
-        Some(Row { state, epoch, .. }) if state == "serving" => Some(*epoch),
+    match &facts.source_row {
+        Some(Row { state, .. }) if state == "serving" => {}
         Some(Row { state, peer, .. }) => {
             let peer = peer.as_deref().unwrap_or("nowhere");
-            refuse(
-                &source.name,
-                format!("is {state} (to {peer}) there"),
-                "look with `pgshard moves list` and `pgshard check`",
-            );
-            None
+            refuse(format!("is {state} (to {peer}) there"), "look with `pgshard moves list` and `pgshard check`");
         }
         None => {
-            refuse(
-                &source.name,
-                "was never there".to_owned(),
-                "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`",
-            );
-            None
+            let remedy = "run `pgshard check`, then `pgshard bootstrap` or `pgshard map rebuild`";
+            refuse("was never there".to_owned(), remedy);
         }
-    };
+    }
     if let Some(ActiveMove { id, phase, worker }) = &facts.active_move {
         let (by, remedy) = match worker {
             Some(worker) => (
@@ -165,73 +203,40 @@ pub(crate) fn judge(
             ),
             None => (String::new(), format!("`pgshard moves resume {id}` or `pgshard moves abort {id}` first")),
         };
-        refuse(&source.name, format!("has a move {id} that is {phase}{by}"), &remedy);
+        refuse(format!("has a move {id} that is {phase}{by}"), &remedy);
     }
+    refusals
+}
+
+/// What the target's own tables say against the move of a shard that its source serves at this epoch.
+fn against_target(facts: &ShardFacts, target: &HostFacts, epoch: Option<ShardEpoch>) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    let mut refuse = |reason: String, remedy: &str| {
+        refusals.push(Refusal::new("the shard", reason, remedy).at(facts.shard, &target.name));
+    };
     if let Some(id) = &facts.incoming {
         let remedy = format!(
             "`pgshard moves resume {id}` or `pgshard moves abort {id}` first; `pgshard moves gc` if it is gone"
         );
-        refuse(&target.name, format!("is being brought there by the move {id}"), &remedy);
+        refuse(format!("is being brought there by the move {id}"), &remedy);
     }
     match &facts.target_row {
         Some(row) if row.state != "moved" => {
             let reason = format!("is {} there too, at epoch {}", row.state, row.epoch);
-            refuse(&target.name, reason, "two hosts own this shard: run `pgshard check`; the higher epoch is right");
+            refuse(reason, "two hosts own this shard: run `pgshard check`; the higher epoch is right");
         }
         Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
             let reason = format!("was there at epoch {}, later than the source's", row.epoch);
             let remedy = "run `pgshard check`; was the source restored, or failed over to a standby that lacked its last commits?";
-            refuse(&target.name, reason, remedy);
+            refuse(reason, remedy);
         }
         _ => {}
     }
     for schema in &facts.in_the_way {
         let remedy = "`pgshard moves gc` drops what dead moves left; anything else must be renamed by hand";
-        refuse(&target.name, format!("meets a schema {schema} in its way"), remedy);
+        refuse(format!("cannot go there: schema {schema} already exists"), remedy);
     }
-    let closed = closed_for(facts.bytes);
-    if mode == Mode::Blocking && closed > pause_max {
-        let reason = format!(
-            "would be closed for about {} s while it is copied, longer than the {} s it may be",
-            closed.as_secs(),
-            pause_max.as_secs()
-        );
-        refuse(&source.name, reason, "move it with --mode online, or allow more with --max-pause-s");
-    }
-    refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
-    if mode == Mode::Online {
-        refusals.extend(facts.against_online.iter().map(|found| found.clone().at(shard, &source.name)));
-    }
-    refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
-    let creation = facts.creation.clone();
-    let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
-    let Creation { before_data, after_data, notes } = creation;
-    let busy = |lock: &Lock| {
-        let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
-        format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
-    };
-    let no_reverse =
-        (mode == Mode::Online && wanted == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
-    let no_reverse = no_reverse.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
-    Ok(ShardPlan {
-        shard,
-        schema: facts.schema.clone(),
-        source: source.name.clone(),
-        epoch,
-        tables: facts.tables,
-        bytes: facts.bytes,
-        before_data,
-        after_data,
-        warnings: facts
-            .locks
-            .iter()
-            .filter(|lock| lock.seconds > 1.0)
-            .map(busy)
-            .chain(facts.sequences.iter().cloned())
-            .chain(notes)
-            .chain(no_reverse)
-            .collect(),
-    })
+    refusals
 }
 
 /// The mode that suits the sources if none was asked for: online wherever the server can tell its changes.
