@@ -117,7 +117,7 @@ impl Director {
             args =
                 ["move", &list, "--to", &format!("db{}", 2 - from), "--yes", "--mode", mode].map(str::to_owned).into();
             if self.rng.u8(0..6) == 0 {
-                args.push("--no-way-back".to_owned());
+                args.push("--no-reverse-replication".to_owned());
             }
             if fate == "hold" {
                 args.push("--hold".to_owned());

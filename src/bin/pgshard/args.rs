@@ -187,8 +187,8 @@ pub(crate) struct Move {
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub(crate) at: Option<Timestamp>,
     /// Online: keep the old copies as they are at the switch; no slot on the target, and no `moves rollback`
-    #[arg(long)]
-    pub(crate) no_reverse: bool,
+    #[arg(long, alias = "no-way-back")]
+    pub(crate) no_reverse_replication: bool,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
@@ -199,7 +199,7 @@ pub(crate) struct Move {
 impl Move {
     /// Whether the shards can be taken back.
     pub(crate) fn back(&self) -> Back {
-        if self.no_reverse { Back::Forgone } else { Back::Prepared }
+        if self.no_reverse_replication { Back::Forgone } else { Back::Prepared }
     }
 
     /// When the shards are fenced.

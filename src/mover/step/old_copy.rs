@@ -289,7 +289,7 @@ pub(crate) fn refusal(entry: &Entry) -> Option<String> {
     let back = match (&entry.phase, &entry.reverse) {
         (Phase::Kept, Some(back)) => back,
         (Phase::Kept, None) if entry.back == Back::Forgone => {
-            return Some("it was moved with --no-way-back: its old copy is as it was at the move".to_owned());
+            return Some("it was moved with --no-reverse-replication: its old copy is as it was at the move".to_owned());
         }
         (Phase::Kept, None) => {
             return Some(

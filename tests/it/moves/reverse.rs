@@ -46,14 +46,14 @@ async fn one_that_keeps_too_much_is_given_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn none_where_none_is_wanted() {
     let world = World::new(&[18, 15], 4).await;
-    let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--no-way-back"];
+    let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--no-reverse-replication"];
     let id = world.run_until(&args, "after chunks=kill").await.ended(-9).id();
     world.run(&["moves", "resume", &id]).await.ended(0);
     assert_eq!(streams(&world, 1).await, "");
     let db1 = world.servers.app(0).await;
     assert!(db1.query("SELECT FROM pgshard.back", &[]).await.unwrap().is_empty());
     let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
-    assert!(refused.ended(4).stderr.contains("moved with --no-way-back"), "{}", refused.stderr);
+    assert!(refused.ended(4).stderr.contains("moved with --no-reverse-replication"), "{}", refused.stderr);
     assert_eq!(world.state(1, 0).await, "serving");
     // The old copy is there, as it was at the switch.
     db1.query("SELECT FROM shard_0000__left_e1.users", &[]).await.unwrap();
