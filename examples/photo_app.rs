@@ -318,12 +318,25 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let (status, message) = match &error {
             Error::NoSuchId { .. } => (StatusCode::NOT_FOUND, error.to_string()),
+            _ if error.is_not_found() => (StatusCode::NOT_FOUND, "there is no such thing".to_owned()),
             // A photo of a user, or a like of a photo, that is not there.
             _ if error.code().is_some_and(|code| code.code() == "23503") => {
                 (StatusCode::NOT_FOUND, "there is no such user or photo".to_owned())
             }
+            _ if error.is_unique_violation() => (StatusCode::CONFLICT, "it is there already".to_owned()),
+            // Another constraint: what the client has sent is not what we take.
+            _ if error.is_constraint_violation() => {
+                let constraint = error.constraint().unwrap_or("a column that must be there");
+                (StatusCode::UNPROCESSABLE_ENTITY, format!("refused by {constraint}"))
+            }
             // Nothing has happened, and soon it can: clients and proxies know what to do with that.
             _ if error.is_retryable() => (StatusCode::SERVICE_UNAVAILABLE, "try again".to_owned()),
+            // It may have happened, so that neither client nor proxy may try again by themselves.
+            _ if error.may_have_run() => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "it is not known whether that worked".to_owned())
+            }
+            // The cluster cannot, and will not soon; or this program is wrong.
+            _ if error.is_cluster() => (StatusCode::BAD_GATEWAY, "the database does not answer".to_owned()),
             _ => (StatusCode::INTERNAL_SERVER_ERROR, "that did not work".to_owned()),
         };
         if status.is_server_error() {

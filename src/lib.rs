@@ -142,6 +142,8 @@ pub use config::connect;
 pub use router::Router;
 pub use shard::NoSuchShard;
 pub use shard::{Key, KeyKind, KeyKindError, KeyTextError, PrefixError, SchemaPrefix, ShardCount, ShardId};
+/// The driver, whose rows, types and errors calls take and give: the version that this crate uses.
+pub use tokio_postgres;
 
 /// The README's Rust is compiled with the documentation's other examples.
 #[cfg(doctest)]

@@ -8,8 +8,9 @@ use futures_util::StreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Answers, Batch, Pace, Params};
+use super::batch::{Answers, Batch, Pace};
 use super::gather::Gather;
+use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use crate::id::Id;
 use crate::router::{Error, Router, SqlText};
@@ -134,11 +135,12 @@ impl ByIds {
     }
 
     fn answers(&self, sql: SqlText<'_>) -> Answers<'static> {
+        let wanted = self.wanted.clone();
         let batch = Batch {
             router: self.router.clone(),
             sql: sql.to_sql(),
-            jobs: self.wanted.clone(),
-            params: Arc::new(|ids: &Vec<i64>| ids.clone()),
+            shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
+            params: Source::Owned(Arc::new(move |at| Box::new(wanted[at].1.clone()))),
             pace: self.pace,
         };
         batch.run()

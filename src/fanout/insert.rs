@@ -9,7 +9,8 @@ use futures_util::StreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Batch, Pace, Params};
+use super::batch::{Batch, Pace};
+use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use crate::router::{Error, Router, SqlText};
 use crate::shard::{Key, ShardId};
@@ -84,9 +85,12 @@ impl fmt::Debug for Columns {
     }
 }
 
-impl Params for Columns {
+/// The columns of all shards, and whose these are.
+struct OfShard(Arc<[Columns]>, usize);
+
+impl Params for OfShard {
     fn params(&self) -> Vec<&(dyn ToSql + Sync)> {
-        self.0.iter().map(|column| &**column as _).collect()
+        self.0[self.1].0.iter().map(|column| &**column as _).collect()
     }
 }
 
@@ -122,7 +126,7 @@ impl<T: Sync> InsertMany<'_, T> {
     /// Runs the statement once on each shard that has rows, with the arrays that `columns` makes of that shard's rows as
     /// its parameters: `INSERT … SELECT * FROM unnest($1::bigint[], $2::text[])`.
     ///
-    /// All rows of a shard are in one statement: all of them are inserted or none. Shards have nothing to do with each
+    /// `columns` is called for all shards before anything is sent. All rows of a shard are in one statement: all of them are inserted or none. Shards have nothing to do with each
     /// other: those that did not fail keep their rows. (No COPY: it gives no IDs back, knows no ON CONFLICT, and what it saves
     /// by the row is lost where each shard gets few. For a bulk load into one shard,
     /// [`Shard::client`](crate::router::Shard::client) has it.)
@@ -140,14 +144,13 @@ impl<T: Sync> InsertMany<'_, T> {
         columns: impl Fn(&[&T]) -> Columns + Send + Sync,
     ) -> Result<Vec<Inserted>, Partial<Vec<Inserted>, usize>> {
         let rows = self.rows;
+        let of_shard = |places: &Vec<usize>| columns(&places.iter().map(|place| &rows[*place]).collect::<Vec<&T>>());
+        let all: Arc<[Columns]> = self.places.iter().map(|(_, places)| of_shard(places)).collect();
         let batch = Batch {
             router: self.router,
             sql: sql.into().to_sql(),
-            jobs: self.places.clone(),
-            params: Arc::new(move |places: &Vec<usize>| {
-                let of_shard: Vec<&T> = places.iter().map(|place| &rows[*place]).collect();
-                columns(&of_shard)
-            }),
+            shards: self.places.iter().map(|(shard, _)| *shard).collect(),
+            params: Source::Owned(Arc::new(move |at| Box::new(OfShard(all.clone(), at)))),
             pace: self.pace,
         };
         let mut answers = batch.run();

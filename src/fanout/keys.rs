@@ -10,8 +10,9 @@ use futures_util::StreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Batch, Pace, Params};
+use super::batch::{Batch, Pace};
 use super::ids::refused;
+use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use crate::router::{Error, Router, SqlText};
 use crate::shard::{Key, ShardId};
@@ -180,11 +181,12 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         params: impl Fn(&Vec<K>) -> P + Send + Sync + 'static,
         mut take: impl FnMut(ShardId, Vec<Row>) -> Result<(), Error>,
     ) -> Failures<K> {
+        let wanted = self.wanted.clone();
         let batch = Batch {
             router: self.router.clone(),
             sql: sql.to_sql(),
-            jobs: self.wanted.clone(),
-            params: Arc::new(params),
+            shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
+            params: Source::Owned(Arc::new(move |at| Box::new(params(&wanted[at].1)))),
             pace: self.pace,
         };
         let mut answers = batch.run();

@@ -9,11 +9,15 @@
 //! and names the rest); and every shard asked for gives exactly one result.
 
 mod batch;
+mod crew;
 mod gather;
 mod ids;
 mod insert;
 mod keys;
+mod outbox;
+mod params;
 mod partial;
+mod pipeline;
 
 pub use gather::{Gather, Shards};
 pub use ids::{ByIds, MissingIds};

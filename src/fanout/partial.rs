@@ -124,6 +124,7 @@ where
             failed,
             shards,
             may_have_run: done || partial.failed.iter().any(|failed| failed.error.may_have_run()),
+            application: partial.failed.iter().all(|failed| failed.error.is_application()),
             retryable: !done && partial.is_retryable(),
             source: Box::new(partial),
         }

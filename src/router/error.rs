@@ -274,6 +274,8 @@ pub enum Error {
         shards: usize,
         /// Whether anything of it may have taken effect: on a shard that did not fail, or on one that may have run.
         may_have_run: bool,
+        /// Whether every failure is the application's ([`Error::is_application`]).
+        application: bool,
         /// Whether the whole may be made again: nothing has taken effect, and each failure is one that passes.
         retryable: bool,
         /// The [`Partial`](crate::fanout::Partial) itself, with what is done.
@@ -335,6 +337,9 @@ pub enum LookUpError {
 pub enum PoolPhase {
     /// All connections of the pool were in use.
     Wait,
+    /// The same, and the call was made within a transaction's closure, which keeps a connection of that pool meanwhile: as many
+    /// such transactions as the pool has connections wait for each other.
+    WaitWithin,
     /// As many connections as there may be to all hosts together were in use
     /// ([`Options::max_connections`](super::Options::max_connections)).
     Limit,
@@ -344,6 +349,7 @@ impl std::fmt::Display for PoolPhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             PoolPhase::Wait => "waiting for a free connection",
+            PoolPhase::WaitWithin => "waiting for another connection within a transaction, which keeps one of them,",
             PoolPhase::Limit => "waiting for a connection among all that the router may have",
         })
     }

@@ -1,13 +1,14 @@
 //! A shard, as an application sees it: the methods that run SQL there.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Router;
+use super::call::{Call, Fault, call_span};
 use super::error::{Error, Expected};
+use super::from_row::FromRow;
 use super::kind::Kind;
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
@@ -15,7 +16,7 @@ use super::running::Transaction;
 use super::session::{Answer, Prepare};
 use super::sql::{Rendered, SqlText};
 use super::stale::Met;
-use super::transaction::TransactionBuilder;
+use super::transaction::{Failure, TransactionBuilder};
 use crate::map::HostName;
 use crate::pg::state;
 use crate::shard::{KeyKind, ShardId};
@@ -54,17 +55,9 @@ impl<'r> Shard<'r> {
         self
     }
 
-    /// Runs a call to its end, or to its limit. `sent` tells whether what is on its way then may have taken effect.
-    pub(super) async fn limited<T, E: From<Error>>(
-        self,
-        sent: &AtomicBool,
-        call: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, E> {
-        let Some(limit) = self.limit else { return call.await };
-        if let Ok(answer) = tokio::time::timeout(limit, call).await {
-            return answer;
-        }
-        Err(E::from(self.timed_out(limit, sent.load(Ordering::Relaxed))))
+    /// How long a call may take.
+    pub(super) fn limit(self) -> Option<Duration> {
+        self.limit
     }
 
     /// What a call says that was given up at its limit.
@@ -146,6 +139,59 @@ impl<'r> Shard<'r> {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Row>, Error> {
         at_most_one(self.id, self.run(sql.into(), params).await?)
+    }
+
+    /// As [`Shard::query`], each row read as `T`.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Statement`] for a row that is no `T`; what the statement has changed stays.
+    ///
+    /// # Cancel safety
+    /// As there.
+    pub async fn query_as<'s, T: FromRow>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<T>, Error> {
+        let rows = self.query(sql, params).await?;
+        rows.iter().map(|row| T::from_row(row).map_err(|source| self.strange_row(source))).collect()
+    }
+
+    /// As [`Shard::query_one`], the row read as `T`.
+    ///
+    /// # Errors
+    /// As [`Shard::query_as`].
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`].
+    pub async fn query_one_as<'s, T: FromRow>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<T, Error> {
+        let row = self.query_one(sql, params).await?;
+        T::from_row(&row).map_err(|source| self.strange_row(source))
+    }
+
+    /// As [`Shard::query_opt`], the row read as `T`.
+    ///
+    /// # Errors
+    /// As [`Shard::query_as`].
+    ///
+    /// # Cancel safety
+    /// As [`Shard::query`].
+    pub async fn query_opt_as<'s, T: FromRow>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<T>, Error> {
+        let row = self.query_opt(sql, params).await?;
+        row.map(|row| T::from_row(&row).map_err(|source| self.strange_row(source))).transpose()
+    }
+
+    /// A row is not what the call wants.
+    pub(super) fn strange_row(self, source: tokio_postgres::Error) -> Error {
+        Error::Statement { shard: self.id, host: self.host(), source }
     }
 
     /// Runs a statement and gives the number of rows that it changed (of a SELECT: found).
@@ -261,20 +307,15 @@ impl<'r> Shard<'r> {
     pub async fn client(self) -> Result<RawClient, Error> {
         self.checked()?;
         let place = self.router.inner().place(self.id)?;
-        let lease = place.host.lease(self.id).await?;
+        let lease = place.lease(self.id).await?;
         Ok(RawClient::new(lease, self.id, place.host.name.clone(), self.schema()))
     }
 
-    #[tracing::instrument(level = "debug", name = "pgshard.statement", skip_all, fields(shard = %self.id))]
     async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         self.checked()?;
-        let began = Instant::now();
-        let sent = AtomicBool::new(false);
-        // Boxed: it is large, and whoever calls keeps it in a future of his own.
-        let result = self.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent, began))).await;
-        if result.is_err() {
-            self.router.inner().count_request(self.id, began, false);
-        }
+        let call = Call::new(self, call_span!("pgshard.statement", self.id));
+        let result = call.limited(self.run_to_end(sql, params, &call)).await;
+        call.ended(&result, Fault::of);
         result
     }
 
@@ -282,8 +323,7 @@ impl<'r> Shard<'r> {
         self,
         sql: SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
-        sent: &AtomicBool,
-        called: Instant,
+        call: &Call<'_>,
     ) -> Result<A, Error> {
         let inner = self.router.inner();
         let shard = self.id;
@@ -297,11 +337,7 @@ impl<'r> Shard<'r> {
             // shard.
             let sql = &sql;
             let asking = |tx: Transaction| async move { tx.run(SqlText::Read(sql), params).await };
-            let answer = Box::pin(self.build_transaction().run_to_end(asking, sent)).await;
-            if answer.is_ok() {
-                inner.count_request(shard, called, true);
-            }
-            return answer;
+            return Box::pin(self.build_transaction().run_to_end(asking, call)).await.map_err(Failure::into_inner);
         }
         let only_reads = sql.only_reads(inner.options.selects);
         let rendered = Rendered::new(&sql, &inner.prefix, shard);
@@ -309,19 +345,17 @@ impl<'r> Shard<'r> {
         let mut prepare = Prepare::Once;
         let mut reconnected = false;
         loop {
+            call.tries();
             let place = inner.place(shard)?;
-            let mut lease = place.host.lease(shard).await?;
+            let mut lease = place.lease(shard).await?;
             let began = Instant::now();
-            sent.store(!only_reads, Ordering::Relaxed);
+            call.may_take_effect(!only_reads);
             let failed = match lease.run(rendered, params, prepare).await {
-                Ok(answer) => {
-                    place.host.metrics.request(&place.host.name, called.elapsed(), true);
-                    return Ok(answer);
-                }
+                Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
             // What failed is undone, but for what can commit in its middle.
-            sent.store(!kind.repeatable(), Ordering::Relaxed);
+            call.may_take_effect(!kind.repeatable());
             let host = || place.host.name.clone();
             if failed.lost(&lease.session().connection) {
                 lease.discard();

@@ -10,6 +10,7 @@ use metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
+use super::outcome::Outcome;
 use super::replica::Why;
 use super::slots::Counts;
 use super::stale::{Met, Verdict};
@@ -67,8 +68,8 @@ fn describe() {
 pub(super) struct HostMetrics(OnceLock<Handles>);
 
 struct Handles {
-    succeeded: Counter,
-    failed: Counter,
+    /// By outcome.
+    requests: [Counter; Outcome::ALL.len()],
     seconds: Histogram,
     pool_wait: Histogram,
     pool_failures: Counter,
@@ -89,8 +90,7 @@ impl Handles {
         describe();
         let host = || host.to_string();
         Handles {
-            succeeded: counter!(REQUESTS, "host" => host(), "outcome" => "ok"),
-            failed: counter!(REQUESTS, "host" => host(), "outcome" => "error"),
+            requests: Outcome::ALL.map(|outcome| counter!(REQUESTS, "host" => host(), "outcome" => outcome.as_str())),
             seconds: histogram!(REQUEST_SECONDS, "host" => host()),
             pool_wait: histogram!(POOL_WAIT_SECONDS, "host" => host()),
             pool_failures: counter!(POOL_FAILURES, "host" => host()),
@@ -135,13 +135,9 @@ impl HostMetrics {
         self.0.get_or_init(|| Handles::new(host))
     }
 
-    pub(super) fn request(&self, host: &HostName, took: Duration, succeeded: bool) {
+    pub(super) fn request(&self, host: &HostName, took: Duration, outcome: Outcome) {
         let handles = self.handles(host);
-        if succeeded {
-            handles.succeeded.increment(1)
-        } else {
-            handles.failed.increment(1)
-        }
+        handles.requests[outcome as usize].increment(1);
         handles.seconds.record(took);
     }
 

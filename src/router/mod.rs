@@ -17,9 +17,12 @@
 //! Invariant: the router never decides who serves a shard. It only believes a host about itself, and the
 //! signpost on a host that does not serve the shard any more refuses whatever a router sends there by mistake.
 
+mod bound;
+mod call;
 mod circuit;
 mod closing;
 mod error;
+mod from_row;
 mod handle;
 mod host;
 mod kind;
@@ -28,8 +31,10 @@ mod look;
 mod lookout;
 mod metrics;
 mod migrated;
+mod nesting;
 mod opener;
 mod options;
+mod outcome;
 mod peers;
 mod pool;
 mod raw;
@@ -68,11 +73,14 @@ use crate::map::{HostName, ShardMap};
 use crate::shard::{Key, KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::MapWatch;
 
+pub(crate) use bound::Bound;
 pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
+pub use from_row::FromRow;
 pub use handle::Shard;
 pub(crate) use lane::{Lane, Ran};
 pub use migrated::{Migrated, NotMigrated};
 pub use options::{HostOptions, HostSource, Options, PrepareMode, Recycle, Selects};
+pub(crate) use outcome::Outcome;
 pub use pool::PoolState;
 pub use raw::RawClient;
 pub use reads::{Position, PositionError, Reads};
@@ -269,6 +277,13 @@ impl Router {
     /// How long a call may take where nothing else is said.
     pub(crate) fn statement_timeout(&self) -> Option<Duration> {
         self.0.options.statement_timeout
+    }
+
+    /// Counts a call that has ended, at the host that serves its shard by now.
+    pub(crate) fn count(&self, shard: ShardId, took: Duration, outcome: Outcome) -> Option<HostName> {
+        let place = self.0.place(shard).ok()?;
+        place.host.metrics.request(&place.host.name, took, outcome);
+        Some(place.host.name.clone())
     }
 
     fn inner(&self) -> &Inner {

@@ -6,14 +6,15 @@
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{PgLsn, ToSql};
 
+use super::call::{Call, Fault, call_span};
 use super::error::Error;
+use super::from_row::FromRow;
 use super::handle::{Shard, at_most_one, one};
 use super::replica::{Standby, Why};
 use super::session::{Failed, Prepare};
@@ -179,16 +180,59 @@ impl Reads<'_> {
         at_most_one(self.shard.id(), self.run(sql.into(), params).await?)
     }
 
-    #[tracing::instrument(level = "debug", name = "pgshard.statement", skip_all, fields(shard = %self.shard.id()))]
+    /// As [`Reads::query`], each row read as `T`.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Statement`] for a row that is no `T`.
+    ///
+    /// # Cancel safety
+    /// As there.
+    pub async fn query_as<'s, T: FromRow>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<T>, Error> {
+        let rows = self.query(sql, params).await?;
+        rows.iter().map(|row| T::from_row(row).map_err(|source| self.shard.strange_row(source))).collect()
+    }
+
+    /// As [`Reads::query_one`], the row read as `T`.
+    ///
+    /// # Errors
+    /// As [`Reads::query_as`].
+    ///
+    /// # Cancel safety
+    /// As [`Reads::query`].
+    pub async fn query_one_as<'s, T: FromRow>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<T, Error> {
+        let row = self.query_one(sql, params).await?;
+        T::from_row(&row).map_err(|source| self.shard.strange_row(source))
+    }
+
+    /// As [`Reads::query_opt`], the row read as `T`.
+    ///
+    /// # Errors
+    /// As [`Reads::query_as`].
+    ///
+    /// # Cancel safety
+    /// As [`Reads::query`].
+    pub async fn query_opt_as<'s, T: FromRow>(
+        self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<T>, Error> {
+        let row = self.query_opt(sql, params).await?;
+        row.map(|row| T::from_row(&row).map_err(|source| self.shard.strange_row(source))).transpose()
+    }
+
     async fn run(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
         self.shard.checked()?;
-        let began = Instant::now();
-        let sent = AtomicBool::new(false);
-        // Boxed: it is large, and whoever calls keeps it in a future of his own.
-        let result = self.shard.limited(&sent, Box::pin(self.run_to_end(sql, params, &sent, began))).await;
-        if result.is_err() {
-            self.shard.router().inner().count_request(self.shard.id(), began, false);
-        }
+        let call = Call::new(self.shard, call_span!("pgshard.statement", self.shard.id()));
+        let result = call.limited(self.run_to_end(sql, params, &call)).await;
+        call.ended(&result, Fault::of);
         result
     }
 
@@ -196,8 +240,7 @@ impl Reads<'_> {
         self,
         sql: SqlText<'_>,
         params: &[&(dyn ToSql + Sync)],
-        sent: &AtomicBool,
-        called: Instant,
+        call: &Call<'_>,
     ) -> Result<Vec<Row>, Error> {
         let (inner, shard) = (self.shard.router().inner(), self.shard.id());
         let sql = inner.sql.read(sql).with_word();
@@ -221,11 +264,10 @@ impl Reads<'_> {
             };
             place.host.metrics.read(&place.host.name, answer.as_ref().err().copied());
             if let Ok(rows) = answer {
-                inner.count_request(shard, called, true);
                 return Ok(rows);
             }
         }
-        self.shard.run_to_end(SqlText::Read(&sql), params, sent, called).await
+        self.shard.run_to_end(SqlText::Read(&sql), params, call).await
     }
 
     /// Runs the statement on a standby. `None` when the primary is to be asked.

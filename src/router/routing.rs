@@ -9,12 +9,14 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::error::Error;
+use super::error::{Error, PoolPhase};
 use super::host::Host;
+use super::nesting;
 use super::options::Options;
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
 use super::renewal::Said;
+use super::session::Lease;
 use super::sql::SqlCache;
 use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
@@ -66,6 +68,18 @@ pub(super) struct Snapshot {
 pub(super) struct Place {
     pub(super) host: Arc<Host>,
     pub(super) epoch: ShardEpoch,
+}
+
+impl Place {
+    /// Borrows a connection for a statement on `shard`.
+    pub(super) async fn lease(&self, shard: ShardId) -> Result<Lease, Error> {
+        self.host.lease(shard).await.map_err(|error| match error {
+            Error::PoolTimeout { shard, host, phase: PoolPhase::Wait, limit_ms } if nesting::is_within(&host) => {
+                Error::PoolTimeout { shard, host, phase: PoolPhase::WaitWithin, limit_ms }
+            }
+            error => error,
+        })
+    }
 }
 
 impl Snapshot {
@@ -150,13 +164,6 @@ impl Inner {
     /// At which epoch the router takes the shard to be served.
     pub(super) fn epoch(&self, shard: ShardId) -> Option<ShardEpoch> {
         self.snapshot.load().placement(shard).map(|(_, epoch)| epoch)
-    }
-
-    /// Counts a call that has ended, at the host that serves its shard by now.
-    pub(super) fn count_request(&self, shard: ShardId, began: Instant, succeeded: bool) {
-        if let Ok(place) = self.place(shard) {
-            place.host.metrics.request(&place.host.name, began.elapsed(), succeeded);
-        }
     }
 
     /// The name of the host that the router takes to serve the shard.

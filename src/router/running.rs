@@ -9,9 +9,12 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::Router;
+use super::call::Fault;
 use super::error::Error;
+use super::from_row::FromRow;
 use super::handle::{NEXT_IDS, at_most_one, one, reserved};
 use super::kind::Kind;
+use super::outcome::Outcome;
 use super::routing::Place;
 use super::savepoint::{self, Savepoint};
 use super::session::{Answer, End, Failed, Lease, Prepare};
@@ -71,6 +74,8 @@ pub(super) struct Noted {
     pub(super) failed: bool,
     /// The server would not write.
     pub(super) read_only: bool,
+    /// What the last one that failed had met, unless one has succeeded since.
+    pub(super) fault: Option<Fault>,
 }
 
 /// What is left of a transaction when its closure has returned.
@@ -186,6 +191,58 @@ impl Transaction {
         params: &[&(dyn ToSql + Sync)],
     ) -> Result<Option<Row>, Error> {
         at_most_one(self.0.shard, self.run(sql.into(), params).await?)
+    }
+
+    /// As [`Transaction::query`], each row read as `T`.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Statement`] for a row that is no `T`.
+    ///
+    /// # Cancel safety
+    /// As there.
+    pub async fn query_as<'s, T: FromRow>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<T>, Error> {
+        let rows = self.query(sql, params).await?;
+        rows.iter().map(|row| T::from_row(row).map_err(|source| self.strange_row(source))).collect()
+    }
+
+    /// As [`Transaction::query_one`], the row read as `T`.
+    ///
+    /// # Errors
+    /// As [`Transaction::query_as`].
+    ///
+    /// # Cancel safety
+    /// As [`Transaction::query`].
+    pub async fn query_one_as<'s, T: FromRow>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<T, Error> {
+        let row = self.query_one(sql, params).await?;
+        T::from_row(&row).map_err(|source| self.strange_row(source))
+    }
+
+    /// As [`Transaction::query_opt`], the row read as `T`.
+    ///
+    /// # Errors
+    /// As [`Transaction::query_as`].
+    ///
+    /// # Cancel safety
+    /// As [`Transaction::query`].
+    pub async fn query_opt_as<'s, T: FromRow>(
+        &self,
+        sql: impl Into<SqlText<'s>>,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<T>, Error> {
+        let row = self.query_opt(sql, params).await?;
+        row.map(|row| T::from_row(&row).map_err(|source| self.strange_row(source))).transpose()
+    }
+
+    fn strange_row(&self, source: tokio_postgres::Error) -> Error {
+        Error::Statement { shard: self.0.shard, host: self.0.host.clone(), source }
     }
 
     /// Runs a statement and gives the number of rows that it changed. SAVEPOINT, RELEASE and ROLLBACK TO are welcome.
@@ -344,6 +401,7 @@ impl Transaction {
             Ok(answer) => {
                 // Whatever had failed, failed since the savepoint: one can only be set where nothing has.
                 noted.failed &= sql.kind() != Kind::RollbackTo;
+                noted.fault = None;
                 // Only believed when the host says that it served the shard.
                 if sql.asks_about_names() {
                     noted.met = noted.met.or(Some(Met::Relative));
@@ -352,6 +410,7 @@ impl Transaction {
             }
             Err(failed) if lost(&failed, lease) => {
                 noted.failed = true;
+                noted.fault = Some(Fault::new(Outcome::Cluster));
                 Err(Error::ConnectionLost { shard, host: host.clone(), may_have_run: false, source: failed.error })
             }
             Err(failed) => {
@@ -363,7 +422,9 @@ impl Transaction {
                     noted.remembered |= met == Met::Signpost && failed.may_be_remembered();
                     noted.met = if noted.met == Some(Met::Signpost) { noted.met } else { Some(met) };
                 }
-                Err(Error::Statement { shard, host: host.clone(), source: failed.error })
+                let error = Error::Statement { shard, host: host.clone(), source: failed.error };
+                noted.fault = Some(Fault::of(&error));
+                Err(error)
             }
         }
     }

@@ -4,7 +4,7 @@
 //! is cleaned first; one that may be in the middle of something, or may remember a signpost, never goes back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
@@ -342,29 +342,47 @@ impl Session {
         params: &[&(dyn ToSql + Sync)],
         prepare: Prepare,
     ) -> Result<A, Failed> {
-        let statements = || statements.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = match prepare {
-            Prepare::Once => statements().get(sql),
-            Prepare::Anew => None,
-        };
-        let prepared_before = known.is_some();
-        let statement = match known {
-            Some(statement) => statement,
-            None => {
-                let prepared = self.connection.prepare(&sql.text()).await;
-                let prepared = prepared.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
-                // What falls out of the cache is closed on the server when it is dropped.
-                statements().put(sql, prepared.clone());
-                prepared
-            }
-        };
+        let (statement, prepared_before) = self.named(statements, sql, prepare).await?;
         A::ask(&self.connection, &statement, params).await.map_err(|error| {
             let failed = Failed { error, prepared_before, sent: true };
             if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
-                statements().forget(sql);
+                lock(statements).forget(sql);
             }
             failed
         })
+    }
+
+    /// The statement as it is prepared here, and whether it was before.
+    async fn named(
+        &self,
+        statements: &Mutex<StatementCache<Statement>>,
+        sql: Rendered<'_>,
+        prepare: Prepare,
+    ) -> Result<(Statement, bool), Failed> {
+        let known = match prepare {
+            Prepare::Once => lock(statements).get(sql),
+            Prepare::Anew => None,
+        };
+        if let Some(statement) = known {
+            return Ok((statement, true));
+        }
+        let prepared = self.connection.prepare(&sql.text()).await;
+        let prepared = prepared.map_err(|error| Failed { error, prepared_before: false, sent: false })?;
+        // What falls out of the cache is closed on the server when it is dropped.
+        lock(statements).put(sql, prepared.clone());
+        Ok((prepared, false))
+    }
+
+    /// Prepares a statement for those that run it later, and gives the types of its parameters. `None` where statements have no
+    /// names.
+    pub(super) async fn prepare(&self, sql: Rendered<'_>) -> Result<Option<Vec<Type>>, Failed> {
+        match &self.statements {
+            Prepared::Named(statements) => {
+                let (statement, _) = self.named(statements, sql, Prepare::Once).await?;
+                Ok(Some(statement.params().to_vec()))
+            }
+            Prepared::Unnamed(_) => Ok(None),
+        }
     }
 
     /// Whether several statements may be on their way at a time. Without names one can be a transaction of its own, in which
@@ -376,10 +394,15 @@ impl Session {
     /// Whether this statement is prepared on the connection.
     pub(super) fn has(&self, sql: Rendered<'_>) -> bool {
         match &self.statements {
-            Prepared::Named(statements) => statements.lock().unwrap_or_else(PoisonError::into_inner).contains(sql),
+            Prepared::Named(statements) => lock(statements).contains(sql),
             Prepared::Unnamed(_) => false,
         }
     }
+}
+
+/// Nothing is half done when a panic lets go of it.
+fn lock<T>(statements: &Mutex<T>) -> MutexGuard<'_, T> {
+    statements.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether every answer of a borrowed session has come.

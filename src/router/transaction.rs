@@ -3,15 +3,17 @@
 //! Invariant: a transaction in which a statement met a signpost is never committed, even if the closure did not notice;
 //! COMMIT is sent once; and `Ok` means that the server has committed.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
 
 use super::Router;
+use super::call::{Call, Fault, call_span};
 use super::error::Error;
 use super::handle::Shard;
+use super::nesting;
+use super::outcome::Outcome;
 use super::recover::{Next, Recovery};
 use super::running::{Ended, Named, Transaction};
 use super::session::{Lease, Prepare, is_lost};
@@ -63,7 +65,6 @@ impl<'r> TransactionBuilder<'r> {
     ///
     /// # Cancel safety
     /// As there.
-    #[tracing::instrument(level = "debug", name = "pgshard.transaction", skip_all, fields(shard = %self.shard.id()))]
     pub async fn run<T, E, F, Fut>(self, work: F) -> Result<T, E>
     where
         F: Fn(Transaction) -> Fut,
@@ -71,14 +72,13 @@ impl<'r> TransactionBuilder<'r> {
         E: From<Error>,
     {
         self.shard.checked()?;
-        let (router, shard, began) = (self.router, self.shard, Instant::now());
-        let committing = AtomicBool::new(false);
-        let result = shard.limited(&committing, Box::pin(self.run_to_end(work, &committing))).await;
-        router.inner().count_request(shard.id(), began, result.is_ok());
-        result
+        let call = Call::new(self.shard, call_span!("pgshard.transaction", self.shard.id()));
+        let result = call.limited(self.run_to_end(work, &call)).await;
+        call.ended(&result, Failure::fault);
+        result.map_err(Failure::into_inner)
     }
 
-    pub(super) async fn run_to_end<T, E, F, Fut>(self, work: F, committing: &AtomicBool) -> Result<T, E>
+    pub(super) async fn run_to_end<T, E, F, Fut>(self, work: F, call: &Call<'_>) -> Result<T, Failure<E>>
     where
         F: Fn(Transaction) -> Fut,
         Fut: Future<Output = Result<T, E>>,
@@ -90,9 +90,10 @@ impl<'r> TransactionBuilder<'r> {
         let mut prepare = Prepare::Once;
         let mut reconnected = false;
         loop {
+            call.tries();
             let place = inner.place(shard)?;
             let host = || place.host.name.clone();
-            let mut lease = place.host.lease(shard).await?;
+            let mut lease = place.lease(shard).await?;
             let began = Instant::now();
             if let Err(source) = lease.begin(&self.begin()).await {
                 // Dead before anything was done.
@@ -100,13 +101,13 @@ impl<'r> TransactionBuilder<'r> {
                     reconnected = true;
                     continue;
                 }
-                return Err(E::from(lost_or_refused(shard, host(), source)));
+                return Err(Failure::Router(lost_or_refused(shard, host(), source)));
             }
             let named = if self.behind.is_some() { Named::BySearchPath } else { Named::InFull };
             let transaction = Transaction::new(self.router, shard, &place, lease, (prepare, named));
             // However this ends, nobody who has a clone goes on with it.
             let last = transaction.ends_with();
-            let result = work(transaction.clone()).await;
+            let result = nesting::within(&place.host.name, work(transaction.clone())).await;
             let Ended { mut lease, noted } = transaction.end().await;
             drop(last);
             if noted.failed || result.is_err() || noted.met == Some(Met::Signpost) {
@@ -139,27 +140,27 @@ impl<'r> TransactionBuilder<'r> {
                     Next::Own => {}
                 }
             }
-            let value = result?;
+            let value = result.map_err(|error| Failure::Closure(error, noted.fault))?;
             let Some(mut lease) = lease.filter(|_| !noted.failed) else {
-                return Err(E::from(Error::TransactionFailed { shard }));
+                return Err(Failure::Router(Error::TransactionFailed { shard }));
             };
-            committing.store(true, Ordering::Relaxed);
+            call.may_take_effect(true);
             let Err(source) = lease.commit().await else { return Ok(value) };
-            committing.store(false, Ordering::Relaxed);
+            call.may_take_effect(false);
             // The server has not said how it ended; or somebody has ended it before, with a COMMIT perhaps.
             let told = source.as_db_error().is_some() && !is_lost(&source);
             if !told || source.code() == Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION) {
-                return Err(E::from(Error::InDoubt { shard, host: host(), source }));
+                return Err(Failure::Router(Error::InDoubt { shard, host: host(), source }));
             }
             if source.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
-                return Err(E::from(Error::TransactionFailed { shard }));
+                return Err(Failure::Router(Error::TransactionFailed { shard }));
             }
             // Refused, so nothing is committed: by a deferred trigger, say, that ran into the signpost.
             let Some(met) = Met::of(&source) else {
-                return Err(E::from(Error::Statement { shard, host: host(), source }));
+                return Err(Failure::Router(Error::Statement { shard, host: host(), source }));
             };
             if recovery.after(met, &place, began, &mut Some(lease)).await? == Next::Own {
-                return Err(E::from(Error::Statement { shard, host: host(), source }));
+                return Err(Failure::Router(Error::Statement { shard, host: host(), source }));
             }
         }
     }
@@ -187,6 +188,38 @@ impl<'r> TransactionBuilder<'r> {
             begin.push_str(", pg_temp");
         }
         begin
+    }
+}
+
+/// Why a transaction gives an error.
+pub(super) enum Failure<E> {
+    /// The router says so.
+    Router(Error),
+    /// The closure does; and what the last of its statements that failed had met.
+    Closure(E, Option<Fault>),
+}
+
+impl<E> From<Error> for Failure<E> {
+    fn from(error: Error) -> Failure<E> {
+        Failure::Router(error)
+    }
+}
+
+impl<E: From<Error>> Failure<E> {
+    pub(super) fn into_inner(self) -> E {
+        match self {
+            Failure::Router(error) => E::from(error),
+            Failure::Closure(error, _) => error,
+        }
+    }
+}
+
+impl<E> Failure<E> {
+    fn fault(&self) -> Fault {
+        match self {
+            Failure::Router(error) => Fault::of(error),
+            Failure::Closure(_, fault) => fault.unwrap_or(Fault::new(Outcome::RolledBack)),
+        }
     }
 }
 

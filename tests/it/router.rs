@@ -2,6 +2,7 @@
 
 mod bounds;
 mod by_hand;
+mod fanouts;
 mod health;
 mod many;
 mod metrics;
@@ -18,7 +19,9 @@ mod renewed;
 mod replicas;
 mod seeded;
 mod sessions;
+mod spans;
 mod ways;
+mod words;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

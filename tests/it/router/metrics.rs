@@ -69,7 +69,7 @@ on_each_version! {
         assert_counted(&recorded, &[
             ("pool_wait_seconds db1", 5), ("pool_wait_seconds db2", 1),
             ("request_seconds db1", 5), ("request_seconds db2", 1),
-            ("requests_total db1 error", 1), ("requests_total db1 ok", 4), ("requests_total db2 ok", 1),
+            ("requests_total db1 constraint", 1), ("requests_total db1 ok", 4), ("requests_total db2 ok", 1),
         ]);
 
         // On each shard once, however they get there.
@@ -85,14 +85,14 @@ on_each_version! {
         drop(held);
         assert_counted(&recorded, &[
             ("pool_failures_total db1", 1), ("pool_wait_seconds db1", 2),
-            ("request_seconds db1", 1), ("requests_total db1 error", 1),
+            ("request_seconds db1", 1), ("requests_total db1 cluster", 1),
         ]);
 
         // The application's own mistake.
         router.by_key(1).query("SELECT * FROM {shard}.nothing", &[]).await.unwrap_err();
         assert_counted(&recorded, &[
             ("look_ups_total db1", 1), ("pool_wait_seconds db1", 1),
-            ("request_seconds db1", 1), ("requests_total db1 error", 1),
+            ("request_seconds db1", 1), ("requests_total db1 application", 1),
         ]);
 
         // A fence that goes away again.

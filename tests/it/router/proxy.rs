@@ -2,8 +2,8 @@
 //! takes connections and never answers, and a future that is dropped in its middle.
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,8 +15,10 @@ use tokio::task::JoinHandle;
 /// Leads to the server at a port of this machine.
 pub(crate) struct Proxy {
     pub(crate) port: u16,
-    target: Arc<AtomicU16>,
+    /// New connections lead to one after the other.
+    targets: Arc<Mutex<Vec<u16>>>,
     silent: watch::Sender<bool>,
+    from_server: Arc<AtomicU64>,
     running: JoinHandle<()>,
 }
 
@@ -24,23 +26,37 @@ impl Proxy {
     pub(crate) async fn to(target: u16) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (target, silent) = (Arc::new(AtomicU16::new(target)), watch::Sender::new(false));
-        let (leads_to, quiet) = (target.clone(), silent.subscribe());
+        let (targets, silent) = (Arc::new(Mutex::new(vec![target])), watch::Sender::new(false));
+        let (leads_to, quiet) = (targets.clone(), silent.subscribe());
+        let from_server = Arc::<AtomicU64>::default();
+        let passed = from_server.clone();
         let running = tokio::spawn(async move {
             loop {
                 let (near, _) = listener.accept().await.unwrap();
-                let (target, quiet) = (leads_to.load(Ordering::Relaxed), quiet.clone());
+                let target = {
+                    let mut targets = leads_to.lock().unwrap();
+                    targets.rotate_left(1);
+                    *targets.last().unwrap()
+                };
+                let quiet = quiet.clone();
+                let passed = passed.clone();
                 tokio::spawn(async move {
                     let Ok(far) = TcpStream::connect(("127.0.0.1", target)).await else { return };
                     let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+                    let asked = AtomicU64::new(0);
                     tokio::select! {
-                        () = pass(near_in, far_out, quiet.clone()) => {}
-                        () = pass(far_in, near_out, quiet) => {}
+                        () = pass(near_in, far_out, quiet.clone(), &asked) => {}
+                        () = pass(far_in, near_out, quiet, &passed) => {}
                     }
                 });
             }
         });
-        Proxy { port, target, silent, running }
+        Proxy { port, targets, silent, from_server, running }
+    }
+
+    /// Bytes that the server has sent, as far as they have gone on from here.
+    pub(crate) fn from_server(&self) -> u64 {
+        self.from_server.load(Ordering::Relaxed)
     }
 
     /// Nothing comes through any more, and no connection ends.
@@ -54,7 +70,12 @@ impl Proxy {
 
     /// New connections lead there.
     pub(crate) fn lead_to(&self, target: u16) {
-        self.target.store(target, Ordering::Relaxed);
+        *self.targets.lock().unwrap() = vec![target];
+    }
+
+    /// New connections lead there, to one after the other.
+    pub(crate) fn lead_to_each(&self, targets: &[u16]) {
+        *self.targets.lock().unwrap() = targets.to_vec();
     }
 }
 
@@ -64,12 +85,13 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut quiet: watch::Receiver<bool>) {
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut quiet: watch::Receiver<bool>, passed: &AtomicU64) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
         if quiet.wait_for(|quiet| !quiet).await.is_err() || to.write_all(&buffer[..count]).await.is_err() {
             return;
         }
+        passed.fetch_add(count as u64, Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,291 @@
+//! What works on the jobs of one host: a task with a few lanes, that goes on while the caller does something else.
+//!
+//! Invariant: who holds a lane waits for no other connection; a lane goes back as soon as nothing is on its way there. And a
+//! statement that stands still holds up itself: what it stands in the way of goes elsewhere, where that is safe.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use futures_util::stream::{self, FuturesUnordered, StreamExt};
+use tokio::sync::Notify;
+use tracing::Instrument;
+
+use super::batch::{Batch, Pace};
+use super::outbox::Outbox;
+use super::params::{Make, Source, make};
+use super::pipeline::Pipeline;
+use crate::router::{Error, Lane, Outcome, Router, Sql};
+use crate::shard::ShardId;
+
+pub(super) struct Crew {
+    pub(super) router: Router,
+    pub(super) sql: Sql,
+    pub(super) only_reads: bool,
+    pub(super) shards: Arc<[ShardId]>,
+    pub(super) pace: Pace,
+    pub(super) outbox: Arc<Outbox>,
+    /// `None`: the caller has the parameters, and binds them when he is told their types.
+    make: Option<Make>,
+    /// Jobs that no lane has taken.
+    waiting: Mutex<VecDeque<usize>>,
+    /// Fires when there is none any more.
+    none_waits: Notify,
+    /// Jobs for which a lane will not do.
+    again: Mutex<Vec<usize>>,
+    /// Lanes whose first statement stands still.
+    stuck: AtomicUsize,
+    /// Fires when one more does.
+    one_is_stuck: Notify,
+    began: Instant,
+}
+
+/// How a lane ended.
+enum End {
+    /// It has worked, or there was nothing to do any more.
+    Done,
+    /// No connection was free.
+    NoneFree,
+    /// None was to be had at all.
+    Failed(Error),
+}
+
+impl Crew {
+    pub(super) fn new(batch: &Batch<'_>, jobs: VecDeque<usize>, outbox: Arc<Outbox>) -> Crew {
+        let Batch { router, sql, shards, pace, params } = batch;
+        let make = match params {
+            Source::Owned(make) => Some(make.clone()),
+            Source::Borrowed(_) => None,
+        };
+        Crew {
+            router: router.clone(),
+            sql: sql.clone(),
+            only_reads: router.only_reads(sql),
+            shards: shards.clone(),
+            pace: *pace,
+            outbox,
+            make,
+            waiting: Mutex::new(jobs),
+            none_waits: Notify::new(),
+            again: Mutex::default(),
+            stuck: AtomicUsize::new(0),
+            one_is_stuck: Notify::new(),
+            began: Instant::now(),
+        }
+    }
+
+    /// Works until every job has its answer, or is left to the caller.
+    pub(super) async fn run(mut self) {
+        let Some(first) = self.first() else { return };
+        let borrowed = self.make.is_none();
+        if borrowed {
+            let bound = match self.router.parameter_types(first, &self.sql).await {
+                Ok(Some(types)) => self.outbox.ask(types).await,
+                Ok(None) => None,
+                Err(error) => {
+                    self.failed(error);
+                    lock(&self.waiting).extend(lock(&self.again).drain(..));
+                    None
+                }
+            };
+            match bound {
+                Some(bound) => self.make = Some(make(bound)),
+                None => return self.outbox.leave(lock(&self.waiting).drain(..)),
+            }
+        }
+        let lanes_max = self.router.lanes_max(first);
+        let width = self.pace.width.min(lanes_max);
+        self.on_lanes(width, lanes_max + 1).await;
+        let again = std::mem::take(&mut *lock(&self.again));
+        if borrowed { self.outbox.leave(again) } else { self.alone(again, width).await }
+    }
+
+    /// So many lanes while all is well, and one more for each that is stuck, up to `most`.
+    async fn on_lanes(&self, width: usize, most: usize) {
+        let mut lanes = FuturesUnordered::new();
+        // Whether another one is worth a try.
+        let mut free = true;
+        loop {
+            let stuck = self.stuck.load(Ordering::Relaxed);
+            let works = self.first().is_some() && self.outbox.has_room();
+            while works && free && lanes.len() < (width + stuck).min(most) {
+                // One is waited for; the others are taken if they are free.
+                lanes.push(self.lane(lanes.is_empty() || lanes.len() == stuck));
+            }
+            if lanes.is_empty() {
+                if self.first().is_none() {
+                    return;
+                }
+                free = true;
+                self.outbox.room().await;
+                continue;
+            }
+            tokio::select! {
+                Some(end) = lanes.next() => match end {
+                    End::Done => free = true,
+                    End::NoneFree => free = false,
+                    // The others have connections, and go on.
+                    End::Failed(_) if !lanes.is_empty() => free = false,
+                    End::Failed(error) => self.failed(error),
+                },
+                () = self.one_is_stuck.notified() => free = true,
+            }
+        }
+    }
+
+    /// What one connection does.
+    async fn lane(&self, waits: bool) -> End {
+        let Some(first) = self.first() else { return End::Done };
+        let lane = if waits {
+            tokio::select! {
+                biased;
+                lane = self.router.lane(first) => match lane {
+                    Ok(lane) => lane,
+                    Err(error) => return End::Failed(error),
+                },
+                () = self.none_waits.notified() => return End::Done,
+            }
+        } else {
+            match self.router.lane_if_free(first).await {
+                Some(lane) => lane,
+                None => return End::NoneFree,
+            }
+        };
+        let span = tracing::debug_span!(
+            "pgshard.lane",
+            "otel.kind" = "client",
+            "db.system.name" = "postgresql",
+            host = %lane.host(),
+            statements = tracing::field::Empty,
+            failed = tracing::field::Empty,
+        );
+        Pipeline::new(self, lane, span.clone()).run().instrument(span).await;
+        End::Done
+    }
+
+    /// There is no connection to the host.
+    fn failed(&self, error: Error) {
+        let mut jobs = std::mem::take(&mut *lock(&self.waiting));
+        let Some(first) = jobs.pop_front() else { return };
+        if let Error::PoolTimeout { host, phase, limit_ms, .. } = &error {
+            // The others have waited in the same queue as long as this one.
+            for at in jobs {
+                let (shard, host) = (self.shards[at], host.clone());
+                self.refuse(at, Error::PoolTimeout { shard, host, phase: *phase, limit_ms: *limit_ms });
+            }
+        } else {
+            // That is the first job's answer. The host may be better off when it is the others' turn.
+            lock(&self.again).extend(jobs);
+        }
+        self.refuse(first, error);
+    }
+
+    /// An error for which nothing was sent.
+    fn refuse(&self, at: usize, error: Error) {
+        self.router.count(self.shards[at], self.began.elapsed(), Outcome::of(&error));
+        self.outbox.give(at, Err(error));
+    }
+
+    /// Jobs one by one, each with all that the router does about moves.
+    async fn alone(&self, jobs: Vec<usize>, width: usize) {
+        // Those that wait for a connection wait together: once, not one after the other.
+        let busy = Mutex::new(None);
+        let busy = &busy;
+        let one = |at: usize| async move {
+            self.outbox.room().await;
+            let shard = self.shards[at];
+            let late = lock(busy).clone();
+            if let Some((host, phase, limit_ms)) = late {
+                return self.refuse(at, Error::PoolTimeout { shard, host, phase, limit_ms });
+            }
+            let Some(params) = self.params(at) else { return };
+            self.outbox.sent(at);
+            let result = match self.router.shard(shard) {
+                Ok(shard) => shard.query(&self.sql, &params.params()).await,
+                Err(error) => Err(error),
+            };
+            if let Err(Error::PoolTimeout { host, phase, limit_ms, .. }) = &result {
+                *lock(busy) = Some((host.clone(), *phase, *limit_ms));
+            }
+            self.outbox.give(at, result);
+        };
+        stream::iter(jobs).map(one).buffer_unordered(width).collect::<()>().await;
+    }
+
+    /// `None` while the caller has not bound them.
+    pub(super) fn params(&self, at: usize) -> Option<Box<dyn super::params::Params>> {
+        self.make.as_ref().map(|make| make(at))
+    }
+
+    fn first(&self) -> Option<ShardId> {
+        lock(&self.waiting).front().map(|at| self.shards[*at])
+    }
+
+    /// Whether a job waits for a lane.
+    pub(super) fn has_waiting(&self) -> bool {
+        !lock(&self.waiting).is_empty()
+    }
+
+    /// The next job for a lane.
+    pub(super) fn next(&self) -> Option<usize> {
+        let mut waiting = lock(&self.waiting);
+        let next = loop {
+            match waiting.pop_front() {
+                // It has come through after all, where it stood.
+                Some(at) if self.outbox.is_answered(at) => {}
+                next => break next,
+            }
+        };
+        if waiting.is_empty() {
+            self.none_waits.notify_waiters();
+        }
+        next
+    }
+
+    /// The jobs whose statements this connection has prepared, up to its share of all.
+    pub(super) fn warm(&self, lane: &Lane) -> VecDeque<usize> {
+        let mut waiting = lock(&self.waiting);
+        if self.pace.depth == 1 {
+            return VecDeque::new();
+        }
+        let share = waiting.len().div_ceil(self.pace.width);
+        let (mut warm, mut cold) = (VecDeque::new(), VecDeque::new());
+        for at in waiting.drain(..) {
+            let here = warm.len() < share && lane.has(self.shards[at], &self.sql);
+            if here { warm.push_back(at) } else { cold.push_back(at) }
+        }
+        *waiting = cold;
+        warm
+    }
+
+    /// Jobs that a lane gives back: they are the next.
+    pub(super) fn give_back(&self, jobs: impl DoubleEndedIterator<Item = usize>) {
+        let mut waiting = lock(&self.waiting);
+        jobs.rev().for_each(|at| waiting.push_front(at));
+    }
+
+    /// A job for which a lane will not do.
+    pub(super) fn again(&self, at: usize) {
+        lock(&self.again).push(at);
+    }
+
+    /// A lane's first statement stands still, until the mark is dropped.
+    pub(super) fn mark_stuck(&self) -> Stuck<'_> {
+        self.stuck.fetch_add(1, Ordering::Relaxed);
+        self.one_is_stuck.notify_one();
+        Stuck(self)
+    }
+}
+
+pub(super) struct Stuck<'c>(&'c Crew);
+
+impl Drop for Stuck<'_> {
+    fn drop(&mut self) {
+        self.0.stuck.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,261 @@
+//! The statements on their way on one lane, one behind the other, and the time that each may take.
+//!
+//! A statement's time begins when the one before it has answered. One that stands still (behind a lock, say) is noticed early: the
+//! reads behind it, and what was not sent yet, go to another lane. What else stands behind it waits, for it may run as soon as
+//! the first has ended.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::{AbortHandle, BoxFuture, abortable};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::Instant;
+use tracing::Span;
+
+use super::crew::{Crew, Stuck, lock};
+use crate::router::{Lane, Ran};
+
+/// A statement that has not answered for so long after the one before it holds up those behind it.
+const STUCK_AFTER: Duration = Duration::from_millis(500);
+
+/// How long a statement that was cancelled may go on before its lane is given up.
+const CANCELLED_MAX: Duration = Duration::from_secs(2);
+
+pub(super) struct Pipeline<'c> {
+    crew: &'c Crew,
+    lane: Lane,
+    /// Jobs for this lane, before all others.
+    warm: VecDeque<usize>,
+    running: FuturesUnordered<BoxFuture<'c, Option<(usize, Ran)>>>,
+    on_way: Vec<(usize, AbortHandle)>,
+    wire: Arc<Mutex<Wire>>,
+    state: State<'c>,
+    /// Something was sent here whose answer nobody waits for: nothing is sent behind it.
+    left: bool,
+    span: Span,
+    statements: u64,
+    failed: u64,
+}
+
+/// What was sent and is not answered.
+struct Wire {
+    /// By job, in the order in which it was sent.
+    sent: VecDeque<(usize, Sent)>,
+    /// When the first of it got its turn.
+    since: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// Nothing has run.
+    ToPrepare,
+    ToRun,
+}
+
+impl Wire {
+    fn send(&mut self, at: usize, what: Sent) {
+        if self.sent.is_empty() {
+            self.since = Instant::now();
+        }
+        self.sent.push_back((at, what));
+    }
+
+    fn answered(&mut self, job: usize) {
+        self.since = Instant::now();
+        self.sent.retain(|(at, _)| *at != job);
+    }
+
+    /// Whether a job may have run.
+    fn may_have_run(&self, job: usize) -> bool {
+        self.sent.contains(&(job, Sent::ToRun))
+    }
+}
+
+enum State<'c> {
+    Flowing,
+    /// The first statement stands still.
+    Stuck(Stuck<'c>),
+    /// Its time is over, and the server was asked to end it.
+    Cancelled(#[expect(dead_code, reason = "held until the server has ended it")] Stuck<'c>),
+}
+
+impl<'c> Pipeline<'c> {
+    pub(super) fn new(crew: &'c Crew, lane: Lane, span: Span) -> Pipeline<'c> {
+        Pipeline {
+            warm: crew.warm(&lane),
+            crew,
+            lane,
+            running: FuturesUnordered::new(),
+            on_way: Vec::new(),
+            wire: Arc::new(Mutex::new(Wire { sent: VecDeque::new(), since: Instant::now() })),
+            state: State::Flowing,
+            left: false,
+            span,
+            statements: 0,
+            failed: 0,
+        }
+    }
+
+    /// Comes back when nothing is on its way here, and there is nothing to do or no room for its answer.
+    pub(super) async fn run(mut self) {
+        let depth = if self.lane.can_pipeline() { self.crew.pace.depth } else { 1 };
+        let outbox = &self.crew.outbox;
+        loop {
+            while matches!(self.state, State::Flowing)
+                && !self.left
+                && self.on_way.len() < depth
+                && outbox.has_room()
+                && let Some(at) = self.warm.pop_front().or_else(|| self.crew.next())
+            {
+                self.start(at);
+            }
+            if self.on_way.is_empty() {
+                self.crew.give_back(self.warm.drain(..));
+                return;
+            }
+            // What is alone on its way is read to its end, so that the connection can go back.
+            let reads = self.on_way.len() == 1 || outbox.has_room();
+            let patience = self.patience();
+            let since = lock(&self.wire).since;
+            tokio::select! {
+                biased;
+                Some(done) = self.running.next(), if reads => self.done(done),
+                () = outbox.room(), if !reads => lock(&self.wire).since = Instant::now(),
+                () = tokio::time::sleep_until(since + patience.unwrap_or_default()), if reads && patience.is_some() => {
+                    // Something may have been prepared meanwhile.
+                    let stands_still = lock(&self.wire).since == since;
+                    if stands_still && !self.out_of_patience(since).await {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, at: usize) {
+        let (crew, lane, wire) = (self.crew, self.lane.clone(), self.wire.clone());
+        let (running, handle) = abortable(async move {
+            let shard = crew.shards[at];
+            let Some(params) = crew.params(at) else { return Ran::Again };
+            if crew.pace.depth > 1 && !lane.has(shard, &crew.sql) {
+                lock(&wire).send(at, Sent::ToPrepare);
+                lane.prepare(shard, &crew.sql).await;
+                lock(&wire).answered(at);
+            }
+            // What is prepared is sent at once.
+            lock(&wire).send(at, Sent::ToRun);
+            crew.outbox.sent(at);
+            lane.query(shard, &crew.sql, &params.params()).await
+        });
+        self.on_way.push((at, handle));
+        self.running.push(Box::pin(async move { running.await.ok().map(|ran| (at, ran)) }));
+    }
+
+    fn done(&mut self, done: Option<(usize, Ran)>) {
+        // Another lane has it.
+        let Some((at, ran)) = done else { return };
+        lock(&self.wire).answered(at);
+        self.on_way.retain(|(on_way, _)| *on_way != at);
+        self.state = State::Flowing;
+        match ran {
+            Ran::Done(result) => {
+                self.statements += 1;
+                self.failed += u64::from(result.is_err());
+                self.crew.outbox.give(at, result);
+            }
+            Ran::Again if self.crew.outbox.is_answered(at) => {}
+            Ran::Again => self.crew.again(at),
+        }
+    }
+
+    /// How long to wait for the first statement before something is done about it. `None`: as long as it takes.
+    fn patience(&self) -> Option<Duration> {
+        let limit = self.crew.router.statement_timeout();
+        // Where one follows the other by the caller's wish, each has its connection for itself.
+        let holds_up =
+            self.crew.pace.depth > 1 && (self.on_way.len() > 1 || !self.warm.is_empty() || self.crew.has_waiting());
+        match self.state {
+            State::Flowing if holds_up => Some(limit.map_or(STUCK_AFTER, |limit| STUCK_AFTER.min(limit / 4))),
+            State::Flowing | State::Stuck(_) => limit,
+            State::Cancelled(_) => Some(CANCELLED_MAX),
+        }
+    }
+
+    /// False when the lane is of no use any more.
+    async fn out_of_patience(&mut self, since: Instant) -> bool {
+        let limit = self.crew.router.statement_timeout();
+        match std::mem::replace(&mut self.state, State::Flowing) {
+            State::Flowing if limit.is_none_or(|limit| since.elapsed() < limit) => {
+                self.move_aside();
+                self.state = State::Stuck(self.crew.mark_stuck());
+                true
+            }
+            State::Cancelled(_) => {
+                self.give_up();
+                false
+            }
+            State::Flowing => self.cancel(None).await,
+            State::Stuck(stuck) => self.cancel(Some(stuck)).await,
+        }
+    }
+
+    /// Whom everything else waits for.
+    fn first(&self) -> Option<usize> {
+        let first = lock(&self.wire).sent.front().map(|(at, _)| *at);
+        first.or_else(|| self.on_way.first().map(|(at, _)| *at))
+    }
+
+    /// The first statement stays; the others go elsewhere where nobody minds if they run twice, or where they have not run.
+    fn move_aside(&mut self) {
+        let first = self.first();
+        let mut wire = lock(&self.wire);
+        let stays = |at: usize| Some(at) == first || (!self.crew.only_reads && wire.may_have_run(at));
+        let (staying, going): (Vec<_>, Vec<_>) = self.on_way.drain(..).partition(|(at, _)| stays(*at));
+        wire.sent.retain(|(at, _)| staying.iter().any(|(stays, _)| stays == at));
+        drop(wire);
+        self.on_way = staying;
+        self.left |= !going.is_empty();
+        going.iter().for_each(|(_, handle)| handle.abort());
+        let jobs: Vec<usize> = going.into_iter().map(|(at, _)| at).chain(self.warm.drain(..)).collect();
+        self.crew.give_back(jobs.into_iter());
+    }
+
+    /// The first statement's time is over. The server ends it, and goes on with the next.
+    async fn cancel(&mut self, stuck: Option<Stuck<'c>>) -> bool {
+        let Some(first) = self.first() else { return true };
+        let may_have_run = !self.crew.only_reads && lock(&self.wire).may_have_run(first);
+        self.time_out(first, may_have_run);
+        self.left = true;
+        self.lane.cancel().await;
+        lock(&self.wire).since = Instant::now();
+        self.state = State::Cancelled(stuck.unwrap_or_else(|| self.crew.mark_stuck()));
+        true
+    }
+
+    fn time_out(&self, at: usize, may_have_run: bool) {
+        let limit = self.crew.router.statement_timeout().unwrap_or_default();
+        self.crew.outbox.give(at, Err(self.lane.timed_out(self.crew.shards[at], limit, may_have_run)));
+    }
+
+    /// The server does not end what was cancelled: the lane is closed, with all that was sent there.
+    fn give_up(&mut self) {
+        for (at, handle) in std::mem::take(&mut self.on_way) {
+            handle.abort();
+            let safe = self.crew.only_reads || !lock(&self.wire).may_have_run(at);
+            match (self.crew.outbox.is_answered(at), safe) {
+                (true, _) => {}
+                (false, true) => self.crew.again(at),
+                (false, false) => self.time_out(at, true),
+            }
+        }
+        self.crew.give_back(self.warm.drain(..));
+    }
+}
+
+impl Drop for Pipeline<'_> {
+    fn drop(&mut self) {
+        self.span.record("statements", self.statements);
+        self.span.record("failed", self.failed);
+    }
+}

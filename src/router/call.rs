@@ -1,0 +1,128 @@
+//! One call of an application: its limit, its span and its count, however it ends.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Instant;
+
+use tracing::{Instrument, Span};
+
+use super::error::Error;
+use super::handle::Shard;
+use super::outcome::Outcome;
+
+/// A span of a call, with the fields that are known when it has ended; by OpenTelemetry's names for clients of databases, and ours.
+macro_rules! call_span {
+    ($name:literal, $shard:expr) => {
+        tracing::debug_span!(
+            $name,
+            "otel.kind" = "client",
+            "otel.status_code" = tracing::field::Empty,
+            "db.system.name" = "postgresql",
+            "db.response.status_code" = tracing::field::Empty,
+            "error.type" = tracing::field::Empty,
+            shard = %$shard,
+            host = tracing::field::Empty,
+            outcome = tracing::field::Empty,
+            retries = tracing::field::Empty,
+        )
+    };
+}
+pub(super) use call_span;
+
+pub(super) struct Call<'r> {
+    shard: Shard<'r>,
+    began: Instant,
+    span: Span,
+    /// What is on its way may take effect.
+    sent: AtomicBool,
+    tries: AtomicU32,
+    ended: bool,
+}
+
+/// What is known of a call that failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault {
+    pub(super) outcome: Outcome,
+    /// The SQLSTATE.
+    code: Option<[u8; 5]>,
+}
+
+impl Fault {
+    pub(super) fn new(outcome: Outcome) -> Fault {
+        Fault { outcome, code: None }
+    }
+
+    pub(super) fn of(error: &Error) -> Fault {
+        let code = error.code().and_then(|code| code.code().as_bytes().try_into().ok());
+        Fault { outcome: Outcome::of(error), code }
+    }
+}
+
+impl<'r> Call<'r> {
+    pub(super) fn new(shard: Shard<'r>, span: Span) -> Call<'r> {
+        Call {
+            shard,
+            began: Instant::now(),
+            span,
+            sent: AtomicBool::new(false),
+            tries: AtomicU32::new(0),
+            ended: false,
+        }
+    }
+
+    /// Runs a call to its end, or to its limit.
+    pub(super) async fn limited<T, E: From<Error>>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+        // Boxed: it is large, and whoever calls keeps it in a future of his own.
+        let work = Box::pin(work.instrument(self.span.clone()));
+        let Some(limit) = self.shard.limit() else { return work.await };
+        match tokio::time::timeout(limit, work).await {
+            Ok(answer) => answer,
+            Err(_) => Err(E::from(self.shard.timed_out(limit, self.sent.load(Ordering::Relaxed)))),
+        }
+    }
+
+    /// It has ended like this; `fault` says what an error of its means.
+    pub(super) fn ended<T, E>(mut self, result: &Result<T, E>, fault: impl FnOnce(&E) -> Fault) {
+        self.end(result.as_ref().err().map(fault));
+    }
+
+    /// Another try begins.
+    pub(super) fn tries(&self) {
+        self.tries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// From now on what is on its way may take effect, or cannot.
+    pub(super) fn may_take_effect(&self, may: bool) {
+        self.sent.store(may, Ordering::Relaxed);
+    }
+
+    fn end(&mut self, fault: Option<Fault>) {
+        self.ended = true;
+        let outcome = fault.map_or(Outcome::Ok, |fault| fault.outcome);
+        let host = self.shard.router().count(self.shard.id(), self.began.elapsed(), outcome);
+        if self.span.is_disabled() {
+            return;
+        }
+        if let Some(host) = host {
+            self.span.record("host", tracing::field::display(host));
+        }
+        self.span.record("outcome", outcome.as_str());
+        self.span.record("retries", self.tries.load(Ordering::Relaxed).saturating_sub(1));
+        let code = fault.and_then(|fault| fault.code);
+        let code = code.as_ref().and_then(|code| std::str::from_utf8(code).ok());
+        if let Some(code) = code {
+            self.span.record("db.response.status_code", code);
+        }
+        if outcome != Outcome::Ok {
+            self.span.record("otel.status_code", "ERROR");
+            self.span.record("error.type", code.unwrap_or(outcome.as_str()));
+        }
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.end(Some(Fault::new(Outcome::Dropped)));
+        }
+    }
+}

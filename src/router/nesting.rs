@@ -1,0 +1,32 @@
+//! Of which hosts a future keeps a connection while it waits for another: what a call tells its caller that has waited in vain.
+
+use std::sync::Arc;
+
+use crate::map::HostName;
+
+tokio::task_local! {
+    /// The transactions within whose closures a future is polled just now. A task that it spawns is within none.
+    static WITHIN: Arc<Within>;
+}
+
+struct Within {
+    host: HostName,
+    outer: Option<Arc<Within>>,
+}
+
+/// Runs the closure of a transaction on this host.
+pub(super) async fn within<F: Future>(host: &HostName, work: F) -> F::Output {
+    let within = Within { host: host.clone(), outer: WITHIN.try_with(Arc::clone).ok() };
+    WITHIN.scope(Arc::new(within), work).await
+}
+
+/// Whether whoever is polled now is within a transaction on this host.
+pub(super) fn is_within(host: &HostName) -> bool {
+    WITHIN.try_with(|within| within.is_on(host)).unwrap_or(false)
+}
+
+impl Within {
+    fn is_on(&self, host: &HostName) -> bool {
+        self.host == *host || self.outer.as_ref().is_some_and(|outer| outer.is_on(host))
+    }
+}

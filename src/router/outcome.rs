@@ -1,0 +1,124 @@
+//! What an error means to whoever answers for it: the application's developer, or the cluster's operator.
+
+use tokio_postgres::error::SqlState;
+
+use super::error::{Error, Expected, LookUpError};
+use crate::pg::state;
+
+/// How a call ended, for those who count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Ok,
+    /// A constraint refused it.
+    Constraint,
+    /// Another mistake of the application's.
+    Application,
+    /// The closure of a transaction gave an error, and none of its statements had failed.
+    RolledBack,
+    /// Its time was over.
+    Timeout,
+    /// The cluster could not do it.
+    Cluster,
+    /// Nobody waited for its end.
+    Dropped,
+}
+
+impl Outcome {
+    pub(super) const ALL: [Outcome; 7] = [
+        Outcome::Ok,
+        Outcome::Constraint,
+        Outcome::Application,
+        Outcome::RolledBack,
+        Outcome::Timeout,
+        Outcome::Cluster,
+        Outcome::Dropped,
+    ];
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::Constraint => "constraint",
+            Outcome::Application => "application",
+            Outcome::RolledBack => "rolled_back",
+            Outcome::Timeout => "timeout",
+            Outcome::Cluster => "cluster",
+            Outcome::Dropped => "dropped",
+        }
+    }
+
+    pub(crate) fn of(error: &Error) -> Outcome {
+        match error {
+            error if error.is_constraint_violation() => Outcome::Constraint,
+            Error::TimedOut { .. } => Outcome::Timeout,
+            error if error.is_application() => Outcome::Application,
+            _ => Outcome::Cluster,
+        }
+    }
+}
+
+/// Whether the SQLSTATE is of those that the statement or its values are to blame for: everything but trouble of the server, of
+/// its load, and of others at the same rows.
+fn is_applications(code: &SqlState) -> bool {
+    const CLUSTERS: [&str; 9] = ["08", "25006", "40", "53", "55P03", "57", "58", "F0", "XX"];
+    code.code() != state::SHARD_MOVED && !CLUSTERS.iter().any(|class| code.code().starts_with(class))
+}
+
+/// What an application asks of an error. Every error is the application's or the cluster's; whether it is worth another try, and
+/// whether the call may have taken effect, are questions of their own ([`Error::is_retryable`], [`Error::may_have_run`]).
+/// `examples/photo_app.rs` answers HTTP requests by these.
+impl Error {
+    /// Whether the application asked for what cannot be: a constraint, a type, a name, a key of another kind, another number of
+    /// rows. The same call gives the same error, however well the cluster is.
+    pub fn is_application(&self) -> bool {
+        match self {
+            Error::NoSuchId { .. }
+            | Error::NoSuchShard { .. }
+            | Error::WrongKey { .. }
+            | Error::TransactionControl { .. }
+            | Error::NotARead { .. }
+            | Error::RowCount { .. }
+            | Error::TransactionEnded { .. }
+            | Error::SavepointOpen { .. }
+            | Error::TransactionFailed { .. } => true,
+            // Without a code, the driver has refused a parameter.
+            Error::Statement { source, .. } => source.code().is_none_or(is_applications),
+            Error::Partial { application, .. } => *application,
+            _ => false,
+        }
+    }
+
+    /// Whether the cluster could not do it: a host out of reach, a pool or a server too busy, a move that takes long, a lost
+    /// connection, a time that was over, a transaction that stood in another's way.
+    pub fn is_cluster(&self) -> bool {
+        !self.is_application()
+    }
+
+    /// Whether there is no such row: `query_one` found none, or the ID names no shard of the cluster.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Error::RowCount { expected: Expected::One, got: 0, .. } | Error::NoSuchId { .. })
+    }
+
+    /// Whether the time was over: the call's, a pool's, or the server's `statement_timeout` (or somebody cancelled it there).
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Error::TimedOut { .. } | Error::PoolTimeout { .. } => true,
+            Error::LookUp { source, .. } => matches!(**source, LookUpError::TimedOut(_)),
+            _ => self.code() == Some(&SqlState::QUERY_CANCELED),
+        }
+    }
+
+    /// Whether a unique or primary key, or an exclusion constraint's relative of them, has the value already.
+    pub fn is_unique_violation(&self) -> bool {
+        self.code() == Some(&SqlState::UNIQUE_VIOLATION)
+    }
+
+    /// Whether a constraint refused it: unique, foreign key, check, not null, exclusion.
+    pub fn is_constraint_violation(&self) -> bool {
+        self.code().is_some_and(|code| code.code().starts_with("23"))
+    }
+
+    /// The name of the constraint that refused it, as the shard's tables have it. A not-null constraint has none in most versions.
+    pub fn constraint(&self) -> Option<&str> {
+        self.as_db_error().and_then(|error| error.constraint())
+    }
+}
