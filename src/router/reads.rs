@@ -17,6 +17,7 @@ use super::error::Error;
 use super::from_row::FromRow;
 use super::handle::{Shard, at_most_one, one};
 use super::replica::{Standby, Why};
+use super::routing::Place;
 use super::session::{Failed, Prepare};
 use super::sql::{Rendered, Sql, SqlText};
 use super::stale::Met;
@@ -118,7 +119,8 @@ fn past_records(lsn: u64, block: u64) -> u64 {
 }
 
 impl Reads<'_> {
-    /// Only where everything up to `position` is to be seen: a standby that is not there yet is waited for, for
+    /// Only where everything up to `position` is to be seen, by the word of the very connection that is read on: a standby that is
+    /// not there yet is waited for, for
     /// [`Options::replica_wait`](super::Options::replica_wait) at most; then the primary is asked. It is asked at once when the
     /// position is one from before a move, or of another shard.
     #[must_use]
@@ -259,7 +261,7 @@ impl Reads<'_> {
                 Err(why) => Err(why),
             };
             let answer = match standby {
-                Ok(standby) => self.at(&standby, &sql, params).await?.ok_or(Why::Failed),
+                Ok(standby) => self.at(&place, &standby, &sql, params).await?,
                 Err(why) => Err(why),
             };
             place.host.metrics.read(&place.host.name, answer.as_ref().err().copied());
@@ -270,31 +272,36 @@ impl Reads<'_> {
         self.shard.run_to_end(SqlText::Read(&sql), params, call).await
     }
 
-    /// Runs the statement on a standby. `None` when the primary is to be asked.
+    /// Runs the statement on a standby, or says why the primary is to be asked.
     async fn at(
         self,
+        place: &Place,
         standby: &Arc<Standby>,
         sql: &Sql,
         params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Vec<Row>>, Error> {
+    ) -> Result<Result<Vec<Row>, Why>, Error> {
         let shard = self.shard.id();
         let mut lease = match standby.host.lease(shard).await {
             Ok(lease) => lease,
             // That there are too many readers is not to be the primary's trouble.
             Err(error @ (Error::PoolTimeout { .. } | Error::TooManyWaiting { .. })) => return Err(error),
-            Err(_) => return Ok(None),
+            Err(_) => return Ok(Err(Why::Failed)),
         };
-        let failed = match lease
-            .run(Rendered::new(sql, self.shard.router().prefix(), self.shard.id()), params, Prepare::Once)
-            .await
-        {
-            Ok(rows) => return Ok(Some(rows)),
+        if let Err(why) = place.host.replicas.shows(&mut lease, self.after.map(|after| after.lsn)).await {
+            if why == Why::Failed {
+                lease.discard();
+            }
+            return Ok(Err(why));
+        }
+        let rendered = Rendered::new(sql, self.shard.router().prefix(), self.shard.id());
+        let failed = match lease.run(rendered, params, Prepare::Once).await {
+            Ok(rows) => return Ok(Ok(rows)),
             Err(failed) => failed,
         };
         if failed.lost(&lease.session().connection) {
             lease.discard();
             standby.host.circuit.doubt();
-            return Ok(None);
+            return Ok(Err(Why::Failed));
         }
         if remembers(&failed) {
             lease.discard();
@@ -304,7 +311,7 @@ impl Reads<'_> {
         if failed.error.code() == Some(&SqlState::QUERY_CANCELED) {
             return Err(Error::Statement { shard, host: standby.host.name.clone(), source: failed.error });
         }
-        Ok(None)
+        Ok(Err(Why::Failed))
     }
 }
 

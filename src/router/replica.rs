@@ -4,6 +4,10 @@
 //! standby that has replayed as much has all that had been committed when the primary was asked. A standby that nothing
 //! reaches any more is found out like that too, which its own word would not tell.
 //!
+//! An address may lead to several standbys, and to another one tomorrow. So what the checks find out only says where a read is worth
+//! a try: the connection that it runs on is asked itself, unless it was not long ago; it leads to one server for as long as it is
+//! there (but through a pooler, which is to have one server behind it).
+//!
 //! Invariant: no read goes to a standby that is not known, by now, to show everything that is older than
 //! [`Options::max_replica_lag`]; nobody's call waits for that to be found out; and servers are asked at a bounded rate, however
 //! many read.
@@ -23,7 +27,7 @@ use super::host::Host;
 use super::options::{HostOptions, Options};
 use super::peers::Peers;
 use super::pool::ConnectionLimit;
-use super::session::Prepare;
+use super::session::{Lease, Prepare};
 use super::sql::{Rendered, Sql};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
@@ -73,6 +77,22 @@ pub(super) struct Standby {
     polling: AtomicBool,
     /// Whether it was told that the server is none.
     warned: AtomicBool,
+}
+
+/// What a connection's server showed when it was asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shown {
+    /// All that was committed by then; `None`: not known how old it is.
+    fresh_at: Option<Instant>,
+    /// How far it is. No server goes back while a connection to it lives.
+    replayed: u64,
+}
+
+impl Shown {
+    fn is_enough(self, position: Option<u64>, lag_max: Duration) -> bool {
+        let is_fresh = self.fresh_at.is_some_and(|at| at.elapsed() <= lag_max);
+        is_fresh && position.is_none_or(|position| position <= self.replayed)
+    }
 }
 
 /// Where the primary's log was, and when it was asked.
@@ -186,6 +206,34 @@ impl Replicas {
         if standby.reaches(position, self.wait_max).await { Ok(Arc::clone(standby)) } else { Err(Why::Behind) }
     }
 
+    /// Whether the server of this very connection is near enough, and has replayed `position`.
+    ///
+    /// # Errors
+    /// Why not, or that it does not say; then the connection may be closed.
+    pub(super) async fn shows(&self, lease: &mut Lease, position: Option<u64>) -> Result<(), Why> {
+        let why = |shown: Shown| match position {
+            Some(position) if shown.replayed < position => Why::Behind,
+            _ => Why::Lagging,
+        };
+        let known = *lease.session().shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_some_and(|shown| shown.is_enough(position, self.lag_max)) {
+            return Ok(());
+        }
+        let said = match tokio::time::timeout(ANSWER_MAX, ask(lease, STANDBY)).await {
+            Ok(Ok(said)) => said,
+            Ok(Err(_)) | Err(_) => return Err(Why::Failed),
+        };
+        let Some((identity, replayed)) = said else { return Err(Why::Lagging) };
+        let fresh_at = {
+            let primary = self.primary();
+            let own = primary.identity.as_ref().is_none_or(|primary| *primary == identity);
+            own.then(|| primary.fresh_at(replayed)).flatten()
+        };
+        let shown = Shown { fresh_at, replayed };
+        *lease.session().shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+        if shown.is_enough(position, self.lag_max) { Ok(()) } else { Err(why(shown)) }
+    }
+
     /// Asks primary and standbys, if that was not done lately; in a task of its own.
     fn check_if_due(&self, host: &Arc<Host>, now: Instant) {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -252,10 +300,10 @@ impl Standby {
                     return strange("the server is a standby of another one");
                 }
                 self.warned.store(false, Ordering::Relaxed);
-                self.replayed.send_replace(replayed);
-                // One that has reached none of them is what it was, and ages.
-                if let Some(at) = fresh_at {
-                    self.set_fresh_at(Some(at));
+                let before = self.replayed.send_replace(replayed);
+                // One that has reached none of them is what it was, and ages; but for one that is behind what it was: it is another.
+                if fresh_at.is_some() || replayed < before {
+                    self.set_fresh_at(fresh_at);
                 }
             }
             // Of several addresses of a host, one is the primary.
@@ -316,20 +364,30 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
             tries += 1;
             let mut lease = host.control().await?;
             match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[], Prepare::Once).await {
-                Ok(rows) => return Ok(rows),
+                Ok(rows) => return read(&rows),
                 // A connection that died while it was idle is found out by its first use; a later one is new.
                 Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
                 Err(failed) => return Err(LookUpError::Statement(failed.error)),
             }
         }
     };
-    let rows = match tokio::time::timeout(ANSWER_MAX, asking).await {
-        Ok(rows) => rows?,
+    match tokio::time::timeout(ANSWER_MAX, asking).await {
+        Ok(said) => said,
         Err(_) => {
             host.circuit.doubt();
-            return Err(LookUpError::TimedOut(ANSWER_MAX));
+            Err(LookUpError::TimedOut(ANSWER_MAX))
         }
-    };
+    }
+}
+
+/// The same on a connection that a read is to run on.
+async fn ask(lease: &mut Lease, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
+    let sql = Sql::new(text);
+    let rows: Result<Vec<SqlRow>, _> = lease.run(Rendered::new(&sql, text), &[], Prepare::Once).await;
+    read(&rows.map_err(|failed| LookUpError::Statement(failed.error))?)
+}
+
+fn read(rows: &[SqlRow]) -> Result<Option<(String, u64)>, LookUpError> {
     let Some(row) = rows.first() else { return Ok(None) };
     let column = |error: tokio_postgres::Error| LookUpError::Answer(error.to_string());
     let identity = row.try_get(0).map_err(column)?;

@@ -17,6 +17,7 @@ use super::circuit::Circuit;
 use super::kind::Kind;
 use super::options::Recycle;
 use super::pool::Slot;
+use super::replica::Shown;
 use super::sql::Rendered;
 use super::stale::Met;
 use super::statements::StatementCache;
@@ -59,6 +60,8 @@ pub(super) struct Session {
     statements: Prepared,
     /// Whether something of its user may be left in the session.
     dirty: AtomicBool,
+    /// What the server showed when it was last asked, where it is a standby.
+    pub(super) shown: Mutex<Option<Shown>>,
     /// The circuit's when it was opened.
     pub(super) generation: u32,
     circuit: Arc<Circuit>,
@@ -207,6 +210,7 @@ impl Session {
             connection: opened.connection,
             statements,
             dirty: AtomicBool::new(false),
+            shown: Mutex::new(None),
             generation: opened.generation,
             circuit: opened.circuit,
             recycle: opened.recycle,

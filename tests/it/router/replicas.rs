@@ -12,21 +12,29 @@ use tokio_postgres::Client;
 use super::INSERT;
 use super::by_hand::Shards;
 use super::metrics::Recorded;
+use super::proxy::Proxy;
 
 /// How many photos there are, and whether a standby says so.
 const SEEN: &str = "SELECT count(*), pg_is_in_recovery() FROM {shard}.photos";
 
 /// Hosts as the cluster's, and the last server as a standby of the first host, made one.
 async fn with_standby(version: u32, shards: u16) -> (Shards, Options) {
+    with_standbys(version, shards, 1).await
+}
+
+/// The same with several, of which the options name the first.
+async fn with_standbys(version: u32, shards: u16, standbys: usize) -> (Shards, Options) {
     let count = i32::from(shards);
-    let shards = Shards::start_beside(version, shards, 1).await;
+    let shards = Shards::start_beside(version, shards, standbys).await;
     for (host, client) in shards.db.iter().enumerate() {
         // As bootstrap does. The servers are copies of one, so that only the name tells them apart.
         let sql =
             "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name) VALUES ($1, 0, 'shard_', $2)";
         client.execute(sql, &[&count, &shards.name(host).as_str()]).await.unwrap();
     }
-    shards.cluster.make_standby(version, 2, 0);
+    for standby in 0..standbys {
+        shards.cluster.make_standby(version, 2 + standby, 0);
+    }
     let mut options = shards.options();
     // As with several addresses in the url: the host itself is among them.
     let ports = [0, 2].map(|server| shards.cluster.server(server).port().to_string()).join(",");
@@ -223,5 +231,61 @@ on_each_version! {
         }
         resume(&standby).await;
         assert_eq!(until(&router, 3, true).await, 2);
+    }
+
+    /// Two standbys behind one address, of which one stands still: what one has written he sees, and nothing is older than it may be.
+    async fn several_behind_one_address(version) {
+        let (shards, mut options) = with_standbys(version, 4, 2).await;
+        let still = shards.cluster.superuser(3).await;
+        pause(&still).await;
+        let ports = [2, 3].map(|server| shards.cluster.server(server).port());
+        let proxy = Proxy::to(ports[0]).await;
+        proxy.lead_to_each(&ports);
+        let behind = format!("postgres://app@127.0.0.1:{}/app", proxy.port);
+        options.hosts[0].replicas = vec![ConnectOptions::parse(&behind).unwrap()];
+        options.max_replica_lag = Duration::from_secs(600);
+        let router = Router::new(options);
+        until(&router, 0, true).await;
+        let mut by_standby = 0;
+        for round in 0..40_i64 {
+            let written = write(&router, 0, round).await;
+            let reads: Vec<_> = futures_util::future::join_all((0..4).map(|_| {
+                router.by_key(0).reads().after(written).query_one(SEEN, &[])
+            }))
+            .await;
+            for row in reads {
+                let row = row.unwrap();
+                assert_eq!(row.get::<_, i64>(0), round + 1, "one's own writes");
+                by_standby += usize::from(row.get::<_, bool>(1));
+            }
+        }
+        assert!(by_standby > 0, "the one that follows is read");
+        eprintln!("{by_standby} of 160 reads by a standby");
+    }
+
+    /// The address of a standby leads to another one, which is behind: what the first has shown says nothing about it.
+    async fn an_address_that_goes_back(version) {
+        let (shards, mut options) = with_standbys(version, 4, 2).await;
+        let still = shards.cluster.superuser(3).await;
+        pause(&still).await;
+        let [good, old] = [2, 3].map(|server| shards.cluster.server(server).port());
+        let proxy = Proxy::to(good).await;
+        let behind = format!("postgres://app@127.0.0.1:{}/app", proxy.port);
+        options.hosts[0].replicas = vec![ConnectOptions::parse(&behind).unwrap()];
+        options.max_replica_lag = Duration::from_secs(4);
+        let router = Router::new(options);
+        write(&router, 0, 1).await;
+        while until(&router, 0, true).await == 0 {}
+        // Longer ago than anything that is read may be.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        until(&router, 0, true).await;
+        proxy.lead_to(old);
+        shards.cluster.server(2).stop(StopMode::Fast).unwrap();
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(5) {
+            assert_eq!(seen(&router, 0).await.0, 1, "never what was before");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        drop(shards);
     }
 }
