@@ -4,6 +4,7 @@ mod bounds;
 mod by_hand;
 mod fanouts;
 mod health;
+mod library;
 mod many;
 mod metrics;
 mod moves;

@@ -1,0 +1,38 @@
+//! A few random rounds of calls over servers that fail: what `script/test-library` plays for as long as one likes.
+#![allow(dead_code, reason = "the rounds' parts are those of tests/library")]
+
+#[path = "../../library/caller.rs"]
+mod caller;
+#[path = "../../library/case.rs"]
+mod case;
+#[path = "../../library/fates.rs"]
+mod fates;
+#[path = "../../library/round.rs"]
+mod round;
+
+use super::{by_hand, proxy};
+
+use case::Case;
+
+async fn plays(seed: u64, version: u32, without: &[&str]) {
+    let without = without.iter().map(|kind| (*kind).to_owned()).collect();
+    let case = Case { seed, version, callers: 4, steps: 20, without };
+    let outcome = round::round(&case).await;
+    if let Some(failure) = outcome.failure {
+        let story = outcome.story.join("\n");
+        panic!("{story}\n{}: {}\nscript/test-library {}", failure.kind, failure.text, case.words());
+    }
+    eprintln!("{:?} in {:.1} s", outcome.counts, outcome.seconds);
+}
+
+on_each_version! {
+    /// What befalls the servers is told at once, so that connections can be counted.
+    async fn with_moves_and_locks(version) {
+        plays(1, version, &["silent", "restart"]).await;
+    }
+
+    /// Everything.
+    async fn with_everything(version) {
+        plays(2, version, &[]).await;
+    }
+}

@@ -1,0 +1,139 @@
+//! Random programs of calls over servers that fail, round after round. See `script/test-library --help`.
+#![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
+
+#[path = "../it/router/by_hand.rs"]
+mod by_hand;
+mod caller;
+mod case;
+mod fates;
+#[path = "../it/router/proxy.rs"]
+mod proxy;
+mod round;
+
+#[macro_use]
+#[path = "../it/support/mod.rs"]
+mod support;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use case::Case;
+use round::{Outcome, round};
+
+const HELP: &str = "script/test-library [--seed S] [--minutes M] [--version 15|18] [--callers N] [--steps N]
+    [--without KIND,…] [--shrink MINUTES]
+
+Each seed is one round: callers with a program each, and what befalls their servers meanwhile. Rounds go on from seed to
+seed until the minutes are over. A round that fails prints its story and the command that does it again; with --shrink
+it is tried with fewer callers, steps and kinds.";
+
+struct Words {
+    case: Case,
+    version: Option<u32>,
+    minutes: f64,
+    shrink: f64,
+}
+
+fn words() -> Result<Words, String> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let seed = now.map_or(1, |now| now.as_millis() as u64 % 100_000_000);
+    let case = Case { seed, version: 15, callers: 6, steps: 40, without: BTreeSet::new() };
+    let mut words = Words { case, version: None, minutes: 0.0, shrink: 0.0 };
+    let mut args = std::env::args().skip(1);
+    while let Some(word) = args.next() {
+        let value = args.next().ok_or_else(|| format!("{word} takes a value"))?;
+        let number = || value.parse::<f64>().map_err(|_| format!("{word} {value}: no number"));
+        match word.as_str() {
+            "--seed" => words.case.seed = number()? as u64,
+            "--minutes" => words.minutes = number()?,
+            "--version" => words.version = Some(number()? as u32),
+            "--callers" => words.case.callers = number()? as u64,
+            "--steps" => words.case.steps = number()? as u64,
+            "--shrink" => words.shrink = number()?,
+            "--without" => words.case.without.extend(value.split(',').map(str::to_owned)),
+            _ => return Err(format!("{word} is not known")),
+        }
+    }
+    Ok(words)
+}
+
+async fn play(case: &Case) -> Outcome {
+    let outcome = round(case).await;
+    let verdict = outcome.failure.as_ref().map_or("ok", |failure| failure.kind);
+    let [done, undone, either] = outcome.counts;
+    println!(
+        "seed {:>9}  {}  {:>5.1} s  {done} rows there, {undone} not, {either} in doubt  {} fates  {verdict}",
+        case.seed,
+        case.version,
+        outcome.seconds,
+        outcome.story.len() - 1
+    );
+    outcome
+}
+
+/// Leaves out what is not needed for the failure, for so long.
+async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
+    let mut least = case.clone();
+    let smaller = |least: &Case| {
+        let kinds = caller::STEPS.iter().chain(&fates::FATES).chain(&["drop"]);
+        let without = kinds.filter(|kind| !least.without.contains(**kind)).map(|kind| {
+            let mut next = least.clone();
+            next.without.insert((*kind).to_owned());
+            next
+        });
+        let fewer = Case { callers: least.callers.div_ceil(2), ..least.clone() };
+        let shorter = Case { steps: least.steps.div_ceil(2), ..least.clone() };
+        [fewer, shorter].into_iter().chain(without).collect::<Vec<Case>>()
+    };
+    let mut changed = true;
+    while changed {
+        changed = false;
+        for next in smaller(&least) {
+            let has_steps = !next.of_these(&caller::STEPS).is_empty();
+            if next.words() == least.words() || !has_steps || Instant::now() >= until {
+                continue;
+            }
+            // Chance has a part in it.
+            for _ in 0..3 {
+                if play(&next).await.failure.is_some_and(|failure| failure.kind == kind) {
+                    println!("  still with {}", next.words());
+                    (least, changed) = (next, true);
+                    break;
+                }
+            }
+            if changed {
+                break;
+            }
+        }
+    }
+    least
+}
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 4)]
+async fn main() {
+    let words = words().unwrap_or_else(|error| {
+        println!("{error}\n{HELP}");
+        std::process::exit(2);
+    });
+    let begun = Instant::now();
+    let (mut case, mut rounds) = (words.case.clone(), 0);
+    loop {
+        case.version = words.version.unwrap_or([15, 18][rounds % 2]);
+        let outcome = play(&case).await;
+        rounds += 1;
+        if let Some(failure) = outcome.failure {
+            outcome.story.iter().for_each(|line| println!("  | {line}"));
+            println!("FAILED ({}): {}\n  again: script/test-library {}", failure.kind, failure.text, case.words());
+            if words.shrink > 0.0 {
+                let until = Instant::now() + Duration::from_secs_f64(words.shrink * 60.0);
+                println!("  least: script/test-library {}", shrink(&case, failure.kind, until).await.words());
+            }
+            std::process::exit(1);
+        }
+        if begun.elapsed() >= Duration::from_secs_f64(words.minutes * 60.0) {
+            println!("{rounds} rounds, no failure, {:.1} minutes", begun.elapsed().as_secs_f64() / 60.0);
+            return;
+        }
+        case.seed += 1;
+    }
+}

@@ -1,0 +1,166 @@
+//! One round: callers at work, what befalls their servers, and whether what they were told is so.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use pgshard::Router;
+use pgshard::pg::ConnectOptions;
+use pgshard::router::{Options, PrepareMode, Recycle};
+use tokio::task::JoinSet;
+
+use super::by_hand::{Shards, schema};
+use super::caller::{Caller, LIMIT, SHARDS, Told};
+use super::case::{Case, Failure, Failures};
+use super::fates;
+use super::proxy::Proxy;
+
+/// How a round went.
+pub(crate) struct Outcome {
+    pub(crate) failure: Option<Failure>,
+    pub(crate) story: Vec<String>,
+    /// Rows that were said to be there, not to be, and of which it is not known.
+    pub(crate) counts: [usize; 3],
+    pub(crate) seconds: f64,
+}
+
+/// Connections beside the pool's: two for look-ups, one that tries the host, one that looks for a later primary, and those just ending.
+const BESIDE: i64 = 2 + 1 + 1 + 4;
+
+pub(crate) async fn round(case: &Case) -> Outcome {
+    let begun = Instant::now();
+    let mut rng = Rng::with_seed(case.seed);
+    let shards = Shards::start(case.version, SHARDS as u16).await;
+    let mut options = shards.options();
+    let mut proxies = Vec::new();
+    for (host, options) in options.hosts.iter_mut().enumerate() {
+        let proxy = Proxy::to(shards.cluster.server(host).port()).await;
+        options.connect =
+            ConnectOptions::parse(&format!("postgres://app@127.0.0.1:{}/app", proxy.port)).expect("a URL");
+        proxies.push(proxy);
+    }
+    vary(&mut options, &mut rng);
+    let most = options.hosts[0].pool_size as i64 + BESIDE;
+    let mut story = vec![format!(
+        "pools of {}, {:?} in all, {:?}, {:?}",
+        options.hosts[0].pool_size, options.max_connections, options.hosts[0].prepare, options.recycle
+    )];
+    let router = Router::new(options);
+    let failures = Arc::new(Failures::default());
+    let done = AtomicBool::new(false);
+    let mut callers = JoinSet::new();
+    for number in 0..case.callers {
+        let rng = Rng::with_seed(case.seed * 1000 + number);
+        let next = number as i64 * 1_000_000;
+        let (router, failures, case) = (router.clone(), failures.clone(), case.clone());
+        callers.spawn(Caller { case, router, rng, next, failures }.play());
+    }
+    let calling = async {
+        let mut told = Vec::new();
+        while let Some(ended) = callers.join_next().await {
+            match ended {
+                Ok(of_caller) => told.extend(of_caller),
+                Err(error) => failures.add("panic", error.to_string()),
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        told
+    };
+    let excused = fates::EXCUSES.iter().any(|fate| !case.without.contains(*fate));
+    let watching = async {
+        while !excused && !done.load(Ordering::Relaxed) {
+            for host in 0..2 {
+                let count = backends(&shards, host, "true").await;
+                if count > most {
+                    failures.add("connections", format!("{count} at db{}, {most} at most", host + 1));
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let befalls = fates::play(case, &shards, &proxies, &done, rng);
+    let (told, befell, ()) = tokio::join!(calling, befalls, watching);
+    story.extend(befell);
+    let counts = judge(&shards, &told, &failures).await;
+    drop(router);
+    nothing_left(&shards, "true", "connections of a router that is gone", &failures).await;
+    Outcome { failure: failures.first(), story, counts, seconds: begun.elapsed().as_secs_f64() }
+}
+
+/// Pools and ways of sending, by chance.
+fn vary(options: &mut Options, rng: &mut Rng) {
+    let size = rng.usize(1..5);
+    let prepare = if rng.bool() { PrepareMode::Named } else { PrepareMode::Unnamed };
+    for host in &mut options.hosts {
+        (host.pool_size, host.prepare) = (size, prepare);
+    }
+    if rng.bool() {
+        options.max_connections = Some(size + rng.usize(1..3));
+    }
+    options.recycle = if rng.bool() { Recycle::Fast } else { Recycle::Clean };
+    options.statement_timeout = Some(LIMIT);
+    options.wait_max = Duration::from_secs(2);
+    options.application_name = "library".to_owned();
+}
+
+/// The callers' backends at a host of which this is true.
+async fn backends(shards: &Shards, host: usize, which: &str) -> i64 {
+    let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'library' AND ({which})");
+    shards.cluster.app(host).await.query_one(&sql, &[]).await.expect("a host answers").get(0)
+}
+
+/// Waits until there are no such backends.
+async fn nothing_left(shards: &Shards, which: &str, what: &str, failures: &Failures) {
+    for host in 0..2 {
+        let mut left = 0;
+        for _ in 0..600 {
+            left = backends(shards, host, which).await;
+            if left == 0 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        if left > 0 {
+            failures.add("left", format!("{left} {what} at db{}", host + 1));
+        }
+    }
+}
+
+/// Compares what is there with what the callers were told.
+async fn judge(shards: &Shards, told: &[Told], failures: &Failures) -> [usize; 3] {
+    nothing_left(shards, "state <> 'idle'", "statements or transactions", failures).await;
+    let mut there = BTreeSet::new();
+    for host in 0..2 {
+        let client = shards.cluster.app(host).await;
+        let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'serving'";
+        for row in client.query(sql, &[]).await.expect("a host answers") {
+            let number = row.get::<_, i32>(0);
+            let sql = format!("SELECT id FROM {}.photos", schema(number as u16));
+            for row in client.query(&sql, &[]).await.expect("a shard is there") {
+                let id: i64 = row.get(0);
+                if !there.insert(id) {
+                    failures.add("twice", format!("row {id} is there twice"));
+                }
+            }
+        }
+    }
+    let mut counts = [0; 3];
+    for told in told {
+        let found = |ids: &BTreeSet<i64>| ids.intersection(&there).count();
+        if found(&told.done) != told.done.len() {
+            failures.add("lost", format!("acknowledged, and not there: {told:?}"));
+        }
+        if found(&told.undone) > 0 {
+            failures.add("ghost", format!("there, and said not to be: {told:?}"));
+        }
+        if !told.either.is_empty() && ![0, told.either.len()].contains(&found(&told.either)) {
+            failures.add("half", format!("half of it is there: {told:?}"));
+        }
+        for (count, ids) in counts.iter_mut().zip([&told.done, &told.undone, &told.either]) {
+            *count += ids.len();
+        }
+    }
+    counts
+}
