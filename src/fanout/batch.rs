@@ -1,7 +1,7 @@
 //! What all calls over many shards are made of: a [`Batch`] of jobs, one a shard, and the stream of their answers.
 //!
-//! The statements are sent by tasks, one a host ([`Crew`]), which go on while the caller does something else: so no connection is
-//! held by a call whose caller is slow, but where its answers would need more memory than they may.
+//! The statements are sent by tasks, one a host ([`Crew`]), which go on while the caller does something else: so no
+//! connection is held by a call whose caller is slow, but where its answers would need more memory than they may.
 //!
 //! Invariant: every job gives exactly one answer, whatever happens to the others; and no more statements of a
 //! host are on their way than its [`Pace`] allows.

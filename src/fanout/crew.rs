@@ -1,7 +1,7 @@
 //! What works on the jobs of one host: a task with a few lanes, that goes on while the caller does something else.
 //!
-//! Invariant: who holds a lane waits for no other connection; a lane goes back as soon as nothing is on its way there. And a
-//! statement that stands still holds up itself: what it stands in the way of goes elsewhere, where that is safe.
+//! Invariant: who holds a lane waits for no other connection; a lane goes back as soon as nothing is on its way there.
+//! And a statement that stands still holds up itself: what it stands in the way of goes elsewhere, where that is safe.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -50,10 +50,11 @@ impl Shards {
         self
     }
 
-    /// How many statements are on their way on one connection, each behind the other, at least 1; 1 where nothing is said.
-    /// More is faster for statements that take less time than the way to the host; one that takes long holds up those
-    /// behind it. After half a second reads behind it are sent again on another connection, where they are known to be reads
-    /// ([`Sql::reading`](crate::router::Sql::reading), [`Selects`](crate::router::Selects)). Where statements have no names ([`PrepareMode::Unnamed`](crate::router::PrepareMode::Unnamed)) it is 1.
+    /// How many statements are on their way on one connection, each behind the other, at least 1; 1 where nothing is
+    /// said. More is faster for statements that take less time than the way to the host; one that takes long holds up
+    /// those behind it. After half a second reads behind it are sent again on another connection, where they are known
+    /// to be reads ([`Sql::reading`](crate::router::Sql::reading), [`Selects`](crate::router::Selects)). Where
+    /// statements have no names ([`PrepareMode::Unnamed`](crate::router::PrepareMode::Unnamed)) it is 1.
     pub fn depth(mut self, statements_per_connection: usize) -> Shards {
         self.pace.depth = statements_per_connection.max(1);
         self
@@ -96,9 +97,10 @@ impl Shards {
 /// The results of a statement on many shards, in the order in which they come: a [`Stream`] of each shard's rows or
 /// error.
 ///
-/// The statements go on while the caller does something with a result, and their connections are given back, so that the caller
-/// may use the router for every result. Results that nobody takes are kept up to 4 MiB or 16,384 rows; with more, no further
-/// statement is sent, and of those that are pipelined ([`Shards::depth`]) the connection is held and the server waits.
+/// The statements go on while the caller does something with a result, and their connections are given back, so that
+/// the caller may use the router for every result. Results that nobody takes are kept up to 4 MiB or 16,384 rows; with
+/// more, no further statement is sent, and of those that are pipelined ([`Shards::depth`]) the connection is held and
+/// the server waits.
 #[must_use = "nothing is sent before the first result is asked for"]
 pub struct Gather<'a> {
     answers: Answers<'a>,

@@ -126,10 +126,10 @@ impl<T: Sync> InsertMany<'_, T> {
     /// Runs the statement once on each shard that has rows, with the arrays that `columns` makes of that shard's rows as
     /// its parameters: `INSERT … SELECT * FROM unnest($1::bigint[], $2::text[])`.
     ///
-    /// `columns` is called for all shards before anything is sent. All rows of a shard are in one statement: all of them are inserted or none. Shards have nothing to do with each
-    /// other: those that did not fail keep their rows. (No COPY: it gives no IDs back, knows no ON CONFLICT, and what it saves
-    /// by the row is lost where each shard gets few. For a bulk load into one shard,
-    /// [`Shard::client`](crate::router::Shard::client) has it.)
+    /// `columns` is called for all shards before anything is sent. All rows of a shard are in one statement: all of
+    /// them are inserted or none. Shards have nothing to do with each other: those that did not fail keep their rows.
+    /// (No COPY: it gives no IDs back, knows no ON CONFLICT, and what it saves by the row is lost where each shard gets
+    /// few. For a bulk load into one shard, [`Shard::client`](crate::router::Shard::client) has it.)
     ///
     /// # Errors
     /// When a shard failed: with what the others took, and the places of its rows. Where its error

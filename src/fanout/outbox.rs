@@ -1,8 +1,8 @@
-//! What the tasks of a call over many shards have for its caller: answers that the caller has not taken yet, and what only the
-//! caller's future can do.
+//! What the tasks of a call over many shards have for its caller: answers that the caller has not taken yet, and what
+//! only the caller's future can do.
 //!
-//! Invariant: each job has one answer, the first that is given. And what is kept here has a bound, in bytes and in rows: past it no
-//! task reads on but to the end of what holds a connection, and the servers wait.
+//! Invariant: each job has one answer, the first that is given. And what is kept here has a bound, in bytes and in
+//! rows: past it no task reads on but to the end of what holds a connection, and the servers wait.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,8 @@
 //! The statements on their way on one lane, one behind the other, and the time that each may take.
 //!
-//! A statement's time begins when the one before it has answered. One that stands still (behind a lock, say) is noticed early: the
-//! reads behind it, and what was not sent yet, go to another lane. What else stands behind it waits, for it may run as soon as
-//! the first has ended.
+//! A statement's time begins when the one before it has answered. One that stands still (behind a lock, say) is noticed
+//! early: the reads behind it, and what was not sent yet, go to another lane. What else stands behind it waits, for it
+//! may run as soon as the first has ended.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -206,7 +206,8 @@ impl<'c> Pipeline<'c> {
         first.or_else(|| self.on_way.first().map(|(at, _)| *at))
     }
 
-    /// The first statement stays; the others go elsewhere where nobody minds if they run twice, or where they have not run.
+    /// The first statement stays; the others go elsewhere where nobody minds if they run twice, or where they have not
+    /// run.
     fn move_aside(&mut self) {
         let first = self.first();
         let mut wire = lock(&self.wire);

@@ -9,7 +9,8 @@ use super::error::Error;
 use super::handle::Shard;
 use super::outcome::Outcome;
 
-/// A span of a call, with the fields that are known when it has ended; by OpenTelemetry's names for clients of databases, and ours.
+/// A span of a call, with the fields that are known when it has ended; by OpenTelemetry's names for clients of
+/// databases, and ours.
 macro_rules! call_span {
     ($name:literal, $shard:expr) => {
         tracing::debug_span!(

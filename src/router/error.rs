@@ -337,8 +337,8 @@ pub enum LookUpError {
 pub enum PoolPhase {
     /// All connections of the pool were in use.
     Wait,
-    /// The same, and the call was made within a transaction's closure, which keeps a connection of that pool meanwhile: as many
-    /// such transactions as the pool has connections wait for each other.
+    /// The same, and the call was made within a transaction's closure, which keeps a connection of that pool meanwhile:
+    /// as many such transactions as the pool has connections wait for each other.
     WaitWithin,
     /// As many connections as there may be to all hosts together were in use
     /// ([`Options::max_connections`](super::Options::max_connections)).

@@ -3,8 +3,8 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 
-/// What a row can be read as: a tuple of its columns in their order, or a struct ([`from_row!`](crate::from_row) makes that of its
-/// fields' names).
+/// What a row can be read as: a tuple of its columns in their order, or a struct ([`from_row!`](crate::from_row) makes
+/// that of its fields' names).
 ///
 /// ```no_run
 /// use pgshard::from_row;

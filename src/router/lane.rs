@@ -46,8 +46,8 @@ struct Held {
     lease: Option<Lease>,
     /// Statements whose answers are awaited.
     awaited: AtomicUsize,
-    /// The session may remember a signpost, or is lost, or was asked to cancel something: it does not go back, and nothing more is
-    /// sent there.
+    /// The session may remember a signpost, or is lost, or was asked to cancel something: it does not go back, and
+    /// nothing more is sent there.
     spoiled: AtomicBool,
     /// A statement was cancelled.
     cancelled: AtomicBool,
@@ -74,8 +74,8 @@ impl Router {
         self.inner().place(shard).map_or(1, |place| (place.host.pool_size() / 2).max(1))
     }
 
-    /// The types of a statement's parameters on a shard; the connection goes back. `None` where lanes will not do for it, or the
-    /// server refuses it.
+    /// The types of a statement's parameters on a shard; the connection goes back. `None` where lanes will not do for
+    /// it, or the server refuses it.
     pub(crate) async fn parameter_types(&self, shard: ShardId, sql: &Sql) -> Result<Option<Vec<Type>>, Error> {
         if !runs_on_lanes(sql) {
             return Ok(None);
@@ -123,8 +123,8 @@ impl Lane {
         self.0.lease().session().can_pipeline()
     }
 
-    /// Prepares the statement here, so that [`Lane::query`] sends it at once when it is first polled. What is wrong with it is
-    /// found out there.
+    /// Prepares the statement here, so that [`Lane::query`] sends it at once when it is first polled. What is wrong
+    /// with it is found out there.
     pub(crate) async fn prepare(&self, shard: ShardId, sql: &Sql) {
         let held = &*self.0;
         if self.may_run(shard, sql) {
@@ -179,7 +179,8 @@ impl Lane {
         if failed.may_be_remembered() {
             held.spoiled.store(true, Ordering::Relaxed);
         }
-        // One that may not write may have become a standby. And one that was cancelled for another's sake is not to blame.
+        // One that may not write may have become a standby. And one that was cancelled for another's sake is not to
+        // blame.
         let cancelled =
             held.cancelled.load(Ordering::Relaxed) && failed.error.code() == Some(&SqlState::QUERY_CANCELED);
         if Met::of(&failed.error).is_some()

@@ -1,4 +1,5 @@
-//! Of which hosts a future keeps a connection while it waits for another: what a call tells its caller that has waited in vain.
+//! Of which hosts a future keeps a connection while it waits for another: what a call tells its caller that has waited
+//! in vain.
 
 use std::sync::Arc;
 

@@ -56,19 +56,19 @@ impl Outcome {
     }
 }
 
-/// Whether the SQLSTATE is of those that the statement or its values are to blame for: everything but trouble of the server, of
-/// its load, and of others at the same rows.
+/// Whether the SQLSTATE is of those that the statement or its values are to blame for: everything but trouble of the
+/// server, of its load, and of others at the same rows.
 fn is_applications(code: &SqlState) -> bool {
     const CLUSTERS: [&str; 9] = ["08", "25006", "40", "53", "55P03", "57", "58", "F0", "XX"];
     code.code() != state::SHARD_MOVED && !CLUSTERS.iter().any(|class| code.code().starts_with(class))
 }
 
-/// What an application asks of an error. Every error is the application's or the cluster's; whether it is worth another try, and
-/// whether the call may have taken effect, are questions of their own ([`Error::is_retryable`], [`Error::may_have_run`]).
-/// `examples/photo_app.rs` answers HTTP requests by these.
+/// What an application asks of an error. Every error is the application's or the cluster's; whether it is worth another
+/// try, and whether the call may have taken effect, are questions of their own ([`Error::is_retryable`],
+/// [`Error::may_have_run`]). `examples/photo_app.rs` answers HTTP requests by these.
 impl Error {
-    /// Whether the application asked for what cannot be: a constraint, a type, a name, a key of another kind, another number of
-    /// rows. The same call gives the same error, however well the cluster is.
+    /// Whether the application asked for what cannot be: a constraint, a type, a name, a key of another kind, another
+    /// number of rows. The same call gives the same error, however well the cluster is.
     pub fn is_application(&self) -> bool {
         match self {
             Error::NoSuchId { .. }
@@ -87,8 +87,8 @@ impl Error {
         }
     }
 
-    /// Whether the cluster could not do it: a host out of reach, a pool or a server too busy, a move that takes long, a lost
-    /// connection, a time that was over, a transaction that stood in another's way.
+    /// Whether the cluster could not do it: a host out of reach, a pool or a server too busy, a move that takes long, a
+    /// lost connection, a time that was over, a transaction that stood in another's way.
     pub fn is_cluster(&self) -> bool {
         !self.is_application()
     }
@@ -98,7 +98,8 @@ impl Error {
         matches!(self, Error::RowCount { expected: Expected::One, got: 0, .. } | Error::NoSuchId { .. })
     }
 
-    /// Whether the time was over: the call's, a pool's, or the server's `statement_timeout` (or somebody cancelled it there).
+    /// Whether the time was over: the call's, a pool's, or the server's `statement_timeout` (or somebody cancelled it
+    /// there).
     pub fn is_timeout(&self) -> bool {
         match self {
             Error::TimedOut { .. } | Error::PoolTimeout { .. } => true,
@@ -117,7 +118,8 @@ impl Error {
         self.code().is_some_and(|code| code.code().starts_with("23"))
     }
 
-    /// The name of the constraint that refused it, as the shard's tables have it. A not-null constraint has none in most versions.
+    /// The name of the constraint that refused it, as the shard's tables have it. A not-null constraint has none in
+    /// most versions.
     pub fn constraint(&self) -> Option<&str> {
         self.as_db_error().and_then(|error| error.constraint())
     }

@@ -119,10 +119,10 @@ fn past_records(lsn: u64, block: u64) -> u64 {
 }
 
 impl Reads<'_> {
-    /// Only where everything up to `position` is to be seen, by the word of the very connection that is read on: a standby that is
-    /// not there yet is waited for, for
-    /// [`Options::replica_wait`](super::Options::replica_wait) at most; then the primary is asked. It is asked at once when the
-    /// position is one from before a move, or of another shard.
+    /// Only where everything up to `position` is to be seen, by the word of the very connection that is read on: a
+    /// standby that is not there yet is waited for, for [`Options::replica_wait`](super::Options::replica_wait) at
+    /// most; then the primary is asked. It is asked at once when the position is one from before a move, or of another
+    /// shard.
     #[must_use]
     pub fn after(mut self, position: Position) -> Self {
         self.after = Some(position);

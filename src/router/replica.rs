@@ -4,9 +4,9 @@
 //! standby that has replayed as much has all that had been committed when the primary was asked. A standby that nothing
 //! reaches any more is found out like that too, which its own word would not tell.
 //!
-//! An address may lead to several standbys, and to another one tomorrow. So what the checks find out only says where a read is worth
-//! a try: the connection that it runs on is asked itself, unless it was not long ago; it leads to one server for as long as it is
-//! there (but through a pooler, which is to have one server behind it).
+//! An address may lead to several standbys, and to another one tomorrow. So what the checks find out only says where a
+//! read is worth a try: the connection that it runs on is asked itself, unless it was not long ago; it leads to one
+//! server for as long as it is there (but through a pooler, which is to have one server behind it).
 //!
 //! Invariant: no read goes to a standby that is not known, by now, to show everything that is older than
 //! [`Options::max_replica_lag`]; nobody's call waits for that to be found out; and servers are asked at a bounded rate, however
@@ -301,7 +301,8 @@ impl Standby {
                 }
                 self.warned.store(false, Ordering::Relaxed);
                 let before = self.replayed.send_replace(replayed);
-                // One that has reached none of them is what it was, and ages; but for one that is behind what it was: it is another.
+                // One that has reached none of them is what it was, and ages; but for one that is behind what it was:
+                // it is another.
                 if fresh_at.is_some() || replayed < before {
                     self.set_fresh_at(fresh_at);
                 }
@@ -383,7 +384,7 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
 /// The same on a connection that a read is to run on.
 async fn ask(lease: &mut Lease, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
-    let rows: Result<Vec<SqlRow>, _> = lease.run(Rendered::new(&sql, text), &[], Prepare::Once).await;
+    let rows: Result<Vec<SqlRow>, _> = lease.run(Rendered::alone(&sql), &[], Prepare::Once).await;
     read(&rows.map_err(|failed| LookUpError::Statement(failed.error))?)
 }
 

@@ -26,7 +26,8 @@ pub(crate) struct Outcome {
     pub(crate) seconds: f64,
 }
 
-/// Connections beside the pool's: two for look-ups, one that tries the host, one that looks for a later primary, and those just ending.
+/// Connections beside the pool's: two for look-ups, one that tries the host, one that looks for a later primary, and
+/// those just ending.
 const BESIDE: i64 = 2 + 1 + 1 + 4;
 
 pub(crate) async fn round(case: &Case) -> Outcome {

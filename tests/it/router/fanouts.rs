@@ -32,8 +32,8 @@ async fn failed(results: pgshard::fanout::Gather<'_>) -> (usize, BTreeSet<ShardI
 }
 
 on_each_version! {
-    /// One shard is locked: it fails, and no other, however many statements stand behind it. A read goes to another connection
-    /// meanwhile; a write has its turn when the one before it has been ended.
+    /// One shard is locked: it fails, and no other, however many statements stand behind it. A read goes to another
+    /// connection meanwhile; a write has its turn when the one before it has been ended.
     async fn a_lock_holds_up_itself(version) {
         let shards = Shards::start(version, 64).await;
         let mut options = shards.options();
@@ -65,7 +65,8 @@ on_each_version! {
         }
     }
 
-    /// One budget for the whole call: shards behind a silent host, or a busy pool, wait together and not one after the other.
+    /// One budget for the whole call: shards behind a silent host, or a busy pool, wait together and not one after the
+    /// other.
     async fn waits_do_not_add_up(version) {
         let shards = Shards::start(version, 64).await;
         let mute = Mute::start().await;
@@ -94,8 +95,8 @@ on_each_version! {
         drop(held);
     }
 
-    /// A statement for each result of a call over all shards, by more callers than there are connections: a result that the
-    /// caller works on holds none.
+    /// A statement for each result of a call over all shards, by more callers than there are connections: a result that
+    /// the caller works on holds none.
     async fn a_loop_with_a_statement_in_it(version) {
         let shards = Shards::start(version, 32).await;
         let mut options = shards.options();

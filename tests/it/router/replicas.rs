@@ -233,7 +233,8 @@ on_each_version! {
         assert_eq!(until(&router, 3, true).await, 2);
     }
 
-    /// Two standbys behind one address, of which one stands still: what one has written he sees, and nothing is older than it may be.
+    /// Two standbys behind one address, of which one stands still: what one has written he sees, and nothing is older
+    /// than it may be.
     async fn several_behind_one_address(version) {
         let (shards, mut options) = with_standbys(version, 4, 2).await;
         let still = shards.cluster.superuser(3).await;
