@@ -106,6 +106,8 @@ impl Crew {
         let mut lanes = FuturesUnordered::new();
         // Whether another one is worth a try.
         let mut free = true;
+        // A connection was waited for in vain, and nobody has worked since.
+        let mut failed = None;
         loop {
             let stuck = self.stuck.load(Ordering::Relaxed);
             let works = self.first().is_some() && self.outbox.has_room();
@@ -117,17 +119,20 @@ impl Crew {
                 if self.first().is_none() {
                     return;
                 }
+                if let Some(error) = failed.take() {
+                    self.failed(error);
+                    continue;
+                }
                 free = true;
                 self.outbox.room().await;
                 continue;
             }
             tokio::select! {
                 Some(end) = lanes.next() => match end {
-                    End::Done => free = true,
+                    End::Done => (free, failed) = (true, None),
                     End::NoneFree => free = false,
-                    // The others have connections, and go on.
-                    End::Failed(_) if !lanes.is_empty() => free = false,
-                    End::Failed(error) => self.failed(error),
+                    // Others may have connections, and go on.
+                    End::Failed(error) => (free, failed) = (false, Some(error)),
                 },
                 () = self.one_is_stuck.notified() => free = true,
             }
