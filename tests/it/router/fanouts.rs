@@ -168,7 +168,7 @@ on_each_version! {
         for number in 0..64_u16 {
             router.shard(shard(number)).unwrap().execute(INSERT, &[&1_i64, &"x"]).await.unwrap();
         }
-        let passed = || proxies.iter().map(Proxy::from_server).sum::<u64>();
+        let passed = || proxies.iter().map(Proxy::passed).sum::<u64>();
         for depth in [1, 16] {
             let before = passed();
             let mut results = router.all_shards().depth(depth).query(sql, &[]);

@@ -55,7 +55,7 @@ impl Proxy {
     }
 
     /// Bytes that the server has sent, as far as they have gone on from here.
-    pub(crate) fn from_server(&self) -> u64 {
+    pub(crate) fn passed(&self) -> u64 {
         self.from_server.load(Ordering::Relaxed)
     }
 
