@@ -167,9 +167,21 @@ on_each_version! {
         assert_eq!(results.iter().filter(|(_, result)| result.is_ok()).count(), 2);
         let one = |name: &str| (name.to_owned(), 1);
         assert_eq!(requests(), [one("db1 ok"), one("db1 timeout"), one("db2 ok"), one("db2 timeout")]);
+        // Until so many stand still on each host.
+        let sleeping = async |wanted: i64| {
+            let sql = "SELECT count(*) FROM pg_stat_activity
+                WHERE state = 'active' AND query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()";
+            for client in &shards.db {
+                while client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) != wanted {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            }
+        };
+        sleeping(0).await;
         let mut results = router.all_shards().query(sleeps, &[]);
         let both = [results.next().await.unwrap().0, results.next().await.unwrap().0];
         assert!(both.iter().all(|number| number.get() % 2 == 0), "{both:?}");
+        sleeping(1).await;
         drop(results);
         assert_eq!(requests(), [one("db1 dropped"), one("db1 ok"), one("db2 dropped"), one("db2 ok")]);
     }
