@@ -1,6 +1,8 @@
 //! [`TestCluster`].
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use pgshard::ShardCount;
 use pgshard::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions, config_text};
@@ -132,8 +134,17 @@ impl Drop for TestCluster {
 
 /// Starting blocks; on a runtime with several threads the others go on.
 fn start(version: u32, hosts: usize, server: ServerOptions) -> Cluster {
-    let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
-    Cluster::start(&ClusterOptions { hosts, binaries, server }).unwrap_or_else(|error| panic!("{error}"))
+    Cluster::start(&ClusterOptions { hosts, binaries: binaries(version), server })
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The programs of a major version. Looked for once: that runs four of them.
+fn binaries(version: u32) -> Binaries {
+    static FOUND: Mutex<BTreeMap<u32, Binaries>> = Mutex::new(BTreeMap::new());
+    // A test that found none has failed, and says why; the others look again.
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    let look = || Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
+    found.entry(version).or_insert_with(look).clone()
 }
 
 /// A connection whose socket is driven by a task of the runtime.
