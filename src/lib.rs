@@ -24,8 +24,8 @@
 //!
 //! // The key picks the shard; the database makes the ID.
 //! let user = 31341_i64;
-//! let row = router.by_key(user)
-//!     .query_one("INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id", &[&user, &"Prague"]).await?;
+//! let insert = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
+//! let row = router.by_key(user).query_one(insert, &[&user, &"Prague"]).await?;
 //! let id: i64 = row.get(0);
 //!
 //! // The ID knows its shard.
@@ -102,7 +102,7 @@
 //! | `idgen` | [`idgen`] |
 //! | `dev` | [`dev`] |
 //! | `cli` (on by default) | the command `pgshard`, and with it all of these |
-//! | `failpoints` | for pgshard's own tests: a release build whose moves can be made to die at named places. A debug build has them anyway |
+//! | `failpoints` | for pgshard's own tests: places where a release build's moves can be made to die, as a debug build's can |
 
 mod shard;
 

@@ -33,8 +33,8 @@ pub enum ConnectError {
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let router = pgshard::connect("pgshard.toml").await?;
 /// let user = 31341_i64;
-/// let row = router.by_key(user)
-///     .query_one("INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id", &[&user, &"Prague"]).await?;
+/// let insert = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
+/// let row = router.by_key(user).query_one(insert, &[&user, &"Prague"]).await?;
 /// let id: i64 = row.get(0);
 /// let photo = router.by_id(id)?.query_one("SELECT * FROM {shard}.photos WHERE id = $1", &[&id]).await?;
 /// # Ok(()) }

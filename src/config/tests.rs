@@ -373,7 +373,8 @@ proptest! {
         let last = shards.get() - 1;
         let cut = cut % shards.get();
         let second = if cut < last { format!("{}-{last}", cut + 1) } else { String::new() };
-        let text = GOOD.replace("256", &count.to_string()).replace("0-127", &format!("0-{cut}")).replace("128-255", &second);
+        let first = format!("0-{cut}");
+        let text = GOOD.replace("256", &count.to_string()).replace("0-127", &first).replace("128-255", &second);
         let config = parse(&text).unwrap_or_else(|found| panic!("{text}\n{}", found[0]));
         for shard in shards.iter() {
             let host = config.map.as_ref().unwrap().host(shard).unwrap();

@@ -11,8 +11,8 @@ use crate::shard::ShardId;
 /// ```
 /// use pgshard::id::{Epoch, IdRange};
 /// let epoch = Epoch::from_unix_ms(1293840000000).unwrap(); // 2011-01-01
-/// let week = IdRange::between(epoch, "2026-11-01T00:00:00Z".parse().unwrap(), "2026-11-08T00:00:00Z".parse().unwrap());
-/// let week = week.unwrap();
+/// let (monday, next) = ("2026-11-02T00:00:00Z".parse().unwrap(), "2026-11-09T00:00:00Z".parse().unwrap());
+/// let week = IdRange::between(epoch, monday, next).unwrap();
 /// assert!(week.min < week.max);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -67,7 +67,8 @@ impl<'r> Shard<'r> {
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
-    /// let rows = router.by_key(user).reads().query("SELECT * FROM {shard}.photos WHERE user_id = $1", &[&user]).await?;
+    /// let select = "SELECT * FROM {shard}.photos WHERE user_id = $1";
+    /// let rows = router.by_key(user).reads().query(select, &[&user]).await?;
     ///
     /// router.by_key(user).execute("UPDATE {shard}.users SET name = 'Ada' WHERE id = $1", &[&user]).await?;
     /// let written = router.by_key(user).position().await?;

@@ -275,7 +275,8 @@ impl Transaction {
     ///
     /// ```no_run
     /// # async fn example(tx: pgshard::router::Transaction) -> Result<(), pgshard::router::Error> {
-    /// let taken = tx.savepoint(async { tx.execute("INSERT INTO {shard}.names VALUES ('x')", &[]).await }).await.is_err();
+    /// let insert = "INSERT INTO {shard}.names VALUES ('x')";
+    /// let taken = tx.savepoint(async { tx.execute(insert, &[]).await }).await.is_err();
     /// # Ok(()) }
     /// ```
     ///

@@ -295,8 +295,11 @@ impl<'a> Reader<'a> {
 #[test]
 fn lines() {
     let text = |text: &str| Some(text.to_owned());
-    let line = r#"table s."we""ird": UPDATE: old-key: "a b"[bigint]:1 new-tuple: "a b"[bigint]:-2 v[character varying]:'it''s x' n[text]:null l[text]:unchanged-toast-datum"#;
-    let (names, change) = parse(line);
+    let (table, old) = (r#"table s."we""ird": UPDATE:"#, r#"old-key: "a b"[bigint]:1"#);
+    let new =
+        r#"new-tuple: "a b"[bigint]:-2 v[character varying]:'it''s x' n[text]:null l[text]:unchanged-toast-datum"#;
+    let line = format!("{table} {old} {new}");
+    let (names, change) = parse(&line);
     assert_eq!(names, [("s".to_owned(), "we\"ird".to_owned())]);
     let new = vec![("a b".to_owned(), text("-2")), ("v".to_owned(), text("it's x")), ("n".to_owned(), None)];
     let old = Some(vec![("a b".to_owned(), text("1"))]);

@@ -312,7 +312,8 @@ on_each_version!(
     async fn servers_that_crash(version) {
         let mut scene = Scene::new(&[version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         scene.copy_and_follow(8192).await;
-        for (host, mode) in [(1, StopMode::Immediate), (0, StopMode::Immediate), (1, StopMode::Immediate), (0, StopMode::Fast)] {
+        let (crash, stop) = (StopMode::Immediate, StopMode::Fast);
+        for (host, mode) in [(1, crash), (0, crash), (1, crash), (0, stop)] {
             let writers = Busy::start(&scene).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
             let began = Instant::now();

@@ -155,7 +155,9 @@ pub enum Refusal {
     #[error(
         "more than half of the hosts that give these tickets must be in the config and answer, and {} {} not: add {}, or name \
          what is lost for ever with --lost",
-        missing.join(", "), if missing.len() == 1 { "is" } else { "are" }, if missing.len() == 1 { "it" } else { "them" }
+        missing.join(", "),
+        if missing.len() == 1 { "is" } else { "are" },
+        if missing.len() == 1 { "it" } else { "them" }
     )]
     TooFew {
         /// Those that were not asked.

@@ -36,9 +36,8 @@ pub(crate) async fn store_contract(store: Arc<dyn MapStore>) {
     // What must not be published is not.
     let third = second.merged(&one(4, 1, 2));
     let conflict = store.publish(first.version(), &third).await.unwrap_err();
-    assert!(
-        matches!(conflict, PublishError::Conflict { expected, found } if (expected, found) == (first.version(), second.version()))
-    );
+    let versions = (first.version(), second.version());
+    assert!(matches!(conflict, PublishError::Conflict { expected, found } if (expected, found) == versions));
     assert!(conflict.is_retryable());
     let same_version = third.with_version(second.version());
     assert!(matches!(store.publish(second.version(), &same_version).await, Err(PublishError::NotNewer { .. })));

@@ -215,8 +215,10 @@ on_each_version! {
         let cluster = TestCluster::start(version, 1);
         let client = cluster.app(0).await;
         run(&client, "CREATE SCHEMA s; CREATE SEQUENCE s.unused START 5; CREATE SEQUENCE s.\"it's\" CACHE 10;
-            CREATE TABLE s.t (id int GENERATED ALWAYS AS IDENTITY, n serial); INSERT INTO s.t VALUES (DEFAULT), (DEFAULT);
-            SELECT nextval('s.\"it''s\"'); CREATE SCHEMA r; CREATE SCHEMA empty; SELECT setval('s.t_n_seq', 9, false)").await;
+            CREATE TABLE s.t (id int GENERATED ALWAYS AS IDENTITY, n serial);
+             INSERT INTO s.t VALUES (DEFAULT), (DEFAULT);
+            SELECT nextval('s.\"it''s\"'); CREATE SCHEMA r; CREATE SCHEMA empty;
+             SELECT setval('s.t_n_seq', 9, false)").await;
         let oid: u32 = client.query_one("SELECT 's'::regnamespace::oid", &[]).await.unwrap().get(0);
         run(&client, "ALTER SCHEMA s RENAME TO s__left_e1").await;
         let values = sequence_values(&client, &oid.into()).await.unwrap();

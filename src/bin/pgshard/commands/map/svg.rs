@@ -55,18 +55,13 @@ fn write(out: &mut String, picture: &Picture) -> std::fmt::Result {
     let legend = if picture.by.is_some() { LEGEND } else { 0.0 };
     let height = TITLE + heights.iter().map(|height| height + GAP).sum::<f64>() + legend;
 
-    writeln!(
-        out,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.1}" width="{width}" height="{height:.0}" font-family="system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif">"##
-    )?;
+    write!(out, r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.1}""##)?;
+    write!(out, r##" width="{width}" height="{height:.0}""##)?;
+    writeln!(out, r##" font-family="system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif">"##)?;
     writeln!(out, r##"<rect width="100%" height="100%" fill="#f4f6f8"/>"##)?;
     let what = picture.by.map(|by| format!(" by {by}")).unwrap_or_default();
-    writeln!(
-        out,
-        r##"<text x="{GAP}" y="34" font-size="20" font-weight="600" fill="#1f2933">{} shards on {} hosts{what}</text>"##,
-        picture.shards,
-        picture.panels.len()
-    )?;
+    write!(out, r##"<text x="{GAP}" y="34" font-size="20" font-weight="600" fill="#1f2933">"##)?;
+    writeln!(out, "{} shards on {} hosts{what}</text>", picture.shards, picture.panels.len())?;
     writeln!(out, r##"<text x="{GAP}" y="53" font-size="12" fill="#66727f">map version {}</text>"##, picture.version)?;
     let mut top = TITLE;
     for (line, (row, height)) in rows.iter().zip(&heights).enumerate() {
@@ -99,10 +94,8 @@ fn write_panel(
     hue: &'static str,
 ) -> std::fmt::Result {
     let width = LEFT + GRID + RIGHT;
-    writeln!(
-        out,
-        r##"<rect x="{left}" y="{top:.1}" width="{width}" height="{height:.1}" rx="8" fill="#ffffff" stroke="#dde3e8"/>"##
-    )?;
+    write!(out, r##"<rect x="{left}" y="{top:.1}" width="{width}" height="{height:.1}""##)?;
+    writeln!(out, r##" rx="8" fill="#ffffff" stroke="#dde3e8"/>"##)?;
     let (head, end) = (top + 28.0, left + LEFT + GRID);
     let x = left + LEFT;
     // A host's name is of A-Z, a-z, 0-9, _ and -: nothing to escape.
@@ -144,11 +137,8 @@ fn write_panel(
             let fill = cell.level.map_or(hue, colour);
             let weight = cell.weight.as_ref().map(|weight| format!(", {weight}")).unwrap_or_default();
             let radius = (side * 0.15).min(4.0);
-            writeln!(
-                out,
-                r##"<rect x="{cell_x:.1}" y="{y:.1}" width="{side:.1}" height="{side:.1}" rx="{radius:.1}" fill="{fill}"><title>shard {}{weight}</title></rect>"##,
-                cell.shard
-            )?;
+            write!(out, r##"<rect x="{cell_x:.1}" y="{y:.1}" width="{side:.1}" height="{side:.1}" rx="{radius:.1}""##)?;
+            writeln!(out, r##" fill="{fill}"><title>shard {}{weight}</title></rect>"##, cell.shard)?;
         }
     }
     if panel.cells.is_empty() {
