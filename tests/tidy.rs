@@ -312,6 +312,73 @@ fn the_library_prints_nothing() {
 /// The endings of files that people read and write.
 const TEXTS: [&str; 8] = [".rs", ".md", ".sql", ".sh", ".toml", "script/setup", "script/test", "script/demo"];
 
+/// How many lines a function may have, its signature and closing brace included.
+const FUNCTION_LINES: usize = 80;
+
+/// A test tells a story, and is read from its beginning to its end.
+const TEST_LINES: usize = 110;
+
+/// The functions that are longer: none is to come to them.
+const LONG_FUNCTIONS: [(&str, &str); 8] = [
+    // Tables in the form of a match: one arm a kind.
+    ("src/mover/model/positions.rs", "happen"),
+    ("tests/rows/schema.rs", "specials"),
+    ("tests/rows/schema.rs", "make"),
+    ("tests/rows/statements.rs", "of"),
+    // To be cut.
+    ("src/idgen/tickets/setup.rs", "plan"),
+    ("src/mover/preflight/plan.rs", "judge"),
+    ("src/router/handle.rs", "run_to_end"),
+    ("src/router/transaction.rs", "run_to_end"),
+];
+
+/// The functions of a file: name, first line, how many lines. As rustfmt lays them out: the brace at the end stands below the
+/// first letter.
+fn functions(text: &str) -> Vec<(String, usize, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let Some((before, name)) = code.split_once("fn ") else { continue };
+        let is_modifier =
+            |word: &str| word.starts_with("pub") || word.ends_with(')') || ["const", "async"].contains(&word);
+        if !before.split_whitespace().all(is_modifier) || word(name).is_empty() {
+            continue;
+        }
+        let body = lines[at..].iter().position(|line| line.ends_with(['{', '}', ';']));
+        let Some(body) = body.filter(|body| lines[at + body].ends_with('{')) else { continue };
+        let end = format!("{}}}", &line[..line.len() - code.len()]);
+        if let Some(length) = lines[at + body..].iter().position(|line| line.starts_with(&end)) {
+            found.push((word(name).to_owned(), at + 1, body + length + 1));
+        }
+    }
+    found
+}
+
+#[test]
+fn functions_are_found() {
+    let text = "pub(in crate::b) fn a(\n    b: u8,\n) -> u8 {\n    1\n}\n\nfn c() {}\n    async fn d(x: u8) {\n        fn e();\n    }\n";
+    assert_eq!(functions(text), [("a".to_owned(), 1, 5), ("d".to_owned(), 8, 3)]);
+}
+
+#[test]
+fn functions_fit_on_a_screen() {
+    let (mut mistakes, mut long) = (Vec::new(), BTreeSet::new());
+    for file in files(&[".rs"]) {
+        let max = if file.path.starts_with("tests/") { TEST_LINES } else { FUNCTION_LINES };
+        for (name, line, lines) in functions(&file.text).into_iter().filter(|(_, _, lines)| *lines > max) {
+            if LONG_FUNCTIONS.contains(&(file.path.as_str(), name.as_str())) {
+                long.insert((file.path.clone(), name));
+            } else {
+                mistakes.push(format!("{}:{line} {name}: {lines} lines, {max} at most", file.path));
+            }
+        }
+    }
+    let known = LONG_FUNCTIONS.iter().map(|(path, name)| ((*path).to_owned(), (*name).to_owned()));
+    mistakes.extend(known.filter(|one| !long.contains(one)).map(|(path, name)| format!("{path} {name} is short now")));
+    none_of(mistakes, "a function is cut before it is longer than a screen");
+}
+
 #[test]
 fn no_file_tells_of_somebodys_machine() {
     // In two parts, so that this file is not one of them.

@@ -465,15 +465,24 @@ mod tests {
         said.collect()
     }
 
+    type Case<'a> = (&'a str, Vec<(&'a str, &'a str)>, Vec<&'a str>);
+
+    fn are_found(cases: impl IntoIterator<Item = Case<'static>>) {
+        for (placement, hosts, expected) in cases {
+            assert_eq!(found(placement, &hosts), expected, "{placement} {hosts:?}");
+        }
+    }
+
+    const DOWN: &str = "error host_unreachable db2 it cannot be reached: app@there/app did not answer within 5 ms";
+
     #[test]
     fn every_difference_is_found() {
         let quiet = ("db2", "");
-        let down = "error host_unreachable db2 it cannot be reached: app@there/app did not answer within 5 ms";
-        for (placement, hosts, expected) in [
+        are_found([
             ("db1", vec![("db1", "0 serving 1"), quiet], vec![]),
             ("db1@2", vec![("db1", "0 serving 2"), ("db2", "0 moved 2 db1")], vec![]),
-            ("db1", vec![("db1", "0 serving 1"), ("db2", "down")], vec![down]),
-            ("db2", vec![("db1", ""), ("db2", "down")], vec![down]),
+            ("db1", vec![("db1", "0 serving 1"), ("db2", "down")], vec![DOWN]),
+            ("db2", vec![("db1", ""), ("db2", "down")], vec![DOWN]),
             ("db1", vec![("db1", "empty")], vec!["error not_bootstrapped db1 it has not been bootstrapped"]),
             ("db1", vec![("db1", ""), quiet], vec!["error shard_missing db1 shard 0: it is not there"]),
             (
@@ -513,6 +522,13 @@ mod tests {
                 vec![("db1", "0 serving 2"), ("db2", "0 serving 3")],
                 vec!["alarm served_twice - shard 0: db2 (epoch 3) and db1 (epoch 2) both serve it"],
             ),
+        ]);
+    }
+
+    #[test]
+    fn every_move_that_is_half_done_is_found() {
+        let quiet = ("db2", "");
+        are_found([
             (
                 "db1",
                 vec![("db1", "0 moved 2 db2, 0 moving"), ("db2", "0 incoming 2 db1")],
@@ -532,7 +548,7 @@ mod tests {
                 "db1",
                 vec![("db1", "0 moved 2 db2"), ("db2", "down")],
                 vec![
-                    down,
+                    DOWN,
                     "warning shard_elsewhere db2 shard 0: the map puts it on db1, but db1 says that it has moved to db2 (epoch 2)",
                 ],
             ),
@@ -556,6 +572,12 @@ mod tests {
                 vec![("db1", "0 serving 1"), ("db2", "0 incoming 2 db1")],
                 vec!["warning leftover db2 shard 0: a move from db1 that has ended left it half made"],
             ),
+        ]);
+    }
+
+    #[test]
+    fn every_host_that_has_forgotten_is_found() {
+        are_found([
             (
                 "db1",
                 vec![("db1", "empty"), ("db2", "0 knows db1 1")],
@@ -578,9 +600,7 @@ mod tests {
                 vec![("db1", "0 serving 1"), ("db2", "0 knows db9 1")],
                 vec!["warning host_absent db9 db1 knows it as a host, and the config does not name it"],
             ),
-        ] {
-            assert_eq!(found(placement, &hosts), expected, "{placement} {hosts:?}");
-        }
+        ]);
     }
 
     #[test]

@@ -141,40 +141,50 @@ async fn apply(
                 (true, false) => {
                     counts.read_again += 1;
                     let snapshot = read_from(source, work, &[table], "SET LOCAL lock_timeout = '2s'").await.unwrap();
-                    let columns = table.written();
-                    let casts: Vec<String> = table
-                        .columns
-                        .iter()
-                        .filter(|column| !column.generated)
-                        .map(|column| format!("{}::text", column.quoted()))
-                        .collect();
-                    let from = format!("{}.{}", quote_ident(&work.source_schema), quote_ident(&table.name));
-                    let sql = format!("SELECT {} FROM {from} WHERE {}", casts.join(", "), is(table, &new_key));
-                    let found = source.client.query(sql.as_str(), &[]).await.unwrap();
-                    source.client.batch_execute("ROLLBACK").await.unwrap();
+                    let found = read_again(source, work, table, &new_key).await;
                     target.client.execute(delete(&new_key).as_str(), &[]).await.unwrap();
-                    if let [row] = found.as_slice() {
-                        let texts: Vec<String> = (0..row.len()).map(|at| literal(&row.get(at))).collect();
-                        run(format!("INSERT INTO {name} ({columns}) VALUES ({})", texts.join(", "))).await;
+                    if let Some(texts) = found {
+                        run(format!("INSERT INTO {name} ({}) VALUES ({})", table.written(), texts.join(", "))).await;
                     }
                     chunks.add_reread(new_key, snapshot);
                 }
             }
         }
         Change::Truncate => {
-            let condition = match chunks.unseen_ranges(xid) {
-                Unseen::None => return counts.skipped += 1,
-                Unseen::All => "true".to_owned(),
-                Unseen::Ranges { ranges, but } => {
-                    let column = table.first_key_column();
-                    let ranges: Vec<String> =
-                        ranges.iter().map(|range| format!("({})", range.condition(column))).collect();
-                    let but: Vec<String> = but.iter().map(|key| format!("AND NOT ({})", is(table, key))).collect();
-                    format!("({}) {}", ranges.join(" OR "), but.join(" "))
-                }
-            };
+            let Some(condition) = unseen(table, chunks, xid) else { return counts.skipped += 1 };
             counts.applied += 1;
             target.client.batch_execute(&format!("DELETE FROM {name} WHERE {condition}")).await.unwrap();
+        }
+    }
+}
+
+/// The row as literals, as the snapshot that was taken on this session sees it.
+async fn read_again(
+    source: &Session,
+    work: &ShardCopy,
+    table: &TableShape,
+    key: &[Option<String>],
+) -> Option<Vec<String>> {
+    let written = table.columns.iter().filter(|column| !column.generated);
+    let casts: Vec<String> = written.map(|column| format!("{}::text", column.quoted())).collect();
+    let from = format!("{}.{}", quote_ident(&work.source_schema), quote_ident(&table.name));
+    let sql = format!("SELECT {} FROM {from} WHERE {}", casts.join(", "), is(table, key));
+    let found = source.client.query(sql.as_str(), &[]).await.unwrap();
+    source.client.batch_execute("ROLLBACK").await.unwrap();
+    let [row] = found.as_slice() else { return None };
+    Some((0..row.len()).map(|at| literal(&row.get(at))).collect())
+}
+
+/// The condition of the rows that a transaction's TRUNCATE empties: those of chunks that do not see it.
+fn unseen(table: &TableShape, chunks: &Chunks, xid: u64) -> Option<String> {
+    match chunks.unseen_ranges(xid) {
+        Unseen::None => None,
+        Unseen::All => Some("true".to_owned()),
+        Unseen::Ranges { ranges, but } => {
+            let column = table.first_key_column();
+            let ranges: Vec<String> = ranges.iter().map(|range| format!("({})", range.condition(column))).collect();
+            let but: Vec<String> = but.iter().map(|key| format!("AND NOT ({})", is(table, key))).collect();
+            Some(format!("({}) {}", ranges.join(" OR "), but.join(" ")))
         }
     }
 }

@@ -137,22 +137,7 @@ macro_rules! query {
 pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) -> Result<Facts, Error> {
     let reader = Reader { client, namespace };
     let names: Vec<&str> = std::iter::once("search_path").chain(PINNED.map(|(name, _)| name)).collect();
-    let before = "SELECT pg_catalog.array_agg(pg_catalog.current_setting(name) ORDER BY n)
-        FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS s(name, n)";
-    let (oid, name) = namespace.parameters();
-    let which: &Parameters<'_> = &[(&oid, Type::OID), (&name, Type::NAME)];
-    let (head, before) =
-        tokio::try_join!(reader.rows::<Head>("name", include_str!("sql/namespace.sql"), which), async {
-            let parameters: &Parameters<'_> = &[(&names, Type::TEXT_ARRAY)];
-            client.query_typed(before, parameters).await.map_err(|source| reader.failed("settings", source))
-        },)?;
-    let head = head.into_iter().next().ok_or_else(|| Error::NoSchema { namespace: namespace.clone() })?;
-    let before: Vec<String> = before
-        .first()
-        .map(|row| row.try_get(0))
-        .transpose()
-        .map_err(|e| reader.failed("settings", e))?
-        .unwrap_or_default();
+    let (head, before) = tokio::try_join!(reader.head(), reader.settings(&names))?;
     let path = search_path(&head.name);
     let pinned: Vec<&str> = std::iter::once(path.as_str()).chain(PINNED.map(|(_, value)| value)).collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();
@@ -284,6 +269,23 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
             })?);
         }
         Ok(read)
+    }
+
+    /// The schema itself.
+    async fn head(&self) -> Result<Head, Error> {
+        let (oid, name) = self.namespace.parameters();
+        let which: &Parameters<'_> = &[(&oid, Type::OID), (&name, Type::NAME)];
+        let head = self.rows("name", include_str!("sql/namespace.sql"), which).await?.into_iter().next();
+        head.ok_or_else(|| Error::NoSchema { namespace: self.namespace.clone() })
+    }
+
+    /// What these settings are.
+    async fn settings(&self, names: &[&str]) -> Result<Vec<String>, Error> {
+        let sql = "SELECT pg_catalog.array_agg(pg_catalog.current_setting(name) ORDER BY n)
+            FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS s(name, n)";
+        let failed = |source| self.failed("settings", source);
+        let rows = self.client.query_typed(sql, &[(&names, Type::TEXT_ARRAY)]).await.map_err(failed)?;
+        Ok(rows.first().map(|row| row.try_get(0)).transpose().map_err(failed)?.unwrap_or_default())
     }
 
     async fn set(&self, names: &[&str], values: &[&str]) -> Result<(), Error> {

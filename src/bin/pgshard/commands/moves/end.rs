@@ -42,6 +42,30 @@ pub(crate) const DIFFERS: &str =
 
 /// Says how a move ended, or what `verb` has made of it, and gives the exit code.
 pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Result<Exit, Failure> {
+    show(report, elapsed, output)?;
+    tell_audits(report, output);
+    for (shard, error) in report.failed.iter().filter(|(_, error)| !matches!(error, Error::AtWork { .. })) {
+        output.error_with_remedy(chain(error), &remedy(verb, *shard, error, report.id));
+    }
+    for (who, (shard, error)) in at_work(report) {
+        let shards = if who.1.contains(['-', ',']) { "shards" } else { "shard" };
+        let words = format!("{shards} {} of the move {} were left alone: {} works on them", who.1, report.id, who.0);
+        output.error_with_remedy(words, &remedy(verb, *shard, error, report.id));
+    }
+    for (host, error) in &report.unknown {
+        output.error_with_remedy(
+            format_args!("host {host} may have more shards of this move: {}", chain(error)),
+            "look with `pgshard moves show` when it answers",
+        );
+    }
+    if report.failed.is_empty() && report.done.iter().any(|done| done.phase == Phase::Kept) {
+        hint_at_old_copies(verb, report, output);
+    }
+    Ok(exit(verb, report))
+}
+
+/// The shards that got where they should: an object, or a table.
+fn show(report: &Report, elapsed: Duration, output: &Output) -> Result<(), Failure> {
     let hosts = |host: fn(&pgshard::mover::ShardReport) -> &HostName| {
         let mut names: Vec<&str> = report.done.iter().map(|done| host(done).as_str()).collect();
         names.sort_unstable();
@@ -89,6 +113,11 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
         output.table(&columns, rows)?;
         output.note(format_args!("{} in {}", print_count(report), seconds(elapsed)));
     }
+    Ok(())
+}
+
+/// The audits that did not say that all is well.
+fn tell_audits(report: &Report, output: &Output) {
     for done in report.done.iter().filter(|done| done.phase == Phase::Kept) {
         let (shard, audit, id) = (done.shard, &done.audit, report.id);
         match audit.state {
@@ -103,32 +132,18 @@ pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Outp
             _ => {}
         }
     }
-    for (shard, error) in report.failed.iter().filter(|(_, error)| !matches!(error, Error::AtWork { .. })) {
-        output.error_with_remedy(chain(error), &remedy(verb, *shard, error, report.id));
+}
+
+fn hint_at_old_copies(verb: Verb, report: &Report, output: &Output) {
+    if report.done.iter().all(|done| done.audit.objection().is_none()) {
+        output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {}`", report.id));
     }
-    for (who, (shard, error)) in at_work(report) {
-        let shards = if who.1.contains(['-', ',']) { "shards" } else { "shard" };
-        let words = format!("{shards} {} of the move {} were left alone: {} works on them", who.1, report.id, who.0);
-        output.error_with_remedy(words, &remedy(verb, *shard, error, report.id));
+    if verb != Verb::Complete {
+        output.hint(format_args!(
+            "or go back with `pgshard moves rollback {}`; `pgshard moves feed` keeps that quick",
+            report.id
+        ));
     }
-    for (host, error) in &report.unknown {
-        output.error_with_remedy(
-            format_args!("host {host} may have more shards of this move: {}", chain(error)),
-            "look with `pgshard moves show` when it answers",
-        );
-    }
-    if report.failed.is_empty() && report.done.iter().any(|done| done.phase == Phase::Kept) {
-        if report.done.iter().all(|done| done.audit.objection().is_none()) {
-            output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {}`", report.id));
-        }
-        if verb != Verb::Complete {
-            output.hint(format_args!(
-                "or go back with `pgshard moves rollback {}`; `pgshard moves feed` keeps that quick",
-                report.id
-            ));
-        }
-    }
-    Ok(exit(verb, report))
 }
 
 /// A move of shards that are all there already.
@@ -208,13 +223,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
                 "the source serves; end what blocks it, then `pgshard moves resume {id}`, or `pgshard moves abort {id}`"
             )
         }
-        Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => {
-            format!(
-                "the source serves, and nothing is lost. Why they differ this does not tell: a fault of pgshard's is as likely as one \
-                 of a host. Before you `pgshard moves abort {id}`, gather what docs/operating.md names under \"A copy that \
-                 differs\", and report it"
-            )
-        }
+        Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => gather(id),
         Error::Altered { .. } => format!(
             "the source serves; undo what was altered and `pgshard moves resume {id}`, or `pgshard moves abort {id}` and move it again"
         ),
@@ -253,6 +262,15 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         error if error.can_be_resumed() => format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`"),
         _ => String::new(),
     }
+}
+
+/// What to do before anything else about a copy that differs.
+fn gather(id: MoveId) -> String {
+    format!(
+        "the source serves, and nothing is lost. Why they differ this does not tell: a fault of pgshard's is as likely as one \
+         of a host. Before you `pgshard moves abort {id}`, gather what docs/operating.md names under \"A copy that \
+         differs\", and report it"
+    )
 }
 
 /// What to do about another move of the shard.
