@@ -65,7 +65,7 @@ async fn to_and_fro() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forty_shards_through_one_slot() {
     let wave = wave(&[18, 15], 40).await;
-    eprintln!("{wave:?}");
+    eprintln!("{:?}, {wave:?}", wave.took);
     assert_eq!(wave.slots, 1);
     assert!(wave.backends <= 24, "{wave:?}");
 }
