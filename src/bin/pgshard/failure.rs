@@ -7,7 +7,11 @@ use std::io;
 use tokio_postgres::error::DbError;
 
 use crate::exit::Exit;
-use crate::output::OutputError;
+
+/// Stdout cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to stdout")]
+pub(crate) struct OutputError(#[source] pub(crate) io::Error);
 
 /// A command that did not end well. Any error becomes one with [`Exit::Failed`]; the constructors say more.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::args::{Color, Global};
 use crate::exit::Exit;
-use crate::failure::Failure;
+use crate::failure::{Failure, OutputError};
 
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const WARNING: Style = AnsiColor::Yellow.on_default().bold();
@@ -43,11 +43,6 @@ pub(crate) enum Align {
     /// Numbers.
     Right,
 }
-
-/// Stdout cannot be written.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write to stdout")]
-pub(crate) struct OutputError(#[source] pub(crate) io::Error);
 
 #[derive(Serialize)]
 struct Versioned<T> {
