@@ -13,7 +13,7 @@
 
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
 use std::process::{Command, Stdio};
@@ -59,14 +59,10 @@ fn main() {
         ("sample", 128),
     ]);
     let binaries = arguments.binaries();
-    let server = ServerOptions {
-        durability: arguments.durability,
-        shared_buffers_mib: 128,
-        // The stock number of locks, so that batches are as large as they would be anywhere.
-        settings: vec![("max_locks_per_transaction".to_owned(), "64".to_owned())],
-        ..ServerOptions::default()
-    };
-    let options = ClusterOptions { hosts: arguments.number("hosts"), binaries: binaries.clone(), server };
+    // The stock number of locks, so that batches are as large as they would be anywhere.
+    let settings = vec![("max_locks_per_transaction".to_owned(), "64".to_owned())];
+    let server = ServerOptions::default().durability(arguments.durability).shared_buffers_mib(128).settings(settings);
+    let options = ClusterOptions::new(arguments.number("hosts"), binaries.clone()).server(server);
     let cluster = Cluster::start(&options).expect("the servers start");
     let shards = ShardCount::new(arguments.number("shards") as u32).expect("1 to 8192 shards");
     println!(
@@ -256,20 +252,14 @@ impl Bench<'_> {
                 .expect("a good URL"),
             shards: self.shards_on(at).map(|shard| (shard, ShardEpoch::FIRST)).collect(),
         });
-        Request {
-            cluster: schema::Cluster {
-                key: pgshard::KeyKind::Integer,
-                shards: self.shards,
-                epoch: Epoch::from_unix_ms(EPOCH_MS).expect("a good epoch"),
-                schema_prefix: SchemaPrefix::default(),
-            },
-            hosts: hosts.collect(),
-            only: BTreeSet::new(),
-            vouched: BTreeSet::new(),
-            lost: BTreeSet::new(),
-            migrations: Migrations::from_texts(&files).expect("good migrations"),
-            width: NonZeroUsize::new(self.width).expect("at least one connection"),
-        }
+        let cluster = schema::Cluster {
+            key: pgshard::KeyKind::Integer,
+            shards: self.shards,
+            epoch: Epoch::from_unix_ms(EPOCH_MS).expect("a good epoch"),
+            schema_prefix: SchemaPrefix::default(),
+        };
+        Request::new(cluster, hosts.collect(), Migrations::from_texts(&files).expect("good migrations"))
+            .width(NonZeroUsize::new(self.width).expect("at least one connection"))
     }
 
     fn shards_on(&self, host: usize) -> impl Iterator<Item = ShardId> {

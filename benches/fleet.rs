@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use pgshard::dev::{Binaries, Cluster, ClusterOptions, ServerOptions};
+use pgshard::dev::{Binaries, Cluster, ClusterOptions};
 use pgshard::map::{Changes, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use pgshard::pg::ConnectOptions;
 use pgshard::router::{HostOptions, Options};
@@ -26,7 +26,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 async fn main() -> Outcome<()> {
     let binaries = Binaries::first()?;
     println!("{}, {ROUTERS} routers, {SHARDS} shards", binaries.version());
-    let options = ClusterOptions { hosts: 1, binaries, server: ServerOptions::default() };
+    let options = ClusterOptions::new(1, binaries);
     let cluster = tokio::task::block_in_place(|| Cluster::start(&options))?;
     let connect = ConnectOptions::parse(&cluster.servers()[0].url())?;
     let shards = ShardCount::new(SHARDS).ok_or("a number of shards")?;

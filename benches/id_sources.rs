@@ -41,8 +41,8 @@ async fn main() -> Outcome<()> {
         }
     }
     println!("{}, {CLIENTS} clients, medians of {ROUNDS} rounds of {ROUND:?}", binaries.version());
-    let server = ServerOptions { durability: pgshard::dev::Durability::Durable, ..ServerOptions::default() };
-    let cluster = tokio::task::block_in_place(|| Cluster::start(&ClusterOptions { hosts: 2, binaries, server }))?;
+    let server = ServerOptions::default().durability(pgshard::dev::Durability::Durable);
+    let cluster = tokio::task::block_in_place(|| Cluster::start(&ClusterOptions::new(2, binaries).server(server)))?;
     let mut hosts = Vec::new();
     for server in cluster.servers() {
         hosts.push(TicketHost { name: server.name().clone(), connect: ConnectOptions::parse(&server.url())? });
@@ -92,7 +92,7 @@ async fn from_servers(hosts: &[TicketHost]) -> Outcome<()> {
             ("tickets, two hosts, blocks of 1000", 2, 1000),
         ] {
             let taken = clients(|| {
-                let source = Tickets::new(Options { block, ..Options::new(name.clone(), hosts[..on].to_vec()) });
+                let source = Tickets::new(Options::new(name.clone(), hosts[..on].to_vec()).block(block));
                 async move {
                     source.next().await?;
                     let (begun, mut done) = (Instant::now(), 0_u64);

@@ -90,14 +90,10 @@ fn main() {
         None => Binaries::first(),
     };
     let binaries = binaries.expect("there is a PostgreSQL on this machine");
-    let server = ServerOptions {
-        durability: Durability::Throwaway,
-        shared_buffers_mib: 256,
-        // Its processor time would count as some row's.
-        settings: vec![("autovacuum".to_owned(), "off".to_owned())],
-        ..ServerOptions::default()
-    };
-    let options = ClusterOptions { hosts: 1, binaries: binaries.clone(), server };
+    // Its processor time would count as some row's.
+    let settings = vec![("autovacuum".to_owned(), "off".to_owned())];
+    let server = ServerOptions::default().durability(Durability::Throwaway).shared_buffers_mib(256).settings(settings);
+    let options = ClusterOptions::new(1, binaries.clone()).server(server);
     let cluster = Cluster::start(&options).expect("the server starts");
     println!("PostgreSQL {}, throwaway", binaries.version());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

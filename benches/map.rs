@@ -16,14 +16,9 @@ fn text(host_of: impl Fn(u16) -> u16) -> String {
     let place = |shard: u16| Placement { host: name(host_of(shard)), epoch: ShardEpoch::FIRST };
     let shards = ShardCount::MAX;
     let map = ShardMap::new(MapVersion::FIRST, shards, shards.iter().map(|shard| (shard, place(shard.get()))));
-    render(&Settings {
-        key: pgshard::KeyKind::Integer,
-        epoch: Epoch::from_unix_ms(1_767_225_600_000).expect("a year of this century"),
-        prefix: Default::default(),
-        migrations: None,
-        hosts: (0..4).map(|n| HostSettings::new(name(n), format!("postgres://app@10.0.0.{n}/app"))).collect(),
-        map: map.expect("every shard is placed once"),
-    })
+    let epoch = Epoch::from_unix_ms(1_767_225_600_000).expect("a year of this century");
+    let hosts = (0..4).map(|n| HostSettings::new(name(n), format!("postgres://app@10.0.0.{n}/app"))).collect();
+    render(&Settings::new(epoch, hosts, map.expect("every shard is placed once")))
 }
 
 fn load(text: &str) -> Config {

@@ -8,7 +8,7 @@
 
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use pgshard::id::Epoch;
 use pgshard::map::ShardEpoch;
 use pgshard::pg::ConnectOptions;
 use pgshard::schema::bootstrap::{self, Host};
-use pgshard::schema::migrate::{Pace, Request, Which};
+use pgshard::schema::migrate::Request;
 use pgshard::schema::{self, Migrations};
 use pgshard::{SchemaPrefix, ShardCount, ShardId};
 
@@ -38,9 +38,8 @@ fn add(column: &str) -> String {
 fn main() {
     let arguments = Arguments::read(&[("shards", 4096), ("runs", 3), ("hosts", 2), ("sample", 128)]);
     let binaries = arguments.binaries();
-    let server =
-        ServerOptions { durability: arguments.durability, shared_buffers_mib: 128, ..ServerOptions::default() };
-    let options = ClusterOptions { hosts: arguments.number("hosts"), binaries: binaries.clone(), server };
+    let server = ServerOptions::default().durability(arguments.durability).shared_buffers_mib(128);
+    let options = ClusterOptions::new(arguments.number("hosts"), binaries.clone()).server(server);
     let cluster = Cluster::start(&options).expect("the servers start");
     let shards = ShardCount::new(arguments.number("shards") as u32).expect("1 to 8192 shards");
     println!(
@@ -112,36 +111,19 @@ impl Bench<'_> {
             connect: Bench::connect(server),
             shards: self.shards_on(at).map(|shard| (shard, ShardEpoch::FIRST)).collect(),
         };
-        let request = bootstrap::Request {
-            cluster: self.definition(),
-            hosts: self.cluster.servers().iter().enumerate().map(host).collect(),
-            only: BTreeSet::new(),
-            vouched: BTreeSet::new(),
-            lost: BTreeSet::new(),
-            migrations: Migrations::from_texts(&self.files).expect("good migrations"),
-            width: bootstrap::Request::WIDTH,
-        };
+        let hosts = self.cluster.servers().iter().enumerate().map(host).collect();
+        let migrations = Migrations::from_texts(&self.files).expect("good migrations");
+        let request = bootstrap::Request::new(self.definition(), hosts, migrations);
         let report = self.runtime.block_on(schema::bootstrap(&request, &|_| {}));
         assert!(report.is_complete(), "{report:?}");
     }
 
     fn pgshard(&mut self, run: usize) -> Duration {
         self.files.insert(format!("{:04}_run.sql", run + 1), add(&format!("a{run}")));
-        let request = Request {
-            cluster: self.definition(),
-            hosts: self
-                .cluster
-                .servers()
-                .iter()
-                .map(|server| (server.name().clone(), Bench::connect(server)))
-                .collect(),
-            only_hosts: BTreeSet::new(),
-            only_shards: None,
-            which: Which::Pending,
-            migrations: Migrations::from_texts(&self.files).expect("good migrations"),
-            canary: None,
-            pace: Pace::default(),
-        };
+        let servers = self.cluster.servers().iter();
+        let hosts = servers.map(|server| (server.name().clone(), Bench::connect(server))).collect();
+        let migrations = Migrations::from_texts(&self.files).expect("good migrations");
+        let request = Request::new(self.definition(), hosts, migrations);
         let started = Instant::now();
         let report = self.runtime.block_on(schema::migrate(&request, &|_| {}));
         let elapsed = started.elapsed();

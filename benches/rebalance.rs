@@ -34,7 +34,7 @@ fn problem(weight: impl Fn(u64, &mut fastrand::Rng) -> u64, host: impl Fn(u16, &
         let weight = [1.0, 2.0, 1.5, 3.0][usize::from(number % 4)];
         Host { name: name(number), limits: HostLimits { weight, ..HostLimits::default() } }
     };
-    let options = Options { threshold: 0.0, moves_max: None };
+    let options = Options::default().threshold(0.0);
     Problem { hosts: (0..HOSTS).map(host).collect(), shards, options, ..Problem::default() }
 }
 

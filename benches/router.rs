@@ -73,9 +73,8 @@ async fn main() -> Outcome<()> {
     let arguments = Arguments::read()?;
     let binaries = Binaries::first()?;
     println!("PostgreSQL {}, throwaway", binaries.version());
-    let server =
-        ServerOptions { durability: Durability::Throwaway, shared_buffers_mib: 256, ..ServerOptions::default() };
-    let options = ClusterOptions { hosts: 2, binaries, server };
+    let server = ServerOptions::default().durability(Durability::Throwaway).shared_buffers_mib(256);
+    let options = ClusterOptions::new(2, binaries).server(server);
     let cluster = tokio::task::block_in_place(|| Cluster::start(&options))?;
     let bench = Bench { urls: cluster.servers().iter().map(|server| server.url()).collect(), arguments };
     bench.prepare().await?;

@@ -102,7 +102,22 @@
 //! | `idgen` | [`idgen`] |
 //! | `dev` | [`dev`] |
 //! | `cli` (on by default) | the command `pgshard`, and with it all of these |
-//! | `failpoints` | for pgshard's own tests: places where a release build's moves can be made to die, as a debug build's can |
+//! | `failpoints` | for pgshard's own tests: a release build's moves can be made to die, as a debug build's can |
+
+/// Methods that set one field of options each, under the field's name: `Options::default().jobs(4)`. Options get new fields
+/// with new versions, so that nobody outside can write one down in full.
+macro_rules! setters {
+    ($options:ident: $($field:ident: $kind:ty),+ $(,)?) => {
+        impl $options {$(
+            #[doc = concat!("The same with another [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
+            #[must_use]
+            pub fn $field(mut self, $field: $kind) -> $options {
+                self.$field = $field;
+                self
+            }
+        )+}
+    };
+}
 
 mod shard;
 

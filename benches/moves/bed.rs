@@ -24,16 +24,14 @@ pub(crate) struct Bed {
 impl Bed {
     /// Two hosts with half of so many shards each; the SQL makes each shard's tables.
     pub(crate) async fn new(arguments: &Arguments, shards: u32, tables: &str, shared_buffers_mib: u32) -> Bed {
-        let server = ServerOptions {
-            durability: arguments.durability,
-            shared_buffers_mib,
-            // Checkpoints in the midst of a bench would be those of whichever part is unlucky.
-            settings: [("max_wal_size", "8GB"), ("min_wal_size", "4GB"), ("checkpoint_timeout", "30min")]
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .to_vec(),
-            ..ServerOptions::default()
-        };
-        let options = ClusterOptions { hosts: 2, binaries: arguments.binaries.clone(), server };
+        // Checkpoints in the midst of a bench would be those of whichever part is unlucky.
+        let settings = [("max_wal_size", "8GB"), ("min_wal_size", "4GB"), ("checkpoint_timeout", "30min")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let server = ServerOptions::default()
+            .durability(arguments.durability)
+            .shared_buffers_mib(shared_buffers_mib)
+            .settings(settings.to_vec());
+        let options = ClusterOptions::new(2, arguments.binaries.clone()).server(server);
         let cluster = tokio::task::block_in_place(|| Cluster::start(&options)).expect("the servers start");
         let count = ShardCount::new(shards).expect("1 to 8192 shards");
         let files = cluster.directory().join("files");
@@ -55,20 +53,18 @@ impl Bed {
             shards: map.iter().filter(|(_, on, _)| **on == host.name).map(|(shard, _, epoch)| (shard, epoch)).collect(),
         };
         let cluster = &self.config.cluster;
-        let request = bootstrap::Request {
-            cluster: schema::Cluster {
+        let hosts = self.config.hosts.values().map(host).collect();
+        let migrations = Migrations::read(cluster.migrations.as_ref().expect("a folder")).expect("good migrations");
+        let request = bootstrap::Request::new(
+            schema::Cluster {
                 shards: cluster.shards,
                 epoch: cluster.epoch,
                 schema_prefix: cluster.prefix.clone(),
                 key: cluster.key,
             },
-            hosts: self.config.hosts.values().map(host).collect(),
-            only: Default::default(),
-            vouched: Default::default(),
-            lost: Default::default(),
-            migrations: Migrations::read(cluster.migrations.as_ref().expect("a folder")).expect("good migrations"),
-            width: bootstrap::Request::WIDTH,
-        };
+            hosts,
+            migrations,
+        );
         let report = bootstrap::bootstrap(&request, &|_| ()).await;
         assert!(report.is_complete(), "{report:?}");
     }
@@ -79,7 +75,7 @@ impl Bed {
 
     fn mover(&self) -> Mover {
         let hosts = Hosts::new(self.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
-        let options = Options { jobs: self.jobs.unwrap_or(Options::default().jobs), ..Options::default() };
+        let options = Options::default().jobs(self.jobs.unwrap_or(Options::default().jobs));
         let store = Arc::new(self.config.map_store());
         Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, Observer::silent())
     }
@@ -87,10 +83,10 @@ impl Bed {
     /// Moves shards while they are open, as the command does it. Gives what was reported, and the journal of it.
     pub(crate) async fn go(&self, shards: Vec<ShardId>, target: usize) -> (Report, Vec<Entry>) {
         let mover = self.mover();
-        let request = Request { shards, target: self.host(target), mode: Some(Mode::Online) };
+        let request = Request::new(shards, self.host(target)).mode(Some(Mode::Online));
         let plan = mover.plan(&request).await.unwrap_or_else(|error| panic!("a plan: {error}"));
         let report = mover.run(&plan).await;
-        let (entries, _) = mover.list(Some(report.id)).await;
+        let entries = mover.list(Some(report.id)).await.found;
         (report, entries)
     }
 

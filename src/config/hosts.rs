@@ -14,6 +14,7 @@ use crate::store::section::{Entry, Section, similar};
 
 /// One host: a PostgreSQL database that holds shards.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct HostConfig {
     /// Its name in the config.
     pub name: HostName,

@@ -39,6 +39,7 @@ use crate::store::section::Section;
 
 /// A config, read and checked.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Config {
     /// The file it was read from.
     pub path: PathBuf,

@@ -16,6 +16,7 @@ pub fn template() -> &'static str {
 
 /// What [`render`] writes down. `shards` is the map's.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Settings {
     /// The zero of the IDs' clock.
     pub epoch: Epoch,
@@ -31,8 +32,19 @@ pub struct Settings {
     pub map: ShardMap,
 }
 
+impl Settings {
+    /// Integer keys, the default prefix, and no migrations.
+    pub fn new(epoch: Epoch, hosts: Vec<HostSettings>, map: ShardMap) -> Settings {
+        let (prefix, key) = (SchemaPrefix::default(), KeyKind::default());
+        Settings { epoch, prefix, key, migrations: None, hosts, map }
+    }
+}
+
+setters!(Settings: prefix: SchemaPrefix, key: KeyKind, migrations: Option<PathBuf>);
+
 /// One host of [`Settings`].
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct HostSettings {
     /// Its name.
     pub name: HostName,
@@ -50,6 +62,8 @@ impl HostSettings {
         HostSettings { name, url: url.into(), password_env: None, pool_size: HostConfig::POOL_SIZE_DEFAULT }
     }
 }
+
+setters!(HostSettings: password_env: Option<String>, pool_size: usize);
 
 /// A config that says this, briefly commented. Read back, it gives the same values.
 pub fn render(settings: &Settings) -> String {

@@ -8,6 +8,7 @@ use crate::store::section::{Entry, Section, similar};
 
 /// What routers of this cluster do, unless the program that makes one says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RouterConfig {
     /// The most connections of one router to all hosts together; `None` where each host's `pool_size` is the only limit.
     pub max_connections: Option<usize>,

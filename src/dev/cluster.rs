@@ -16,6 +16,7 @@ use crate::shard::ShardCount;
 
 /// What servers to start.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ClusterOptions {
     /// How many: 1 to [`ClusterOptions::HOSTS_MAX`].
     pub hosts: usize,
@@ -26,9 +27,16 @@ pub struct ClusterOptions {
 }
 
 impl ClusterOptions {
+    /// So many servers of these programs, small and quick.
+    pub fn new(hosts: usize, binaries: Binaries) -> ClusterOptions {
+        ClusterOptions { hosts, binaries, server: ServerOptions::default() }
+    }
+
     /// The most servers of one cluster: 64, more than any machine for development bears.
     pub const HOSTS_MAX: usize = 64;
 }
+
+setters!(ClusterOptions: server: ServerOptions);
 
 /// Throwaway servers `db1`, `db2`, … in one temporary directory.
 ///

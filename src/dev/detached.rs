@@ -42,6 +42,7 @@ CREATE INDEX photos_user_id ON {shard}.photos (user_id, id);
 
 /// What `pgshard dev up` is asked for.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct UpOptions {
     /// Where everything is kept; created if it is missing.
     pub directory: PathBuf,
@@ -52,6 +53,15 @@ pub struct UpOptions {
     /// The programs of new servers; `None` for the first choice of this machine.
     pub binaries: Option<Binaries>,
 }
+
+impl UpOptions {
+    /// So many servers for so many shards in this directory, of the first choice of programs.
+    pub fn new(directory: PathBuf, hosts: usize, shards: ShardCount) -> UpOptions {
+        UpOptions { directory, hosts, shards, binaries: None }
+    }
+}
+
+setters!(UpOptions: binaries: Option<Binaries>);
 
 /// Running servers and their config.
 #[derive(Clone, Debug)]

@@ -14,6 +14,7 @@ pub enum Durability {
 
 /// How one server is set up. The default is small and quick, for tests.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ServerOptions {
     /// Whether data survives the machine's crash.
     pub durability: Durability,
@@ -35,6 +36,13 @@ impl Default for ServerOptions {
         }
     }
 }
+
+setters!(
+    ServerOptions: durability: Durability,
+    shared_buffers_mib: u32,
+    max_connections: u32,
+    settings: Vec<(String, String)>,
+);
 
 /// The file in the data directory that `postgresql.conf` includes last.
 pub(super) const FILE: &str = "pgshard.conf";

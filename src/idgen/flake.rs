@@ -102,6 +102,7 @@ pub enum Worker {
 
 /// How a source works.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// Who makes them.
     pub worker: Worker,
@@ -117,6 +118,8 @@ impl Default for Options {
         Options { worker: Worker::Random, floor_ms: 0, wait_max: WAIT_MAX }
     }
 }
+
+setters!(Options: worker: Worker, floor_ms: u64, wait_max: Duration);
 
 /// A source of flakes.
 #[derive(Debug)]

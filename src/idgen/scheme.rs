@@ -148,7 +148,7 @@ fn of_flakes(text: &str) -> Result<Decoded, &'static str> {
 }
 
 fn of_simpleflakes(id: i64) -> Result<Decoded, &'static str> {
-    let (ms, random) = simpleflake::decode(id).ok_or("its 64th bit must not be set")?;
+    let simpleflake::Fields { ms, random } = simpleflake::decode(id).ok_or("its 64th bit must not be set")?;
     let fields = vec![
         ("time", time(simpleflake::EPOCH_MS as i64, ms)),
         ("ms", Field::Number(ms)),
@@ -169,7 +169,7 @@ fn of_uuids(text: &str) -> Result<Decoded, &'static str> {
 }
 
 fn of_tickets(id: i64, layout: tickets::Layout) -> Result<Decoded, &'static str> {
-    let (residue, count) = layout.decode(id).ok_or("it must be 1 or more")?;
+    let tickets::Fields { residue, count } = layout.decode(id).ok_or("it must be 1 or more")?;
     let fields = vec![("residue", Field::Number(residue.into())), ("count", Field::Number(count))];
     Ok(Decoded { id: id.to_string(), fields })
 }

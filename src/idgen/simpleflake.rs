@@ -85,12 +85,22 @@ pub const fn encode(ms: u64, random: u32) -> Option<i64> {
     Some(((ms << RANDOM_BITS) | random as u64) as i64)
 }
 
-/// Milliseconds since [`EPOCH_MS`], and the random bits; `None` for a negative number, which is no simpleflake.
-pub const fn decode(id: i64) -> Option<(u64, u32)> {
+/// What a simpleflake is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fields {
+    /// Milliseconds since [`EPOCH_MS`].
+    pub ms: u64,
+    /// The 22 random bits.
+    pub random: u32,
+}
+
+/// What an ID is made of; `None` for a negative number, which is no simpleflake.
+pub const fn decode(id: i64) -> Option<Fields> {
     if id < 0 {
         return None;
     }
-    Some((id as u64 >> RANDOM_BITS, (id & ((1 << RANDOM_BITS) - 1)) as u32))
+    Some(Fields { ms: id as u64 >> RANDOM_BITS, random: (id & ((1 << RANDOM_BITS) - 1)) as u32 })
 }
 
 /// How likely it is that two are the same, of `per_ms` IDs in each of so many milliseconds:
@@ -120,12 +130,12 @@ mod tests {
         fn there_and_back(ms in 0..1_u64 << MS_BITS, random in 0..1_u32 << RANDOM_BITS) {
             let id = encode(ms, random).unwrap();
             prop_assert!(id >= 0);
-            prop_assert_eq!(decode(id), Some((ms, random)));
+            prop_assert_eq!(decode(id), Some(Fields { ms, random }));
         }
 
         #[test]
         fn every_number_that_is_not_negative(id in 0..=i64::MAX) {
-            let (ms, random) = decode(id).unwrap();
+            let Fields { ms, random } = decode(id).unwrap();
             prop_assert_eq!(encode(ms, random), Some(id));
         }
     }

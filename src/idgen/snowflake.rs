@@ -67,6 +67,7 @@ impl Fields {
 
 /// How a generator works.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// The zero of the clock. The same for ever and for all generators of the IDs.
     pub epoch: Epoch,
@@ -85,6 +86,8 @@ impl Options {
         Options { epoch, lease, margin, wait_max: WAIT_MAX }
     }
 }
+
+setters!(Options: lease: Duration, margin: Duration, wait_max: Duration);
 
 /// A generator of snowflakes. Clones share it, and the last one gives the worker number back.
 #[derive(Debug)]

@@ -31,14 +31,13 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::map::HostName;
 use crate::shard::{SchemaPrefix, ShardId};
 use crate::store::MapStore;
 
 pub use command::cleanup::CleanupReport;
 pub use command::progress::{Chunks, Progress, ShardProgress, StreamProgress};
 pub use control::journal::{Entry, ReverseReplication};
-pub use control::report::{Cleaned, Report, ShardReport};
+pub use control::report::{Cleaned, Heard, Report, ShardReport};
 pub use control::session::Hosts;
 pub use definition::refusal::Refusal;
 pub use preflight::plan::{Plan, ShardPlan};
@@ -161,8 +160,8 @@ impl Mover {
 
     /// The moves that the hosts know: all that are neither completed nor aborted, or one of them in whatever phase. By
     /// move, then shard. Hosts that cannot be asked are named.
-    pub async fn list(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
-        self.context.list(id).await
+    pub async fn list(&self, id: Option<MoveId>) -> Heard<Entry> {
+        Heard::of(self.context.list(id).await)
     }
 
     /// Takes the shards of a move that are kept back to where they were, with all that was written since: a move of its own,
@@ -228,12 +227,8 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Some hosts may have been told; call it again.
-    pub async fn want(
-        &self,
-        id: MoveId,
-        desired: DesiredState,
-    ) -> Result<(Vec<ShardId>, Vec<(HostName, Error)>), Error> {
-        requests::want(&self.context, id, desired).await
+    pub async fn want(&self, id: MoveId, desired: DesiredState) -> Result<Heard<ShardId>, Error> {
+        requests::want(&self.context, id, desired).await.map(Heard::of)
     }
 
     /// Asks whoever works on a move to stop, or to abort: a mover hears it within a heartbeat (two seconds), from whatever machine. Gives
@@ -241,16 +236,16 @@ impl Mover {
     ///
     /// # Cancel safety
     /// Some may have been asked; call it again.
-    pub async fn ask(&self, id: MoveId, asked: Asked) -> (Vec<Worker>, Vec<(HostName, Error)>) {
-        requests::ask(&self.context, id, asked).await
+    pub async fn ask(&self, id: MoveId, asked: Asked) -> Heard<Worker> {
+        Heard::of(requests::ask(&self.context, id, asked).await)
     }
 
     /// Who works on a move at present, to bring its shards to their ends, and the hosts that could not be asked.
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn workers(&self, id: MoveId) -> (Vec<Worker>, Vec<(HostName, Error)>) {
-        requests::workers(&self.context, id).await
+    pub async fn workers(&self, id: MoveId) -> Heard<Worker> {
+        Heard::of(requests::workers(&self.context, id).await)
     }
 
     /// Looks how far a move is.

@@ -32,6 +32,7 @@ pub enum SslMode {
 
 /// What a connection string says about TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub struct TlsOptions {
     /// `sslmode`.
     pub mode: SslMode,

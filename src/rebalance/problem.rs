@@ -43,6 +43,7 @@ pub struct Shard {
 
 /// When to plan, and how much.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Options {
     /// How far over its share the fullest host may be before shards are moved to even that out: 0.02 is 2 %.
     pub threshold: f64,
@@ -60,6 +61,8 @@ impl Default for Options {
         Options { threshold: Options::THRESHOLD, moves_max: None }
     }
 }
+
+setters!(Options: threshold: f64, moves_max: Option<usize>);
 
 /// What is to be planned.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -10,6 +10,7 @@ use crate::shard::{KeyKind, SchemaPrefix};
 
 /// One host: its name in the map, how to reach it, and how many connections to keep.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct HostOptions {
     /// The name.
     pub name: HostName,
@@ -39,6 +40,8 @@ impl HostOptions {
             && replicas.into_iter().all(|(one, other)| one.reaches_as(other))
     }
 }
+
+setters!(HostOptions: prepare: PrepareMode, replicas: Vec<ConnectOptions>);
 
 /// How statements are prepared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,6 +108,7 @@ impl fmt::Debug for HostSource {
 
 /// What [`Router::new`](super::Router::new) takes. [`Options::new`] fills in the defaults.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// The hosts. A host without shards may be there; one with shards must, unless `host_source` knows it.
     pub hosts: Vec<HostOptions>,
@@ -186,3 +190,23 @@ impl Options {
         }
     }
 }
+
+setters!(
+    Options: host_source: Option<HostSource>,
+    prefix: SchemaPrefix,
+    key: KeyKind,
+    retry_for: Duration,
+    max_connections: Option<usize>,
+    statement_timeout: Option<Duration>,
+    max_replica_lag: Duration,
+    replica_wait: Duration,
+    waiters_per_shard: u32,
+    waiters_per_host: u32,
+    wait_max: Duration,
+    create_max: Duration,
+    recycle_max: Duration,
+    statements_per_connection: usize,
+    recycle: Recycle,
+    selects: Selects,
+    application_name: String,
+);

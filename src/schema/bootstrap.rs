@@ -45,6 +45,7 @@ const FAILURES_MAX: usize = 32;
 
 /// What bootstrap is to do.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// The cluster, as the config has it.
     pub cluster: Cluster,
@@ -64,9 +65,18 @@ pub struct Request {
 }
 
 impl Request {
+    /// All hosts, none of which is vouched for or lost, with [`Request::WIDTH`] connections to each.
+    pub fn new(cluster: Cluster, hosts: Vec<Host>, migrations: Migrations) -> Request {
+        let none = BTreeSet::new();
+        let (only, vouched, lost) = (none.clone(), none.clone(), none);
+        Request { cluster, hosts, only, vouched, lost, migrations, width: Request::WIDTH }
+    }
+
     /// Connections to each host, unless somebody knows better.
     pub const WIDTH: NonZeroUsize = NonZeroUsize::new(4).expect("four is not zero");
 }
+
+setters!(Request: only: BTreeSet<HostName>, vouched: BTreeSet<HostName>, lost: BTreeSet<HostName>, width: NonZeroUsize);
 
 /// A host of the config and what the map places there.
 #[derive(Clone, Debug)]

@@ -14,9 +14,19 @@ use crate::map::HostName;
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 
-/// The shards that were on a host last and are nowhere now, by what the others say, and one of those. Pure.
-pub fn lost_on(survey: &Survey, host: &HostName) -> Option<(Vec<ShardId>, HostName)> {
-    Known::of_survey(survey).lost_on(host).map(|(shards, by)| (shards, by.clone()))
+/// What a host had and has no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lost {
+    /// The shards.
+    pub shards: Vec<ShardId>,
+    /// A host that says so.
+    pub by: HostName,
+}
+
+/// The shards that were on a host last and are nowhere now, by what the others say. Pure.
+pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
+    Known::of_survey(survey).lost_on(host).map(|(shards, by)| Lost { shards, by: by.clone() })
 }
 
 /// Has all hosts but one forget that one, which is among them. Under the lock of bootstraps and migrations.

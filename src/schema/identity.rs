@@ -96,6 +96,16 @@ async fn recorded(by: &HostName, client: &Client) -> Vec<Said> {
     said.collect()
 }
 
+/// A server that is taken for a host from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Accepted {
+    /// What the hosts recorded of the host until now.
+    pub former: Option<Record>,
+    /// What they are to record.
+    pub record: Record,
+}
+
 impl Identities {
     /// What is known of a host: the last generation that others have recorded, by most of them where they differ. Its own word
     /// counts where nobody else has one: of itself another cluster's server is sure too.
@@ -197,7 +207,7 @@ impl Identities {
     ///
     /// # Errors
     /// When no server answers as a primary, or more than one.
-    pub fn accepted(&self, host: &HostName) -> Result<Option<(Option<Record>, Record)>, AcceptError> {
+    pub fn accepted(&self, host: &HostName) -> Result<Option<Accepted>, AcceptError> {
         let primaries = self.primaries(host);
         let identity = match primaries[..] {
             [(_, server)] => server.identity,
@@ -212,7 +222,7 @@ impl Identities {
             return Ok(None);
         }
         let generation = known.map_or(1, |known| known.generation + 1);
-        Ok(Some((known, Record { generation, system, timeline })))
+        Ok(Some(Accepted { former: known, record: Record { generation, system, timeline } }))
     }
 
     /// Records on all hosts what was seen, where they do not have it yet. Hosts that did not answer get it the next time.
@@ -395,8 +405,9 @@ mod tests {
         let said: [Recorded; 2] = [("db1", "db1", 1, 8, 9), ("db2", "db1", 1, 7, 3)];
         let record = |generation, system, timeline| Record { generation, system, timeline };
         let accepted = |servers: &[Who]| seen(&[("db1", servers)], &said).accepted(&db1);
-        assert_eq!(accepted(&[(8, Some(1))]).unwrap(), Some((Some(record(1, 7, 3)), record(2, 8, 1))));
-        assert_eq!(accepted(&[(7, Some(2))]).unwrap(), Some((Some(record(1, 7, 3)), record(2, 7, 2))));
+        let anew = |record| Some(Accepted { former: Some(Record { generation: 1, system: 7, timeline: 3 }), record });
+        assert_eq!(accepted(&[(8, Some(1))]).unwrap(), anew(record(2, 8, 1)));
+        assert_eq!(accepted(&[(7, Some(2))]).unwrap(), anew(record(2, 7, 2)));
         assert_eq!(accepted(&[(7, Some(4))]).unwrap(), None);
         assert!(matches!(accepted(&[(7, None)]), Err(AcceptError::NoPrimary { .. })));
         assert!(matches!(accepted(&[(7, Some(4)), (7, Some(3))]), Err(AcceptError::TwoPrimaries { .. })));

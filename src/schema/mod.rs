@@ -48,8 +48,8 @@ pub use facts::{
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};
-pub use forget::{forget, lost_on};
-pub use identity::{AcceptError, Identities, RecordError, accept, identities};
+pub use forget::{Lost, forget, lost_on};
+pub use identity::{AcceptError, Accepted, Identities, RecordError, accept, identities};
 pub use known::Record;
 pub use made::{MadeSet, RESTORE, lacking_on};
 pub use measure::{Measure, measure};

@@ -50,15 +50,7 @@ fn request(servers: &TestCluster, shards: u16, files: &[(&str, &str)]) -> Reques
         connect: ConnectOptions::parse(&servers.server(at).url()).unwrap(),
         shards: (bound(at)..bound(at + 1)).map(|number| (shard(number as u16), ShardEpoch::FIRST)).collect(),
     };
-    Request {
-        cluster,
-        hosts: (0..hosts).map(host).collect(),
-        only: BTreeSet::new(),
-        vouched: BTreeSet::new(),
-        lost: BTreeSet::new(),
-        migrations: migrations(files),
-        width: Request::WIDTH,
-    }
+    Request::new(cluster, (0..hosts).map(host).collect(), migrations(files))
 }
 
 fn map_of(request: &Request) -> ShardMap {
@@ -249,7 +241,7 @@ on_each_version! {
     async fn another_cluster(version) {
         let servers = TestCluster::start(version, 2);
         let right = request(&servers, 8, &[]);
-        let only = |host: usize| Request { only: BTreeSet::from([servers.name(host)]), ..right.clone() };
+        let only = |host: usize| right.clone().only(BTreeSet::from([servers.name(host)]));
         let report = run(&only(0)).await;
         assert_eq!(report.hosts.keys().map(HostName::as_str).collect::<Vec<_>>(), ["db1"]);
         assert!(report.is_complete());
@@ -410,11 +402,9 @@ on_each_version! {
 
     /// Hundreds of shards on servers with few locks.
     async fn many_shards_few_locks(version) {
-        let options = pgshard::dev::ServerOptions {
-            max_connections: 20,
-            settings: vec![("max_locks_per_transaction".into(), "10".into()), ("max_prepared_transactions".into(), "0".into())],
-            ..Default::default()
-        };
+        let settings = [("max_locks_per_transaction", "10"), ("max_prepared_transactions", "0")];
+        let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        let options = pgshard::dev::ServerOptions::default().max_connections(20).settings(settings);
         let servers = TestCluster::start_with(version, 2, options);
         let request = request(&servers, 512, &[("0001_photos.sql", TABLES)]);
         let report = run(&request).await;

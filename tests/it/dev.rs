@@ -96,12 +96,8 @@ on_each_version! {
         let folder = tempfile::Builder::new().prefix("pgshard-up-").tempdir_in("/var/tmp").unwrap();
         open_to_all(folder.path());
         let directory = folder.path().join("dev");
-        let options = UpOptions {
-            directory: directory.clone(),
-            hosts: 2,
-            shards: ShardCount::new(5).unwrap(),
-            binaries: Some(Binaries::of_major(version).unwrap()),
-        };
+        let options = UpOptions::new(directory.clone(), 2, ShardCount::new(5).unwrap())
+            .binaries(Some(Binaries::of_major(version).unwrap()));
         assert!(dev::status(&directory).unwrap().is_empty());
         let _down = DownOnDrop(&directory);
         let first = dev::up(&options).unwrap();
@@ -166,7 +162,7 @@ fn a_version_that_is_not_there_is_named_with_the_remedy() {
 fn hosts_out_of_bounds_are_refused() {
     for (hosts, shards) in [(0, 4), (5, 4), (65, 128)] {
         let shards = ShardCount::new(shards).unwrap();
-        let options = UpOptions { directory: "/nonexistent".into(), hosts, shards, binaries: None };
+        let options = UpOptions::new("/nonexistent".into(), hosts, shards);
         assert!(matches!(dev::up(&options), Err(dev::Error::HostCount { .. })));
     }
 }

@@ -53,7 +53,7 @@ on_each_version!(
         let n: i64 = db1.query_one("SELECT count(*) FROM shard_0001.users", &[]).await.unwrap().get(0);
         assert_eq!(n, 101);
         world.audit_places().await;
-        for entry in mover.list(None).await.0 {
+        for entry in mover.list(None).await.found {
             let report = mover.complete(entry.id).await.unwrap();
             assert!(report.failed.is_empty(), "{report:?}");
         }

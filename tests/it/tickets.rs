@@ -41,7 +41,7 @@ fn residues(created: &[Created]) -> Vec<(u32, Role)> {
 }
 
 fn source(cluster: &TestCluster, which: &[usize], block: usize) -> Tickets {
-    Tickets::new(Options { block, ..Options::new(users(), hosts(cluster, which)) })
+    Tickets::new(Options::new(users(), hosts(cluster, which)).block(block))
 }
 
 fn now_ms() -> u64 {
@@ -148,7 +148,7 @@ on_each_version! {
         for (flushed, given_again) in [(true, 0), (false, 1)] {
             // Nobody else writes WAL out meanwhile.
             let late = vec![("wal_writer_delay".to_owned(), "10s".to_owned())];
-            let cluster = TestCluster::start_with(version, 1, ServerOptions { settings: late, ..ServerOptions::default() });
+            let cluster = TestCluster::start_with(version, 1, ServerOptions::default().settings(late));
             made(&cluster, &[0], &request(&cluster, &[0])).await;
             if !flushed {
                 cluster.app(0).await.batch_execute("DO $do$ BEGIN
@@ -331,9 +331,7 @@ on_each_version! {
         let mut hosts = hosts(&cluster, &[0, 1]);
         let through = format!("host=127.0.0.1 port={} user=app dbname=app connect_timeout=60", proxy.port);
         hosts[1].connect = ConnectOptions::parse(&through).unwrap();
-        let options = Options {
-            block: 1, host_limit: Duration::from_secs(60), rest: Duration::from_millis(200), ..Options::new(users(), hosts)
-        };
+        let options = Options::new(users(), hosts).block(1).host_limit(Duration::from_secs(60)).rest(Duration::from_millis(200));
         let source = Tickets::new(options);
         let both = async || {
             let enough = async {

@@ -272,20 +272,18 @@ pub(crate) struct Pace {
 impl Pace {
     /// The mover's options.
     pub(crate) fn options(self) -> Options {
-        Options {
-            jobs: self.jobs.get(),
-            barrier_budget: Duration::from_millis(self.fence_budget_ms),
-            fence_attempts: self.fence_attempts,
-            pause_max: Duration::from_secs(self.max_pause_s),
-            rate_max: self.max_rate,
-            lag_max: Duration::from_millis(self.max_lag_ms),
-            wal_max: self.max_wal,
-            audit_max: Duration::from_secs(self.audit_max_s),
-            chunk_bytes: self.chunk_bytes,
-            failpoint: self.failpoint,
-            leases: Leases::of(Duration::from_millis(self.lease_ms)),
-            ..Options::default()
-        }
+        Options::default()
+            .jobs(self.jobs.get())
+            .barrier_budget(Duration::from_millis(self.fence_budget_ms))
+            .fence_attempts(self.fence_attempts)
+            .pause_max(Duration::from_secs(self.max_pause_s))
+            .rate_max(self.max_rate)
+            .lag_max(Duration::from_millis(self.max_lag_ms))
+            .wal_max(self.max_wal)
+            .audit_max(Duration::from_secs(self.audit_max_s))
+            .chunk_bytes(self.chunk_bytes)
+            .failpoint(self.failpoint)
+            .leases(Leases::of(Duration::from_millis(self.lease_ms)))
     }
 }
 
@@ -456,7 +454,7 @@ pub(crate) struct BackLimit {
 impl BackLimit {
     /// The mover's options.
     pub(crate) fn options(self) -> Options {
-        Options { back_wal_max: self.max_wal_mib << 20, ..Options::default() }
+        Options::default().back_wal_max(self.max_wal_mib << 20)
     }
 }
 
@@ -477,7 +475,7 @@ impl MovesComplete {
     /// The mover's options.
     pub(crate) fn options(&self) -> Options {
         let unaudited = if self.unaudited { Unaudited::Dropped } else { Unaudited::Kept };
-        Options { unaudited, ..Options::default() }
+        Options::default().unaudited(unaudited)
     }
 }
 

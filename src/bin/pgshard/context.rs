@@ -95,12 +95,11 @@ pub(crate) async fn record(identities: &Identities, config: &Config) {
 /// A router over all hosts. No connection is opened yet.
 pub(crate) fn router(config: &Config, map: ShardMap, application_name: &str) -> Router {
     let host = |host: &HostConfig| HostOptions::new(host.name.clone(), host.connect.clone(), host.pool_size);
-    Router::new(Options {
-        prefix: config.cluster.prefix.clone(),
-        key: config.cluster.key,
-        application_name: application_name.to_owned(),
-        ..Options::new(config.hosts.values().map(host).collect(), Arc::new(map))
-    })
+    let options = Options::new(config.hosts.values().map(host).collect(), Arc::new(map))
+        .prefix(config.cluster.prefix.clone())
+        .key(config.cluster.key)
+        .application_name(application_name.to_owned());
+    Router::new(options)
 }
 
 /// These shards by the host that the map has for them.

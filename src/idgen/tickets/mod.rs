@@ -200,7 +200,8 @@ impl Error {
 /// use pgshard::idgen::tickets::Layout;
 /// let layout = Layout::default();
 /// assert_eq!(layout.ticket(1, 5), Some(8197));
-/// assert_eq!(layout.decode(8197), Some((1, 5)));
+/// let fields = layout.decode(8197).unwrap();
+/// assert_eq!((fields.residue, fields.count), (1, 5));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
@@ -216,14 +217,25 @@ impl Default for Layout {
     }
 }
 
+/// What a ticket is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fields {
+    /// The host's.
+    pub residue: u32,
+    /// How many the host had given before.
+    pub count: u64,
+}
+
 impl Layout {
-    /// Residue and count of a ticket; `None` for what no host gives.
-    pub const fn decode(self, ticket: i64) -> Option<(u32, u64)> {
+    /// What a ticket is made of; `None` for what no host gives.
+    pub const fn decode(self, ticket: i64) -> Option<Fields> {
         if ticket < 1 || self.stride == 0 || self.run == 0 {
             return None;
         }
         let (stride, run, ticket) = (self.stride as u64, self.run as u64, ticket as u64);
-        Some(((ticket / run % stride) as u32, ticket / run / stride * run + ticket % run))
+        let residue = (ticket / run % stride) as u32;
+        Some(Fields { residue, count: ticket / run / stride * run + ticket % run })
     }
 
     /// The ticket of a count; `None` past 2^63.
@@ -253,7 +265,7 @@ mod tests {
         #[test]
         fn there_and_back(ticket in 1..=i64::MAX, stride in 1..=STRIDE_MAX, run in 1..=RUN_MAX) {
             let layout = Layout { stride, run };
-            let (residue, count) = layout.decode(ticket).unwrap();
+            let Fields { residue, count } = layout.decode(ticket).unwrap();
             prop_assert!(residue < stride);
             prop_assert_eq!(layout.ticket(residue, count), Some(ticket));
         }

@@ -21,6 +21,7 @@ use crate::pg::Connection;
 
 /// How tickets are taken.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// Which.
     pub name: TicketName,
@@ -53,6 +54,8 @@ impl Options {
         Options { name, hosts, block: 1000, host_limit, impatience, rest, rest_max }
     }
 }
+
+setters!(Options: block: usize, host_limit: Duration, rest: Duration);
 
 /// A source of tickets. Clones share hosts and blocks. Nothing is connected to before the first ticket.
 ///
@@ -398,7 +401,7 @@ impl Inner {
         }
         drop(known);
         let tickets: Vec<i64> = row.get(5);
-        let right = |ticket: &i64| layout.decode(*ticket).is_some_and(|(owner, _)| owner == residue);
+        let right = |ticket: &i64| layout.decode(*ticket).is_some_and(|fields| fields.residue == residue);
         if let Some(wrong) = tickets.iter().find(|ticket| !right(ticket)) {
             return Err(mismatch(format!("its sequence gave {wrong}, which has not its residue {residue}")));
         }

@@ -51,6 +51,22 @@ impl ShardReport {
     }
 }
 
+/// What hosts said, and which could not be asked.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Heard<T> {
+    /// What those said that could be asked.
+    pub found: Vec<T>,
+    /// The hosts that could not be asked, or told: more may be there.
+    pub unknown: Vec<(HostName, Error)>,
+}
+
+impl<T> Heard<T> {
+    pub(in crate::mover) fn of((found, unknown): (Vec<T>, Vec<(HostName, Error)>)) -> Heard<T> {
+        Heard { found, unknown }
+    }
+}
+
 /// How a move, a resume or an abort ended, shard by shard.
 #[derive(Debug)]
 pub struct Report {

@@ -23,6 +23,7 @@ use crate::mover::protocol::state::Mode;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// The shards, from whatever hosts.
     pub shards: Vec<ShardId>,
@@ -31,6 +32,15 @@ pub struct Request {
     /// How; where it is `None`, online if all of the sources have `wal_level = logical`.
     pub mode: Option<Mode>,
 }
+
+impl Request {
+    /// These shards to this host, in whichever mode the sources allow.
+    pub fn new(shards: Vec<ShardId>, target: HostName) -> Request {
+        Request { shards, target, mode: None }
+    }
+}
+
+setters!(Request: mode: Option<Mode>);
 
 /// How many shards are read at the same time.
 const WIDTH: usize = 4;
@@ -234,7 +244,7 @@ async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, 
 
 /// Refuses a host that does not know any more what was there: nothing is built over what is to be restored.
 fn lost(survey: &schema::Survey, host: &HostName) -> Option<Refusal> {
-    let (shards, by) = schema::lost_on(survey, host)?;
+    let schema::Lost { shards, by, .. } = schema::lost_on(survey, host)?;
     let reason = format!("has lost {}, which {by} knows were there", shards_named(&shards));
     Some(Refusal::new("the database", reason, schema::restore(host)).at(None, host))
 }

@@ -22,6 +22,7 @@ pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
 
 /// How to move. [`Options::default`] is what the command uses.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Options {
     /// How many shards are moved at the same time. Each fence resets the cached plans of all sessions of its host once,
     /// so few at a time; of those that come online from one host to another, one at a time is closed.
@@ -91,6 +92,27 @@ impl Default for Options {
         }
     }
 }
+
+setters!(
+    Options: jobs: usize,
+    barrier_budget: Duration,
+    fence_attempts: u32,
+    pause_max: Duration,
+    drain_deadline: Duration,
+    copy_jobs: usize,
+    chunk_bytes: u64,
+    back_wal_max: u64,
+    back: Back,
+    fence_at: FenceAt,
+    rate_max: Option<NonZeroU64>,
+    lag_max: Duration,
+    wal_max: u64,
+    audit_max: Duration,
+    unaudited: Unaudited,
+    leases: Leases,
+    holder: String,
+    failpoint: Option<Failpoint>,
+);
 
 impl Options {
     /// A place where a test may stop the mover.

@@ -34,10 +34,11 @@ use crate::shard::ShardId;
 pub(super) use host::OnHost;
 pub(super) use once::run_once;
 use plan::unserved;
-pub use plan::{HostPlan, Plan, plan};
+pub use plan::{Group, HostPlan, Plan, plan};
 
 /// What is to be migrated, and how.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// The cluster, as the config has it.
     pub cluster: Cluster,
@@ -56,6 +57,30 @@ pub struct Request {
     /// How hard to work.
     pub pace: Pace,
 }
+
+impl Request {
+    /// All shards of all hosts that lack something, without a canary, at the default pace.
+    pub fn new(cluster: Cluster, hosts: Vec<(HostName, ConnectOptions)>, migrations: Migrations) -> Request {
+        Request {
+            cluster,
+            hosts,
+            only_hosts: BTreeSet::new(),
+            only_shards: None,
+            which: Which::Pending,
+            migrations,
+            canary: None,
+            pace: Pace::default(),
+        }
+    }
+}
+
+setters!(
+    Request: only_hosts: BTreeSet<HostName>,
+    only_shards: Option<BTreeSet<ShardId>>,
+    which: Which,
+    canary: Option<Canary>,
+    pace: Pace,
+);
 
 /// Which shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +112,7 @@ impl Canary {
 
 /// How hard to work.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Pace {
     /// Shards of one host at the same time. Each takes a connection, and a second one while something runs without a transaction.
     pub width: NonZeroUsize,
@@ -109,6 +135,8 @@ impl Default for Pace {
         }
     }
 }
+
+setters!(Pace: width: NonZeroUsize, width_in_all: NonZeroUsize, lock_timeout: Duration, patience: Duration);
 
 /// Runs the migrations that the shards lack. A host or shard that fails is in the report; the others go on. So is every shard of the
 /// cluster that no host says it serves.

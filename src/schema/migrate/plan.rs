@@ -50,6 +50,16 @@ impl Plan {
     }
 }
 
+/// Shards of a host that lack the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Group<'a> {
+    /// The migrations that they lack, in order.
+    pub lacking: Vec<&'a str>,
+    /// The shards.
+    pub shards: Vec<ShardId>,
+}
+
 impl HostPlan {
     /// Whether a shard is here and lacks something.
     pub(super) fn lacks(&self, shard: ShardId) -> bool {
@@ -66,8 +76,8 @@ impl HostPlan {
         migrations.of_hosts().skip(self.host_from).map(|one| one.name()).collect()
     }
 
-    /// The shards to migrate, those that lack the same together, each with what they lack, in order.
-    pub fn groups<'a>(&self, migrations: &'a Migrations) -> Vec<(Vec<&'a str>, Vec<ShardId>)> {
+    /// The shards to migrate, those that lack the same together.
+    pub fn groups<'a>(&self, migrations: &'a Migrations) -> Vec<Group<'a>> {
         let mut groups: BTreeMap<Pending, Vec<ShardId>> = BTreeMap::new();
         for (shard, pending) in &self.shards {
             groups.entry(*pending).or_default().push(*shard);
@@ -76,7 +86,7 @@ impl HostPlan {
             let own = OWN[pending.own_from..].iter().map(|own| own.name);
             own.chain(migrations.iter().skip(pending.from).map(|one| one.name())).collect()
         };
-        groups.into_iter().map(|(pending, shards)| (names(pending), shards)).collect()
+        groups.into_iter().map(|(pending, shards)| Group { lacking: names(pending), shards }).collect()
     }
 }
 

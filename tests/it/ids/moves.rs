@@ -37,7 +37,7 @@ on_each_version! {
             ids.extend(reserved);
             ids.extend(next_id(&hosts[1 - on], "shard_0001", 100).await);
             // Room in the names for the next move.
-            for entry in mover.list(None).await.0 {
+            for entry in mover.list(None).await.found {
                 let report = mover.complete(entry.id).await.unwrap();
                 assert!(report.failed.is_empty(), "{report:?}");
             }

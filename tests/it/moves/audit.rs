@@ -142,7 +142,7 @@ on_each_version! {
         assert_eq!(done["audits"]["4"]["state"], "audited", "{done}");
         world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
         // A move that differs is taken back: its old copy is right.
-        let (entries, _) = world.mover().list(None).await;
+        let entries = world.mover().list(None).await.found;
         let first = entries.iter().find(|entry| entry.shard.as_i32() == 0).unwrap().id;
         let back = world.run(&["moves", "rollback", &first.to_string(), "--yes"]).await.ended(0).last();
         assert_eq!(back["audits"]["0"]["state"], "not audited", "{back}");
@@ -290,7 +290,7 @@ on_each_version! {
     /// An audit has a limit, and says what it did not reach; blocking moves are audited by what they do behind the fence.
     async fn audits_end(version) {
         let world = world(version, 8).await;
-        let options = Options { audit_max: Duration::ZERO, ..Options::default() };
+        let options = Options::default().audit_max(Duration::ZERO);
         let mover = world.mover_with(options);
         let report = mover.run(&mover.plan(&world.online("0", "db2")).await.unwrap()).await;
         assert_eq!((report.done[0].phase, report.done[0].audit.state), (Phase::Kept, AuditState::NotAudited));
@@ -300,7 +300,7 @@ on_each_version! {
         assert_eq!(report.done[0].audit.state, AuditState::Audited);
         assert!(mover.complete(report.id).await.unwrap().failed.is_empty());
         let failpoint = Some(Failpoint::parse("before audit=fail").unwrap());
-        let mover = world.mover_with(Options { failpoint, ..Options::default() });
+        let mover = world.mover_with(Options::default().failpoint(failpoint));
         let report = mover.run(&mover.plan(&world.online("2", "db2")).await.unwrap()).await;
         assert_eq!(report.done[0].audit.state, AuditState::NotAudited, "{report:?}");
     }

@@ -24,7 +24,7 @@ on_each_version!(
         let notes = writers.stop().await;
         notes.flawless();
         world.audit(&notes).await;
-        for entry in world.mover().list(None).await.0 {
+        for entry in world.mover().list(None).await.found {
             world.mover().complete(entry.id).await.unwrap();
         }
         for client in world.all().await {

@@ -102,7 +102,7 @@ async fn ways_back_from_several_hosts() {
     assert_ne!(streams(&world, 0).await, "");
     // Between the reverse replication and the old copies.
     let failpoint = Some(Failpoint::parse("after back drop=fail").unwrap());
-    let failing = world.mover_with(Options { failpoint, ..Options::default() });
+    let failing = world.mover_with(Options::default().failpoint(failpoint));
     let report = failing.complete(back.parse().unwrap()).await.unwrap();
     assert_eq!((report.done.len(), report.failed.len()), (1, 1), "{report:?}");
     assert_eq!(streams(&world, 0).await, "");
@@ -124,7 +124,7 @@ async fn a_feed_leaves_a_rollback_its_changes() {
             db2.batch_execute(&sql).await.unwrap();
         }
     };
-    let mover = world.mover_with(Options { leases: Leases::of(Duration::from_millis(1500)), ..Options::default() });
+    let mover = world.mover_with(Options::default().leases(Leases::of(Duration::from_millis(1500))));
     let feeding = tokio::spawn({
         let mover = mover.clone();
         async move { mover.feed(None).await }

@@ -111,7 +111,7 @@ on_each_version! {
         let done = world.mover().complete(again.id).await.unwrap();
         assert!(done.failed.is_empty(), "{done:?}");
         world.audit_places().await;
-        assert!(world.mover().list(None).await.0.is_empty());
+        assert!(world.mover().list(None).await.found.is_empty());
     }
     /// What the mover applied at the target does not come back, what a transaction wrote there that is older than the
     /// switch does.
@@ -164,7 +164,7 @@ on_each_version! {
             task.await.unwrap();
         }
         world.audit_places().await;
-        let entry = world.mover().list(None).await.0.remove(0);
+        let entry = world.mover().list(None).await.found.remove(0);
         assert!(world.mover().complete(entry.id).await.unwrap().failed.is_empty());
         world.audit_places().await;
     }
@@ -208,7 +208,7 @@ on_each_version! {
         }
         assert!(world.mover().gc().await.failed.is_empty());
         world.audit_places().await;
-        for entry in world.mover().list(None).await.0 {
+        for entry in world.mover().list(None).await.found {
             let report = world.mover().complete(entry.id).await.unwrap();
             assert!(report.failed.is_empty(), "{report:?}");
         }
@@ -254,12 +254,12 @@ on_each_version! {
 
 fn failing(world: &World, name: &str) -> Mover {
     let failpoint = Some(Failpoint::parse(&format!("{name}=fail")).unwrap());
-    world.mover_with(Options { failpoint, ..Options::default() })
+    world.mover_with(Options::default().failpoint(failpoint))
 }
 
 fn with_leases(world: &World) -> Mover {
     let leases = Leases::of(Duration::from_secs(1));
-    world.mover_with(Options { leases, ..Options::default() })
+    world.mover_with(Options::default().leases(leases))
 }
 
 /// Waits until the old copy of shard 0 has what its new host has.

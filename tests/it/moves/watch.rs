@@ -193,7 +193,7 @@ on_each_version! {
         assert_eq!(world.state(0, 2).await, "serving");
         world.run(&["moves", "abort", &ran.id()]).await.ended(0);
         let shard = ShardId::new(2).unwrap();
-        assert!(world.mover().list(None).await.0.iter().all(|entry| entry.shard != shard));
+        assert!(world.mover().list(None).await.found.iter().all(|entry| entry.shard != shard));
         world.audit_places().await;
     }
 }

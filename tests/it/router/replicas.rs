@@ -92,7 +92,7 @@ on_each_version! {
         // Far longer than this takes, and short.
         options.max_replica_lag = Duration::from_secs(600);
         let router = Router::new(options.clone());
-        let brief = Router::new(Options { max_replica_lag: Duration::from_millis(600), ..options.clone() });
+        let brief = Router::new(options.clone().max_replica_lag(Duration::from_millis(600)));
         until(&router, 0, true).await;
 
         // One's own writes, on the standby as soon as it has them.
@@ -127,7 +127,7 @@ on_each_version! {
         assert_eq!(seen(&router, 2).await, (0, false));
 
         // The replay stands still. A standby that is not heard of to be near enough in time is not read any more.
-        let hasty = Router::new(Options { replica_wait: Duration::from_millis(30), ..options });
+        let hasty = Router::new(options.replica_wait(Duration::from_millis(30)));
         until(&hasty, 0, true).await;
         until(&brief, 0, true).await;
         pause(&standby).await;
@@ -188,7 +188,7 @@ on_each_version! {
         // Far longer than this takes: only what the standby answers keeps readers from it.
         options.max_replica_lag = Duration::from_secs(600);
         let [router, behind, late] = [(); 3].map(|()| Router::new(options.clone()));
-        let brief = Router::new(Options { max_replica_lag: Duration::from_secs(1), ..options.clone() });
+        let brief = Router::new(options.clone().max_replica_lag(Duration::from_secs(1)));
         for router in [&router, &behind, &late, &brief] {
             until(router, 0, true).await;
         }

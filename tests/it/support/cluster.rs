@@ -20,7 +20,6 @@ pub(crate) struct TestCluster {
     left_out: usize,
 }
 
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 impl TestCluster {
     /// Starts servers of this major version.
     pub(crate) fn start(version: u32, hosts: usize) -> TestCluster {
@@ -134,7 +133,7 @@ impl Drop for TestCluster {
 
 /// Starting blocks; on a runtime with several threads the others go on.
 fn start(version: u32, hosts: usize, server: ServerOptions) -> Cluster {
-    Cluster::start(&ClusterOptions { hosts, binaries: binaries(version), server })
+    Cluster::start(&ClusterOptions::new(hosts, binaries(version)).server(server))
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -148,7 +147,6 @@ fn binaries(version: u32) -> Binaries {
 }
 
 /// A connection whose socket is driven by a task of the runtime.
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 pub(crate) async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.expect("a test's server takes connections");
     // When the server goes away, whoever uses the client is told too.

@@ -19,7 +19,6 @@ use tokio_postgres::Client;
 use super::TestCluster;
 
 /// Users and photos, as a shard migration.
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 pub(crate) const TABLES: &str = "
     CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL);
     CREATE TABLE {shard}.photos (
@@ -41,7 +40,6 @@ pub(crate) struct World {
     pub(crate) config: Config,
 }
 
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 impl World {
     /// A host for each of these major versions.
     pub(crate) async fn new(versions: &[u32], shards: u16) -> World {
@@ -92,20 +90,14 @@ impl World {
             shards: map.iter().filter(|(_, on, _)| **on == host.name).map(|(s, _, e)| (s, e)).collect(),
         };
         let cluster = &config.cluster;
-        let request = bootstrap::Request {
-            cluster: Cluster {
-                shards: cluster.shards,
-                epoch: cluster.epoch,
-                schema_prefix: cluster.prefix.clone(),
-                key: cluster.key,
-            },
-            hosts: config.hosts.values().map(host).collect(),
-            only: Default::default(),
-            vouched: Default::default(),
-            lost: Default::default(),
-            migrations: Migrations::read(cluster.migrations.as_ref().unwrap()).unwrap(),
-            width: bootstrap::Request::WIDTH,
+        let migrations = Migrations::read(cluster.migrations.as_ref().unwrap()).unwrap();
+        let cluster = Cluster {
+            shards: cluster.shards,
+            epoch: cluster.epoch,
+            schema_prefix: cluster.prefix.clone(),
+            key: cluster.key,
         };
+        let request = bootstrap::Request::new(cluster, config.hosts.values().map(host).collect(), migrations);
         let report = bootstrap::bootstrap(&request, &|_| ()).await;
         assert!(report.is_complete(), "{report:?}");
     }
@@ -122,16 +114,13 @@ impl World {
     }
 
     pub(crate) fn request(&self, shards: &str, target: &str) -> Request {
-        Request {
-            shards: parse_shards(shards, self.config.cluster.shards).unwrap(),
-            target: HostName::new(target).unwrap(),
-            mode: Some(Mode::Blocking),
-        }
+        let shards = parse_shards(shards, self.config.cluster.shards).unwrap();
+        Request::new(shards, HostName::new(target).unwrap()).mode(Some(Mode::Blocking))
     }
 
     /// The same, with the shards open while they are copied.
     pub(crate) fn online(&self, shards: &str, target: &str) -> Request {
-        Request { mode: Some(Mode::Online), ..self.request(shards, target) }
+        self.request(shards, target).mode(Some(Mode::Online))
     }
 
     /// A router that follows the config's map.
@@ -236,7 +225,6 @@ impl World {
 }
 
 /// The rows of a query that gives one text each.
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 pub(crate) async fn lines(client: &Client, sql: &str) -> String {
     let rows = client.query(sql, &[]).await.unwrap();
     rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
@@ -249,7 +237,6 @@ pub(crate) struct Ran {
     pub(crate) stderr: String,
 }
 
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 impl Ran {
     /// Waits for a command; two minutes are more than any may take.
     pub(crate) async fn of(child: Child) -> Ran {
@@ -297,13 +284,11 @@ impl Ran {
 }
 
 /// Waits until a process has stopped itself by SIGSTOP.
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 pub(crate) async fn stopped(child: &Child) -> rustix::process::Pid {
     stopped_if(child).await.expect("the process stops instead of ending")
 }
 
 /// The same; nothing if it has ended instead.
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 pub(crate) async fn stopped_if(child: &Child) -> Option<rustix::process::Pid> {
     let pid = child.id().expect("the process was not waited for");
     let begun = Instant::now();
@@ -322,7 +307,6 @@ pub(crate) async fn stopped_if(child: &Child) -> Option<rustix::process::Pid> {
 }
 
 /// Waits for a command that stops itself at a failpoint each time it comes by, and lets it go on each time.
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 pub(crate) async fn never_stopped(child: Child) -> Ran {
     let pid = child.id().expect("the process was not waited for");
     let nudge = tokio::spawn(async move {
@@ -341,7 +325,6 @@ pub(crate) async fn never_stopped(child: Child) -> Ran {
 }
 
 /// Lets a stopped process go on.
-#[allow(dead_code, reason = "support for all modules, whichever of them are there")]
 pub(crate) fn go_on(pid: rustix::process::Pid) {
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("the process is ours");
 }

@@ -148,12 +148,11 @@ pub(crate) struct MigratePace {
 
 impl MigratePace {
     pub(crate) fn pace(&self) -> Pace {
-        Pace {
-            width: self.jobs,
-            width_in_all: self.max_jobs,
-            lock_timeout: Duration::from_millis(self.lock_timeout_ms),
-            patience: Duration::from_secs(self.patience_s),
-        }
+        Pace::default()
+            .width(self.jobs)
+            .width_in_all(self.max_jobs)
+            .lock_timeout(Duration::from_millis(self.lock_timeout_ms))
+            .patience(Duration::from_secs(self.patience_s))
     }
 }
 

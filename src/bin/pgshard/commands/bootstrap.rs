@@ -28,15 +28,12 @@ pub(crate) async fn run(
     output: &Output,
 ) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let request = Request {
-        cluster: context::cluster(&config),
-        hosts: hosts(&config, &context::map(&config).await?),
-        only: context::hosts(&config, only)?,
-        vouched: context::hosts(&config, assume_empty)?,
-        lost: lost.iter().cloned().collect(),
-        migrations: context::migrations(&config)?,
-        width: jobs,
-    };
+    let all = hosts(&config, &context::map(&config).await?);
+    let request = Request::new(context::cluster(&config), all, context::migrations(&config)?)
+        .only(context::hosts(&config, only)?)
+        .vouched(context::hosts(&config, assume_empty)?)
+        .lost(lost.iter().cloned().collect())
+        .width(jobs);
     let identities = context::identities(&config).await?;
     let watcher = Watcher::new(output);
     let report = schema::bootstrap(&request, &|event| watcher.saw(&event)).await;

@@ -25,7 +25,7 @@ struct UpHost {
 
 /// Starts the servers that do not run yet.
 pub(crate) async fn up(directory: PathBuf, hosts: usize, shards: ShardCount, output: &Output) -> Result<Exit, Failure> {
-    let options = UpOptions { directory, hosts, shards, binaries: None };
+    let options = UpOptions::new(directory, hosts, shards);
     let up = tokio::task::spawn_blocking(move || dev::up(&options)).await??;
     match output.format() {
         Format::Json => {

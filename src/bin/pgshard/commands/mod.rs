@@ -30,7 +30,7 @@ use std::time::Duration;
 use self::init::Overwrite;
 use self::locate::Target;
 use self::moves::Verb;
-use pgshard::mover::{DesiredState, Leases, Options};
+use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::Which;
 
 use crate::args::{
@@ -85,7 +85,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
                 mode: args.mode.map(Into::into),
                 only_plan: args.plan,
                 consent: Consent::from_flag(args.yes),
-                options: Options { fence_at, back, ..args.pace.options() },
+                options: args.pace.options().fence_at(fence_at).back(back),
             };
             relocate::run(asked, config, output).await
         }
@@ -177,7 +177,7 @@ async fn run_moves(
         }
         Some(MovesCommand::Feed(args)) => {
             let leases = Leases::of(Duration::from_millis(args.lease_ms));
-            let options = Options { leases, ..args.limit.options() };
+            let options = args.limit.options().leases(leases);
             moves::feed(args.id.as_deref(), options, config, output).await
         }
         Some(MovesCommand::Complete(args)) => {

@@ -30,11 +30,8 @@ pub(crate) struct Asked {
 /// Moves shards, after showing what will be done.
 pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let request = Request {
-        shards: shards(&asked.shards, config.cluster.shards)?,
-        target: context::host(&config, &asked.target)?,
-        mode: asked.mode,
-    };
+    let shards = shards(&asked.shards, config.cluster.shards)?;
+    let request = Request::new(shards, context::host(&config, &asked.target)?).mode(asked.mode);
     let identities = context::identities(&config).await?;
     context::record(&identities, &config).await;
     let watcher = moves::Watcher::new(output.clone());

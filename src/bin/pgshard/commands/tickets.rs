@@ -195,7 +195,7 @@ pub(crate) async fn next(
             .hint(format!("pgshard tickets create {name}")));
     }
     let hosts = all_hosts(&config).into_iter().filter(|host| giving.contains(&host.name)).collect();
-    let taken = Tickets::new(Options { block: 1, ..Options::new(name.clone(), hosts) }).next_many(count).await?;
+    let taken = Tickets::new(Options::new(name.clone(), hosts).block(1)).next_many(count).await?;
     let tickets: Vec<String> = taken.iter().map(ToString::to_string).collect();
     match output.format() {
         Format::Json => output.object(Taken { name: name.to_string(), tickets })?,

@@ -44,7 +44,8 @@ impl Driver<'_> {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };
-            let held = matches!(&error, Error::Database { source, .. } if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE));
+            let unavailable = Some(&SqlState::LOCK_NOT_AVAILABLE);
+            let held = matches!(&error, Error::Database { source, .. } if source.code() == unavailable);
             if !held || Instant::now() > until {
                 return Err(error);
             }

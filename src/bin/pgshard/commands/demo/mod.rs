@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use pgshard::ShardCount;
 use pgshard::config::Config;
-use pgshard::dev::{Binaries, Cluster, ClusterOptions, ServerOptions};
+use pgshard::dev::{Binaries, Cluster, ClusterOptions};
 use pgshard::schema::{self, Migrations};
 use serde::Serialize;
 
@@ -56,10 +56,7 @@ pub(crate) async fn run(args: Demo, output: &Arc<Output>) -> Result<Exit, Failur
     let stage = Stage { output, started };
 
     let hosts = usize::from(args.hosts);
-    let cluster = tokio::task::spawn_blocking(move || {
-        let server = ServerOptions::default();
-        Cluster::start(&ClusterOptions { hosts, binaries: Binaries::first()?, server })
-    });
+    let cluster = tokio::task::spawn_blocking(move || Cluster::start(&ClusterOptions::new(hosts, Binaries::first()?)));
     let cluster = cluster.await??;
     let version = Binaries::first()?;
     stage.say(format_args!("{hosts} PostgreSQL {} servers run", version.version()));
@@ -116,15 +113,9 @@ fn write_config(cluster: &Cluster, shards: ShardCount) -> Result<PathBuf, Failur
 
 async fn create(config: &Config) -> Result<(usize, Duration), Failure> {
     let started = Instant::now();
-    let request = schema::bootstrap::Request {
-        cluster: context::cluster(config),
-        hosts: bootstrap::hosts(config, &context::map(config).await?),
-        only: Default::default(),
-        vouched: Default::default(),
-        lost: Default::default(),
-        migrations: Migrations::read(config.cluster.migrations.as_deref().unwrap_or(Path::new("migrations")))?,
-        width: schema::bootstrap::Request::WIDTH,
-    };
+    let hosts = bootstrap::hosts(config, &context::map(config).await?);
+    let migrations = Migrations::read(config.cluster.migrations.as_deref().unwrap_or(Path::new("migrations")))?;
+    let request = schema::bootstrap::Request::new(context::cluster(config), hosts, migrations);
     let report = schema::bootstrap(&request, &|_| ()).await;
     if !report.is_complete() {
         return Err(Failure::new(Exit::Failed, format!("bootstrap did not get to its end: {report:?}")));

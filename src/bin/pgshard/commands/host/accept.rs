@@ -34,7 +34,7 @@ pub(crate) async fn accept(
     let hosts = context::all_hosts(&config);
     let identities = schema::identities(hosts.clone()).await;
     let accepted = identities.accepted(&host).map_err(|error| Failure::new(Exit::Refused, error))?;
-    let Some((former, record)) = accepted else {
+    let Some(schema::Accepted { former, record, .. }) = accepted else {
         context::record(&identities, &config).await;
         output.note(format_args!("nothing to do: the server that answers is {host} already"));
         return Ok(Exit::Done);

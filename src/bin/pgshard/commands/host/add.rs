@@ -151,7 +151,7 @@ async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
 async fn introduce(config: &Config, name: &HostName) {
     let hosts = context::all_hosts(config);
     let identities = schema::identities(hosts.clone()).await;
-    if let Ok(Some((former @ Some(_), record))) = identities.accepted(name)
+    if let Ok(Some(schema::Accepted { former: former @ Some(_), record, .. })) = identities.accepted(name)
         && let Err(error) = schema::accept(&hosts, name, former, record).await
     {
         tracing::warn!(host = %name, error = chain(&error).join(": "), "which server it is was not recorded");
@@ -161,15 +161,9 @@ async fn introduce(config: &Config, name: &HostName) {
 
 /// Gives the host its control schema, with the cluster's identity. Gives the server's version, and whether it had none.
 async fn install(config: &Config, name: &HostName) -> Result<(i32, bool), Failure> {
-    let request = bootstrap::Request {
-        cluster: context::cluster(config),
-        hosts: hosts(config, &context::map(config).await?),
-        only: BTreeSet::from([name.clone()]),
-        vouched: BTreeSet::new(),
-        lost: BTreeSet::new(),
-        migrations: context::migrations(config)?,
-        width: bootstrap::Request::WIDTH,
-    };
+    let hosts = hosts(config, &context::map(config).await?);
+    let request = bootstrap::Request::new(context::cluster(config), hosts, context::migrations(config)?)
+        .only(BTreeSet::from([name.clone()]));
     let report = schema::bootstrap(&request, &|_| ()).await;
     let made = report.hosts.get(name);
     match made.and_then(|made| made.fault.as_ref()) {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Observer, Options, Phase};
+use pgshard::mover::{Heard, Observer, Options, Phase};
 use pgshard::schema::{self, HostFacts, ShardState};
 use serde::Serialize;
 
@@ -94,7 +94,7 @@ async fn owned(config: &Config, name: &HostName, facts: Option<&HostFacts>) -> R
                 .push(format!("moves of shards {shards} away from {name} are not finished\n  remedy: `pgshard moves`"));
         }
     }
-    if let Some((lost, by)) = schema::lost_on(&context::survey(config).await, name) {
+    if let Some(schema::Lost { shards: lost, by, .. }) = schema::lost_on(&context::survey(config).await, name) {
         let shards = print_shards(lost.iter().copied());
         here.retain(|shard| !lost.contains(shard));
         refusals.push(format!(
@@ -111,7 +111,8 @@ async fn owned(config: &Config, name: &HostName, facts: Option<&HostFacts>) -> R
 
 /// Moves to it whose old copies are kept on other hosts: to drop those, their target must be asked.
 async fn moves_that_need_it(config: &Config, name: &HostName) -> Result<Vec<String>, Failure> {
-    let (entries, silent) = mover(config, Options::default(), Observer::silent()).list(None).await;
+    let Heard { found: entries, unknown: silent, .. } =
+        mover(config, Options::default(), Observer::silent()).list(None).await;
     if let Some((host, error)) = silent.into_iter().next() {
         let error = format!("host {host} may have moves to {name}: {}", chain(&error));
         return Err(Failure::new(Exit::Failed, error).hint("every host must answer"));

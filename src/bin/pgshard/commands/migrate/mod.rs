@@ -54,14 +54,9 @@ fn request(config: &Config, target: &MigrateTarget, how: How) -> Result<Request,
         Failure::several(Exit::Usage, mistakes.iter().map(|mistake| format!("--only: {mistake}")))
     };
     let shards = shards.transpose().map_err(mistakes)?;
-    Ok(Request {
-        cluster: context::cluster(config),
-        hosts: config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect(),
-        only_hosts: context::hosts(config, &target.hosts)?,
-        only_shards: shards.map(|shards| shards.into_iter().collect()),
-        which: how.which,
-        migrations: context::migrations(config)?,
-        canary: how.canary,
-        pace: how.pace,
-    })
+    let hosts = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
+    let request = Request::new(context::cluster(config), hosts, context::migrations(config)?)
+        .only_hosts(context::hosts(config, &target.hosts)?)
+        .only_shards(shards.map(|shards| shards.into_iter().collect()));
+    Ok(request.which(how.which).canary(how.canary).pace(how.pace))
 }

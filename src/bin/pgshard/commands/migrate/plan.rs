@@ -76,8 +76,11 @@ pub(crate) async fn plan(target: &MigrateTarget, config: Option<&Path>, output: 
 fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -> Planned<'a> {
     let host = |(name, host): (&'a HostName, &'a HostPlan)| {
         let groups = host.groups(migrations).into_iter();
-        let groups =
-            groups.map(|(migrations, shards)| Group { count: shards.len(), shards: print_shards(shards), migrations });
+        let groups = groups.map(|group| Group {
+            count: group.shards.len(),
+            shards: print_shards(group.shards),
+            migrations: group.lacking,
+        });
         let mut left: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
         for (shard, fault) in &host.left {
             left.entry(fault.to_string()).or_default().push(*shard);

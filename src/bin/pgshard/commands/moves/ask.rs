@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pgshard::mover::{Asked, MoveId, Mover, Observer, Options, Worker};
+use pgshard::mover::{Asked, Heard, MoveId, Mover, Observer, Options, Worker};
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -36,12 +36,12 @@ pub(crate) async fn stop(
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
-    let (entries, silent) = mover.list(Some(id)).await;
+    let Heard { found: entries, unknown: silent, .. } = mover.list(Some(id)).await;
     if entries.is_empty() && silent.is_empty() {
         return Err(failure(pgshard::mover::Error::NoSuchMove { id }));
     }
     let (before, at_work) = first(&mover, id, Asked::Stop, patience, output).await?;
-    let (entries, _) = mover.list(Some(id)).await;
+    let entries = mover.list(Some(id)).await.found;
     let open = entries.iter().filter(|entry| !entry.phase.is_ended()).count();
     if output.format() == Format::Json {
         let names = |workers: &[Worker]| workers.iter().map(|worker| worker.holder.clone()).collect();
@@ -81,7 +81,7 @@ pub(super) async fn first(
     output: &Output,
 ) -> Result<(Vec<Worker>, Vec<Worker>), Failure> {
     let began = Instant::now();
-    let (before, _) = mover.ask(id, asked).await;
+    let before = mover.ask(id, asked).await.found;
     for worker in &before {
         let what = asked.as_str();
         output
@@ -97,7 +97,7 @@ pub(super) async fn first(
                     .hint(format!("`pgshard moves watch {id}`")));
             }
         }
-        (at_work, _) = mover.workers(id).await;
+        at_work = mover.workers(id).await.found;
     }
     for worker in before.iter().filter(|one| at_work.iter().all(|other| other.holder != one.holder)) {
         output.note(format_args!(

@@ -6,7 +6,7 @@ use std::path::Path;
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
 use pgshard::mover::{
-    DesiredState, Entry, Error, MoveId, Observer, Options, Phase, ReverseReplication, StreamProgress,
+    DesiredState, Entry, Error, Heard, MoveId, Observer, Options, Phase, ReverseReplication, StreamProgress,
 };
 use serde::Serialize;
 
@@ -22,7 +22,7 @@ use crate::output::{Align, Format, Output, size};
 pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
-    let (entries, silent) = mover.list(None).await;
+    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
     let reverse_streams = mover.reverse_streams(entries.iter()).await;
     let moves = grouped(&entries);
     let listed = |entries| Listed::of(entries, &reverse_streams);
@@ -61,7 +61,7 @@ pub(crate) async fn show(id: Option<&str>, config: Option<&Path>, output: &Outpu
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = the_move(&mover, id, |_| true).await?;
-    let (entries, silent) = mover.list(Some(id)).await;
+    let Heard { found: entries, unknown: silent, .. } = mover.list(Some(id)).await;
     if entries.is_empty() && silent.is_empty() {
         return Err(failure(Error::NoSuchMove { id }));
     }

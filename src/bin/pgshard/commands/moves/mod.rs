@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use pgshard::ShardId;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Asked, Error, MoveId, Mover, Observer, Options, Phase};
+use pgshard::mover::{Asked, Error, Heard, MoveId, Mover, Observer, Options, Phase};
 use serde::Serialize;
 
 use super::relocate::mover;
@@ -77,7 +77,7 @@ pub(crate) async fn act(
         }
         Verb::Audit => until_done(&mover, mover.audit(id)).await,
         Verb::Rollback => {
-            let (entries, _) = mover.list(Some(id)).await;
+            let entries = mover.list(Some(id)).await.found;
             let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));
             let question = format!("take shards {shards} back to where they were?");
             if !confirm(&question, consent, output).await? {
@@ -86,7 +86,7 @@ pub(crate) async fn act(
             until_done(&mover, mover.rollback(id)).await
         }
         Verb::Complete => {
-            let (entries, _) = mover.list(Some(id)).await;
+            let entries = mover.list(Some(id)).await.found;
             let shards = print_shards(entries.iter().filter(|e| e.phase == Phase::Kept).map(|e| e.shard));
             let question = format!("drop the old copies of shards {shards} for good?");
             if !confirm(&question, consent, output).await? {
@@ -175,7 +175,7 @@ async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool)
     if let Some(id) = id {
         return parsed(id);
     }
-    let (entries, silent) = mover.list(None).await;
+    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
     if let Some((host, error)) = silent.into_iter().next() {
         let error = format!("host {host} may have a move too: {}", chain(&error));
         return Err(Failure::new(Exit::Failed, error).hint("name the move, see `pgshard moves list`"));

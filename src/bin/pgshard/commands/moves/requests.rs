@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pgshard::map::print_shards;
-use pgshard::mover::{DesiredState, Observer, Options};
+use pgshard::mover::{DesiredState, Heard, Observer, Options};
 use serde::Serialize;
 
 use super::super::relocate::mover;
@@ -30,7 +30,7 @@ pub(crate) async fn want(
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
     let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
-    let (shards, silent) = mover.want(id, desired).await.map_err(failure)?;
+    let Heard { found: shards, unknown: silent, .. } = mover.want(id, desired).await.map_err(failure)?;
     if shards.is_empty() && silent.is_empty() {
         return Err(Failure::new(Exit::Refused, format!("every shard of the move {id} has ended")));
     }

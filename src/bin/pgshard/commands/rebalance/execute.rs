@@ -242,7 +242,7 @@ impl<'a> Run<'a> {
     /// Plans and runs one group; without the shards that preflight refuses.
     async fn group(&self, group: &Group) -> Ended {
         let mut ended = Ended::default();
-        let mut request = Request { shards: group.shards.clone(), target: group.target.clone(), mode: self.mode };
+        let mut request = Request::new(group.shards.clone(), group.target.clone()).mode(self.mode);
         // Each round leaves at least one shard out.
         while !request.shards.is_empty() && !self.stop.is_asked() {
             let error = match self.mover.plan(&request).await {

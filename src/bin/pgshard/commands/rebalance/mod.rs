@@ -15,7 +15,7 @@ use std::sync::Arc;
 use pgshard::ShardId;
 use pgshard::config::Config;
 use pgshard::map::{HostName, print_shards};
-use pgshard::mover::{Entry, Mover};
+use pgshard::mover::{Entry, Heard, Mover};
 use pgshard::rebalance::{Constraint, Host, Options, Pace, Problem, Reason, Shard, plan, waves};
 
 use self::execute::{Run, Stop};
@@ -40,7 +40,7 @@ struct Asked {
 
 /// Evens out all hosts.
 pub(crate) async fn run(args: Rebalance, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
-    let options = Options { threshold: args.threshold.0 / 100.0, moves_max: args.max_moves };
+    let options = Options::default().threshold(args.threshold.0 / 100.0).moves_max(args.max_moves);
     go(Asked { drained: None, measure: args.measure, options, doing: args.doing }, config, output).await
 }
 
@@ -133,7 +133,7 @@ async fn unless_interrupted<T>(work: impl Future<Output = T>) -> Option<T> {
 
 /// What is open on any host: moves of an earlier run, or of somebody else.
 async fn open_moves(mover: &Mover) -> Result<Vec<Entry>, Failure> {
-    let (entries, silent) = mover.list(None).await;
+    let Heard { found: entries, unknown: silent, .. } = mover.list(None).await;
     if let Some((host, error)) = silent.into_iter().next() {
         let error = format!("host {host}: {}", moves::chain(&error));
         return Err(
