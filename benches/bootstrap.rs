@@ -1,12 +1,14 @@
 //! Bootstrap beside psql: the same schemas, ID functions and tables on the same servers, psql with one transaction a
-//! shard, one psql a host at the same time; and one psql process a shard, as tools do that know one schema at a time; of
-//! those a sample, scaled to all. Prints the times of each run, the medians and their ratio; and, on Linux, the
+//! shard, one psql a host at the same time; and one psql process a shard, as tools do that know one schema at a time;
+//! of those a sample, scaled to all. Prints the times of each run, the medians and their ratio; and, on Linux, the
 //! processor time that the servers took, which is what counts where they have as many cores as they can use, and hardly
 //! depends on what else the machine does.
 //!
-//! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--sample N] [--major N] [--throwaway]`
+//! `cargo bench --bench bootstrap -- [--shards N] [--runs N] [--hosts N] [--width N] [--sample N] [--major N]
+//! [--throwaway]`
 //!
-//! `survey` and `survey, clocks` are what `pgshard check` reads of the hosts, without and with the clocks of all shards' IDs.
+//! `survey` and `survey, clocks` are what `pgshard check` reads of the hosts, without and with the clocks of all
+//! shards' IDs.
 //!
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Psql writes
 //! none of pgshard's own rows, so it has a little less to do.

@@ -1,16 +1,17 @@
-//! What an ID costs in the database, and whether IDs repeat: `next_id()` and `next_ids()` beside the function that "Sharding
-//! & IDs at Instagram" published, on the same server, one after the other in each round. Prints medians and ratios.
+//! What an ID costs in the database, and whether IDs repeat: `next_id()` and `next_ids()` beside the function that
+//! "Sharding & IDs at Instagram" published, on the same server, one after the other in each round. Prints medians and
+//! ratios.
 //!
 //! `cargo bench --bench ids -- [--rows N] [--rounds N] [--ids N] [--turns N] [--seconds N] [--major N]`
 //!
 //! - ns per ID in `INSERT … SELECT` of `--rows` rows, the same rows with a constant in the place of the ID taken off;
-//! - rows a second of single-row prepared inserts, by pgbench, with 1 and 8 clients, in `--turns` turns of `--seconds` each,
-//!   and the server's processor time per row, which hardly depends on what else the machine does;
+//! - rows a second of single-row prepared inserts, by pgbench, with 1 and 8 clients, in `--turns` turns of `--seconds`
+//!   each, and the server's processor time per row, which hardly depends on what else the machine does;
 //! - repeats among `--ids` IDs that 1, 2, 4 and 8 writers make as fast as they can. `--ids 10000000` is the long way;
 //! - tables of a shard that share one ID clock beside one clock for each table.
 //!
-//! The server is a throwaway one (no fsync), so that what is left is the cost of the IDs. `gen_random_uuid()` and `bigserial`
-//! are there for comparison.
+//! The server is a throwaway one (no fsync), so that what is left is the cost of the IDs. `gen_random_uuid()` and
+//! `bigserial` are there for comparison.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -180,9 +181,9 @@ impl Bench {
         }
     }
 
-    /// Single-row prepared inserts by pgbench, in slices of `--seconds` that take turns forth and back, so that what else the
-    /// machine does meets all alike; ratios are the medians of each slice's to the published function's of the same turn.
-    /// The processor time is that of the server's processes.
+    /// Single-row prepared inserts by pgbench, in slices of `--seconds` that take turns forth and back, so that what
+    /// else the machine does meets all alike; ratios are the medians of each slice's to the published function's of the
+    /// same turn. The processor time is that of the server's processes.
     fn single(&self) {
         let files: Vec<_> = VARIANTS
             .iter()
@@ -205,7 +206,8 @@ impl Bench {
                 }
             }
             println!(
-                "\nsingle-row prepared inserts, {clients} clients, medians of {} turns of {} s (in brackets: the middle half):",
+                "\nsingle-row prepared inserts, {clients} clients, medians of {} turns of {} s (in brackets: the \
+                 middle half):",
                 self.arguments.turns, self.arguments.seconds
             );
             for (name, ..) in VARIANTS {
@@ -215,7 +217,8 @@ impl Bench {
                     own.iter().zip(published).map(|(own, published)| what(own) / what(published)).collect()
                 };
                 println!(
-                    "  {name:<12} {:>7.0} per second   {} x published   {:>6.2} us of the server's processors per row   {} x",
+                    "  {name:<12} {:>7.0} per second   {} x published   {:>6.2} us of the server's processors per \
+                     row   {} x",
                     median(&of(own, |slice| slice.rate)),
                     spread(&ratios(|slice| slice.rate)),
                     median(&of(own, |slice| slice.processor_us)),

@@ -1,6 +1,6 @@
-//! A column more in every table of every shard: `pgshard migrate up`, beside psql with one transaction a shard (one psql a
-//! host), and one psql process a shard, as tools do that know one schema at a time; of those a sample, for their time. The
-//! same servers, the same run. Then `check --ddl` over all of it. Prints times, medians and ratios.
+//! A column more in every table of every shard: `pgshard migrate up`, beside psql with one transaction a shard (one
+//! psql a host), and one psql process a shard, as tools do that know one schema at a time; of those a sample, for their
+//! time. The same servers, the same run. Then `check --ddl` over all of it. Prints times, medians and ratios.
 //!
 //! `cargo bench --bench migrate -- [--shards N] [--runs N] [--hosts N] [--sample N] [--major N] [--throwaway]`
 //!
@@ -26,9 +26,11 @@ use support::Arguments;
 
 const TABLES: &str = "
 CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL);
-CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL REFERENCES {shard}.users);
+CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    user_id bigint NOT NULL REFERENCES {shard}.users);
 CREATE INDEX photos_user ON {shard}.photos (user_id);
-CREATE TABLE {shard}.likes (photo_id bigint NOT NULL REFERENCES {shard}.photos, user_id bigint, PRIMARY KEY (photo_id, user_id));";
+CREATE TABLE {shard}.likes (photo_id bigint NOT NULL REFERENCES {shard}.photos, user_id bigint, PRIMARY KEY (photo_id,
+    user_id));";
 
 fn add(column: &str) -> String {
     let alter = |table: &str| format!("ALTER TABLE {{shard}}.{table} ADD COLUMN {column} text;\n");

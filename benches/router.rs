@@ -1,14 +1,20 @@
-//! What the router costs and saves, each beside the same by hand with tokio-postgres, on the same servers in the same run:
+//! What the router costs and saves, each beside the same by hand with tokio-postgres, on the same servers in the same
+//! run:
 //!
-//! - point reads by a prepared statement over 1000 schemas: the median of one at a time, and the rate with 32 in flight, where
-//!   every connection has every statement (the same room for statements as by hand) and with the router's own bound;
-//! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other; also with servers that
-//!   are half a millisecond away, as they are in a data centre (a proxy in this process delays every packet by 0.25 ms);
+//! - point reads by a prepared statement over 1000 schemas: the median of one at a time, and the rate with 32 in
+//!   flight, where every connection has every statement (the same room for statements as by hand) and with the router's
+//!   own bound;
+//! - 1000 IDs on 1000 shards of 2 hosts by `by_ids`, beside loops that take one ID after the other; also with servers
+//!   that are half a millisecond away, as they are in a data centre (a proxy in this process delays every packet by
+//!   0.25 ms);
 //! - what it costs to bound the connections to both hosts together to the number of callers (`max_connections`);
-//! - what it costs to clean every session between two callers, and what a transaction costs beside BEGIN and COMMIT by hand;
-//! - a server process's memory after 20 statements on each of 4096 shards, with the bound on prepared statements and without.
+//! - what it costs to clean every session between two callers, and what a transaction costs beside BEGIN and COMMIT by
+//!   hand;
+//! - a server process's memory after 20 statements on each of 4096 shards, with the bound on prepared statements and
+//!   without.
 //!
-//! `cargo bench --bench router -- [points] [limit] [ids] [sessions] [memory] [--seconds N] [--rounds N]`; without a name, all of them.
+//! `cargo bench --bench router -- [points] [limit] [ids] [sessions] [memory] [--seconds N] [--rounds N]`; without a
+//! name, all of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -128,7 +134,8 @@ impl Bench {
                 let make = |shard: &u16| {
                     let (schema, id) = (schema(*shard), id(*shard));
                     format!(
-                        "CREATE SCHEMA {schema}; CREATE TABLE {schema}.photos (id bigint PRIMARY KEY, title text NOT NULL);
+                        "CREATE SCHEMA {schema}; CREATE TABLE {schema}.photos (id bigint PRIMARY KEY,
+                         title text NOT NULL);
                          INSERT INTO {schema}.photos VALUES ({id}, 'Prague');"
                     )
                 };
@@ -180,7 +187,8 @@ impl Bench {
         self.compare("the same, a quarter of the connections busy", &hands[..IN_FLIGHT / 4], &one, &all).await
     }
 
-    /// The router beside the hands, so many calls in flight as there are of them: `one` has one connection, `all` one for each.
+    /// The router beside the hands, so many calls in flight as there are of them: `one` has one connection, `all` one
+    /// for each.
     async fn compare(&self, what: &str, hands: &[Arc<Hand>], one: &Router, all: &Router) -> Outcome<()> {
         println!("  {what}");
         let (mut medians, mut rates) = (Vec::new(), Vec::new());
@@ -398,8 +406,8 @@ async fn read_in_transaction(router: &Router, shard: u16) -> Outcome<()> {
     Ok(())
 }
 
-/// Opens every connection of the pool, and has every schema's statement prepared on each, as the hands have, as far as there
-/// is room. Transactions that begin together are on a connection each.
+/// Opens every connection of the pool, and has every schema's statement prepared on each, as the hands have, as far as
+/// there is room. Transactions that begin together are on a connection each.
 async fn warm(router: &Router, connections: usize) -> Outcome<()> {
     let together = tokio::sync::Barrier::new(connections);
     let first = router.shard(ShardId::new(0).ok_or("a shard")?)?;
@@ -418,7 +426,8 @@ async fn warm(router: &Router, connections: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads a second with a task for each hand: by hand with a connection each, and by the router; half a second each in turn.
+/// Reads a second with a task for each hand: by hand with a connection each, and by the router; half a second each in
+/// turn.
 async fn rates_of(hands: &[Arc<Hand>], router: &Router, length: Duration) -> Outcome<(f64, f64)> {
     let slice = Duration::from_millis(500);
     let (mut by_hand, mut routed, mut slices) = (0, 0, 0);

@@ -19,7 +19,8 @@
 //! curl         localhost:3000/metrics                               # docs/metrics.md
 //! ```
 //!
-//! Nothing in it knows of hosts, and `pgshard move` may run meanwhile: `examples/photo_app/load.sh` does that, under load. `PHOTO_APP_LISTEN` is the address to listen on.
+//! Nothing in it knows of hosts, and `pgshard move` may run meanwhile: `examples/photo_app/load.sh` does that, under
+//! load. `PHOTO_APP_LISTEN` is the address to listen on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -182,8 +183,8 @@ struct Since {
     since: Option<String>,
 }
 
-/// The newest hundred, by a range of the index: IDs order by time. What is some seconds old will do, so a standby may answer,
-/// where the config names one (`replica_url`).
+/// The newest hundred, by a range of the index: IDs order by time. What is some seconds old will do, so a standby may
+/// answer, where the config names one (`replica_url`).
 async fn photos_of_user(
     State(app): Shared,
     Path(user): Path<i64>,
@@ -259,7 +260,8 @@ async fn feed(State(app): Shared, Query(of): Query<FeedOf>) -> Result<Json<Feed>
         return Err(Failure::bad_request("at most 5000 users and 500 photos".to_owned()));
     }
     let sql = Sql::reading(&format!(
-        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC LIMIT $4"
+        "SELECT {COLUMNS} FROM {{shard}}.photos WHERE user_id = ANY($1) AND id > $2 AND id < $3 ORDER BY id DESC \
+         LIMIT $4"
     ));
     let newest = app.router.by_keys(&users)?.deadline(PATIENCE).newest(&sql, of.before.unwrap_or(i64::MAX), limit);
     let (page, incomplete) = match newest.await {

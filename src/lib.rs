@@ -9,10 +9,10 @@
 //!   ([`map::HostName`]).
 //! - The **key**, normally the user's ID, picks the shard: key mod N (texts and UUIDs by a hash, [`KeyKind`]).
 //! - An **ID** ([`id::Id`]) is 64 bits: 41 of milliseconds, 13 of shard, 10 of sequence.
-//! - The **map** ([`map::ShardMap`]) says which host serves which shard. It has a version; each shard in it has an epoch,
-//!   which grows with every move.
-//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** makes the source refuse a shard, and
-//!   leaves a **signpost** there: a schema of the same name that answers "moved, ask there".
+//! - The **map** ([`map::ShardMap`]) says which host serves which shard. It has a version; each shard in it has an
+//!   epoch, which grows with every move.
+//! - A **move** ([`mover`]) takes shards from their source to a target. Its **fence** makes the source refuse a shard,
+//!   and leaves a **signpost** there: a schema of the same name that answers "moved, ask there".
 //!
 //! `docs/glossary.md` has the others.
 //!
@@ -54,8 +54,8 @@
 //! 2. At most one host serves a shard; while a move hands it over, none. The databases see to it, not the map: a router
 //!    with an old map is refused by the signpost, and goes on to the right host.
 //! 3. Every write that was acknowledged is on the host that serves the shard.
-//! 4. A move that dies is undone until the source has decided, and can only be finished after that. No shard stays closed
-//!    for longer than a fence's deadline (ten seconds) because of a dead mover.
+//! 4. A move that dies is undone until the source has decided, and can only be finished after that. No shard stays
+//!    closed for longer than a fence's deadline (ten seconds) because of a dead mover.
 //! 5. What the router may run again, it runs again: statements, and transactions given as closures. What may have
 //!    committed in part it never does ([`router::Error::NotRepeated`], [`router::Error::InDoubt`]).
 //! 6. No password is in an error, in `Debug` or in a log line.
@@ -104,12 +104,13 @@
 //! | `cli` (on by default) | the command `pgshard`, and with it all of these |
 //! | `failpoints` | for pgshard's own tests: a release build's moves can be made to die, as a debug build's can |
 
-/// Methods that set one field of options each, under the field's name: `Options::default().jobs(4)`. Options get new fields
-/// with new versions, so that nobody outside can write one down in full.
+/// Methods that set one field of options each, under the field's name: `Options::default().jobs(4)`. Options get new
+/// fields with new versions, so that nobody outside can write one down in full.
 macro_rules! setters {
     ($options:ident: $($field:ident: $kind:ty),+ $(,)?) => {
         impl $options {$(
-            #[doc = concat!("The same with another [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
+            #[doc = concat!("The same with another \
+                             [`", stringify!($field), "`](field@Self::", stringify!($field), ").")]
             #[must_use]
             pub fn $field(mut self, $field: $kind) -> $options {
                 self.$field = $field;

@@ -98,8 +98,8 @@ impl ShardCount {
         self.0
     }
 
-    /// The shard of a sharding key: of an integer `key mod N`, Euclidean, so that it is never negative; of texts and UUIDs
-    /// as [`KeyKind`] says.
+    /// The shard of a sharding key: of an integer `key mod N`, Euclidean, so that it is never negative; of texts and
+    /// UUIDs as [`KeyKind`] says.
     ///
     /// ```
     /// use pgshard::ShardCount;
@@ -142,7 +142,10 @@ pub struct SchemaPrefix(String);
 
 /// Why a text is no [`SchemaPrefix`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("schema prefix {prefix:?} must be 1 to {max} of a-z, 0-9 and _, starting with a letter, and not pg_", max = SchemaPrefix::LENGTH_MAX)]
+#[error(
+    "schema prefix {prefix:?} must be 1 to {max} of a-z, 0-9 and _, starting with a letter, and not pg_",
+    max = SchemaPrefix::LENGTH_MAX
+)]
 pub struct PrefixError {
     /// The text that was refused.
     pub prefix: String,

@@ -82,8 +82,8 @@ fn word(text: &str) -> &str {
     &text[..end]
 }
 
-/// The first names after each `crate::` in the code, with the number of the line: `use crate::{a::b, c}` has two. A link in
-/// a comment is no use.
+/// The first names after each `crate::` in the code, with the number of the line: `use crate::{a::b, c}` has two. A
+/// link in a comment is no use.
 fn uses(text: &str) -> Vec<(usize, String)> {
     let code: String =
         text.lines().map(|line| if is_comment(line) { "\n".into() } else { format!("{line}\n") }).collect();
@@ -121,7 +121,8 @@ fn uses(text: &str) -> Vec<(usize, String)> {
 
 #[test]
 fn uses_are_found() {
-    let text = "use crate::map::X;\n/// [`crate::dev`]\nuse crate::{\n    id::{Id, Epoch},\n    ShardId,\n};\nlet x = crate::pg::y();";
+    let text = "use crate::map::X;\n/// [`crate::dev`]\nuse crate::{\n    id::{Id, Epoch},\n    ShardId,\n};\nlet x = \
+                crate::pg::y();";
     let found = uses(text);
     let found: Vec<(usize, &str)> = found.iter().map(|(line, name)| (*line, name.as_str())).collect();
     assert_eq!(found, [(1, "map"), (3, "id"), (3, "ShardId"), (7, "pg")]);
@@ -175,7 +176,8 @@ fn a_module_uses_only_those_before_it() {
     none_of(mistakes, &format!("a module of the library uses only itself and those before it in: {order}"));
 }
 
-/// The folders of `src/mover`, each of which uses itself and those before it; `mod.rs` is the face, which nobody inside imports.
+/// The folders of `src/mover`, each of which uses itself and those before it; `mod.rs` is the face, which nobody inside
+/// imports.
 const MOVER: [&str; 9] =
     ["definition", "protocol", "control", "preflight", "copy", "stream", "step", "runner", "command"];
 
@@ -332,8 +334,8 @@ const LONG_FUNCTIONS: [(&str, &str); 8] = [
     ("src/router/transaction.rs", "run_to_end"),
 ];
 
-/// The functions of a file: name, first line, how many lines. As rustfmt lays them out: the brace at the end stands below the
-/// first letter.
+/// The functions of a file: name, first line, how many lines. As rustfmt lays them out: the brace at the end stands
+/// below the first letter.
 fn functions(text: &str) -> Vec<(String, usize, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -357,7 +359,8 @@ fn functions(text: &str) -> Vec<(String, usize, usize)> {
 
 #[test]
 fn functions_are_found() {
-    let text = "pub(in crate::b) fn a(\n    b: u8,\n) -> u8 {\n    1\n}\n\nfn c() {}\n    async fn d(x: u8) {\n        fn e();\n    }\n";
+    let text = "pub(in crate::b) fn a(\n    b: u8,\n) -> u8 {\n    1\n}\n\nfn c() {}\n    async fn d(x: u8) \
+                {\n        fn e();\n    }\n";
     assert_eq!(functions(text), [("a".to_owned(), 1, 5), ("d".to_owned(), 8, 3)]);
 }
 
@@ -469,8 +472,8 @@ fn every_sql_file_is_embedded() {
     none_of(mistakes.collect(), "every file of SQL is embedded by include_str!");
 }
 
-/// Who serves a shard is changed by the functions of the control schema, and by bootstrap's INSERT of a shard that nobody
-/// has; a takeover changes the lease.
+/// Who serves a shard is changed by the functions of the control schema, and by bootstrap's INSERT of a shard that
+/// nobody has; a takeover changes the lease.
 #[test]
 fn only_the_control_schema_changes_who_serves() {
     let mut mistakes = Vec::new();
@@ -486,7 +489,8 @@ fn only_the_control_schema_changes_who_serves() {
     none_of(mistakes, "no SQL changes pgshard.shard but the functions of migrations/control");
 }
 
-/// The first cells of a Markdown table's rows below this heading, up to the next of its rank: `| 4 | refused |` gives `4`.
+/// The first cells of a Markdown table's rows below this heading, up to the next of its rank: `| 4 | refused |` gives
+/// `4`.
 fn first_cells(document: &str, heading: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join(document)).unwrap();
     let lines = text.lines().skip_while(|line| *line != heading).skip(1);

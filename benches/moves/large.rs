@@ -12,17 +12,22 @@ use crate::numbers::Times;
 
 /// Five tables, with keys, indexes and a foreign key.
 const TABLES: &str = "
-CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL, email text NOT NULL UNIQUE,
+CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL,
+    email text NOT NULL UNIQUE,
     made_at timestamptz NOT NULL DEFAULT now());
-CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL REFERENCES {shard}.users,
+CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    user_id bigint NOT NULL REFERENCES {shard}.users,
     title text NOT NULL, place text, made_at timestamptz NOT NULL DEFAULT now());
 CREATE INDEX ON {shard}.photos (user_id, id);
 CREATE INDEX ON {shard}.photos (made_at);
-CREATE TABLE {shard}.comments (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), photo_id bigint NOT NULL, user_id bigint NOT NULL,
+CREATE TABLE {shard}.comments (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), photo_id bigint NOT NULL,
+    user_id bigint NOT NULL,
     body text NOT NULL);
 CREATE INDEX ON {shard}.comments (photo_id);
-CREATE TABLE {shard}.likes (photo_id bigint, user_id bigint, made_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (photo_id, user_id));
-CREATE TABLE {shard}.events (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), made_at timestamptz NOT NULL, data jsonb NOT NULL);
+CREATE TABLE {shard}.likes (photo_id bigint, user_id bigint, made_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (photo_id, user_id));
+CREATE TABLE {shard}.events (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), made_at timestamptz NOT NULL,
+    data jsonb NOT NULL);
 CREATE INDEX ON {shard}.events (made_at);";
 
 /// Rows by table for a megabyte, and how to make them of `g`.
@@ -120,7 +125,8 @@ async fn fill(bed: &Bed, size: u32) {
 
 /// In GB.
 async fn size(bed: &Bed) -> f64 {
-    let sql = "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class WHERE relkind = 'r' AND relnamespace = 'shard_0000'::regnamespace";
+    let sql = "SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class WHERE relkind = 'r' \
+               AND relnamespace = 'shard_0000'::regnamespace";
     let bytes: i64 = bed.superuser(0).await.query_one(sql, &[]).await.expect("a size").get(0);
     bytes as f64 / f64::from(1 << 30)
 }

@@ -1,16 +1,17 @@
 //! What moves cost, each beside a baseline in the same run:
 //!
-//! * `large`: a shard of 1 GB in five tables, moved while it is open, beside `pg_dump | pg_restore` and `pgcopydb clone` of
-//!   the same schema (a tool that is not there is left out, and named).
-//! * `pause`: 200 moves while an application writes 2000 times a second through a router: how long nobody could use a shard, by
-//!   phase; how long a writer waited at most; what writers of other shards of the source noticed; whether every write is there.
+//! * `large`: a shard of 1 GB in five tables, moved while it is open, beside `pg_dump | pg_restore` and
+//!   `pgcopydb clone` of the same schema (a tool that is not there is left out, and named).
+//! * `pause`: 200 moves while an application writes 2000 times a second through a router: how long nobody could use a
+//!   shard, by phase; how long a writer waited at most; what writers of other shards of the source noticed; whether
+//!   every write is there.
 //! * `wave`: 500 small shards in one move, which share a slot, beside a move for each (a sample, for its time).
 //!
-//! `cargo bench --bench moves -- [large] [pause] [wave] [--size MB] [--runs N] [--moves N] [--rate N] [--rows N] [--jobs N]
-//! [--shards N] [--sample N] [--major N] [--throwaway] [--phases]`
+//! `cargo bench --bench moves -- [large] [pause] [wave] [--size MB] [--runs N] [--moves N] [--rate N] [--rows N]
+//! [--jobs N] [--shards N] [--sample N] [--major N] [--throwaway] [--phases]`
 //!
-//! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Writers, mover and
-//! both servers share this machine.
+//! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Writers, mover
+//! and both servers share this machine.
 
 mod bed;
 mod large;

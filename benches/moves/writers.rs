@@ -1,5 +1,5 @@
-//! An application at work: inserts and updates through a router, each a statement of its own, so many a second. It notes how
-//! long each took and how many were acknowledged, which [`count`] compares with what is there.
+//! An application at work: inserts and updates through a router, each a statement of its own, so many a second. It
+//! notes how long each took and how many were acknowledged, which [`count`] compares with what is there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,9 +14,11 @@ use crate::bed::Bed;
 
 /// The tables that are written to, as a shard migration.
 pub(crate) const TABLES: &str = "
-CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL, seen integer NOT NULL DEFAULT 0);
+CREATE TABLE {shard}.users (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), name text NOT NULL,
+    seen integer NOT NULL DEFAULT 0);
 CREATE INDEX ON {shard}.users (name);
-CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(), user_id bigint NOT NULL REFERENCES {shard}.users,
+CREATE TABLE {shard}.photos (id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    user_id bigint NOT NULL REFERENCES {shard}.users,
     title text NOT NULL, made_at timestamptz NOT NULL DEFAULT now());
 CREATE INDEX ON {shard}.photos (user_id, id);";
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use pgshard::dev::{Binaries, Durability};
 
-/// Arguments: numbers such as `--shards 4096`, `--major 18` for PostgreSQL's version, and `--throwaway` for servers that do
-/// not force commits to disk.
+/// Arguments: numbers such as `--shards 4096`, `--major 18` for PostgreSQL's version, and `--throwaway` for servers
+/// that do not force commits to disk.
 pub(crate) struct Arguments {
     numbers: BTreeMap<&'static str, u32>,
     major: Option<u32>,

@@ -22,12 +22,12 @@ pub enum ConnectError {
     Map(#[source] StoreError),
 }
 
-/// A router for the cluster of this config file. It follows the map: what a move publishes, it takes. A host that was added to
-/// the file since is met when the first shard is there.
+/// A router for the cluster of this config file. It follows the map: what a move publishes, it takes. A host that was
+/// added to the file since is met when the first shard is there.
 ///
-/// No host is connected to before it is needed, so that one that is down keeps nobody from starting. The database of a map
-/// that is kept in PostgreSQL may be away, too, if the config names a `cache` and that has a copy. The background task
-/// that follows the map ends when the last clone of the router is dropped.
+/// No host is connected to before it is needed, so that one that is down keeps nobody from starting. The database of a
+/// map that is kept in PostgreSQL may be away, too, if the config names a `cache` and that has a copy. The background
+/// task that follows the map ends when the last clone of the router is dropped.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {

@@ -153,7 +153,8 @@ fn read_replicas(
         Some("replica") => {
             let servers = addresses(replica_connect.as_ref().or(primary));
             if section.get("replica_url").is_none() && servers.len() == 1 {
-                let hint = "add replica_url, or name the standbys in the url: postgres://app@a,b/app?target_session_attrs=primary";
+                let hint = "add replica_url, or name the standbys in the url: \
+                            postgres://app@a,b/app?target_session_attrs=primary";
                 findings.add(&entry.at(), "reads from replicas, and no replica is named", Some(hint.to_owned()));
             }
             servers
@@ -248,7 +249,8 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
             ("the url has an unknown target_session_attrs".to_owned(), hint)
         }
         OptionsError::NoSuchService { service, .. } => {
-            let hint = "it is looked for in the file PGSERVICEFILE names, ~/.pg_service.conf, and pg_service.conf in PGSYSCONFDIR";
+            let hint = "it is looked for in the file PGSERVICEFILE names, ~/.pg_service.conf, and pg_service.conf in \
+                        PGSYSCONFDIR";
             (format!("there is no service {service:?}"), hint.to_owned())
         }
         error @ OptionsError::ServiceFile { .. } => {

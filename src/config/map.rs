@@ -30,8 +30,8 @@ impl ConfigStore {
         }
     }
 
-    /// The map as it is kept now; where it is kept in a database that cannot be asked, the copy on disk, with a warning in
-    /// the log. For those who only read: a stale map is a hint like any other.
+    /// The map as it is kept now; where it is kept in a database that cannot be asked, the copy on disk, with a warning
+    /// in the log. For those who only read: a stale map is a hint like any other.
     ///
     /// # Errors
     /// As [`MapStore::load`], when there is no copy.
@@ -113,7 +113,8 @@ fn read_postgres(
             None
         };
         if let Some(fault) = fault {
-            let hint = "name the file that keeps a copy of the map; a path that is not absolute starts at the folder of this file";
+            let hint = "name the file that keeps a copy of the map; a path that is not absolute starts at the folder \
+                        of this file";
             findings.add(&entry.at(), fault, Some(hint.to_owned()));
         }
         Some(path)

@@ -61,7 +61,12 @@ pub struct Config {
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the config {}{}", path.display(), if source.kind() == std::io::ErrorKind::NotFound { ": `pgshard init` writes one; --config or PGSHARD_CONFIG name another" } else { "" })]
+    #[error(
+        "cannot read the config {}{}",
+        path.display(),
+        if source.kind() == std::io::ErrorKind::NotFound { ": `pgshard init` writes one; --config or PGSHARD_CONFIG \
+            name another" } else { "" }
+    )]
     Read {
         /// The file.
         path: PathBuf,

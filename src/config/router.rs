@@ -10,7 +10,8 @@ use crate::store::section::{Entry, Section, similar};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RouterConfig {
-    /// The most connections of one router to all hosts together; `None` where each host's `pool_size` is the only limit.
+    /// The most connections of one router to all hosts together; `None` where each host's `pool_size` is the only
+    /// limit.
     pub max_connections: Option<usize>,
     /// How long a call may take, all waiting included; `None` for as long as it takes.
     pub statement_timeout: Option<Duration>,

@@ -164,7 +164,8 @@ fn rebalance() {
         ("wrong types", "[rebalance]\npinned = \"5\"\napart = \"1, 2\"\n"),
         (
             "wrong lists",
-            "[rebalance]\napart = [\"1, 256\", \"7\", 3, \"4-2, x\"]\n[rebalance.pinned]\ndb1 = \"5, 9@2\"\nbd2 = \"6\"\n",
+            "[rebalance]\napart = [\"1, 256\", \"7\", 3, \"4-2, x\"]\n[rebalance.pinned]\ndb1 = \"5, 9@2\"\nbd2 = \
+             \"6\"\n",
         ),
         (
             "contradictions",
@@ -240,7 +241,8 @@ fn with_postgres(map: &str) -> String {
 
 #[test]
 fn the_map_in_postgres() {
-    let map = "url = \"postgres://map@10.0.0.9/control?sslrootcert=ca.pem\"\npassword_file = \"secret\"\ncache = \"map.toml\"";
+    let map = "url = \"postgres://map@10.0.0.9/control?sslrootcert=ca.pem\"\npassword_file = \"secret\"\ncache = \
+               \"map.toml\"";
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = Config::parse_at(&with_postgres(map), folder.join("pgshard.toml"), now()).unwrap();
     assert_eq!(config.map, None);
@@ -352,7 +354,8 @@ proptest! {
 
     #[test]
     fn any_mutation_is_read_or_refused(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), 0usize..6, "[\\[\\]\"'=.,@0-9a-z\n\r\t #ä-]{0,4}"), 1..4),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), 0usize..6, "[\\[\\]\"'=.,@0-9a-z\n\r\t \
+            #ä-]{0,4}"), 1..4),
     ) {
         let mut chars: Vec<char> = GOOD.chars().collect();
         for (at, drop, insert) in edits {

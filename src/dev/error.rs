@@ -22,8 +22,8 @@ pub enum Error {
     },
     /// There is PostgreSQL, but not the major version asked for.
     #[error(
-        "PostgreSQL {major} was not found, only {}; looked in {}; run script/setup, or set PGSHARD_PG_BIN to its folder \
-         of programs",
+        "PostgreSQL {major} was not found, only {}; looked in {}; run script/setup, or set PGSHARD_PG_BIN to its \
+         folder of programs",
         found.join(", "),
         looked.join(", ")
     )]
@@ -40,8 +40,8 @@ pub enum Error {
     NoUser,
     /// A directory is out of reach for the user that the servers run as.
     #[error(
-        "the user {user}, which PostgreSQL runs as, cannot enter {}, and so not reach {}; choose a place that every user \
-         can reach, such as one below /var/tmp",
+        "the user {user}, which PostgreSQL runs as, cannot enter {}, and so not reach {}; choose a place that every \
+         user can reach, such as one below /var/tmp",
         blocked.display(),
         path.display()
     )]
@@ -104,7 +104,10 @@ pub enum Error {
         log: String,
     },
     /// A server did not stop in time.
-    #[error("the server {name} in {} did not stop within {waited_s} s; StopMode::Immediate does not wait", directory.display())]
+    #[error(
+        "the server {name} in {} did not stop within {waited_s} s; StopMode::Immediate does not wait",
+        directory.display()
+    )]
     Stop {
         /// Its name.
         name: HostName,
@@ -123,7 +126,8 @@ pub enum Error {
     },
     /// The port that the config gives the server is taken.
     #[error(
-        "port {port}, which {} gives the server {name}, is taken by another process; stop that, or change the port there",
+        "port {port}, which {} gives the server {name}, is taken by another process; stop that, or change the port \
+         there",
         config.display()
     )]
     PortTaken {

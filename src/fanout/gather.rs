@@ -61,8 +61,8 @@ impl Shards {
     }
 
     /// How long the whole may take, from when the first result is asked for; as long as any call may
-    /// ([`Options::statement_timeout`](crate::router::Options::statement_timeout)) where nothing is said. Every shard that has not
-    /// answered by then fails with [`Error::TimedOut`].
+    /// ([`Options::statement_timeout`](crate::router::Options::statement_timeout)) where nothing is said. Every shard
+    /// that has not answered by then fails with [`Error::TimedOut`].
     pub fn deadline(mut self, deadline: Duration) -> Shards {
         self.pace.deadline = Some(deadline);
         self

@@ -17,8 +17,8 @@ use crate::router::{Error, Router, SqlText};
 use crate::shard::ShardId;
 
 impl Router {
-    /// The rows of these IDs, wherever they are: one statement for all IDs of a shard, many statements on their way at a
-    /// time.
+    /// The rows of these IDs, wherever they are: one statement for all IDs of a shard, many statements on their way at
+    /// a time.
     ///
     /// - An ID that is there twice is asked for once.
     /// - An ID that no row has gives no row.
@@ -104,9 +104,9 @@ impl ByIds {
         failed.or(all, self.wanted.len())
     }
 
-    /// As [`ByIds::query`], the rows in the order of the IDs that were given. The first column of each row must be the ID,
-    /// a `bigint`, that it belongs to. An ID may have several rows; they stay as its shard gave them. Rows of an ID that was
-    /// not asked for come last.
+    /// As [`ByIds::query`], the rows in the order of the IDs that were given. The first column of each row must be the
+    /// ID, a `bigint`, that it belongs to. An ID may have several rows; they stay as its shard gave them. Rows of an ID
+    /// that was not asked for come last.
     ///
     /// # Errors
     /// As [`ByIds::query`]; a shard whose first column is no `bigint` has failed.

@@ -65,7 +65,8 @@ pub struct Inserted {
     pub shard: ShardId,
     /// Where they stand in the list that was given, in its order.
     pub places: Vec<usize>,
-    /// What RETURNING gave: of `INSERT … SELECT … FROM unnest`, in the order of `places`. Fewer with ON CONFLICT DO NOTHING.
+    /// What RETURNING gave: of `INSERT … SELECT … FROM unnest`, in the order of `places`. Fewer with ON CONFLICT DO
+    /// NOTHING.
     pub rows: Vec<Row>,
 }
 
@@ -94,7 +95,8 @@ impl Params for OfShard {
     }
 }
 
-/// [`fanout::Columns`](crate::fanout::Columns) of iterators, one a parameter, each over values of one type: `columns![ids, titles]`.
+/// [`fanout::Columns`](crate::fanout::Columns) of iterators, one a parameter, each over values of one type:
+/// `columns![ids, titles]`.
 #[macro_export]
 macro_rules! columns {
     ($($column:expr),+ $(,)?) => {
@@ -123,8 +125,8 @@ impl<T: Sync> InsertMany<'_, T> {
         self
     }
 
-    /// Runs the statement once on each shard that has rows, with the arrays that `columns` makes of that shard's rows as
-    /// its parameters: `INSERT … SELECT * FROM unnest($1::bigint[], $2::text[])`.
+    /// Runs the statement once on each shard that has rows, with the arrays that `columns` makes of that shard's rows
+    /// as its parameters: `INSERT … SELECT * FROM unnest($1::bigint[], $2::text[])`.
     ///
     /// `columns` is called for all shards before anything is sent. All rows of a shard are in one statement: all of
     /// them are inserted or none. Shards have nothing to do with each other: those that did not fail keep their rows.

@@ -100,8 +100,8 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         self
     }
 
-    /// Runs the statement on each of the shards, with that shard's keys as `$1`, an array. All rows with their shards; in
-    /// no order.
+    /// Runs the statement on each of the shards, with that shard's keys as `$1`, an array. All rows with their shards;
+    /// in no order.
     ///
     /// # Errors
     /// When a shard failed: with the rows of the others, and its keys.
@@ -125,11 +125,11 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
         failed.or(done, self.wanted.len())
     }
 
-    /// The newest rows of all these keys together: the first `limit` by ID that are older than `before`, merged from all
-    /// shards. For the first page `before` is `i64::MAX`, for another it is [`Page::next`] of the page before.
+    /// The newest rows of all these keys together: the first `limit` by ID that are older than `before`, merged from
+    /// all shards. For the first page `before` is `i64::MAX`, for another it is [`Page::next`] of the page before.
     ///
-    /// The first column of the statement is the ID, a `bigint`. It is run once a shard, with `$1` that shard's keys, `$2` and
-    /// `$3` the IDs between which its rows are wanted, both excluded, and `$4` how many:
+    /// The first column of the statement is the ID, a `bigint`. It is run once a shard, with `$1` that shard's keys,
+    /// `$2` and `$3` the IDs between which its rows are wanted, both excluded, and `$4` how many:
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, followed: &[i64]) -> Result<(), Box<dyn std::error::Error>> {
@@ -139,9 +139,9 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
     /// # Ok(()) }
     /// ```
     ///
-    /// Memory: `limit` rows, and those of the shards that answer at that moment. `$2` is the smallest ID that could still
-    /// get into the page when the shard is asked, so that the later ones send little. Two rows with the same ID may fall on
-    /// both sides of a page's end, and then the second is on no page: IDs are meant to be unique.
+    /// Memory: `limit` rows, and those of the shards that answer at that moment. `$2` is the smallest ID that could
+    /// still get into the page when the shard is asked, so that the later ones send little. Two rows with the same ID
+    /// may fall on both sides of a page's end, and then the second is on no page: IDs are meant to be unique.
     ///
     /// # Errors
     /// When a shard failed: with the page of the others, and its keys.
@@ -270,7 +270,11 @@ mod tests {
     proptest! {
         /// Page by page, in whatever order shards answer, everything comes once and in order.
         #[test]
-        fn pages_are_all_there_is(ids in prop::collection::btree_set(any::<i64>(), 0..60), limit in 1usize..9, turn in 0usize..60) {
+        fn pages_are_all_there_is(
+            ids in prop::collection::btree_set(any::<i64>(), 0..60),
+            limit in 1usize..9,
+            turn in 0usize..60
+        ) {
             let all: Vec<i64> = ids.iter().rev().copied().filter(|id| *id != i64::MAX).collect();
             let (mut read, mut before) = (Vec::new(), i64::MAX);
             loop {

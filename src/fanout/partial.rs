@@ -107,8 +107,8 @@ impl<T: fmt::Debug + 'static, W: fmt::Debug + 'static> Partial<T, W> {
     }
 }
 
-/// For `?`: an error that says that the call was done in part, and keeps what was. A call for one shard is done or not, and gives
-/// that shard's error.
+/// For `?`: an error that says that the call was done in part, and keeps what was. A call for one shard is done or not,
+/// and gives that shard's error.
 impl<T, W> From<Partial<T, W>> for Error
 where
     T: fmt::Debug + Send + Sync + 'static,

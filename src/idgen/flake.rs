@@ -106,8 +106,8 @@ pub enum Worker {
 pub struct Options {
     /// Who makes them.
     pub worker: Worker,
-    /// No flake of an earlier Unix millisecond is made: for a given worker, the [`Flake::last_ms`] that the source before
-    /// it left, plus one. 0 for none.
+    /// No flake of an earlier Unix millisecond is made: for a given worker, the [`Flake::last_ms`] that the source
+    /// before it left, plus one. 0 for none.
     pub floor_ms: u64,
     /// How long to wait for a clock that stepped back.
     pub wait_max: Duration,

@@ -1,11 +1,11 @@
 //! Leases on the worker numbers of [snowflakes](super::snowflake), kept in PostgreSQL.
 //!
 //! Invariant: every grant and renewal carries a **ceiling**, the last millisecond that the holder may put into an
-//! ID, and the next grant of the number begins after it; who gives a number back says which millisecond was its last, and
-//! the next begins after that. This holds by the rows alone; no clock has to be right for it. That a lease ends by the
-//! clock only decides when the number may go to somebody else. A table that may have gone back in time, because its
-//! server was restored, promoted or restarted, grants nothing until the longest lease has ended of which it may have lost
-//! the row. All holders of a space have one epoch, and a clock that is not far from the server's.
+//! ID, and the next grant of the number begins after it; who gives a number back says which millisecond was its last,
+//! and the next begins after that. This holds by the rows alone; no clock has to be right for it. That a lease ends by
+//! the clock only decides when the number may go to somebody else. A table that may have gone back in time, because its
+//! server was restored, promoted or restarted, grants nothing until the longest lease has ended of which it may have
+//! lost the row. All holders of a space have one epoch, and a clock that is not far from the server's.
 
 use std::time::Duration;
 
@@ -99,8 +99,8 @@ pub struct LeaseStatus {
 pub enum Error {
     /// All numbers are held.
     #[error(
-        "all {WORKERS} worker numbers of {space:?} are leased, or were used by a clock that was ahead: stop generators, free what nobody \
-         holds by `pgshard workers release`, or use another space for other IDs"
+        "all {WORKERS} worker numbers of {space:?} are leased, or were used by a clock that was ahead: stop \
+         generators, free what nobody holds by `pgshard workers release`, or use another space for other IDs"
     )]
     NoneFree {
         /// The space.
@@ -108,8 +108,8 @@ pub enum Error {
     },
     /// The table may have gone back in time, and numbers may be held of which it knows nothing.
     #[error(
-        "no worker number is leased for {left_ms} ms more: the database of the leases was restarted, restored, promoted or made anew, \
-         and may have lost who holds one"
+        "no worker number is leased for {left_ms} ms more: the database of the leases was restarted, restored, \
+         promoted or made anew, and may have lost who holds one"
     )]
     OnHold {
         /// Until leases that may be lost have ended, in milliseconds.
@@ -117,8 +117,8 @@ pub enum Error {
     },
     /// The IDs of the space have another epoch.
     #[error(
-        "the IDs of {space:?} count from {recorded_ms} ms after 1970, and this generator's from {asked_ms}: they would meet; give it that \
-         epoch, or another space"
+        "the IDs of {space:?} count from {recorded_ms} ms after 1970, and this generator's from {asked_ms}: they would \
+         meet; give it that epoch, or another space"
     )]
     OtherEpoch {
         /// The space.
@@ -130,8 +130,8 @@ pub enum Error {
     },
     /// This machine's clock or that of the database's server is wrong.
     #[error(
-        "this machine's clock is {} ms {} that of the leases' database, and more than {CLOCK_OFF_MAX_MS} ms are refused: set both by NTP \
-         (`chronyc makestep`), and start again",
+        "this machine's clock is {} ms {} that of the leases' database, and more than {CLOCK_OFF_MAX_MS} ms are \
+         refused: set both by NTP (`chronyc makestep`), and start again",
         .by_ms.unsigned_abs(), if *.by_ms < 0 { "behind" } else { "ahead of" }
     )]
     ClockOff {
@@ -143,12 +143,14 @@ pub enum Error {
     Ended,
     /// The table of leases is of an older version.
     #[error(
-        "the schema pgshard_workers is of an older pgshard: `pgshard workers install --host HOST` upgrades it, while it serves"
+        "the schema pgshard_workers is of an older pgshard: `pgshard workers install --host HOST` upgrades it, while \
+         it serves"
     )]
     Outdated,
     /// The table of leases is not there.
     #[error(
-        "the database has no schema pgshard_workers: `pgshard workers install --host HOST` or WorkerLeases::install makes it"
+        "the database has no schema pgshard_workers: `pgshard workers install --host HOST` or WorkerLeases::install \
+         makes it"
     )]
     NotInstalled,
     /// The database cannot be reached.
@@ -232,8 +234,9 @@ impl WorkerLeases {
         WorkerLeases { connect, space: space.into() }
     }
 
-    /// Makes the schema `pgshard_workers` where it is not there, and brings one of an earlier version up to date while it serves. The role
-    /// needs CREATE on the database. A table that is new grants nothing for two minutes, unless there is nobody elsewhere.
+    /// Makes the schema `pgshard_workers` where it is not there, and brings one of an earlier version up to date while
+    /// it serves. The role needs CREATE on the database. A table that is new grants nothing for two minutes, unless
+    /// there is nobody elsewhere.
     ///
     /// # Errors
     /// When the database is out of reach or refuses.
@@ -265,8 +268,9 @@ impl WorkerLeases {
         })
     }
 
-    /// Grants no number in any space for so long from now on, or for the longest lease that was ever asked for: after the
-    /// table's rows were restored, or while generators still lease from another table. Renewals go on. Gives until when.
+    /// Grants no number in any space for so long from now on, or for the longest lease that was ever asked for: after
+    /// the table's rows were restored, or while generators still lease from another table. Renewals go on. Gives until
+    /// when.
     ///
     /// # Errors
     /// When the database is out of reach, does not answer in time, or lacks the schema.
@@ -350,7 +354,8 @@ impl WorkerLeases {
         let answer = async {
             let mut connection = self.connection().await?;
             let sql = |source| failure(doing, source);
-            // Whatever the database's default: under an older snapshot, generators that start together would end each other.
+            // Whatever the database's default: under an older snapshot, generators that start together would end each
+            // other.
             let transaction = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
             let transaction = transaction.start().await.map_err(sql)?;
             let row = ask(&transaction).await.map_err(sql)?;

@@ -52,8 +52,8 @@ pub trait IdSource: Send + Sync {
     /// Exactly `count` IDs, `0..=BATCH_MAX`, for bulk loads. Cheaper than one by one.
     ///
     /// # Errors
-    /// As [`IdSource::next`], and when `count` is above [`BATCH_MAX`]. IDs that were taken before it failed are never given
-    /// to anybody.
+    /// As [`IdSource::next`], and when `count` is above [`BATCH_MAX`]. IDs that were taken before it failed are never
+    /// given to anybody.
     ///
     /// # Cancel safety
     /// As [`IdSource::next`].
@@ -77,7 +77,8 @@ pub enum Error {
     },
     /// The clock is outside what the layout can hold.
     #[error(
-        "the clock says {unix_ms} ms after 1970, which the layout cannot hold: it begins at {first_ms} and ends at {last_ms}"
+        "the clock says {unix_ms} ms after 1970, which the layout cannot hold: it begins at {first_ms} and ends at \
+         {last_ms}"
     )]
     OutOfRange {
         /// The clock.

@@ -85,8 +85,9 @@ impl Scheme {
         }
     }
 
-    /// Takes an ID apart. The epoch is for `Shard`, whose time is not known without it, and for `Snowflake`, which takes
-    /// the first snowflakes' ([`snowflake::TWITTER_EPOCH_MS`]) where none is given. Numbers may be signed or unsigned.
+    /// Takes an ID apart. The epoch is for `Shard`, whose time is not known without it, and for `Snowflake`, which
+    /// takes the first snowflakes' ([`snowflake::TWITTER_EPOCH_MS`]) where none is given. Numbers may be signed or
+    /// unsigned.
     ///
     /// ```
     /// use pgshard::idgen::Scheme;
@@ -208,13 +209,15 @@ mod tests {
             (
                 Scheme::Flake,
                 "000001a3185c50000100000000070009",
-                "000001a3185c50000100000000070009: time=2027-01-15T08:00:00Z ms=1800000000000 worker=010000000007 seq=9",
+                "000001a3185c50000100000000070009: time=2027-01-15T08:00:00Z ms=1800000000000 worker=010000000007 \
+                 seq=9",
             ),
             (Scheme::Simpleflake, "4194305", "4194305: time=2000-01-01T00:00:00.001Z ms=1 random=1"),
             (
                 Scheme::Uuid7,
                 "017F22E2-79B0-7CC3-98C4-DC0C0C07398F",
-                "017f22e2-79b0-7cc3-98c4-dc0c0c07398f: time=2022-02-22T19:22:22Z ms=1645557742000 random=cc318c4dc0c0c07398f",
+                "017f22e2-79b0-7cc3-98c4-dc0c0c07398f: time=2022-02-22T19:22:22Z ms=1645557742000 \
+                 random=cc318c4dc0c0c07398f",
             ),
             (Scheme::Ticket(Default::default()), "139264", "139264: residue=1 count=8192"),
         ];

@@ -1,7 +1,8 @@
-//! Simpleflake: 41 bits of milliseconds since 2000-01-01 UTC, 22 random bits: 63 in all, so a `bigint` that is never negative.
+//! Simpleflake: 41 bits of milliseconds since 2000-01-01 UTC, 22 random bits: 63 in all, so a `bigint` that is never
+//! negative.
 //!
-//! No worker number, no database, no state; sortable by millisecond only. What fails: nothing is checked. Of n IDs made in
-//! one millisecond, anywhere, two are the same with a probability of `1 - exp(-n (n - 1) / 2^23)`
+//! No worker number, no database, no state; sortable by millisecond only. What fails: nothing is checked. Of n IDs made
+//! in one millisecond, anywhere, two are the same with a probability of `1 - exp(-n (n - 1) / 2^23)`
 //! ([`collision_odds`]):
 //!
 //! | IDs in each millisecond | odds in one millisecond | in an hour of it |

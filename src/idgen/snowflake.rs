@@ -1,14 +1,16 @@
-//! Snowflake: 41 bits of milliseconds since an epoch, 10 bits of worker, 12 bits of sequence, made in this process: 63 in all,
-//! so a `bigint` that is never negative.
+//! Snowflake: 41 bits of milliseconds since an epoch, 10 bits of worker, 12 bits of sequence, made in this process: 63
+//! in all, so a `bigint` that is never negative.
 //!
-//! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a second. Whoever wants more
-//! waits for the next millisecond by yielding to other tasks and asking the clock again, which keeps a core busy. Needs a worker number
-//! of its own, leased from the database every few seconds (`lease`); an ID itself needs no round trip.
+//! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a second. Whoever wants
+//! more waits for the next millisecond by yielding to other tasks and asking the clock again, which keeps a core busy.
+//! Needs a worker number of its own, leased from the database every few seconds (`lease`); an ID itself needs no round
+//! trip.
 //!
 //! Invariant: no ID is made outside the milliseconds that the lease grants, so that a process that was stopped for
-//! however long makes none that the next holder of its number makes. Besides that, a generator stops a margin before its lease
-//! ends by the monotonic clock. What fails: with the database away for longer than the lease, there are no IDs; a clock that
-//! steps back makes callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years after the epoch.
+//! however long makes none that the next holder of its number makes. Besides that, a generator stops a margin before
+//! its lease ends by the monotonic clock. What fails: with the database away for longer than the lease, there are no
+//! IDs; a clock that steps back makes callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years
+//! after the epoch.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -166,7 +168,8 @@ impl<S: LeaseStore> Snowflake<S> {
     /// another number where that one was lost. When the last clone is dropped the number is given back, by a task: wait
     /// for [`Snowflake::release`] before the runtime ends, or the number is free only when its lease has ended.
     ///
-    /// Waits while the database grants none because it may have gone back in time ([`lease::Error::OnHold`]): for about the longest lease.
+    /// Waits while the database grants none because it may have gone back in time ([`lease::Error::OnHold`]): for about
+    /// the longest lease.
     ///
     /// # Errors
     /// When no number can be leased.
@@ -190,8 +193,8 @@ impl<S: LeaseStore> Snowflake<S> {
         Ok(generator)
     }
 
-    /// A generator that has a worker number, with this clock, and renews the lease only when an ID is asked for after its
-    /// end, or by [`Snowflake::renew`].
+    /// A generator that has a worker number, with this clock, and renews the lease only when an ID is asked for after
+    /// its end, or by [`Snowflake::renew`].
     ///
     /// # Errors
     /// When no number can be leased.
@@ -388,7 +391,8 @@ impl<S: LeaseStore> Inner<S> {
     }
 }
 
-/// How often a generator that starts waits for a hold on the leases to end: the server may be promoted or restarted meanwhile.
+/// How often a generator that starts waits for a hold on the leases to end: the server may be promoted or restarted
+/// meanwhile.
 const HOLDS_MAX: u32 = 3;
 
 /// How often one call has the lease renewed.

@@ -1,9 +1,10 @@
-//! UUID version 7 (RFC 9562), by the `uuid` crate: 48 bits of Unix milliseconds, version, a 42-bit counter that begins at
-//! random in each millisecond, variant, 32 random bits.
+//! UUID version 7 (RFC 9562), by the `uuid` crate: 48 bits of Unix milliseconds, version, a 42-bit counter that begins
+//! at random in each millisecond, variant, 32 random bits.
 //!
-//! Sortable by time, ordered within a process (also when the clock steps back a little: the crate's counter goes on), needs
-//! no worker number and no database. What fails: nothing is checked, so uniqueness is a matter of odds, though against
-//! very long ones; 16 bytes are twice a `bigint` in every index; the time it was made at is in it for all to see.
+//! Sortable by time, ordered within a process (also when the clock steps back a little: the crate's counter goes on),
+//! needs no worker number and no database. What fails: nothing is checked, so uniqueness is a matter of odds, though
+//! against very long ones; 16 bytes are twice a `bigint` in every index; the time it was made at is in it for all to
+//! see.
 
 use uuid::Uuid;
 

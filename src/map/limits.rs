@@ -3,8 +3,8 @@
 /// How much a host shall have, and may have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostLimits {
-    /// Its share beside the other hosts': with 2 it gets twice what a host with 1 gets. At least 0; a host with 0 takes no
-    /// shards and loses those it has.
+    /// Its share beside the other hosts': with 2 it gets twice what a host with 1 gets. At least 0; a host with 0 takes
+    /// no shards and loses those it has.
     pub weight: f64,
     /// The most shards, if there is a limit.
     pub shards_max: Option<u32>,

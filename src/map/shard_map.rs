@@ -372,7 +372,9 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn merging_the_diff_gives_the_newer_map((old, moves) in (any_map(), prop::collection::vec((0u16..40, 0u8..4), 0..9))) {
+        fn merging_the_diff_gives_the_newer_map(
+            (old, moves) in (any_map(), prop::collection::vec((0u16..40, 0u8..4), 0..9))
+        ) {
             let shards = old.shards();
             let moved: Changes = moves.into_iter().filter_map(|(shard, host)| {
                 let shard = shards.shard(shard)?;
@@ -386,7 +388,11 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn merging_is_the_same_in_any_order(map in any_map(), a in (0u16..40, 0u8..4, 1u32..9), b in (0u16..40, 0u8..4, 1u32..9)) {
+        fn merging_is_the_same_in_any_order(
+            map in any_map(),
+            a in (0u16..40, 0u8..4, 1u32..9),
+            b in (0u16..40, 0u8..4, 1u32..9)
+        ) {
             // Two movers: same shard with the same epoch cannot happen, one epoch is given out once.
             prop_assume!(a.0 != b.0 || a.2 != b.2);
             let one = |(shard, host, epoch)| Changes::from_iter([(ShardId::new(shard).unwrap(), place(host, epoch))]);

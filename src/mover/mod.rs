@@ -2,8 +2,8 @@
 //! steps as a table, `docs/operating.md` is for operators).
 //!
 //! [`Mover::plan`] reads and judges, [`Mover::run`] does it, [`Mover::resume`] and [`Mover::abort`] go on after a stop,
-//! from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`] what dead moves
-//! left.
+//! from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`] what dead
+//! moves left.
 //!
 //! # Invariants
 //! 1. At most one host serves a shard; between fence and open, none.
@@ -152,8 +152,8 @@ impl Mover {
         resume::go_on(&self.context, id, Goal::Abort).await
     }
 
-    /// Asks every run of this mover, and of its clones, to stop: shards that are fenced but not decided are swapped back,
-    /// decided ones are opened, no new one is begun.
+    /// Asks every run of this mover, and of its clones, to stop: shards that are fenced but not decided are swapped
+    /// back, decided ones are opened, no new one is begun.
     pub fn stop(&self) {
         self.context.stop();
     }
@@ -164,8 +164,8 @@ impl Mover {
         Heard::of(self.context.list(id).await)
     }
 
-    /// Takes the shards of a move that are kept back to where they were, with all that was written since: a move of its own,
-    /// online, whose ID the report has. Its own old copies are kept in turn.
+    /// Takes the shards of a move that are kept back to where they were, with all that was written since: a move of its
+    /// own, online, whose ID the report has. Its own old copies are kept in turn.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`]; per shard, in the report, [`Error::NoRollback`] and what any move can meet.
@@ -176,8 +176,9 @@ impl Mover {
         rollback::rollback(&self.context, id).await
     }
 
-    /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until [`Mover::stop`]. What
-    /// goes wrong, and how far it is, the observer is told. A reverse replication that is broken is given up; the others go on.
+    /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until [`Mover::stop`].
+    /// What goes wrong, and how far it is, the observer is told. A reverse replication that is broken is given up; the
+    /// others go on.
     ///
     /// # Cancel safety
     /// May be dropped: whoever feeds next goes on where all is durable, at once or after the lease.
@@ -185,8 +186,9 @@ impl Mover {
         feed::feed(&self.context, id).await;
     }
 
-    /// Audits what can still be told of those shards of a move that are kept and were not audited: tables that are the same on both
-    /// sides now, and tables that differ although nobody has written to them since. Gives all that are kept.
+    /// Audits what can still be told of those shards of a move that are kept and were not audited: tables that are the
+    /// same on both sides now, and tables that differ although nobody has written to them since. Gives all that are
+    /// kept.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
@@ -209,9 +211,9 @@ impl Mover {
         cleanup::complete(&self.context, id).await
     }
 
-    /// Looks on all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back, decided
-    /// shards opened, schemas dropped whose move has ended. Never touches a move that can be resumed, nor an old copy that
-    /// is kept.
+    /// Looks on all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back,
+    /// decided shards opened, schemas dropped whose move has ended. Never touches a move that can be resumed, nor an
+    /// old copy that is kept.
     ///
     /// # Cancel safety
     /// Each object is handled by itself; call it again for the rest.
@@ -219,8 +221,9 @@ impl Mover {
         cleanup::gc(&self.context).await
     }
 
-    /// Says what is wanted of a move's shards, whoever works on them: its mover hears it within a heartbeat (two seconds).
-    /// Gives the shards that have not ended, and the hosts that could not be told. A hold until a time is over then.
+    /// Says what is wanted of a move's shards, whoever works on them: its mover hears it within a heartbeat (two
+    /// seconds). Gives the shards that have not ended, and the hosts that could not be told. A hold until a time is
+    /// over then.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
@@ -231,8 +234,8 @@ impl Mover {
         requests::want(&self.context, id, desired).await.map(Heard::of)
     }
 
-    /// Asks whoever works on a move to stop, or to abort: a mover hears it within a heartbeat (two seconds), from whatever machine. Gives
-    /// those who live, and the hosts that could not be told.
+    /// Asks whoever works on a move to stop, or to abort: a mover hears it within a heartbeat (two seconds), from
+    /// whatever machine. Gives those who live, and the hosts that could not be told.
     ///
     /// # Cancel safety
     /// Some may have been asked; call it again.
@@ -259,8 +262,8 @@ impl Mover {
         progress::progress(&self.context, id).await
     }
 
-    /// What hosts keep for the reverse replications of entries that are kept. A host that does not answer is left out: whoever has read
-    /// the entries knows of it.
+    /// What hosts keep for the reverse replications of entries that are kept. A host that does not answer is left out:
+    /// whoever has read the entries knows of it.
     ///
     /// # Cancel safety
     /// Only reads.

@@ -69,7 +69,10 @@ pub enum ConnectError {
         timeout_ms: u128,
     },
     /// The server takes no writes and is to, or takes some and is not to.
-    #[error("{to}: {address} is not what target_session_attrs asks for: it {}", if *read_only { "takes no writes" } else { "takes writes" })]
+    #[error(
+        "{to}: {address} is not what target_session_attrs asks for: it {}",
+        if *read_only { "takes no writes" } else { "takes writes" }
+    )]
     OtherRole {
         /// `user@address/database`.
         to: String,
@@ -90,8 +93,8 @@ pub enum ConnectError {
     },
     /// Two servers take writes, and nothing tells which of them is the host.
     #[error(
-        "{to}: both {first} and {second} take writes, and neither is known to be the later: stop the one that is not the host \
-         (docs/high-availability.md)"
+        "{to}: both {first} and {second} take writes, and neither is known to be the later: stop the one that is not \
+         the host (docs/high-availability.md)"
     )]
     TwoPrimaries {
         /// `user@address/database`.
@@ -106,14 +109,15 @@ pub enum ConnectError {
 impl ConnectOptions {
     /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string says otherwise.
     ///
-    /// Several addresses are tried one after the other, the one that answered last first; for the first connection all are asked, and
-    /// the primary of the latest timeline is taken. `connect_timeout` bounds the way to each, and twice that the whole of it (a server
-    /// that takes the connection but then says nothing is caught too). The server is asked who it is, in one round trip. Once a
-    /// later timeline of the host is known, to any clone of these options, connections to an earlier one are closed.
+    /// Several addresses are tried one after the other, the one that answered last first; for the first connection all
+    /// are asked, and the primary of the latest timeline is taken. `connect_timeout` bounds the way to each, and twice
+    /// that the whole of it (a server that takes the connection but then says nothing is caught too). The server is
+    /// asked who it is, in one round trip. Once a later timeline of the host is known, to any clone of these options,
+    /// connections to an earlier one are closed.
     ///
     /// # Errors
-    /// When the password or certificates cannot be read, or the server cannot be reached, refuses, is silent, or is not the one
-    /// that belongs there.
+    /// When the password or certificates cannot be read, or the server cannot be reached, refuses, is silent, or is not
+    /// the one that belongs there.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
@@ -121,8 +125,8 @@ impl ConnectOptions {
         self.open(application_name, None).await
     }
 
-    /// Opens a connection for LISTEN: each notification that arrives, and the end of the connection, wakes `heard`. Several
-    /// of them may wake it once.
+    /// Opens a connection for LISTEN: each notification that arrives, and the end of the connection, wakes `heard`.
+    /// Several of them may wake it once.
     ///
     /// # Errors
     /// As [`ConnectOptions::connect`].
@@ -166,8 +170,8 @@ impl ConnectOptions {
         Err(last.expect("a connection string names at least one address"))
     }
 
-    /// The first connection of a process, where there are several addresses: all are asked, for the first in the text may be
-    /// a former primary. Once one has answered, the others have [`Self::OTHERS_MAX`].
+    /// The first connection of a process, where there are several addresses: all are asked, for the first in the text
+    /// may be a former primary. Once one has answered, the others have [`Self::OTHERS_MAX`].
     async fn open_newest(
         &self,
         application_name: &str,
@@ -313,7 +317,8 @@ impl ConnectOptions {
         ConnectError::Impostor { to: self.to_string(), address: self.address(index), source }
     }
 
-    /// Takes in what is known of the host from elsewhere, and closes all connections to servers that are not the host by it.
+    /// Takes in what is known of the host from elsewhere, and closes all connections to servers that are not the host
+    /// by it.
     pub(crate) fn learn(&self, record: Record) {
         self.known.learn(record);
     }
@@ -331,8 +336,8 @@ impl ConnectOptions {
         }
     }
 
-    /// Takes in who answered at an address. Where it is a later primary, connections begin with it from now on, and those to
-    /// an earlier one are closed.
+    /// Takes in who answered at an address. Where it is a later primary, connections begin with it from now on, and
+    /// those to an earlier one are closed.
     pub(crate) fn learn_of(&self, index: usize, server: Server) -> Seen {
         let seen = self.known.learn_of(server);
         if seen == Seen::Later {
@@ -343,8 +348,8 @@ impl ConnectOptions {
 }
 
 impl ConnectError {
-    /// Whether the server could not be spoken with, or none that answered is the host's primary: what passes, and what another
-    /// try at once does not help with. Not when it answered with an error.
+    /// Whether the server could not be spoken with, or none that answered is the host's primary: what passes, and what
+    /// another try at once does not help with. Not when it answered with an error.
     pub fn is_unreachable(&self) -> bool {
         match self {
             ConnectError::TimedOut { .. }
@@ -374,7 +379,8 @@ where
                 (Ok(AsyncMessage::Notice(notice)), _) => tracing::debug!(notice = notice.message(), "the server says"),
                 (Ok(_), _) => {}
                 (Err(error), _) => {
-                    // Whoever waits for an answer gets the error too; this line is for connections that nobody waits on.
+                    // Whoever waits for an answer gets the error too; this line is for connections that nobody waits
+                    // on.
                     tracing::debug!(%error, "a connection ended");
                     break;
                 }

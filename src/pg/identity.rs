@@ -1,11 +1,12 @@
 //! Which server answers under a host's name, and whether it is still the host.
 //!
-//! After a fail-over the former primary may come back as it was: it takes writes that the promoted server never has. The two are
-//! told apart by their timeline, which a promotion raises; a server of another cluster is told by its system identifier. What is
-//! known of a host, its [`Record`], only grows: by generation, which an operator raises by accepting a server, then by timeline.
+//! After a fail-over the former primary may come back as it was: it takes writes that the promoted server never has.
+//! The two are told apart by their timeline, which a promotion raises; a server of another cluster is told by its
+//! system identifier. What is known of a host, its [`Record`], only grows: by generation, which an operator raises by
+//! accepting a server, then by timeline.
 //!
-//! Invariant: once a process has seen a host at a timeline, no connection of an older one is used there: new ones are refused,
-//! those that are open are closed, whatever they are in the middle of.
+//! Invariant: once a process has seen a host at a timeline, no connection of an older one is used there: new ones are
+//! refused, those that are open are closed, whatever they are in the middle of.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +17,8 @@ use tokio_postgres::{Client, Row};
 /// Which server it is, as it says itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The system identifier, which a server has in common with its standbys, and with whatever else is a copy of its files.
+    /// The system identifier, which a server has in common with its standbys, and with whatever else is a copy of its
+    /// files.
     pub system: i64,
     /// The timeline that it writes. `None` of a standby.
     pub timeline: Option<u32>,
@@ -36,7 +38,8 @@ pub struct Server {
 /// What is known of a host: how often an operator has accepted a server for it, and which server it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// 1 when the host was bootstrapped, one more each time that an operator accepted another server. 0: seen, not recorded.
+    /// 1 when the host was bootstrapped, one more each time that an operator accepted another server. 0: seen, not
+    /// recorded.
     pub generation: u32,
     /// The system identifier.
     pub system: i64,
@@ -62,8 +65,9 @@ pub(crate) enum Seen {
 pub enum Impostor {
     /// It was the host; another server was promoted in its place.
     #[error(
-        "it is a former primary: it writes timeline {timeline}, and the host was seen at timeline {newest}. Nothing is written there: \
-         fence it (docs/high-availability.md); if it is what was restored on purpose, `pgshard host accept` says so"
+        "it is a former primary: it writes timeline {timeline}, and the host was seen at timeline {newest}. Nothing is \
+         written there: fence it (docs/high-availability.md); if it is what was restored on purpose, `pgshard host \
+         accept` says so"
     )]
     Former {
         /// Its timeline.
@@ -73,8 +77,8 @@ pub enum Impostor {
     },
     /// It is of another system.
     #[error(
-        "it is another server: its system identifier is {system}, the host's is {known}. Nothing is written there: correct the url; \
-         if the host was upgraded or restored by a dump, `pgshard host accept` says so"
+        "it is another server: its system identifier is {system}, the host's is {known}. Nothing is written there: \
+         correct the url; if the host was upgraded or restored by a dump, `pgshard host accept` says so"
     )]
     Other {
         /// Its system identifier.
@@ -84,8 +88,8 @@ pub enum Impostor {
     },
 }
 
-/// One round trip. No function of it needs a right. The timeline is that of the log: the one in `pg_control_checkpoint()` is the
-/// former for as long as a promoted server has not made a checkpoint.
+/// One round trip. No function of it needs a right. The timeline is that of the log: the one in
+/// `pg_control_checkpoint()` is the former for as long as a promoted server has not made a checkpoint.
 pub(super) const WHO: &str = "SELECT pg_catalog.current_setting('transaction_read_only'), \
     CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \
     (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
@@ -272,8 +276,8 @@ impl Known {
         }
     }
 
-    /// Takes a connection as one to the host, until a later server is known; or says why it is none. A server that does not say
-    /// who it is, is taken.
+    /// Takes a connection as one to the host, until a later server is known; or says why it is none. A server that does
+    /// not say who it is, is taken.
     pub(super) fn admit(&self, server: Server, driver: AbortHandle) -> Result<(), Impostor> {
         let Some(identity) = server.identity else { return Ok(()) };
         let mut state = self.state();
@@ -290,7 +294,8 @@ impl Known {
         Ok(())
     }
 
-    /// Takes in what a server has recorded, if by that an operator has accepted it in the place of the one that is known.
+    /// Takes in what a server has recorded, if by that an operator has accepted it in the place of the one that is
+    /// known.
     pub(super) fn accept(&self, records: &[Record]) -> bool {
         let mut state = self.state();
         let replaced = state.record.and_then(|known| known.replaced_by(records));

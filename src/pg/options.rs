@@ -120,12 +120,13 @@ impl ConnectOptions {
     pub(super) const OTHERS_MAX: Duration = Duration::from_secs(2);
 
     /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
-    /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say itself is taken from that section
-    /// of the file that `PGSERVICEFILE` names, of `~/.pg_service.conf`, or of `pg_service.conf` in the folder `PGSYSCONFDIR`.
+    /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say itself is taken from that
+    /// section of the file that `PGSERVICEFILE` names, of `~/.pg_service.conf`, or of `pg_service.conf` in the folder
+    /// `PGSYSCONFDIR`.
     ///
     /// # Errors
-    /// When it cannot be read, or names no host, user or database; when there is no such service, or its section cannot be
-    /// used.
+    /// When it cannot be read, or names no host, user or database; when there is no such service, or its section cannot
+    /// be used.
     pub fn parse(text: &str) -> Result<ConnectOptions, OptionsError> {
         ConnectOptions::parse_with(text, &service::standard_files())
     }
@@ -226,8 +227,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of them is left out. What is known of
-    /// the host is known to all of them.
+    /// Each address by itself, as a server of any kind: what `target_session_attrs` says of all of them is left out.
+    /// What is known of the host is known to all of them.
     pub fn each_address(&self) -> Vec<ConnectOptions> {
         let one = |index| {
             let mut config = self.at(index);
@@ -399,7 +400,8 @@ mod tests {
     fn both_notations() {
         for text in [
             "postgres://app:s%20ecret@10.0.0.1:6432/shop?sslmode=verify-full&sslrootcert=/etc/ca.pem&connect_timeout=3",
-            "host=10.0.0.1 port=6432 dbname=shop user=app password='s ecret' sslmode = verify-full sslrootcert='/etc/ca.pem'",
+            "host=10.0.0.1 port=6432 dbname=shop user=app password='s ecret' sslmode = verify-full \
+             sslrootcert='/etc/ca.pem'",
         ] {
             let options = ConnectOptions::parse(text).unwrap();
             assert_eq!(options.to_string(), "app@10.0.0.1:6432/shop");

@@ -127,8 +127,8 @@ pub(crate) struct Writer {
 }
 
 impl ConnectOptions {
-    /// Opens a connection in replication mode to the host's primary: of several addresses, the first that takes it, is not in
-    /// recovery, and not a former primary; the one that answered last is tried first.
+    /// Opens a connection in replication mode to the host's primary: of several addresses, the first that takes it, is
+    /// not in recovery, and not a former primary; the one that answered last is tried first.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use super::options::OptionsError;
 
 /// Where services are looked for, the first file that has the section counting: the one that `PGSERVICEFILE` names, or
-/// `~/.pg_service.conf`; then `pg_service.conf` in the folder `PGSYSCONFDIR`. libpq's own folder, which it was built with, we
-/// cannot know.
+/// `~/.pg_service.conf`; then `pg_service.conf` in the folder `PGSYSCONFDIR`. libpq's own folder, which it was built
+/// with, we cannot know.
 pub(super) fn standard_files() -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let own = variable("PGSERVICEFILE").or_else(|| Some(variable("HOME")?.join(".pg_service.conf")));
@@ -51,7 +51,8 @@ pub(super) fn wrong(file: &Path, service: &str, line: usize, reason: &str) -> Op
     OptionsError::ServiceFile { file: file.to_owned(), service: service.to_owned(), reason }
 }
 
-/// As libpq reads it: `[name]` begins a section, `#` a comment; white space counts at neither end of a line, but around `=`.
+/// As libpq reads it: `[name]` begins a section, `#` a comment; white space counts at neither end of a line, but around
+/// `=`.
 fn section(text: &str, service: &str, file: &Path) -> Result<Option<Vec<Pair>>, OptionsError> {
     let mut found: Option<Vec<Pair>> = None;
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {

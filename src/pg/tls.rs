@@ -245,8 +245,8 @@ pub(super) fn put_key(text: &str, key: &str, value: &str) -> String {
     format!("{text} {key}='{value}'")
 }
 
-/// The pairs of a key=value string: key, value without its quotes, and the pair as it stands. Text that is no pair comes
-/// as a pair without key, for the parser behind to refuse.
+/// The pairs of a key=value string: key, value without its quotes, and the pair as it stands. Text that is no pair
+/// comes as a pair without key, for the parser behind to refuse.
 fn pairs(text: &str) -> impl Iterator<Item = (String, String, String)> {
     let mut rest = text.trim_start();
     std::iter::from_fn(move || {

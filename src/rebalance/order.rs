@@ -11,9 +11,9 @@ pub(super) struct Ordered {
     pub(super) reason: Reason,
 }
 
-/// From where everything is to where `end` has it: first what must be, then what evens out the most. Each move is possible
-/// when it comes; what never becomes possible (two full hosts that would exchange) is left out. Cut to `most` moves, and
-/// where it has become the best, for an exchange that is cut in half could be worse than none.
+/// From where everything is to where `end` has it: first what must be, then what evens out the most. Each move is
+/// possible when it comes; what never becomes possible (two full hosts that would exchange) is left out. Cut to `most`
+/// moves, and where it has become the best, for an exchange that is cut in half could be worse than none.
 pub(super) fn order(start: &Load<'_>, end: &Load<'_>, level: f64, most: Option<usize>) -> Vec<Ordered> {
     let mut now = start.clone();
     let mut left: Vec<usize> = (0..end.at.len()).filter(|shard| end.at[*shard] != start.at[*shard]).collect();

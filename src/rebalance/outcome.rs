@@ -149,7 +149,8 @@ const ROUNDS_MAX: usize = 3;
 ///
 /// let name = |name: &str| HostName::new(name).unwrap();
 /// let shard = |number| Shard {
-///     shard: ShardId::new(number).unwrap(), host: name("db1"), weight: 1, bytes: 1 << 20, constraint: Constraint::Free,
+///     shard: ShardId::new(number).unwrap(), host: name("db1"), weight: 1, bytes: 1 << 20,
+///     constraint: Constraint::Free,
 /// };
 /// let problem = Problem {
 ///     hosts: vec![

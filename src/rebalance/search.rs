@@ -156,8 +156,8 @@ fn relieve(load: &mut Load<'_>, host: usize) {
     }
 }
 
-/// Takes from hosts over their share and gives to those below it, never more than either is off: no shard is moved in vain,
-/// and none twice.
+/// Takes from hosts over their share and gives to those below it, never more than either is off: no shard is moved in
+/// vain, and none twice.
 pub(super) fn flatten(load: &mut Load<'_>) {
     let target = level(load);
     let hosts = load.weight.len();
@@ -333,8 +333,8 @@ fn neighbours(list: &[(u64, usize)], weight: f64) -> std::ops::Range<usize> {
     at.saturating_sub(2)..(at + 2).min(list.len())
 }
 
-/// Takes home what can go home without making the fullest host fuller, or anything misplaced: the largest first. A host that
-/// is fuller by what may not be moved from it is not the measure for the others.
+/// Takes home what can go home without making the fullest host fuller, or anything misplaced: the largest first. A host
+/// that is fuller by what may not be moved from it is not the measure for the others.
 pub(super) fn take_back(load: &mut Load<'_>) {
     let (_, closed) = level_and_closed(load);
     let open = (0..load.weight.len()).filter(|host| !closed[*host]);

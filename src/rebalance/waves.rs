@@ -36,7 +36,8 @@ pub struct Pace {
 }
 
 impl Default for Pace {
-    /// One group out of a host and one in: a disk has one end. Sixteen shards: what an interrupted wave may leave to resume.
+    /// One group out of a host and one in: a disk has one end. Sixteen shards: what an interrupted wave may leave to
+    /// resume.
     fn default() -> Pace {
         Pace { groups_per_host: 1, shards_per_group: 16 }
     }

@@ -1,7 +1,8 @@
 //! Whether a host can be reached: what keeps calls from waiting for one that cannot.
 //!
-//! Closed, calls connect by themselves. The first connection that fails opens it: from then on calls fail at once, those
-//! that waited too, and a task of its own tries again, ever more seldom. What that finds out counts for everybody.
+//! Closed, calls connect by themselves. The first connection that fails opens it: from then on calls fail at once,
+//! those that waited too, and a task of its own tries again, ever more seldom. What that finds out counts for
+//! everybody.
 //!
 //! Invariant: a host that answers again is used again, within [`Circuit::PAUSE_MAX`] and the time of one try;
 //! nothing is tried where nobody calls; and an error that the server itself gave opens nothing, for it was reached.

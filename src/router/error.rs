@@ -14,7 +14,10 @@ use crate::shard::{KeyKind, ShardCount, ShardId};
 #[non_exhaustive]
 pub enum Error {
     /// The number is no ID of this cluster: its shard bits name a shard that does not exist.
-    #[error("{id} is no ID of this cluster: it names shard {shard}, and there are {shards} shards, 0 to {}", shards.get() - 1)]
+    #[error(
+        "{id} is no ID of this cluster: it names shard {shard}, and there are {shards} shards, 0 to {}",
+        shards.get() - 1
+    )]
     NoSuchId {
         /// The number.
         id: i64,
@@ -116,9 +119,12 @@ pub enum Error {
         source: Arc<pg::ConnectError>,
     },
     /// The call took longer than it may ([`Shard::within`](super::Shard::within),
-    /// [`Options::statement_timeout`](super::Options::statement_timeout)), or the call over many shards that this one had not
-    /// answered yet ([`Shards::deadline`](crate::fanout::Shards::deadline)). What it had sent is cancelled.
-    #[error("shard {shard} on host {host} gave no answer within {limit_ms} ms{}", if *may_have_run { ", and the statement may have run" } else { "" })]
+    /// [`Options::statement_timeout`](super::Options::statement_timeout)), or the call over many shards that this one
+    /// had not answered yet ([`Shards::deadline`](crate::fanout::Shards::deadline)). What it had sent is cancelled.
+    #[error(
+        "shard {shard} on host {host} gave no answer within {limit_ms} ms{}",
+        if *may_have_run { ", and the statement may have run" } else { "" }
+    )]
     TimedOut {
         /// The shard.
         shard: ShardId,
@@ -126,9 +132,9 @@ pub enum Error {
         host: HostName,
         /// The limit.
         limit_ms: u128,
-        /// Whether it may have taken effect. Not where nothing was on its way, nor for one that only reads by the caller's word
-        /// ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)), nor in a transaction whose COMMIT was not
-        /// sent.
+        /// Whether it may have taken effect. Not where nothing was on its way, nor for one that only reads by the
+        /// caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)), nor in a transaction
+        /// whose COMMIT was not sent.
         may_have_run: bool,
     },
     /// No connection to the host could be had in time.
@@ -156,15 +162,18 @@ pub enum Error {
         limit: u32,
     },
     /// The connection ended while the statement was on its way.
-    #[error("the connection to host {host} of shard {shard} was lost{}", if *may_have_run { ", and the statement may have run" } else { "" })]
+    #[error(
+        "the connection to host {host} of shard {shard} was lost{}",
+        if *may_have_run { ", and the statement may have run" } else { "" }
+    )]
     ConnectionLost {
         /// The shard.
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// Whether the statement may have taken effect. Never within a transaction (it is rolled back), nor for one that only
-        /// reads by the caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)). A SELECT
-        /// without it may have: it can call a function that writes.
+        /// Whether the statement may have taken effect. Never within a transaction (it is rolled back), nor for one
+        /// that only reads by the caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)). A
+        /// SELECT without it may have: it can call a function that writes.
         may_have_run: bool,
         /// What the driver says.
         source: tokio_postgres::Error,
@@ -194,7 +203,8 @@ pub enum Error {
     /// A statement that must not be run again by itself (CALL, DO, …) met a shard that is being moved. What it had
     /// committed before stays.
     #[error(
-        "shard {shard} is being moved from host {host}, and a statement that may have committed in part is not run again"
+        "shard {shard} is being moved from host {host}, and a statement that may have committed in part is not run \
+         again"
     )]
     NotRepeated {
         /// The shard.
@@ -245,26 +255,29 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// A statement on a transaction one of whose savepoints is open elsewhere: what it did would be undone with that. Nothing
-    /// was sent.
+    /// A statement on a transaction one of whose savepoints is open elsewhere: what it did would be undone with that.
+    /// Nothing was sent.
     #[error(
-        "the transaction on shard {shard} has a savepoint open: a statement runs within it, or before or after it, not beside it"
+        "the transaction on shard {shard} has a savepoint open: a statement runs within it, or before or after it, not \
+         beside it"
     )]
     SavepointOpen {
         /// The shard.
         shard: ShardId,
     },
-    /// The closure succeeded although one of its statements had failed, or one of its statements or savepoints was given up, so
-    /// that there was nothing to commit: it was rolled back. Of a statement that came after such a one: nothing was sent.
+    /// The closure succeeded although one of its statements had failed, or one of its statements or savepoints was
+    /// given up, so that there was nothing to commit: it was rolled back. Of a statement that came after such a one:
+    /// nothing was sent.
     #[error(
-        "the transaction on shard {shard} is rolled back: a statement in it failed or was given up, and the closure went on without a savepoint"
+        "the transaction on shard {shard} is rolled back: a statement in it failed or was given up, and the closure \
+         went on without a savepoint"
     )]
     TransactionFailed {
         /// The shard.
         shard: ShardId,
     },
-    /// A call over many shards of which some failed: what [`Partial`](crate::fanout::Partial) becomes for `?`. The others did
-    /// what was wanted of them, so that making the whole call again would do that twice;
+    /// A call over many shards of which some failed: what [`Partial`](crate::fanout::Partial) becomes for `?`. The
+    /// others did what was wanted of them, so that making the whole call again would do that twice;
     /// [`Partial::of`](crate::fanout::Partial::of) finds out of the error what is done and what is not.
     #[error("{failed} of {shards} shards failed, and the others did what was wanted of them")]
     Partial {
@@ -283,7 +296,8 @@ pub enum Error {
     },
 }
 
-/// What a host recorded at bootstrap and the router was told otherwise. By either of them keys would go to other shards.
+/// What a host recorded at bootstrap and the router was told otherwise. By either of them keys would go to other
+/// shards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostDiffers {

@@ -46,9 +46,9 @@ impl<'r> Shard<'r> {
         Shard { router, id, key, limit: router.inner().options.statement_timeout }
     }
 
-    /// The same shard for calls that may take so long, all waiting and every try included, and a whole transaction; instead
-    /// of [`Options::statement_timeout`](super::Options::statement_timeout). Past it a call gives [`Error::TimedOut`], and
-    /// what it had sent is cancelled.
+    /// The same shard for calls that may take so long, all waiting and every try included, and a whole transaction;
+    /// instead of [`Options::statement_timeout`](super::Options::statement_timeout). Past it a call gives
+    /// [`Error::TimedOut`], and what it had sent is cancelled.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Shard<'r> {
         self.limit = Some(limit);
@@ -205,11 +205,11 @@ impl<'r> Shard<'r> {
         self.run(sql.into(), params).await
     }
 
-    /// Reserves `count` IDs of the shard at once, 1,000,000 at most, in growing order: to know the IDs before the rows are
-    /// written, or for a bulk load, where it costs a tenth of making them row by row.
+    /// Reserves `count` IDs of the shard at once, 1,000,000 at most, in growing order: to know the IDs before the rows
+    /// are written, or for a bulk load, where it costs a tenth of making them row by row.
     ///
-    /// They are the caller's for good, wherever the shard is by the time they are used; those not used are gaps. They are
-    /// greater than every ID that the same connection was given before.
+    /// They are the caller's for good, wherever the shard is by the time they are used; those not used are gaps. They
+    /// are greater than every ID that the same connection was given before.
     ///
     /// # Errors
     /// As [`Shard::query`]; [`Error::Statement`] for more than 1,000,000.
@@ -224,9 +224,10 @@ impl<'r> Shard<'r> {
     /// Runs a closure within a transaction: COMMIT when it gives `Ok`, ROLLBACK when it gives `Err` (or its future is
     /// dropped, or panics).
     ///
-    /// The closure is run again, whole, when one of its statements met a move, whatever it gave (and once when one had been
-    /// prepared before a migration of the application): so it may do nothing that it cannot do twice. A statement that fails ends the transaction, as PostgreSQL has it; to go on after one, run
-    /// it within a [`Transaction::savepoint`].
+    /// The closure is run again, whole, when one of its statements met a move, whatever it gave (and once when one had
+    /// been prepared before a migration of the application): so it may do nothing that it cannot do twice. A statement
+    /// that fails ends the transaction, as PostgreSQL has it; to go on after one, run it within a
+    /// [`Transaction::savepoint`].
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -240,8 +241,8 @@ impl<'r> Shard<'r> {
     ///
     /// # Errors
     /// The closure's own; and as `E`, whatever the router has to say: [`Error::InDoubt`] when the connection was lost
-    /// during COMMIT, which is never tried again, and [`Error::TransactionFailed`] when the closure gave `Ok` although a
-    /// statement had failed.
+    /// during COMMIT, which is never tried again, and [`Error::TransactionFailed`] when the closure gave `Ok` although
+    /// a statement had failed.
     ///
     /// # Cancel safety
     /// Rolled back when the future is dropped before COMMIT was sent.
@@ -254,8 +255,8 @@ impl<'r> Shard<'r> {
         self.build_transaction().run(work).await
     }
 
-    /// As [`Shard::transaction`], for SQL that cannot name the shard's schema, as an ORM's: within it `search_path` is the
-    /// shard's schema, and `{shard}` means it as always.
+    /// As [`Shard::transaction`], for SQL that cannot name the shard's schema, as an ORM's: within it `search_path` is
+    /// the shard's schema, and `{shard}` means it as always.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -265,13 +266,14 @@ impl<'r> Shard<'r> {
     /// # Ok(()) }
     /// ```
     ///
-    /// It is set by `SET LOCAL`, so it ends with the transaction, and no other user of the connection meets it; a pooler in
-    /// transaction mode is no obstacle. There is no such mode for single statements: they would need the transaction too.
+    /// It is set by `SET LOCAL`, so it ends with the transaction, and no other user of the connection meets it; a
+    /// pooler in transaction mode is no obstacle. There is no such mode for single statements: they would need the
+    /// transaction too.
     ///
-    /// Nothing is behind the shard's schema but `pg_catalog` and temporary tables: a table that the shard does not have is an error, also where
-    /// `public` has one of that name. Whoever needs what is in `public` (an extension's functions) says so, with
-    /// [`TransactionBuilder::search_path`]; and then a name that is missing in the shard does fall through to `public`, where
-    /// every shard reads and writes the same rows.
+    /// Nothing is behind the shard's schema but `pg_catalog` and temporary tables: a table that the shard does not have
+    /// is an error, also where `public` has one of that name. Whoever needs what is in `public` (an extension's
+    /// functions) says so, with [`TransactionBuilder::search_path`]; and then a name that is missing in the shard does
+    /// fall through to `public`, where every shard reads and writes the same rows.
     ///
     /// # Errors
     /// As [`Shard::transaction`].
@@ -333,8 +335,8 @@ impl<'r> Shard<'r> {
             return Err(Error::TransactionControl { shard });
         }
         if sql.asks_about_names() && matches!(kind, Kind::Read | Kind::Write) {
-            // A signpost would have given another answer, and no error: committed once the host was asked whether it serves the
-            // shard.
+            // A signpost would have given another answer, and no error: committed once the host was asked whether it
+            // serves the shard.
             let sql = &sql;
             let asking = |tx: Transaction| async move { tx.run(SqlText::Read(sql), params).await };
             return Box::pin(self.build_transaction().run_to_end(asking, call)).await.map_err(Failure::into_inner);

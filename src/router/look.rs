@@ -22,8 +22,9 @@ use super::stale::{Look, Met, Row, State};
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
-const LOOK: &str = "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token, incoming_epoch \
-    FROM pg_catalog.unnest($1::int4[]) AS asked(shard), LATERAL pgshard.look(asked.shard)";
+const LOOK: &str = "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last_fence_ago_ms, open_token, \
+                    incoming_epoch FROM pg_catalog.unnest($1::int4[]) AS asked(shard), \
+                    LATERAL pgshard.look(asked.shard)";
 
 /// How long a question may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -33,7 +34,8 @@ const SHARDS_MAX: usize = 512;
 
 /// What the callers ask one host.
 pub(super) struct Questions {
-    /// Of callers that met a signpost. There is one a move, mostly, and what it is asked for ends a pause: hardly held back.
+    /// Of callers that met a signpost. There is one a move, mostly, and what it is asked for ends a pause: hardly held
+    /// back.
     signposts: Lane,
     /// Of callers whose error is the application's own as often as not. Apart, so that they never hold up the others.
     relatives: Lane,
@@ -158,8 +160,8 @@ impl Questions {
         }
     }
 
-    /// Does something about what the answer asked for at `seen` said, unless somebody has since: then it may be done. True
-    /// if this call did it.
+    /// Does something about what the answer asked for at `seen` said, unless somebody has since: then it may be done.
+    /// True if this call did it.
     pub(super) async fn mend(
         &self,
         host: &Host,

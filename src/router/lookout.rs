@@ -1,8 +1,8 @@
-//! Who takes a host's writes at its other addresses: a standby that was promoted is seen there even where the former primary
-//! lives on, frozen or as it was, and says nothing of it.
+//! Who takes a host's writes at its other addresses: a standby that was promoted is seen there even where the former
+//! primary lives on, frozen or as it was, and says nothing of it.
 //!
-//! Invariant: a host with one address costs nothing; of the others each is asked once in [`Lookout::EVERY`], by a connection that is
-//! kept, and nobody's call waits for it.
+//! Invariant: a host with one address costs nothing; of the others each is asked once in [`Lookout::EVERY`], by a
+//! connection that is kept, and nobody's call waits for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -86,7 +86,8 @@ impl Lookout {
                 Seen::Rival => {
                     strange = true;
                     if !self.warned.load(Ordering::Relaxed) {
-                        tracing::error!(%host, address, "another server takes writes too, and nothing tells which is right");
+                        tracing::error!(%host, address, "another server takes writes too, and nothing tells which is \
+                            right");
                     }
                 }
             }

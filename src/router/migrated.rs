@@ -1,6 +1,7 @@
 //! Whether a migration has run in every shard, for applications that start while it runs.
 //!
-//! Invariant: "everywhere" is the hosts' own word about each of the N shards. A shard that nobody says he serves is not done.
+//! Invariant: "everywhere" is the hosts' own word about each of the N shards. A shard that nobody says he serves is not
+//! done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -99,7 +100,8 @@ pub struct NotMigrated {
 }
 
 impl Router {
-    /// Asks every host how far a migration is: the name of its file, with or without `.sql`. A role that may use the cluster may ask.
+    /// Asks every host how far a migration is: the name of its file, with or without `.sql`. A role that may use the
+    /// cluster may ask.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -126,13 +128,15 @@ impl Router {
                 Err(error) => drop(how_far.silent.insert(host, error)),
             }
         }
-        // A move that opened it in between: it is counted as the later answer has it, which cannot be told, so as lacking.
+        // A move that opened it in between: it is counted as the later answer has it, which cannot be told, so as
+        // lacking.
         how_far.having.retain(|shard| !how_far.lacking.contains(shard));
         how_far
     }
 
-    /// Waits until a migration has run in every shard of the cluster (or on every host, if it is one of those): for an application that
-    /// is started before `pgshard migrate up` has ended. The name is that of its file, with or without `.sql`.
+    /// Waits until a migration has run in every shard of the cluster (or on every host, if it is one of those): for an
+    /// application that is started before `pgshard migrate up` has ended. The name is that of its file, with or without
+    /// `.sql`.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router) -> Result<(), Box<dyn std::error::Error>> {
@@ -141,7 +145,8 @@ impl Router {
     /// ```
     ///
     /// # Errors
-    /// [`NotMigrated`] when it has not by then, with how far it is, the shards that no host serves and the hosts that did not answer.
+    /// [`NotMigrated`] when it has not by then, with how far it is, the shards that no host serves and the hosts that
+    /// did not answer.
     ///
     /// # Cancel safety
     /// Only reads; may be dropped and called again.

@@ -6,9 +6,9 @@
 //!
 //! # Moves
 //!
-//! A shard that is being moved is closed for some milliseconds, and afterwards it is elsewhere. Statements that run into
-//! that are held back and run again by the router, [`Options::retry_for`] long at most. The exceptions, which get a clear
-//! error instead: CALL, DO and whatever else can commit in its middle ([`Error::NotRepeated`]), everything on a
+//! A shard that is being moved is closed for some milliseconds, and afterwards it is elsewhere. Statements that run
+//! into that are held back and run again by the router, [`Options::retry_for`] long at most. The exceptions, which get
+//! a clear error instead: CALL, DO and whatever else can commit in its middle ([`Error::NotRepeated`]), everything on a
 //! [`RawClient`], and a connection that is lost while a writing statement or COMMIT is on its way.
 //!
 //! An error that a move can have made (a name is not there, say) costs one question to the shard's host before the
@@ -131,10 +131,11 @@ impl Router {
         }))
     }
 
-    /// The shard of a key: any integer type, or a text or UUID where the cluster's keys are those. No I/O, no allocation.
+    /// The shard of a key: any integer type, or a text or UUID where the cluster's keys are those. No I/O, no
+    /// allocation.
     ///
-    /// A key of another kind than the cluster's is refused: whatever is run on the handle gives [`Error::WrongKey`], before
-    /// anything is sent. Its number means nothing then; who takes only that uses [`Router::try_by_key`].
+    /// A key of another kind than the cluster's is refused: whatever is run on the handle gives [`Error::WrongKey`],
+    /// before anything is sent. Its number means nothing then; who takes only that uses [`Router::try_by_key`].
     pub fn by_key<K: Key>(&self, key: K) -> Shard<'_> {
         Shard::of_key(self, self.0.shards.shard_of_key(key), K::KIND)
     }
@@ -196,14 +197,15 @@ impl Router {
     /// Takes another map. Placements that hosts have told the router are kept where they are newer.
     ///
     /// # Errors
-    /// [`Error::OtherCluster`] when it has another number of shards, [`Error::OlderMap`] when it is of an earlier version;
-    /// then the old one stays.
+    /// [`Error::OtherCluster`] when it has another number of shards, [`Error::OlderMap`] when it is of an earlier
+    /// version; then the old one stays.
     pub fn set_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
         self.0.set_map(map)
     }
 
-    /// Takes the current map of a store and every one that replaces it, and what the [`HostSource`] says of how hosts are
-    /// reached, until the store is gone or the last clone of the router is dropped. A second call ends the first one's following.
+    /// Takes the current map of a store and every one that replaces it, and what the [`HostSource`] says of how hosts
+    /// are reached, until the store is gone or the last clone of the router is dropped. A second call ends the first
+    /// one's following.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -240,8 +242,9 @@ impl Router {
         }
     }
 
-    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, whatever it waits for, and asks
-    /// the [`HostSource`] for the hosts; for the signal that says "read your config again". Returns at once, and does nothing where no store is followed.
+    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, whatever it waits for,
+    /// and asks the [`HostSource`] for the hosts; for the signal that says "read your config again". Returns at once,
+    /// and does nothing where no store is followed.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router) -> std::io::Result<()> {

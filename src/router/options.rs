@@ -20,8 +20,8 @@ pub struct HostOptions {
     pub pool_size: usize,
     /// How statements are prepared there.
     pub prepare: PrepareMode,
-    /// The servers that may answer [`Reads`](super::Reads) for it: its standbys, and it does no harm if the host itself is among
-    /// them. Each has as many connections as the host, and is asked how far it is once a second,
+    /// The servers that may answer [`Reads`](super::Reads) for it: its standbys, and it does no harm if the host itself
+    /// is among them. Each has as many connections as the host, and is asked how far it is once a second,
     /// and at least four times in [`Options::max_replica_lag`], while somebody reads. Default none.
     pub replicas: Vec<ConnectOptions>,
 }
@@ -49,41 +49,43 @@ pub enum PrepareMode {
     /// By name, and kept: a statement that comes again is only executed.
     #[default]
     Named,
-    /// Without a name, each time: for PgBouncer in transaction mode, where the next statement may get another session. What
-    /// a session keeps from one statement to the next (SET, LISTEN, temporary tables) is of no use there, and types of the
-    /// application's own (an enum, say) are to be cast to text.
+    /// Without a name, each time: for PgBouncer in transaction mode, where the next statement may get another session.
+    /// What a session keeps from one statement to the next (SET, LISTEN, temporary tables) is of no use there, and
+    /// types of the application's own (an enum, say) are to be cast to text.
     Unnamed,
 }
 
 /// What becomes of a session between two callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recycle {
-    /// It is cleaned where a statement, by its text, may have left something in it: SET, LISTEN, temporary tables, `SELECT …
-    /// INTO`, `set_config` that is not for the transaction only, advisory locks of the session, and whatever function is not
-    /// known to leave nothing (a builtin one as a rule). What a text does not show is not seen: a trigger, a view or a default
-    /// whose function sets something.
+    /// It is cleaned where a statement, by its text, may have left something in it: SET, LISTEN, temporary tables,
+    /// `SELECT … INTO`, `set_config` that is not for the transaction only, advisory locks of the session, and whatever
+    /// function is not known to leave nothing (a builtin one as a rule). What a text does not show is not seen: a
+    /// trigger, a view or a default whose function sets something.
     #[default]
     Fast,
-    /// It is cleaned after each call and each transaction. With [`PrepareMode::Unnamed`] each statement is a transaction of
-    /// its own then, which is cleaned up before the pooler gives the session to somebody else: two round trips more.
+    /// It is cleaned after each call and each transaction. With [`PrepareMode::Unnamed`] each statement is a
+    /// transaction of its own then, which is cleaned up before the pooler gives the session to somebody else: two round
+    /// trips more.
     Clean,
 }
 
 /// Whether a statement that begins with SELECT, VALUES, TABLE or SHOW can change anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Selects {
-    /// It may call a function that does. One whose connection was lost after it was sent may have run, unless the caller said
-    /// otherwise ([`Sql::reading`](super::Sql::reading), [`Shard::reads`](super::Shard::reads), a READ ONLY transaction).
+    /// It may call a function that does. One whose connection was lost after it was sent may have run, unless the
+    /// caller said otherwise ([`Sql::reading`](super::Sql::reading), [`Shard::reads`](super::Shard::reads), a READ ONLY
+    /// transaction).
     #[default]
     MayWrite,
     /// The application has no such function, or calls it in other statements only (WITH, INSERT, …).
     OnlyRead,
 }
 
-/// Who knows the hosts. It is asked for a host that the router meets, in a map or on a signpost, and does not know: once, or ten
-/// times a second at most while it does not know. While the router [follows](super::Router::follow) a store, it is asked for
-/// every host it has each five seconds, and what it says otherwise than before of how a host and its replicas are reached is
-/// taken over. It may read a file.
+/// Who knows the hosts. It is asked for a host that the router meets, in a map or on a signpost, and does not know:
+/// once, or ten times a second at most while it does not know. While the router [follows](super::Router::follow) a
+/// store, it is asked for every host it has each five seconds, and what it says otherwise than before of how a host and
+/// its replicas are reached is taken over. It may read a file.
 #[derive(Clone)]
 pub struct HostSource(Arc<Ask>);
 
@@ -123,18 +125,19 @@ pub struct Options {
     /// How long a call may wait for a shard that is being moved, in all. Default 15 s: longer than a fence's deadline
     /// (10 s), so that a call that waits for a mover that died is still there when the shard opens again.
     pub retry_for: Duration,
-    /// The most connections to all hosts together, those for look-ups not counted. A connection that nobody uses makes room
-    /// for one to another host. Default no limit but the hosts' own.
+    /// The most connections to all hosts together, those for look-ups not counted. A connection that nobody uses makes
+    /// room for one to another host. Default no limit but the hosts' own.
     pub max_connections: Option<usize>,
-    /// How long a call may take, with all waiting and every try; [`Shard::within`](super::Shard::within) says it for one.
-    /// Past it, the statement is cancelled. Default no limit.
+    /// How long a call may take, with all waiting and every try; [`Shard::within`](super::Shard::within) says it for
+    /// one. Past it, the statement is cancelled. Default no limit.
     pub statement_timeout: Option<Duration>,
-    /// How old what [`Reads`](super::Reads) see may be: a standby that is not known to show all that is older is not read. Default 5 s.
+    /// How old what [`Reads`](super::Reads) see may be: a standby that is not known to show all that is older is not
+    /// read. Default 5 s.
     pub max_replica_lag: Duration,
     /// How long a read waits for a standby to reach its [`Position`](super::Position). Default 200 ms.
     pub replica_wait: Duration,
-    /// How many calls may wait for one shard that is being moved; the next gets [`Error::TooManyWaiting`](super::Error) at
-    /// once. Default 1024.
+    /// How many calls may wait for one shard that is being moved; the next gets [`Error::TooManyWaiting`](super::Error)
+    /// at once. Default 1024.
     pub waiters_per_shard: u32,
     /// How many calls may wait for a free connection to one host; the next gets the same. Default 4096.
     pub waiters_per_host: u32,
@@ -142,17 +145,17 @@ pub struct Options {
     pub wait_max: Duration,
     /// How long a connection that nobody uses is kept, about. Default 10 minutes; `None` for as long as it works.
     pub idle_timeout: Option<Duration>,
-    /// After how long a connection is closed once nobody uses it, so that its server process gives back what memory it has
-    /// gathered and a host's new address is found; a tenth less for some, so that not all are opened at the same time. Default
-    /// 30 minutes; `None` for as long as it works.
+    /// After how long a connection is closed once nobody uses it, so that its server process gives back what memory it
+    /// has gathered and a host's new address is found; a tenth less for some, so that not all are opened at the same
+    /// time. Default 30 minutes; `None` for as long as it works.
     pub max_lifetime: Option<Duration>,
     /// How long opening a connection may take. Default 10 s; the connection's own `connect_timeout` (5 s an address)
     /// comes first as a rule.
     pub create_max: Duration,
     /// How long cleaning a used connection may take. Default 2 s.
     pub recycle_max: Duration,
-    /// The most prepared statements that a connection keeps, client and server; 0 keeps none. Each shard's is one of its
-    /// own. Default 256.
+    /// The most prepared statements that a connection keeps, client and server; 0 keeps none. Each shard's is one of
+    /// its own. Default 256.
     pub statements_per_connection: usize,
     /// What becomes of a session between two callers.
     pub recycle: Recycle,

@@ -9,8 +9,8 @@ use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-/// A connection to the host of a shard: a [`tokio_postgres::Client`]. When it is dropped it is cleaned, a transaction that is
-/// open rolled back, and goes back to its pool.
+/// A connection to the host of a shard: a [`tokio_postgres::Client`]. When it is dropped it is cleaned, a transaction
+/// that is open rolled back, and goes back to its pool.
 pub struct RawClient {
     lease: Lease,
     shard: ShardId,

@@ -26,15 +26,16 @@ use crate::shard::ShardId;
 
 /// A shard for calls that only read, by the caller's word (as [`Sql::reading`]). Made by [`Shard::reads`].
 ///
-/// A statement goes to a standby of the shard's host, in turn where there are several, if the router has been given some
-/// ([`HostOptions::replicas`](super::HostOptions::replicas)) and knows that one of them shows everything older than
-/// [`Options::max_replica_lag`](super::Options::max_replica_lag). Otherwise, and when it fails there, whatever the reason, it
-/// runs on the primary like any other. So it gives no error that it would not give without standbys, but for a standby that
-/// has no free connection, or that cancels a statement that takes too long.
+/// A statement goes to a standby of the shard's host, in turn where there are several, if the router has been given
+/// some ([`HostOptions::replicas`](super::HostOptions::replicas)) and knows that one of them shows everything older
+/// than [`Options::max_replica_lag`](super::Options::max_replica_lag). Otherwise, and when it fails there, whatever the
+/// reason, it runs on the primary like any other. So it gives no error that it would not give without standbys, but for
+/// a standby that has no free connection, or that cancels a statement that takes too long.
 ///
-/// What one reads is what was committed, at the latest, that long ago; and of two reads the second may show less than the
-/// first. [`Reads::after`] is for those who must see what they wrote. The same holds while the shard moves: a standby of
-/// the host that it leaves goes on showing it until it has replayed the move, and after that the router asks elsewhere.
+/// What one reads is what was committed, at the latest, that long ago; and of two reads the second may show less than
+/// the first. [`Reads::after`] is for those who must see what they wrote. The same holds while the shard moves: a
+/// standby of the host that it leaves goes on showing it until it has replayed the move, and after that the router asks
+/// elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Reads<'r> {
     shard: Shard<'r>,
@@ -80,7 +81,8 @@ impl<'r> Shard<'r> {
         Reads { shard: self, after: None }
     }
 
-    /// How far the shard's host has written its log. To be asked of the router that wrote, after the write was acknowledged.
+    /// How far the shard's host has written its log. To be asked of the router that wrote, after the write was
+    /// acknowledged.
     ///
     /// # Errors
     /// As [`Shard::query`].
@@ -137,8 +139,8 @@ impl Reads<'_> {
         self
     }
 
-    /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and gives its rows. `{shard}` in it is the
-    /// shard's schema.
+    /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and gives its rows. `{shard}` in it is
+    /// the shard's schema.
     ///
     /// # Errors
     /// As [`Shard::query`], and [`Error::NotARead`] for other statements.

@@ -65,7 +65,12 @@ impl<'r> Recovery<'r> {
     ///
     /// # Errors
     /// When the time for retries is over, or there is nobody to ask.
-    #[tracing::instrument(level = "debug", name = "pgshard.recover", skip_all, fields(shard = %self.shard, host = %place.host.name))]
+    #[tracing::instrument(
+        level = "debug",
+        name = "pgshard.recover",
+        skip_all,
+        fields(shard = %self.shard, host = %place.host.name),
+    )]
     pub(super) async fn after(
         &mut self,
         met: Met,
@@ -160,8 +165,8 @@ impl<'r> Recovery<'r> {
         Ok(false)
     }
 
-    /// Takes a place among those who wait, who are so many at most that their memory and their coming back are nothing to
-    /// fear.
+    /// Takes a place among those who wait, who are so many at most that their memory and their coming back are nothing
+    /// to fear.
     fn enter(&self, host: &Host) -> Result<Waiting<'r>, Error> {
         let limit = self.router.options.waiters_per_shard;
         let router = self.router;

@@ -1,7 +1,7 @@
 //! What a statement may leave behind in its session, and whether a signpost could answer it, by its text. Pure.
 //!
-//! Invariant: a text is only taken for one that leaves nothing where everything it calls is known. What it cannot show (a
-//! trigger, a view, a default that calls a function) is not seen: for certainty there is
+//! Invariant: a text is only taken for one that leaves nothing where everything it calls is known. What it cannot show
+//! (a trigger, a view, a default that calls a function) is not seen: for certainty there is
 //! [`Recycle::Clean`](super::Recycle).
 
 use super::kind::{Kind, past_comment};
@@ -19,8 +19,8 @@ pub(super) fn leaves(sql: &str, kind: Kind) -> bool {
     }
 }
 
-/// Whether the answer would be another one, and no error, where a signpost stands in the shard's place: the statement asks the
-/// catalogs about a name.
+/// Whether the answer would be another one, and no error, where a signpost stands in the shard's place: the statement
+/// asks the catalogs about a name.
 pub(super) fn asks_about_names(sql: &str) -> bool {
     const ASKING: [&str; 12] = [
         "pg_get_serial_sequence",
@@ -52,7 +52,8 @@ fn explains(tokens: &[Token<'_>]) -> bool {
     tokens.first().is_some_and(|first| first.is("EXPLAIN")) && tokens.iter().any(|token| token.is("ANALYZE"))
 }
 
-/// What follows a backslash depends on a setting of the server, so that its words could be in a string here and not there.
+/// What follows a backslash depends on a setting of the server, so that its words could be in a string here and not
+/// there.
 fn hides(sql: &str) -> bool {
     let words = ["into", "set_config", "advisory_lock"];
     sql.contains('\\') && words.iter().any(|word| sql.to_ascii_lowercase().contains(word))
@@ -95,8 +96,8 @@ fn calls_unknown(tokens: &[Token<'_>]) -> bool {
     })
 }
 
-/// Whether the last of the arguments is `true`: what `set_config` sets then ends with the transaction. `call` begins with
-/// the parenthesis.
+/// Whether the last of the arguments is `true`: what `set_config` sets then ends with the transaction. `call` begins
+/// with the parenthesis.
 fn is_local(call: &[Token<'_>]) -> bool {
     let mut depth = 0_usize;
     for (at, token) in call.iter().enumerate() {
@@ -268,8 +269,10 @@ mod tests {
             "SELECT count(*), max(id), coalesce(sum(n), 0)::numeric(10, 2) FROM {shard}.photos WHERE id IN ($1, $2)",
             "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id",
             "INSERT INTO \"photos\" (\"id\", \"title\") VALUES (1, 'into') RETURNING \"kind\"",
-            "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[]) AS new (id, title) RETURNING id",
-            "INSERT INTO {shard}.photos AS p (id) VALUES ({shard}.next_id()) ON CONFLICT (id) DO UPDATE SET title = lower(p.title)",
+            "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[]) AS new (id, title) \
+             RETURNING id",
+            "INSERT INTO {shard}.photos AS p (id) VALUES ({shard}.next_id()) ON CONFLICT (id) DO UPDATE \
+             SET title = lower(p.title)",
             "WITH gone AS (DELETE FROM {shard}.photos WHERE id = ANY($1) RETURNING id) SELECT count(*) FROM gone",
             "MERGE INTO {shard}.photos USING x ON (true) WHEN MATCHED THEN DELETE",
             "SELECT 'select in to', E'\\'', $$ set_confi(1) $$, $x$ $$ f( $x$, \"f(\" FROM t -- f(\n /* g( */",
@@ -318,7 +321,9 @@ mod tests {
         }
 
         #[test]
-        fn what_stands_around_does_not_hide_it(before in "[ \t\n]|/\\*[^*/']{0,5}\\*/|--[a-z' ]{0,5}\n|'[a-z ]{0,5}',|\\$\\$'\\$\\$,") {
+        fn what_stands_around_does_not_hide_it(
+            before in "[ \t\n]|/\\*[^*/']{0,5}\\*/|--[a-z' ]{0,5}\n|'[a-z ]{0,5}',|\\$\\$'\\$\\$,"
+        ) {
             let select = format!("SELECT {before} pg_advisory_lock(7)");
             prop_assert!(of(&select));
         }

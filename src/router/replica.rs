@@ -9,8 +9,8 @@
 //! server for as long as it is there (but through a pooler, which is to have one server behind it).
 //!
 //! Invariant: no read goes to a standby that is not known, by now, to show everything that is older than
-//! [`Options::max_replica_lag`]; nobody's call waits for that to be found out; and servers are asked at a bounded rate, however
-//! many read.
+//! [`Options::max_replica_lag`]; nobody's call waits for that to be found out; and servers are asked at a bounded rate,
+//! however many read.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,8 +34,8 @@ use crate::pg::ConnectOptions;
 
 /// Who it is and where its log. What is flushed counts: more than that no standby gets. No row from a standby.
 ///
-/// A server is known by its system's number, which standbys share, and by the host's name that bootstrap recorded: servers that
-/// were made of one backup share the number.
+/// A server is known by its system's number, which standbys share, and by the host's name that bootstrap recorded:
+/// servers that were made of one backup share the number.
 const PRIMARY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM pgshard.cluster)), \
     pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_control_system() WHERE NOT pg_catalog.pg_is_in_recovery()";
 
@@ -182,8 +182,8 @@ impl Replicas {
         (self.lag_max / 4).clamp(Duration::from_millis(25), Duration::from_secs(1))
     }
 
-    /// A standby for one read; in turn, of those that are within the limit. With `position` it has replayed that, which may
-    /// be waited for.
+    /// A standby for one read; in turn, of those that are within the limit. With `position` it has replayed that, which
+    /// may be waited for.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -319,8 +319,8 @@ impl Standby {
         }
     }
 
-    /// Comes back when the standby has replayed so much, or the time is over: then false. However many wait, it is asked once
-    /// for all.
+    /// Comes back when the standby has replayed so much, or the time is over: then false. However many wait, it is
+    /// asked once for all.
     async fn reaches(self: &Arc<Self>, position: u64, wait_max: Duration) -> bool {
         let mut replayed = self.replayed.subscribe();
         self.poll();

@@ -30,8 +30,8 @@ pub(super) struct Inner {
     pub(super) shards: ShardCount,
     pub(super) prefix: SchemaPrefix,
     pub(super) key: KeyKind,
-    /// Those it was made with, and those it has met since and been told of. A host is never taken out, only replaced when it is
-    /// reached otherwise: its pool is empty once nobody uses it.
+    /// Those it was made with, and those it has met since and been told of. A host is never taken out, only replaced
+    /// when it is reached otherwise: its pool is empty once nobody uses it.
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
     /// What the pools of all hosts share.
     pub(super) limit: Option<ConnectionLimit>,
@@ -239,8 +239,8 @@ mod tests {
         ]
     }
 
-    /// What somebody tells a router, at whatever time: a version of the map, which were published one after the other with
-    /// epochs that grow, or a shard's placement then, as a host says it.
+    /// What somebody tells a router, at whatever time: a version of the map, which were published one after the other
+    /// with epochs that grow, or a shard's placement then, as a host says it.
     fn told() -> impl Strategy<Value = Vec<(bool, usize, u16)>> {
         prop::collection::vec((any::<bool>(), 0..12_usize, 0..3_u16), 1..40)
     }
@@ -263,8 +263,8 @@ mod tests {
     }
 
     proptest! {
-        /// Maps and words of hosts come in any order, late and twice, from several threads: no request is ever sent to an
-        /// older epoch than the one before it.
+        /// Maps and words of hosts come in any order, late and twice, from several threads: no request is ever sent to
+        /// an older epoch than the one before it.
         #[test]
         fn never_back_to_an_older_epoch(first in told(), second in told()) {
             let maps = history();
@@ -293,7 +293,10 @@ mod tests {
         }
 
         #[test]
-        fn the_larger_epoch_counts(first in prop::array::uniform3(1u32..9), news in prop::collection::vec(news(), 0..20)) {
+        fn the_larger_epoch_counts(
+            first in prop::array::uniform3(1u32..9),
+            news in prop::collection::vec(news(), 0..20)
+        ) {
             let mut snapshot = Snapshot::new(map(&first));
             let (mut of_map, mut learned) = (first, [0; 3]);
             for item in news {

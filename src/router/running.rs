@@ -24,8 +24,9 @@ use crate::map::{HostName, ShardEpoch};
 use crate::pg::state::is_read_only;
 use crate::shard::ShardId;
 
-/// A transaction that a closure is run with. Cheap to clone; of no use once the closure has returned, or the call is given up
-/// ([`Error::TransactionEnded`]). Statements run one after the other, in the order in which they are asked for.
+/// A transaction that a closure is run with. Cheap to clone; of no use once the closure has returned, or the call is
+/// given up ([`Error::TransactionEnded`]). Statements run one after the other, in the order in which they are asked
+/// for.
 #[derive(Clone)]
 pub struct Transaction(Arc<Running>);
 
@@ -256,8 +257,8 @@ impl Transaction {
         self.run(sql.into(), params).await
     }
 
-    /// Reserves `count` IDs of the shard at once; see [`Shard::next_ids`](super::Shard::next_ids). They stay reserved when
-    /// the transaction is rolled back.
+    /// Reserves `count` IDs of the shard at once; see [`Shard::next_ids`](super::Shard::next_ids). They stay reserved
+    /// when the transaction is rolled back.
     ///
     /// # Errors
     /// As [`Transaction::query`]; [`Error::Statement`] for more than 1,000,000.
@@ -269,9 +270,10 @@ impl Transaction {
         Ok(rows.iter().map(|row| row.get(0)).collect())
     }
 
-    /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the transaction can go on. Savepoints
-    /// nest, and follow each other; nothing else may run on the transaction while one is open, for it would be undone
-    /// with it: a statement from outside of `work` (beside it in a `join!`, or in a task that `work` spawns) is refused.
+    /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the transaction can go on.
+    /// Savepoints nest, and follow each other; nothing else may run on the transaction while one is open, for it would
+    /// be undone with it: a statement from outside of `work` (beside it in a `join!`, or in a task that `work` spawns)
+    /// is refused.
     ///
     /// ```no_run
     /// # async fn example(tx: pgshard::router::Transaction) -> Result<(), pgshard::router::Error> {
@@ -281,8 +283,8 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// The work's own, and as `E` whatever the router has to say. When the work gives `Ok` although a statement in it had
-    /// failed, what it did is undone too, and the server's refusal to go on is the error.
+    /// The work's own, and as `E` whatever the router has to say. When the work gives `Ok` although a statement in it
+    /// had failed, what it did is undone too, and the server's refusal to go on is the error.
     ///
     /// # Cancel safety
     /// As [`Transaction::query`].
@@ -350,8 +352,8 @@ impl Transaction {
         }
         let mut state: MutexGuard<'_, State> = state.lock().await;
         self.usable(&state)?;
-        // It can only have read so far, for a write would have kept the shard where it is; and what it read next could be the
-        // old copy, by a plan made before the fence. So it is run again there.
+        // It can only have read so far, for a write would have kept the shard where it is; and what it read next could
+        // be the old copy, by a plan made before the fence. So it is run again there.
         if router.inner().epoch(*shard) > Some(*epoch) {
             state.noted.met = Some(Met::Signpost);
             let reason = "it has moved since the transaction began".to_owned();

@@ -1,14 +1,14 @@
 //! Which savepoint of a transaction a statement belongs to.
 //!
-//! Invariant: what runs while a savepoint is open runs within it, so that nothing is undone which somebody was told is done;
-//! and a savepoint that is given up in its middle leaves nothing to commit.
+//! Invariant: what runs while a savepoint is open runs within it, so that nothing is undone which somebody was told is
+//! done; and a savepoint that is given up in its middle leaves nothing to commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 tokio::task_local! {
-    /// The savepoints within which a future is polled just now. It belongs to that future, whatever thread it is on; a task
-    /// that it spawns has none.
+    /// The savepoints within which a future is polled just now. It belongs to that future, whatever thread it is on; a
+    /// task that it spawns has none.
     static WITHIN: Arc<Scope>;
 }
 
@@ -21,7 +21,8 @@ struct Scope {
     outer: Option<Arc<Scope>>,
 }
 
-/// A savepoint that was set. Dropped before it is [`closed`](Savepoint::closed), its transaction can only be rolled back.
+/// A savepoint that was set. Dropped before it is [`closed`](Savepoint::closed), its transaction can only be rolled
+/// back.
 pub(super) struct Savepoint<'a> {
     broken: Option<&'a AtomicBool>,
     key: usize,

@@ -116,8 +116,8 @@ impl Failed {
         is_lost(&self.error) || connection.is_closed()
     }
 
-    /// Whether the same statement, prepared anew, may succeed: it was prepared before a migration of the application, or
-    /// before its shard went away and came back.
+    /// Whether the same statement, prepared anew, may succeed: it was prepared before a migration of the application,
+    /// or before its shard went away and came back.
     pub(super) fn may_be_outdated(&self) -> bool {
         let code = self.error.code().map(|code| code.code());
         self.prepared_before && (code == Some("26000") || Met::of(&self.error) == Some(Met::Relative))
@@ -221,7 +221,8 @@ impl Session {
         }
     }
 
-    /// Whether it cannot be used any more: it is closed, the host has been silent since, or another server is the primary.
+    /// Whether it cannot be used any more: it is closed, the host has been silent since, or another server is the
+    /// primary.
     pub(super) fn is_worn(&self) -> bool {
         self.connection.is_closed() || self.generation != self.circuit.generation()
     }
@@ -241,7 +242,8 @@ impl Session {
     }
 
     /// Runs one statement; several at a time follow each other on the connection, where it is pipelined
-    /// ([`Session::can_pipeline`]). Whoever calls this without [`Lease::run`] says himself what the session is in the middle of.
+    /// ([`Session::can_pipeline`]). Whoever calls this without [`Lease::run`] says himself what the session is in the
+    /// middle of.
     pub(super) async fn run<A: Answer>(
         &self,
         statement: Rendered<'_>,
@@ -377,8 +379,8 @@ impl Session {
         Ok((prepared, false))
     }
 
-    /// Prepares a statement for those that run it later, and gives the types of its parameters. `None` where statements have no
-    /// names.
+    /// Prepares a statement for those that run it later, and gives the types of its parameters. `None` where statements
+    /// have no names.
     pub(super) async fn prepare(&self, sql: Rendered<'_>) -> Result<Option<Vec<Type>>, Failed> {
         match &self.statements {
             Prepared::Named(statements) => {
@@ -389,8 +391,8 @@ impl Session {
         }
     }
 
-    /// Whether several statements may be on their way at a time. Without names one can be a transaction of its own, in which
-    /// no other may be caught.
+    /// Whether several statements may be on their way at a time. Without names one can be a transaction of its own, in
+    /// which no other may be caught.
     pub(super) fn can_pipeline(&self) -> bool {
         matches!(self.statements, Prepared::Named(_))
     }
@@ -424,18 +426,19 @@ pub(super) struct Lease {
     /// `None` only while it is being dropped, like `slot`.
     session: Option<Box<Session>>,
     answers: Answers,
-    /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. Apart from `answers`: a statement that was given up in a
-    /// transaction leaves both.
+    /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. Apart from `answers`: a statement that was given
+    /// up in a transaction leaves both.
     in_transaction: bool,
     slot: Option<Slot>,
 }
 
-/// COMMIT is no error in a transaction that has failed: the server rolls it back, and only the command tag says so, which the
-/// driver does not show. A savepoint is refused there, and where no transaction is open, so that COMMIT is not reached.
+/// COMMIT is no error in a transaction that has failed: the server rolls it back, and only the command tag says so,
+/// which the driver does not show. A savepoint is refused there, and where no transaction is open, so that COMMIT is
+/// not reached.
 const COMMIT: &str = "SAVEPOINT pgshard_end; COMMIT";
 
-/// The same, with the session as it was. Nothing may fail after COMMIT, so all of it comes before; and what a setting is still
-/// needed for, deferred triggers, before that.
+/// The same, with the session as it was. Nothing may fail after COMMIT, so all of it comes before; and what a setting
+/// is still needed for, deferred triggers, before that.
 pub(super) const CLEAN_AND_COMMIT: &str =
     concat!("SET CONSTRAINTS ALL IMMEDIATE; ", clean!(), "; SAVEPOINT pgshard_end; COMMIT");
 
@@ -556,8 +559,8 @@ fn close(session: Box<Session>, slot: Slot) {
     drop(slot);
 }
 
-/// Cleans a session that has come back, and only then gives its slot to others: locks that its user left are gone soon, and
-/// nobody waits for the cleaning but those who wait anyhow. Where no runtime is there, it is cleaned when it is
+/// Cleans a session that has come back, and only then gives its slot to others: locks that its user left are gone soon,
+/// and nobody waits for the cleaning but those who wait anyhow. Where no runtime is there, it is cleaned when it is
 /// borrowed again.
 fn clean(session: Box<Session>, slot: Slot) {
     // What would be cleaned is another session.
@@ -568,9 +571,10 @@ fn clean(session: Box<Session>, slot: Slot) {
     runtime.spawn(async move { if session.clean().await { slot.give_back(session) } else { close(session, slot) } });
 }
 
-/// Ends on the server what nobody waits for any more, and only then gives its slot to others: there are never more backends
-/// than slots, and what was given up does not take effect later. It is asked to end again and again, for several statements may
-/// be on their way one behind the other. The session is closed: a request to cancel that comes late is nobody else's.
+/// Ends on the server what nobody waits for any more, and only then gives its slot to others: there are never more
+/// backends than slots, and what was given up does not take effect later. It is asked to end again and again, for
+/// several statements may be on their way one behind the other. The session is closed: a request to cancel that comes
+/// late is nobody else's.
 fn end_on_server(session: Box<Session>, slot: Slot) {
     let Ok(runtime) = Handle::try_current() else { return close(session, slot) };
     if session.connection.is_closed() {

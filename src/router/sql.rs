@@ -132,11 +132,11 @@ impl Sql {
         Sql { parsed: Arc::new(parsed), reading: false }
     }
 
-    /// As [`Sql::new`], with the caller's word that the statement changes nothing, nor does any function that it calls, and that
-    /// it does no harm if it runs twice. So when its connection is lost, or its time is over, nothing
-    /// [may have run](super::Error::may_have_run), and the same call may be made again; a call over many shards makes it
-    /// by itself. A SELECT alone does not say that: the functions that it calls may write, and views, operators and policies
-    /// call functions too.
+    /// As [`Sql::new`], with the caller's word that the statement changes nothing, nor does any function that it calls,
+    /// and that it does no harm if it runs twice. So when its connection is lost, or its time is over, nothing
+    /// [may have run](super::Error::may_have_run), and the same call may be made again; a call over many shards makes
+    /// it by itself. A SELECT alone does not say that: the functions that it calls may write, and views, operators and
+    /// policies call functions too.
     pub fn reading(sql: &str) -> Sql {
         Sql::new(sql).with_word()
     }
@@ -159,7 +159,8 @@ impl Sql {
         self.parsed.kind
     }
 
-    /// Whether its first word is one of those that queries begin with. One that begins with WITH can write all the same.
+    /// Whether its first word is one of those that queries begin with. One that begins with WITH can write all the
+    /// same.
     pub(super) fn may_only_read(&self) -> bool {
         self.parsed.kind == Kind::Read || Kind::is_with(&self.parsed.text)
     }

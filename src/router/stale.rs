@@ -41,8 +41,8 @@ impl Met {
     }
 }
 
-/// Whether the server looked for something by a number that it had, of a type of the shard's own as it was before the shard
-/// went away and came back, say. The words of internal errors are the same in every language.
+/// Whether the server looked for something by a number that it had, of a type of the shard's own as it was before the
+/// shard went away and came back, say. The words of internal errors are the same in every language.
 fn names_what_is_gone(error: &tokio_postgres::Error) -> bool {
     let gone = |error: &DbError| error.message().starts_with("cache lookup failed for ");
     error.code() == Some(&SqlState::INTERNAL_ERROR) && error.as_db_error().is_some_and(gone)
@@ -93,8 +93,8 @@ pub(super) enum Verdict {
 /// than the statement by less than this counts as younger. The price of a wrong guess is one more try.
 const MARGIN: Duration = Duration::from_millis(50);
 
-/// `ran`: from before the statement (its transaction) was sent until the look was back. `expected`: the epoch at which the
-/// statement was sent.
+/// `ran`: from before the statement (its transaction) was sent until the look was back. `expected`: the epoch at which
+/// the statement was sent.
 pub(super) fn judge(met: Met, look: &Look, ran: Duration, expected: ShardEpoch) -> Verdict {
     let Some(row) = &look.row else {
         return if look.incoming.is_some() { Verdict::Wait } else { Verdict::NotHere };

@@ -1,8 +1,8 @@
-//! Statements without names, for a pooler (PgBouncer in transaction mode) that gives every transaction another session: what
-//! one prepared there, the next does not find.
+//! Statements without names, for a pooler (PgBouncer in transaction mode) that gives every transaction another session:
+//! what one prepared there, the next does not find.
 //!
-//! The server has to be told the types of the parameters then. They are asked for once, within a transaction of their own,
-//! and remembered for the host; from then on a statement is one round trip.
+//! The server has to be told the types of the parameters then. They are asked for once, within a transaction of their
+//! own, and remembered for the host; from then on a statement is one round trip.
 //!
 //! Invariant: outside a transaction nothing is left prepared in a session that another will get.
 
@@ -88,8 +88,8 @@ pub(super) async fn run<A: Answer>(
     })
 }
 
-/// Runs a statement that may leave something in its session as a transaction of its own, which takes that back: whoever gets
-/// the session from the pooler next gets it as it was.
+/// Runs a statement that may leave something in its session as a transaction of its own, which takes that back: whoever
+/// gets the session from the pooler next gets it as it was.
 pub(super) async fn run_and_clean<A: Answer>(
     client: &Client,
     learned: &Learned,
@@ -115,8 +115,8 @@ pub(super) async fn run_and_clean<A: Answer>(
     answer
 }
 
-/// Asks for the types of a statement's parameters. What that prepares is dropped within the same transaction, and so in the
-/// same session.
+/// Asks for the types of a statement's parameters. What that prepares is dropped within the same transaction, and so in
+/// the same session.
 async fn learn(client: &Client, sql: &str, in_transaction: bool) -> Result<Box<[Type]>, tokio_postgres::Error> {
     if in_transaction {
         return Ok(client.prepare(sql).await?.params().into());

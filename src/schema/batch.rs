@@ -37,8 +37,8 @@ pub(super) struct Recipe<'a> {
 /// A shard and the epoch that its row is written with.
 pub(super) type Placed = (ShardId, ShardEpoch);
 
-/// So long a statement may wait for a lock, and their commits do not wait for the disk; the last one of the host does, and it takes
-/// the log before it along.
+/// So long a statement may wait for a lock, and their commits do not wait for the disk; the last one of the host does,
+/// and it takes the log before it along.
 const LOCAL: &str = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
 
 impl Recipe<'_> {
@@ -57,8 +57,8 @@ impl Recipe<'_> {
         sql
     }
 
-    /// The migrations of a shard, each with its name and what is run behind it: how one of the application leaves the session must not
-    /// matter to the next.
+    /// The migrations of a shard, each with its name and what is run behind it: how one of the application leaves the
+    /// session must not matter to the next.
     fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String, &'static str)> {
         let schema = self.cluster.schema_prefix.schema(shard);
         let own = OWN[self.pending.own_from..].iter();
@@ -155,8 +155,8 @@ pub(super) enum Alone {
         /// Locks on objects, before the commit.
         locks: i64,
     },
-    /// It was there already: the server had still to read the last message of a bootstrap that was killed. A later run sees
-    /// what that one left to do.
+    /// It was there already: the server had still to read the last message of a bootstrap that was killed. A later run
+    /// sees what that one left to do.
     There,
     /// It was rolled back.
     Failed(ShardFault),

@@ -53,10 +53,12 @@ pub struct Request {
     pub hosts: Vec<Host>,
     /// The hosts to write to; all if there is none.
     pub only: BTreeSet<HostName>,
-    /// Hosts that certainly hold no shard of this cluster. If one of them cannot be read, shards are created all the same.
+    /// Hosts that certainly hold no shard of this cluster. If one of them cannot be read, shards are created all the
+    /// same.
     pub vouched: BTreeSet<HostName>,
-    /// Hosts whose rows are lost for good. What was there is made anew, empty, where the map places it; without this word a shard that
-    /// any host remembers is made nowhere. One that the config does not name is forgotten by the others.
+    /// Hosts whose rows are lost for good. What was there is made anew, empty, where the map places it; without this
+    /// word a shard that any host remembers is made nowhere. One that the config does not name is forgotten by the
+    /// others.
     pub lost: BTreeSet<HostName>,
     /// The application's shard migrations.
     pub migrations: Migrations,
@@ -255,8 +257,8 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
     Report { hosts: reports, ..Report::default() }
 }
 
-/// Brings the records of all hosts up to date, also of those that were not to be written to, and ends the locks. A host that is not
-/// as it should be is left alone, and what it says counts for nothing.
+/// Brings the records of all hosts up to date, also of those that were not to be written to, and ends the locks. A host
+/// that is not as it should be is left alone, and what it says counts for nothing.
 async fn settle<'a>(
     request: &Request,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,
@@ -296,7 +298,8 @@ async fn settle<'a>(
 pub(super) async fn write_record(session: &Connection, record: &Record) -> Result<(), HostFault> {
     let sql = "WITH gone AS (DELETE FROM pgshard.known_host WHERE host_name <> ALL ($1))
         INSERT INTO pgshard.known_host (host_name, shards)
-            SELECT * FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) AS new(host_name, shards)
+            SELECT * FROM ROWS FROM (pg_catalog.unnest($1::text[]), pg_catalog.unnest($2::text[])) AS new(host_name,
+                shards)
         ON CONFLICT (host_name) DO UPDATE SET shards = excluded.shards, noted_at = pg_catalog.clock_timestamp()
         WHERE pgshard.known_host.shards <> excluded.shards";
     let hosts: Vec<&str> = record.keys().map(HostName::as_str).collect();
@@ -311,8 +314,8 @@ async fn open(host: &Host) -> Result<Connection, HostFault> {
     session::open(&host.connect, "pgshard bootstrap").await
 }
 
-/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. A transaction's lock, not a session's: that
-/// would outlive us behind a pooler.
+/// Opens the transaction that holds the host's lock until bootstrap, or a migration, ends. A transaction's lock, not a
+/// session's: that would outlive us behind a pooler.
 ///
 /// A bootstrap that was killed has lost this lock, but the server may still be at its last message. The second lock
 /// waits for that; rolling back to the savepoint gives it back.
@@ -344,15 +347,16 @@ async fn at_work(session: &Connection) -> Result<Vec<String>, tokio_postgres::Er
              pg_catalog.to_char(COALESCE(a.xact_start, a.backend_start), 'YYYY-MM-DD HH24:MI:SS TZ'))
          FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a USING (pid)
          WHERE l.locktype = 'advisory' AND l.granted AND l.classid = {LOCK_SPACE}::pg_catalog.oid
-             AND l.objid IN ({LOCK_BOOTSTRAP}::pg_catalog.oid, {LOCK_WORK}::pg_catalog.oid) AND l.pid <> pg_catalog.pg_backend_pid()
+             AND l.objid IN ({LOCK_BOOTSTRAP}::pg_catalog.oid, {LOCK_WORK}::pg_catalog.oid)
+             AND l.pid <> pg_catalog.pg_backend_pid()
              AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
          ORDER BY 1"
     );
     session.query(&sql, &[]).await?.iter().map(|row| row.try_get(0)).collect()
 }
 
-/// What the host says, on the session that holds its lock. The next message closes the cursor that the last query has left open
-/// in the transaction: with its snapshot, CREATE INDEX CONCURRENTLY would wait for our own end.
+/// What the host says, on the session that holds its lock. The next message closes the cursor that the last query has
+/// left open in the transaction: with its snapshot, CREATE INDEX CONCURRENTLY would wait for our own end.
 pub(super) async fn read(session: &Connection) -> Result<HostFacts, FactsError> {
     let facts = host_facts(session).await?;
     let closed = session.batch_execute("SELECT 1").await;
@@ -444,7 +448,8 @@ impl Job<'_> {
         flush(&last).await
     }
 
-    /// Brings the shards that were there already up to date, as `pgshard migrate up` does: the application works on them.
+    /// Brings the shards that were there already up to date, as `pgshard migrate up` does: the application works on
+    /// them.
     async fn migrate(&self, progress: &Progress) -> Result<(), HostFault> {
         let Request { cluster, migrations, width, .. } = self.request;
         let (pace, in_all) = (Pace { width: *width, ..Pace::default() }, Semaphore::new(width.get()));
@@ -458,8 +463,8 @@ impl Job<'_> {
         done.fault.map_or(Ok(()), Err)
     }
 
-    /// Does one shard alone, to learn how many locks it takes, and puts the rest into the queue in batches that leave half of
-    /// the server's lock table to others. Returns the number of batches.
+    /// Does one shard alone, to learn how many locks it takes, and puts the rest into the queue in batches that leave
+    /// half of the server's lock table to others. Returns the number of batches.
     async fn probe(&self, progress: &Progress, connection: &Connection) -> Result<usize, tokio_postgres::Error> {
         let mut left = self.plan.create.iter();
         for placed in left.by_ref() {

@@ -130,7 +130,8 @@ fn check_absent(findings: &mut Findings, known: &Known<'_>) {
             None => {
                 let message = format!("{by} knows it as a host, and the config does not name it");
                 let remedy = format!(
-                    "name it in the config again, or, if it is gone, have the hosts forget it: `pgshard bootstrap --lost {host}`"
+                    "name it in the config again, or, if it is gone, have the hosts forget it: `pgshard bootstrap \
+                     --lost {host}`"
                 );
                 findings.add(Severity::Warning, "host_absent", Some(host), message, remedy);
             }
@@ -138,7 +139,8 @@ fn check_absent(findings: &mut Findings, known: &Known<'_>) {
     }
 }
 
-/// Hosts that could not say of the others what they had. Those that are older, or somebody else's, have findings of their own.
+/// Hosts that could not say of the others what they had. Those that are older, or somebody else's, have findings of
+/// their own.
 fn check_records(findings: &mut Findings, hosts: &Hosts<'_>, cluster: &Cluster) {
     let current =
         |host: &HostName, facts: &HostFacts| pending(facts, cluster, host).is_ok_and(|steps| steps.is_empty());
@@ -208,8 +210,8 @@ pub(super) fn went_back(owner: &HostName, served: ShardEpoch, from: &HostName, g
         "{from} gave it to {owner} at epoch {given}, but {owner} serves it at epoch {served}, from before that"
     );
     let remedy = format!(
-        "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and answers with old \
-         rows; docs/operating.md has the steps under \"A host has gone back in time\""
+        "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and \
+         answers with old rows; docs/operating.md has the steps under \"A host has gone back in time\""
     );
     (what, remedy)
 }
@@ -269,8 +271,8 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
         } else {
             let what = format!("{from} says that it has moved to {peer} (epoch {since}), which does not serve it");
             let remedy = format!(
-                "was {peer} restored, emptied, or failed over to a standby that lacked the shard? Restore it to where it was; \
-                 {from} may still have the old copy"
+                "was {peer} restored, emptied, or failed over to a standby that lacked the shard? Restore it to where \
+                 it was; {from} may still have the old copy"
             );
             findings.add_shard(Severity::Alarm, "served_nowhere", Some(peer), shard, what, remedy);
         }
@@ -310,8 +312,8 @@ fn check_audits(findings: &mut Findings, host: &HostName, control: &ControlFacts
             let found = differences.join("; ");
             let what =
                 format!("{target} did not have what it had here when the move {move_id} opened it there: {found}");
-            let remedy = "its old copy is right, and what was written since: compare and repair as docs/operating.md says under \
-                          \"A move that differs\"";
+            let remedy = "its old copy is right, and what was written since: compare and repair as docs/operating.md \
+                          says under \"A move that differs\"";
             findings.add_shard(Severity::Alarm, "audit_differs", Some(host), *shard, what, remedy);
         }
     }
@@ -489,7 +491,8 @@ mod tests {
                 "db1@4",
                 vec![("db1", ""), quiet],
                 vec![
-                    "alarm served_nowhere db1 shard 0: the map says that it has moved before (epoch 4), but no host knows it",
+                    "alarm served_nowhere db1 shard 0: the map says that it has moved before (epoch 4), but no host \
+                     knows it",
                 ],
             ),
             (
@@ -507,14 +510,16 @@ mod tests {
                 "db1@3",
                 vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1")],
                 vec![
-                    "alarm went_back db1 shard 0: db2 gave it to db1 at epoch 3, but db1 serves it at epoch 1, from before that",
+                    "alarm went_back db1 shard 0: db2 gave it to db1 at epoch 3, but db1 serves it at epoch 1, from \
+                     before that",
                 ],
             ),
             (
                 "db2",
                 vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db1"), ("db3", "0 moved 5 db1")],
                 vec![
-                    "alarm went_back db1 shard 0: db3 gave it to db1 at epoch 5, but db1 serves it at epoch 1, from before that",
+                    "alarm went_back db1 shard 0: db3 gave it to db1 at epoch 5, but db1 serves it at epoch 1, from \
+                     before that",
                 ],
             ),
             (
@@ -540,7 +545,8 @@ mod tests {
                 "db1",
                 vec![("db1", "0 moved 2 db2"), quiet],
                 vec![
-                    "alarm served_nowhere db2 shard 0: db1 says that it has moved to db2 (epoch 2), which does not serve it",
+                    "alarm served_nowhere db2 shard 0: db1 says that it has moved to db2 (epoch 2), which does not \
+                     serve it",
                     "warning signpost_astray db1 shard 0: its signpost leads to db2, which does not know it",
                 ],
             ),
@@ -549,7 +555,8 @@ mod tests {
                 vec![("db1", "0 moved 2 db2"), ("db2", "down")],
                 vec![
                     DOWN,
-                    "warning shard_elsewhere db2 shard 0: the map puts it on db1, but db1 says that it has moved to db2 (epoch 2)",
+                    "warning shard_elsewhere db2 shard 0: the map puts it on db1, but db1 says that it has moved to \
+                     db2 (epoch 2)",
                 ],
             ),
             (
@@ -582,7 +589,8 @@ mod tests {
                 "db1",
                 vec![("db1", "empty"), ("db2", "0 knows db1 1")],
                 vec![
-                    "alarm host_emptied db1 shard 0: the database of db1 is empty, and db2 knows that the shard was there",
+                    "alarm host_emptied db1 shard 0: the database of db1 is empty, and db2 knows that the shard was \
+                     there",
                 ],
             ),
             (

@@ -23,8 +23,8 @@ pub struct ClockFacts {
     pub within_ms: i64,
     /// The host's time when it was asked.
     pub now: Timestamp,
-    /// The shards that the host owns, with the milliseconds that their IDs are ahead of the host's clock; negative, as it is
-    /// nearly always, when they are behind.
+    /// The shards that the host owns, with the milliseconds that their IDs are ahead of the host's clock; negative, as
+    /// it is nearly always, when they are behind.
     pub ids_ahead_ms: BTreeMap<ShardId, i64>,
 }
 
@@ -36,8 +36,9 @@ const SHARDS_MAX: i64 = 500;
 
 const NOW: &str = "SELECT (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::int8";
 
-/// By name: pg_class has an index for that. Shards without the sequences, or whose sequences are not to be read, are left
-/// out. CASE, because a signpost has views of these names, and the server may ask for the privilege before it looks at the kind.
+/// By name: pg_class has an index for that. Shards without the sequences, or whose sequences are not to be read, are
+/// left out. CASE, because a signpost has views of these names, and the server may ask for the privilege before it
+/// looks at the kind.
 const IDS: &str = "
 SELECT s.shard, ((pg_catalog.pg_sequence_last_value(t.oid) + pg_catalog.pg_sequence_last_value(o.oid)) >> 10)
     - ((pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) * 1000)::int8 - $3)
@@ -107,8 +108,8 @@ const AHEAD_MS: i64 = 1100;
 
 const YEAR_MS: i64 = 365 * 86_400_000;
 
-/// From here on `id_repair()` brings IDs back: those that are made after it meet those that were made before in ten years at the
-/// soonest. The bound is that function's.
+/// From here on `id_repair()` brings IDs back: those that are made after it meet those that were made before in ten
+/// years at the soonest. The bound is that function's.
 const REPAIRABLE_MS: i64 = 3652 * 86_400_000;
 
 /// Clocks that are off, and the end of positive IDs. Says nothing of hosts whose clocks were not read.
@@ -143,7 +144,8 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, epoch: Epoch) {
     }
 }
 
-/// Shards whose IDs are ahead of their host's clock: by something that passes, or by so much that they are soon used up.
+/// Shards whose IDs are ahead of their host's clock: by something that passes, or by so much that they are soon used
+/// up.
 fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
     let ahead = || clock.ids_ahead_ms.iter().filter(|(_, ahead)| **ahead > AHEAD_MS);
     let (wild, passing): (Vec<_>, Vec<_>) = ahead().partition(|(_, ahead)| **ahead >= REPAIRABLE_MS);
@@ -158,11 +160,11 @@ fn ids_ahead(findings: &mut Findings, host: &HostName, clock: &ClockFacts) {
     if let Some((_, most)) = wild.iter().max_by_key(|(_, ahead)| **ahead) {
         let years = **most / YEAR_MS;
         let what = format!(
-            "IDs are up to {years} years ahead of the host's clock, which was far ahead when they were made: new ones are \
-             negative as bigint, or there are none any more"
+            "IDs are up to {years} years ahead of the host's clock, which was far ahead when they were made: new ones \
+             are negative as bigint, or there are none any more"
         );
-        let remedy = "set the clock right, then let the shard's owner call id_repair(LAST) of its schema with the largest ID that was \
-                      made under the right clock; docs/operating.md has the steps";
+        let remedy = "set the clock right, then let the shard's owner call id_repair(LAST) of its schema with the \
+                      largest ID that was made under the right clock; docs/operating.md has the steps";
         for (shard, _) in &wild {
             findings.add_shard(Severity::Error, "ids_far_ahead", Some(host), **shard, what.as_str(), remedy);
         }
@@ -217,7 +219,8 @@ mod tests {
             "warning clock_off db2 its clock is 0.6 s ahead of the other hosts' (+- 10 ms)",
         ];
         assert_eq!(found(&[0, 600], 0, now), both);
-        let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's clock, which was set back or is behind";
+        let ids = "warning ids_ahead db1 shard 0: IDs are up to 3600.0 s ahead of the host's clock, which was set back \
+                   or is behind";
         assert_eq!(found(&[0, 0], 3_600_000, now), [ids]);
         let wild = found(&[0, 0], 40 * YEAR_MS, now);
         assert!(
@@ -232,7 +235,8 @@ mod tests {
         let at = |days: i64| Timestamp::from_millisecond(flip.as_millisecond() + days * 86_400_000).unwrap();
         assert!(found(&[0], 0, at(-366)).is_empty());
         let soon = format!(
-            "warning ids_turn_negative - IDs turn negative as bigint on {flip}: from then on ORDER BY id puts newer rows first"
+            "warning ids_turn_negative - IDs turn negative as bigint on {flip}: from then on ORDER BY id puts newer \
+             rows first"
         );
         assert_eq!(found(&[0], 0, at(-364)), [soon]);
         let since =

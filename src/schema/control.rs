@@ -107,7 +107,11 @@ pub enum Refusal {
         config: ShardCount,
     },
     /// Another epoch.
-    #[error("it recorded the epoch {recorded_ms} ms after 1970, the config says {} ({} ms)", config.timestamp(), config.unix_ms())]
+    #[error(
+        "it recorded the epoch {recorded_ms} ms after 1970, the config says {} ({} ms)",
+        config.timestamp(),
+        config.unix_ms()
+    )]
     Epoch {
         /// The epoch there, as Unix milliseconds.
         recorded_ms: i64,
@@ -167,8 +171,9 @@ pub(crate) fn shards_named(shards: &[ShardId]) -> String {
 /// What to do about a host that has lost its database.
 pub fn restore(host: &HostName) -> String {
     format!(
-        "restore its database from a backup or a standby, then run `pgshard check`; docs/operating.md has the steps under \"A host has \
-         lost its database\". Only if its rows are lost for good: `pgshard bootstrap --lost {host}` makes its shards anew, empty"
+        "restore its database from a backup or a standby, then run `pgshard check`; docs/operating.md has the steps \
+         under \"A host has lost its database\". Only if its rows are lost for good: `pgshard bootstrap --lost {host}` \
+         makes its shards anew, empty"
     )
 }
 
@@ -318,8 +323,8 @@ pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> 
     Ok(missing.collect())
 }
 
-/// Installs the control schema on a host, or brings it up to date, and gives the versions that it ran. Two that do so at
-/// the same time wait for each other; the second finds nothing to do.
+/// Installs the control schema on a host, or brings it up to date, and gives the versions that it ran. Two that do so
+/// at the same time wait for each other; the second finds nothing to do.
 ///
 /// # Errors
 /// When the host recorded another cluster or another name than the config says, when rights are missing, and when a

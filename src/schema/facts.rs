@@ -100,7 +100,8 @@ pub struct ControlFacts {
     pub ledger: Vec<LedgerRow>,
     /// What the host has written down of the cluster; nothing where the control schema is older than that.
     pub known: Record,
-    /// Of the shards with a move that is at work or has stopped halfway: that move; nothing where the control schema is older.
+    /// Of the shards with a move that is at work or has stopped halfway: that move; nothing where the control schema is
+    /// older.
     pub open_moves: BTreeMap<ShardId, OpenMove>,
 }
 
@@ -305,13 +306,15 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
              WHERE slot_name LIKE 'pgshard\_%' AND database = current_database() ORDER BY 1),
        ARRAY(SELECT pubname::text FROM pg_publication WHERE pubname LIKE 'pgshard\_%' ORDER BY 1),
        (SELECT json_object_agg(name, current_setting(name)) FROM unnest(ARRAY[
-             'cluster_name', 'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level', 'max_replication_slots', 'max_wal_senders',
+             'cluster_name', 'fsync', 'full_page_writes', 'synchronous_commit', 'wal_level', 'max_replication_slots',
+             'max_wal_senders',
              'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
              'default_transaction_deferrable', 'session_replication_role']) AS name)::text,
        (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding), 'lc_collate', datcollate,
                                  'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text";
 
-/// What control schemas have since version 6. Nothing that is compared between hosts: it may be of another moment than the rest.
+/// What control schemas have since version 6. Nothing that is compared between hosts: it may be of another moment than
+/// the rest.
 ///
 /// A mover lives if it renews its lease and the connection is there that holds the lease's lock.
 const SINCE_6: &str = "
@@ -330,17 +333,20 @@ SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_
 /// Rows as JSON arrays, for their shortness: a host has thousands of shards.
 const CONTROL: &str = r#"
 SELECT json_build_object(
-    'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version) FROM pgshard.control_migration),
+    'migrations', (SELECT json_agg(json_build_array(version, name, checksum) ORDER BY version)
+        FROM pgshard.control_migration),
     'cluster', (SELECT json_build_array(shards, epoch_ms, schema_prefix, host_name, key_kind) FROM pgshard.cluster),
     'shards', (SELECT json_agg(json_build_array(shard_id, schema_name, state, epoch, peer, move_id,
                    date_part('epoch', fence_deadline - clock_timestamp()) * 1000,
                    date_part('epoch', clock_timestamp() - last_fence_at) * 1000)) FROM pgshard.shard),
     'incoming', (SELECT json_agg(json_build_array(shard_id, move_id, source, epoch, ready_attempt IS NOT NULL))
                  FROM pgshard.incoming),
-    'moving', (SELECT json_agg(DISTINCT shard_id) FROM pgshard.move WHERE phase NOT IN ('kept', 'completed', 'aborted')),
+    'moving', (SELECT json_agg(DISTINCT shard_id) FROM pgshard.move WHERE phase NOT IN ('kept', 'completed',
+        'aborted')),
     'applied', (SELECT json_agg(json_build_array(migrations, shards)) FROM (
                     SELECT migrations::json, json_agg(shard_id ORDER BY shard_id) AS shards FROM (
-                        SELECT shard_id, json_agg(json_build_array(name, checksum) ORDER BY name COLLATE "C")::text AS migrations
+                        SELECT shard_id, json_agg(json_build_array(name, checksum)
+                            ORDER BY name COLLATE "C")::text AS migrations
                         FROM pgshard.shard_migration GROUP BY shard_id) AS of_a_shard
                     GROUP BY of_a_shard.migrations) AS sets),
     'host_migrations', (SELECT json_agg(json_build_array(name, checksum) ORDER BY name) FROM pgshard.host_migration),
@@ -350,14 +356,18 @@ SELECT json_build_object(
                      SELECT s.shard_id, coalesce(o.objects, '[]') AS objects
                      FROM pgshard.shard s JOIN pg_namespace n ON n.nspname = s.schema_name
                      LEFT JOIN (SELECT ns, json_agg(DISTINCT object ORDER BY object)::text AS objects FROM (
-                                    SELECT relnamespace, CASE relkind WHEN 'v' THEN 'view ' WHEN 'm' THEN 'materialized view '
-                                               WHEN 'f' THEN 'foreign table ' WHEN 'S' THEN 'sequence ' ELSE 'table ' END || relname
+                                    SELECT relnamespace, CASE relkind WHEN 'v' THEN 'view ' WHEN 'm'
+                                    THEN 'materialized view '
+                                               WHEN 'f' THEN 'foreign table ' WHEN 'S' THEN 'sequence ' ELSE 'table '
+                                               END || relname
                                     FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND NOT relispartition
-                                    UNION ALL SELECT pronamespace, 'function ' || proname FROM pg_proc) AS of (ns, object)
+                                    UNION ALL SELECT pronamespace, 'function ' || proname FROM pg_proc) AS of (ns,
+                                    object)
                                 GROUP BY ns) AS o ON o.ns = n.oid
                      WHERE s.state = 'serving') AS of_a_shard
                  GROUP BY of_a_shard.objects) AS sets),
-    'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
+    'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m
+        USING (move_id, shard_id)
                   WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
     -- In this way, as a control schema that is older has no audits.
     'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, coalesce(j -> 'audit_found', '{}')))
@@ -417,8 +427,8 @@ struct RawLeftOut {
 type RawShard = (ShardId, String, ShardState, i32, Option<String>, Option<Uuid>, Option<f64>, Option<f64>);
 type RawIncoming = (ShardId, Uuid, String, i32, bool);
 
-/// What the host behind a connection says. Works on a host that was never bootstrapped, and needs no rights there; where
-/// there is a control schema it takes the role that owns it.
+/// What the host behind a connection says. Works on a host that was never bootstrapped, and needs no rights there;
+/// where there is a control schema it takes the role that owns it.
 ///
 /// # Errors
 /// When the control schema is another role's, when a query fails or the control schema holds what cannot be.

@@ -45,7 +45,10 @@ pub enum ShardFault {
         hosts: Vec<HostName>,
     },
     /// A host had the shard, and lost it, or the config does not name that host. It would get an empty second copy.
-    #[error("{by} knows that it was on {host}, which {}", if *named { "does not know it any more" } else { "the config does not name" })]
+    #[error(
+        "{by} knows that it was on {host}, which {}",
+        if *named { "does not know it any more" } else { "the config does not name" }
+    )]
     Lost {
         /// Where it was.
         host: HostName,
@@ -54,8 +57,8 @@ pub enum ShardFault {
         /// Whether the config names the host where it was.
         named: bool,
     },
-    /// Other hosts know these, and the config does not name them: nobody has asked them. A shard that they serve would get an empty
-    /// second copy.
+    /// Other hosts know these, and the config does not name them: nobody has asked them. A shard that they serve would
+    /// get an empty second copy.
     #[error(
         "{} could not be asked whether it serves it: other hosts know it, and the config does not name it",
         names(hosts)
@@ -65,7 +68,10 @@ pub enum ShardFault {
         hosts: Vec<HostName>,
     },
     /// No host says that it serves the shard.
-    #[error("no host says that it serves it{}", reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default())]
+    #[error(
+        "no host says that it serves it{}",
+        reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default()
+    )]
     Unserved {
         /// What is known of where it is.
         reason: Option<String>,
@@ -91,8 +97,8 @@ pub enum ShardFault {
     /// The migrations that it has are not a beginning of the ones it should have.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Drift(Vec<Drift>),
-    /// It was left as it was, because other shards or hosts have run what the folder does not have: what it would get now is not
-    /// what they have.
+    /// It was left as it was, because other shards or hosts have run what the folder does not have: what it would get
+    /// now is not what they have.
     #[error("nothing is run while others have run what the folder does not have")]
     Withheld,
     /// A migration failed; nothing of it is left.
@@ -149,7 +155,8 @@ impl ShardFault {
             }
             ShardFault::Moved { .. } => "run `pgshard map rebuild`, then `pgshard check`".to_owned(),
             ShardFault::Moving(Some(OpenMove { id, since: Some(_), .. })) => format!(
-                "wait for it, `pgshard moves watch {id}`, or have it undone, `pgshard moves abort {id}`; then the same command again"
+                "wait for it, `pgshard moves watch {id}`, or have it undone, `pgshard moves abort {id}`; then the same \
+                 command again"
             ),
             ShardFault::Moving(Some(OpenMove { id, since: None, .. })) => {
                 format!("`pgshard moves resume {id}`, or `pgshard moves abort {id}`; then the same command again")
@@ -163,8 +170,8 @@ impl ShardFault {
             ShardFault::Absent { hosts } => hosts.iter().map(add_again).collect::<Vec<_>>().join("; "),
             ShardFault::Unserved { .. } => "run `pgshard check`, then the same command again".to_owned(),
             ShardFault::Unknown { epoch } => format!(
-                "the host that had it may have been replaced: restore its database. If this is a new cluster, write the \
-                 shard without @{epoch} in the map"
+                "the host that had it may have been replaced: restore its database. If this is a new cluster, write \
+                 the shard without @{epoch} in the map"
             ),
             ShardFault::SchemaTaken { schema } => {
                 format!("rename or drop the schema {schema}, or give the cluster another schema_prefix")
@@ -210,8 +217,8 @@ fn told(open: &Option<OpenMove>) -> String {
 /// What to do about a host that others know and the config does not name.
 pub(super) fn add_again(host: &HostName) -> String {
     format!(
-        "name {host} in the config again, as it was: its shards are there. Only if its rows are lost for good: `pgshard bootstrap --lost \
-         {host}` has the hosts forget it"
+        "name {host} in the config again, as it was: its shards are there. Only if its rows are lost for good: \
+         `pgshard bootstrap --lost {host}` has the hosts forget it"
     )
 }
 
@@ -290,8 +297,8 @@ impl HostFault {
             HostFault::Unread { .. } => "make it answer, and run the same command again".to_owned(),
             HostFault::NotOwner { owner, .. } => format!("connect as {owner}, or as a member of it"),
             HostFault::Busy { .. } => {
-                "wait until the other one has ended; where nobody waits for it any more, `SELECT pg_terminate_backend(…)` of the process \
-                 ends it"
+                "wait until the other one has ended; where nobody waits for it any more, `SELECT \
+                 pg_terminate_backend(…)` of the process ends it"
                     .to_owned()
             }
             HostFault::Refused(refusals) => refusals.iter().map(Refusal::remedy).collect::<Vec<_>>().join("; "),

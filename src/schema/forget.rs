@@ -32,7 +32,8 @@ pub fn lost_on(survey: &Survey, host: &HostName) -> Option<Lost> {
 /// Has all hosts but one forget that one, which is among them. Under the lock of bootstraps and migrations.
 ///
 /// # Errors
-/// The hosts that could not be told, each with the reason. Then none was told, unless a connection was lost at the very end.
+/// The hosts that could not be told, each with the reason. Then none was told, unless a connection was lost at the very
+/// end.
 ///
 /// # Cancel safety
 /// Each host's record is written in one transaction; call it again for the rest.

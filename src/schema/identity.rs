@@ -1,7 +1,7 @@
 //! Which server each host is: every address is asked, and what hosts have recorded of each other is compared with it.
 //!
-//! Invariant: what is recorded of a host changes by itself only to a later timeline of the same server; another server becomes
-//! the host by an operator's word only ([`Identities::accepted`]).
+//! Invariant: what is recorded of a host changes by itself only to a later timeline of the same server; another server
+//! becomes the host by an operator's word only ([`Identities::accepted`]).
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,8 @@ pub struct RecordError {
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
-/// Asks every address of these hosts, all at the same time, and the primaries what they have recorded. Nothing is written.
+/// Asks every address of these hosts, all at the same time, and the primaries what they have recorded. Nothing is
+/// written.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections.
@@ -107,8 +108,8 @@ pub struct Accepted {
 }
 
 impl Identities {
-    /// What is known of a host: the last generation that others have recorded, by most of them where they differ. Its own word
-    /// counts where nobody else has one: of itself another cluster's server is sure too.
+    /// What is known of a host: the last generation that others have recorded, by most of them where they differ. Its
+    /// own word counts where nobody else has one: of itself another cluster's server is sure too.
     pub fn known(&self, host: &HostName) -> Option<Record> {
         let about = || self.said.iter().filter(|said| said.host == host.as_str());
         let by_others = about().any(|said| said.by != *host);
@@ -136,8 +137,8 @@ impl Identities {
         primaries
     }
 
-    /// The record that holds from now on by what was seen: of a host whose only primary is the server that is known, or where
-    /// none is known yet.
+    /// The record that holds from now on by what was seen: of a host whose only primary is the server that is known, or
+    /// where none is known yet.
     fn now(&self, host: &HostName) -> Option<Record> {
         let [(_, server)] = self.primaries(host)[..] else { return None };
         let identity = server.identity?;
@@ -148,8 +149,8 @@ impl Identities {
         }
     }
 
-    /// What is wrong with who answers under the hosts' names, the worst first. An alarm means that no host may be written to before
-    /// somebody has acted.
+    /// What is wrong with who answers under the hosts' names, the worst first. An alarm means that no host may be
+    /// written to before somebody has acted.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (host, answers) in &self.hosts {
@@ -183,7 +184,8 @@ impl Identities {
                     Impostor::Former { .. } => add(Severity::Alarm, "former_primary", message, FENCE),
                     Impostor::Other { .. } => {
                         let remedy = format!(
-                            "correct the url of {host}; if the host was upgraded or restored by a dump, `pgshard host accept {host}`"
+                            "correct the url of {host}; if the host was upgraded or restored by a dump, `pgshard host \
+                             accept {host}`"
                         );
                         add(Severity::Alarm, "other_server", message, &remedy);
                     }
@@ -225,7 +227,8 @@ impl Identities {
         Ok(Some(Accepted { former: known, record: Record { generation, system, timeline } }))
     }
 
-    /// Records on all hosts what was seen, where they do not have it yet. Hosts that did not answer get it the next time.
+    /// Records on all hosts what was seen, where they do not have it yet. Hosts that did not answer get it the next
+    /// time.
     ///
     /// # Errors
     /// The hosts where it could not be written; the others have it.
@@ -252,11 +255,12 @@ impl Identities {
     }
 }
 
-/// Records on all hosts which server an operator has accepted, on that server first, with what it takes the place of: by that those who
-/// know the former one believe it.
+/// Records on all hosts which server an operator has accepted, on that server first, with what it takes the place of:
+/// by that those who know the former one believe it.
 ///
 /// # Errors
-/// When it could not be written on the server itself: then nothing was. Other hosts where it was not written are given back.
+/// When it could not be written on the server itself: then nothing was. Other hosts where it was not written are given
+/// back.
 ///
 /// # Cancel safety
 /// What is written stays written; done again, it does the rest.
@@ -295,7 +299,8 @@ async fn write(
         transaction.execute("DELETE FROM pgshard.identity WHERE host_name = $1", &[&host.as_str()]).await?;
     }
     for (host, record) in records {
-        let sql = "INSERT INTO pgshard.identity AS i (host_name, generation, system_identifier, timeline) VALUES ($1, $2, $3, $4)
+        let sql = "INSERT INTO pgshard.identity AS i (host_name, generation, system_identifier, timeline)
+            VALUES ($1, $2, $3, $4)
             ON CONFLICT (host_name, generation) DO UPDATE SET timeline = EXCLUDED.timeline, seen_at = now()
             WHERE i.system_identifier = EXCLUDED.system_identifier AND i.timeline < EXCLUDED.timeline";
         let (generation, timeline) = (i32::try_from(record.generation)?, i64::from(record.timeline));
@@ -304,8 +309,8 @@ async fn write(
     Ok(transaction.commit().await?)
 }
 
-const FENCE: &str = "stop it, and keep it from coming back: docs/high-availability.md; what was written there since the other was promoted is \
-    only there";
+const FENCE: &str = "stop it, and keep it from coming back: docs/high-availability.md; what was written there since \
+                     the other was promoted is only there";
 
 fn two_primaries(host: &HostName, primaries: &[(&str, Server)]) -> (String, String) {
     let said = primaries.iter().map(|(address, server)| {
@@ -326,7 +331,8 @@ fn two_primaries(host: &HostName, primaries: &[(&str, Server)]) -> (String, Stri
     (
         message,
         format!(
-            "stop {}, and keep it from coming back: docs/high-availability.md; what was written there since is only there",
+            "stop {}, and keep it from coming back: docs/high-availability.md; what was written there since is only \
+             there",
             older.join(", ")
         ),
     )

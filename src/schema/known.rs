@@ -1,8 +1,8 @@
 //! What the hosts know of each other: which hosts there are, and where each shard was last. Pure.
 //!
-//! A host that has lost its database cannot say what was there, and one that the config does not name is not asked. The others say it
-//! for them, by their records (`pgshard.known_host`) and by the rows of the shards that they have given away. Of two statements about a
-//! shard the one with the later epoch counts.
+//! A host that has lost its database cannot say what was there, and one that the config does not name is not asked. The
+//! others say it for them, by their records (`pgshard.known_host`) and by the rows of the shards that they have given
+//! away. Of two statements about a shard the one with the later epoch counts.
 //!
 //! Invariant: a record holds what hosts said of themselves, never what a map says.
 
@@ -91,8 +91,8 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Where a shard was that is nowhere now: its host answers and does not know it, or is not in the config. Of a host that did not
-    /// answer nothing is known.
+    /// Where a shard was that is nowhere now: its host answers and does not know it, or is not in the config. Of a host
+    /// that did not answer nothing is known.
     pub(super) fn lost(&self, shard: ShardId) -> Option<Last<'a>> {
         let last = self.last.get(&shard)?;
         (!self.there.contains(&shard) && !self.silent.contains(last.host)).then_some(*last)
@@ -122,8 +122,8 @@ impl<'a> Known<'a> {
     }
 }
 
-/// What every host should have in its record: what these say now, and what their records have of shards that nobody has. `forgotten` are
-/// hosts that are to be in no record any more.
+/// What every host should have in its record: what these say now, and what their records have of shards that nobody
+/// has. `forgotten` are hosts that are to be in no record any more.
 pub(super) fn record<'a>(
     said: impl IntoIterator<Item = (&'a HostName, &'a ControlFacts)>,
     forgotten: &BTreeSet<HostName>,
@@ -161,8 +161,8 @@ pub(super) fn record<'a>(
     record
 }
 
-/// What a record lacks of what all know together: hosts that it does not have, and shards that it has nowhere. That a shard has moved
-/// since is nothing that it lacks.
+/// What a record lacks of what all know together: hosts that it does not have, and shards that it has nowhere. That a
+/// shard has moved since is nothing that it lacks.
 pub(super) fn lacks<'a>(own: &Record, all: &'a Record) -> (Vec<&'a HostName>, Vec<ShardId>) {
     let hosts = all.keys().filter(|host| !own.contains_key(*host)).collect();
     let has: BTreeSet<ShardId> = own.values().flat_map(BTreeMap::keys).copied().collect();

@@ -1,7 +1,8 @@
 //! What a shard's schema should have in it and has not: tables, views, sequences, functions by their names. Pure.
 //!
-//! Nobody records what a migration makes, and a file can be anything. But shards that have run the same migrations have the same in
-//! them: what nearly all have, and one has not, is gone. And of pgshard's own migrations it is known what they make.
+//! Nobody records what a migration makes, and a file can be anything. But shards that have run the same migrations have
+//! the same in them: what nearly all have, and one has not, is gone. And of pgshard's own migrations it is known what
+//! they make.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -93,14 +94,15 @@ fn verdict(
     }
 }
 
-/// The shards of one host that lack what the others there have, each with what it lacks: a clause that goes on after the schema's name.
+/// The shards of one host that lack what the others there have, each with what it lacks: a clause that goes on after
+/// the schema's name.
 pub fn lacking_on(host: &HostName, control: &ControlFacts) -> BTreeMap<ShardId, String> {
     lacking([(host, control)]).into_iter().map(|((_, shard), what)| (shard, what)).collect()
 }
 
 /// What to do about it.
-pub const RESTORE: &str = "stop its writers and restore the schema from a backup, as docs/operating.md says under \"A shard's tables are \
-                           gone\"; if it was meant, do the same by a migration in all shards";
+pub const RESTORE: &str = "stop its writers and restore the schema from a backup, as docs/operating.md says under \"A \
+                           shard's tables are gone\"; if it was meant, do the same by a migration in all shards";
 
 #[cfg(test)]
 mod tests {

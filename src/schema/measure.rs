@@ -11,15 +11,15 @@ use crate::shard::ShardId;
 pub struct Measure {
     /// Its tables with their indexes and TOAST, in bytes on disk.
     pub bytes: u64,
-    /// Rows inserted, updated and deleted since the host's statistics began, or since the shard came: a counter, of which two
-    /// readings give a rate. The server writes it down up to a second late.
+    /// Rows inserted, updated and deleted since the host's statistics began, or since the shard came: a counter, of
+    /// which two readings give a rate. The server writes it down up to a second late.
     pub writes: u64,
 }
 
 /// Measures the shards that a host owns.
 ///
-/// Locks: ACCESS SHARE on each table for the moment in which its size is read. Somebody who holds ACCESS EXCLUSIVE on one
-/// is waited for, five seconds at most.
+/// Locks: ACCESS SHARE on each table for the moment in which its size is read. Somebody who holds ACCESS EXCLUSIVE on
+/// one is waited for, five seconds at most.
 ///
 /// # Errors
 /// When the host has no control schema, or a lock does not come.

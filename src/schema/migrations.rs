@@ -4,9 +4,9 @@
 //! `{shard_id}` the shard's number; `{{shard}}` is the text `{shard}`. The search path is empty while they run, so a
 //! table without `{shard}.` before its name is an error, never a table in `public`.
 //!
-//! Comments before the first statement can say how a file runs: `-- pgshard: no-transaction`, a single statement such as
-//! CREATE INDEX CONCURRENTLY; `-- pgshard: once-per-host`, not in shards but once in each host's database, before its
-//! shards.
+//! Comments before the first statement can say how a file runs: `-- pgshard: no-transaction`, a single statement such
+//! as CREATE INDEX CONCURRENTLY; `-- pgshard: once-per-host`, not in shards but once in each host's database, before
+//! its shards.
 //!
 //! Invariant: a file that some shard has run does not change, and none is put in before it.
 
@@ -86,8 +86,8 @@ pub enum MigrationMistake {
     },
     /// A file that would do the same thing thousands of times over.
     #[error(
-        "{file} never says {{shard}}, so it would do the same once for every shard: name the shard's tables {{shard}}.photos; \
-         what a database needs once goes into a file that begins with `-- pgshard: once-per-host`"
+        "{file} never says {{shard}}, so it would do the same once for every shard: name the shard's tables \
+         {{shard}}.photos; what a database needs once goes into a file that begins with `-- pgshard: once-per-host`"
     )]
     NoShard {
         /// The file.
@@ -315,7 +315,8 @@ impl Migration {
         render(&self.pieces, schema, shard)
     }
 
-    /// The SQL for a shard that is just being made, in its transaction: nobody waits, so nothing needs to be concurrent.
+    /// The SQL for a shard that is just being made, in its transaction: nobody waits, so nothing needs to be
+    /// concurrent.
     pub(super) fn render_for_new(&self, schema: &str, shard: ShardId) -> String {
         match &self.kind {
             Kind::NoTransaction { quickly, .. } => render(quickly, schema, shard),
@@ -527,7 +528,8 @@ pub(super) mod tests {
         ]);
         let said: Vec<String> = mistakes.unwrap_err().iter().map(ToString::to_string).collect();
         let no_shard = "0001_b.sql never says {shard}, so it would do the same once for every shard: name the shard's \
-                        tables {shard}.photos; what a database needs once goes into a file that begins with `-- pgshard: once-per-host`";
+                        tables {shard}.photos; what a database needs once goes into a file that begins with `-- \
+                        pgshard: once-per-host`";
         let form = "is not named like 0001_photos.sql: a number of at least four digits, _, and a-z A-Z 0-9 _ -";
         assert_eq!(
             said,

@@ -1,5 +1,6 @@
 //! The schemas on the hosts: the control schema ([`control`]), the shards' own ([`bootstrap`](mod@bootstrap),
-//! [`Migrations`], [`migrate`](mod@migrate)), and what is there compared with what should be ([`survey`], [`check`], [`rebuild_map`]).
+//! [`Migrations`], [`migrate`](mod@migrate)), and what is there compared with what should be ([`survey`], [`check`],
+//! [`rebuild_map`]).
 //!
 //! Invariant: nothing here makes a shard a second time. A shard of which any host knows anything is created
 //! nowhere, whatever the map says, and none is created while a host's word is missing.

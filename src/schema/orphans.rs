@@ -40,12 +40,14 @@ pub(super) fn check(findings: &mut Findings, survey: &Survey, prefix: &SchemaPre
             if !facts.schemas.contains(&row.schema) {
                 let what = "it has moved away, and no signpost stands where it was";
                 let remedy = "statements that come here by an old map fail, or find another schema in the search_path: \
-                              restart the applications that have one; moving the shard here and away again builds it anew";
+                              restart the applications that have one; moving the shard here and away again builds it \
+                              anew";
                 findings.add_shard(Severity::Warning, "signpost_missing", Some(host), *shard, what, remedy);
             }
             if let Some(end) = astray(&hosts, survey, host, *shard) {
                 let what = format!("its signpost leads to {end}, which does not know it");
-                let remedy = "run `pgshard map rebuild`, so that nobody asks here; then see whether that host was restored or replaced";
+                let remedy = "run `pgshard map rebuild`, so that nobody asks here; then see whether that host was \
+                              restored or replaced";
                 findings.add_shard(Severity::Warning, "signpost_astray", Some(host), *shard, what, remedy);
             }
         }

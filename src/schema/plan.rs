@@ -2,15 +2,15 @@
 //!
 //! Invariant: a shard is created only where the map puts it, only if it never moved (epoch 1), if no host knows
 //! anything of it (no row in any state, no move that brings it), if every host of the config has been asked, and if
-//! no schema has its name. An empty second copy of a shard would take writes that belong to the first. And a shard that anybody
-//! remembers is created again only by the word that what was on its host is lost for good.
+//! no schema has its name. An empty second copy of a shard would take writes that belong to the first. And a shard that
+//! anybody remembers is created again only by the word that what was on its host is lost for good.
 //!
 //! The reasons: a map can be stale, edited by hand, or a backup's. A row `moved` shows that the shard was born; a host
 //! that is down may hold it; a shard with a later epoch was somewhere. A host that certainly never held a shard can be
 //! vouched for, for the first set-up of a cluster while one of its servers is still to come.
 //!
-//! Invariant: no migration is run anywhere while any of the hosts that are written to has run what the folder does not have:
-//! whoever has edited a file finds one shard that is otherwise, not thousands.
+//! Invariant: no migration is run anywhere while any of the hosts that are written to has run what the folder does not
+//! have: whoever has edited a file finds one shard that is otherwise, not thousands.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -153,7 +153,8 @@ impl<'a> Knowledge<'a> {
         (!absent.is_empty()).then_some(ShardFault::Absent { hosts: absent })
     }
 
-    /// With which epoch a shard is created: later than what anybody remembers of it, it is not again taken for the lost one.
+    /// With which epoch a shard is created: later than what anybody remembers of it, it is not again taken for the lost
+    /// one.
     fn first_epoch(&self, shard: ShardId, in_map: ShardEpoch) -> ShardEpoch {
         self.known.lost(shard).map_or(in_map, |last| last.epoch.max(in_map))
     }

@@ -1,8 +1,8 @@
 //! The shard map as the hosts have it. Pure.
 //!
 //! Invariant: of two statements about a shard the one with the larger epoch counts, and where the hosts are
-//! silent the map keeps what it said. A host that cannot be asked keeps its shards, unless another shows a later epoch. Of a shard whose owner
-//! does not know of the move that brought it, the map says nothing new: an alarm does.
+//! silent the map keeps what it said. A host that cannot be asked keeps its shards, unless another shows a later epoch.
+//! Of a shard whose owner does not know of the move that brought it, the map says nothing new: an alarm does.
 
 use std::collections::BTreeMap;
 

@@ -133,8 +133,8 @@ pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
     }
 }
 
-/// The script with `guard` behind each statement that may set what the guard sets, in the same line: lines stay where they are. At its
-/// end there is none. What a function or a DO block sets within itself is its own.
+/// The script with `guard` behind each statement that may set what the guard sets, in the same line: lines stay where
+/// they are. At its end there is none. What a function or a DO block sets within itself is its own.
 pub(super) fn guarded(sql: &str, guard: &str) -> String {
     let small = sql.to_ascii_lowercase();
     if !["lock_timeout", "reset", "discard"].iter().any(|word| small.contains(word)) {

@@ -1,29 +1,28 @@
 //! The sessions in which the hosts' schemas are made and altered.
 //!
-//! Invariant: a migration means the same on every host, whatever the settings of hosts, databases and roles, and whatever the files
-//! and shards before it have left in the session.
+//! Invariant: a migration means the same on every host, whatever the settings of hosts, databases and roles, and
+//! whatever the files and shards before it have left in the session.
 
 use super::facts::chain;
 use super::fault::HostFault;
 use crate::pg::{ConnectOptions, Connection};
 
-/// Transactions are what the code takes them for, and the texts of values mean the same everywhere. No limit ends a long
-/// migration, but one whose machine is gone holds its locks for half a minute at most; where only the process is gone, the server
-/// notices it within half a second, and ends the statement (PostgreSQL 14 and later, on Linux: elsewhere the setting is refused).
-/// Under another isolation than READ COMMITTED an open transaction of ours would keep its snapshot, and CREATE INDEX CONCURRENTLY
-/// would wait for it for ever.
+/// Transactions are what the code takes them for, and the texts of values mean the same everywhere. No limit ends a
+/// long migration, but one whose machine is gone holds its locks for half a minute at most; where only the process is
+/// gone, the server notices it within half a second, and ends the statement (PostgreSQL 14 and later, on Linux:
+/// elsewhere the setting is refused). Under another isolation than READ COMMITTED an open transaction of ours would
+/// keep its snapshot, and CREATE INDEX CONCURRENTLY would wait for it for ever.
 macro_rules! settings {
     () => {
-        "SET search_path = ''; SET statement_timeout = 0; SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; \
-         SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off; \
-         SET default_transaction_deferrable = off; \
+        "SET search_path = ''; SET statement_timeout = 0; SET lock_timeout = 0; \
+         SET idle_in_transaction_session_timeout = 0; SET default_transaction_isolation = 'read committed'; \
+         SET default_transaction_read_only = off; SET default_transaction_deferrable = off; \
          SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4; \
-         SET client_min_messages = warning; \
-         SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET bytea_output = 'hex'; \
-         SET xmloption = content; SET standard_conforming_strings = on; \
-         SELECT pg_catalog.set_config('client_connection_check_interval', '500', false) \
-         WHERE pg_catalog.current_setting('client_connection_check_interval', true) IS NOT NULL \
-             AND pg_catalog.strpos(pg_catalog.version(), 'linux') OPERATOR(pg_catalog.>) 0; "
+         SET client_min_messages = warning; SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; \
+         SET timezone = 'UTC'; SET bytea_output = 'hex'; SET xmloption = content; \
+         SET standard_conforming_strings = on; SELECT pg_catalog.set_config('client_connection_check_interval', '500', \
+         false) WHERE pg_catalog.current_setting('client_connection_check_interval', true) IS NOT NULL \
+         AND pg_catalog.strpos(pg_catalog.version(), 'linux') OPERATOR(pg_catalog.>) 0; "
     };
 }
 
@@ -33,8 +32,8 @@ pub(super) const SETTINGS: &str = settings!();
 /// Takes back everything that a session can be left with. A message of its own, outside of transactions.
 pub(super) const DISCARD: &str = "DISCARD ALL";
 
-/// The same within a transaction, between two files: role, settings, temporary tables, prepared statements, cursors. What a file has
-/// altered stays.
+/// The same within a transaction, between two files: role, settings, temporary tables, prepared statements, cursors.
+/// What a file has altered stays.
 pub(super) const RESET: &str = concat!(
     "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; DEALLOCATE ALL; UNLISTEN *; DISCARD TEMP; \
      DISCARD SEQUENCES; ",

@@ -48,9 +48,11 @@ pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::
             pg_catalog.pg_database_size(pg_catalog.current_database()),
             (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database())::int4,
             pg_catalog.current_setting('max_connections')::int4, pg_catalog.current_setting('wal_level'), lsn::text,
-            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0))::bigint FROM pg_catalog.pg_replication_slots),
+            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, restart_lsn), 0))::bigint
+                FROM pg_catalog.pg_replication_slots),
             (SELECT count(*) FROM pg_catalog.pg_stat_replication)::int4,
-            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), 0))::bigint FROM pg_catalog.pg_stat_replication),
+            (SELECT max(greatest(pg_catalog.pg_wal_lsn_diff(lsn, replay_lsn), 0))::bigint
+                FROM pg_catalog.pg_stat_replication),
             (SELECT max(extract(epoch FROM replay_lag) * 1000)::double precision FROM pg_catalog.pg_stat_replication),
             pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
         FROM wal";

@@ -197,7 +197,8 @@ async fn a_copy_that_died_goes_on() {
     assert_same(&source, &target, &work).await;
 }
 
-/// Each table's by one transaction as soon as its rows are there; a copy that goes on builds what is missing, and nothing twice.
+/// Each table's by one transaction as soon as its rows are there; a copy that goes on builds what is missing, and
+/// nothing twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_are_built_with_the_copy() {
     let pair = Pair::start([15, 18]).await;
@@ -263,7 +264,8 @@ async fn without_the_lease_nothing_is_written() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn row_level_security_hides_nothing() {
     let pair = Pair::start([15, 15]).await;
-    let secured = "ALTER TABLE {shard}.t ADD PRIMARY KEY (id); ALTER TABLE {shard}.t ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+    let secured = "ALTER TABLE {shard}.t ADD PRIMARY KEY (id); ALTER TABLE {shard}.t ENABLE ROW LEVEL SECURITY,
+        FORCE ROW LEVEL SECURITY;
         CREATE POLICY few ON {shard}.t USING (id > 7)";
     let work = pair.shard(7, "CREATE TABLE {shard}.t (id integer NOT NULL)", secured).await;
     let sql =
@@ -334,8 +336,10 @@ async fn what_differs_is_named() {
     let pair = Pair::start([18, 15]).await;
     let tables = "CREATE TABLE {shard}.t (id integer NOT NULL, price numeric);
         CREATE TYPE {shard}.mood AS ENUM ('good', 'bad'); CREATE TABLE {shard}.bag (a integer, m {shard}.mood)";
-    let fill = "ALTER TABLE {shard}.t ADD PRIMARY KEY (id); INSERT INTO {shard}.t SELECT g, 1.0 FROM generate_series(1, 20000) g;
-        ALTER TABLE {shard}.bag REPLICA IDENTITY FULL; INSERT INTO {shard}.bag VALUES (1, 'good'), (1, 'good'), (2, 'bad'), (3, NULL)";
+    let fill = "ALTER TABLE {shard}.t ADD PRIMARY KEY (id); INSERT INTO {shard}.t SELECT g, 1.0 FROM generate_series(1,
+        20000) g;
+        ALTER TABLE {shard}.bag REPLICA IDENTITY FULL; INSERT INTO {shard}.bag VALUES (1, 'good'), (1, 'good'),
+        (2, 'bad'), (3, NULL)";
     let work = pair.shard(7, tables, fill).await;
     copy(&pair, &work, Pace::default()).await.unwrap();
     let (source, target) = (pair.session(0, work.shard()).await, pair.session(1, work.shard()).await);

@@ -68,8 +68,8 @@ impl Pair {
         self.hosts.open(name).await.unwrap().for_shard(shard)
     }
 
-    /// A shard at the source with these tables (`{shard}` is its schema), and the same, empty and without `keys`, at the target;
-    /// announced there under [`LEASE`].
+    /// A shard at the source with these tables (`{shard}` is its schema), and the same, empty and without `keys`, at
+    /// the target; announced there under [`LEASE`].
     pub(crate) async fn shard(&self, number: u16, tables: &str, keys: &str) -> ShardCopy {
         let shard = ShardId::new(number).unwrap();
         let (name, incoming) = (format!("shard_{number:04}"), format!("shard_{number:04}__incoming"));

@@ -33,7 +33,8 @@ impl Target {
                 let values = self.list(number, ", ", |_, value| value.to_owned());
                 let long = random.u32(0..3000);
                 format!(
-                    "INSERT INTO {table} ({names}, n, long) VALUES ({values}, 1, repeat('x', {long})) ON CONFLICT DO NOTHING"
+                    "INSERT INTO {table} ({names}, n, long) VALUES ({values}, 1, repeat('x', {long})) \
+                     ON CONFLICT DO NOTHING"
                 )
             }
             35..60 => format!("UPDATE {table} SET n = n + 1 WHERE {is}"),
@@ -55,8 +56,8 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// So many of them; transactions of one to five statements, with savepoints and rollbacks among them, and now and then a
-    /// TRUNCATE of one of `truncated`.
+    /// So many of them; transactions of one to five statements, with savepoints and rollbacks among them, and now and
+    /// then a TRUNCATE of one of `truncated`.
     pub(crate) async fn start(
         pair: &Pair,
         count: u64,

@@ -11,14 +11,15 @@ use uuid::Uuid;
 
 use super::{ShardCount, ShardId};
 
-/// What the keys of a cluster are, and how a shard is made of one. Every host records it, so that two programs cannot differ.
+/// What the keys of a cluster are, and how a shard is made of one. Every host records it, so that two programs cannot
+/// differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KeyKind {
     /// `integer`: key mod N, Euclidean, of the number itself, whatever the width of its type.
     #[default]
     Integer,
-    /// `string:sha256`: the first 60 bits (15 hexadecimal digits) of the SHA-256 of the text's UTF-8 bytes, as a number mod
-    /// N. The bytes are taken as they are: case, accents and blanks count.
+    /// `string:sha256`: the first 60 bits (15 hexadecimal digits) of the SHA-256 of the text's UTF-8 bytes, as a number
+    /// mod N. The bytes are taken as they are: case, accents and blanks count.
     String,
     /// `uuid:sha256`: the same of the 16 bytes of the UUID in the order in which it is written.
     Uuid,
@@ -40,7 +41,8 @@ impl KeyKind {
     /// The shard of a key written as text.
     ///
     /// # Errors
-    /// When the text is no key of this kind: for integers a number of at most 128 bits, for UUIDs any usual way to write one.
+    /// When the text is no key of this kind: for integers a number of at most 128 bits, for UUIDs any usual way to
+    /// write one.
     ///
     /// ```
     /// use pgshard::{KeyKind, ShardCount};

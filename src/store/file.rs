@@ -1,7 +1,8 @@
 //! The map in the `[map]` table of the config file.
 //!
 //! Invariant: the file is always a whole one, the old or the new, whenever the power fails; a publication
-//! changes the values of `[map]` and not one byte beside them; and it never replaces what somebody else wrote meanwhile.
+//! changes the values of `[map]` and not one byte beside them; and it never replaces what somebody else wrote
+//! meanwhile.
 
 use std::fs;
 use std::io;
@@ -22,7 +23,8 @@ use crate::shard::ShardCount;
 /// Keeps the map in the config file.
 ///
 /// Publishers in several processes wait for each other on an advisory lock (`flock`) of the file; on a network file
-/// system that has none, and against editors, which take none, the file is looked at once more just before it is replaced.
+/// system that has none, and against editors, which take none, the file is looked at once more just before it is
+/// replaced.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -31,8 +33,8 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// How often a watched file is looked at, unless said otherwise. Where its file system tells of changes, which local ones
-    /// do, this is only the net.
+    /// How often a watched file is looked at, unless said otherwise. Where its file system tells of changes, which
+    /// local ones do, this is only the net.
     pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
     /// A store in this file, for a cluster of so many shards. Nothing is read yet.
@@ -88,7 +90,8 @@ impl FileStore {
     }
 }
 
-/// How long to wait after a change before the file is looked at: who writes into it, instead of replacing it, is then done.
+/// How long to wait after a change before the file is looked at: who writes into it, instead of replacing it, is then
+/// done.
 const SETTLE: Duration = Duration::from_millis(10);
 
 /// How often a publication starts over because the file was edited under it.
@@ -124,8 +127,8 @@ impl FileStore {
         fs::metadata(&self.path).map(|metadata| Stamp::of(&metadata)).ok()
     }
 
-    /// Looks at the file whenever its folder changes, when a reader asks, and at every poll interval, until nobody reads the
-    /// maps any more.
+    /// Looks at the file whenever its folder changes, when a reader asks, and at every poll interval, until nobody
+    /// reads the maps any more.
     async fn follow(self, sender: MapSender, mut seen: Option<Stamp>, mut folders: Folders) {
         loop {
             tokio::select! {

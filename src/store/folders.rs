@@ -1,8 +1,8 @@
 //! Told by the kernel when something changes beside a file: its folder is watched, and that of what it links to.
 //!
-//! Folders, because nobody writes into the file itself: editors and publications put another in its place, and Kubernetes
-//! swaps the link `..data` that the file's own link goes through. Invariant: an event only means "look". A file
-//! system that has none, or a watch that cannot be had, makes the next look late, no more.
+//! Folders, because nobody writes into the file itself: editors and publications put another in its place, and
+//! Kubernetes swaps the link `..data` that the file's own link goes through. Invariant: an event only means "look". A
+//! file system that has none, or a watch that cannot be had, makes the next look late, no more.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,7 +36,8 @@ impl Folders {
         folders
     }
 
-    /// Watches what are the folders now: a link may lead elsewhere than before, and a folder may be another of its name.
+    /// Watches what are the folders now: a link may lead elsewhere than before, and a folder may be another of its
+    /// name.
     pub(super) fn renew(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         for folder in self.watched.drain(..) {

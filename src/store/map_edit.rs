@@ -115,14 +115,17 @@ mod tests {
 
     #[test]
     fn only_what_differs_is_written() {
-        let text = "# top\r\n[map]  # the map\r\nversion=1 # counted\r\n[map.placement]\r\n  db1 = '0 - 3'   # old\r\n  db2   = \"4-7\"\r\n\r\n# end";
+        let text = "# top\r\n[map]  # the map\r\nversion=1 # counted\r\n[map.placement]\r\n  db1 = '0 - 3'   # \
+                    old\r\n  db2   = \"4-7\"\r\n\r\n# end";
         assert_eq!(
             edited(text, 8, "db2", &[3]),
-            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = \"0-2\"   # old\r\n  db2   = \"3@2, 4-7\"\r\n\r\n# end"
+            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = \"0-2\"   # old\r\n  db2   \
+             = \"3@2, 4-7\"\r\n\r\n# end"
         );
         assert_eq!(
             edited(text, 8, "db3", &[4, 5, 6, 7]),
-            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = '0 - 3'   # old\r\n  db2   = \"\"\r\n  db3 = \"4-7@2\"\r\n\r\n# end"
+            "# top\r\n[map]  # the map\r\nversion=2 # counted\r\n[map.placement]\r\n  db1 = '0 - 3'   # old\r\n  db2   \
+             = \"\"\r\n  db3 = \"4-7@2\"\r\n\r\n# end"
         );
     }
 

@@ -51,7 +51,8 @@ pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Spanned<DeTa
             let end = findings.text().len();
             let at = error.span().unwrap_or(end..end);
             let message = format!("this is not TOML: {}", error.message().replace('\n', ", "));
-            // A string without an end leaves its rest on lines of their own: below [hosts] and [map] that may be a password.
+            // A string without an end leaves its rest on lines of their own: below [hosts] and [map] that may be a
+            // password.
             let before = findings.text().get(..at.start).unwrap_or_default();
             let header = before.lines().rev().find(|line| line.trim_start().starts_with('['));
             if header.is_some_and(|header| header.contains("hosts") || header.trim_start().starts_with("[map]")) {

@@ -101,7 +101,11 @@ pub enum StoreError {
         path: PathBuf,
     },
     /// Written into the file, the map could not be read back. Nothing was written.
-    #[error("the map cannot be written into {}: {}", path.display(), if diagnostics.is_empty() { "it would read as another".to_owned() } else { all(diagnostics) })]
+    #[error(
+        "the map cannot be written into {}: {}",
+        path.display(),
+        if diagnostics.is_empty() { "it would read as another".to_owned() } else { all(diagnostics) }
+    )]
     Unwritable {
         /// The file.
         path: PathBuf,
@@ -184,7 +188,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the map's database could not be asked, as against one that gave an answer: only then a copy may stand in.
+    /// Whether the map's database could not be asked, as against one that gave an answer: only then a copy may stand
+    /// in.
     pub fn is_away(&self) -> bool {
         match self {
             StoreError::Connect { .. } | StoreError::TimedOut { .. } => true,

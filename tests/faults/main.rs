@@ -1,5 +1,5 @@
-//! Every fault at every place of an online move, and what is done about it; fifty moves to and fro; five hundred shards at
-//! once. Prints a line a combination that fails, and a table of all. Words choose: `kill source target reset sleep`,
+//! Every fault at every place of an online move, and what is done about it; fifty moves to and fro; five hundred shards
+//! at once. Prints a line a combination that fails, and a table of all. Words choose: `kill source target reset sleep`,
 //! `resume abort`, `15-18 18-15`, `to-and-fro`, `wave`, a failpoint's name in quotes; without words, all.
 #![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
 
@@ -45,8 +45,8 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// One fault at all places, in several worlds side by side: a combination mostly waits. Gives how many combinations failed, of
-/// how many.
+/// One fault at all places, in several worlds side by side: a combination mostly waits. Gives how many combinations
+/// failed, of how many.
 async fn row(versions: [u32; 2], fault: Fault, verb: Verb, places: &[&'static str]) -> (usize, usize) {
     // A crash, or a reset, concerns all movers of a world.
     let (worlds, beside) = if matches!(fault, Fault::Kill | Fault::Sleep) { (2, 4) } else { (6, 1) };

@@ -1,4 +1,5 @@
-//! Balance: hosts come and go while an application writes, rebalances are killed and interrupted and go on; nothing is lost.
+//! Balance: hosts come and go while an application writes, rebalances are killed and interrupted and go on; nothing is
+//! lost.
 
 use pgshard::ShardCount;
 use pgshard::config::Config;
@@ -35,8 +36,8 @@ async fn small_start(versions: &[u32], first: usize, shards: u16) -> World {
 }
 
 on_each_version! {
-    /// The story of adding capacity: two hosts become four, the first is retired, and the writers notice nothing, although
-    /// their router was made when there were two.
+    /// The story of adding capacity: two hosts become four, the first is retired, and the writers notice nothing,
+    /// although their router was made when there were two.
     async fn two_hosts_become_four_and_the_first_is_retired(version) {
         let mut world = small_start(&[version, other(version), version, other(version)], 2, 24).await;
         let writers = Writers::start(&world, 3).await;
@@ -66,7 +67,8 @@ on_each_version! {
         let notes = writers.stop().await;
         eprintln!("{} rows, the longest call took {:?}", notes.acknowledged.len(), notes.longest);
         world.audit(notes.flawless()).await;
-        // Shards were copied while they were open, several through one slot; the slots that are left are of reverse replications.
+        // Shards were copied while they were open, several through one slot; the slots that are left are of reverse
+        // replications.
         for client in world.all().await {
             let sql = "SELECT count(*) FILTER (WHERE mode <> 'online') FROM pgshard.move
                 UNION ALL SELECT count(*) FROM pg_replication_slots WHERE slot_name NOT LIKE '%\\_back\\_%'";
@@ -108,7 +110,8 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
-    /// A host that does not fit is refused, what its shards will lack is named, and no password is taken from the command line.
+    /// A host that does not fit is refused, what its shards will lack is named, and no password is taken from the
+    /// command line.
     async fn a_host_is_checked_before_it_is_added(version) {
         let world = small_start(&[version, other(version)], 1, 4).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();
@@ -139,8 +142,8 @@ on_each_version! {
         assert!(refused.ended(4).stderr.contains("pgshard moves complete"), "{}", refused.stderr);
     }
 
-    /// Constraints of the config are heeded, a shard that cannot be moved is named and the others go; a drain that would
-    /// leave one behind is refused whole.
+    /// Constraints of the config are heeded, a shard that cannot be moved is named and the others go; a drain that
+    /// would leave one behind is refused whole.
     async fn what_cannot_move_is_named(version) {
         let world = World::new(&[version, version], 8).await;
         let text = std::fs::read_to_string(&world.config.path).unwrap();

@@ -99,7 +99,8 @@ on_each_version! {
         assert_eq!(codes(&request).await, []);
 
         let client = servers.app(1).await;
-        let row = client.query_one("INSERT INTO shard_0013.photos (title) VALUES ('a') RETURNING id", &[]).await.unwrap();
+        let row =
+            client.query_one("INSERT INTO shard_0013.photos (title) VALUES ('a') RETURNING id", &[]).await.unwrap();
         assert_eq!(Id::decode(row.get(0)).shard(), shard(13));
         let row = client.query_one("SELECT obj_description('shard_0013.photos'::regclass)", &[]).await.unwrap();
         assert_eq!(row.get::<_, &str>(0), "of 13");
@@ -119,14 +120,15 @@ on_each_version! {
         let row = client.query_one(written, &[]).await.unwrap();
         assert_eq!((row.get(0), row.get(1)), before);
 
-        request.migrations = migrations(&[
-            ("0001_photos.sql", TABLES),
-            ("0002_width.sql", "ALTER TABLE {shard}.photos ADD width int"),
-        ]);
-        assert_eq!(codes(&request).await, [
-            ("migrations_pending", "12 shards (0-11): it lacks 0002_width".to_owned()),
-            ("migrations_pending", "12 shards (12-23): it lacks 0002_width".to_owned()),
-        ]);
+        request.migrations =
+            migrations(&[("0001_photos.sql", TABLES), ("0002_width.sql", "ALTER TABLE {shard}.photos ADD width int")]);
+        assert_eq!(
+            codes(&request).await,
+            [
+                ("migrations_pending", "12 shards (0-11): it lacks 0002_width".to_owned()),
+                ("migrations_pending", "12 shards (12-23): it lacks 0002_width".to_owned()),
+            ]
+        );
         let third = run(&request).await;
         assert!(third.is_complete(), "{third:?}");
         assert_eq!((report_of(&third, "db1").created.len(), report_of(&third, "db1").migrated.len()), (0, 12));
@@ -134,8 +136,8 @@ on_each_version! {
         assert_eq!(codes(&request).await, []);
     }
 
-    /// The clock of an ID is the server's (or a little ahead in a burst), its sequence counts, and the sign flips where the
-    /// format says; before the epoch and after 41 bits there is no ID but an error that says why.
+    /// The clock of an ID is the server's (or a little ahead in a burst), its sequence counts, and the sign flips where
+    /// the format says; before the epoch and after 41 bits there is no ID but an error that says why.
     async fn ids(version) {
         let servers = TestCluster::start(version, 1);
         let superuser = servers.superuser(0).await;
@@ -145,7 +147,9 @@ on_each_version! {
         };
         let mut request = request(&servers, 8192, &[]);
         let now = now_ms().await;
-        for (database, epoch_ms, negative) in [("ids_a", now - 86_400_000, false), ("ids_b", now - (1 << 40) - 1000, true)] {
+        for (database, epoch_ms, negative) in
+            [("ids_a", now - 86_400_000, false), ("ids_b", now - (1 << 40) - 1000, true)]
+        {
             superuser.batch_execute(&format!("CREATE DATABASE {database} OWNER app")).await.unwrap();
             let url = format!("postgres://app@127.0.0.1:{}/{database}", servers.server(0).port());
             request.hosts[0].connect = ConnectOptions::parse(&url).unwrap();
@@ -154,8 +158,13 @@ on_each_version! {
             assert!(run(&request).await.is_complete());
             let client = crate::support::connect(&url).await;
             // Whatever the search path: nothing in the function depends on it.
-            client.batch_execute("CREATE SCHEMA trap; CREATE FUNCTION trap.floor(float8) RETURNS float8
-                LANGUAGE sql AS 'SELECT 0::float8'; SET search_path = trap, pg_catalog").await.unwrap();
+            client
+                .batch_execute(
+                    "CREATE SCHEMA trap; CREATE FUNCTION trap.floor(float8) RETURNS float8
+                LANGUAGE sql AS 'SELECT 0::float8'; SET search_path = trap, pg_catalog",
+                )
+                .await
+                .unwrap();
             let before = now_ms().await - epoch_ms;
             let ids = client.query("SELECT shard_8191.next_id() FROM generate_series(1, 1030)", &[]).await.unwrap();
             let after = now_ms().await - epoch_ms;
@@ -178,7 +187,8 @@ on_each_version! {
             request.hosts[0].connect = ConnectOptions::parse(&url).unwrap();
             request.cluster.epoch = Epoch::from_unix_ms(epoch_ms).unwrap();
             assert!(run(&request).await.is_complete());
-            let error = crate::support::connect(&url).await.query("SELECT shard_0000.next_id()", &[]).await.unwrap_err();
+            let error =
+                crate::support::connect(&url).await.query("SELECT shard_0000.next_id()", &[]).await.unwrap_err();
             let error = error.as_db_error().unwrap().clone();
             assert_eq!((error.message(), error.code().code()), (words, "22008"));
         }
@@ -264,7 +274,8 @@ on_each_version! {
 
         // A newer control schema, and one of another text.
         let client = servers.app(0).await;
-        let newer = "INSERT INTO pgshard.control_migration VALUES (99, 'later', ''); UPDATE pgshard.control_migration SET checksum = 'x' WHERE version = 1";
+        let newer = "INSERT INTO pgshard.control_migration VALUES (99, 'later', ''); UPDATE pgshard.control_migration \
+                     SET checksum = 'x' WHERE version = 1";
         client.batch_execute(newer).await.unwrap();
         let report = run(&only(0)).await;
         let Some(HostFault::Refused(refusals)) = &report_of(&report, "db1").fault else { panic!("{report:?}") };
@@ -301,26 +312,55 @@ on_each_version! {
         assert!(run(&request).await.is_complete());
         // Shard 0 has moved from db1 to db2; 1 is fenced; 2 is on its way to db3, decided but not opened.
         let db1 = servers.app(0).await;
-        db1.batch_execute("
+        db1.batch_execute(
+            "
             UPDATE pgshard.shard SET state = 'moved', epoch = 2, peer = 'db2' WHERE shard_id = 0;
             UPDATE pgshard.shard SET state = 'moved', epoch = 2, peer = 'db3' WHERE shard_id = 2;
             UPDATE pgshard.shard SET state = 'fenced', peer = 'db2', move_id = gen_random_uuid(), attempt = 1,
-                lease = gen_random_uuid(), fence_deadline = now() + interval '1 h' WHERE shard_id = 1".replace("gen_random_uuid()", "md5(random()::text)::uuid").as_str()).await.unwrap();
-        servers.app(1).await.batch_execute("CREATE SCHEMA shard_0000;
-            INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES (0, 'shard_0000', 'serving', 2)").await.unwrap();
-        servers.app(2).await.batch_execute("INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
-            VALUES (2, 'shard_0002', md5('m')::uuid, md5('l')::uuid, 'db1', 2)").await.unwrap();
+                lease = gen_random_uuid(), fence_deadline = now() + interval '1 h' WHERE shard_id = 1"
+                .replace("gen_random_uuid()", "md5(random()::text)::uuid")
+                .as_str(),
+        )
+        .await
+        .unwrap();
+        servers
+            .app(1)
+            .await
+            .batch_execute(
+                "CREATE SCHEMA shard_0000;
+            INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES (0, 'shard_0000', 'serving', 2)",
+            )
+            .await
+            .unwrap();
+        servers
+            .app(2)
+            .await
+            .batch_execute(
+                "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
+            VALUES (2, 'shard_0002', md5('m')::uuid, md5('l')::uuid, 'db1', 2)",
+            )
+            .await
+            .unwrap();
 
         let survey_now = survey(&request).await;
-        let states: BTreeMap<_, _> = survey_now[&servers.name(0)].as_ref().unwrap().control.as_ref().unwrap().shards
-            .iter().map(|(shard, row)| (shard.get(), row.state)).collect();
+        let states: BTreeMap<_, _> = survey_now[&servers.name(0)]
+            .as_ref()
+            .unwrap()
+            .control
+            .as_ref()
+            .unwrap()
+            .shards
+            .iter()
+            .map(|(shard, row)| (shard.get(), row.state))
+            .collect();
         assert_eq!(states, BTreeMap::from([(0, ShardState::Moved), (1, ShardState::Fenced), (2, ShardState::Moved)]));
         let rebuilt = schema::rebuild_map(&map_of(&request), &survey_now);
         let changes: Vec<String> = rebuilt.changes.iter().map(ToString::to_string).collect();
         assert_eq!(changes, ["shard 0: db1 @1 -> db2 @2", "shard 2: db1 @1 -> db3 @2"]);
         assert_eq!(rebuilt.notes, []);
 
-        // The stale map, with a migration to run: the shard that is nobody's business here gets it, the others are named.
+        // The stale map, with a migration to run: the shard that is nobody's business here gets it, the others are
+        // named.
         request.migrations = migrations(&[("0001_photos.sql", TABLES)]);
         let report = run(&request).await;
         let db1_report = report_of(&report, "db1");

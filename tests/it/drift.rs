@@ -13,28 +13,40 @@ async fn findings(world: &World, args: &[&str]) -> Vec<String> {
 }
 
 on_each_version! {
-    /// Shards of the same make are no finding, though each has its number in its functions; those that somebody altered by
-    /// hand are grouped, and it is said in what they differ.
+    /// Shards of the same make are no finding, though each has its number in its functions; those that somebody altered
+    /// by hand are grouped, and it is said in what they differ.
     async fn groups(version) {
         let world = World::new(&[version, version], 48).await;
         world.run(&["check", "--ddl"]).await.ended(0);
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         for shard in [3, 4] {
-            db1.batch_execute(&format!("ALTER TABLE shard_000{shard}.photos ADD COLUMN extra text;
-                DROP INDEX shard_000{shard}.photos_user_id_id_idx")).await.unwrap();
+            db1.batch_execute(&format!(
+                "ALTER TABLE shard_000{shard}.photos ADD COLUMN extra text;
+                DROP INDEX shard_000{shard}.photos_user_id_id_idx"
+            ))
+            .await
+            .unwrap();
         }
-        db2.batch_execute("ALTER TABLE shard_0040.users ALTER name DROP NOT NULL;
+        db2.batch_execute(
+            "ALTER TABLE shard_0040.users ALTER name DROP NOT NULL;
             CREATE OR REPLACE FUNCTION shard_0040.id_high_water() RETURNS bigint LANGUAGE sql AS 'SELECT 40::bigint';
-            GRANT SELECT ON shard_0041.users TO PUBLIC").await.unwrap();
+            GRANT SELECT ON shard_0041.users TO PUBLIC",
+        )
+        .await
+        .unwrap();
         let said = findings(&world, &["check", "--ddl"]).await;
-        assert_eq!(said, [
-            "ddl_differs: 2 shards (3-4): made otherwise than 44 others: index photos_user_id_id_idx: missing; \
-             table photos: column extra: only here; table photos: order of columns: id, user_id, title, made_at, extra, \
-             elsewhere id, user_id, title, made_at",
-            "ddl_differs: shard 40: made otherwise than 44 others: function id_high_water(): differs; \
+        assert_eq!(
+            said,
+            [
+                "ddl_differs: 2 shards (3-4): made otherwise than 44 others: index photos_user_id_id_idx: missing; \
+                 table photos: column extra: only here; table photos: order of columns: id, user_id, title, made_at, \
+                 extra, elsewhere id, user_id, title, made_at",
+                "ddl_differs: shard 40: made otherwise than 44 others: function id_high_water(): differs; \
              table users: column name: text, elsewhere text NOT NULL",
-            "ddl_differs: shard 41: made otherwise than 44 others: table users: SELECT granted to PUBLIC: only here",
-        ]);
+                "ddl_differs: shard 41: made otherwise than 44 others: table users: SELECT granted to PUBLIC: only \
+                 here",
+            ]
+        );
         world.run(&["check", "--ddl"]).await.ended(1);
         world.run(&["check"]).await.ended(0);
     }
@@ -43,13 +55,21 @@ on_each_version! {
     async fn emptied_schemas(version) {
         let world = World::new(&[version, version], 16).await;
         let db1 = world.servers.app(0).await;
-        db1.batch_execute("DROP SCHEMA shard_0004 CASCADE; CREATE SCHEMA shard_0004; DROP TABLE shard_0002.photos").await.unwrap();
+        db1.batch_execute("DROP SCHEMA shard_0004 CASCADE; CREATE SCHEMA shard_0004; DROP TABLE shard_0002.photos")
+            .await
+            .unwrap();
         for args in [&["check"][..], &["check", "--ddl"]] {
             let said = findings(&world, args).await;
-            let about = |shard: &str| said.iter().filter(|said| said.contains(shard)).cloned().collect::<Vec<_>>().join("\n");
+            let about =
+                |shard: &str| said.iter().filter(|said| said.contains(shard)).cloned().collect::<Vec<_>>().join("\n");
             let (empty, half) = (about("shard 4"), about("shard 2"));
-            assert!(empty.contains("objects_missing: shard 4: its schema is empty: it lacks") && empty.contains("table photos"), "{said:#?}");
-            let lost = "objects_missing: shard 2: its schema lacks table photos, which 14 of 16 shards with the same migrations have";
+            assert!(
+                empty.contains("objects_missing: shard 4: its schema is empty: it lacks")
+                    && empty.contains("table photos"),
+                "{said:#?}"
+            );
+            let lost = "objects_missing: shard 2: its schema lacks table photos, which 14 of 16 shards with the same \
+                        migrations have";
             assert!(half.contains(lost), "{said:#?}");
             assert_eq!(args.len() == 2, empty.contains("made otherwise than 14 others"), "{said:#?}");
             world.run(args).await.ended(1);
@@ -71,7 +91,8 @@ on_each_version! {
         let folder = world.config.cluster.migrations.clone().unwrap();
         std::fs::write(folder.join("0002_more.sql"), "CREATE TABLE {shard}.more (id bigint PRIMARY KEY);").unwrap();
         let db1 = world.servers.app(0).await;
-        let edited = "UPDATE pgshard.shard_migration SET checksum = reverse(checksum) WHERE shard_id = 3 AND name = '0001_tables'";
+        let edited = "UPDATE pgshard.shard_migration SET checksum = reverse(checksum) WHERE shard_id = 3 \
+                      AND name = '0001_tables'";
         db1.batch_execute(edited).await.unwrap();
         let before = world.everything().await;
         let ran = world.run(&["bootstrap"]).await;

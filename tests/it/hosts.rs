@@ -14,7 +14,11 @@ on_each_version! {
         }
         let listed = world.run(&["host", "list"]).await.ended(0).last();
         let (db1, db2) = (&listed["hosts"]["db1"], &listed["hosts"]["db2"]);
-        assert_eq!((&db1["standbys"], &db1["in_recovery"], &db2["in_recovery"]), (&1.into(), &false.into(), &true.into()), "{listed}");
+        assert_eq!(
+            (&db1["standbys"], &db1["in_recovery"], &db2["in_recovery"]),
+            (&1.into(), &false.into(), &true.into()),
+            "{listed}"
+        );
         assert!(db1["lag_bytes"].is_u64(), "{listed}");
         // Nothing is moved to a host that takes no writes.
         let refused = world.run(&["drain", "db1", "--yes"]).await;
@@ -30,14 +34,19 @@ on_each_version! {
         superuser.batch_execute("CREATE ROLE poor LOGIN").await.unwrap();
         let url = world.servers.server(1).url().replace("app@", "poor@").replace("/app", "/spare");
         let refused = world.run(&["host", "add", "db3", &url]).await;
-        assert!(refused.ended(4).stderr.contains("GRANT CREATE ON DATABASE \"spare\" TO \"poor\""), "{}", refused.stderr);
+        assert!(
+            refused.ended(4).stderr.contains("GRANT CREATE ON DATABASE \"spare\" TO \"poor\""),
+            "{}",
+            refused.stderr
+        );
         assert_eq!(std::fs::read_to_string(&world.config.path).unwrap(), text);
         superuser.batch_execute("GRANT CREATE ON DATABASE spare TO poor").await.unwrap();
         world.run(&["host", "add", "db3", &url]).await.ended(0);
     }
 }
 
-/// A host that is named by a service of `pg_service.conf`, as for psql; what is wrong with that is said with file and section.
+/// A host that is named by a service of `pg_service.conf`, as for psql; what is wrong with that is said with file and
+/// section.
 #[tokio::test]
 async fn a_host_by_its_service() {
     let world = World::new(&[15], 4).await;

@@ -35,8 +35,8 @@ async fn server(version: u32, shard: u16) -> TestCluster {
     servers
 }
 
-/// Puts a clock that tests can set in the place of the server's, in the functions of one schema. `shift` is added to the
-/// server's time; `fixed`, if set, is the time.
+/// Puts a clock that tests can set in the place of the server's, in the functions of one schema. `shift` is added to
+/// the server's time; `fixed`, if set, is the time.
 async fn with_test_clock(client: &Client, schema: &str) {
     client
         .batch_execute(&format!(
@@ -49,7 +49,8 @@ async fn with_test_clock(client: &Client, schema: &str) {
             DO $do$
             DECLARE definition text; swapped int := 0;
             BEGIN
-                FOR definition IN SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = '{schema}'::regnamespace
+                FOR definition IN SELECT pg_get_functiondef(oid) FROM pg_proc
+                WHERE pronamespace = '{schema}'::regnamespace
                     AND prosrc LIKE '%pg_catalog.clock_timestamp()%'
                 LOOP
                     EXECUTE replace(definition, 'pg_catalog.clock_timestamp()', 'test_clock.now()');
@@ -129,8 +130,8 @@ on_each_version! {
         assert!(*largest <= high_water(&servers.app(0).await, "shard_0005").await);
     }
 
-    /// IDs reserved in bulk, one by one and by a column's default at the same time, some of them in transactions that are
-    /// rolled back.
+    /// IDs reserved in bulk, one by one and by a column's default at the same time, some of them in transactions that
+    /// are rolled back.
     async fn in_bulk_and_one_by_one(version) {
         let servers = server(version, 8191).await;
         let mut writers = tokio::task::JoinSet::new();

@@ -35,7 +35,11 @@ on_each_version! {
             let uuid = Uuid::from_u128(fastrand::u128(..));
             assert_eq!(asked(&of_uuid, &[&uuid, &n]).await, i64::from(shards.shard_of_key(uuid).get()), "{uuid}");
             let integer = fastrand::i64(..);
-            assert_eq!(asked(&of_integer, &[&integer, &n]).await, i64::from(shards.shard_of_key(integer).get()), "{integer}");
+            assert_eq!(
+                asked(&of_integer, &[&integer, &n]).await,
+                i64::from(shards.shard_of_key(integer).get()),
+                "{integer}"
+            );
         }
     }
 
@@ -50,12 +54,15 @@ on_each_version! {
         let arguments = |verb| ["--config", path.to_str().unwrap(), verb];
         world.run(&arguments("bootstrap")).await.ended(4);
         let check = world.run(&arguments("check")).await.ended(1).last();
-        let codes: Vec<&str> = check["findings"].as_array().unwrap().iter().map(|one| one["code"].as_str().unwrap()).collect();
+        let codes: Vec<&str> =
+            check["findings"].as_array().unwrap().iter().map(|one| one["code"].as_str().unwrap()).collect();
         assert!(codes.contains(&"key_differs"), "{check}");
         let router = pgshard::connect(&path).await.unwrap();
         let error = router.by_key("ann@x.org").query("SELECT * FROM {shard}.users", &[]).await.unwrap_err();
         let recorded = |error: &Error| match error {
-            Error::HostDiffers { source: HostDiffers::Key { recorded, config: KeyKind::String }, .. } => recorded.clone(),
+            Error::HostDiffers { source: HostDiffers::Key { recorded, config: KeyKind::String }, .. } => {
+                recorded.clone()
+            }
             error => panic!("{error}"),
         };
         assert_eq!(recorded(&error), "integer");

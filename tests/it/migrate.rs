@@ -1,4 +1,5 @@
-//! `pgshard migrate` on real servers: busy tables, failures, kills, canaries, moves, and statements without a transaction.
+//! `pgshard migrate` on real servers: busy tables, failures, kills, canaries, moves, and statements without a
+//! transaction.
 
 mod sessions;
 
@@ -107,7 +108,10 @@ on_each_version! {
         // Both of its migrations are one transaction.
         assert_eq!((world.having("caption").await, world.recorded("0002_caption").await), (14, 14));
         let status = world.run(&["migrate", "status"]).await.last();
-        assert_eq!((&status["migrations"][1]["failed"], &status["migrations"][2]["failed"]), (&"3".into(), &"12".into()));
+        assert_eq!(
+            (&status["migrations"][1]["failed"], &status["migrations"][2]["failed"]),
+            (&"3".into(), &"12".into())
+        );
 
         holder.batch_execute("COMMIT").await.unwrap();
         db2.batch_execute("DROP TABLE shard_0012.albums").await.unwrap();
@@ -141,7 +145,9 @@ on_each_version! {
         let ran = world.run(&["migrate", "up", "--canary", "5%"]).await;
         let done = ran.ended(1).last();
         let failed = |host: &str| done["hosts"][host]["failed"].as_array().unwrap().clone();
-        let held = |host: &str| failed(host).iter().filter(|one| one["message"] == "not tried: 2 of the canary failed").count();
+        let held = |host: &str| {
+            failed(host).iter().filter(|one| one["message"] == "not tried: 2 of the canary failed").count()
+        };
         assert_eq!((held("db1"), held("db2"), world.having("caption").await), (15, 15, 0));
         std::fs::remove_file(world.servers.directory().join("migrations/0002_bad.sql")).unwrap();
         world.file(ADD);
@@ -163,17 +169,27 @@ on_each_version! {
         world.run(&["migrate", "up", "--only", "16"]).await.ended(2);
     }
 
-    /// Once in each database and before its shards, in bootstrap and in `up`; a host where it fails is left alone, the other
-    /// goes on.
+    /// Once in each database and before its shards, in bootstrap and in `up`; a host where it fails is left alone, the
+    /// other goes on.
     async fn once_per_host(version) {
-        let world = World::with_tables(&[version, version], 8, &[
-            ("0001_shared.sql", "-- pgshard: once-per-host\nCREATE TYPE public.mood AS ENUM ('good', 'bad')"),
-            ("0002_tables.sql", "CREATE TABLE {shard}.photos (id bigint, mood public.mood)"),
-        ]).await;
+        let world = World::with_tables(
+            &[version, version],
+            8,
+            &[
+                ("0001_shared.sql", "-- pgshard: once-per-host\nCREATE TYPE public.mood AS ENUM ('good', 'bad')"),
+                ("0002_tables.sql", "CREATE TABLE {shard}.photos (id bigint, mood public.mood)"),
+            ],
+        )
+        .await;
         assert_eq!(world.having("mood").await, 8);
-        world.file(("migrations/0003_shared.sql",
-            "-- pgshard: once-per-host\nCREATE FUNCTION public.nice() RETURNS int LANGUAGE sql AS 'SELECT 1'"));
-        world.file(("migrations/0004_nice.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption int DEFAULT public.nice()"));
+        world.file((
+            "migrations/0003_shared.sql",
+            "-- pgshard: once-per-host\nCREATE FUNCTION public.nice() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        ));
+        world.file((
+            "migrations/0004_nice.sql",
+            "ALTER TABLE {shard}.photos ADD COLUMN caption int DEFAULT public.nice()",
+        ));
         let db1 = world.servers.app(0).await;
         db1.batch_execute("CREATE FUNCTION public.nice() RETURNS int LANGUAGE sql AS 'SELECT 2'").await.unwrap();
         let done = world.run(&["migrate", "up"]).await.ended(8).last();
@@ -193,21 +209,36 @@ on_each_version! {
     /// nobody began is not ours; what a killed attempt left, valid or not, is cleaned up or taken over.
     async fn without_a_transaction(version) {
         let world = World::new(&[version, version], 8).await;
-        world.file(("migrations/0002_titles.sql",
-            "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY photos_title ON {shard}.photos (user_id, title);"));
+        world.file((
+            "migrations/0002_titles.sql",
+            "-- pgshard: no-transaction\nCREATE UNIQUE INDEX CONCURRENTLY photos_title ON {shard}.photos (user_id, \
+             title);",
+        ));
         let db1 = world.servers.app(0).await;
-        db1.batch_execute("INSERT INTO shard_0001.users (name) VALUES ('a');
+        db1.batch_execute(
+            "INSERT INTO shard_0001.users (name) VALUES ('a');
             INSERT INTO shard_0001.photos (user_id, title) SELECT id, 'x' FROM shard_0001.users, generate_series(1, 2);
-            CREATE INDEX photos_title ON shard_0002.photos (id)").await.unwrap();
+            CREATE INDEX photos_title ON shard_0002.photos (id)",
+        )
+        .await
+        .unwrap();
         let writers = Writers::start(&world, 2).await;
         let ran = world.run(&["migrate", "up"]).await;
         let done = ran.ended(8).last();
-        let failed: Vec<(i64, String)> = done["hosts"]["db1"]["failed"].as_array().unwrap().iter()
-            .map(|one| (one["shard"].as_i64().unwrap(), one["message"].as_str().unwrap().to_owned())).collect();
+        let failed: Vec<(i64, String)> = done["hosts"]["db1"]["failed"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| (one["shard"].as_i64().unwrap(), one["message"].as_str().unwrap().to_owned()))
+            .collect();
         assert_eq!(failed[0].0, 1, "{failed:?}");
         assert!(failed[0].1.contains("could not create unique index"), "{failed:?}");
-        assert_eq!(failed[1], (2, "0002_titles failed: there is an index photos_title already, which no migration has begun".to_owned()));
-        let left = "SELECT count(*) FROM pg_class WHERE relname = 'photos_title' AND relnamespace = 'shard_0001'::regnamespace";
+        assert_eq!(
+            failed[1],
+            (2, "0002_titles failed: there is an index photos_title already, which no migration has begun".to_owned())
+        );
+        let left = "SELECT count(*) FROM pg_class WHERE relname = 'photos_title' \
+                    AND relnamespace = 'shard_0001'::regnamespace";
         assert_eq!(db1.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0);
         assert_eq!(world.recorded("0002_titles").await, 6);
         writers.stop().await.flawless();
@@ -215,13 +246,23 @@ on_each_version! {
         // As a killed attempt leaves them: begun, with an index that is not valid, or a valid one, or none.
         let superuser = world.servers.superuser(0).await;
         for (shard, valid) in [(1, false), (2, true)] {
-            db1.batch_execute(&format!("DROP INDEX IF EXISTS shard_000{shard}.photos_title; DELETE FROM shard_000{shard}.photos;
+            db1.batch_execute(&format!(
+                "DROP INDEX IF EXISTS shard_000{shard}.photos_title; DELETE FROM shard_000{shard}.photos;
                 CREATE UNIQUE INDEX photos_title ON shard_000{shard}.photos (user_id, title);
-                UPDATE pgshard.migration_attempt SET begun = true WHERE shard_id = {shard}")).await.unwrap();
-            superuser.batch_execute(&format!("UPDATE pg_index SET indisvalid = {valid}
-                WHERE indexrelid = 'shard_000{shard}.photos_title'::regclass")).await.unwrap();
+                UPDATE pgshard.migration_attempt SET begun = true WHERE shard_id = {shard}"
+            ))
+            .await
+            .unwrap();
+            superuser
+                .batch_execute(&format!(
+                    "UPDATE pg_index SET indisvalid = {valid}
+                WHERE indexrelid = 'shard_000{shard}.photos_title'::regclass"
+                ))
+                .await
+                .unwrap();
         }
-        let oid = "SELECT array_agg(oid ORDER BY relnamespace::regnamespace::text) FROM pg_class WHERE relname = 'photos_title'
+        let oid = "SELECT array_agg(oid ORDER BY relnamespace::regnamespace::text) FROM pg_class
+            WHERE relname = 'photos_title'
             AND relnamespace IN ('shard_0001'::regnamespace, 'shard_0002'::regnamespace)";
         let before: Vec<u32> = db1.query_one(oid, &[]).await.unwrap().get(0);
         world.run(&["migrate", "retry"]).await.ended(0);
@@ -229,11 +270,14 @@ on_each_version! {
         assert_eq!((before[0] == after[0], before[1] == after[1]), (false, true));
         assert_eq!((world.having("photos_title").await, world.recorded("0002_titles").await), (8, 8));
         // A new shard has it at once, and the same.
-        assert_eq!(db1.query_one("SELECT count(*) FROM pgshard.migration_attempt", &[]).await.unwrap().get::<_, i64>(0), 0);
+        assert_eq!(
+            db1.query_one("SELECT count(*) FROM pgshard.migration_attempt", &[]).await.unwrap().get::<_, i64>(0),
+            0
+        );
     }
 
-    /// The client is killed while the server still builds an index: nobody begins anew meanwhile, and afterwards the one
-    /// that was made is taken over; unless the file was edited meanwhile, since it is not what is asked for then.
+    /// The client is killed while the server still builds an index: nobody begins anew meanwhile, and afterwards the
+    /// one that was made is taken over; unless the file was edited meanwhile, since it is not what is asked for then.
     async fn killed_at_an_index(version) {
         let world = World::new(&[version], 4).await;
         let (db1, other) = (world.servers.app(0).await, world.servers.superuser(0).await);
@@ -293,15 +337,21 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
-    /// Shards move to and fro while they are migrated, under writers: every move succeeds, every shard has the migration and
-    /// the record of it, on the host where it is, and no row is lost.
+    /// Shards move to and fro while they are migrated, under writers: every move succeeds, every shard has the
+    /// migration and the record of it, on the host where it is, and no row is lost.
     async fn moves_meanwhile(version) {
         let world = World::new(&[version, version], 8).await;
         let writers = Writers::start(&world, 2).await;
         for round in 0..4 {
-            world.file((&format!("migrations/000{}_c.sql", round + 2),
-                &format!("ALTER TABLE {{shard}}.photos ADD COLUMN c{round} text; CREATE TABLE {{shard}}.t{round} (id bigint PRIMARY KEY);
-                    CREATE FUNCTION {{shard}}.f{round}() RETURNS int LANGUAGE sql AS 'SELECT {round}'; SELECT pg_catalog.pg_sleep(0.05)")));
+            world.file((
+                &format!("migrations/000{}_c.sql", round + 2),
+                &format!(
+                    "ALTER TABLE {{shard}}.photos ADD COLUMN c{round} text;
+                    CREATE TABLE {{shard}}.t{round} (id bigint PRIMARY KEY);
+                    CREATE FUNCTION {{shard}}.f{round}() RETURNS int LANGUAGE sql AS 'SELECT {round}';
+                    SELECT pg_catalog.pg_sleep(0.05)"
+                ),
+            ));
             let target = if round % 2 == 0 { "db2" } else { "db1" };
             let shards = "0-3";
             // Either way in each direction.
@@ -313,9 +363,17 @@ on_each_version! {
             });
             moved.ended(0);
             assert!([0, 8].contains(&first.code()), "{}{}", first.stdout, first.stderr);
-            for one in first.last()["hosts"].as_object().unwrap().values().flat_map(|host| host["failed"].as_array().unwrap().clone()) {
+            for one in first.last()["hosts"]
+                .as_object()
+                .unwrap()
+                .values()
+                .flat_map(|host| host["failed"].as_array().unwrap().clone())
+            {
                 let message = one["message"].as_str().unwrap();
-                assert!(message.starts_with("a move away from here is at work, and migrations wait for it"), "{message}");
+                assert!(
+                    message.starts_with("a move away from here is at work, and migrations wait for it"),
+                    "{message}"
+                );
             }
             world.run(&["migrate", "up"]).await.ended(0);
             let (column, name) = (format!("c{round}"), format!("000{}_c", round + 2));
@@ -325,11 +383,14 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A migration that was there before the move, and takes longer than a lease, does not cost a mover its move; and the move
-    /// takes along what it did.
+    /// A migration that was there before the move, and takes longer than a lease, does not cost a mover its move; and
+    /// the move takes along what it did.
     async fn a_long_migration_and_a_mover(version) {
         let world = World::new(&[version, version], 4).await;
-        world.file(("migrations/0002_long.sql", "CREATE TABLE {shard}.long (id int PRIMARY KEY); SELECT pg_catalog.pg_sleep(4)"));
+        world.file((
+            "migrations/0002_long.sql",
+            "CREATE TABLE {shard}.long (id int PRIMARY KEY); SELECT pg_catalog.pg_sleep(4)",
+        ));
         let up = world.command(&["migrate", "up", "--only", "0-1"], &[]).spawn().unwrap();
         let db1 = world.servers.superuser(0).await;
         let asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
@@ -349,13 +410,14 @@ on_each_version! {
         db2.query("SELECT * FROM shard_0000.long, shard_0001.long", &[]).await.unwrap();
     }
 
-    /// Shards that are being moved online are left alone by migrations and bootstrap, however far they are: named as pending, the
-    /// others done. Once they have arrived their turn comes.
+    /// Shards that are being moved online are left alone by migrations and bootstrap, however far they are: named as
+    /// pending, the others done. Once they have arrived their turn comes.
     async fn shards_on_their_way_online(version) {
         let world = World::new(&[version, version], 8).await;
         let writers = Writers::start(&world, 2).await;
         let mut ids = Vec::new();
-        for (shards, point) in [("0", "after prepare=kill"), ("1-2", "after loaded=kill"), ("3", "after catch-up=kill")] {
+        for (shards, point) in [("0", "after prepare=kill"), ("1-2", "after loaded=kill"), ("3", "after catch-up=kill")]
+        {
             let killed = world.run_until(&["move", shards, "--to", "db2", "--mode", "online", "--yes"], point).await;
             ids.push(killed.ended(-9).id());
         }
@@ -381,8 +443,8 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
-    /// A shard that nobody serves, as it was decided and not opened, is missed by nobody who counts: `up`, `status`, `wait`, and an
-    /// application that waits. Neither are shards of a mover that lives; it is named.
+    /// A shard that nobody serves, as it was decided and not opened, is missed by nobody who counts: `up`, `status`,
+    /// `wait`, and an application that waits. Neither are shards of a mover that lives; it is named.
     async fn shards_that_are_missed(version) {
         let world = World::new(&[version, version], 8).await;
         world.servers.superuser(0).await.batch_execute("CREATE ROLE web LOGIN").await.unwrap();
@@ -397,7 +459,13 @@ on_each_version! {
         let id = world.run_until(&["move", "0", "--to", "db2", "--yes"], "after decide=kill").await.ended(-9).id();
         world.file(ADD);
         let ran = world.run(&waits).await;
-        assert!(ran.ended(8).stderr.contains("has run in 0 of 8 shards; shards that lack it: 1-7; shards that no host says it serves: 0"), "{}", ran.stderr);
+        assert!(
+            ran.ended(8)
+                .stderr
+                .contains("has run in 0 of 8 shards; shards that lack it: 1-7; shards that no host says it serves: 0"),
+            "{}",
+            ran.stderr
+        );
         let ran = world.run(&["migrate", "up"]).await;
         assert_eq!(ran.ended(8).last()["unserved"], "0", "{}", ran.stdout);
         let words = "shard 0: no host says that it serves it: db1 has given it to db2, which has not opened it yet";
@@ -435,18 +503,31 @@ on_each_version! {
         // A mover that lives is named, with what to do.
         let held = ["move", "1", "--to", "db2", "--mode", "online", "--hold", "--yes"];
         let mover = world.command(&held, &[]).spawn().unwrap();
-        while world.run(&["moves", "list"]).await.last()["moves"].as_array().unwrap().iter().all(|one| one["phase"] != "ready") {
+        while world.run(&["moves", "list"]).await.last()["moves"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|one| one["phase"] != "ready")
+        {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         world.file(("migrations/0004_later.sql", "ALTER TABLE {shard}.photos ADD COLUMN later text"));
         let ran = world.run(&["migrate", "up"]).await;
         let pid = format!("pid {}", mover.id().unwrap());
-        let named = ran.stderr.contains(&pid) && ran.stderr.contains(" since ") && ran.stderr.contains("`pgshard moves abort ");
+        let named =
+            ran.stderr.contains(&pid) && ran.stderr.contains(" since ") && ran.stderr.contains("`pgshard moves abort ");
         assert!(named && ran.code() == 8, "{} {}", ran.code(), ran.stderr);
         let second = world.run(&["move", "1", "--to", "db2", "--yes"]).await;
         assert!(second.ended(4).stderr.contains(&pid), "{}", second.stderr);
-        let id = world.run(&["moves", "list"]).await.last()["moves"].as_array().unwrap().iter()
-            .find(|one| one["phase"] == "ready").unwrap()["move"].as_str().unwrap().to_owned();
+        let id = world.run(&["moves", "list"]).await.last()["moves"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|one| one["phase"] == "ready")
+            .unwrap()["move"]
+            .as_str()
+            .unwrap()
+            .to_owned();
         world.run(&["moves", "abort", &id]).await.ended(0);
         crate::support::Ran::of(mover).await;
         world.run(&["migrate", "up"]).await.ended(0);

@@ -1,4 +1,5 @@
-//! Two servers that take the writes of one host: the former primary lives on, or comes back as it was, after a fail-over.
+//! Two servers that take the writes of one host: the former primary lives on, or comes back as it was, after a
+//! fail-over.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -130,8 +131,9 @@ fn impostor(error: &Error) -> Option<Impostor> {
 }
 
 on_each_version! {
-    /// The primary freezes, its standby is promoted, the primary goes on and is even started again: no router that has heard of the
-    /// promoted one gets a word of acknowledgement from the former, no new one goes there, and commands say so.
+    /// The primary freezes, its standby is promoted, the primary goes on and is even started again: no router that has
+    /// heard of the promoted one gets a word of acknowledgement from the former, no new one goes there, and commands
+    /// say so.
     async fn a_former_primary_comes_back(version) {
         const A: usize = 0;
         const B: usize = 2;
@@ -157,7 +159,8 @@ on_each_version! {
         writers.more(500).await;
         tokio::task::block_in_place(|| world.servers.server(A).restart(StopMode::Immediate)).unwrap();
         // Whoever loses its connections to the one tries the other.
-        let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'app' AND pid <> pg_backend_pid()";
+        let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'app' \
+                   AND pid <> pg_backend_pid()";
         for _ in 0..3 {
             standby.execute(sql, &[]).await.unwrap();
             writers.more(50).await;
@@ -190,7 +193,11 @@ on_each_version! {
             &["host", "accept", "db1", "--yes"],
         ] {
             let refused = world.run(args).await;
-            assert!(refused.ended(4).stderr.contains("two servers take the writes of db1"), "{args:?}: {}", refused.stderr);
+            assert!(
+                refused.ended(4).stderr.contains("two servers take the writes of db1"),
+                "{args:?}: {}",
+                refused.stderr
+            );
         }
 
         // Where only the former one is to be had, it is known by what the other hosts have recorded.

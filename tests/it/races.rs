@@ -19,7 +19,8 @@ async fn moved(world: &World, shard: &str, target: &str) -> Report {
 }
 
 on_each_version!(
-    /// A target that can never be opened must not keep the shard closed for ever: the mover gives up, the source serves.
+    /// A target that can never be opened must not keep the shard closed for ever: the mover gives up, the source
+    /// serves.
     async fn a_target_that_cannot_be_opened(version) {
         let world = World::new(&[version, version], 4).await;
         moved(&world, "1", "db2").await;
@@ -103,7 +104,8 @@ on_each_version!(
         assert_eq!(report.done[0].phase, Phase::Kept);
     }
 
-    /// A GRANT that was not committed yet when the shard was fenced is in the old copy only: that is not dropped unsaid.
+    /// A GRANT that was not committed yet when the shard was fenced is in the old copy only: that is not dropped
+    /// unsaid.
     async fn ddl_under_way_at_the_fence(version) {
         let world = World::new(&[version, version], 4).await;
         let db1 = world.servers.app(0).await;

@@ -1,4 +1,5 @@
-//! What hosts remember of each other: a database that was lost, a host that the config does not name, hosts that come and go.
+//! What hosts remember of each other: a database that was lost, a host that the config does not name, hosts that come
+//! and go.
 
 use serde_json::Value;
 
@@ -44,7 +45,8 @@ fn without_the_last(world: &World, on_db1: Option<&str>) -> String {
 }
 
 on_each_version! {
-    /// A database that was dropped and made anew: nothing is built over it, by no command, until somebody says that its rows are lost.
+    /// A database that was dropped and made anew: nothing is built over it, by no command, until somebody says that its
+    /// rows are lost.
     async fn a_database_that_is_lost(version) {
         let world = World::new(&[version, version, version], 12).await;
         world.run(&["move", "0", "--to", "db3", "--yes"]).await.ended(0);
@@ -55,9 +57,16 @@ on_each_version! {
         let found = checked.ended(1).last()["findings"].as_array().unwrap().clone();
         let emptied: Vec<_> = found.iter().filter(|found| found["code"] == "host_emptied").collect();
         assert_eq!(emptied.len(), 1, "{found:#?}");
-        assert_eq!((&emptied[0]["severity"], &emptied[0]["shards"]), (&"alarm".into(), &"0, 8-11".into()), "{found:#?}");
+        assert_eq!(
+            (&emptied[0]["severity"], &emptied[0]["shards"]),
+            (&"alarm".into(), &"0, 8-11".into()),
+            "{found:#?}"
+        );
         let remedy = emptied[0]["remedy"].as_str().unwrap();
-        assert!(remedy.starts_with("restore its database") && remedy.contains("`pgshard bootstrap --lost db3`"), "{remedy}");
+        assert!(
+            remedy.starts_with("restore its database") && remedy.contains("`pgshard bootstrap --lost db3`"),
+            "{remedy}"
+        );
         assert!(found.iter().all(|found| found["remedy"] != "run `pgshard bootstrap`"), "{found:#?}");
 
         let before = world.published();
@@ -66,7 +75,10 @@ on_each_version! {
             (&["bootstrap", "--host", "db3"], "its database is empty, and db1 knows that shards 0, 8-11 were there"),
             (&["bootstrap", "--lost", "db2"], "its database is empty"),
             (&["bootstrap", "--assume-empty", "db3"], "its database is empty"),
-            (&["move", "1", "--to", "db3", "--yes"], "the database has lost shards 0, 8-11, which db1 knows were there"),
+            (
+                &["move", "1", "--to", "db3", "--yes"],
+                "the database has lost shards 0, 8-11, which db1 knows were there",
+            ),
             (&["host", "remove", "db3", "--yes"], "db1 knows that shards 0, 8-11 were on db3, and no host serves them"),
         ] {
             let ran = world.run(args).await;
@@ -74,28 +86,46 @@ on_each_version! {
             assert!(ran.stderr.contains(words), "{args:?}\n{}", ran.stderr);
         }
         let rebuilt = world.run(&["map", "rebuild", "--yes"]).await;
-        assert!(rebuilt.stderr.contains("knows that it was on db3, and no host serves it"), "{}{}", rebuilt.stdout, rebuilt.stderr);
+        assert!(
+            rebuilt.stderr.contains("knows that it was on db3, and no host serves it"),
+            "{}{}",
+            rebuilt.stdout,
+            rebuilt.stderr
+        );
         assert_eq!((world.published(), schemas(&world, 2).await.as_str()), (before, ""));
 
         // What came by a move may still be on the host that it came from: that is not made anew.
         let made = world.run(&["bootstrap", "--lost", "db3"]).await;
-        assert!(made.ended(8).stderr.contains("db3: shard 0: db1 says that it has moved to db3 (epoch 2)"), "{}", made.stderr);
+        assert!(
+            made.ended(8).stderr.contains("db3: shard 0: db1 says that it has moved to db3 (epoch 2)"),
+            "{}",
+            made.stderr
+        );
         assert_eq!(made.last()["hosts"]["db3"]["created"], 4, "{}", made.stdout);
         assert_eq!(findings(&world, &[]).await, ["served_nowhere db3 0", "signpost_astray db1 0"]);
         world.run(&["bootstrap"]).await.ended(1);
 
         // One shard that somebody made away with, row and all.
         let db2 = world.servers.app(1).await;
-        db2.batch_execute("DROP SCHEMA shard_0005 CASCADE; DELETE FROM pgshard.shard_migration WHERE shard_id = 5;
-            DELETE FROM pgshard.shard WHERE shard_id = 5").await.unwrap();
+        db2.batch_execute(
+            "DROP SCHEMA shard_0005 CASCADE; DELETE FROM pgshard.shard_migration WHERE shard_id = 5;
+            DELETE FROM pgshard.shard WHERE shard_id = 5",
+        )
+        .await
+        .unwrap();
         assert!(findings(&world, &[]).await.contains(&"shard_lost db2 5".to_owned()));
         let ran = world.run(&["bootstrap"]).await;
-        assert!(ran.ended(1).stderr.contains("shard 5: db1 knows that it was on db2, which does not know it any more"), "{}", ran.stderr);
+        assert!(
+            ran.ended(1).stderr.contains("shard 5: db1 knows that it was on db2, which does not know it any more"),
+            "{}",
+            ran.stderr
+        );
         world.run(&["move", "1", "--to", "db2", "--yes"]).await.ended(4);
     }
 
-    /// A config from before a host came makes none of its shards a second time, and `check` and `migrate up` say what is missing. A
-    /// host that leaves in order, and one that comes again, are no alarm. A cluster that has no records gets them from bootstrap.
+    /// A config from before a host came makes none of its shards a second time, and `check` and `migrate up` say what
+    /// is missing. A host that leaves in order, and one that comes again, are no alarm. A cluster that has no records
+    /// gets them from bootstrap.
     async fn hosts_that_come_and_go(version) {
         let world = World::new(&[version, version, version], 12).await;
         let old = world.write("old.toml", &without_the_last(&world, Some("0-3, 8-11")));
@@ -107,7 +137,8 @@ on_each_version! {
         assert_ne!(ran.code(), 0);
         assert!(!schemas(&world, 0).await.contains("shard_0008"));
         let ran = world.run(&[&["migrate", "up"][..], &old].concat()).await;
-        let words = "shards 8-11: no host says that it serves it: db1 knows that it was on db3, which the config does not name";
+        let words =
+            "shards 8-11: no host says that it serves it: db1 knows that it was on db3, which the config does not name";
         assert!(ran.ended(8).stderr.contains(words), "{}", ran.stderr);
         assert_eq!(ran.last()["unserved"], "8-11", "{}", ran.stdout);
         world.run(&["migrate", "up"]).await.ended(0);
@@ -148,7 +179,8 @@ on_each_version! {
             world.servers.app(host).await.batch_execute(sql).await.unwrap();
         }
         let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
-        let words = "has a control schema of version 5, and this pgshard works with version 6: run `pgshard bootstrap --host db1`";
+        let words = "has a control schema of version 5, and this pgshard works with version 6: run `pgshard bootstrap \
+                     --host db1`";
         assert!(ran.stderr.contains(words), "{} {}", ran.code(), ran.stderr);
         assert!(findings(&world, &[]).await.iter().all(|found| found.starts_with("control_old ")));
         world.run(&["bootstrap"]).await.ended(0);

@@ -28,8 +28,8 @@ fn restore(server: &Server) {
 }
 
 on_each_version! {
-    /// A shard that went away and came back, on a host that was restored from before that: an alarm, no move, no rebuilt map; and what the
-    /// runbook says ends it.
+    /// A shard that went away and came back, on a host that was restored from before that: an alarm, no move, no
+    /// rebuilt map; and what the runbook says ends it.
     async fn a_shard_that_had_come_back(version) {
         let world = World::new(&[version, version, version], 6).await;
         backup(world.servers.server(0));
@@ -54,7 +54,12 @@ on_each_version! {
 
         let before = world.published();
         let rebuilt = world.run(&["map", "rebuild", "--yes"]).await;
-        assert!(rebuilt.stderr.contains(words) || rebuilt.stdout.contains(words), "{}{}", rebuilt.stdout, rebuilt.stderr);
+        assert!(
+            rebuilt.stderr.contains(words) || rebuilt.stdout.contains(words),
+            "{}{}",
+            rebuilt.stdout,
+            rebuilt.stderr
+        );
         assert_eq!(world.published(), before);
         for plan in [&["move", "1", "--to", "db3", "--plan"][..], &["move", "1", "--to", "db3", "--yes"]] {
             let refused = world.run(plan).await;

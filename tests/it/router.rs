@@ -88,13 +88,20 @@ on_each_version! {
         let strange = Id::new(1000, shard(64), 0).unwrap().encode();
         assert!(matches!(router.by_id(strange), Err(Error::NoSuchId { id, .. }) if id == strange));
         assert!(matches!(router.shard(shard(64)), Err(Error::NoSuchShard { .. })));
-        let partial = router.by_ids(&[ids[0], strange]).query("SELECT id FROM {shard}.photos WHERE id = ANY($1)").await.unwrap_err();
+        let partial = router
+            .by_ids(&[ids[0], strange])
+            .query("SELECT id FROM {shard}.photos WHERE id = ANY($1)")
+            .await
+            .unwrap_err();
         assert_eq!((partial.done.len(), partial.failed.len()), (1, 1));
         assert_eq!(
             partial.failed[0].error.to_string(),
             format!("{strange} is no ID of this cluster: it names shard 64, and there are 64 shards, 0 to 63")
         );
-        assert_eq!(Error::from(partial).to_string(), "1 of 2 shards failed, and the others did what was wanted of them");
+        assert_eq!(
+            Error::from(partial).to_string(),
+            "1 of 2 shards failed, and the others did what was wanted of them"
+        );
     }
 
     /// A host that is down fails its own shards, each with an error that says so, and no others.
@@ -146,7 +153,9 @@ on_each_version! {
 
         let held = router.shard(shard(0)).unwrap().client().await.unwrap();
         let error = router.shard(shard(1)).unwrap().query(COUNT, &[]).await.unwrap_err();
-        assert!(matches!(error, Error::PoolTimeout { phase: PoolPhase::Wait, limit_ms: 50, .. }) && error.is_retryable());
+        assert!(
+            matches!(error, Error::PoolTimeout { phase: PoolPhase::Wait, limit_ms: 50, .. }) && error.is_retryable()
+        );
         assert_eq!(error.to_string(), "host db1 of shard 1: waiting for a free connection took longer than 50 ms");
         drop(held);
 

@@ -1,4 +1,5 @@
-//! The map in PostgreSQL: what every store promises, and what happens when the control database goes away and comes back.
+//! The map in PostgreSQL: what every store promises, and what happens when the control database goes away and comes
+//! back.
 
 #[path = "../../src/store/testing/contract.rs"]
 mod contract;
@@ -105,7 +106,10 @@ on_each_version! {
 
         let more = PostgresStore::new(store.database().clone(), ShardCount::new(64).unwrap());
         let error = more.watch().await.unwrap_err().to_string();
-        assert!(error.ends_with("keeps a map of 32 shards, the config says 64: it is the map of another cluster"), "{error}");
+        assert!(
+            error.ends_with("keeps a map of 32 shards, the config says 64: it is the map of another cluster"),
+            "{error}"
+        );
 
         let client = cluster.app(0).await;
         client.batch_execute("UPDATE pgshard_map.map SET placement = '{\"db1\": \"0-30\"}'").await.unwrap();
@@ -113,7 +117,10 @@ on_each_version! {
         assert!(error.ends_with("keeps what is no map: shard 31 has no host"), "{error}");
         client.batch_execute("DELETE FROM pgshard_map.map").await.unwrap();
         assert!(matches!(store.watch().await, Err(StoreError::NoMap { .. })));
-        assert!(matches!(store.publish(MapVersion::FIRST, &other).await, Err(PublishError::Store(StoreError::NoMap { .. }))));
+        assert!(matches!(
+            store.publish(MapVersion::FIRST, &other).await,
+            Err(PublishError::Store(StoreError::NoMap { .. }))
+        ));
     }
 
     /// Who, when and why; the newest thousand.
@@ -149,7 +156,8 @@ on_each_version! {
         version(&mut watch, 2).await;
 
         let superuser = cluster.superuser(0).await;
-        let ended = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pgshard map'";
+        let ended =
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pgshard map'";
         assert_eq!(superuser.query_one(ended, &[]).await.unwrap().get::<_, i64>(0), 1);
         let failed = failing(&watch).await;
         assert!(failed.is_away(), "{failed}");

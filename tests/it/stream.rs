@@ -1,7 +1,7 @@
 //! The stream of a group: what the source commits, at the target, exactly once.
 //!
-//! Schemas are made by hand here, and copied with the real workers, so that every kind of change meets every state of the
-//! copy; whole moves are tested in `moves`.
+//! Schemas are made by hand here, and copied with the real workers, so that every kind of change meets every state of
+//! the copy; whole moves are tested in `moves`.
 
 use std::time::{Duration, Instant};
 
@@ -24,8 +24,8 @@ fn part(number: u16, schema: &str) -> Part {
     (shard(number), Uuid::new_v4(), schema.to_owned(), format!("{schema}__incoming"))
 }
 
-/// Two hosts, with a schema on both: `{s}` in its DDL is the schema's name. What comes after `---` is made at the target after the
-/// copy.
+/// Two hosts, with a schema on both: `{s}` in its DDL is the schema's name. What comes after `---` is made at the
+/// target after the copy.
 struct Scene {
     world: World,
     source: Client,
@@ -141,21 +141,29 @@ const TYPES: &str = r#"
 
 const ALL_TYPES: &str = r#"
     INSERT INTO {s}."All Types, größer""" VALUES
-        (DEFAULT, 1, 'NaN', 'NaN', '-Infinity', true, '\x00ff27', '2020-02-29 12:34:56.789+05', 'infinity', '4713-01-01 BC',
+        (DEFAULT, 1, 'NaN', 'NaN', '-Infinity', true, '\x00ff27', '2020-02-29 12:34:56.789+05', 'infinity',
+            '4713-01-01 BC',
          '1 year -2 days 03:04:05.6', '10.0.0.1/8', '::1/128', '08:00:2b:01:02:03', '{"a": 1,  "a": [null, "\u00e9"]}',
-         '{"b": {"c": 1.50}}', '((0,0),(1,1.5))', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{a,NULL,"N,U\"LL",""}', '{{1,2},{3,NULL}}',
-         'so "so"', 7, '(1,"x, ""y"" \\")', '{sad,glücklich}', '[1,5)', '["2020-01-01 00:00+00",)', 'ab ', 'cd  ', B'101', B'01',
-         '(1.5,-2)', 'the:1 cat:2B', '12.34', 'näme', 'x', 4294967295, '23:59:60', '12:00:00+05:30', E'tab\tnew\nline\\'),
-        (DEFAULT, NULL, 1.2300, 0.1, 1e30, false, '', NULL, NULL, 'infinity', NULL, NULL, NULL, NULL, 'null', 'null', NULL, NULL, '{}',
-         NULL, 'sad', NULL, NULL, NULL, 'empty', '(,)', '', '', NULL, NULL, NULL, '', NULL, '', '', 0, '00:00', NULL, '');
+         '{"b": {"c": 1.50}}', '((0,0),(1,1.5))', 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{a,NULL,"N,U\"LL",""}',
+         '{{1,2},{3,NULL}}',
+         'so "so"', 7, '(1,"x, ""y"" \\")', '{sad,glücklich}', '[1,5)', '["2020-01-01 00:00+00",)', 'ab ', 'cd  ',
+         B'101', B'01',
+         '(1.5,-2)', 'the:1 cat:2B', '12.34', 'näme', 'x', 4294967295, '23:59:60', '12:00:00+05:30',
+         E'tab\tnew\nline\\'),
+        (DEFAULT, NULL, 1.2300, 0.1, 1e30, false, '', NULL, NULL, 'infinity', NULL, NULL, NULL, NULL, 'null', 'null',
+            NULL, NULL, '{}',
+         NULL, 'sad', NULL, NULL, NULL, 'empty', '(,)', '', '', NULL, NULL, NULL, '', NULL, '', '', 0, '00:00', NULL,
+         '');
 "#;
 
 async fn every_kind_of_change(versions: [u32; 2]) {
     let data = format!(
         "{ALL_TYPES}
-        INSERT INTO {{s}}.big SELECT g, g, repeat(md5(g::text), 200), jsonb_build_object('g', g) FROM generate_series(1, 40) g;
+        INSERT INTO {{s}}.big SELECT g, g, repeat(md5(g::text), 200), jsonb_build_object('g', g) FROM \
+        generate_series(1, 40) g;
         INSERT INTO {{s}}.big_full SELECT g, g, repeat(md5(g::text), 200) FROM generate_series(1, 40) g;
-        INSERT INTO {{s}}.keyless SELECT g % 3, '{{\"a\":1}}', g % 2 * 1.00, 'x', g % 2 = 0 FROM generate_series(1, 12) g;
+        INSERT INTO {{s}}.keyless SELECT g % 3, '{{\"a\":1}}', g % 2 * 1.00, 'x', g % 2 = 0 FROM generate_series(1, \
+        12) g;
         INSERT INTO {{s}}.two SELECT 'k' || g, g, 'v' FROM generate_series(1, 20) g;
         INSERT INTO {{s}}.emptied SELECT g, 'v' FROM generate_series(1, 50) g;
         INSERT INTO {{s}}.swap SELECT g, g FROM generate_series(1, 10) g"
@@ -170,11 +178,13 @@ async fn every_kind_of_change(versions: [u32; 2]) {
         UPDATE {{s}}.big SET body = 'short' WHERE id % 7 = 0; DELETE FROM {{s}}.big WHERE id % 5 = 0;
         UPDATE {{s}}.big_full SET other = other + 1; UPDATE {{s}}.big_full SET id = id + 1000 WHERE id < 20;
         DELETE FROM {{s}}.big_full WHERE id % 5 = 0;
-        INSERT INTO {{s}}.keyless VALUES (NULL, NULL, NULL, NULL, NULL), (NULL, NULL, NULL, NULL, NULL), (1, '1', 1.0, '', true), (1, '1', 1.00, '', true);
+        INSERT INTO {{s}}.keyless VALUES (NULL, NULL, NULL, NULL, NULL), (NULL, NULL, NULL, NULL, NULL), (1, '1', 1.0, \
+        '', true), (1, '1', 1.00, '', true);
         UPDATE {{s}}.keyless SET c = c + 1 WHERE ctid IN (SELECT ctid FROM {{s}}.keyless WHERE a = 1 LIMIT 2);
         DELETE FROM {{s}}.keyless WHERE ctid IN (SELECT ctid FROM {{s}}.keyless WHERE a IS NULL OR a = 2 LIMIT 1);
         UPDATE {{s}}.two SET a = a || 'x', c = NULL WHERE b % 2 = 0; UPDATE {{s}}.two SET b = -b WHERE b % 3 = 0;
-        INSERT INTO {{s}}.only_key SELECT max(coalesce(id, 0)) + g FROM {{s}}.only_key, generate_series(1, 3) g GROUP BY g ON CONFLICT DO NOTHING;
+        INSERT INTO {{s}}.only_key SELECT max(coalesce(id, 0)) + g FROM {{s}}.only_key, generate_series(1, 3) g GROUP \
+        BY g ON CONFLICT DO NOTHING;
         INSERT INTO {{s}}.only_key VALUES ((random() * 1e9)::int) ON CONFLICT DO NOTHING;
         UPDATE {{s}}.only_key SET id = -id - 1;
         INSERT INTO {{s}}.nothing DEFAULT VALUES; INSERT INTO {{s}}.nothing DEFAULT VALUES;
@@ -184,7 +194,8 @@ async fn every_kind_of_change(versions: [u32; 2]) {
         BEGIN; SET CONSTRAINTS ALL DEFERRED; UPDATE {{s}}.swap SET place = 11 - place; COMMIT;
         UPDATE {{s}}.swap SET place = place + 1;  UPDATE {{s}}.swap SET place = place - 1;
         BEGIN; INSERT INTO {{s}}.two VALUES ('rolled back', 1); ROLLBACK;
-        BEGIN; INSERT INTO {{s}}.two VALUES ('kept', (random() * 1e9)::int); SAVEPOINT a; INSERT INTO {{s}}.two VALUES ('sub', (random() * 1e9)::int); SAVEPOINT b;
+        BEGIN; INSERT INTO {{s}}.two VALUES ('kept', (random() * 1e9)::int); SAVEPOINT a; INSERT INTO {{s}}.two VALUES \
+        ('sub', (random() * 1e9)::int); SAVEPOINT b;
         DELETE FROM {{s}}.two; ROLLBACK TO b; UPDATE {{s}}.two SET c = 'sub' WHERE a = 'kept'; RELEASE a; COMMIT;
         TRUNCATE {{s}}.emptied; INSERT INTO {{s}}.emptied SELECT g, 'again' FROM generate_series(1, 30) g;"
     );
@@ -228,19 +239,29 @@ fn deed(schema: &str, number: u64, lane: u64) -> String {
     let (id, to) = (random % 400, random / 400 % 400);
     let table = format!("\"{schema}\".accounts");
     match random / 160_000 % 12 {
-        0..3 => format!("INSERT INTO {table} VALUES ({id}, {number}, 'new', repeat('{lane}', 3000)) ON CONFLICT DO NOTHING"),
+        0..3 => {
+            format!("INSERT INTO {table} VALUES ({id}, {number}, 'new', repeat('{lane}', 3000)) ON CONFLICT DO NOTHING")
+        }
         3..5 => format!("UPDATE {table} SET tag = {number} WHERE id = {id}"),
         5 => format!("UPDATE {table} SET body = repeat('{number}', 700) WHERE id = {id}"),
         6 => format!("DELETE FROM {table} WHERE id = {id}"),
-        7 => format!("UPDATE {table} SET id = {to} WHERE id = {id} AND NOT EXISTS (SELECT FROM {table} WHERE id = {to})"),
+        7 => {
+            format!("UPDATE {table} SET id = {to} WHERE id = {id} AND NOT EXISTS (SELECT FROM {table} WHERE id = {to})")
+        }
         8 => format!(
-            "BEGIN; UPDATE {table} SET tag = -tag WHERE id = {id}; SAVEPOINT a; DELETE FROM {table} WHERE id BETWEEN {to} AND {to} + 5;
+            "BEGIN; UPDATE {table} SET tag = -tag WHERE id = {id}; SAVEPOINT a; DELETE FROM {table}
+             WHERE id BETWEEN {to} AND {to} + 5;
              ROLLBACK TO a; SAVEPOINT b; UPDATE {table} SET note = 'sub' WHERE id = {to}; RELEASE b; COMMIT"
         ),
-        9 => format!("BEGIN; DELETE FROM {table} WHERE id = {id}; INSERT INTO {table} VALUES ({id}, 0, 'back', NULL); COMMIT"),
+        9 => format!(
+            "BEGIN; DELETE FROM {table} WHERE id = {id}; INSERT INTO {table} VALUES ({id}, 0, 'back', NULL); COMMIT"
+        ),
         10 => format!("BEGIN; UPDATE {table} SET tag = 0; ROLLBACK"),
         _ if random.is_multiple_of(40) => format!("TRUNCATE {table}"),
-        _ => format!("INSERT INTO {table} SELECT g, {number}, 'many', NULL FROM generate_series({id}, {id} + 20) g ON CONFLICT DO NOTHING"),
+        _ => format!(
+            "INSERT INTO {table} SELECT g, {number}, 'many', NULL FROM generate_series({id}, {id} + 20) g \
+             ON CONFLICT DO NOTHING"
+        ),
     }
 }
 
@@ -349,13 +370,15 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// The marker of an attempt makes the shard ready, in the transaction that applies it; what comes after it is a breach.
+    /// The marker of an attempt makes the shard ready, in the transaction that applies it; what comes after it is a
+    /// breach.
     async fn markers(version) {
         let mut scene = Scene::new(&[version, version], &["busy_1", "busy_2"], ACCOUNTS, "").await;
         scene.copy_and_follow(8192).await;
         scene.stream.caught_up().await.unwrap();
         let mark = |attempt: i32, number: u16| format!(
-            "INSERT INTO pgshard.marker (move_id, shard_id, attempt) SELECT substr(slot_name, 9)::uuid, {number}, {attempt}
+            "INSERT INTO pgshard.marker (move_id, shard_id, attempt) SELECT substr(slot_name, 9)::uuid, {number},
+             {attempt}
              FROM pg_replication_slots");
         let mut taken = Vec::new();
         for attempt in 1..60 {
@@ -397,7 +420,8 @@ on_each_version!(
         let mut scene = Scene::new(&[version, version], &schemas, ACCOUNTS, SOME_ACCOUNTS).await;
         scene.copy_and_follow(8192).await;
         scene.same().await;
-        scene.target.batch_execute("UPDATE pgshard.progress SET lease = gen_random_uuid() WHERE shard_id = 0").await.unwrap();
+        scene.target.batch_execute("UPDATE pgshard.progress SET lease = gen_random_uuid() \
+                                    WHERE shard_id = 0").await.unwrap();
         scene.target.batch_execute("DELETE FROM \"busy_2__incoming\".accounts WHERE id = 7").await.unwrap();
         let there = content(&scene.target, "busy_1__incoming").await;
         scene.source.batch_execute("UPDATE busy_1.accounts SET tag = 4 WHERE id = 7").await.unwrap();
@@ -455,8 +479,9 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// A row comes by a change of its key into a chunk that was copied before, out of one that was copied after, and the stream has not
-    /// all of its values: it is read again, and judged by that from then on, also by a follower that begins anew.
+    /// A row comes by a change of its key into a chunk that was copied before, out of one that was copied after, and
+    /// the stream has not all of its values: it is read again, and judged by that from then on, also by a follower that
+    /// begins anew.
     async fn a_row_that_is_read_again(version) {
         let mut scene = Scene::new(&[version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         scene.stream.copy(8192).await.unwrap();
@@ -464,7 +489,8 @@ on_each_version!(
         scene.write("UPDATE {s}.accounts SET id = 1000 WHERE id = 10").await;
         scene.write("UPDATE {s}.accounts SET id = 1001 WHERE id = 11; DELETE FROM {s}.accounts WHERE id = 1001").await;
         let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);
-        let again = "UPDATE pgshard.chunk SET snapshot = $1 WHERE coalesce(low::bigint, 0) <= $2 AND coalesce(high::bigint, 9999) > $2";
+        let again = "UPDATE pgshard.chunk SET snapshot = $1 WHERE coalesce(low::bigint, 0) <= $2 \
+                     AND coalesce(high::bigint, 9999) > $2";
         for id in [10_i64, 11] {
             assert_eq!(scene.target.execute(again, &[&snapshot, &id]).await.unwrap(), 1);
             let gone = "DELETE FROM \"busy_1__incoming\".accounts WHERE id = $1";
@@ -481,21 +507,24 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// The same with a key of the schema's own types, behind a fence, which renames the schema; and with values that are not null
-    /// though their fields are.
+    /// The same with a key of the schema's own types, behind a fence, which renames the schema; and with values that
+    /// are not null though their fields are.
     async fn a_row_of_own_types_that_is_read_again(version) {
         let ddl = "CREATE DOMAIN {s}.positive AS bigint CHECK (VALUE > 0); CREATE TYPE {s}.pair AS (a integer, b text);
             CREATE TYPE {s}.mood AS ENUM ('sad', 'ok');
-            CREATE TABLE {s}.own (id {s}.positive, p {s}.pair, m {s}.mood, ms {s}.mood[], void {s}.pair, half {s}.pair, body text);
+            CREATE TABLE {s}.own (id {s}.positive, p {s}.pair, m {s}.mood, ms {s}.mood[], void {s}.pair, half {s}.pair,
+                body text);
             ALTER TABLE {s}.own ALTER COLUMN body SET STORAGE EXTERNAL;
             --- ALTER TABLE {s}.own ADD PRIMARY KEY (id, p, m, ms)";
-        let data = "INSERT INTO {s}.own SELECT g, ROW(NULL, NULL)::{s}.pair, 'ok', '{sad}', ROW(NULL, NULL)::{s}.pair, ROW(1, NULL)::{s}.pair,
+        let data = "INSERT INTO {s}.own SELECT g, ROW(NULL, NULL)::{s}.pair, 'ok', '{sad}', ROW(NULL, NULL)::{s}.pair,
+            ROW(1, NULL)::{s}.pair,
             repeat('x', 3000) FROM generate_series(1, 300) g";
         let mut scene = Scene::new(&[version, version], &["own_1"], ddl, data).await;
         scene.stream.copy(8192).await.unwrap();
         scene.write("UPDATE {s}.own SET id = 1000 WHERE id = 10").await;
         let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);
-        let again = "UPDATE pgshard.chunk SET snapshot = $1 WHERE coalesce(low::bigint, 0) <= 10 AND coalesce(high::bigint, 9999) > 10";
+        let again = "UPDATE pgshard.chunk SET snapshot = $1 WHERE coalesce(low::bigint, 0) <= 10 \
+                     AND coalesce(high::bigint, 9999) > 10";
         assert_eq!(scene.target.execute(again, &[&snapshot]).await.unwrap(), 1);
         scene.target.batch_execute("DELETE FROM own_1__incoming.own WHERE id = 10").await.unwrap();
         scene.source.batch_execute("ALTER SCHEMA own_1 RENAME TO own_1__left_e1").await.unwrap();
@@ -509,12 +538,14 @@ on_each_version!(
 
     /// A replica identity that is altered for a while tells other former values: nothing is applied by them.
     async fn a_replica_identity_that_is_altered(version) {
-        let ddl = "CREATE TABLE {s}.t (id integer, code integer NOT NULL UNIQUE); --- ALTER TABLE {s}.t ADD PRIMARY KEY (id)";
+        let ddl = "CREATE TABLE {s}.t (id integer, code integer NOT NULL UNIQUE); \
+                   --- ALTER TABLE {s}.t ADD PRIMARY KEY (id)";
         let data = "INSERT INTO {s}.t SELECT g, g FROM generate_series(1, 9) g";
         let mut scene = Scene::new(&[version, version], &["by_1"], ddl, data).await;
         scene.copy_and_follow(1 << 20).await;
         // The key is told as before, and more.
-        scene.write("ALTER TABLE {s}.t REPLICA IDENTITY FULL; UPDATE {s}.t SET id = -id; DELETE FROM {s}.t WHERE id = -9").await;
+        scene.write("ALTER TABLE {s}.t REPLICA IDENTITY FULL; UPDATE {s}.t SET id = -id; DELETE FROM {s}.t \
+                     WHERE id = -9").await;
         scene.same().await;
         scene.write("ALTER TABLE {s}.t REPLICA IDENTITY USING INDEX t_code_key; UPDATE {s}.t SET id = 5 WHERE id = -5;
             ALTER TABLE {s}.t REPLICA IDENTITY DEFAULT").await;
@@ -524,7 +555,8 @@ on_each_version!(
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         match scene.stream.failed(shard(0)) {
-            Some(Error::Diverged { table, what, .. }) => assert!(table == "t" && what.contains("REPLICA IDENTITY was altered"), "{what}"),
+            Some(Error::Diverged { table, what, .. }) => assert!(table == "t" && what.contains("REPLICA IDENTITY was \
+                altered"), "{what}"),
             other => panic!("{other:?}"),
         }
     }
@@ -559,7 +591,8 @@ on_each_version!(
     async fn who_keeps_a_slot_from_being_made(version) {
         let world = World::new(&[version, version], 4).await;
         let writer = world.servers.app(0).await;
-        writer.batch_execute("CREATE SCHEMA held; CREATE TABLE held.t (id int PRIMARY KEY); BEGIN; INSERT INTO held.t VALUES (1)").await.unwrap();
+        writer.batch_execute("CREATE SCHEMA held; CREATE TABLE held.t (id int PRIMARY KEY); BEGIN; INSERT INTO held.t \
+                              VALUES (1)").await.unwrap();
         let hosts = Hosts::new(world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
         let (from, to) = (world.servers.name(0), world.servers.name(1));
         match Stream::publish(hosts, from, to, Uuid::now_v7(), &[part(0, "held")]).await {

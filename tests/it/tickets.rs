@@ -63,8 +63,8 @@ fn all_different(tickets: &[i64], wanted: &[i64]) {
 }
 
 on_each_version! {
-    /// Eight clients, each a process of its own as far as PostgreSQL knows, while a host stops at once and comes back, and a
-    /// third host is added: no ticket twice, and no client sees an error.
+    /// Eight clients, each a process of its own as far as PostgreSQL knows, while a host stops at once and comes back,
+    /// and a third host is added: no ticket twice, and no client sees an error.
     async fn a_host_stops_and_another_is_added(version) {
         let cluster = TestCluster::start(version, 3);
         let created = made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
@@ -142,8 +142,9 @@ on_each_version! {
         all_different(&all, &[1]);
     }
 
-    /// The control of that test: nextval() writes WAL for 32 values at a time, here in a transaction that is still open, and who
-    /// is given the others has nothing to flush. Without the message in `take()` they are given again after a crash.
+    /// The control of that test: nextval() writes WAL for 32 values at a time, here in a transaction that is still
+    /// open, and who is given the others has nothing to flush. Without the message in `take()` they are given again
+    /// after a crash.
     async fn what_the_flush_is_for(version) {
         for (flushed, given_again) in [(true, 0), (false, 1)] {
             // Nobody else writes WAL out meanwhile.
@@ -178,8 +179,7 @@ on_each_version! {
         let cluster = TestCluster::start(version, 3);
         // Two at once make one series with a residue for each host.
         let (all, both) = (hosts(&cluster, &[0, 1]), request(&cluster, &[0, 1]));
-        let (one, two) =
-            tokio::join!(create(&all, &both, Uuid::new_v4()), create(&all, &both, Uuid::new_v4()));
+        let (one, two) = tokio::join!(create(&all, &both, Uuid::new_v4()), create(&all, &both, Uuid::new_v4()));
         let numbers = |created: Vec<Created>| created.iter().map(|host| host.residue).collect::<Vec<_>>();
         assert_eq!((numbers(one.unwrap()), numbers(two.unwrap())), (vec![1, 2], vec![1, 2]));
         let again = made(&cluster, &[0, 1], &both).await;
@@ -192,11 +192,15 @@ on_each_version! {
         assert_eq!(residues(&made(&cluster, &[0, 1], &from(10)).await), [(1, Role::Unchanged)]);
         assert_eq!(source(&cluster, &[0], 1).next().await.unwrap(), 1_000_017);
 
-        let refused = async |all: &[usize], request: &Create| {
-            match create(&hosts(&cluster, all), request, Uuid::new_v4()).await {
-                Err(tickets::Error::Refused(refusals)) => refusals,
-                other => panic!("{other:?}"),
-            }
+        let refused = async |all: &[usize], request: &Create| match create(
+            &hosts(&cluster, all),
+            request,
+            Uuid::new_v4(),
+        )
+        .await
+        {
+            Err(tickets::Error::Refused(refusals)) => refusals,
+            other => panic!("{other:?}"),
         };
         let two = Create { stride: Some(2), ..both.clone() };
         assert_eq!(refused(&[0, 1], &two).await, [Refusal::StrideDiffers { recorded: 16 }]);
@@ -217,7 +221,10 @@ on_each_version! {
         let error = Tickets::new(Options::new(users(), copy.clone())).next().await.unwrap_err();
         assert!(error.to_string().contains("it gives the tickets of db1"), "{error}");
         let error = create(&copy, &request(&cluster, &[1]), Uuid::new_v4()).await.unwrap_err();
-        assert!(matches!(&error, tickets::Error::Refused(said) if matches!(said[..], [Refusal::HostName { .. }])), "{error}");
+        assert!(
+            matches!(&error, tickets::Error::Refused(said) if matches!(said[..], [Refusal::HostName { .. }])),
+            "{error}"
+        );
 
         // The rows themselves hold: nobody else gets a residue that is taken.
         let sql = "INSERT INTO pgshard_tickets.claim (name, residue, host_name) VALUES ('users', 1, 'db9')";
@@ -242,7 +249,10 @@ on_each_version! {
         let still_in_config = create(&hosts(&cluster, &[0, 1, 2]), &third, Uuid::new_v4()).await;
         assert!(matches!(still_in_config, Err(tickets::Error::Connect { .. })), "every host must answer");
         let refused = create(&hosts(&cluster, &[0, 2]), &third, Uuid::new_v4()).await.unwrap_err();
-        assert!(refused.to_string().contains("db2 is not: add it, or name what is lost for ever with --lost"), "{refused}");
+        assert!(
+            refused.to_string().contains("db2 is not: add it, or name what is lost for ever with --lost"),
+            "{refused}"
+        );
         let without = Create { lost: [cluster.name(1)].into(), ..third.clone() };
         let refused = create(&hosts(&cluster, &[0, 2]), &without, Uuid::new_v4()).await.unwrap_err();
         assert!(refused.to_string().contains("all 2 residues are taken"), "{refused}");
@@ -289,7 +299,8 @@ on_each_version! {
         assert!(after.iter().all(|ticket| *ticket >= 1000 && !before.contains(ticket)), "{after:?}");
     }
 
-    /// A future that is dropped while its block is on the way, and a source that is dropped with a block: gaps, no repeats.
+    /// A future that is dropped while its block is on the way, and a source that is dropped with a block: gaps, no
+    /// repeats.
     async fn a_block_that_is_dropped(version) {
         let cluster = TestCluster::start(version, 2);
         made(&cluster, &[0, 1], &request(&cluster, &[0, 1])).await;
@@ -312,7 +323,10 @@ on_each_version! {
         assert!(source_of_all.ahead() <= 20);
         all.extend(source_of_all.next_many(1000).await.unwrap());
         all_different(&all, &[1, 2]);
-        assert!(matches!(source_of_all.next_many(100_001).await, Err(tickets::Error::BatchTooLarge { count: 100_001 })));
+        assert!(matches!(
+            source_of_all.next_many(100_001).await,
+            Err(tickets::Error::BatchTooLarge { count: 100_001 })
+        ));
 
         let nowhere = "postgres://app@127.0.0.1:1/app?connect_timeout=1";
         let nowhere = TicketHost { name: cluster.name(0), connect: ConnectOptions::parse(nowhere).unwrap() };
@@ -331,7 +345,8 @@ on_each_version! {
         let mut hosts = hosts(&cluster, &[0, 1]);
         let through = format!("host=127.0.0.1 port={} user=app dbname=app connect_timeout=60", proxy.port);
         hosts[1].connect = ConnectOptions::parse(&through).unwrap();
-        let options = Options::new(users(), hosts).block(1).host_limit(Duration::from_secs(60)).rest(Duration::from_millis(200));
+        let options =
+            Options::new(users(), hosts).block(1).host_limit(Duration::from_secs(60)).rest(Duration::from_millis(200));
         let source = Tickets::new(options);
         let both = async || {
             let enough = async {
@@ -438,11 +453,20 @@ on_each_version! {
         let again = store.acquire(Uuid::new_v4(), at(9000, 60_000)).await.unwrap();
         assert_eq!((again.worker, again.floor_ms), (1023, next.floor_ms + 51));
         store.release(next, 0).await.unwrap();
-        assert!(matches!(store.acquire(Uuid::new_v4(), at(9000, 300)).await, Err(lease::Error::NoneFree { .. })), "it was another's");
-        assert_eq!((store.take_back(1023).await.unwrap(), store.take_back(1023).await.unwrap()), (Freed::Now, Freed::Before));
+        assert!(
+            matches!(store.acquire(Uuid::new_v4(), at(9000, 300)).await, Err(lease::Error::NoneFree { .. })),
+            "it was another's"
+        );
+        assert_eq!(
+            (store.take_back(1023).await.unwrap(), store.take_back(1023).await.unwrap()),
+            (Freed::Now, Freed::Before)
+        );
         assert_eq!(store.renew(again, at(9000, 300)).await.unwrap(), None);
         let early = store.acquire(Uuid::new_v4(), at(9000, 300)).await;
-        assert!(matches!(early, Err(lease::Error::NoneFree { .. })), "{early:?}: its last holder may go on for a minute");
+        assert!(
+            matches!(early, Err(lease::Error::NoneFree { .. })),
+            "{early:?}: its last holder may go on for a minute"
+        );
     }
 
     /// Generators with one epoch, and clocks that agree with the server's: others are told what to do.
@@ -470,7 +494,10 @@ on_each_version! {
         }
         let sql = "SELECT count(*), max(ceiling_ms) FROM pgshard_workers.lease WHERE space = 'test'";
         let row = cluster.app(0).await.query_one(sql, &[]).await.unwrap();
-        assert!(row.get::<_, i64>(0) == 3 && row.get::<_, i64>(1).unsigned_abs() < now_ms() + 70_000, "nothing is poisoned");
+        assert!(
+            row.get::<_, i64>(0) == 3 && row.get::<_, i64>(1).unsigned_abs() < now_ms() + 70_000,
+            "nothing is poisoned"
+        );
     }
 
     /// The database of the leases falls silent: callers wait together, not one after the other; those with deadlines of
@@ -497,14 +524,15 @@ on_each_version! {
         }
         assert!(callers.join_all().await.into_iter().all(|late| late));
         proxy.speak_again();
-        let speaks = async {
-            while generator.next().await.is_err() {}
-        };
+        let speaks = async { while generator.next().await.is_err() {} };
         tokio::time::timeout(Duration::from_secs(60), speaks).await.expect("IDs come again");
         let client = cluster.app(0).await;
         let count = async |sql: &str| client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
         assert!(count("SELECT count(*) FROM pgshard_workers.lease").await <= 2, "numbers");
-        assert!(count("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard workers'").await <= 2, "connections");
+        assert!(
+            count("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard workers'").await <= 2,
+            "connections"
+        );
 
         // Six callers wait for a database that answers none: for one limit in all.
         proxy.fall_silent();
@@ -587,7 +615,8 @@ on_each_version! {
                 // Waited for, or left to a task.
                 if round % 2 == 0 { clone.release().await.unwrap() } else { drop(clone) }
             }
-            let held = "SELECT count(*) FROM pgshard_workers.lease WHERE worker < 12 AND expires_at >= clock_timestamp()";
+            let held =
+                "SELECT count(*) FROM pgshard_workers.lease WHERE worker < 12 AND expires_at >= clock_timestamp()";
             let client = cluster.app(0).await;
             let given_back = async {
                 while client.query_one(held, &[]).await.unwrap().get::<_, i64>(0) > 0 {
@@ -606,8 +635,10 @@ on_each_version! {
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         store.install(Elsewhere::Nobody).await.unwrap();
         let mut options = snowflake::Options::new(Epoch::from_unix_ms(1_700_000_000_000).unwrap());
-        let (one, two) =
-            tokio::join!(Snowflake::start(store.clone(), options.clone()), Snowflake::start(store.clone(), options.clone()));
+        let (one, two) = tokio::join!(
+            Snowflake::start(store.clone(), options.clone()),
+            Snowflake::start(store.clone(), options.clone())
+        );
         let generators = [one.unwrap(), two.unwrap()];
         assert_ne!(generators[0].worker(), generators[1].worker());
 
@@ -624,7 +655,12 @@ on_each_version! {
             });
         }
         let lost = generators[0].worker();
-        cluster.app(0).await.batch_execute("UPDATE pgshard_workers.lease SET token = md5('')::uuid WHERE worker = 0").await.unwrap();
+        cluster
+            .app(0)
+            .await
+            .batch_execute("UPDATE pgshard_workers.lease SET token = md5('')::uuid WHERE worker = 0")
+            .await
+            .unwrap();
         for generator in &generators {
             generator.renew().await.unwrap();
         }
@@ -657,7 +693,8 @@ on_each_version! {
         assert!(all.insert(short.next().await.unwrap()));
     }
 
-    /// The table of leases goes back in time, in each way that it can; holders of before and after never have one number at a time.
+    /// The table of leases goes back in time, in each way that it can; holders of before and after never have one
+    /// number at a time.
     async fn leases_that_went_back(version) {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
@@ -740,7 +777,10 @@ on_each_version! {
         let token = Uuid::new_v4();
         assert_eq!(client.query_one(old, &[&token]).await.unwrap().get::<_, i32>(0), 0);
         let outdated = store.acquire(Uuid::new_v4(), term()).await.unwrap_err();
-        assert!(matches!(outdated, lease::Error::Outdated) && outdated.to_string().contains("workers install"), "{outdated}");
+        assert!(
+            matches!(outdated, lease::Error::Outdated) && outdated.to_string().contains("workers install"),
+            "{outdated}"
+        );
         assert_eq!(store.install(Elsewhere::Perhaps).await.unwrap(), Installed::Upgraded);
         assert_eq!(store.acquire(Uuid::new_v4(), term()).await.unwrap().worker, 1);
         let grant = Grant { worker: 0, token, floor_ms: 0, ceiling_ms: 61_000 };
@@ -754,7 +794,12 @@ on_each_version! {
         let cluster = TestCluster::start(version, 1);
         let store = WorkerLeases::new(connect(&cluster, 0), "test");
         store.install(Elsewhere::Nobody).await.unwrap();
-        cluster.superuser(0).await.batch_execute("ALTER ROLE app SET default_transaction_isolation = 'repeatable read'").await.unwrap();
+        cluster
+            .superuser(0)
+            .await
+            .batch_execute("ALTER ROLE app SET default_transaction_isolation = 'repeatable read'")
+            .await
+            .unwrap();
         let mut generators = tokio::task::JoinSet::new();
         for _ in 0..40 {
             let store = store.clone();

@@ -9,8 +9,8 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
 use crate::support::TestCluster;
 
-/// A server that takes TLS connections under the name `localhost` and at the address 127.0.0.1, its authority's certificate and
-/// somebody else's.
+/// A server that takes TLS connections under the name `localhost` and at the address 127.0.0.1, its authority's
+/// certificate and somebody else's.
 struct World {
     cluster: TestCluster,
     authority: PathBuf,
@@ -113,8 +113,8 @@ fn give(data: &Path, name: &str, text: &str) {
     chown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
 }
 
-/// Each mode checks what libpq's documentation says it checks, and no less. On 15 only: the 18 that we test is built without
-/// TLS, and the client's side is the same for every server.
+/// Each mode checks what libpq's documentation says it checks, and no less. On 15 only: the 18 that we test is built
+/// without TLS, and the client's side is the same for every server.
 #[tokio::test]
 async fn modes() {
     let world = World::start(15).await;
@@ -180,7 +180,8 @@ async fn client_certificates() {
     }
 }
 
-/// `channel_binding=require` takes a server that proves to know the password over this very TLS connection, and no other.
+/// `channel_binding=require` takes a server that proves to know the password over this very TLS connection, and no
+/// other.
 #[tokio::test]
 async fn channel_binding() {
     let world = World::start(15).await;

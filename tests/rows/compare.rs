@@ -36,7 +36,8 @@ async fn digests(client: &Client, schema: &str, tables: &BTreeSet<String>) -> Re
 
 async fn rows(client: &Client, schema: &str, table: &str) -> Result<BTreeMap<String, i64>, Error> {
     let sql = format!(
-        "SELECT left(one_row::text, 300) || CASE WHEN length(one_row::text) > 300 THEN '… ' || md5(one_row::text) ELSE '' END, count(*)
+        "SELECT left(one_row::text, 300) || CASE WHEN length(one_row::text) > 300 THEN '… ' || md5(one_row::text)
+         ELSE '' END, count(*)
          FROM {}.{} AS one_row GROUP BY one_row::text",
         quote_ident(schema),
         quote_ident(table)
@@ -115,7 +116,8 @@ impl Sequence {
 
 async fn sequences(side: Side<'_>) -> Result<BTreeMap<String, Sequence>, Error> {
     let sql = "SELECT c.relname::text, s.seqincrement, s.seqmin, s.seqmax, s.seqcycle
-        FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1";
+        FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = $1";
     let mut all = BTreeMap::new();
     for row in side.client.query(sql, &[&side.schema]).await? {
         let name: String = row.get(0);

@@ -1,4 +1,5 @@
-//! Random schemas, transactions and movers' fates, round after round, with PostgreSQL as the judge. See `script/test-rows --help`.
+//! Random schemas, transactions and movers' fates, round after round, with PostgreSQL as the judge. See
+//! `script/test-rows --help`.
 #![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
 
 mod compare;
@@ -110,7 +111,8 @@ async fn play(case: &Case, log: Option<&str>, quiet: bool) -> Outcome {
     );
     if !quiet {
         println!(
-            "seed {:>9}  {}-{}  {:>5.1} s  {:>6} transactions ({} errors, {} refused)  {} moves, {} compared  {} tables  {verdict}",
+            "seed {:>9}  {}-{}  {:>5.1} s  {:>6} transactions ({} errors, {} refused)  {} moves, {} compared  {} \
+             tables  {verdict}",
             case.seed,
             case.versions[0],
             case.versions[1],

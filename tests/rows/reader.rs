@@ -1,4 +1,5 @@
-//! An application behind the router, that only reads: by statements that its connections keep, and what a client was told is done.
+//! An application behind the router, that only reads: by statements that its connections keep, and what a client was
+//! told is done.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

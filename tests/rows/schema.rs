@@ -136,11 +136,13 @@ impl Schema {
         sql +=
             "CREATE TABLE {shard}.txlog (n bigint PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp());\n";
         // For what is read by a statement that was prepared long ago.
-        sql += "CREATE TABLE {shard}.moods (m {shard}.mood PRIMARY KEY); INSERT INTO {shard}.moods VALUES ('sad'), ('ok');\n";
+        sql += "CREATE TABLE {shard}.moods (m {shard}.mood PRIMARY KEY); INSERT INTO {shard}.moods VALUES ('sad'), \
+                ('ok');\n";
         sql +=
             "CREATE TABLE {shard}.trail (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, what text, old text);\n";
         sql += "CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-            INSERT INTO {shard}.trail (what, old) VALUES (TG_TABLE_NAME || ' ' || TG_OP, left(OLD::text, 100)); RETURN NULL; END $$;\n";
+            INSERT INTO {shard}.trail (what, old) VALUES (TG_TABLE_NAME || ' ' || TG_OP, left(OLD::text, 100));
+            RETURN NULL; END $$;\n";
         self.tables.iter().for_each(|table| sql += &table.create);
         self.tables.iter().for_each(|table| sql += &table.after);
         sql
@@ -371,9 +373,13 @@ impl Maker<'_> {
                 true => "NEW.rev := NEW.rev + 100000;",
                 false => "",
             };
-            writeln!(self.after, "CREATE FUNCTION {{shard}}.bump{number}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            writeln!(
+                self.after,
+                "CREATE FUNCTION {{shard}}.bump{number}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
                 NEW.stamp := coalesce(NEW.stamp, 0) + 1; {also} RETURN NEW; END $$;
-                CREATE TRIGGER bump BEFORE INSERT OR UPDATE ON {{shard}}.{name} FOR EACH ROW EXECUTE FUNCTION {{shard}}.bump{number}();")
+                CREATE TRIGGER bump BEFORE INSERT OR
+                UPDATE ON {{shard}}.{name} FOR EACH ROW EXECUTE FUNCTION {{shard}}.bump{number}();"
+            )
             .unwrap();
         }
         let mut chance = |one_in: u8| self.rng.u8(0..one_in) == 0;
@@ -441,8 +447,14 @@ impl Maker<'_> {
             .unwrap();
             // A cycle.
             if referable && self.rng.u8(0..3) == 0 && !other.has("\"back") {
-                writeln!(self.after, "ALTER TABLE {{shard}}.{} ADD COLUMN back_{number} {} REFERENCES {{shard}}.{name} ON DELETE SET NULL ON UPDATE CASCADE;",
-                    other.name, kind.sql()).unwrap();
+                writeln!(
+                    self.after,
+                    "ALTER TABLE {{shard}}.{} ADD COLUMN back_{number} {} REFERENCES {{shard}}.{name} ON DELETE \
+                     SET NULL ON UPDATE CASCADE;",
+                    other.name,
+                    kind.sql()
+                )
+                .unwrap();
             }
         }
         if self.rng.u8(0..4) == 0 {

@@ -391,7 +391,8 @@ fn earned(code: &str, kind: &str, error: &Error) -> bool {
             "55006" => kind == "truncate",
             // Index rows, and the like.
             "54000" => true,
-            // A bug of PostgreSQL's (BUG #18351): a dead row that VACUUM FULL still copies, whose TOAST a vacuum has removed.
+            // A bug of PostgreSQL's (BUG #18351): a dead row that VACUUM FULL still copies, whose TOAST a vacuum has
+            // removed.
             "XX001" if kind == "maintain" => text.contains("missing chunk number 0 for toast value"),
             // REINDEX CONCURRENTLY and VACUUM meet others of their kind.
             "55P03" | "XX000" if kind == "maintain" => text.contains("lock") || text.contains("tuple concurrently"),

@@ -1,5 +1,5 @@
-//! The command line as clap sees it: definitions and help, no decisions. What is said of a verb is in a file of its own; here is the
-//! whole, and moves.
+//! The command line as clap sees it: definitions and help, no decisions. What is said of a verb is in a file of its
+//! own; here is the whole, and moves.
 
 mod balance;
 mod cluster;
@@ -243,7 +243,12 @@ pub(crate) struct Pace {
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) fence_attempts: u32,
     /// How long a shard may be closed while it is copied; then the source serves again
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(1..=86_400),
+    )]
     pub(crate) max_pause_s: u64,
     /// Online: the most that is copied in a second, of all shards together, such as 20MB [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = values::rate)]
@@ -254,9 +259,14 @@ pub(crate) struct Pace {
     /// Online: the most WAL that a source may have to keep for the move; past it the move is aborted
     #[arg(long, value_name = "BYTES", default_value = "10GiB", value_parser = values::bytes)]
     pub(crate) max_wal: u64,
-    /// Online: how long the comparison at a move's end may hold back VACUUM on both hosts; what is not compared then, is named.
-    /// 0: none is made
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    /// Online: how long the comparison at a move's end may hold back VACUUM on both hosts; what is not compared then,
+    /// is named. 0: none is made
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 600,
+        value_parser = clap::value_parser!(u64).range(0..=86_400),
+    )]
     pub(crate) audit_max_s: u64,
     /// For pgshard's own tests
     #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
@@ -346,7 +356,9 @@ pub(crate) struct MovesContinue {
 /// Ask whoever works on a move to stop, from any machine
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-As Ctrl-C does on its own machine: fences are taken back, shards that are decided are opened, every shard can be used, and the move can be resumed. Waits until nobody works on the move any more. Exit code 4: somebody still does after --wait-s.
+As Ctrl-C does on its own machine: fences are taken back, shards that are decided are opened, every shard can be used, \
+and the move can be resumed. Waits until nobody works on the move any more. Exit code 4: somebody still does after \
+--wait-s.
 
 Examples:
   pgshard moves stop
@@ -387,8 +399,10 @@ pub(crate) struct MovesGoOn {
 
 /// Undo a move: what is not decided stays where it was
 #[derive(Debug, ArgGroup)]
-#[command(after_help = "\
-A mover that works on the move, on whatever machine, is asked to abort it, and waited for. A shard that was decided cannot be aborted, only resumed: its target may serve it already.")]
+#[command(
+    after_help = "A mover that works on the move, on whatever machine, is asked to abort it, and waited for. A shard \
+                  that was decided cannot be aborted, only resumed: its target may serve it already."
+)]
 pub(crate) struct MovesAbort {
     /// The move [default: the only one that is open]
     pub(crate) id: Option<String>,
@@ -418,7 +432,8 @@ pub(crate) struct MovesRollback {
 /// Compare what a move has brought with its old copies, where the move's own audit was broken off or left something out
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The snapshots of the move's end are lost by then. So it tells of tables that are the same on both hosts now, and of those that
+The snapshots of the move's end are lost by then. So it tells of tables that are the same on both hosts now, and of \
+those that
 differ although nobody has written to them since; what was written to since is named as not audited. Exit code 6 if
 something differs, 8 if something could not be told.")]
 pub(crate) struct MovesAudit {
@@ -447,7 +462,12 @@ pub(crate) struct MovesFeed {
 #[derive(Debug, ArgGroup)]
 pub(crate) struct BackLimit {
     /// How much log a new host may keep for a rollback, in MiB; beyond, the rollback is given up
-    #[arg(long, value_name = "MIB", default_value_t = 10_240, value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
+    #[arg(
+        long,
+        value_name = "MIB",
+        default_value_t = 10_240,
+        value_parser = clap::value_parser!(u64).range(1..=1_048_576),
+    )]
     pub(crate) max_wal_mib: u64,
 }
 

@@ -62,8 +62,8 @@ pub(crate) fn all_hosts(config: &Config) -> Vec<(HostName, ConnectOptions)> {
     config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect()
 }
 
-/// Sees to it that every host is the server that belongs under its name, before anything is written: all addresses are asked, and what
-/// they say is kept in mind by all connections of this process.
+/// Sees to it that every host is the server that belongs under its name, before anything is written: all addresses are
+/// asked, and what they say is kept in mind by all connections of this process.
 ///
 /// # Errors
 /// With [`Exit::Refused`] where two servers take the writes of a host, or one does that is not the host.

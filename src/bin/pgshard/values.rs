@@ -6,7 +6,8 @@ use jiff::{Timestamp, ToSpan, Zoned, civil, tz::TimeZone};
 use pgshard::ShardCount;
 use pgshard::id::Epoch;
 
-/// An ID as a signed or an unsigned 64-bit number: IDs turn negative after 34.8 years, and some tools print them unsigned.
+/// An ID as a signed or an unsigned 64-bit number: IDs turn negative after 34.8 years, and some tools print them
+/// unsigned.
 pub(crate) fn id(text: &str) -> Result<i64, String> {
     let unsigned = || text.parse::<u64>().map(u64::cast_signed);
     text.parse::<i64>().or_else(|_| unsigned()).map_err(|_| "not a whole number of 64 bits".to_owned())

@@ -211,8 +211,8 @@ async fn the_lease_ends_by_the_monotonic_clock_with_a_margin() {
     assert!(generator.next().await.is_ok());
 }
 
-/// A process is stopped between the check of its lease and its ID, for an hour; meanwhile its number goes to another. Both
-/// go on, and their IDs are apart.
+/// A process is stopped between the check of its lease and its ID, for an hour; meanwhile its number goes to another.
+/// Both go on, and their IDs are apart.
 #[tokio::test]
 async fn a_paused_process_is_fenced() {
     let store = Memory::new(1);

@@ -1,19 +1,20 @@
 //! Tickets: plain growing numbers from sequences of PostgreSQL ("Ticket Servers: Distributed Unique Primary Keys on the
 //! Cheap", Flickr 2010), for rows that have no shard yet: a user's ID, which picks the shard.
 //!
-//! A name (`users`) has one series of tickets on two or more hosts. Each host counts on its own and gives runs of numbers
-//! that are its own ([`Layout`]): with a stride of 16 and runs of 8,192, the host of residue 1 gives 8,192 to 16,383, then
-//! jumps over the runs of the other fifteen. A stride of 2 and runs of 1 are Flickr's odd and even. Runs are there because
-//! of `user_id % N`: with a stride of 16 and runs of 1, two hosts would give IDs for one shard in eight when N is 4,096.
-//! Hosts are used in turn, so tickets are only roughly in order. A block fetched ahead serves most calls from memory.
+//! A name (`users`) has one series of tickets on two or more hosts. Each host counts on its own and gives runs of
+//! numbers that are its own ([`Layout`]): with a stride of 16 and runs of 8,192, the host of residue 1 gives 8,192 to
+//! 16,383, then jumps over the runs of the other fifteen. A stride of 2 and runs of 1 are Flickr's odd and even. Runs
+//! are there because of `user_id % N`: with a stride of 16 and runs of 1, two hosts would give IDs for one shard in
+//! eight when N is 4,096. Hosts are used in turn, so tickets are only roughly in order. A block fetched ahead serves
+//! most calls from memory.
 //!
 //! Invariant: a residue belongs to one host. It is recorded on all hosts before that host gives its first ticket,
 //! stays recorded when the host is lost, and goes to another only with an explicit start above what the lost one gave.
-//! [`create`] keeps to that; [`Tickets`] checks with every block that the host is the one the config means, in the series
-//! it knows, and that a host's numbers grow.
+//! [`create`] keeps to that; [`Tickets`] checks with every block that the host is the one the config means, in the
+//! series it knows, and that a host's numbers grow.
 //!
-//! What fails: with all hosts of a name down there are no tickets. Numbers are lost with every block that is not used up;
-//! a host has 2^63 / stride of them. A host restored from an old backup, or a standby promoted without its last
+//! What fails: with all hosts of a name down there are no tickets. Numbers are lost with every block that is not used
+//! up; a host has 2^63 / stride of them. A host restored from an old backup, or a standby promoted without its last
 //! transactions, would give numbers again: run [`create`] with a start above the last one before it serves.
 
 mod host;
@@ -271,7 +272,12 @@ mod tests {
         }
 
         #[test]
-        fn first_of_a_residue(start in 1..1_i64 << 62, stride in 1..=STRIDE_MAX, residue in 0..STRIDE_MAX, run in 1..=RUN_MAX) {
+        fn first_of_a_residue(
+            start in 1..1_i64 << 62,
+            stride in 1..=STRIDE_MAX,
+            residue in 0..STRIDE_MAX,
+            run in 1..=RUN_MAX
+        ) {
             prop_assume!(residue < stride);
             let layout = Layout { stride, run };
             let first = layout.first_count(residue, start).unwrap().cast_unsigned();

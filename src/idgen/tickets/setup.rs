@@ -1,8 +1,8 @@
 //! Creating tickets on hosts: which host gets which residue.
 //!
 //! Invariant: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no second host
-//! can write beside it. So any two creators that have one host in common cannot give it twice; two that have none make two
-//! series, which are never used together.
+//! can write beside it. So any two creators that have one host in common cannot give it twice; two that have none make
+//! two series, which are never used together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,8 +30,8 @@ pub struct Create {
     pub run: Option<u32>,
     /// No ticket of these hosts is below: a host that gives tickets already goes on from there if it is not past it.
     pub start: Option<i64>,
-    /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs `start`, above every ticket
-    /// that the lost one may have given.
+    /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs `start`, above every
+    /// ticket that the lost one may have given.
     pub replace: Option<HostName>,
     /// Hosts that are lost for ever and need not answer. Their residues stay taken.
     pub lost: BTreeSet<HostName>,
@@ -94,7 +94,8 @@ pub enum Refusal {
     Start(i64),
     /// Two hosts began on their own.
     #[error(
-        "{first} and {second} have two series of one name, whose tickets may be the same: take a new name, or drop one of the two by hand"
+        "{first} and {second} have two series of one name, whose tickets may be the same: take a new name, or drop one \
+         of the two by hand"
     )]
     SeriesDiffer {
         /// A host.
@@ -114,7 +115,8 @@ pub enum Refusal {
     },
     /// One host has two residues: hosts were created beside each other and one of them stopped half-way.
     #[error(
-        "host {host} has claimed the residues {first} and {second}: delete the one it does not use from pgshard_tickets.claim"
+        "host {host} has claimed the residues {first} and {second}: delete the one it does not use from \
+         pgshard_tickets.claim"
     )]
     TwoResidues {
         /// The host.
@@ -135,7 +137,11 @@ pub enum Refusal {
         recorded: String,
     },
     /// Every residue is taken.
-    #[error("all {stride} residues are taken, by {}: a host that is lost for ever can be replaced, with --replace HOST --start N", hosts.join(", "))]
+    #[error(
+        "all {stride} residues are taken, by {}: a host that is lost for ever can be replaced, with --replace HOST \
+         --start N",
+        hosts.join(", ")
+    )]
     Full {
         /// How many there are.
         stride: u32,
@@ -147,14 +153,15 @@ pub enum Refusal {
     NoFloor(HostName),
     /// A host gave tickets, the others say, and has no record of them: it was built anew, or restored from before.
     #[error(
-        "{0} has lost its record of the tickets it gave, which would come again: give a start above all of them, --start N \
-         (--start 1 if it never gave one)"
+        "{0} has lost its record of the tickets it gave, which would come again: give a start above all of them, \
+         --start N (--start 1 if it never gave one)"
     )]
     Forgotten(HostName),
-    /// Too few of the hosts that give tickets were asked: two that know nothing of each other could give one residue away twice.
+    /// Too few of the hosts that give tickets were asked: two that know nothing of each other could give one residue
+    /// away twice.
     #[error(
-        "more than half of the hosts that give these tickets must be in the config and answer, and {} {} not: add {}, or name \
-         what is lost for ever with --lost",
+        "more than half of the hosts that give these tickets must be in the config and answer, and {} {} not: add {}, \
+         or name what is lost for ever with --lost",
         missing.join(", "),
         if missing.len() == 1 { "is" } else { "are" },
         if missing.len() == 1 { "it" } else { "them" }
@@ -184,8 +191,8 @@ struct Plan {
     start: i64,
 }
 
-/// Makes hosts give tickets. `all` are all hosts of the config: each must answer, so that every residue is known, and records
-/// them. Doing it again changes nothing.
+/// Makes hosts give tickets. `all` are all hosts of the config: each must answer, so that every residue is known, and
+/// records them. Doing it again changes nothing.
 ///
 /// A host that is lost is taken out of the config; its residue stays taken.
 ///
@@ -216,8 +223,8 @@ pub async fn create(all: &[TicketHost], request: &Create, new_series: Uuid) -> R
         );
     }
     let plan = plan(&known, request, new_series).map_err(Error::Refused)?;
-    // Those that begin first: a host that has a claim of its own and gives no tickets was interrupted before it gave one. One that
-    // the others know, and that has none, has lost them.
+    // Those that begin first: a host that has a claim of its own and gives no tickets was interrupted before it gave
+    // one. One that the others know, and that has none, has lost them.
     for begins in [true, false] {
         for (host, connection) in hosts.iter_mut().filter(|(host, _)| request.hosts.contains(*host) == begins) {
             claim(connection, host, request, &plan).await?;
@@ -326,7 +333,8 @@ fn too_few(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMa
     (missing.len() * 2 >= claimed.len().max(1)).then_some(Refusal::TooFew { missing })
 }
 
-/// The hosts that the others know and that know nothing of it. What they gave would come again, but from a start above it.
+/// The hosts that the others know and that know nothing of it. What they gave would come again, but from a start above
+/// it.
 fn forgotten(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMap<u32, String>) -> Vec<Refusal> {
     let has = |claims: &BTreeMap<u32, String>, host: &HostName| claims.values().any(|name| name == host.as_str());
     let blank = |host: &&HostName| {

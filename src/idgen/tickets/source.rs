@@ -27,8 +27,8 @@ pub struct Options {
     pub name: TicketName,
     /// The hosts that give them.
     pub hosts: Vec<TicketHost>,
-    /// How many are taken at once, `1..=BLOCK_MAX`; outside it, the nearer end. Those that are not used when the process
-    /// ends are lost. 1: none ahead, each call asks the next host.
+    /// How many are taken at once, `1..=BLOCK_MAX`; outside it, the nearer end. Those that are not used when the
+    /// process ends are lost. 1: none ahead, each call asks the next host.
     pub block: usize,
     /// How long one host may take to answer, connecting included.
     pub host_limit: Duration,
@@ -59,8 +59,8 @@ setters!(Options: block: usize, host_limit: Duration, rest: Duration);
 
 /// A source of tickets. Clones share hosts and blocks. Nothing is connected to before the first ticket.
 ///
-/// A ticket is given at most once: a block is either in the memory of one process, or its tickets are lost. Tickets of one
-/// source are not in order: the hosts' numbers alternate.
+/// A ticket is given at most once: a block is either in the memory of one process, or its tickets are lost. Tickets of
+/// one source are not in order: the hosts' numbers alternate.
 #[derive(Clone)]
 pub struct Tickets {
     inner: Arc<Inner>,

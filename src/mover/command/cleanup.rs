@@ -81,8 +81,9 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
     Ok(report)
 }
 
-/// The reverse replications first, their slots before all: they keep WAL. Gives the shards whose reverse replication could not be given up, which
-/// keep it, with why: a host of a route that does not answer is no reason to leave the others.
+/// The reverse replications first, their slots before all: they keep WAL. Gives the shards whose reverse replication
+/// could not be given up, which keep it, with why: a host of a route that does not answer is no reason to leave the
+/// others.
 async fn give_up_ways_back(context: &Context, entries: &[Entry]) -> BTreeMap<ShardId, Arc<Error>> {
     let mut routes: BTreeMap<(MoveId, &HostName, &HostName), Vec<ShardId>> = BTreeMap::new();
     for entry in entries.iter().filter(|entry| entry.phase == Phase::Kept && entry.reverse.is_some()) {
@@ -128,22 +129,23 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
     let left = names.left(entry.epoch);
     alone(context, &source, &left).await?;
     if let Some(oid) = facts::schema_oid(&source, &left).await? {
-        // DDL that takes no lock we can see (a GRANT; before 18 a new function or type, too) may have been under way at the
-        // fence and committed after it. It is in the old copy only, and whoever made it was told that it is done.
+        // DDL that takes no lock we can see (a GRANT; before 18 a new function or type, too) may have been under way at
+        // the fence and committed after it. It is in the old copy only, and whoever made it was told that it is done.
         let mut kept = facts::of_schema(&source, &Namespace::Oid(oid)).await?;
         row_index::leave_out(&mut kept);
         let kept = fingerprint(&kept);
         if old_copy::fingerprint_of(&source, entry).await?.as_deref() != Some(kept.as_str()) {
             return Err(not_now(format!(
-                "{left} on host {} is not as it was copied: somebody altered it since, or while it was fenced. Compare its \
-                 functions, types and grants with those of {} on host {}, drop {left} by hand, then complete the move",
+                "{left} on host {} is not as it was copied: somebody altered it since, or while it was fenced. Compare \
+                 its functions, types and grants with those of {} on host {}, drop {left} by hand, then complete the \
+                 move",
                 entry.source, names.schema, entry.target
             )));
         }
     }
     let what = "dropping the old copy";
-    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; a reader that is
-    // still at work there makes it give up after two seconds.
+    // Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; a reader that
+    // is still at work there makes it give up after two seconds.
     source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&left))).await?;
     source.execute(what, "DELETE FROM pgshard.ledger WHERE kind = 'left' AND name = $1", &[&left]).await?;
     let sql = "UPDATE pgshard.move SET phase = 'completed', updated_at = clock_timestamp()
@@ -201,8 +203,8 @@ async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Owner)>, E
     Ok(rows.iter().filter_map(read).collect())
 }
 
-/// Drops a schema together with its row in the ledger. False if the row is gone, or another move's by now: then the schema
-/// is another's too, or nobody's.
+/// Drops a schema together with its row in the ledger. False if the row is gone, or another move's by now: then the
+/// schema is another's too, or nobody's.
 ///
 /// Locks: the ledger's row, which a move writes before it makes a schema of this name; ACCESS EXCLUSIVE on the schema's
 /// relations; for one transaction. Gives up after two seconds.
@@ -266,8 +268,8 @@ pub(in crate::mover) async fn gc(context: &Context) -> CleanupReport {
     report
 }
 
-/// Swaps back fences past their deadline, opens shards that are decided. What fails for one shard is in the report, and the
-/// others go on. Gives the session; none where there is no control schema.
+/// Swaps back fences past their deadline, opens shards that are decided. What fails for one shard is in the report, and
+/// the others go on. Gives the session; none where there is no control schema.
 async fn settle(context: &Context, host: &HostName, report: &mut CleanupReport) -> Result<Option<Session>, Error> {
     let session = context.hosts.open(host).await?;
     if !session.is_bootstrapped().await? {
@@ -281,8 +283,10 @@ async fn settle(context: &Context, host: &HostName, report: &mut CleanupReport) 
         let what = "its fence was past its deadline: swapped back, it is served here";
         report.add(host, shard, what, expired.map(|row| row.get(0)));
     }
-    let sql = "SELECT s.shard_id, s.peer, s.open_token FROM pgshard.shard s JOIN pgshard.move m USING (move_id, shard_id)
-        WHERE s.state = 'moved' AND m.phase = 'decided' AND s.open_token IS NOT NULL AND m.lease_until < clock_timestamp()";
+    let sql = "SELECT s.shard_id, s.peer, s.open_token FROM pgshard.shard s JOIN pgshard.move m
+        USING (move_id, shard_id)
+        WHERE s.state = 'moved' AND m.phase = 'decided' AND s.open_token IS NOT NULL
+        AND m.lease_until < clock_timestamp()";
     for row in session.rows("looking for decided shards", sql, &[]).await? {
         let (Some(shard), Ok(peer)) = (shard_of(&row), HostName::new(row.get(1))) else { continue };
         let opened = finish_open(context, &peer, shard, row.get(2)).await;

@@ -39,8 +39,8 @@ pub struct ShardProgress {
     pub entry: Entry,
     /// Online: how much of its rows is at the target.
     pub chunks: Chunks,
-    /// Who is in the way of its fence: sessions with a lock on the shard, for more than a moment. Each with its backend's
-    /// number and its statement.
+    /// Who is in the way of its fence: sessions with a lock on the shard, for more than a moment. Each with its
+    /// backend's number and its statement.
     pub blockers: Vec<String>,
 }
 
@@ -59,7 +59,8 @@ pub struct Chunks {
     pub bytes: u64,
 }
 
-/// A stream of changes: from one source, for all shards of the move that come from there; or of a reverse replication, from the target.
+/// A stream of changes: from one source, for all shards of the move that come from there; or of a reverse replication,
+/// from the target.
 #[derive(Clone, Debug)]
 pub struct StreamProgress {
     /// The host that changes come from, and that keeps WAL for them.

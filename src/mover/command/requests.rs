@@ -1,4 +1,5 @@
-//! What an operator tells a mover that runs, and who that mover is: from any machine, through the journals of all hosts.
+//! What an operator tells a mover that runs, and who that mover is: from any machine, through the journals of all
+//! hosts.
 
 use crate::map::HostName;
 use crate::mover::control::context::Context;

@@ -1,5 +1,5 @@
-//! A rollback: a move of its own in the other direction, which finds its copy there and its slot made. It catches up, compares,
-//! fences and opens as every online move does.
+//! A rollback: a move of its own in the other direction, which finds its copy there and its slot made. It catches up,
+//! compares, fences and opens as every online move does.
 
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::Entry;
@@ -62,7 +62,8 @@ pub(in crate::mover) async fn rollback(context: &Context, taken_back: MoveId) ->
     Ok(report)
 }
 
-/// Why a shard has to wait for another rollback of its move: both would read one slot, and end each other's connections.
+/// Why a shard has to wait for another rollback of its move: both would read one slot, and end each other's
+/// connections.
 ///
 /// Two that begin at the same moment do not see each other. They lose nothing, and one ends after the other.
 fn taken_beside(entries: &[Entry], shard: &Entry) -> Option<String> {

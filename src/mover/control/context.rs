@@ -1,4 +1,5 @@
-//! What all that a mover does has in common: the hosts, where the map is, options, who is told, and whether it is to stop.
+//! What all that a mover does has in common: the hosts, where the map is, options, who is told, and whether it is to
+//! stop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

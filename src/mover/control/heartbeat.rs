@@ -1,9 +1,9 @@
 //! A mover's signs of life, and how one that is gone is told from one that is slow.
 //!
-//! Three things, each for who asks. The session lock of its lease: gone the instant its connection ends, so that a resume
-//! after a crash need not wait. Its lease, in `pgshard.mover` and in the journal: for a mover that is paused, whose connection
-//! stays. The fence's deadline: for routers, who want the shard back whatever became of the mover. None of them is needed for
-//! safety; that is the compare-and-swap on the lease's token in every statement.
+//! Three things, each for who asks. The session lock of its lease: gone the instant its connection ends, so that a
+//! resume after a crash need not wait. Its lease, in `pgshard.mover` and in the journal: for a mover that is paused,
+//! whose connection stays. The fence's deadline: for routers, who want the shard back whatever became of the mover.
+//! None of them is needed for safety; that is the compare-and-swap on the lease's token in every statement.
 
 use crate::mover::protocol::lease::Leases;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,8 +27,8 @@ use crate::mover::protocol::error::Error;
 /// The first key of the session locks of movers. The second is the beginning of the lease.
 pub(in crate::mover) use crate::schema::control::LOCK_MOVERS as LOCK_CLASS;
 
-/// Renews a mover's lease and those of the shards that it holds on one host, on a connection of its own, which holds the
-/// lease's session lock.
+/// Renews a mover's lease and those of the shards that it holds on one host, on a connection of its own, which holds
+/// the lease's session lock.
 pub(crate) struct Heartbeat {
     session: Arc<Session>,
     held: Arc<Mutex<Vec<Held>>>,
@@ -140,8 +140,8 @@ impl Heartbeat {
         self.asked.borrow().clone()
     }
 
-    /// Makes a kept shard ours to feed: at once when whoever fed it is gone, after its lease when he is paused. Whoever did that
-    /// calls [`Heartbeat::hold`] next.
+    /// Makes a kept shard ours to feed: at once when whoever fed it is gone, after its lease when he is paused. Whoever
+    /// did that calls [`Heartbeat::hold`] next.
     ///
     /// # Errors
     /// [`Error::AtWork`] when somebody renews its lease all the while.

@@ -96,16 +96,17 @@ impl ReverseReplication {
     }
 }
 
-pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode, phase, epoch, attempt, holder, lease_until - clock_timestamp() \
-     > interval '0' AS leased, greatest(0, extract(epoch FROM lease_until - clock_timestamp()))::double precision AS lease_left, \
-     rows, bytes, timings, last_error, \
-     CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() THEN 'go' ELSE wanted END AS wanted, hold_until, \
-     created_at, updated_at, fingerprint, open_token, back_of, back, \
-     CASE WHEN audit = 'under way' AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.application_name = \
-      'pgshard audit ' || move_id || '/' || shard_id) THEN 'broken off' ELSE audit END AS audit, \
-     audited_at, audit_found::text AS audit_found, \
-     (SELECT json_build_array(b.stream, b.at_open IS NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b \
-      WHERE b.move_id = pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS reverse";
+pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode, phase, epoch, attempt, holder, \
+                                  lease_until - clock_timestamp() > interval '0' AS leased, greatest(0, extract(epoch \
+                                  FROM lease_until - clock_timestamp()))::double precision AS lease_left, rows, bytes, \
+                                  timings, last_error, CASE WHEN wanted = 'hold' AND hold_until <= clock_timestamp() \
+                                  THEN 'go' ELSE wanted END AS wanted, hold_until, created_at, updated_at, \
+                                  fingerprint, open_token, back_of, back, CASE WHEN audit = 'under way' AND NOT EXISTS \
+                                  (SELECT FROM pg_stat_activity a WHERE a.application_name = 'pgshard audit ' || \
+                                  move_id || '/' || shard_id) THEN 'broken off' ELSE audit END AS audit, audited_at, \
+                                  audit_found::text AS audit_found, (SELECT json_build_array(b.stream, b.at_open IS \
+                                  NOT NULL, b.taken_by, b.lost)::text FROM pgshard.back b WHERE b.move_id = \
+                                  pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS reverse";
 
 impl Entry {
     pub(crate) fn of(row: &Row) -> Result<Entry, tokio_postgres::Error> {
@@ -252,16 +253,18 @@ impl Session {
         rows.first().map(|row| Entry::of(row).map_err(|error| self.failed(what, error))).transpose()
     }
 
-    /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index. What is wanted
-    /// of the move's other shards by now is wanted of this one too. A mover that slept, and whose shards were taken over meanwhile,
-    /// claims no more of them.
+    /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index. What is
+    /// wanted of the move's other shards by now is wanted of this one too. A mover that slept, and whose shards were
+    /// taken over meanwhile, claims no more of them.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.move and KEY SHARE on the mover's own row, for this one statement.
     pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
-        let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder,
+        let sql = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until,
+                 holder,
                  wanted, hold_until, back_of, back)
              SELECT $1, $2, $3, $4, $5, 'claimed', $6, $7, clock_timestamp() + $8 * interval '1 ms', $9,
-                 coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END, $12, $13
+                 coalesce(m.wanted, $10), CASE WHEN m.wanted IS NULL THEN $11::timestamptz ELSE m.hold_until END, $12,
+                 $13
              FROM pgshard.shard s
              LEFT JOIN (SELECT wanted, hold_until FROM pgshard.move WHERE move_id = $1 LIMIT 1) m ON true
              WHERE s.shard_id = $2 AND s.state = 'serving' AND s.epoch = $6
@@ -330,8 +333,8 @@ impl Session {
         Ok(entries.pop())
     }
 
-    /// Takes the lease of one shard over, on the journal and, if this move has fenced the shard, on its row: from now on the former
-    /// holder changes nothing. False if the lease is no longer `former`: somebody else was faster.
+    /// Takes the lease of one shard over, on the journal and, if this move has fenced the shard, on its row: from now
+    /// on the former holder changes nothing. False if the lease is no longer `former`: somebody else was faster.
     ///
     /// Locks: the shard's row and the move's, in this order as everywhere, for this one transaction.
     pub(crate) async fn take_over(
@@ -361,20 +364,23 @@ impl Session {
         Ok(taken)
     }
 
-    /// Gives the lease back, so that a resume need not wait for its end. Keeps what went wrong, for people; not of a move that
-    /// has ended, where nothing is left to go wrong: a mover that slept through its lease says that it lost it.
+    /// Gives the lease back, so that a resume need not wait for its end. Keeps what went wrong, for people; not of a
+    /// move that has ended, where nothing is left to go wrong: a mover that slept through its lease says that it lost
+    /// it.
     ///
     /// Locks: the move's row, for this one statement.
     pub(crate) async fn release(&self, hold: Hold, error: Option<&str>) -> Result<(), Error> {
         let sql = "UPDATE pgshard.move SET lease_until = clock_timestamp(),
-                 last_error = CASE WHEN $4::text IS NOT NULL AND phase IN ('kept', 'completed', 'aborted') THEN last_error ELSE $4 END
+                 last_error = CASE WHEN $4::text IS NOT NULL AND phase IN ('kept', 'completed', 'aborted')
+                 THEN last_error ELSE $4 END
              WHERE move_id = $1 AND shard_id = $2 AND lease = $3";
         let params: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
             [hold.id.uuid(), &hold.shard.as_i32(), &hold.lease, &error];
         self.execute("giving the lease back", sql, &params).await.map(drop)
     }
 
-    /// Writes how an audit has ended. Nobody holds a lease for it; of two that audit, what one of them has found stands.
+    /// Writes how an audit has ended. Nobody holds a lease for it; of two that audit, what one of them has found
+    /// stands.
     ///
     /// Locks: the move's row, for this one statement.
     pub(crate) async fn audited(&self, id: MoveId, shard: ShardId, audit: &Audit) -> Result<(), Error> {

@@ -1,4 +1,5 @@
-//! Who works on a move, and how far it is: sessions, the journal with its leases, signs of life, what operators ask for.
+//! Who works on a move, and how far it is: sessions, the journal with its leases, signs of life, what operators ask
+//! for.
 
 pub(crate) mod context;
 pub(crate) mod heartbeat;

@@ -1,4 +1,5 @@
-//! What the two hosts of a move say about its shard, as the values that [`state::next`](crate::mover::protocol::state::next) decides on.
+//! What the two hosts of a move say about its shard, as the values that
+//! [`state::next`](crate::mover::protocol::state::next) decides on.
 
 use std::time::Duration;
 

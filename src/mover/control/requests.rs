@@ -35,8 +35,8 @@ impl Session {
 
     /// Writes the desired state to this host's journal; which shards it is about, and whether their move has ended.
     ///
-    /// Locks: the move's rows, for this one statement. Those that have ended too: a claim that is still to come takes the state
-    /// from them.
+    /// Locks: the move's rows, for this one statement. Those that have ended too: a claim that is still to come takes
+    /// the state from them.
     pub(crate) async fn want(&self, id: MoveId, desired: DesiredState) -> Result<Vec<(ShardId, bool)>, Error> {
         if !self.is_bootstrapped().await? {
             return Ok(Vec::new());

@@ -44,8 +44,9 @@ impl Hosts {
 }
 
 /// Lock waits end before anybody queues behind them for long. A mover whose machine is gone holds its transactions for
-/// half a minute at most. Texts of values are the same on every host, and transactions are what the steps take them for,
-/// whatever the settings of hosts and roles. Nothing is compiled: a digest of a large table would begin with that, on both hosts.
+/// half a minute at most. Texts of values are the same on every host, and transactions are what the steps take them
+/// for, whatever the settings of hosts and roles. Nothing is compiled: a digest of a large table would begin with that,
+/// on both hosts.
 ///
 /// Commits are synchronous: if a takeover or an un-fence was lost in a crash of the source after the target's copy was
 /// dropped, the former mover, with its lease back, could give the shard away to a target that has nothing.
@@ -56,9 +57,11 @@ const SETTINGS: &str = "
     SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
     SET search_path = pg_catalog; SET row_security = off; SET client_min_messages = warning;
     SET datestyle = 'ISO, YMD'; SET intervalstyle = 'postgres'; SET timezone = 'UTC'; SET extra_float_digits = 1;
-    SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on; SET lc_monetary = 'C';
+    SET jit = off; SET bytea_output = 'hex'; SET xmloption = content; SET standard_conforming_strings = on;
+    SET lc_monetary = 'C';
     SET array_nulls = on;
-    SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off', 'local')";
+    SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') IN ('off',
+        'local')";
 
 /// One connection of a mover.
 pub(crate) struct Session {
@@ -69,9 +72,9 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// That the host is the one that bootstrap gave this name, and has the control schema that a mover works with. With two names
-    /// exchanged, the journal of the one would be taken for that of the other, and what a move has just built for what a dead one
-    /// has left.
+    /// That the host is the one that bootstrap gave this name, and has the control schema that a mover works with. With
+    /// two names exchanged, the journal of the one would be taken for that of the other, and what a move has just built
+    /// for what a dead one has left.
     async fn check(&self) -> Result<(), Error> {
         let what = "asking the host for its name";
         let present = self.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
@@ -116,8 +119,8 @@ impl Session {
         self.client.query(sql, params).await.map_err(|error| self.failed(what, error))
     }
 
-    /// As [`rows`](Session::rows), in one round trip instead of two, where every one counts: the types of the parameters
-    /// are told, not asked for.
+    /// As [`rows`](Session::rows), in one round trip instead of two, where every one counts: the types of the
+    /// parameters are told, not asked for.
     pub(crate) async fn typed_rows(
         &self,
         what: &'static str,

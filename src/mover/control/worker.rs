@@ -1,9 +1,11 @@
-//! Who works on a move: a row of `pgshard.mover` at the host that the shards come from, and the session lock of its lease.
+//! Who works on a move: a row of `pgshard.mover` at the host that the shards come from, and the session lock of its
+//! lease.
 //!
-//! The shards of one move that go from one host to one other have one mover, whatever has become of each of them: one that has
-//! failed, or is kept already, is not taken from under the others.
+//! The shards of one move that go from one host to one other have one mover, whatever has become of each of them: one
+//! that has failed, or is kept already, is not taken from under the others.
 //!
-//! Invariant: all open shards of such a route change hands in one transaction, and only if nobody who holds one of them lives.
+//! Invariant: all open shards of such a route change hands in one transaction, and only if nobody who holds one of them
+//! lives.
 
 use crate::mover::protocol::desired::{Asked, StopRequest};
 use crate::mover::protocol::worker::{Work, Worker};
@@ -146,11 +148,11 @@ impl Session {
         Ok(())
     }
 
-    /// The open shards of a route, their leases ours now; with the leases that they had. Or who works on them, and how long he
-    /// has left unless he renews.
+    /// The open shards of a route, their leases ours now; with the leases that they had. Or who works on them, and how
+    /// long he has left unless he renews.
     ///
-    /// Locks: rows of pgshard.shard that this move has fenced, then the route's rows of pgshard.move, in the order of the shards, for
-    /// one transaction; the former movers' rows.
+    /// Locks: rows of pgshard.shard that this move has fenced, then the route's rows of pgshard.move, in the order of
+    /// the shards, for one transaction; the former movers' rows.
     async fn take_route(&self, route: Route<'_>, to: &Claimant, leases: (i32, i32)) -> Result<Take, Error> {
         self.batch(TAKING, "BEGIN").await?;
         let taken = self.take_in_transaction(route, to, leases).await;
@@ -160,8 +162,8 @@ impl Session {
 
     async fn take_in_transaction(&self, route: Route<'_>, to: &Claimant, leases: (i32, i32)) -> Result<Take, Error> {
         let (id, target, (lease_ms, fence_ms)) = (route.id.uuid(), route.target.as_str(), leases);
-        // Not the row of a shard that is served: a migration may hold that for long. First, as everywhere: a heartbeat or a decide
-        // of a mover that wakes up right now would wait for us, and we for it.
+        // Not the row of a shard that is served: a migration may hold that for long. First, as everywhere: a heartbeat
+        // or a decide of a mover that wakes up right now would wait for us, and we for it.
         let sql = "SELECT FROM pgshard.shard WHERE state = 'fenced' AND move_id = $1 AND peer = $2
              ORDER BY shard_id FOR NO KEY UPDATE";
         self.rows(TAKING, sql, &[id, &target]).await?;
@@ -182,7 +184,8 @@ impl Session {
                 return Ok(Take::AtWork { lease: entry.lease, worker, left });
             }
         }
-        // Before the journal: a claim holds its mover's row, so that one which is under way is among what is taken next.
+        // Before the journal: a claim holds its mover's row, so that one which is under way is among what is taken
+        // next.
         let former: Vec<Uuid> = former.into_iter().collect();
         self.execute(TAKING, "DELETE FROM pgshard.mover WHERE lease = ANY ($1)", &[&former]).await?;
         let sql = format!(
@@ -191,7 +194,8 @@ impl Session {
         );
         let entries = self.read_entries(&sql, &[id, &target, &to.lease, &f64::from(lease_ms), &to.holder]).await?;
         // A fence that is near its deadline would end in the midst of what this mover does behind it.
-        let sql = "UPDATE pgshard.shard SET lease = $3 WHERE state = 'fenced' AND move_id = $1 AND peer = $2 RETURNING shard_id";
+        let sql = "UPDATE pgshard.shard SET lease = $3 WHERE state = 'fenced' AND move_id = $1 AND peer = $2 \
+                   RETURNING shard_id";
         for row in self.rows(TAKING, sql, &[id, &target, &to.lease]).await? {
             let shard: i32 = row.try_get(0).map_err(|error| self.failed(TAKING, error))?;
             let sql = "SELECT pgshard.heartbeat($1, $2, $3, $4, $5)";
@@ -212,8 +216,9 @@ impl Session {
         Ok(entries)
     }
 
-    /// Ends what former movers of these shards still have open here: a transaction of a paused one would keep rows locked for as long
-    /// as it sleeps. Of the same role; never our own, nor those of the move's shards from other hosts.
+    /// Ends what former movers of these shards still have open here: a transaction of a paused one would keep rows
+    /// locked for as long as it sleeps. Of the same role; never our own, nor those of the move's shards from other
+    /// hosts.
     ///
     /// Locks: none.
     pub(crate) async fn end_former(&self, own: Hold, shards: &[ShardId], former: &[Uuid]) -> Result<(), Error> {
@@ -272,8 +277,8 @@ fn stop_request(row: &Row) -> Result<Option<StopRequest>, tokio_postgres::Error>
 }
 
 impl Heartbeat {
-    /// Makes every open shard of a route ours: at once when its mover is gone, after its lease when it is paused. Gives them as the
-    /// journal has them now, and the leases that they had.
+    /// Makes every open shard of a route ours: at once when its mover is gone, after its lease when it is paused. Gives
+    /// them as the journal has them now, and the leases that they had.
     ///
     /// # Errors
     /// [`Error::AtWork`] as soon as it is seen that a mover renews its lease.

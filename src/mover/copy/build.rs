@@ -1,8 +1,8 @@
 //! Keys and indexes of tables whose rows are all there, while others are still copied.
 //!
-//! Before: every chunk of a table is at the target, and the table has no index. After: it has all that are built before changes
-//! are applied, and statistics. Dies halfway: as before, for it is one transaction. Invariant: that transaction is
-//! the only one that gives the table its first index, so that whoever finds one knows that all are there.
+//! Before: every chunk of a table is at the target, and the table has no index. After: it has all that are built before
+//! changes are applied, and statistics. Dies halfway: as before, for it is one transaction. Invariant: that transaction
+//! is the only one that gives the table its first index, so that whoever finds one knows that all are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,8 +31,8 @@ pub(crate) async fn built(target: &Session, schema: &str, tables: &[&str]) -> Re
 ///
 /// `application_name` is what the session is called while it is at it, so that a takeover can end it.
 ///
-/// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else knows, until the end; [`prove_lease`]'s at the very end
-/// only, so that a takeover never waits for an index.
+/// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else knows, until the end; [`prove_lease`]'s at the very
+/// end only, so that a takeover never waits for an index.
 ///
 /// # Cancel safety
 /// Dropped, or failed, the session is in a transaction and to be closed.
@@ -49,8 +49,8 @@ pub(crate) async fn build(
     let named = format!("SET LOCAL application_name = {}", quote_literal(application_name));
     let locked: Vec<String> =
         tables.iter().map(|table| format!("{}.{}", quote_ident(schema), quote_ident(table))).collect();
-    // If the target's machine goes down, rows and indexes are lost together. Locked before it is looked what is there: a
-    // transaction whose connection we have lost may still be at its end.
+    // If the target's machine goes down, rows and indexes are lost together. Locked before it is looked what is there:
+    // a transaction whose connection we have lost may still be at its end.
     let sql = format!(
         "BEGIN; {named}; SET LOCAL synchronous_commit = off; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE",
         locked.join(", ")

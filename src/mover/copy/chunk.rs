@@ -1,7 +1,7 @@
 //! One bundle of chunks, from host to host: all read under one snapshot, and written with it in one transaction.
 //!
-//! Before: the chunks have no snapshot, and the target none of their rows. After: they have both. Dies halfway: as before, for
-//! the target's transaction is rolled back.
+//! Before: the chunks have no snapshot, and the target none of their rows. After: they have both. Dies halfway: as
+//! before, for the target's transaction is rolled back.
 
 use tokio_postgres::SimpleQueryMessage;
 
@@ -28,8 +28,9 @@ pub(crate) struct Copied {
 ///
 /// `application_name` is what both sessions are called while they are at it, so that a takeover can end them.
 ///
-/// Locks: ACCESS SHARE on the source's tables while they are read; ROW EXCLUSIVE on the target's, which nobody else uses, until
-/// the end; the chunks' rows and [`prove_lease`]'s at the very end only, so that a takeover never waits for a copy.
+/// Locks: ACCESS SHARE on the source's tables while they are read; ROW EXCLUSIVE on the target's, which nobody else
+/// uses, until the end; the chunks' rows and [`prove_lease`]'s at the very end only, so that a takeover never waits for
+/// a copy.
 ///
 /// # Cancel safety
 /// Dropped, or failed, both sessions are in transactions and to be closed.
@@ -64,8 +65,9 @@ pub(crate) async fn copy(
     Ok(done.then_some(sizes))
 }
 
-/// Makes durable what a snapshot of this server has seen. A transaction that committed asynchronously, or was rolled back,
-/// may be lost in a crash, and its number given out again: the changes of the second that has it would be passed over as seen.
+/// Makes durable what a snapshot of this server has seen. A transaction that committed asynchronously, or was rolled
+/// back, may be lost in a crash, and its number given out again: the changes of the second that has it would be passed
+/// over as seen.
 ///
 /// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours asks for, and waits for the disk.
 pub(crate) async fn flush(source: &Session) -> Result<(), Error> {
@@ -82,10 +84,11 @@ fn table_of<'w>(work: &'w ShardCopy, chunk: &Chunk) -> Result<&'w TableShape, Er
 
 /// Begins to read: locks, and only then the snapshot.
 ///
-/// LOCK TABLE takes none by itself, not even under REPEATABLE READ. With the snapshot first, a TRUNCATE in between would give
-/// no rows under a snapshot that does not see it.
+/// LOCK TABLE takes none by itself, not even under REPEATABLE READ. With the snapshot first, a TRUNCATE in between
+/// would give no rows under a snapshot that does not see it.
 ///
-/// Locks: ACCESS SHARE on the tables until the end of the transaction. Waits as long as the session's lock_timeout says.
+/// Locks: ACCESS SHARE on the tables until the end of the transaction. Waits as long as the session's lock_timeout
+/// says.
 pub(crate) async fn read_from(
     source: &Session,
     work: &ShardCopy,

@@ -19,8 +19,8 @@ pub(crate) struct KeyRange {
 }
 
 impl KeyRange {
-    /// The range as a condition on its column. The literals have no type but the column's, so that the column's index and
-    /// collation decide.
+    /// The range as a condition on its column. The literals have no type but the column's, so that the column's index
+    /// and collation decide.
     pub(crate) fn condition(&self, column: Option<&Column>) -> String {
         let Some(column) = column else { return "true".to_owned() };
         let bound = |sign: &str, bound: &Option<String>| {
@@ -80,8 +80,8 @@ impl Chunks {
         whole.then_some(Chunks { kind, chunks, rereads: HashMap::new() })
     }
 
-    /// Whether what a transaction did to the row with this key is in the copy already. `first_key` is the text of the first key
-    /// column (`None`: the table has no key), `whole_key` those of all its columns, in the key's order.
+    /// Whether what a transaction did to the row with this key is in the copy already. `first_key` is the text of the
+    /// first key column (`None`: the table has no key), `whole_key` those of all its columns, in the key's order.
     pub(crate) fn sees(&self, first_key: Option<&str>, whole_key: &[Option<&str>], xid: u64) -> bool {
         if !self.rereads.is_empty() {
             let whole_key: Vec<Option<String>> = whole_key.iter().map(|text| text.map(str::to_owned)).collect();

@@ -34,8 +34,8 @@ pub(crate) struct Chunk {
 
 /// Cuts those tables of a shard that are not cut yet.
 ///
-/// Locks: ACCESS SHARE on each table of the source while a part of it is read; at the target rows of pgshard.chunk that nobody else knows,
-/// and [`prove_lease`]'s.
+/// Locks: ACCESS SHARE on each table of the source while a part of it is read; at the target rows of pgshard.chunk that
+/// nobody else knows, and [`prove_lease`]'s.
 ///
 /// # Cancel safety
 /// All the shard's bounds are written in one transaction. Dropped, the target session is to be closed.
@@ -108,9 +108,9 @@ pub(crate) async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTr
 
 /// The keys at which a table is cut, in order. None where it is small, or the order of its key is not known here.
 ///
-/// As a sample of its pages says, which costs the same for any table; a walk along the key would read an index of the whole
-/// of it. A sample that is wrong makes one chunk larger and another smaller, no more: whatever the bounds, every key is in
-/// one chunk, and so are all rows with the same first key.
+/// As a sample of its pages says, which costs the same for any table; a walk along the key would read an index of the
+/// whole of it. A sample that is wrong makes one chunk larger and another smaller, no more: whatever the bounds, every
+/// key is in one chunk, and so are all rows with the same first key.
 ///
 /// Locks: ACCESS SHARE on the table, for one statement.
 pub(crate) async fn bounds(

@@ -1,17 +1,17 @@
 //! The copy of a shard that stays open: in chunks by key, each as of a snapshot of its own, and exact all the same.
 //!
-//! A slot of the source exists before the first chunk is copied, so that every change since is in its stream. A chunk keeps the
-//! snapshot it was read under, and a change of transaction X to the row with key k is applied if, and only if, X is not
-//! visible in the snapshot of the chunk that holds k ([`chunks`]). So no snapshot is held for longer than one
-//! chunk takes, chunks can be copied in any order, at any time, by any number of workers, and again after a crash.
+//! A slot of the source exists before the first chunk is copied, so that every change since is in its stream. A chunk
+//! keeps the snapshot it was read under, and a change of transaction X to the row with key k is applied if, and only
+//! if, X is not visible in the snapshot of the chunk that holds k ([`chunks`]). So no snapshot is held for longer than
+//! one chunk takes, chunks can be copied in any order, at any time, by any number of workers, and again after a crash.
 //!
-//! [`table`](crate::mover::preflight::table) has read what tables there are and judged which of them can be moved like this. [`cut`] cuts them,
-//! [`chunk`] copies and [`build`] makes the indexes, with the workers of [`workers`]; [`verify`] compares. [`snapshot`] and
-//! [`key`](crate::mover::preflight::key) are what the rule is made of.
+//! [`table`](crate::mover::preflight::table) has read what tables there are and judged which of them can be moved like
+//! this. [`cut`] cuts them, [`chunk`] copies and [`build`] makes the indexes, with the workers of [`workers`];
+//! [`verify`] compares. [`snapshot`] and [`key`](crate::mover::preflight::key) are what the rule is made of.
 //!
 //! # Invariants
-//! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a chunk whose snapshot does
-//!    not see it.
+//! 1. The lock on a table is taken before the snapshot: a TRUNCATE between the two would empty a chunk whose snapshot
+//!    does not see it.
 //! 2. A chunk's rows and its snapshot are written by one transaction of the target, which proves the lease.
 //! 3. Bounds never change once the first chunk of a table is copied.
 
@@ -59,8 +59,8 @@ pub(crate) struct Route {
     pub(crate) target: HostName,
 }
 
-/// Proves, until the end of the target's transaction, that this mover holds the lease: a takeover waits for the row, and after
-/// it this finds none. Others of the same mover may prove it at the same time.
+/// Proves, until the end of the target's transaction, that this mover holds the lease: a takeover waits for the row,
+/// and after it this finds none. Others of the same mover may prove it at the same time.
 ///
 /// Locks: the row of pgshard.incoming, FOR SHARE, until the end of the transaction.
 pub(crate) async fn prove_lease(target: &Session, hold: Hold) -> Result<(), Error> {

@@ -49,9 +49,9 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// The whole number of a transaction of which the stream tells the lower 32 bits, when `near` is a whole number from the
-/// same time: the one of all candidates that is nearest. No two transactions that are alive, or in WAL that is still
-/// kept, are 2³¹ apart; PostgreSQL sees to that.
+/// The whole number of a transaction of which the stream tells the lower 32 bits, when `near` is a whole number from
+/// the same time: the one of all candidates that is nearest. No two transactions that are alive, or in WAL that is
+/// still kept, are 2³¹ apart; PostgreSQL sees to that.
 pub(crate) fn widen(xid: u32, near: u64) -> u64 {
     let apart = i64::from(xid.wrapping_sub(near as u32) as i32);
     // Before the first wrap-around there is nothing below zero: the candidate above is the only one.
@@ -124,7 +124,10 @@ mod tests {
         }
 
         #[test]
-        fn a_snapshot_reads_what_it_writes(xmin in 3_u64..1 << 40, ahead in proptest::collection::btree_set(0_u64..50, 0..8)) {
+        fn a_snapshot_reads_what_it_writes(
+            xmin in 3_u64..1 << 40,
+            ahead in proptest::collection::btree_set(0_u64..50, 0..8)
+        ) {
             let in_progress: Vec<u64> = ahead.iter().map(|ahead| xmin + ahead).collect();
             let snapshot = Snapshot { xmin, xmax: xmin + 50, in_progress: in_progress.clone() };
             prop_assert_eq!(Snapshot::parse(&snapshot.to_string()), Some(snapshot.clone()));

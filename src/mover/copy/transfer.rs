@@ -1,8 +1,8 @@
 //! Rows from host to host, and digests of what arrived.
 //!
 //! Invariant: both sides read the same columns in the same order with the same settings, so that a digest that
-//! differs means a row that differs. Values go over as binary where every type is PostgreSQL's own and has a binary form, which
-//! is the same in all versions; types made by users carry OIDs in places and go as text.
+//! differs means a row that differs. Values go over as binary where every type is PostgreSQL's own and has a binary
+//! form, which is the same in all versions; types made by users carry OIDs in places and go as text.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt, TryStreamExt};
@@ -77,8 +77,8 @@ pub(crate) async fn pipe(
 /// How rows are hashed. Both sides must do it alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hashing {
-    /// By the values' binary forms, and the texts of those that have none or are not PostgreSQL's own: since version 14. Half the
-    /// time that texts take, or less.
+    /// By the values' binary forms, and the texts of those that have none or are not PostgreSQL's own: since
+    /// version 14. Half the time that texts take, or less.
     Binary,
     /// By the texts of all values.
     Text,
@@ -92,8 +92,8 @@ impl Hashing {
 
     /// A row's hash of 64 bits, as SQL.
     ///
-    /// The form, not the value: two numerics that are equal but not alike (1.0, 1.00) have different hashes. The whole row
-    /// goes into one hash, as in a sum of columns' hashes two rows could exchange values.
+    /// The form, not the value: two numerics that are equal but not alike (1.0, 1.00) have different hashes. The whole
+    /// row goes into one hash, as in a sum of columns' hashes two rows could exchange values.
     pub(crate) fn of_row(self, table: &TableShape) -> String {
         let list = |binary: bool| {
             let columns = table.columns.iter().map(compared);
@@ -113,8 +113,8 @@ impl Hashing {
     }
 }
 
-/// A column as it is compared, as SQL, and whether by its binary form. That of NaN has a sign, which no text tells and the stream
-/// does not bring: of two NaN, the one computed at the source may have it.
+/// A column as it is compared, as SQL, and whether by its binary form. That of NaN has a sign, which no text tells and
+/// the stream does not bring: of two NaN, the one computed at the source may have it.
 fn compared(column: &Column) -> (String, bool) {
     let name = column.quoted();
     match column.type_oid {

@@ -1,8 +1,8 @@
-//! Chunks compared, row by row in effect, at a common point that the caller arranges: two sessions whose snapshots stand for the
-//! same state of the shard.
+//! Chunks compared, row by row in effect, at a common point that the caller arranges: two sessions whose snapshots
+//! stand for the same state of the shard.
 //!
-//! A chunk is one number of rows and one digest a side. Where they differ it is cut into blocks by a hash of the key, and
-//! the blocks that differ into rows, so that an operator is told keys and not "something".
+//! A chunk is one number of rows and one digest a side. Where they differ it is cut into blocks by a hash of the key,
+//! and the blocks that differ into rows, so that an operator is told keys and not "something".
 //!
 //! Invariant: the tables are locked before the snapshot, on both sides; a TRUNCATE after it would empty them for old
 //! snapshots too.
@@ -30,7 +30,8 @@ pub(crate) const TOLD_MAX: usize = 10;
 /// The most rows of those blocks that are read from a side.
 const READ_MAX: i64 = 100_000;
 
-/// Begins to read at the target: locks, then the snapshot. For the source there is [`read_from`](crate::mover::copy::chunk::read_from).
+/// Begins to read at the target: locks, then the snapshot. For the source there is
+/// [`read_from`](crate::mover::copy::chunk::read_from).
 ///
 /// Locks: ACCESS SHARE on the tables until the end of the transaction; the applier's TRUNCATE waits for it.
 pub(crate) async fn read_from_target(target: &Session, work: &ShardCopy, tables: &[&TableShape]) -> Result<(), Error> {
@@ -101,8 +102,8 @@ pub(crate) async fn keep(target: &Session, work: &ShardCopy, chunks: &[Chunk]) -
 /// The most chunks of a bunch: as many tables are locked, on both sides, in one transaction.
 const BUNCH_MAX: usize = 64;
 
-/// Chunks in bunches that are verified under one pair of snapshots: about so many bytes each, so that neither is held for long,
-/// and no more than [`BUNCH_MAX`] of them.
+/// Chunks in bunches that are verified under one pair of snapshots: about so many bytes each, so that neither is held
+/// for long, and no more than [`BUNCH_MAX`] of them.
 pub(crate) fn bunches(chunks: Vec<Chunk>, bytes_max: u64) -> Vec<Vec<Chunk>> {
     let mut bunches: Vec<Vec<Chunk>> = Vec::new();
     let mut sum = u64::MAX;

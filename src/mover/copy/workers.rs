@@ -1,8 +1,8 @@
 //! The workers that copy all shards of a move from one host to another, beside each other.
 //!
-//! Bundles of chunks are what is shared out, those of the largest tables first: so one large table keeps all workers as busy as
-//! many small shards do. A table whose last chunk is there has its indexes built next, while others are still copied. A
-//! shard that fails does not stop the others.
+//! Bundles of chunks are what is shared out, those of the largest tables first: so one large table keeps all workers as
+//! busy as many small shards do. A table whose last chunk is there has its indexes built next, while others are still
+//! copied. A shard that fails does not stop the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -57,8 +57,8 @@ const BUNDLE_MAX: usize = 64;
 /// What is less than this, in bytes, is not worth a transaction of its own.
 const SMALL: u64 = 1 << 20;
 
-/// Copies all that is missing of these shards, and builds on their tables. Gives what each has then, or why it has not; and when the
-/// last chunk was there, if any was missing.
+/// Copies all that is missing of these shards, and builds on their tables. Gives what each has then, or why it has not;
+/// and when the last chunk was there, if any was missing.
 ///
 /// # Cancel safety
 /// Dropped, the workers end; chunks that are finished stay, the others are as if they had not been begun.

@@ -27,7 +27,8 @@ pub enum CrossingKind {
     View,
     /// A default outside that uses the shard's sequence or function, or the other way around with a sequence.
     Default,
-    /// A function outside whose body is bound to the shard's objects (`BEGIN ATOMIC`), or that has its types as arguments.
+    /// A function outside whose body is bound to the shard's objects (`BEGIN ATOMIC`), or that has its types as
+    /// arguments.
     Function,
     /// A trigger outside that calls the shard's function.
     Trigger,
@@ -117,7 +118,8 @@ struct Row {
 
 const SQL: &str = concat!(objects_sql!(), include_str!("sql/border.sql"));
 
-/// Every dependency that crosses the border of a schema, each outside object once, sorted; empty if the schema is closed.
+/// Every dependency that crosses the border of a schema, each outside object once, sorted; empty if the schema is
+/// closed.
 ///
 /// Functions, types, tables and views of shared schemas that the shard's objects use are no crossing: they are not the
 /// shard's and stay. A sequence of a shared schema is: its values differ from host to host. `prefix` tells the other

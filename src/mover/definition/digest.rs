@@ -1,10 +1,10 @@
-//! Whether anything was done to a schema's definition or border since it was looked at, for where there is no time to look
-//! again: behind the fence. Border and stamp find out what belongs to the schema before they look at that, which is most of
-//! what they cost, and after a swap all of it is planned anew. Here it is known.
+//! Whether anything was done to a schema's definition or border since it was looked at, for where there is no time to
+//! look again: behind the fence. Border and stamp find out what belongs to the schema before they look at that, which
+//! is most of what they cost, and after a swap all of it is planned anew. Here it is known.
 //!
 //! Invariant: equal digests mean that nothing was done. An object that comes anew depends on one that is known, so
-//! `pg_depend` says so, as it does of whatever crosses the border; a row that is written has another `xmin`. Unequal ones mean
-//! nothing: the full look decides.
+//! `pg_depend` says so, as it does of whatever crosses the border; a row that is written has another `xmin`. Unequal
+//! ones mean nothing: the full look decides.
 
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
@@ -13,12 +13,14 @@ use crate::schema::catalog::objects_sql;
 
 const LIST: &str = concat!(
     objects_sql!(),
-    "SELECT DISTINCT class::pg_catalog.oid, oid FROM part WHERE class <> 'pg_catalog.pg_publication_rel'::pg_catalog.regclass"
+    "SELECT DISTINCT class::pg_catalog.oid, oid FROM part \
+     WHERE class <> 'pg_catalog.pg_publication_rel'::pg_catalog.regclass"
 );
 
 const DIGEST: &str = include_str!("sql/digest.sql");
 
-/// A digest of a schema's rows in the catalogs, with what belonged to it then. It means something on the same server only.
+/// A digest of a schema's rows in the catalogs, with what belonged to it then. It means something on the same server
+/// only.
 #[derive(Clone, Debug)]
 pub struct CatalogDigest {
     schema: u32,
@@ -28,10 +30,11 @@ pub struct CatalogDigest {
 }
 
 impl CatalogDigest {
-    /// The digest of a schema by its OID. The client is in a `REPEATABLE READ` transaction, in which both statements see the
-    /// same.
+    /// The digest of a schema by its OID. The client is in a `REPEATABLE READ` transaction, in which both statements
+    /// see the same.
     ///
-    /// What is looked at after that and found right is right for as long as the digest [is the same](CatalogDigest::is_same).
+    /// What is looked at after that and found right is right for as long as the digest [is the
+    /// same](CatalogDigest::is_same).
     ///
     /// Locks: none but ACCESS SHARE on catalogs.
     ///

@@ -1,4 +1,5 @@
-//! What a schema is made of, as moves need it: how to make it again, what crosses its border, what is refused. No word about moves.
+//! What a schema is made of, as moves need it: how to make it again, what crosses its border, what is refused. No word
+//! about moves.
 
 pub mod border;
 pub mod ddl;

@@ -89,18 +89,19 @@ pub async fn set_sequence_values<C: GenericClient + Sync>(
     Ok(())
 }
 
-/// How many values a sequence is set ahead of the source's: what old transactions may still take there behind the fence, and
-/// what is handed out between the look and the fence.
+/// How many values a sequence is set ahead of the source's: what old transactions may still take there behind the
+/// fence, and what is handed out between the look and the fence.
 const AHEAD: i128 = 10_000;
 
 /// A sequence is never set ahead by more than this part of the values that it has left.
 const PART: i128 = 100;
 
-/// One that has fewer values left than this is named before it is moved: it is close to its end, and set ahead by little.
+/// One that has fewer values left than this is named before it is moved: it is close to its end, and set ahead by
+/// little.
 const FEW: i128 = 10_000;
 
-/// How far the clock of a shard's IDs is set ahead, in its units of 1/1024 ms: a second. The first IDs at the target are of
-/// times that far ahead at most, as after a burst.
+/// How far the clock of a shard's IDs is set ahead, in its units of 1/1024 ms: a second. The first IDs at the target
+/// are of times that far ahead at most, as after a burst.
 const CLOCK_AHEAD: i64 = 1024 * 1000;
 
 /// The sequence of a shard's ID clock that takes the distance.
@@ -158,8 +159,8 @@ impl Sequence {
         SequenceValue { name: self.value.name.clone(), last_value, is_called: true }
     }
 
-    /// Where a sequence like this one is on its way, as a number that grows with every value that is handed out; but for
-    /// those that cycle.
+    /// Where a sequence like this one is on its way, as a number that grows with every value that is handed out; but
+    /// for those that cycle.
     fn place(&self, at: &SequenceValue) -> i128 {
         let step = i128::from(self.increment);
         let last = i128::from(at.last_value) - if at.is_called { 0 } else { step };
@@ -206,8 +207,8 @@ pub(crate) async fn read<C: GenericClient + Sync>(
     Ok(sequences)
 }
 
-/// The first of these sequences that is further than the one of its name among the others, or that has none; `None`: those are at or
-/// past these. The two of an ID clock count together. One that cycles is never ahead nor behind.
+/// The first of these sequences that is further than the one of its name among the others, or that has none; `None`:
+/// those are at or past these. The two of an ID clock count together. One that cycles is never ahead nor behind.
 pub(crate) fn behind(these: &[Sequence], others: &[Sequence]) -> Option<String> {
     let clock = |all: &[Sequence]| clock_of(&mut all.iter().map(|one| &one.value));
     if clock(these) > clock(others) {
@@ -229,8 +230,8 @@ pub(crate) fn warnings(sequences: &[Sequence]) -> Vec<String> {
         match left {
             0 => format!("sequence {name} has no values left, here as there"),
             _ => format!(
-                "sequence {name} has {left} values left, of which the move skips {ahead}: fewer than the 10,000 that keep \
-                 nextval in transactions older than the fence from giving a value twice"
+                "sequence {name} has {left} values left, of which the move skips {ahead}: fewer than the 10,000 that \
+                 keep nextval in transactions older than the fence from giving a value twice"
             ),
         }
     };
@@ -261,8 +262,8 @@ impl Presets {
         self.values.iter().map(|value| value.name.as_str())
     }
 
-    /// What is to be set anew, by where the source's are behind the fence: all that have passed their presets, or were set
-    /// back. The two of an ID clock count together: their sum is the clock.
+    /// What is to be set anew, by where the source's are behind the fence: all that have passed their presets, or were
+    /// set back. The two of an ID clock count together: their sum is the clock.
     pub(crate) fn anew(&self, now: &[SequenceValue]) -> Vec<SequenceValue> {
         let clock = |values: &mut dyn Iterator<Item = &SequenceValue>| clock_of(values);
         let (seen, at) = (clock(&mut self.seen.iter().map(|one| &one.value)), clock(&mut now.iter()));

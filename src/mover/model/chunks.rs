@@ -1,12 +1,13 @@
 //! A small model of its own: which changes of the stream are applied to which chunks of the copy.
 //!
 //! Two chunks with one key each are read at any time, in any order, each under a snapshot of its own, while three
-//! transactions write. A commit is in the log before it is visible to others; it may be visible before it is on disk. The
-//! rule: a change of transaction X to key k is applied iff the snapshot of k's chunk does not see X. It is asked of the
-//! very `Snapshot` that the follower uses, and applied strictly: an insert wants no row, an update and a delete want one.
+//! transactions write. A commit is in the log before it is visible to others; it may be visible before it is on disk.
+//! The rule: a change of transaction X to key k is applied iff the snapshot of k's chunk does not see X. It is asked of
+//! the very `Snapshot` that the follower uses, and applied strictly: an insert wants no row, an update and a delete
+//! want one.
 //!
-//! A crash of the source takes back what is not on disk, transaction numbers too: PostgreSQL gives them out once more. A
-//! chunk may be kept only when all that its snapshot saw is on disk.
+//! A crash of the source takes back what is not on disk, transaction numbers too: PostgreSQL gives them out once more.
+//! A chunk may be kept only when all that its snapshot saw is on disk.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
@@ -194,7 +195,8 @@ impl Rule {
         Some(())
     }
 
-    /// A snapshot knows up to the last number that has ended, and lists who runs below that. Sub-transactions are not in it.
+    /// A snapshot knows up to the last number that has ended, and lists who runs below that. Sub-transactions are not
+    /// in it.
     fn snapshot(source: &Source) -> Taken {
         let running = source.transactions.map(|transaction| match transaction {
             Transaction::Running { xid } | Transaction::Logged { xid } => Some(xid),

@@ -87,8 +87,8 @@ impl Protocol {
         Some(after)
     }
 
-    /// A writer's COMMIT, which is acknowledged before it is on disk: `synchronous_commit = off`. A synchronous one is this
-    /// and a flush right after it.
+    /// A writer's COMMIT, which is acknowledged before it is on disk: `synchronous_commit = off`. A synchronous one is
+    /// this and a flush right after it.
     fn commit_on_source(&self, after: &mut World, writer: usize) {
         let source = &mut after.source.live;
         match source.row {

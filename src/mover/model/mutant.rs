@@ -1,5 +1,5 @@
-//! Wrong variants of the protocol. Each is a bug that a project in the field has had, or the nearest thing to it that could
-//! be made in ours; the model must find every one.
+//! Wrong variants of the protocol. Each is a bug that a project in the field has had, or the nearest thing to it that
+//! could be made in ours; the model must find every one.
 
 /// One thing done wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +36,8 @@ pub(super) enum Mutant {
     DecideAnyFence,
     /// Takeover and un-fence are committed as the database's default has it: `synchronous_commit = off`.
     AsynchronousControl,
-    /// A prepared open that fails ends the wait for the look behind the fence, and the target's word is enough to decide.
+    /// A prepared open that fails ends the wait for the look behind the fence, and the target's word is enough to
+    /// decide.
     OpenCutsTheLookShort,
 }
 

@@ -6,8 +6,8 @@
 //! others are done with. A server passes over what was confirmed without a word when it is asked to send from before
 //! that.
 //!
-//! Reverse replication has the same slot read by two in turn: a feed of both old copies, and a rollback that takes one of them.
-//! Each must leave the other what it lacks, for either may end at any moment and come back.
+//! Reverse replication has the same slot read by two in turn: a feed of both old copies, and a rollback that takes one
+//! of them. Each must leave the other what it lacks, for either may end at any moment and come back.
 //!
 //! The rules: a shard has everything up to its position, or is known to have lost its stream; without a fail-over
 //! none loses it.

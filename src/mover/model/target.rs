@@ -1,5 +1,5 @@
-//! What movers and routers do on the target, as pure transitions, each one transaction. `None` is `SH002`, a lost lease,
-//! or an UPDATE that found no row: nothing was changed.
+//! What movers and routers do on the target, as pure transitions, each one transaction. `None` is `SH002`, a lost
+//! lease, or an UPDATE that found no row: nothing was changed.
 
 use crate::mover::model::mutant::Mutant;
 use crate::mover::model::world::{Incoming, Lease, Target};

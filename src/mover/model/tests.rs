@@ -107,8 +107,8 @@ fn hosts_that_crash() {
     }
 }
 
-/// The rules about the end are asked of worlds in which nothing happens any more. That every run comes to one is this: in
-/// no run is a world met twice.
+/// The rules about the end are asked of worlds in which nothing happens any more. That every run comes to one is this:
+/// in no run is a world met twice.
 #[test]
 fn no_run_goes_in_circles() {
     for mode in [Mode::Blocking, Mode::Online] {
@@ -175,8 +175,8 @@ fn every_mutant_is_caught() {
     }
 }
 
-/// Larger bounds, for an hour: `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide -- --nocapture`. The figures
-/// are in docs/model.md.
+/// Larger bounds, for an hour: `PGSHARD_MODEL=wide cargo test --release --lib model::tests::wide -- --nocapture`. The
+/// figures are in docs/model.md.
 #[test]
 fn wide() {
     if std::env::var("PGSHARD_MODEL").as_deref() != Ok("wide") {

@@ -172,9 +172,12 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         return Ok(Err(not_bootstrapped()));
     }
     let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
-            d.datcollate::text || '/' || d.datctype::text || coalesce(' ICU ' || l.icu, ''), has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
-            (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, schema_prefix, key_kind) FROM pgshard.cluster),
-            current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user),
+            d.datcollate::text || '/' || d.datctype::text || coalesce(' ICU ' || l.icu, ''),
+            has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery(),
+            (SELECT format('%s shards, epoch %s ms, prefix %s, %s keys', shards, epoch_ms, schema_prefix, key_kind)
+                FROM pgshard.cluster),
+            current_setting('wal_level'), (SELECT rolreplication OR rolsuper FROM pg_roles
+                WHERE rolname = current_user),
             current_setting('max_replication_slots')::bigint - (SELECT count(*) FROM pg_replication_slots),
             current_setting('max_wal_senders')::bigint - (SELECT count(*) FROM pg_stat_replication),
             (SELECT count(*) FROM pg_prepared_xacts),
@@ -184,16 +187,20 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
             current_setting('max_locks_per_transaction')::bigint
                 * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint),
             current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'
-                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, 'hidden') IN ('sync', 'quorum', 'hidden')),
+                AND NOT EXISTS (SELECT FROM pg_stat_replication WHERE coalesce(sync_state, 'hidden') IN ('sync',
+                    'quorum', 'hidden')),
             ARRAY(SELECT format('backend %s has a transaction that has written and is %s s old: %s', pid,
                       round(extract(epoch FROM clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?'))
                   FROM pg_stat_activity
-                  WHERE backend_xid IS NOT NULL AND xact_start < clock_timestamp() - interval '2 s' AND pid <> pg_backend_pid()
+                  WHERE backend_xid IS NOT NULL AND xact_start < clock_timestamp() - interval '2 s'
+                  AND pid <> pg_backend_pid()
                   ORDER BY xact_start LIMIT 3),
-            (SELECT max(pg_collation_actual_version(c.oid)) FROM pg_collation c, LATERAL (SELECT to_jsonb(c) AS its) AS j
+            (SELECT max(pg_collation_actual_version(c.oid)) FROM pg_collation c,
+                LATERAL (SELECT to_jsonb(c) AS its) AS j
                 WHERE c.collnamespace = 'pg_catalog'::regnamespace
                   AND c.collprovider::text = CASE WHEN l.icu IS NULL THEN 'c' ELSE 'i' END
-                  AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu, d.datcollate::text))
+                  AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu,
+                      d.datcollate::text))
         FROM pg_database d
         -- By names that not every version has: 15 brought the provider, 17 renamed the locale.
         CROSS JOIN LATERAL (SELECT CASE WHEN to_jsonb(d) ->> 'datlocprovider' = 'i'
@@ -252,7 +259,8 @@ pub(crate) async fn given_away(
     shards: &[ShardId],
 ) -> Result<Vec<(ShardId, ShardEpoch, String)>, Error> {
     let numbers: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
-    let sql = "SELECT shard_id, epoch, peer FROM pgshard.shard WHERE shard_id = ANY ($1) AND state = 'moved' AND peer IS NOT NULL";
+    let sql = "SELECT shard_id, epoch, peer FROM pgshard.shard WHERE shard_id = ANY ($1) AND state = 'moved' \
+               AND peer IS NOT NULL";
     let rows = session.rows("reading where shards have gone", sql, &[&numbers]).await?;
     let given = |row: &tokio_postgres::Row| {
         let shard = ShardId::try_from(row.try_get::<_, i32>(0).ok()?).ok()?;
@@ -265,7 +273,8 @@ pub(crate) async fn given_away(
 ///
 /// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
 pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, Error> {
-    let sql = "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, ', ' ORDER BY relation),
+    let sql = "SELECT pid, string_agg(DISTINCT mode, ', ' ORDER BY mode), string_agg(DISTINCT relation, ', '
+            ORDER BY relation),
             coalesce(max(seconds), 0), max(query)
         FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid";
     let rows = session.typed_rows("looking for locks", sql, &[(&schema, Type::OID)]).await?;

@@ -101,8 +101,8 @@ impl ShardPlan {
         }
         steps
     }
-    /// A guess of how long the shard is closed by a blocking move, from its size: a floor of 50 ms and 20 MiB a second, a slow disk's rate
-    /// for copy, two digests and indexes together. The command says that it is a guess.
+    /// A guess of how long the shard is closed by a blocking move, from its size: a floor of 50 ms and 20 MiB a second,
+    /// a slow disk's rate for copy, two digests and indexes together. The command says that it is a guess.
     pub fn closed_for(&self) -> Duration {
         closed_for(self.bytes)
     }
@@ -227,7 +227,8 @@ fn against_target(facts: &ShardFacts, target: &HostFacts, epoch: Option<ShardEpo
         }
         Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
             let reason = format!("was there at epoch {}, later than the source's", row.epoch);
-            let remedy = "run `pgshard check`; was the source restored, or failed over to a standby that lacked its last commits?";
+            let remedy = "run `pgshard check`; was the source restored, or failed over to a standby that lacked its \
+                          last commits?";
             refuse(reason, remedy);
         }
         _ => {}
@@ -366,7 +367,8 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
     if bytes >= ROOM_BYTES {
         let kept = if mode == Mode::Online { ", and keeps the WAL of what is written there meanwhile" } else { "" };
         warnings.push(format!(
-            "{} needs about {} of room and writes as much WAL; {} keeps the old copies until `pgshard moves complete`{kept}",
+            "{} needs about {} of room and writes as much WAL; {} keeps the old copies until `pgshard moves \
+             complete`{kept}",
             target.name,
             Bytes(bytes),
             source.name

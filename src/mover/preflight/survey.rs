@@ -150,7 +150,8 @@ async fn locate(
         // What comes to be moved is judged by its facts later.
         if host == request.target && !owned {
             let reason = "is not there, although the map or another host says so";
-            let remedy = "run `pgshard check`; `pgshard moves resume` opens it if it was decided, `pgshard map rebuild` corrects the map";
+            let remedy = "run `pgshard check`; `pgshard moves resume` opens it if it was decided, `pgshard map \
+                          rebuild` corrects the map";
             refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &host));
         }
         placed.insert(shard, host);
@@ -158,8 +159,8 @@ async fn locate(
     Ok((placed, refusals))
 }
 
-/// The shards that lack what others on their host have: a move would make it look as it should be, and take away where the rest may
-/// still be found.
+/// The shards that lack what others on their host have: a move would make it look as it should be, and take away where
+/// the rest may still be found.
 async fn emptied(context: &Context, moving: &[(ShardId, &HostName)]) -> Result<Vec<Refusal>, Error> {
     let mut refusals = Vec::new();
     let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
@@ -189,8 +190,8 @@ struct Given {
     by: String,
 }
 
-/// What the map and the hosts that answer say about who owns these shards. A host that does not answer is passed over: one that is down
-/// must not keep shards where they are.
+/// What the map and the hosts that answer say about who owns these shards. A host that does not answer is passed over:
+/// one that is down must not keep shards where they are.
 async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)]) -> Vec<Given> {
     let shards: Vec<ShardId> = moving.iter().map(|(shard, _)| *shard).collect();
     let ask = |host: &HostName| {
@@ -214,19 +215,21 @@ async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)
     by_hosts.chain(by_map).collect()
 }
 
-/// Refuses a shard whose owner does not know of the move that brought it: that host's database is older, and so are its rows.
+/// Refuses a shard whose owner does not know of the move that brought it: that host's database is older, and so are its
+/// rows.
 fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
     let later = given.iter().filter(|given| given.shard == plan.shard && given.owner == plan.source.as_str());
     let latest = later.filter(|given| given.epoch > plan.epoch).max_by_key(|given| given.epoch)?;
     let reason =
         format!("is served there since epoch {}, but {} knows of epoch {}", plan.epoch, latest.by, latest.epoch);
-    let remedy = "the host was restored from before a move, or failed over to a standby that lacks it, and has old rows: run \
-                  `pgshard check`";
+    let remedy = "the host was restored from before a move, or failed over to a standby that lacks it, and has old \
+                  rows: run `pgshard check`";
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 
-/// What all hosts say; one that does not answer does not keep shards where they are. They do not answer at the same instant: a shard that
-/// has come to the target in between seems to be nowhere, so what is lost there is believed only if it is seen again.
+/// What all hosts say; one that does not answer does not keep shards where they are. They do not answer at the same
+/// instant: a shard that has come to the target in between seems to be nowhere, so what is lost there is believed only
+/// if it is seen again.
 async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, Error> {
     let hosts: Result<Vec<_>, Error> =
         context.hosts.names().map(|host| Ok((host.clone(), context.hosts.options(host)?.clone()))).collect();

@@ -1,9 +1,9 @@
-//! What is known of a table whose rows are copied and whose changes are applied: its columns, and the key by which the stream
-//! names its rows.
+//! What is known of a table whose rows are copied and whose changes are applied: its columns, and the key by which the
+//! stream names its rows.
 //!
-//! Invariant: the key is the one of the replica identity, never just any unique one. The stream tells the former values of
-//! no other columns, and a row whose former key is not known could not be put to its chunk. A key that is deferrable is none:
-//! within a transaction two rows may have the same one, and a change would hit both, or the other.
+//! Invariant: the key is the one of the replica identity, never just any unique one. The stream tells the former values
+//! of no other columns, and a row whose former key is not known could not be put to its chunk. A key that is deferrable
+//! is none: within a transaction two rows may have the same one, and a change would hit both, or the other.
 
 use crate::mover::control::session::Session;
 use crate::mover::definition::refusal::Refusal;
@@ -49,8 +49,8 @@ pub(crate) struct Column {
 }
 
 impl Column {
-    /// Whether a value's binary form is the same on every host, and can be read again: the type is PostgreSQL's own, and none of
-    /// those that have no binary form (aclitem) or do not read their own (tsquery, where it is empty).
+    /// Whether a value's binary form is the same on every host, and can be read again: the type is PostgreSQL's own,
+    /// and none of those that have no binary form (aclitem) or do not read their own (tsquery, where it is empty).
     pub(crate) fn is_binary(&self) -> bool {
         self.type_oid < FIRST_OF_USERS && !WITHOUT_BINARY_FORM.contains(&self.type_oid)
     }
@@ -111,8 +111,8 @@ fn joined<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
     columns.map(Column::quoted).collect::<Vec<_>>().join(", ")
 }
 
-/// The tables of a schema, by its OID and sorted by name. Found by pg_depend, whose index answers at once: pg_class has none by
-/// schema.
+/// The tables of a schema, by its OID and sorted by name. Found by pg_depend, whose index answers at once: pg_class has
+/// none by schema.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
@@ -121,7 +121,8 @@ pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableSh
             a.attname::text, a.atttypid, coalesce(t.typcategory = 'C', false), a.attgenerated::text,
             CASE WHEN i.indimmediate THEN array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum) END,
             coalesce(nullif(t.typbasetype, 0), t.oid),
-            a.atttypid = ANY ('{16,17,20,21,23,25,700,701,1042,1043,1082,1083,1114,1184,1186,1266,1700,2950,3802}'::oid[])
+            a.atttypid = ANY
+            ('{16,17,20,21,23,25,700,701,1042,1043,1082,1083,1114,1184,1186,1266,1700,2950,3802}'::oid[])
                 AND a.attcollation IN (0, 100, 950, 951),
             pg_encoding_to_char(b.encoding) = 'UTF8' AND (a.attcollation IN (950, 951) OR a.attcollation = 100
                 AND b.datcollate IN ('C', 'POSIX') AND coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') = 'c')
@@ -176,7 +177,8 @@ pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableSh
     Ok(shapes)
 }
 
-/// Fills the key in, now that all columns are there. A generated column is not in the stream, so neither is a key with one.
+/// Fills the key in, now that all columns are there. A generated column is not in the stream, so neither is a key with
+/// one.
 fn find_key(shape: &mut TableShape, kinds: &[Option<KeyKind>]) {
     let mut key: Vec<(usize, usize)> =
         shape.columns.iter().enumerate().filter_map(|(at, column)| Some((column.in_key?, at))).collect();
@@ -190,8 +192,8 @@ fn find_key(shape: &mut TableShape, kinds: &[Option<KeyKind>]) {
     shape.first_key = shape.key.first().and_then(|at| kinds[*at]);
 }
 
-/// What stands against copying these tables while they are written to. Once a table is published, its UPDATE and DELETE fail at the
-/// source unless the stream can name their rows: so this is to be asked before anything is published.
+/// What stands against copying these tables while they are written to. Once a table is published, its UPDATE and DELETE
+/// fail at the source unless the stream can name their rows: so this is to be asked before anything is published.
 pub(crate) fn online_refusals(shapes: &[TableShape]) -> Vec<Refusal> {
     shapes.iter().filter_map(refusal).collect()
 }
@@ -200,7 +202,8 @@ fn refusal(shape: &TableShape) -> Option<Refusal> {
     if shape.identity == Identity::Full && shape.columns.iter().any(|column| column.is_virtual) {
         return Some(Refusal::new(
             format!("table {}", shape.name),
-            "has REPLICA IDENTITY FULL and a virtual generated column, so that its UPDATE and DELETE would fail while it is copied online",
+            "has REPLICA IDENTITY FULL and a virtual generated column, so that its UPDATE and DELETE would fail while \
+             it is copied online",
             "ALTER TABLE … REPLICA IDENTITY DEFAULT, with a primary key, or move with --mode blocking",
         ));
     }

@@ -64,8 +64,8 @@ pub async fn missing_at_target<C: GenericClient + Sync>(
 /// Whether a role may, at one host, connect (`None`) or use a schema; and the host's database.
 type Rights = BTreeMap<(String, Option<String>), (bool, String)>;
 
-/// What the roles that are granted something in the shard may do at the source and may not at the target: connect, and use
-/// the schemas that the shard's objects need.
+/// What the roles that are granted something in the shard may do at the source and may not at the target: connect, and
+/// use the schemas that the shard's objects need.
 pub(in crate::mover) async fn rights_missing(
     source: &Session,
     target: &Session,
@@ -93,7 +93,8 @@ pub(in crate::mover) async fn rights_missing(
 
 /// Locks: none but ACCESS SHARE on catalogs.
 async fn rights(session: &Session, roles: &[String], objects: &[String]) -> Result<Rights, Error> {
-    let sql = "SELECT rolname::text, NULL::text, pg_catalog.has_database_privilege(oid, pg_catalog.current_database(), 'CONNECT'),
+    let sql = "SELECT rolname::text, NULL::text, pg_catalog.has_database_privilege(oid, pg_catalog.current_database(),
+            'CONNECT'),
             pg_catalog.current_database()::text
         FROM pg_catalog.pg_roles WHERE rolname = ANY($1)
         UNION ALL

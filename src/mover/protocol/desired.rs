@@ -10,8 +10,8 @@ pub enum DesiredState {
     Go,
     /// Everything but the fence: the source serves, the target follows.
     Hold,
-    /// Nothing more is copied, nothing is fenced. Chunks under way are finished; changes are applied, so that the source need
-    /// not keep them.
+    /// Nothing more is copied, nothing is fenced. Chunks under way are finished; changes are applied, so that the
+    /// source need not keep them.
     Pause,
 }
 

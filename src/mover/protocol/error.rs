@@ -53,8 +53,8 @@ pub enum Error {
     },
     /// A host's control schema is older than what this pgshard works with. Nothing was changed there.
     #[error(
-        "host {host} has a control schema of version {version}, and this pgshard works with version {VERSION}: run `pgshard \
-         bootstrap --host {host}`, while the application works"
+        "host {host} has a control schema of version {version}, and this pgshard works with version {VERSION}: run \
+         `pgshard bootstrap --host {host}`, while the application works"
     )]
     ControlOld {
         /// The host.
@@ -112,7 +112,8 @@ pub enum Error {
         /// Who.
         worker: Worker,
     },
-    /// An operator asked this mover to stop. The source serves, or the target if the shard was decided; the move can be resumed.
+    /// An operator asked this mover to stop. The source serves, or the target if the shard was decided; the move can be
+    /// resumed.
     #[error("shard {shard}: stopped, as {by} asked")]
     Stopped {
         /// The shard.
@@ -330,9 +331,11 @@ pub enum Error {
         /// `gone`, `lost`, or why it was dropped.
         state: &'static str,
     },
-    /// The target has lost changes that it had, by a fail-over, say, and the source sends them no more. A resume copies again.
+    /// The target has lost changes that it had, by a fail-over, say, and the source sends them no more. A resume copies
+    /// again.
     #[error(
-        "shard {shard}: host {host} has lost changes that were applied there, as after a fail-over to a standby that lacked them"
+        "shard {shard}: host {host} has lost changes that were applied there, as after a fail-over to a standby that \
+         lacked them"
     )]
     StreamLost {
         /// The shard.
@@ -393,8 +396,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether `resume` may get further: everything but a refusal, a contradiction, a wrong question, and a statement that is
-    /// larger than the server lets it be (class 54), which it will be again.
+    /// Whether `resume` may get further: everything but a refusal, a contradiction, a wrong question, and a statement
+    /// that is larger than the server lets it be (class 54), which it will be again.
     pub fn can_be_resumed(&self) -> bool {
         match self {
             Error::Group { source, .. } => return source.can_be_resumed(),

@@ -112,7 +112,8 @@ pub(crate) const HARMED: &str = "failpoint";
 pub(crate) const HARM_MADE: &str = "failpoint altered";
 
 impl Failpoint {
-    /// Reads `after swap=kill`; the actions are `kill`, `stop` and `fail`, and of `in a change` `drop`, `double` and `alter`.
+    /// Reads `after swap=kill`; the actions are `kill`, `stop` and `fail`, and of `in a change` `drop`, `double` and
+    /// `alter`.
     ///
     /// # Errors
     /// A sentence that names what is not known.

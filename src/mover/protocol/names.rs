@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use crate::map::ShardEpoch;
 
-/// The identity of one `pgshard move`, of however many shards. Written as a UUID; version 7, so that moves sort by time.
+/// The identity of one `pgshard move`, of however many shards. Written as a UUID; version 7, so that moves sort by
+/// time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(Uuid);
 

@@ -17,7 +17,8 @@ use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::{Audit, Unaudited};
 
-/// What a chunk of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a snapshot is held.
+/// What a chunk of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a
+/// snapshot is held.
 pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
 
 /// How to move. [`Options::default`] is what the command uses.
@@ -32,8 +33,8 @@ pub struct Options {
     pub barrier_budget: Duration,
     /// How often the fence is tried, with growing pauses, before the move gives up.
     pub fence_attempts: u32,
-    /// How long a shard may be closed before the move gives up and the source serves again. A plan whose shard would take
-    /// longer, by its size, is refused.
+    /// How long a shard may be closed before the move gives up and the source serves again. A plan whose shard would
+    /// take longer, by its size, is refused.
     pub pause_max: Duration,
     /// Online: how long the last changes may take, once the shard is closed, before the fence is taken back.
     pub drain_deadline: Duration,
@@ -51,11 +52,11 @@ pub struct Options {
     pub rate_max: Option<NonZeroU64>,
     /// Online: no shard is fenced while the target is further behind than this.
     pub lag_max: Duration,
-    /// Online: the most WAL, in bytes, that a source may have to keep for a move. Past it the shards that are not decided are
-    /// aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
+    /// Online: the most WAL, in bytes, that a source may have to keep for a move. Past it the shards that are not
+    /// decided are aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
     pub wal_max: u64,
-    /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both hosts. What is not compared then, is
-    /// named. Zero: nothing is audited.
+    /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both hosts. What is not
+    /// compared then, is named. Zero: nothing is audited.
     pub audit_max: Duration,
     /// What [`complete`](crate::mover::Mover::complete) does with an old copy whose move was not audited, or differs.
     pub unaudited: Unaudited,

@@ -1,4 +1,5 @@
-//! How fast rows may go over: a rate for all workers of a move together, and a pause. Both can be changed while they work.
+//! How fast rows may go over: a rate for all workers of a move together, and a pause. Both can be changed while they
+//! work.
 
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, PoisonError};

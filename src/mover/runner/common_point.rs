@@ -2,7 +2,8 @@
 //!
 //! The stream stands still for a moment: the source's snapshot is taken, the changes that it sees are applied and no
 //! others, the target's snapshot is taken, and the stream goes on. Both sides are read at leisure then, each in its own
-//! snapshot; several such comparisons run beside each other. Invariant: a chunk is called verified only if both snapshots stand for the same state.
+//! snapshot; several such comparisons run beside each other. Invariant: a chunk is called verified only if both
+//! snapshots stand for the same state.
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Mutex;

@@ -68,8 +68,8 @@ impl<'d> CutOver<'d> {
         self.done
     }
 
-    /// Fences, and does all that belongs behind the fence. On errors other than those of the outcome, the fence stands, and the
-    /// mover leaves the shard.
+    /// Fences, and does all that belongs behind the fence. On errors other than those of the outcome, the fence stands,
+    /// and the mover leaves the shard.
     pub(in crate::mover) async fn run(&mut self) -> Result<Outcome, Error> {
         let Some(digest) = self.before_fence().await? else {
             return Ok(Outcome::Refused("its schema is not there".to_owned()));
@@ -98,8 +98,8 @@ impl<'d> CutOver<'d> {
         self.fenced(permit, swapped, token, &digest, &presets).await
     }
 
-    /// The shard is fenced. A permit that is dropped closes the session in which the target may have been opened: nobody can
-    /// commit that any more.
+    /// The shard is fenced. A permit that is dropped closes the session in which the target may have been opened:
+    /// nobody can commit that any more.
     async fn fenced(
         &mut self,
         permit: Permit<'_>,
@@ -150,8 +150,8 @@ impl<'d> CutOver<'d> {
         Ok(Outcome::Decided(decided))
     }
 
-    /// Barrier, marker, the changes up to the marker, and the open, not committed; beside all that, what may not have changed
-    /// is looked at.
+    /// Barrier, marker, the changes up to the marker, and the open, not committed; beside all that, what may not have
+    /// changed is looked at.
     async fn behind_fence(
         &self,
         permit: &Permit<'_>,
@@ -177,7 +177,8 @@ impl<'d> CutOver<'d> {
             };
             Ok(tokio::try_join!(mark, self.work.unchanged(left, digest, self.built, presets))?)
         };
-        // The follower is told before the marker is on its way. The open's transaction was begun with the hold on its tables.
+        // The follower is told before the marker is on its way. The open's transaction was begun with the hold on its
+        // tables.
         let hash = token_hash(token);
         let opened = async {
             follower.marker(shard, attempt, &hash).await?;
@@ -188,7 +189,8 @@ impl<'d> CutOver<'d> {
                     unopened.take(attempt).await;
                 }
             };
-            // Whether it went through is judged after the look, which it must not cut short: a target that is ready can be decided for.
+            // Whether it went through is judged after the look, which it must not cut short: a target that is ready can
+            // be decided for.
             let (prepared, ()) = tokio::join!(self.work.prepare_open(permit.opening(), attempt), snapshot);
             Ok::<_, Halt>((drained, prepared))
         };
@@ -212,8 +214,8 @@ impl<'d> CutOver<'d> {
         Ok(Behind::Ready)
     }
 
-    /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold locks. Gives
-    /// the digest of what was found right; `None`: the shard's schema is not there.
+    /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold
+    /// locks. Gives the digest of what was found right; `None`: the shard's schema is not there.
     async fn before_fence(&self) -> Result<Option<CatalogDigest>, Error> {
         let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
             return Ok(None);

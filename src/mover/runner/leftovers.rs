@@ -7,8 +7,8 @@ use crate::mover::runner::part::Shared;
 use crate::mover::runner::reverse;
 use crate::mover::stream::slot;
 
-/// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its source
-/// has ended, those of reverse replications that nobody can use.
+/// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its
+/// source has ended, those of reverse replications that nobody can use.
 ///
 /// Locks: none.
 pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) -> Result<(), Error> {
@@ -35,6 +35,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
 /// The same where nobody can do anything about an error: it is logged.
 pub(in crate::mover) async fn drop_shared_or_warn(context: &Context, shared: &Shared) {
     if let Err(error) = drop_shared(context, shared).await {
-        tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the stream");
+        tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the \
+            stream");
     }
 }

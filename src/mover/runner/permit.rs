@@ -1,6 +1,6 @@
 //! The permit to cut over, of which a group has one. A swap resets the plans of all sessions of its host, and two
-//! shards that are closed at once keep each other closed for longer: so it is one at a time. With the permit go two sessions
-//! that did the same for the shard before, so that hardly anything behind a fence is done for the first time.
+//! shards that are closed at once keep each other closed for longer: so it is one at a time. With the permit go two
+//! sessions that did the same for the shard before, so that hardly anything behind a fence is done for the first time.
 //!
 //! Invariant: a session in which a target may have been opened, and not committed, is used for nothing else. One
 //! that is not given back explicitly is closed, which rolls it back.

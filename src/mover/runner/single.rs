@@ -1,5 +1,6 @@
 //! The story of one shard's move: connect, acquire the shard, do step after step as the hosts and
-//! [`state::next`](crate::mover::protocol::state::next) say, leave. Move, resume and abort are this story from different starts.
+//! [`state::next`](crate::mover::protocol::state::next) say, leave. Move, resume and abort are this story from
+//! different starts.
 
 use tokio::sync::Semaphore;
 
@@ -107,8 +108,8 @@ pub(in crate::mover) async fn acquire(work: &ShardMove<'_>, heartbeat: &Heartbea
             heartbeat.hold(work.hold).await?;
             let (shard, id) = (work.hold.shard.as_i32(), work.hold.id.uuid());
             let what = "taking the lease over";
-            // Locks: the rows of pgshard.incoming and pgshard.progress, for one statement each; waits for a transaction of
-            // the former mover to end.
+            // Locks: the rows of pgshard.incoming and pgshard.progress, for one statement each; waits for a transaction
+            // of the former mover to end.
             let sql = "UPDATE pgshard.incoming SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
             work.target.execute(what, sql, &[&shard, id, &work.hold.lease]).await?;
             let sql = "UPDATE pgshard.progress SET lease = $3 WHERE shard_id = $1 AND move_id = $2";
@@ -136,9 +137,9 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     work.at("after claim")
 }
 
-/// Aborts the move of a shard whose target cannot be asked: it may be gone for good, and the shard must be free to be moved
-/// elsewhere, and migrated. Nobody can open the target without the token of a decision that is now never taken; what the
-/// move has built there is dropped by gc if the target comes back.
+/// Aborts the move of a shard whose target cannot be asked: it may be gone for good, and the shard must be free to be
+/// moved elsewhere, and migrated. Nobody can open the target without the token of a decision that is now never taken;
+/// what the move has built there is dropped by gc if the target comes back.
 async fn abort_without_target(
     context: &Context,
     part: &Part,

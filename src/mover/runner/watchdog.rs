@@ -1,5 +1,5 @@
-//! The watchdog looks every few seconds while the shards of a group are copied and followed: that nobody alters them, and
-//! that the slot does not fill the source's disk.
+//! The watchdog looks every few seconds while the shards of a group are copied and followed: that nobody alters them,
+//! and that the slot does not fill the source's disk.
 //!
 //! Invariant: it changes nothing by itself. Whoever works on a shard is told, and ends in order.
 
@@ -169,8 +169,8 @@ impl Watchdog {
     }
 }
 
-/// The most WAL that a slot of ours may keep on a server: as asked for, and nine tenths of what the server would keep before it
-/// gives the slot up.
+/// The most WAL that a slot of ours may keep on a server: as asked for, and nine tenths of what the server would keep
+/// before it gives the slot up.
 ///
 /// Locks: none.
 pub(in crate::mover) async fn wal_limit(source: &Session, wal_max: u64) -> Result<u64, Error> {

@@ -1,5 +1,5 @@
-//! A move, route by route: the shards that go from one host to one other have one mover between them. It says that it lives,
-//! takes over what is in the journal, works, and obeys what an operator asks of it meanwhile.
+//! A move, route by route: the shards that go from one host to one other have one mover between them. It says that it
+//! lives, takes over what is in the journal, works, and obeys what an operator asks of it meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,8 +25,9 @@ use crate::mover::runner::part::{End, Part, Scope, Shared, Start};
 use crate::mover::runner::single;
 use crate::shard::ShardId;
 
-/// Works on the parts, which are of one move, and gives each one's end in the order of the shards. Those that go from one host to
-/// one other have one mover between them; those that are copied while they are open share what reads their source too.
+/// Works on the parts, which are of one move, and gives each one's end in the order of the shards. Those that go from
+/// one host to one other have one mover between them; those that are copied while they are open share what reads their
+/// source too.
 pub(in crate::mover) async fn work(
     context: &Context,
     parts: Vec<Part>,
@@ -156,7 +157,8 @@ async fn take_route(
     })
 }
 
-/// Passes on what the whole mover is asked for, and what an operator asks this one for through the journal. Never returns.
+/// Passes on what the whole mover is asked for, and what an operator asks this one for through the journal. Never
+/// returns.
 async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) {
     let mut stop = context.stop.subscribe();
     tokio::select! {

@@ -80,11 +80,11 @@ impl ShardMove<'_> {
         Ok(Outcome::Copied)
     }
 
-    /// What the target was built from, as long as it still is what stands behind the fence and nothing reaches past that;
-    /// else what was altered.
+    /// What the target was built from, as long as it still is what stands behind the fence and nothing reaches past
+    /// that; else what was altered.
     ///
-    /// The stamp of the mover that built it answers in a few milliseconds; only where that is not at hand, or differs, is
-    /// everything read again while the shard is closed.
+    /// The stamp of the mover that built it answers in a few milliseconds; only where that is not at hand, or differs,
+    /// is everything read again while the shard is closed.
     async fn unaltered<'b>(
         &self,
         entry: &Entry,
@@ -183,7 +183,8 @@ impl ShardMove<'_> {
         self.at("after ready")
     }
 
-    /// Sets the target's sequences ahead of the source's: a transaction older than the swap may still take values there.
+    /// Sets the target's sequences ahead of the source's: a transaction older than the swap may still take values
+    /// there.
     ///
     /// Locks: ROW EXCLUSIVE on the target's sequences until the end of its transaction.
     async fn carry_sequences(&self, left: u32, incoming: &str) -> Result<(), Error> {
@@ -194,9 +195,11 @@ impl ShardMove<'_> {
         set.map_err(|error| self.target.failed(what, error))
     }
 
-    /// The migrations that the shard has had, and the one that it was begun on, as the target's control schema will list them.
+    /// The migrations that the shard has had, and the one that it was begun on, as the target's control schema will
+    /// list them.
     ///
-    /// Locks: ROW EXCLUSIVE on pgshard.shard_migration and pgshard.migration_attempt until the end of the target's transaction.
+    /// Locks: ROW EXCLUSIVE on pgshard.shard_migration and pgshard.migration_attempt until the end of the target's
+    /// transaction.
     pub(super) async fn carry_migrations(&self) -> Result<(), Error> {
         let what = "carrying the list of migrations";
         let sql = "SELECT

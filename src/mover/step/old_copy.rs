@@ -1,4 +1,5 @@
-//! The old copy as the target of reverse replication: what is taken off it so that it can take changes, and how it becomes a rollback's target.
+//! The old copy as the target of reverse replication: what is taken off it so that it can take changes, and how it
+//! becomes a rollback's target.
 //!
 //! Invariant: of every old copy it is known, in the transaction that changes it, what was taken off and whose it
 //! is; and it is the same one that is fed, compared, opened, or given back.
@@ -46,7 +47,8 @@ impl ShardMove<'_> {
         self.at("after back row")
     }
 
-    /// The target serves: the old copy can take changes from now on. What fails here is tried again by whoever feeds it.
+    /// The target serves: the old copy can take changes from now on. What fails here is tried again by whoever feeds
+    /// it.
     pub(crate) async fn keep_reverse(&self) -> Result<(), Error> {
         let Some(entry) = self.source.find_entry(self.hold.id, self.hold.shard).await? else { return Ok(()) };
         if let Err(error) = drop_constraints(&self.source, &self.target, &self.names, &entry).await {
@@ -62,7 +64,8 @@ impl ShardMove<'_> {
         let what = "ending the move that was taken back";
         let (id, shard) = (taken_back.uuid(), self.hold.shard.as_i32());
         self.target.batch(what, "BEGIN").await?;
-        let sql = "UPDATE pgshard.move SET phase = 'completed', last_error = 'it was taken back', updated_at = clock_timestamp()
+        let sql = "UPDATE pgshard.move SET phase = 'completed', last_error = 'it was taken back',
+            updated_at = clock_timestamp()
             WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
         self.target.execute(what, sql, &[id, &shard]).await?;
         let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
@@ -72,8 +75,8 @@ impl ShardMove<'_> {
 
     /// Makes the old copy of a former move what this one opens.
     ///
-    /// Locks: rows of the control tables (whoever feeds the copy has them for a transaction at a time), and the tuple of
-    /// pg_namespace, for one transaction.
+    /// Locks: rows of the control tables (whoever feeds the copy has them for a transaction at a time), and the tuple
+    /// of pg_namespace, for one transaction.
     pub(crate) async fn adopt(&self, taken_back: MoveId, fingerprint: &str) -> Result<(), Error> {
         let what = "taking the old copy for the reverse replication";
         let (shard, id, lease) = (self.hold.shard.as_i32(), *self.hold.id.uuid(), self.hold.lease);
@@ -145,7 +148,8 @@ async fn rename(
     Ok(())
 }
 
-/// In a transaction: gives an old copy that a rollback has taken back to the move that kept it. False: it had taken none.
+/// In a transaction: gives an old copy that a rollback has taken back to the move that kept it. False: it had taken
+/// none.
 ///
 /// Locks: rows of the control tables and the tuple of pg_namespace, until the end of the transaction.
 pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, shard: ShardId) -> Result<bool, Error> {
@@ -165,11 +169,12 @@ pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, sh
     Ok(true)
 }
 
-/// Takes foreign keys and triggers off an old copy, gives its tables without a key an index by which changes find their rows, and
-/// writes from where on it takes changes. Nothing to do if that was done, or if there is no reverse replication.
+/// Takes foreign keys and triggers off an old copy, gives its tables without a key an index by which changes find their
+/// rows, and writes from where on it takes changes. Nothing to do if that was done, or if there is no reverse
+/// replication.
 ///
-/// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; behind a reader it
-/// gives up after two seconds.
+/// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; behind a reader
+/// it gives up after two seconds.
 pub(crate) async fn drop_constraints(
     source: &Session,
     target: &Session,
@@ -256,12 +261,14 @@ pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId],
     source.execute("giving up the reverse replications", sql, &[id.uuid(), &shards, &why]).await.map(drop)
 }
 
-/// Gives the reverse replications of all shards of a move up that went from this host to that one. Says how many that were.
+/// Gives the reverse replications of all shards of a move up that went from this host to that one. Says how many that
+/// were.
 ///
 /// Locks: their rows, for one statement.
 pub(crate) async fn lose_all(source: &Session, target: &HostName, id: MoveId, why: &str) -> Result<u64, Error> {
     let sql = "UPDATE pgshard.back b SET lost = $3 FROM pgshard.move m
-        WHERE b.move_id = $1 AND m.move_id = b.move_id AND m.shard_id = b.shard_id AND m.target = $2 AND b.lost IS NULL";
+        WHERE b.move_id = $1 AND m.move_id = b.move_id AND m.shard_id = b.shard_id AND m.target = $2
+        AND b.lost IS NULL";
     source.execute("giving up the reverse replications", sql, &[id.uuid(), &target.as_str(), &why]).await
 }
 
@@ -289,7 +296,9 @@ pub(crate) fn refusal(entry: &Entry) -> Option<String> {
     let back = match (&entry.phase, &entry.reverse) {
         (Phase::Kept, Some(back)) => back,
         (Phase::Kept, None) if entry.back == Back::Forgone => {
-            return Some("it was moved with --no-reverse-replication: its old copy is as it was at the move".to_owned());
+            return Some(
+                "it was moved with --no-reverse-replication: its old copy is as it was at the move".to_owned(),
+            );
         }
         (Phase::Kept, None) => {
             return Some(

@@ -2,9 +2,9 @@
 //!
 //! Loaded. Before: every chunk of the shard's rows is at the target. After: so are primary keys, and indexes that allow
 //! duplicates. Caught up. Before: the target is as the source was at some moment, and follows it. After: the other
-//! indexes, the list of migrations, and what the open will run. Drained. Before: fenced for an attempt. After: the target
-//! has all that the source has. Dies halfway: each is one transaction at the target, together with the word that it was
-//! done; behind the fence, as in `fence`.
+//! indexes, the list of migrations, and what the open will run. Drained. Before: fenced for an attempt. After: the
+//! target has all that the source has. Dies halfway: each is one transaction at the target, together with the word that
+//! it was done; behind the fence, as in `fence`.
 
 use std::time::Instant;
 
@@ -46,7 +46,8 @@ impl ShardMove<'_> {
         Ok(Blueprint::of(stamp, &facts, self.creation(&facts).await?))
     }
 
-    /// Keys and most indexes, as far as they were not built while other tables were copied. Changes of transactions that commit after `from` are applied from now on.
+    /// Keys and most indexes, as far as they were not built while other tables were copied. Changes of transactions
+    /// that commit after `from` are applied from now on.
     ///
     /// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else knows; rows of the control tables.
     pub(crate) async fn loaded(
@@ -87,8 +88,8 @@ impl ShardMove<'_> {
 
     /// Indexes that want a consistent state, the list of migrations, and the statements for the open.
     ///
-    /// Locks: on the target SHARE ROW EXCLUSIVE and more on tables that only the mover's own stream uses, which waits; all at
-    /// once and while it holds none, or the two could wait for each other. Rows of the control tables.
+    /// Locks: on the target SHARE ROW EXCLUSIVE and more on tables that only the mover's own stream uses, which waits;
+    /// all at once and while it holds none, or the two could wait for each other. Rows of the control tables.
     pub(crate) async fn caught_up(&self, creation: &Creation, follower: &Follower) -> Result<(), Error> {
         let what = "building indexes and constraints";
         let began = Instant::now();
@@ -129,7 +130,8 @@ impl ShardMove<'_> {
         self.at("after catch-up")
     }
 
-    /// The last thing before the swap: the target's sequences are set ahead of the source's, and it is ready for no attempt.
+    /// The last thing before the swap: the target's sequences are set ahead of the source's, and it is ready for no
+    /// attempt.
     ///
     /// Locks: ROW EXCLUSIVE on the target's sequences, the row of pgshard.incoming, for one transaction.
     pub(crate) async fn preset(&self) -> Result<Presets, Error> {
@@ -160,10 +162,10 @@ impl ShardMove<'_> {
         Ok(presets)
     }
 
-    /// Whether the shard is what the target was built from; else what was altered. Gives the sequences that are not where their
-    /// presets foresaw, which [`set_anew`](ShardMove::set_anew) puts right: nobody takes values any more but transactions older
-    /// than the swap that have not touched them. Behind the fence it is asked after the barrier, beside the marker and the last
-    /// changes.
+    /// Whether the shard is what the target was built from; else what was altered. Gives the sequences that are not
+    /// where their presets foresaw, which [`set_anew`](ShardMove::set_anew) puts right: nobody takes values any more
+    /// but transactions older than the swap that have not touched them. Behind the fence it is asked after the barrier,
+    /// beside the marker and the last changes.
     ///
     /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each.
     pub(crate) async fn unchanged(
@@ -186,9 +188,9 @@ impl ShardMove<'_> {
         Ok(Ok(presets.anew(&now)))
     }
 
-    /// Sets sequences of the target, in one round trip, in the session and the transaction in which its open is prepared: that
-    /// has the rows by which a shard is taken over, so that no later owner can have taken values yet. In another session it would
-    /// wait for this one.
+    /// Sets sequences of the target, in one round trip, in the session and the transaction in which its open is
+    /// prepared: that has the rows by which a shard is taken over, so that no later owner can have taken values yet. In
+    /// another session it would wait for this one.
     ///
     /// Locks: ROW EXCLUSIVE on the sequences, to the end of the transaction.
     pub(crate) async fn set_anew(&self, opening: &Session, values: &[SequenceValue]) -> Result<(), Error> {
@@ -234,7 +236,8 @@ impl ShardMove<'_> {
 
     /// Proves foreign keys that the open has added unproved. Nobody waits for it.
     ///
-    /// Locks: SHARE UPDATE EXCLUSIVE on one table and ROW SHARE on the table that it refers to, for a scan of the former.
+    /// Locks: SHARE UPDATE EXCLUSIVE on one table and ROW SHARE on the table that it refers to, for a scan of the
+    /// former.
     pub(crate) async fn validate(&self, creation: &Creation) {
         for statement in creation.after_data.iter().filter(|statement| statement.stage == Stage::ForeignKey) {
             let Some(sql) = validation(&statement.sql) else { continue };
@@ -247,7 +250,8 @@ impl ShardMove<'_> {
                 self.target.batch(what, "COMMIT").await
             };
             if let Err(error) = validated.await {
-                tracing::warn!(shard = %self.hold.shard, %error, statement = sql, "a foreign key holds, but was not validated");
+                tracing::warn!(shard = %self.hold.shard, %error, statement = sql, "a foreign key holds, but was not \
+                    validated");
                 let _ = self.target.batch("validating foreign keys", "ROLLBACK").await;
             }
         }

@@ -1,8 +1,8 @@
 //! Open prepared, decide, open committed.
 //!
-//! Before: fenced for this attempt, the target ready for it. After: the source has given the shard away, the target serves
-//! it. Dies before decide: the target's transaction is rolled back, the fence runs out. Dies after it: any resume, or any
-//! router that meets the signpost, opens the target with the token that decide gave away.
+//! Before: fenced for this attempt, the target ready for it. After: the source has given the shard away, the target
+//! serves it. Dies before decide: the target's transaction is rolled back, the fence runs out. Dies after it: any
+//! resume, or any router that meets the signpost, opens the target with the token that decide gave away.
 
 use std::time::{Duration, Instant};
 
@@ -29,22 +29,23 @@ impl ShardMove<'_> {
         self.decide(&self.source, &self.target, attempt).await
     }
 
-    /// The transaction of an open. Nothing else is done in this session of the target from now on. Its answer has to be there
-    /// before the open is sent: outside of a transaction that would open the target undecided.
+    /// The transaction of an open. Nothing else is done in this session of the target from now on. Its answer has to be
+    /// there before the open is sent: outside of a transaction that would open the target undecided.
     ///
     /// Locks: none.
     pub(crate) async fn begin_open(&self, target: &Session) -> Result<(), Error> {
         target.batch("opening the target", "BEGIN").await
     }
 
-    /// The transaction of an open, begun before the fence with a hold on the target's tables: nobody vacuums, analyzes or
-    /// builds an index until its end, for which the open's triggers and foreign keys would have to wait behind the fence.
-    /// Whoever does is waited for here; an autovacuum goes away for it. `Some`: who did not, and nothing is held.
+    /// The transaction of an open, begun before the fence with a hold on the target's tables: nobody vacuums, analyzes
+    /// or builds an index until its end, for which the open's triggers and foreign keys would have to wait behind the
+    /// fence. Whoever does is waited for here; an autovacuum goes away for it. `Some`: who did not, and nothing is
+    /// held.
     ///
     /// All are held at once and without waiting, and each is waited for while none is held: no deadlock is made of it.
     ///
-    /// Locks: SHARE UPDATE EXCLUSIVE on the target's tables, until the end of the transaction. Whoever applies changes does not
-    /// wait for it.
+    /// Locks: SHARE UPDATE EXCLUSIVE on the target's tables, until the end of the transaction. Whoever applies changes
+    /// does not wait for it.
     pub(crate) async fn hold_tables(&self, target: &Session) -> Result<Option<String>, Error> {
         let what = "holding the target's tables";
         let incoming = self.names.incoming();
@@ -67,7 +68,8 @@ impl ShardMove<'_> {
                 // An autovacuum is told to end once somebody has waited for deadlock_timeout.
                 let one = format!(
                     "BEGIN; SELECT set_config('lock_timeout',
-                        (1000 + extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000)::integer::text, true);
+                        (1000 + extract(epoch FROM current_setting('deadlock_timeout')::interval) *
+                            1000)::integer::text, true);
                      LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE; COMMIT"
                 );
                 if Instant::now() >= until || !locked(target, what, &one).await? {
@@ -80,8 +82,8 @@ impl ShardMove<'_> {
 
     /// The open, not committed: what comes next in this session is [`decide`](ShardMove::decide) or a rollback.
     ///
-    /// Locks: on the target the rows of the shard and the tuples of its schemas, and what the foreign keys and triggers take
-    /// on tables that only [`hold_tables`](ShardMove::hold_tables) has locked; to the end of the transaction.
+    /// Locks: on the target the rows of the shard and the tuples of its schemas, and what the foreign keys and triggers
+    /// take on tables that only [`hold_tables`](ShardMove::hold_tables) has locked; to the end of the transaction.
     pub(crate) async fn prepare_open(&self, target: &Session, attempt: i32) -> Result<(), Error> {
         let what = "opening the target";
         let shard = self.hold.shard.as_i32();

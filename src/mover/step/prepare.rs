@@ -1,8 +1,8 @@
 //! Prepare: an empty copy of the shard's schema at the target, a signpost at the source.
 //!
-//! Before: the shard is claimed and served by the source. After: the target has `__incoming` with tables, functions, views
-//! but no rows, indexes or triggers; the source has `__signpost`. Dies halfway: inert objects that are in the ledgers, and
-//! the next run builds anew.
+//! Before: the shard is claimed and served by the source. After: the target has `__incoming` with tables, functions,
+//! views but no rows, indexes or triggers; the source has `__signpost`. Dies halfway: inert objects that are in the
+//! ledgers, and the next run builds anew.
 
 use std::collections::BTreeSet;
 
@@ -78,7 +78,8 @@ impl ShardMove<'_> {
         Ok(built)
     }
 
-    /// That the stream can name the rows of every table: else UPDATE and DELETE fail at the source once the table is published.
+    /// That the stream can name the rows of every table: else UPDATE and DELETE fail at the source once the table is
+    /// published.
     ///
     /// Locks: ACCESS SHARE on catalogs, for one statement.
     pub(super) async fn refuse_unnamed(&self, schema: u32) -> Result<(), Error> {
@@ -93,8 +94,8 @@ impl ShardMove<'_> {
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.incoming and pgshard.ledger, for one transaction.
     async fn announce(&self) -> Result<(), Error> {
-        // A mover that was taken over while it slept gets no further: the lease is another's, or the shard was opened. The
-        // ledger's row only with the other: alone it would make gc take another move's schema for nobody's.
+        // A mover that was taken over while it slept gets no further: the lease is another's, or the shard was opened.
+        // The ledger's row only with the other: alone it would make gc take another move's schema for nobody's.
         let sql = "WITH announced AS (
                 INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
                 SELECT $1, $6, $2, $3, $4, $5
@@ -140,7 +141,8 @@ impl ShardMove<'_> {
         for statement in &creation.before_data {
             self.target.batch("building the target's schema", &statement.sql).await?;
         }
-        // An old signpost stands under the shard's final name; nothing may have been bound to it, or to any other shard.
+        // An old signpost stands under the shard's final name; nothing may have been bound to it, or to any other
+        // shard.
         let crossings = self.crossings(&self.target, &Namespace::from(self.names.incoming().as_str())).await?;
         if !crossings.is_empty() {
             let refusals = crossings.iter().map(|crossing| self.refusal(Refusal::of_crossing(crossing))).collect();

@@ -1,7 +1,7 @@
 //! Publish: the map says what the hosts say already.
 //!
-//! Before: the target serves. After: so does the map, and the journal says that only the old copy is left. Dies halfway: a
-//! resume publishes again, which changes nothing.
+//! Before: the target serves. After: so does the map, and the journal says that only the old copy is left. Dies
+//! halfway: a resume publishes again, which changes nothing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -62,7 +62,8 @@ impl ShardMove<'_> {
         self.at("after kept")
     }
 
-    /// Statistics for the planner, of all tables but these. Autovacuum would make them in a minute; plans are bad until then.
+    /// Statistics for the planner, of all tables but these. Autovacuum would make them in a minute; plans are bad until
+    /// then.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table at a time, which neither readers nor writers wait for.
     pub(super) async fn analyze(&self, schema: &str, but: &BTreeSet<String>) {
@@ -82,8 +83,8 @@ impl ShardMove<'_> {
         }
     }
 
-    /// Proves the foreign keys that the open has added unproved. A mover that did not build the target reads what they were
-    /// from the old copy.
+    /// Proves the foreign keys that the open has added unproved. A mover that did not build the target reads what they
+    /// were from the old copy.
     async fn validate_keys(&self, built: Option<&Creation>) {
         let read = async {
             match facts::schema_oid(&self.source, &self.names.left(self.epoch)).await? {

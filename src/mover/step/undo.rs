@@ -34,7 +34,8 @@ impl ShardMove<'_> {
         let sql = "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
         self.target.batch(what, "BEGIN").await?;
         if let Some(row) = self.target.rows(what, sql, &[&shard, id]).await?.first() {
-            // A mover that was paused here, and taken over, would drop what the other has built and perhaps decided for.
+            // A mover that was paused here, and taken over, would drop what the other has built and perhaps decided
+            // for.
             if row.get::<_, Uuid>(0) != self.hold.lease {
                 self.target.batch(what, "ROLLBACK").await?;
                 return Err(Error::LeaseLost { shard: self.hold.shard });

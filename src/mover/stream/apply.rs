@@ -1,9 +1,9 @@
-//! One target transaction after the other: statements are sent without waiting for the answers of those before, rows of one
-//! table to which the same is done go together, and before the commit every answer is looked at.
+//! One target transaction after the other: statements are sent without waiting for the answers of those before, rows of
+//! one table to which the same is done go together, and before the commit every answer is looked at.
 //!
 //! Invariant: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of
-//! different tables may go in another order than at the source: foreign keys and triggers do not exist while changes are
-//! applied.)
+//! different tables may go in another order than at the source: foreign keys and triggers do not exist while changes
+//! are applied.)
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroUsize;
@@ -154,8 +154,8 @@ pub(crate) struct Applier {
 impl Applier {
     /// Prepares a session for applying.
     ///
-    /// Statements are planned once and by the indexes, which tables that were just filled might not get otherwise. Locks
-    /// are waited for: an index that is being built at the target is no reason to give the group up.
+    /// Statements are planned once and by the indexes, which tables that were just filled might not get otherwise.
+    /// Locks are waited for: an index that is being built at the target is no reason to give the group up.
     pub(crate) async fn new(session: Session, care: Care) -> Result<Applier, Error> {
         let sql = "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
             SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;

@@ -1,7 +1,7 @@
 //! Which changes are applied, and how: the rule of the chunks.
 //!
-//! A change of transaction X to the row with key k is applied if, and only if, X is not visible in the snapshot of the chunk that
-//! holds k. Invariant: it is applied strictly. An update or delete that finds no row is an error, not a
+//! A change of transaction X to the row with key k is applied if, and only if, X is not visible in the snapshot of the
+//! chunk that holds k. Invariant: it is applied strictly. An update or delete that finds no row is an error, not a
 //! reason to insert: it would mean that the rule was broken before.
 
 use std::collections::HashMap;
@@ -122,7 +122,8 @@ impl TableState {
         let layout = self.layout_for(&new)?;
         if let Some(old) = &old {
             self.layout_for(old)?;
-            // With REPLICA IDENTITY FULL the old row has what the new one leaves out, and a key that is out of line too.
+            // With REPLICA IDENTITY FULL the old row has what the new one leaves out, and a key that is out of line
+            // too.
             for (new, old) in new.iter_mut().zip(old).filter(|(new, _)| **new == Value::Unchanged) {
                 if let Value::Text(_) = old {
                     *new = old.clone();
@@ -184,8 +185,8 @@ impl TableState {
         equal.collect::<Vec<_>>().join(" AND ")
     }
 
-    /// A row has come by a change of its key, and the stream has not all of its values: it is read from the source as a chunk of
-    /// its own, and judged as that from now on.
+    /// A row has come by a change of its key, and the stream has not all of its values: it is read from the source as a
+    /// chunk of its own, and judged as that from now on.
     async fn read_again(
         &mut self,
         applier: &mut Applier,
@@ -281,8 +282,8 @@ async fn read_row(
     }
 }
 
-/// Begins a transaction and locks the table in it before its snapshot is taken: a TRUNCATE between the two would show no row.
-/// Gives the name that the table has there now (the fence renames its schema); `None` if it is gone.
+/// Begins a transaction and locks the table in it before its snapshot is taken: a TRUNCATE between the two would show
+/// no row. Gives the name that the table has there now (the fence renames its schema); `None` if it is gone.
 async fn lock(source: &Session, shard: ShardId, oid: u32) -> Result<Option<String>, Failure> {
     let what = "locking a table to read a row again";
     for _ in 0..5 {

@@ -66,8 +66,9 @@ impl From<Error> for Failure {
     }
 }
 
-/// Whether the source's server finds a change in its WAL whose table it does not know any more, as after a table was written anew at
-/// the wrong moment: `ReorderBufferProcessTXN` in PostgreSQL's reorderbuffer.c. Its word for the file was another before 16.
+/// Whether the source's server finds a change in its WAL whose table it does not know any more, as after a table was
+/// written anew at the wrong moment: `ReorderBufferProcessTXN` in PostgreSQL's reorderbuffer.c. Its word for the file
+/// was another before 16.
 pub(crate) fn is_undecodable(error: &Error) -> bool {
     let Error::Replication { source: ReplicationError::Refused { code, message, .. }, .. } = error else {
         return false;

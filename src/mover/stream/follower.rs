@@ -158,8 +158,8 @@ impl Follower {
         self.wait(shard, |view, _| view.watermarks.contains(&watermark).then_some(Ok(()))).await
     }
 
-    /// Waits until the marker of this attempt, and all that was committed before it, is durable at the target, where the shard is
-    /// ready then with this hash of the open token. Best called before the marker is written.
+    /// Waits until the marker of this attempt, and all that was committed before it, is durable at the target, where
+    /// the shard is ready then with this hash of the open token. Best called before the marker is written.
     ///
     /// # Errors
     /// When the shard is lost, or changed after its marker.
@@ -242,8 +242,8 @@ impl Follower {
         self.view.clone()
     }
 
-    /// Follows this shard no longer, because it is open, or given up. What was committed stays. Until this is called for a shard that
-    /// failed, the slot keeps what the shard has not got.
+    /// Follows this shard no longer, because it is open, or given up. What was committed stays. Until this is called
+    /// for a shard that failed, the slot keeps what the shard has not got.
     pub(crate) async fn detach(&self, shard: ShardId) {
         let _ = self.commands.send(Command::Detach { shard }).await;
         let _ = self.wait(shard, |_, _| None).await;
@@ -296,8 +296,8 @@ pub(crate) struct Paused {
 }
 
 impl Paused {
-    /// Makes the target exactly what this snapshot of the source sees: reads on to the watermark, which was written after the snapshot was
-    /// taken, and applies the transactions that it sees. It stands still after that.
+    /// Makes the target exactly what this snapshot of the source sees: reads on to the watermark, which was written
+    /// after the snapshot was taken, and applies the transactions that it sees. It stands still after that.
     ///
     /// False: they are no beginning of what was committed since (or were too many to hold). Drop the pause, and the
     /// snapshot, and begin anew.
@@ -315,8 +315,8 @@ impl Paused {
     }
 }
 
-/// Watermarks are deleted by those that come this much later, in microseconds: a minute. Whoever waits for one reads it from the
-/// stream, where it stays.
+/// Watermarks are deleted by those that come this much later, in microseconds: a minute. Whoever waits for one reads it
+/// from the stream, where it stays.
 const BEACON_KEPT_US: i64 = 60_000_000;
 
 /// Writes a watermark at the source, durably. Gives its number.
@@ -329,13 +329,15 @@ pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64,
         source.batch(what, "BEGIN").await?;
         source.row(what, "SELECT pgshard.commit_durably()", &[]).await?;
         let sql = "INSERT INTO pgshard.beacon (move_id, number)
-            VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO NOTHING RETURNING number";
+            VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO NOTHING
+            RETURNING number";
         let rows = source.rows(what, sql, &[id.uuid()]).await?;
         let number = rows.first().map(|row| row.try_get::<_, i64>(0)).transpose();
         let number = number.map_err(|error| source.failed(what, error))?;
         if let Some(number) = number {
             let sql = "DELETE FROM pgshard.beacon WHERE move_id = $1 AND number = ANY (ARRAY(
-                SELECT number FROM pgshard.beacon WHERE move_id = $1 AND number < $2 LIMIT 100 FOR UPDATE SKIP LOCKED))";
+                SELECT number FROM pgshard.beacon WHERE move_id = $1 AND number < $2 LIMIT 100 FOR
+                UPDATE SKIP LOCKED))";
             source.execute(what, sql, &[id.uuid(), &(number - BEACON_KEPT_US)]).await?;
         }
         source.batch(what, "COMMIT").await?;

@@ -20,8 +20,8 @@ use crate::mover::stream::wire::{Relation, Row, Value};
 pub(crate) struct TargetColumn {
     /// As SQL there.
     pub(crate) type_sql: String,
-    /// `GENERATED ALWAYS AS IDENTITY`. The source may have changed its value (`SET c = DEFAULT`, a BEFORE trigger), but an UPDATE
-    /// of the target could not set it to that value: such a row is deleted and inserted.
+    /// `GENERATED ALWAYS AS IDENTITY`. The source may have changed its value (`SET c = DEFAULT`, a BEFORE trigger), but
+    /// an UPDATE of the target could not set it to that value: such a row is deleted and inserted.
     pub(crate) always: bool,
     /// Its table has a [`row_index`].
     pub(crate) row_index: bool,
@@ -151,7 +151,8 @@ impl Layout {
         columns.iter().map(|index| text(&row[self.columns[*index].at])).collect()
     }
 
-    /// How many rows one statement can take, of these that wait: one of a few numbers, so that there are few different statements.
+    /// How many rows one statement can take, of these that wait: one of a few numbers, so that there are few different
+    /// statements.
     pub(crate) fn at_once(&self, waiting: usize) -> usize {
         if self.columns.is_empty() {
             return 1;
@@ -177,8 +178,8 @@ impl Layout {
         format!("INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE VALUES {}", values.join(", "))
     }
 
-    /// Sets these columns in so many rows; the parameters of a row are the new values and what names it. More than one only
-    /// of a table with a key, and with keys that differ.
+    /// Sets these columns in so many rows; the parameters of a row are the new values and what names it. More than one
+    /// only of a table with a key, and with keys that differ.
     pub(crate) fn update(&self, columns: &[usize], rows: usize) -> String {
         if columns.iter().any(|index| self.columns[*index].target.always) {
             return self.replace(columns, rows);
@@ -194,8 +195,8 @@ impl Layout {
         format!("UPDATE ONLY {} AS t SET {} FROM {values} WHERE {equal}", self.target, set.join(", "))
     }
 
-    /// An update by other means: the rows are deleted, and inserted with their new values. An INSERT may say the value of an
-    /// identity that is GENERATED ALWAYS, an UPDATE may not.
+    /// An update by other means: the rows are deleted, and inserted with their new values. An INSERT may say the value
+    /// of an identity that is GENERATED ALWAYS, an UPDATE may not.
     fn replace(&self, columns: &[usize], rows: usize) -> String {
         let (mut names, mut values, mut kept) = (Vec::new(), Vec::new(), Vec::new());
         for (index, Column { quoted, target, .. }) in self.columns.iter().enumerate() {
@@ -256,8 +257,8 @@ impl Layout {
         self.key.iter().filter_map(|at| self.columns.iter().find(|column| column.at == *at))
     }
 
-    /// Deletes what matches a condition that is written out. Not TRUNCATE, which takes the rows away from those who read
-    /// an older snapshot, as verification does.
+    /// Deletes what matches a condition that is written out. Not TRUNCATE, which takes the rows away from those who
+    /// read an older snapshot, as verification does.
     pub(crate) fn delete_where(&self, condition: &str) -> String {
         format!("DELETE FROM ONLY {} WHERE {condition}", self.target)
     }
@@ -296,14 +297,15 @@ impl Layout {
     /// Reads the row with a key from the source's table, which has this name there now: the texts of all values, in the
     /// order of [`values`](Layout::values). The parameters are the key's texts.
     pub(crate) fn reread(&self, source: &str) -> String {
-        // Null stays null; format would make an empty text of it. IS NOT NULL says no of a composite value with a null field.
+        // Null stays null; format would make an empty text of it. IS NOT NULL says no of a composite value with a null
+        // field.
         let texts: Vec<String> = self
             .columns
             .iter()
             .map(|column| format!("CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END", column.quoted))
             .collect();
-        // No type is named: one of the shard's own is in a schema that the fence renames. A parameter takes the type of what it is
-        // compared with; only that of a composite value would be any record, which no text can be read as.
+        // No type is named: one of the shard's own is in a schema that the fence renames. A parameter takes the type of
+        // what it is compared with; only that of a composite value would be any record, which no text can be read as.
         let equal = |(at, column): (usize, &Column)| match column.composite {
             true => format!("format('%s', {}) = ${}::text", column.quoted, at + 1),
             false => format!("{} = ${}", column.quoted, at + 1),

@@ -1,9 +1,9 @@
 //! The stream of a group: the changes that its shards' source commits while they are copied, applied at their target in
 //! the order of the commits.
 //!
-//! [`slot`] makes what the source keeps, [`transport`] and [`wire`] read it, [`changes`] judges by the chunks of the copy what is
-//! to be applied, [`layout`] and [`apply`] do it, and [`run`] puts that together. [`worker`] is the task, and [`follower`] its
-//! handle.
+//! [`slot`] makes what the source keeps, [`transport`] and [`wire`] read it, [`changes`] judges by the chunks of the
+//! copy what is to be applied, [`layout`] and [`apply`] do it, and [`run`] puts that together. [`worker`] is the task,
+//! and [`follower`] its handle.
 //!
 //! Invariant: a source transaction is in the target whole or not at all, and once; nothing is called durable to
 //! the source that is not durable at the target.

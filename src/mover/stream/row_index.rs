@@ -1,9 +1,9 @@
-//! An index by which changes find the rows of a table without a key, at the target and in an old copy, for as long as changes are
-//! applied. Such rows are named by the texts of all their values, which no index of the table's own has; without one, each
-//! change would read the whole table.
+//! An index by which changes find the rows of a table without a key, at the target and in an old copy, for as long as
+//! changes are applied. Such rows are named by the texts of all their values, which no index of the table's own has;
+//! without one, each change would read the whole table.
 //!
-//! It is of a hash of the row's values, and only says where to look: the texts decide. So it may leave values out whose types have
-//! no hash, and may be absent.
+//! It is of a hash of the row's values, and only says where to look: the texts decide. So it may leave values out whose
+//! types have no hash, and may be absent.
 
 use crate::mover::definition::ddl::{Creation, Stage, Statement};
 use crate::mover::preflight::table::{Column, TableShape};
@@ -25,7 +25,8 @@ pub(super) fn hashed(shape: &TableShape) -> impl Iterator<Item = &Column> {
     plain.take(COLUMNS_MAX)
 }
 
-/// The statements that make the index and drop it, of a table in this schema. `None`: the table has a key, or nothing to hash.
+/// The statements that make the index and drop it, of a table in this schema. `None`: the table has a key, or nothing
+/// to hash.
 fn statements(schema: &str, shape: &TableShape) -> Option<[String; 2]> {
     let names: Vec<String> = hashed(shape).map(Column::quoted).collect();
     if names.is_empty() || !shape.key.is_empty() {
@@ -43,7 +44,8 @@ pub(super) fn of_row(values: &[String]) -> String {
     format!("hash_record_extended(ROW({}), 0)", values.join(", "))
 }
 
-/// Adds the indexes to what is made at a target of this version: each with the table's other indexes, and gone at the open.
+/// Adds the indexes to what is made at a target of this version: each with the table's other indexes, and gone at the
+/// open.
 pub(crate) fn add(creation: &mut Creation, schema: &str, shapes: &[TableShape], version: u32) {
     let indexes = shapes.iter().filter(|_| version >= SINCE);
     for (shape, [create, drop]) in indexes.filter_map(|shape| Some((shape, statements(schema, shape)?))) {
@@ -54,8 +56,8 @@ pub(crate) fn add(creation: &mut Creation, schema: &str, shapes: &[TableShape], 
     }
 }
 
-/// The statements that give them to an old copy, which is in the first schema and will be opened in the second. What the open runs
-/// drops them.
+/// The statements that give them to an old copy, which is in the first schema and will be opened in the second. What
+/// the open runs drops them.
 pub(crate) fn give(
     creation: &mut Creation,
     (schema, opened): (&str, &str),

@@ -123,7 +123,8 @@ impl<'a> Run<'a> {
         if let Err(Failure::Shard(_, Fault::Diverged { .. })) = &ended
             && self.applier.care == Care::Together
         {
-            // Perhaps it is only the order in which one statement did its rows. If it is not, the error names the row next time.
+            // Perhaps it is only the order in which one statement did its rows. If it is not, the error names the row
+            // next time.
             self.worker.careful_until = Some(self.transport.server().wal_end);
             return Ok(End::Again);
         }
@@ -283,8 +284,9 @@ impl<'a> Run<'a> {
             return Ok(());
         };
         let (applier, xid) = (&mut self.applier, transaction.xid);
-        // A change behind the marker is right if the fence was swapped back meanwhile, and then the attempt is over. If it was
-        // not, nobody could have made it. It is told before it is applied: that may have to wait for the open that it forbids.
+        // A change behind the marker is right if the fence was swapped back meanwhile, and then the attempt is over. If
+        // it was not, nobody could have made it. It is told before it is applied: that may have to wait for the open
+        // that it forbids.
         if let (Some(attempt), None) = (followed.marked, &followed.breach) {
             let breach = format!("a change came after the marker of attempt {attempt}, by transaction {xid}");
             self.worker.view.send_modify(|view| view.shards.entry(shard).or_default().breach = Some(breach.clone()));
@@ -437,7 +439,8 @@ impl<'a> Run<'a> {
         let session = &self.applier.session;
         session.batch("rolling back", "ROLLBACK").await?;
         let sql = "SELECT p.shard_id, p.lease FROM pgshard.progress p WHERE p.move_id = $1 AND NOT EXISTS (
-            SELECT FROM pgshard.incoming i WHERE i.shard_id = p.shard_id AND i.move_id = p.move_id AND i.lease <> p.lease)";
+            SELECT FROM pgshard.incoming i WHERE i.shard_id = p.shard_id AND i.move_id = p.move_id
+            AND i.lease <> p.lease)";
         let rows = session.rows("looking for whose lease is gone", sql, &[self.worker.options.id.uuid()]).await?;
         let held: HashSet<(i32, Uuid)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
         let lost = touched.iter().find(|shard| {
@@ -476,8 +479,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Tells the source and whoever waits how far all is durable. The source hears of nothing that a shard's row does not
-    /// say: a shard whose row is behind the slot has lost changes, and whoever resumes it must be able to see that.
+    /// Tells the source and whoever waits how far all is durable. The source hears of nothing that a shard's row does
+    /// not say: a shard whose row is behind the slot has lost changes, and whoever resumes it must be able to see that.
     fn report(&self, committed_at: Option<i64>) {
         let rows = self.shards.values().map(|followed| followed.applied);
         let told = rows.chain(self.worker.held.values().copied()).min().unwrap_or(self.position);

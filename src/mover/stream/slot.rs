@@ -62,10 +62,11 @@ pub(crate) struct SlotState {
 /// Tables are published so many at a time, so that one transaction does not need a lock on each of thousands.
 const TABLES_AT_ONCE: usize = 64;
 
-/// Publishes these tables, and marker and watermark, under the move's name. Those that are published already are left alone.
+/// Publishes these tables, and marker and watermark, under the move's name. Those that are published already are left
+/// alone.
 ///
-/// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; readers and writers do not notice, and behind a
-/// DDL it gives up after two seconds.
+/// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; readers and writers do not notice, and behind
+/// a DDL it gives up after two seconds.
 pub(crate) async fn create_publication(
     source: &Session,
     owner: Owner<'_>,
@@ -102,8 +103,8 @@ pub(crate) async fn create_publication(
     Ok(())
 }
 
-/// Whether one of these tables has former rows that are all of it, and a generated column in them. From version 18 on its UPDATE
-/// and DELETE fail unless generated columns are published too; before, they are never.
+/// Whether one of these tables has former rows that are all of it, and a generated column in them. From version 18 on
+/// its UPDATE and DELETE fail unless generated columns are published too; before, they are never.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 async fn computes(source: &Session, tables: &[(String, String)]) -> Result<bool, Error> {
@@ -153,8 +154,8 @@ pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, St
 
 /// Makes the slot, or finds it there. Gives the position from which it sends changes.
 ///
-/// PostgreSQL waits for all transactions of the whole server that have written and are under way. After two seconds it is
-/// begun anew, until `patience` is over.
+/// PostgreSQL waits for all transactions of the whole server that have written and are under way. After two seconds it
+/// is begun anew, until `patience` is over.
 ///
 /// # Errors
 /// [`Error::SlotBlocked`] names who was waited for.
@@ -184,13 +185,13 @@ pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Du
     }
 }
 
-/// Waits until every transaction has ended that may have changed tables of these schemas before they were published, and makes
-/// the slot's readers look at the publication again.
+/// Waits until every transaction has ended that may have changed tables of these schemas before they were published,
+/// and makes the slot's readers look at the publication again.
 ///
-/// Only the creation of a slot waits for transactions. A table that is published afterwards is decoded by what was published
-/// when each change was made: what a transaction did before is in no stream, and not in a snapshot that is taken before it ends.
-/// Releases of PostgreSQL before May 2025 go by what was published at such a transaction's first change for all that they
-/// decode later, too, until the publication changes once more.
+/// Only the creation of a slot waits for transactions. A table that is published afterwards is decoded by what was
+/// published when each change was made: what a transaction did before is in no stream, and not in a snapshot that is
+/// taken before it ends. Releases of PostgreSQL before May 2025 go by what was published at such a transaction's first
+/// change for all that they decode later, too, until the publication changes once more.
 ///
 /// # Errors
 /// [`Error::PublicationBlocked`] names who was waited for.
@@ -200,10 +201,12 @@ pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patie
     let what = "waiting for transactions that are older than the publication";
     let until = Instant::now() + patience;
     // A transaction holds the lock on a table that it has changed to its end; one that is prepared has no process.
-    let sql = "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid, 'a prepared transaction'),
+    let sql = "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid,
+                'a prepared transaction'),
                 c.oid::regclass, coalesce(left(a.query, 100), '?')))
             FROM pg_locks l JOIN pg_class c ON c.oid = l.relation LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-            WHERE l.locktype = 'relation' AND l.granted AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'SIReadLock')
+            WHERE l.locktype = 'relation' AND l.granted AND l.mode NOT IN ('AccessShareLock', 'RowShareLock',
+                'SIReadLock')
                 AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
                 AND c.relnamespace = ANY ($1) AND c.relkind = 'r' AND l.pid IS DISTINCT FROM pg_backend_pid()
             GROUP BY 1 ORDER BY 1";
@@ -260,7 +263,8 @@ pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<Sl
 /// How long a walsender may take to end.
 const END_WALSENDER: Duration = Duration::from_secs(5);
 
-/// Ends whoever reads the slot: a walsender whose mover is dead, or has lost the move to us. It must be of our own role.
+/// Ends whoever reads the slot: a walsender whose mover is dead, or has lost the move to us. It must be of our own
+/// role.
 ///
 /// # Errors
 /// When it is not ours, or is there still after five seconds.

@@ -1,7 +1,7 @@
 //! The stream of a slot, as messages: a task that reads, a task that tells the server how far everything is durable.
 //!
-//! They are two, so that an applier that is slow, or waits, does not keep the server from hearing that we live. What may
-//! not break: the server hears of no position that the applier has not called durable.
+//! They are two, so that an applier that is slow, or waits, does not keep the server from hearing that we live. What
+//! may not break: the server hears of no position that the applier has not called durable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,8 @@ use crate::mover::stream::wire::Message;
 /// Beyond that the socket is not read, and the server waits.
 const PACKS: usize = 32;
 
-/// How often the server is told a position that has not changed. It believes us dead after `wal_sender_timeout`, a minute.
+/// How often the server is told a position that has not changed. It believes us dead after `wal_sender_timeout`, a
+/// minute.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
 /// Positions that change faster are told no more often than this.

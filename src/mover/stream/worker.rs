@@ -138,8 +138,8 @@ impl Worker {
         }
     }
 
-    /// Drops a slot that its server cannot decode, so that whoever goes on sees that it is gone: a move copies again, a rollback
-    /// that cannot is refused. The source serves, so nothing is lost with it. Gives the error to end with.
+    /// Drops a slot that its server cannot decode, so that whoever goes on sees that it is gone: a move copies again, a
+    /// rollback that cannot is refused. The source serves, so nothing is lost with it. Gives the error to end with.
     ///
     /// Locks: none; the slot is read by nobody else.
     async fn give_slot_up(&mut self, error: &Error) -> Result<Error, Error> {
@@ -149,7 +149,8 @@ impl Worker {
             error = words(error),
             "the slot is dropped: the server cannot decode it"
         );
-        // A worker that slept, and was taken over meanwhile, leaves the slot to whoever has the shards: it may be a new one.
+        // A worker that slept, and was taken over meanwhile, leaves the slot to whoever has the shards: it may be a new
+        // one.
         let target = options.hosts.open(&options.target).await?;
         let is_ours = matches!(self.is_taken_over(&target).await, Ok(false))
             && self.progress(&target).await.is_ok_and(|shards| !shards.is_empty());
@@ -193,15 +194,16 @@ impl Worker {
         let options = &self.options;
         let source = options.hosts.open(&options.source).await?;
         let lost = |state| Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state };
-        // The progress rows say that it is ours: whoever still reads the slot is dead, or has lost the move. Before its state is
-        // asked for: the walsender of a connection that broke may still hear how far a target was that has failed over since.
+        // The progress rows say that it is ours: whoever still reads the slot is dead, or has lost the move. Before its
+        // state is asked for: the walsender of a connection that broke may still hear how far a target was that has
+        // failed over since.
         free_slot(&source, &options.stream).await?;
         let state = slot_state(&source, &options.stream).await?.ok_or_else(|| lost("gone"))?;
         if state.wal_status.as_deref() == Some("lost") {
             return Err(lost("lost").into());
         }
-        // Read after the slot's state, which is told of what is durable here only: a row that is behind lacks something. Whoever
-        // has taken a shard meanwhile has read on from its row.
+        // Read after the slot's state, which is told of what is durable here only: a row that is behind lacks
+        // something. Whoever has taken a shard meanwhile has read on from its row.
         let shards = self.progress(&session).await?;
         if shards.is_empty() {
             return Ok(End::Alone);
@@ -213,8 +215,8 @@ impl Worker {
         let near = near.parse().unwrap_or(0);
         let servers = facts::servers(&source, &session).await?;
         self.view.send_modify(|view| view.servers = Some(servers));
-        // Invariant: a shard is followed from where its row says. The slot was told no more than the rows said, so a row behind it
-        // has lost something since.
+        // Invariant: a shard is followed from where its row says. The slot was told no more than the rows said, so a
+        // row behind it has lost something since.
         if let Some(behind) = shards.values().find(|shard| shard.applied < state.confirmed) {
             let fault = Fault::StreamLost { host: options.target.clone() };
             return Err(Failure::Shard(behind.hold.shard, fault));
@@ -232,9 +234,9 @@ impl Worker {
         Run::new(self, applier, transport, shards, tables, near, from).follow().await
     }
 
-    /// Whether a rollback has taken one of the shards whose old copies are fed from this stream. While it has, the stream is the
-    /// rollback's: two readers of one slot would end each other's connections. Nothing waits in vain, for the slot keeps what the
-    /// others lack as long as it keeps what the rollback lacks.
+    /// Whether a rollback has taken one of the shards whose old copies are fed from this stream. While it has, the
+    /// stream is the rollback's: two readers of one slot would end each other's connections. Nothing waits in vain, for
+    /// the slot keeps what the others lack as long as it keeps what the rollback lacks.
     ///
     /// Locks: ACCESS SHARE on a table of ours.
     async fn is_taken_over(&self, session: &Session) -> Result<bool, Failure> {
@@ -245,8 +247,8 @@ impl Worker {
         Ok(row.try_get(0).map_err(|error| session.failed(what, error))?)
     }
 
-    /// The shards that are ours, and how far they are. A rollback takes a shard's row to its own move, and gives it back when it is
-    /// undone: whoever has the row, the slot keeps what it lacks.
+    /// The shards that are ours, and how far they are. A rollback takes a shard's row to its own move, and gives it
+    /// back when it is undone: whoever has the row, the slot keeps what it lacks.
     ///
     /// Locks: ACCESS SHARE on three tables of ours.
     async fn progress(&mut self, session: &Session) -> Result<BTreeMap<ShardId, Followed>, Failure> {
@@ -286,7 +288,8 @@ impl Worker {
     async fn tables(&self, session: &Session, shards: &BTreeMap<ShardId, Followed>) -> Result<Tables, Failure> {
         let followed = || self.options.shards.iter().filter(|shard| shards.contains_key(&shard.hold.shard));
         let schemas: Vec<&str> = followed().map(|shard| shard.target_schema.as_str()).collect();
-        // Found by pg_depend, whose index answers at once: pg_class has none by schema. Locks: ACCESS SHARE on catalogs.
+        // Found by pg_depend, whose index answers at once: pg_class has none by schema. Locks: ACCESS SHARE on
+        // catalogs.
         let sql = "SELECT n.nspname::text, c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod),
                 a.attidentity = 'a', EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
                     WHERE i.indrelid = c.oid AND starts_with(x.relname::text, $2))

@@ -2,7 +2,8 @@
 //!
 //! All SQL in them (types, expressions, definitions) names the objects of the schema without the schema and everything
 //! else so that it means the same under every `search_path` that starts with the schema. Invariant: no
-//! text here holds the schema's own name, except function bodies and their settings, which are text in the database too.
+//! text here holds the schema's own name, except function bodies and their settings, which are text in the database
+//! too.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +77,8 @@ impl Facts {
         self.relation(oid).map_or("?", |relation| &relation.name)
     }
 
-    /// Names every object as SQL names it in a comment, without the schema: `TABLE "photos"`, `TRIGGER "t" ON "photos"`.
+    /// Names every object as SQL names it in a comment, without the schema: `TABLE "photos"`,
+    /// `TRIGGER "t" ON "photos"`.
     pub fn names(&self) -> BTreeMap<Address, Name> {
         super::names::of(self)
     }

@@ -290,13 +290,15 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
 
     async fn set(&self, names: &[&str], values: &[&str]) -> Result<(), Error> {
         let sql = "SELECT pg_catalog.set_config(name, value, true)
-            FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS s(name, value)";
+            FROM ROWS FROM (pg_catalog.unnest($1::pg_catalog.text[]), pg_catalog.unnest($2::pg_catalog.text[])) AS
+            s(name, value)";
         let parameters: &Parameters<'_> = &[(&names, Type::TEXT_ARRAY), (&values, Type::TEXT_ARRAY)];
         self.client.query_typed(sql, parameters).await.map_err(|source| self.failed("settings", source))?;
         Ok(())
     }
 
-    /// Settings made outside a transaction are gone with their statement; nothing read then would mean the same elsewhere.
+    /// Settings made outside a transaction are gone with their statement; nothing read then would mean the same
+    /// elsewhere.
     async fn check(&self, path: &str) -> Result<(), Error> {
         let sql = "SELECT pg_catalog.current_setting('search_path')";
         let rows = self.client.query_typed(sql, &[]).await.map_err(|source| self.failed("settings", source))?;

@@ -1,5 +1,5 @@
-//! A cheap sign that a schema's definition was not touched. Reading and deparsing everything takes tens of milliseconds,
-//! which a fence cannot wait for; this takes a few.
+//! A cheap sign that a schema's definition was not touched. Reading and deparsing everything takes tens of
+//! milliseconds, which a fence cannot wait for; this takes a few.
 
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
@@ -8,9 +8,10 @@ use super::read::{Error, Namespace};
 
 /// Which transactions last wrote the catalog rows of a schema, condensed. It means something on the same server only.
 ///
-/// As long as two stamps of a schema are equal, so are its facts: keep one beside the facts, and read the facts again only when the stamps differ.
-/// They may differ without a change of the definition (TRUNCATE and REINDEX write catalog rows, too); the fingerprint
-/// then says which it was. A rename of the schema, VACUUM, ANALYZE and publications do not change it.
+/// As long as two stamps of a schema are equal, so are its facts: keep one beside the facts, and read the facts again
+/// only when the stamps differ. They may differ without a change of the definition (TRUNCATE and REINDEX write catalog
+/// rows, too); the fingerprint then says which it was. A rename of the schema, VACUUM, ANALYZE and publications do not
+/// change it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Stamp(String);

@@ -1,5 +1,5 @@
-//! What the shards are made of, compared with each other: one query on each host that digests all of it, however many shards
-//! there are, and one for the texts of what differs.
+//! What the shards are made of, compared with each other: one query on each host that digests all of it, however many
+//! shards there are, and one for the texts of what differs.
 //!
 //! The shards of the same make are a group; of each group but the largest it is said in what it differs from that one.
 //!

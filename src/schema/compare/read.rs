@@ -1,4 +1,5 @@
-//! What the shards of the hosts are made of, read: digests of everything, then the texts of what is not the same everywhere.
+//! What the shards of the hosts are made of, read: digests of everything, then the texts of what is not the same
+//! everywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -125,8 +126,8 @@ impl Reading {
     }
 }
 
-/// The shards in as few portions as the locks allow, of which each shard takes so many until the end of its query. Where there
-/// is nothing to lock for, that is one.
+/// The shards in as few portions as the locks allow, of which each shard takes so many until the end of its query.
+/// Where there is nothing to lock for, that is one.
 fn portions(shards: impl Iterator<Item = (i32, i64)>, locks_max: i64) -> Vec<Vec<i32>> {
     let mut portions: Vec<Vec<i32>> = Vec::new();
     let mut left = 0;

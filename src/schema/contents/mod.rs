@@ -80,8 +80,8 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                     (Id::decode(*id).shard(), if *count == 1 { "row has an ID" } else { "rows have IDs" });
                 let what = format!("{count} {rows} of another shard in {table}.{name}, such as {id} of shard {other}");
                 let remedy = format!(
-                    "whoever looks for it by its ID looks elsewhere: move the rows to where `pgshard locate --id {id}` says, or \
-                     give them IDs by {schema}.next_id()"
+                    "whoever looks for it by its ID looks elsewhere: move the rows to where `pgshard locate --id {id}` \
+                     says, or give them IDs by {schema}.next_id()"
                 );
                 findings.add_shard(Severity::Error, "ids_of_another_shard", Some(&shelf.host), *shard, what, remedy);
             }
@@ -91,7 +91,8 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                     "{table}.{name} has {id}, of {time}, which its next_id() has not come to yet: it would come twice"
                 );
                 let remedy = format!(
-                    "SELECT {schema}.resume_after({id}); refused for an ID of more than a day ahead: give such a row another one"
+                    "SELECT {schema}.resume_after({id}); \
+                     refused for an ID of more than a day ahead: give such a row another one"
                 );
                 findings.add_shard(Severity::Error, "ids_past_clock", Some(&shelf.host), *shard, what, remedy);
             }

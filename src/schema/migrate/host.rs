@@ -1,7 +1,7 @@
 //! The work on one host: a queue of shards, and a few connections that take from it.
 //!
-//! A shard that is busy goes back into the queue with a pause that grows, so that others come first and nobody queues up
-//! behind us again at once.
+//! A shard that is busy goes back into the queue with a pause that grows, so that others come first and nobody queues
+//! up behind us again at once.
 //!
 //! Invariant: it ends. Each shard is tried for as long as the patience lasts, and each try is bounded.
 
@@ -32,8 +32,8 @@ use crate::shard::ShardId;
 /// the same reason helps nobody.
 const FAILURES_MAX: usize = 32;
 
-/// The pause before a busy shard is tried again: this, doubled each time, up to the other, and each between half and one and a
-/// half of it, so that several do not come back together.
+/// The pause before a busy shard is tried again: this, doubled each time, up to the other, and each between half and
+/// one and a half of it, so that several do not come back together.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -56,7 +56,8 @@ pub(in crate::schema) struct OnHost<'a> {
 struct Task {
     shard: ShardId,
     pending: Pending,
-    /// How many of its steps are done. Their SQL is made when its turn comes: that of all shards may be more than fits into memory.
+    /// How many of its steps are done. Their SQL is made when its turn comes: that of all shards may be more than fits
+    /// into memory.
     done: usize,
     tries: u32,
     /// When it was first tried.
@@ -264,7 +265,8 @@ impl<'a> OnHost<'a> {
                 "INSERT INTO pgshard.migration_attempt AS a (shard_id, name, checksum, begun, message)
                  VALUES ({}, {}, {}, false, {message})
                  ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,
-                     begun = a.begun AND a.name = excluded.name, message = excluded.message, tried_at = pg_catalog.clock_timestamp()",
+                     begun = a.begun AND a.name = excluded.name, message = excluded.message,
+                     tried_at = pg_catalog.clock_timestamp()",
                 task.shard,
                 quote_literal(&recorded.name),
                 quote_literal(&recorded.checksum),
@@ -280,7 +282,8 @@ impl<'a> OnHost<'a> {
     /// Who is in the way: the oldest transaction that holds a lock on one of the shard's relations.
     async fn holder(&self, client: &Client, shard: ShardId) -> Result<Option<String>, tokio_postgres::Error> {
         let sql = "SELECT pg_catalog.format('process %s (%s) has been in a transaction for %s s: %s', a.pid,
-                coalesce(nullif(a.application_name, ''), a.usename::text, '?'), pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - a.xact_start)::int8,
+                coalesce(nullif(a.application_name, ''), a.usename::text, '?'), pg_catalog.date_part('epoch',
+                    pg_catalog.clock_timestamp() - a.xact_start)::int8,
                 pg_catalog.left(a.query, 100))
             FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid

@@ -1,8 +1,9 @@
 //! The application's migrations over all shards that are there, while the application works.
 //!
-//! It reads all hosts, plans ([`plan`], pure), then works on the hosts at the same time: their once-per-host migrations,
-//! the shards of the canary, the rest. Each shard has transactions of its own and waits for a lock for a moment only; then it is
-//! put off, and others come first. A shard that fails is named and the others go on. Run again it does only what is left.
+//! It reads all hosts, plans ([`plan`], pure), then works on the hosts at the same time: their once-per-host
+//! migrations, the shards of the canary, the rest. Each shard has transactions of its own and waits for a lock for a
+//! moment only; then it is put off, and others come first. A shard that fails is named and the others go on. Run again
+//! it does only what is left.
 //!
 //! Invariant: nothing is run where a file was edited, taken away or put in between; a shard that a move has
 //! claimed is left alone until the move has ended; and a migration is recorded with what it did, or not at all.
@@ -114,7 +115,8 @@ impl Canary {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Pace {
-    /// Shards of one host at the same time. Each takes a connection, and a second one while something runs without a transaction.
+    /// Shards of one host at the same time. Each takes a connection, and a second one while something runs without a
+    /// transaction.
     pub width: NonZeroUsize,
     /// Shards of all hosts at the same time.
     pub width_in_all: NonZeroUsize,
@@ -138,8 +140,8 @@ impl Default for Pace {
 
 setters!(Pace: width: NonZeroUsize, width_in_all: NonZeroUsize, lock_timeout: Duration, patience: Duration);
 
-/// Runs the migrations that the shards lack. A host or shard that fails is in the report; the others go on. So is every shard of the
-/// cluster that no host says it serves.
+/// Runs the migrations that the shards lack. A host or shard that fails is in the report; the others go on. So is every
+/// shard of the cluster that no host says it serves.
 ///
 /// # Cancel safety
 /// Dropping the future closes the connections. A transaction that is under way happens whole or not at all; what runs
@@ -150,7 +152,8 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     hosts.sort_by(|a, b| a.0.cmp(&b.0));
     let chosen = |name: &HostName| request.only_hosts.is_empty() || request.only_hosts.contains(name);
     let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard migrate"))).await;
-    // One host after the other, by name: two of us cannot wait for each other in a circle. Those that are only read are not locked.
+    // One host after the other, by name: two of us cannot wait for each other in a circle. Those that are only read are
+    // not locked.
     let mut sessions: BTreeMap<HostName, Connection> = BTreeMap::new();
     let mut survey = Survey::new();
     let mut faults: BTreeMap<HostName, HostFault> = BTreeMap::new();

@@ -1,10 +1,11 @@
 //! A migration of one shard that runs outside of transactions: CREATE INDEX CONCURRENTLY and the like.
 //!
-//! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is written down;
-//! so whoever comes after a crash knows that an index of the name, valid or not, is ours.
+//! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is written
+//! down; so whoever comes after a crash knows that an index of the name, valid or not, is ours.
 //!
-//! Invariant: no index is dropped, or taken for made, that is not ours; none is taken for made that another text of the file has begun;
-//! none that is not valid stays when we can help it; and while a server still works for a client that is gone, nobody begins anew.
+//! Invariant: no index is dropped, or taken for made, that is not ours; none is taken for made that another text of the
+//! file has begun; none that is not valid stays when we can help it; and while a server still works for a client that
+//! is gone, nobody begins anew.
 
 use std::time::Duration;
 
@@ -57,7 +58,8 @@ impl Alone<'_> {
             return Ok(judge(&error, None, HOLD));
         }
         settle(client).await?;
-        // Kept by the server's process for as long as it is at the statement, also if nobody waits for its end any more.
+        // Kept by the server's process for as long as it is at the statement, also if nobody waits for its end any
+        // more.
         let work = format!(
             "SET lock_timeout = '{}ms'; SELECT pg_catalog.pg_advisory_lock_shared({LOCK_SPACE}, {LOCK_WORK})",
             self.patience.as_millis().max(1)
@@ -153,7 +155,8 @@ impl Alone<'_> {
         let recorded = &self.step.recorded;
         let (name, checksum) = (quote_literal(&recorded.name), quote_literal(&recorded.checksum));
         let sql = format!(
-            "INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun) VALUES ({}, {name}, {checksum}, {begun})
+            "INSERT INTO pgshard.migration_attempt (shard_id, name, checksum, begun) VALUES ({}, {name}, {checksum},
+             {begun})
              ON CONFLICT (shard_id) DO UPDATE SET name = excluded.name, checksum = excluded.checksum,
                  begun = excluded.begun, message = NULL, tried_at = clock_timestamp()",
             self.shard

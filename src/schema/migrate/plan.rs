@@ -168,8 +168,8 @@ fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &Cont
     plan
 }
 
-/// The shards that no host says it serves, of those that are asked for: nothing is run in them. Where hosts, or the shards that failed, were
-/// picked, nobody asked for them.
+/// The shards that no host says it serves, of those that are asked for: nothing is run in them. Where hosts, or the
+/// shards that failed, were picked, nobody asked for them.
 pub(super) fn unserved(request: &Request, survey: &Survey) -> BTreeMap<ShardId, ShardFault> {
     if !request.only_hosts.is_empty() || request.which == Which::Failed {
         return BTreeMap::new();

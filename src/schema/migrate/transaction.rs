@@ -29,8 +29,8 @@ pub(super) enum Outcome {
 /// More messages than this are not sent ahead of their answers: `join_all` keeps the order of a few only.
 const AHEAD_MAX: usize = 30;
 
-/// Runs the steps in one transaction. All of it is on the wire before the first answer: a failure aborts the transaction, the
-/// rest is refused, and the COMMIT at the end rolls back.
+/// Runs the steps in one transaction. All of it is on the wire before the first answer: a failure aborts the
+/// transaction, the rest is refused, and the COMMIT at the end rolls back.
 ///
 /// Locks: the shard's row FOR SHARE, and those of the steps, each waited for as long as the timeout at most.
 ///
@@ -77,8 +77,8 @@ pub(super) fn begin(shard: ShardId, lock_timeout: Duration) -> String {
     )
 }
 
-/// What is set in every transaction of a migration. Commits do not wait for the disk; the last one of the host does, and takes the log
-/// before it along.
+/// What is set in every transaction of a migration. Commits do not wait for the disk; the last one of the host does,
+/// and takes the log before it along.
 fn local(lock_timeout: Duration) -> String {
     format!("SET LOCAL synchronous_commit = off; {}", guard(lock_timeout))
 }

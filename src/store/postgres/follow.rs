@@ -11,7 +11,8 @@ use super::{Follow, PostgresStore};
 use crate::map::ShardMap;
 use crate::store::{MapSender, MapWatch, StoreError};
 
-/// How soon a database that went away is asked again the first time; twice as long each time after, up to the poll interval.
+/// How soon a database that went away is asked again the first time; twice as long each time after, up to the poll
+/// interval.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 
 /// What a watch remembers between two looks.

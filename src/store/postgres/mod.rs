@@ -29,13 +29,13 @@ pub enum Follow {
     /// By LISTEN on a connection of its own, which is also asked at every poll interval.
     #[default]
     Listening,
-    /// By asking at every poll interval only, over a connection that is opened for it: where connections are dear, or a pooler
-    /// in transaction mode stands between, through which LISTEN hears nothing.
+    /// By asking at every poll interval only, over a connection that is opened for it: where connections are dear, or a
+    /// pooler in transaction mode stands between, through which LISTEN hears nothing.
     Polling,
 }
 
-/// Keeps the map in the schema `pgshard_map` of one database, one cluster's map a database. `pgshard map import` makes it, or
-/// [`PostgresStore::install`].
+/// Keeps the map in the schema `pgshard_map` of one database, one cluster's map a database. `pgshard map import` makes
+/// it, or [`PostgresStore::install`].
 ///
 /// A watch holds one connection; loading and publishing open one each time.
 #[derive(Clone, Debug)]
@@ -67,8 +67,8 @@ pub enum Installed {
 }
 
 impl PostgresStore {
-    /// How often a watch asks the database, unless said otherwise. Notifications come by themselves: this is for those that
-    /// got lost.
+    /// How often a watch asks the database, unless said otherwise. Notifications come by themselves: this is for those
+    /// that got lost.
     pub const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
     /// A store in this database, for a cluster of so many shards. Nothing is connected yet.
@@ -111,11 +111,12 @@ impl PostgresStore {
         self.copy.as_ref().map(Copy::path)
     }
 
-    /// Makes the tables where they are missing, and keeps this map where there is none. Two that do so at the same time wait
-    /// for each other.
+    /// Makes the tables where they are missing, and keeps this map where there is none. Two that do so at the same time
+    /// wait for each other.
     ///
     /// # Errors
-    /// When the database cannot be asked, or the role may not create schemas there, or the map kept is of another cluster.
+    /// When the database cannot be asked, or the role may not create schemas there, or the map kept is of another
+    /// cluster.
     ///
     /// # Cancel safety
     /// All or nothing.

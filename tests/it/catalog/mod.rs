@@ -161,7 +161,10 @@ on_each_version! {
         for (change, expected) in [
             // Nothing else may change a table whose row type is in use.
             ("ALTER TABLE \"Order's (1)\" DROP COLUMN whole", "table Order's (1): column whole: users vs nothing"),
-            ("ALTER TABLE users ALTER COLUMN price TYPE numeric(12, 2)", "table users: column price: numeric(10,2) vs numeric(12,2)"),
+            (
+                "ALTER TABLE users ALTER COLUMN price TYPE numeric(12, 2)",
+                "table users: column price: numeric(10,2) vs numeric(12,2)",
+            ),
             ("ALTER TABLE users RENAME COLUMN added TO more", "table users: columns: "),
             ("ALTER TABLE users ALTER COLUMN nick SET NOT NULL", "table users: column nick: character varying(10)"),
             ("ALTER TABLE users ALTER COLUMN nick SET STORAGE MAIN", "table users: column nick: storage: nothing vs m"),
@@ -173,18 +176,28 @@ on_each_version! {
             ("ALTER TYPE mood ADD VALUE 'new'", "type mood: "),
             ("ALTER SEQUENCE id_sequence CACHE 7", "sequence id_sequence: "),
             ("ALTER TABLE users VALIDATE CONSTRAINT unchecked", "constraint unchecked on users: "),
-            ("CREATE OR REPLACE VIEW united AS SELECT id FROM marked UNION ALL SELECT id FROM users", "view united: query: "),
-            ("CREATE OR REPLACE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'", "function touch(): "),
+            (
+                "CREATE OR REPLACE VIEW united AS SELECT id FROM marked UNION ALL SELECT id FROM users",
+                "view united: query: ",
+            ),
+            (
+                "CREATE OR REPLACE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'",
+                "function touch(): ",
+            ),
             ("COMMENT ON TABLE users IS 'others'", "table users: comment: people vs others"),
             ("REVOKE SELECT ON users FROM reader", "table users: SELECT granted reader: is there vs nothing"),
-            ("GRANT SELECT (nick) ON users TO reader", "table users: column nick: SELECT granted reader: nothing vs is there"),
+            (
+                "GRANT SELECT (nick) ON users TO reader",
+                "table users: column nick: SELECT granted reader: nothing vs is there",
+            ),
             ("REVOKE USAGE ON SCHEMA shard_0007 FROM reader", "schema: USAGE granted reader: is there vs nothing"),
             ("DROP INDEX users_gin", "index users_gin: on users USING gin (tags) vs nothing"),
             ("CREATE STATISTICS s ON id, name FROM users", "statistics object s: nothing vs is there"),
             ("CREATE RULE r AS ON INSERT TO marked DO NOTHING", "rule r on table marked"),
             ("CREATE POLICY p ON users", "policy p on table users"),
         ] {
-            let (stamped, before) = (stamp(&client, renamed.oid).await.unwrap(), facts(&mut client, "shard_0007").await);
+            let (stamped, before) =
+                (stamp(&client, renamed.oid).await.unwrap(), facts(&mut client, "shard_0007").await);
             assert_eq!(stamped, stamp(&client, renamed.oid).await.unwrap());
             let digested = digest(&mut client, renamed.oid).await;
             assert!(digested.is_same(&client).await.unwrap());
@@ -201,7 +214,12 @@ on_each_version! {
         let stamped = stamp(&client, renamed.oid).await.unwrap();
         run(&client, "CREATE PUBLICATION p FOR TABLE users").await;
         let digested = digest(&mut client, renamed.oid).await;
-        for harmless in ["VACUUM shard_0007.users", "ANALYZE", "ALTER SCHEMA shard_0007 RENAME TO r", "ALTER SCHEMA r RENAME TO shard_0007"] {
+        for harmless in [
+            "VACUUM shard_0007.users",
+            "ANALYZE",
+            "ALTER SCHEMA shard_0007 RENAME TO r",
+            "ALTER SCHEMA r RENAME TO shard_0007",
+        ] {
             run(&client, harmless).await;
         }
         assert_eq!(stamped, stamp(&client, renamed.oid).await.unwrap());
@@ -214,17 +232,34 @@ on_each_version! {
     async fn sequence_values_are_carried(version) {
         let cluster = TestCluster::start(version, 1);
         let client = cluster.app(0).await;
-        run(&client, "CREATE SCHEMA s; CREATE SEQUENCE s.unused START 5; CREATE SEQUENCE s.\"it's\" CACHE 10;
+        run(
+            &client,
+            "CREATE SCHEMA s; CREATE SEQUENCE s.unused START 5; CREATE SEQUENCE s.\"it's\" CACHE 10;
             CREATE TABLE s.t (id int GENERATED ALWAYS AS IDENTITY, n serial);
              INSERT INTO s.t VALUES (DEFAULT), (DEFAULT);
             SELECT nextval('s.\"it''s\"'); CREATE SCHEMA r; CREATE SCHEMA empty;
-             SELECT setval('s.t_n_seq', 9, false)").await;
+             SELECT setval('s.t_n_seq', 9, false)",
+        )
+        .await;
         let oid: u32 = client.query_one("SELECT 's'::regnamespace::oid", &[]).await.unwrap().get(0);
         run(&client, "ALTER SCHEMA s RENAME TO s__left_e1").await;
         let values = sequence_values(&client, &oid.into()).await.unwrap();
         let value = |name: &str, last_value, is_called| SequenceValue { name: name.to_owned(), last_value, is_called };
-        assert_eq!(values, [value("it's", 10, true), value("t_id_seq", 2, true), value("t_n_seq", 9, false), value("unused", 5, false)]);
-        run(&client, "CREATE SEQUENCE r.unused; CREATE SEQUENCE r.\"it's\"; CREATE SEQUENCE r.t_id_seq; CREATE SEQUENCE r.t_n_seq").await;
+        assert_eq!(
+            values,
+            [
+                value("it's", 10, true),
+                value("t_id_seq", 2, true),
+                value("t_n_seq", 9, false),
+                value("unused", 5, false)
+            ]
+        );
+        run(
+            &client,
+            "CREATE SEQUENCE r.unused; \
+             CREATE SEQUENCE r.\"it's\"; CREATE SEQUENCE r.t_id_seq; CREATE SEQUENCE r.t_n_seq",
+        )
+        .await;
         set_sequence_values(&client, "r", &values).await.unwrap();
         assert_eq!(sequence_values(&client, &"r".into()).await.unwrap(), values);
         assert_eq!(sequence_values(&client, &"empty".into()).await.unwrap(), []);
@@ -242,7 +277,10 @@ on_each_version! {
         run(&client, "SET search_path = public, s; SET DateStyle = 'German'").await;
         let transaction = client.transaction().await.unwrap();
         read(&transaction, &"s".into()).await.unwrap();
-        let row = transaction.query_one("SELECT current_setting('search_path'), current_setting('DateStyle')", &[]).await.unwrap();
+        let row = transaction
+            .query_one("SELECT current_setting('search_path'), current_setting('DateStyle')", &[])
+            .await
+            .unwrap();
         assert_eq!((row.get::<_, &str>(0), row.get::<_, &str>(1)), ("public, s", "German, DMY"));
     }
 }

@@ -14,17 +14,45 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (id int); ALTER TABLE t ENABLE ROW LEVEL SECURITY", "table t", "row level security"),
     ("CREATE TABLE t (id int); ALTER TABLE t FORCE ROW LEVEL SECURITY", "table t", "row level security"),
     ("CREATE TABLE t (id int); CREATE POLICY p ON t", "policy p on table t", "a policy is not carried"),
-    ("CREATE TABLE t (id int); CREATE RULE r AS ON INSERT TO t DO NOTHING", "rule r on table t", "a rule is not carried"),
-    ("CREATE TABLE t (id int, a int); CREATE STATISTICS s ON id, a FROM t", "statistics object s", "a statistics object"),
-    ("CREATE TABLE t (id int, a int); CREATE STATISTICS public.s ON id, a FROM t", "statistics object public.s", "a statistics object"),
-    ("ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT SELECT ON TABLES TO PUBLIC", "default privileges on new relations", "default acl"),
+    (
+        "CREATE TABLE t (id int); CREATE RULE r AS ON INSERT TO t DO NOTHING",
+        "rule r on table t",
+        "a rule is not carried",
+    ),
+    (
+        "CREATE TABLE t (id int, a int); CREATE STATISTICS s ON id, a FROM t",
+        "statistics object s",
+        "a statistics object",
+    ),
+    (
+        "CREATE TABLE t (id int, a int); CREATE STATISTICS public.s ON id, a FROM t",
+        "statistics object public.s",
+        "a statistics object",
+    ),
+    (
+        "ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT SELECT ON TABLES TO PUBLIC",
+        "default privileges on new relations",
+        "default acl",
+    ),
     ("CREATE EXTENSION citext SCHEMA shard_0007", "extension citext", "an extension is not carried"),
     ("CREATE EXTENSION citext SCHEMA shard_0007", "type citext", "extension member"),
     ("CREATE AGGREGATE agg (int) (sfunc = int4pl, stype = int)", "function agg(integer)", "is an aggregate"),
-    ("CREATE OPERATOR ### (LEFTARG = int, RIGHTARG = int, FUNCTION = int4pl)", "operator ###(integer,integer)", "an operator is"),
+    (
+        "CREATE OPERATOR ### (LEFTARG = int, RIGHTARG = int, FUNCTION = int4pl)",
+        "operator ###(integer,integer)",
+        "an operator is",
+    ),
     ("CREATE COLLATION mine FROM \"C\"", "collation mine", "a collation is not carried"),
-    ("CREATE TEXT SEARCH CONFIGURATION mine (COPY = simple)", "text search configuration mine", "a text search configuration"),
-    ("CREATE TEXT SEARCH DICTIONARY mine (TEMPLATE = simple)", "text search dictionary mine", "a text search dictionary"),
+    (
+        "CREATE TEXT SEARCH CONFIGURATION mine (COPY = simple)",
+        "text search configuration mine",
+        "a text search configuration",
+    ),
+    (
+        "CREATE TEXT SEARCH DICTIONARY mine (TEMPLATE = simple)",
+        "text search dictionary mine",
+        "a text search dictionary",
+    ),
     ("CREATE CONVERSION mine FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8", "conversion mine", "a conversion"),
     ("CREATE TYPE a AS (x int); CREATE CAST (a AS text) WITH INOUT", "cast from a to text", "a cast is not carried"),
     ("CREATE TABLE t (id int) PARTITION BY RANGE (id)", "partitioned table t", "is not carried"),
@@ -38,9 +66,14 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (c regclass[])", "column t.c", "OIDs of this host"),
     ("CREATE DOMAIN d AS regtype; CREATE TABLE t (c d)", "type d", "OIDs of this host"),
     ("CREATE TYPE d AS (a int, b regrole[]); CREATE TABLE t (c d)", "type d", "OIDs of this host"),
-    ("CREATE TABLE public.u (id int PRIMARY KEY); CREATE TABLE t (id int REFERENCES public.u)", "constraint t_id_fkey on t", "outside"),
     (
-        "CREATE TABLE s (id int); CREATE FUNCTION f(int) RETURNS boolean LANGUAGE sql AS 'SELECT count(*) > 0 FROM shard_0007.s';
+        "CREATE TABLE public.u (id int PRIMARY KEY); CREATE TABLE t (id int REFERENCES public.u)",
+        "constraint t_id_fkey on t",
+        "outside",
+    ),
+    (
+        "CREATE TABLE s (id int); CREATE FUNCTION f(int) RETURNS boolean
+         LANGUAGE sql AS 'SELECT count(*) > 0 FROM shard_0007.s';
          CREATE TABLE t (id int CHECK (f(id)))",
         "constraint t_id_check on t",
         "its text names shard_0007",
@@ -70,18 +103,29 @@ const REFUSED: &[(&str, &str, &str)] = &[
 /// What only a superuser can make.
 const REFUSED_OF_SUPERUSER: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (id int)", "table t", "belongs to postgres, but pgshard connects as app"),
-    ("CREATE FUNCTION f() RETURNS float8 LANGUAGE internal AS 'dpi'; ALTER FUNCTION f() OWNER TO app", "function f()", "written in internal"),
-    ("CREATE FUNCTION f() RETURNS int LANGUAGE sql LEAKPROOF AS 'SELECT 1'; ALTER FUNCTION f() OWNER TO app", "function f()", "LEAKPROOF"),
+    (
+        "CREATE FUNCTION f() RETURNS float8 LANGUAGE internal AS 'dpi'; ALTER FUNCTION f() OWNER TO app",
+        "function f()",
+        "written in internal",
+    ),
+    (
+        "CREATE FUNCTION f() RETURNS int LANGUAGE sql LEAKPROOF AS 'SELECT 1'; ALTER FUNCTION f() OWNER TO app",
+        "function f()",
+        "LEAKPROOF",
+    ),
     ("CREATE TYPE a; ALTER TYPE a OWNER TO app", "type a", "base type"),
     (
-        "CREATE EXTENSION postgres_fdw; CREATE SERVER s FOREIGN DATA WRAPPER postgres_fdw; CREATE FOREIGN TABLE t (id int) SERVER s;
+        "CREATE EXTENSION postgres_fdw; CREATE SERVER s FOREIGN DATA WRAPPER postgres_fdw;
+         CREATE FOREIGN TABLE t (id int) SERVER s;
          ALTER FOREIGN TABLE t OWNER TO app",
         "foreign table t",
         "is not carried",
     ),
     (
-        "CREATE ROLE reader; CREATE ROLE lender; GRANT USAGE, CREATE ON SCHEMA shard_0007 TO lender; CREATE TABLE t (id int);
-         ALTER TABLE t OWNER TO app; GRANT SELECT ON t TO lender WITH GRANT OPTION; SET ROLE lender; GRANT SELECT ON t TO reader; RESET ROLE",
+        "CREATE ROLE reader; CREATE ROLE lender; GRANT USAGE, CREATE ON SCHEMA shard_0007 TO lender;
+         CREATE TABLE t (id int);
+         ALTER TABLE t OWNER TO app; GRANT SELECT ON t TO lender WITH GRANT OPTION; SET ROLE lender;
+         GRANT SELECT ON t TO reader; RESET ROLE",
         "table t",
         "SELECT was granted by lender",
     ),
@@ -99,7 +143,8 @@ on_each_version! {
         let cluster = TestCluster::start(version, 1);
         let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
         run(&postgres, "GRANT CREATE ON SCHEMA public TO app").await;
-        let cases = REFUSED.iter().map(|case| (&app, case)).chain(REFUSED_OF_SUPERUSER.iter().map(|case| (&postgres, case)));
+        let cases =
+            REFUSED.iter().map(|case| (&app, case)).chain(REFUSED_OF_SUPERUSER.iter().map(|case| (&postgres, case)));
         let cases: Vec<_> = cases.map(|(client, case)| (std::ptr::eq(client, &app), case)).collect();
         for (as_app, (sql, object, reason)) in cases {
             run(&app, "CREATE SCHEMA shard_0007").await;
@@ -115,8 +160,12 @@ on_each_version! {
     async fn a_circle_is_refused(version) {
         let cluster = TestCluster::start(version, 1);
         let mut app = cluster.app(0).await;
-        run(&app, "CREATE SCHEMA shard_0007; SET search_path = shard_0007; CREATE DOMAIN d AS int;
-            CREATE FUNCTION f(d) RETURNS boolean LANGUAGE sql AS 'SELECT true'; ALTER DOMAIN d ADD CHECK (f(VALUE))").await;
+        run(
+            &app,
+            "CREATE SCHEMA shard_0007; SET search_path = shard_0007; CREATE DOMAIN d AS int;
+            CREATE FUNCTION f(d) RETURNS boolean LANGUAGE sql AS 'SELECT true'; ALTER DOMAIN d ADD CHECK (f(VALUE))",
+        )
+        .await;
         let facts = facts(&mut app, "shard_0007").await;
         let refusals = create(&facts, &TARGET).unwrap_err();
         assert_refused(&refusals, "type d, function f(d)", "need each other", "circle");
@@ -126,7 +175,11 @@ on_each_version! {
     async fn an_invalid_index_is_refused(version) {
         let cluster = TestCluster::start(version, 1);
         let mut app = cluster.app(0).await;
-        run(&app, "CREATE SCHEMA shard_0007; CREATE TABLE shard_0007.t (id int); INSERT INTO shard_0007.t VALUES (1), (1)").await;
+        run(
+            &app,
+            "CREATE SCHEMA shard_0007; CREATE TABLE shard_0007.t (id int); INSERT INTO shard_0007.t VALUES (1), (1)",
+        )
+        .await;
         app.batch_execute("CREATE UNIQUE INDEX CONCURRENTLY i ON shard_0007.t (id)").await.unwrap_err();
         let facts = facts(&mut app, "shard_0007").await;
         assert_refused(&create(&facts, &TARGET).unwrap_err(), "index i", "is not valid", "invalid");
@@ -136,7 +189,12 @@ on_each_version! {
     async fn notes(version) {
         let cluster = TestCluster::start(version, 1);
         let mut app = cluster.app(0).await;
-        run(&app, "CREATE SCHEMA shard_0007; CREATE TABLE shard_0007.t (image oid); CREATE PUBLICATION p FOR TABLE shard_0007.t").await;
+        run(
+            &app,
+            "CREATE SCHEMA shard_0007; CREATE TABLE shard_0007.t (image oid); \
+             CREATE PUBLICATION p FOR TABLE shard_0007.t",
+        )
+        .await;
         let facts = facts(&mut app, "shard_0007").await;
         let notes = create(&facts, &TARGET).unwrap().notes;
         assert_eq!(notes.len(), 2, "{notes:?}");
@@ -149,17 +207,30 @@ on_each_version! {
         let cluster = TestCluster::start(version, 2);
         let mut source = cluster.app(0).await;
         run(&cluster.superuser(0).await, "GRANT CREATE ON SCHEMA public TO app; CREATE ROLE reader").await;
-        run(&source, "CREATE EXTENSION citext SCHEMA public; CREATE FUNCTION public.f(citext) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+        run(
+            &source,
+            "CREATE EXTENSION citext SCHEMA public; CREATE FUNCTION public.f(citext) RETURNS int
+            LANGUAGE sql IMMUTABLE AS 'SELECT 1';
             CREATE TABLE public.shared (id int); CREATE COLLATION public.mine FROM \"C\";
             CREATE TYPE public.colour AS ENUM ('red'); CREATE SCHEMA shard_0007; SET search_path = shard_0007, public;
             CREATE TYPE \"Own type\" AS ENUM ('x');
-            CREATE TABLE t (a citext, b int DEFAULT f('x'), c colour[], d text COLLATE mine, e \"Own type\"[], EXCLUDE (a WITH =));
-            CREATE VIEW v AS SELECT * FROM shared; GRANT SELECT ON t TO reader").await;
+            CREATE TABLE t (a citext, b int DEFAULT f('x'), c colour[], d text COLLATE mine, e \"Own type\"[],
+                EXCLUDE (a WITH =));
+            CREATE VIEW v AS SELECT * FROM shared; GRANT SELECT ON t TO reader",
+        )
+        .await;
         let facts = facts(&mut source, "shard_0007").await;
         assert!(missing_at_target(&source, &facts).await.unwrap().is_empty());
         let target = cluster.app(1).await;
         let missing = missing_at_target(&target, &facts).await.unwrap();
-        for what in ["type public.citext", "function public.f(public.citext)", "type public.colour", "collation public.mine", "table public.shared", "role reader"] {
+        for what in [
+            "type public.citext",
+            "function public.f(public.citext)",
+            "type public.colour",
+            "collation public.mine",
+            "table public.shared",
+            "role reader",
+        ] {
             assert!(missing.iter().any(|refusal| refusal.reason.contains(what)), "{what}: {missing:#?}");
         }
         assert!(missing.iter().any(|refusal| refusal.remedy.contains("CREATE EXTENSION citext")), "{missing:#?}");
@@ -179,7 +250,8 @@ async fn what_an_older_target_does_not_know() {
     run(
         &app,
         "CREATE SCHEMA shard_0007; SET search_path = shard_0007;
-         CREATE TABLE t (id int PRIMARY KEY, a int GENERATED ALWAYS AS (id + 1), b int CHECK (b > 0) NOT ENFORCED, c int);
+         CREATE TABLE t (id int PRIMARY KEY, a int GENERATED ALWAYS AS (id + 1), b int CHECK (b > 0) NOT ENFORCED,
+             c int);
          CREATE UNIQUE INDEX i ON t (c) NULLS NOT DISTINCT; ALTER TABLE t ADD CONSTRAINT n NOT NULL c NOT VALID;
          CREATE FUNCTION f() RETURNS int LANGUAGE sql RETURN 1; GRANT MAINTAIN ON t TO reader;
          CREATE VIEW v WITH (security_invoker = true) AS SELECT 1 AS x",

@@ -44,7 +44,8 @@ on_each_version! {
         assert_eq!((row.get(0), row.get(1)), (fence.token, "db2"));
     }
 
-    /// The marker and the decision are flushed, whatever the session's `synchronous_commit` says, and nobody asked for more.
+    /// The marker and the decision are flushed, whatever the session's `synchronous_commit` says, and nobody asked for
+    /// more.
     async fn what_must_last_is_flushed(version) {
         let (_cluster, mut fence) = ready(version).await;
         for (is, becomes) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")] {
@@ -62,7 +63,8 @@ on_each_version! {
         }
     }
 
-    /// A mover that slept through the end of its fence changes nothing of the next attempt, be it its own or another move's.
+    /// A mover that slept through the end of its fence changes nothing of the next attempt, be it its own or another
+    /// move's.
     async fn an_earlier_attempt_changes_nothing(version) {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
@@ -127,7 +129,8 @@ on_each_version! {
         fence.swap_for(NOW).await.unwrap();
         assert!(fence.heartbeat(Duration::from_secs(60)).await.unwrap());
         assert!(!expire(&anybody, SHARD).await.unwrap());
-        let left: f64 = anybody.query_one("SELECT deadline_in_ms FROM pgshard.look($1)", &[&SHARD]).await.unwrap().get(0);
+        let left: f64 =
+            anybody.query_one("SELECT deadline_in_ms FROM pgshard.look($1)", &[&SHARD]).await.unwrap().get(0);
         assert!((0.0..=60_000.0).contains(&left), "{left}");
         assert!(fence.heartbeat(NOW).await.unwrap());
         assert!(expire(&anybody, SHARD).await.unwrap());
@@ -191,7 +194,8 @@ on_each_version! {
         assert_eq!(expired + decided, 40);
     }
 
-    /// Heartbeat, marker, swap back and the end of the fence by others at once: no two of them wait for each other (40P01).
+    /// Heartbeat, marker, swap back and the end of the fence by others at once: no two of them wait for each other
+    /// (40P01).
     async fn no_deadlocks(version) {
         let (cluster, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
@@ -250,12 +254,18 @@ on_each_version! {
         let (cluster, mut fence) = ready(version).await;
         let asks = cluster.app(0).await;
         let old = fence.beside(cluster.app(0).await);
-        old.client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1").await.unwrap();
+        old.client
+            .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1")
+            .await
+            .unwrap();
         fence.close().await;
         let old = Fence { attempt: fence.attempt, ..old };
         // It sees a shard that is served, which is the row otherwise.
         refused(old.decide().await);
-        old.client.batch_execute("ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1").await.unwrap();
+        old.client
+            .batch_execute("ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1 FROM pg_class LIMIT 1")
+            .await
+            .unwrap();
         fence.unfence().await.unwrap();
         assert_eq!(code(&old.decide().await.unwrap_err()), "40001");
         old.client.batch_execute("ROLLBACK").await.unwrap();

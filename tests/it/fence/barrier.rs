@@ -32,7 +32,11 @@ on_each_version! {
             ("TRUNCATE {s}.photos", "photos", "AccessExclusiveLock"),
             ("ALTER TABLE {s}.users ADD COLUMN extra integer", "users", "AccessExclusiveLock"),
             ("CREATE TABLE {s}.fresh (n integer); INSERT INTO {s}.fresh VALUES (1)", "the schema", "AccessShareLock"),
-            ("CREATE TABLE public.fresh (n integer); ALTER TABLE public.fresh SET SCHEMA {s}", "the schema", "AccessShareLock"),
+            (
+                "CREATE TABLE public.fresh (n integer); ALTER TABLE public.fresh SET SCHEMA {s}",
+                "the schema",
+                "AccessShareLock",
+            ),
         ];
         for (sql, relation, mode) in cases {
             let writer = cluster.app(0).await;
@@ -122,13 +126,19 @@ on_each_version! {
         let mut readers = Vec::new();
         for level in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
             let reader = cluster.app(0).await;
-            reader.batch_execute(&format!("BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM {SCHEMA}.users")).await.unwrap();
+            reader
+                .batch_execute(&format!("BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM {SCHEMA}.users"))
+                .await
+                .unwrap();
             readers.push(reader);
         }
         let gone = cluster.app(0).await;
-        gone.batch_execute(&format!("BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT count(*) FROM {SCHEMA}.users; COMMIT")).await.unwrap();
+        gone.batch_execute(&format!("BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT count(*) FROM {SCHEMA}.users; COMMIT"))
+            .await
+            .unwrap();
         fence.swap().await.unwrap();
-        let marks = format!("SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation = '{LEFT}.users'::regclass");
+        let marks =
+            format!("SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation = '{LEFT}.users'::regclass");
         assert!(fence.client.query_one(&marks, &[]).await.unwrap().get::<_, i64>(0) > 0);
         assert_eq!(fence.barrier().await, []);
     }
@@ -138,7 +148,8 @@ on_each_version! {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
         // Slow enough to be met: a pause after every page.
-        let fill = format!("INSERT INTO {SCHEMA}.users (email) SELECT 'filler ' || i FROM generate_series(1, 20000) AS i");
+        let fill =
+            format!("INSERT INTO {SCHEMA}.users (email) SELECT 'filler ' || i FROM generate_series(1, 20000) AS i");
         client.batch_execute(&fill).await.unwrap();
         let slow = "SET vacuum_cost_delay = 100; SET vacuum_cost_limit = 1; SET vacuum_cost_page_hit = 10";
         for (command, view) in [("VACUUM", "vacuum"), ("ANALYZE", "analyze")] {

@@ -1,5 +1,5 @@
-//! The holes that were found when the design was attacked (by number, as in the notes on it) and what became of them, where
-//! the functions of the control schema are enough to show it. Two more are in `attempts` (3) and `barrier` (14).
+//! The holes that were found when the design was attacked (by number, as in the notes on it) and what became of them,
+//! where the functions of the control schema are enough to show it. Two more are in `attempts` (3) and `barrier` (14).
 
 use std::time::Duration;
 
@@ -19,24 +19,32 @@ fn in_shard(sql: &str) -> String {
 }
 
 on_each_version! {
-    /// Whatever is bound by OID from outside passes the fence: this is why a shard whose border something crosses is refused
-    /// before the fence and once more at the marker. If one of these fails some day, the border may be opened for it.
+    /// Whatever is bound by OID from outside passes the fence: this is why a shard whose border something crosses is
+    /// refused before the fence and once more at the marker. If one of these fails some day, the border may be opened
+    /// for it.
     async fn hole_01_bound_by_oid_from_outside(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
-        client.batch_execute(&in_shard("
-            CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO {s}.photos (id, title) VALUES (1001, 'atomic'); END;
+        client
+            .batch_execute(&in_shard(
+                "
+            CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO {s}.photos (id, title)
+            VALUES (1001, 'atomic'); END;
             CREATE VIEW outside.view AS SELECT * FROM {s}.photos;
             CREATE TEMP VIEW temporary AS SELECT * FROM {s}.photos;
             CREATE TABLE outside.ruled (title text);
-            CREATE RULE r AS ON INSERT TO outside.ruled DO INSTEAD INSERT INTO {s}.photos (id, title) VALUES (1002, NEW.title);
+            CREATE RULE r AS ON INSERT TO outside.ruled DO INSTEAD INSERT INTO {s}.photos (id, title)
+            VALUES (1002, NEW.title);
             CREATE TABLE outside.parent (k integer) PARTITION BY LIST (k);
             CREATE TABLE {s}.part PARTITION OF outside.parent FOR VALUES IN (1);
             CREATE TABLE outside.owner (id integer PRIMARY KEY);
             INSERT INTO outside.owner VALUES (1);
             CREATE TABLE {s}.owned (id integer REFERENCES outside.owner ON DELETE CASCADE);
             INSERT INTO {s}.owned VALUES (1);
-            CREATE TABLE outside.defaulted (n bigint DEFAULT nextval('{s}.tickets'))")).await.unwrap();
+            CREATE TABLE outside.defaulted (n bigint DEFAULT nextval('{s}.tickets'))",
+            ))
+            .await
+            .unwrap();
         // The signpost was built before those tables came.
         client.batch_execute(&in_shard("DROP SCHEMA {s}__signpost CASCADE; DELETE FROM pgshard.ledger")).await.unwrap();
         fence.build_signpost().await.unwrap();
@@ -56,15 +64,22 @@ on_each_version! {
         }
     }
 
-    /// Bound by OID from inside: a call in a transaction older than the swap would write to the old copy after the barrier.
-    /// Such a shard gets no signpost; one whose functions only read does.
+    /// Bound by OID from inside: a call in a transaction older than the swap would write to the old copy after the
+    /// barrier. Such a shard gets no signpost; one whose functions only read does.
     async fn hole_01_bound_by_oid_from_inside(version) {
         let cluster = shop(version).await;
         let client = cluster.app(0).await;
         let fence = Fence::claim(cluster.app(0).await, SHARD).await;
-        let atomic = |volatility: &str, body: &str| in_shard(&format!("
-            CREATE OR REPLACE FUNCTION {{s}}.bound() RETURNS bigint {volatility} BEGIN ATOMIC {body}; END"));
-        client.batch_execute(&atomic("VOLATILE", "INSERT INTO {s}.photos (title) VALUES ('inside') RETURNING id")).await.unwrap();
+        let atomic = |volatility: &str, body: &str| {
+            in_shard(&format!(
+                "
+            CREATE OR REPLACE FUNCTION {{s}}.bound() RETURNS bigint {volatility} BEGIN ATOMIC {body}; END"
+            ))
+        };
+        client
+            .batch_execute(&atomic("VOLATILE", "INSERT INTO {s}.photos (title) VALUES ('inside') RETURNING id"))
+            .await
+            .unwrap();
         refused(fence.build_signpost().await);
         client.batch_execute(&atomic("VOLATILE", "SELECT nextval('{s}.tickets')")).await.unwrap();
         fence.build_signpost().await.unwrap();
@@ -77,7 +92,10 @@ on_each_version! {
     async fn hole_02_create_table_over_the_swap(version) {
         let (cluster, mut fence) = ready(version).await;
         let maker = cluster.app(0).await;
-        maker.batch_execute(&in_shard("BEGIN; CREATE TABLE {s}.fresh (n integer); INSERT INTO {s}.fresh VALUES (1)")).await.unwrap();
+        maker
+            .batch_execute(&in_shard("BEGIN; CREATE TABLE {s}.fresh (n integer); INSERT INTO {s}.fresh VALUES (1)"))
+            .await
+            .unwrap();
         fence.swap().await.unwrap();
         assert_ne!(fence.barrier().await, []);
         maker.batch_execute("COMMIT").await.unwrap();
@@ -92,11 +110,19 @@ on_each_version! {
     async fn hole_02_attach_partition_over_the_swap(version) {
         let (cluster, mut fence) = ready(version).await;
         let maker = cluster.app(0).await;
-        maker.batch_execute(&in_shard("CREATE TABLE {s}.parts (k integer) PARTITION BY LIST (k);
-            CREATE TABLE outside.filled AS SELECT 1 AS k")).await.unwrap();
+        maker
+            .batch_execute(&in_shard(
+                "CREATE TABLE {s}.parts (k integer) PARTITION BY LIST (k);
+            CREATE TABLE outside.filled AS SELECT 1 AS k",
+            ))
+            .await
+            .unwrap();
         maker.batch_execute(&in_shard("DROP SCHEMA {s}__signpost CASCADE; DELETE FROM pgshard.ledger")).await.unwrap();
         fence.build_signpost().await.unwrap();
-        maker.batch_execute(&in_shard("BEGIN; ALTER TABLE {s}.parts ATTACH PARTITION outside.filled FOR VALUES IN (1)")).await.unwrap();
+        maker
+            .batch_execute(&in_shard("BEGIN; ALTER TABLE {s}.parts ATTACH PARTITION outside.filled FOR VALUES IN (1)"))
+            .await
+            .unwrap();
         fence.swap().await.unwrap();
         let blockers = fence.barrier().await;
         assert!(blockers.iter().any(|b| b.relation == "parts" && b.mode == "ShareUpdateExclusiveLock"), "{blockers:?}");
@@ -104,8 +130,8 @@ on_each_version! {
         fence.barrier_until_empty().await;
     }
 
-    /// The mover sleeps after its marker, the deadline passes, a router swaps back, writes come, the next attempt fences: the
-    /// decision of the first is refused, and no write is lost.
+    /// The mover sleeps after its marker, the deadline passes, a router swaps back, writes come, the next attempt
+    /// fences: the decision of the first is refused, and no write is lost.
     async fn hole_03_a_mover_that_slept(version) {
         let (cluster, mut fence) = ready(version).await;
         let router = cluster.app(0).await;
@@ -122,18 +148,22 @@ on_each_version! {
         assert_eq!(router.query_one(count, &[]).await.unwrap().get::<_, i64>(0), 1);
     }
 
-    /// An upsert during a fence fails with the application's own mistake's code, and after the swap back the row says that
-    /// the shard is served: what tells is that it was fenced after the statement began.
+    /// An upsert during a fence fails with the application's own mistake's code, and after the swap back the row says
+    /// that the shard is served: what tells is that it was fenced after the statement began.
     async fn hole_08_an_upsert_that_met_a_short_fence(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
-        let look = "SELECT state, last_fence_ago_ms, (SELECT extract(epoch FROM clock_timestamp() - $2::timestamptz)::float8 * 1000)
+        let look = "SELECT state, last_fence_ago_ms,
+            (SELECT extract(epoch FROM clock_timestamp() - $2::timestamptz)::float8 * 1000)
             FROM pgshard.look($1)";
         let began: std::time::SystemTime = client.query_one("SELECT clock_timestamp()", &[]).await.unwrap().get(0);
         fence.swap().await.unwrap();
         for (sql, expected) in [
             ("INSERT INTO {s}.users (email) VALUES ('user 1') ON CONFLICT (email) DO UPDATE SET n = 9", "42P10"),
-            ("INSERT INTO {s}.users (email) VALUES ('user 1') ON CONFLICT ON CONSTRAINT users_email DO NOTHING", "42704"),
+            (
+                "INSERT INTO {s}.users (email) VALUES ('user 1') ON CONFLICT ON CONSTRAINT users_email DO NOTHING",
+                "42704",
+            ),
             ("SELECT 'sad'::{s}.mood", "42704"),
             ("SELECT id, email FROM {s}.users GROUP BY id", "42803"),
             ("SELECT ctid FROM {s}.users", "42703"),
@@ -146,7 +176,8 @@ on_each_version! {
         assert!(row.get::<_, f64>(1) <= row.get::<_, f64>(2), "it was fenced after the statement began");
     }
 
-    /// Under REPEATABLE READ the row is read as it was: DETAIL says fenced then, which is true enough, and never serving.
+    /// Under REPEATABLE READ the row is read as it was: DETAIL says fenced then, which is true enough, and never
+    /// serving.
     async fn hole_09_detail_under_repeatable_read(version) {
         let (cluster, mut fence) = ready(version).await;
         let old = cluster.app(0).await;
@@ -209,7 +240,12 @@ on_each_version! {
         fence.close().await;
         fence.decide().await.unwrap();
         client.batch_execute(&format!("DROP SCHEMA {LEFT} CASCADE")).await.unwrap();
-        for sql in ["SELECT mood FROM {s}.users", "SELECT {s}.is_happy('sad')", "SELECT {s}.named('x')", "SELECT id FROM {s}.happy"] {
+        for sql in [
+            "SELECT mood FROM {s}.users",
+            "SELECT {s}.is_happy('sad')",
+            "SELECT {s}.named('x')",
+            "SELECT id FROM {s}.happy",
+        ] {
             assert_eq!(code(&client.batch_execute(&in_shard(sql)).await.unwrap_err()), "SH001", "{sql}");
         }
     }
@@ -218,22 +254,33 @@ on_each_version! {
     async fn hole_14_claims_and_new_tables(version) {
         let (cluster, mut fence) = ready(version).await;
         let worker = cluster.app(0).await;
-        worker.batch_execute(&in_shard("BEGIN; SELECT id FROM {s}.users LIMIT 1 FOR UPDATE SKIP LOCKED")).await.unwrap();
+        worker
+            .batch_execute(&in_shard("BEGIN; SELECT id FROM {s}.users LIMIT 1 FOR UPDATE SKIP LOCKED"))
+            .await
+            .unwrap();
         fence.swap().await.unwrap();
         assert!(fence.barrier().await.iter().any(|blocker| blocker.mode == "RowShareLock"));
         worker.batch_execute("COMMIT").await.unwrap();
         fence.barrier_until_empty().await;
-        assert_eq!(code(&worker.batch_execute(&in_shard("CREATE TABLE {s}.fresh (n integer)")).await.unwrap_err()), "42501");
+        assert_eq!(
+            code(&worker.batch_execute(&in_shard("CREATE TABLE {s}.fresh (n integer)")).await.unwrap_err()),
+            "42501"
+        );
     }
 
-    /// A function elsewhere with `%ROWTYPE` of a shard's table that is first run during a fence: whatever it says in that
-    /// session afterwards leads routers to look, and a new session has no trouble.
+    /// A function elsewhere with `%ROWTYPE` of a shard's table that is first run during a fence: whatever it says in
+    /// that session afterwards leads routers to look, and a new session has no trouble.
     async fn hole_16_rowtype_compiled_during_a_fence(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;
-        client.batch_execute(&in_shard("CREATE FUNCTION outside.mood_of(wanted bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+        client
+            .batch_execute(&in_shard(
+                "CREATE FUNCTION outside.mood_of(wanted bigint) RETURNS boolean LANGUAGE plpgsql AS $$
             DECLARE u {s}.users%ROWTYPE;
-            BEGIN SELECT * INTO u FROM {s}.users WHERE id = wanted; RETURN {s}.is_happy(u.mood); END $$")).await.unwrap();
+            BEGIN SELECT * INTO u FROM {s}.users WHERE id = wanted; RETURN {s}.is_happy(u.mood); END $$",
+            ))
+            .await
+            .unwrap();
         fence.close().await;
         assert_eq!(code(&client.batch_execute("SELECT outside.mood_of(1)").await.unwrap_err()), "SH001");
         fence.unfence().await.unwrap();
@@ -243,8 +290,8 @@ on_each_version! {
         cluster.app(0).await.batch_execute("SELECT outside.mood_of(1)").await.unwrap();
     }
 
-    /// DDL by the owner that a view and a function take as well as a table does succeeds on a signpost, and is lost. Shard
-    /// migrations go through pgshard, which looks who serves.
+    /// DDL by the owner that a view and a function take as well as a table does succeeds on a signpost, and is lost.
+    /// Shard migrations go through pgshard, which looks who serves.
     async fn ddl_that_a_signpost_takes(version) {
         let (cluster, mut fence) = ready(version).await;
         let client = cluster.app(0).await;

@@ -23,7 +23,8 @@ impl Incoming {
             .batch_execute(&format!("CREATE SCHEMA {s}__incoming; CREATE TABLE {s}__incoming.t (n integer)"))
             .await
             .unwrap();
-        let row = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch) VALUES ($1, $2, $3, $4, 'db1', $5)";
+        let row = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch) \
+                   VALUES ($1, $2, $3, $4, 'db1', $5)";
         client.execute(row, &[&shard, &s, &incoming.move_id, &incoming.lease, &epoch]).await.unwrap();
         let row = "INSERT INTO pgshard.ledger (kind, name, move_id, shard_id) VALUES ('incoming', $1, $2, $3)";
         client.execute(row, &[&format!("{s}__incoming"), &incoming.move_id, &shard]).await.unwrap();
@@ -74,7 +75,8 @@ async fn stranger(cluster: &TestCluster) -> Client {
 }
 
 on_each_version! {
-    /// With the token, and only with it and only when all is ready, anybody opens; the second time there is nothing to open.
+    /// With the token, and only with it and only when all is ready, anybody opens; the second time there is nothing to
+    /// open.
     async fn by_anybody_with_the_token(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;
@@ -154,15 +156,18 @@ on_each_version! {
         assert_eq!(stands(&client, SHARD).await, serving());
     }
 
-    /// A shard that comes back: the signpost of its leaving goes aside, also while a transaction has used it. What serves
-    /// here, is fenced here, or moved at a later epoch than the one that comes, is not opened over.
+    /// A shard that comes back: the signpost of its leaving goes aside, also while a transaction has used it. What
+    /// serves here, is fenced here, or moved at a later epoch than the one that comes, is not opened over.
     async fn over_what_stood_there(version) {
         let cluster = host(version).await;
         let client = cluster.app(0).await;
-        for (state, epoch, opens) in [("serving", 1, false), ("fenced", 1, false), ("moved", EPOCH + 1, false), ("moved", EPOCH, true)] {
+        for (state, epoch, opens) in
+            [("serving", 1, false), ("fenced", 1, false), ("moved", EPOCH + 1, false), ("moved", EPOCH, true)]
+        {
             let s = schema(SHARD);
             client.batch_execute(&format!("CREATE SCHEMA {s}; CREATE VIEW {s}.t AS SELECT 1 AS n")).await.unwrap();
-            let row = "INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch, peer, move_id, attempt, lease, fence_deadline)
+            let row = "INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch, peer, move_id, attempt, lease,
+                fence_deadline)
                 VALUES ($1, $2, $3, $4, $5, $6, 1, $6, now())";
             client.execute(row, &[&SHARD, &s, &state, &epoch, &TARGET, &Uuid::new_v4()]).await.unwrap();
             let incoming = Incoming::ready(&client, SHARD, EPOCH + 1).await;
@@ -178,11 +183,19 @@ on_each_version! {
             } else {
                 refused(finish(&client, SHARD, Some(incoming.token)).await);
                 refused(incoming.open(&client, SHARD, 1).await);
-                assert_eq!(stands(&client, SHARD).await, (Some((state.to_owned(), epoch)), vec![s.clone(), format!("{s}__incoming")]));
+                assert_eq!(
+                    stands(&client, SHARD).await,
+                    (Some((state.to_owned(), epoch)), vec![s.clone(), format!("{s}__incoming")])
+                );
             }
             reader.batch_execute("ROLLBACK").await.unwrap();
-            client.batch_execute(&format!("DROP SCHEMA IF EXISTS {s}, {s}__incoming CASCADE; DELETE FROM pgshard.shard;
-                DELETE FROM pgshard.incoming; DELETE FROM pgshard.ledger")).await.unwrap();
+            client
+                .batch_execute(&format!(
+                    "DROP SCHEMA IF EXISTS {s}, {s}__incoming CASCADE; DELETE FROM pgshard.shard;
+                DELETE FROM pgshard.incoming; DELETE FROM pgshard.ledger"
+                ))
+                .await
+                .unwrap();
         }
     }
 }

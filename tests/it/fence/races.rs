@@ -1,4 +1,5 @@
-//! Writers of every kind against many swaps: nothing is lost, nothing comes twice, and behind a closed fence nothing moves.
+//! Writers of every kind against many swaps: nothing is lost, nothing comes twice, and behind a closed fence nothing
+//! moves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -168,7 +169,8 @@ on_each_version! {
         writer.batch_execute("COMMIT").await.unwrap();
         assert_ne!(content(&client, LEFT).await, before);
         fence.barrier_until_empty().await;
-        let error = writer.batch_execute(&format!("INSERT INTO {SCHEMA}.users (email) VALUES ('late')")).await.unwrap_err();
+        let error =
+            writer.batch_execute(&format!("INSERT INTO {SCHEMA}.users (email) VALUES ('late')")).await.unwrap_err();
         assert_eq!(code(&error), "SH001");
     }
 }

@@ -14,7 +14,8 @@ async fn as_role(cluster: &TestCluster, role: &str) -> Client {
 }
 
 on_each_version! {
-    /// A role without any rights: no step of a move, no secret, but it may look, and end a fence whose deadline has passed.
+    /// A role without any rights: no step of a move, no secret, but it may look, and end a fence whose deadline has
+    /// passed.
     async fn a_stranger(version) {
         let cluster = host(version).await;
         cluster.superuser(0).await.batch_execute("CREATE ROLE stranger LOGIN").await.unwrap();
@@ -41,14 +42,28 @@ on_each_version! {
             let error = stranger.batch_execute(&format!("SELECT * FROM pgshard.{table}")).await.unwrap_err();
             assert_eq!(code(&error), "42501", "{table}");
         }
-        for table in ["cluster", "shard", "move", "incoming", "ledger", "marker", "shard_migration", "control_migration"] {
+        for table in
+            ["cluster", "shard", "move", "incoming", "ledger", "marker", "shard_migration", "control_migration"]
+        {
             let error = stranger.batch_execute(&format!("DELETE FROM pgshard.{table}")).await.unwrap_err();
             assert_eq!(code(&error), "42501", "{table}");
         }
         let functions = "SELECT DISTINCT p.proname::text FROM pg_proc p WHERE p.pronamespace = 'pgshard'::regnamespace
             AND has_function_privilege('stranger', p.oid, 'EXECUTE') ORDER BY 1";
         let functions: Vec<String> = client.query(functions, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
-        assert_eq!(functions, ["commit_durably", "expire_fence", "finish_open", "look", "migrated", "signpost_raise", "signpost_rows", "signpost_write"]);
+        assert_eq!(
+            functions,
+            [
+                "commit_durably",
+                "expire_fence",
+                "finish_open",
+                "look",
+                "migrated",
+                "signpost_raise",
+                "signpost_rows",
+                "signpost_write"
+            ]
+        );
 
         fence.swap().await.unwrap();
         let looked = "SELECT state, epoch, peer, open_token IS NULL FROM pgshard.look(7)";
@@ -70,15 +85,22 @@ on_each_version! {
         small_shard(&client, SHARD).await;
         let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
         let stranger = as_role(&cluster, "stranger").await;
-        stranger.batch_execute("
-            CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT '2200-01-01'::timestamptz $$;
+        stranger
+            .batch_execute(
+                "
+            CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$
+            SELECT '2200-01-01'::timestamptz $$;
             CREATE FUNCTION evil.late(timestamptz, timestamptz) RETURNS boolean LANGUAGE sql AS $$ SELECT true $$;
             CREATE OPERATOR evil.<= (FUNCTION = evil.late, LEFTARG = timestamptz, RIGHTARG = timestamptz);
-            CREATE FUNCTION evil.format(text, VARIADIC text[]) RETURNS text LANGUAGE sql AS $$ SELECT 'DROP SCHEMA pgshard CASCADE' $$;
+            CREATE FUNCTION evil.format(text, VARIADIC text[]) RETURNS text LANGUAGE sql AS $$
+            SELECT 'DROP SCHEMA pgshard CASCADE' $$;
             CREATE TEMP TABLE pg_namespace (oid oid, nspname name);
             CREATE TEMP TABLE shard AS SELECT * FROM pgshard.shard;
             SET search_path = evil, pg_temp, pg_catalog;
-            SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all'").await.unwrap();
+            SET plpgsql.extra_errors = 'all'; SET plpgsql.extra_warnings = 'all'",
+            )
+            .await
+            .unwrap();
         fence.swap().await.unwrap();
         assert!(!expire(&stranger, SHARD).await.unwrap());
         let deadline: f64 = stranger.query_one("SELECT deadline_in_ms FROM pgshard.look(7)", &[]).await.unwrap().get(0);
@@ -93,13 +115,24 @@ on_each_version! {
         let cluster = TestCluster::start(version, 1);
         cluster.superuser(0).await.batch_execute("CREATE ROLE clerk LOGIN; CREATE ROLE maker LOGIN").await.unwrap();
         let client = cluster.app(0).await;
-        client.batch_execute("ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
-            ALTER DEFAULT PRIVILEGES GRANT USAGE, CREATE ON SCHEMAS TO maker WITH GRANT OPTION").await.unwrap();
+        client
+            .batch_execute(
+                "ALTER DEFAULT PRIVILEGES REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+            ALTER DEFAULT PRIVILEGES GRANT USAGE, CREATE ON SCHEMAS TO maker WITH GRANT OPTION",
+            )
+            .await
+            .unwrap();
         client.batch_execute(&format!("BEGIN; {}; COMMIT", control())).await.unwrap();
         small_shard(&client, SHARD).await;
-        client.batch_execute(&format!("
-            CREATE FUNCTION {SCHEMA}.f() RETURNS integer LANGUAGE sql AS 'SELECT 1'; GRANT EXECUTE ON FUNCTION {SCHEMA}.f() TO clerk;
-            GRANT USAGE ON SCHEMA {SCHEMA} TO clerk; GRANT SELECT, UPDATE ON {SCHEMA}.t TO clerk")).await.unwrap();
+        client
+            .batch_execute(&format!(
+                "
+            CREATE FUNCTION {SCHEMA}.f() RETURNS integer LANGUAGE sql AS 'SELECT 1';
+            GRANT EXECUTE ON FUNCTION {SCHEMA}.f() TO clerk;
+            GRANT USAGE ON SCHEMA {SCHEMA} TO clerk; GRANT SELECT, UPDATE ON {SCHEMA}.t TO clerk"
+            ))
+            .await
+            .unwrap();
         let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
         fence.swap_for(Duration::ZERO).await.unwrap();
         let clerk = as_role(&cluster, "clerk").await;
@@ -112,13 +145,18 @@ on_each_version! {
         assert_eq!(clerk.query_one("SELECT shard_0007.f()", &[]).await.unwrap().get::<_, i32>(0), 1);
     }
 
-    /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. Who cannot be sure that the
-    /// fence can be ended by anybody does not fence.
+    /// The shard belongs to another role, and the move runs as a third, whose name needs quotes. Who cannot be sure
+    /// that the fence can be ended by anybody does not fence.
     async fn other_owners(version) {
         let cluster = host(version).await;
         let superuser = cluster.superuser(0).await;
-        superuser.batch_execute("CREATE ROLE \"the Owner\" LOGIN; CREATE ROLE \"a \"\"Mover\" LOGIN IN ROLE app;
-            GRANT CREATE ON DATABASE app TO \"the Owner\"").await.unwrap();
+        superuser
+            .batch_execute(
+                "CREATE ROLE \"the Owner\" LOGIN; CREATE ROLE \"a \"\"Mover\" LOGIN IN ROLE app;
+            GRANT CREATE ON DATABASE app TO \"the Owner\"",
+            )
+            .await
+            .unwrap();
         let owner = as_role(&cluster, "the Owner").await;
         let s = schema(SHARD);
         owner.batch_execute(&format!("CREATE SCHEMA {s}; CREATE TABLE {s}.t (n integer)")).await.unwrap();
@@ -139,7 +177,13 @@ on_each_version! {
         assert_eq!(state(&client, SHARD).await, "serving 3");
 
         // Even a superuser's signpost is one that the control schema's owner can rename.
-        client.batch_execute(&format!("UPDATE pgshard.move SET phase = 'aborted'; DELETE FROM pgshard.ledger; DROP SCHEMA {s}__signpost CASCADE")).await.unwrap();
+        client
+            .batch_execute(&format!(
+                "UPDATE pgshard.move SET phase = 'aborted'; DELETE FROM pgshard.ledger; \
+                 DROP SCHEMA {s}__signpost CASCADE"
+            ))
+            .await
+            .unwrap();
         let mut fence = Fence::prepare(superuser, SHARD).await;
         fence.swap_for(Duration::ZERO).await.unwrap();
         assert_eq!(code(&owner.batch_execute("SELECT * FROM shard_0007.t").await.unwrap_err()), "SH001");
@@ -156,16 +200,31 @@ on_each_version! {
         for role in roles {
             let role = pgshard::pg::quote_ident(role);
             superuser.batch_execute(&format!("CREATE ROLE {role} LOGIN")).await.unwrap();
-            client.batch_execute(&format!("GRANT USAGE ON SCHEMA {SCHEMA} TO {role} WITH GRANT OPTION;
-                GRANT SELECT ON {SCHEMA}.users TO {role} WITH GRANT OPTION; GRANT UPDATE (n) ON {SCHEMA}.users TO {role}")).await.unwrap();
+            client
+                .batch_execute(&format!(
+                    "GRANT USAGE ON SCHEMA {SCHEMA} TO {role} WITH GRANT OPTION;
+                GRANT SELECT ON {SCHEMA}.users TO {role} WITH GRANT OPTION;
+                GRANT UPDATE (n) ON {SCHEMA}.users TO {role}"
+                ))
+                .await
+                .unwrap();
         }
         superuser.batch_execute("CREATE ROLE nobody LOGIN").await.unwrap();
-        client.batch_execute(&format!("GRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC; GRANT SELECT ON {SCHEMA}.photos TO PUBLIC")).await.unwrap();
+        client
+            .batch_execute(&format!(
+                "GRANT USAGE ON SCHEMA {SCHEMA} TO PUBLIC; GRANT SELECT ON {SCHEMA}.photos TO PUBLIC"
+            ))
+            .await
+            .unwrap();
         let mut fence = Fence::prepare(cluster.app(0).await, SHARD).await;
         fence.close().await;
         for role in roles {
             let client = as_role(&cluster, &role.replace('\'', "\\'")).await;
-            for sql in ["SELECT id FROM shard_0007.users", "UPDATE shard_0007.users SET n = 1", "SELECT id FROM shard_0007.photos"] {
+            for sql in [
+                "SELECT id FROM shard_0007.users",
+                "UPDATE shard_0007.users SET n = 1",
+                "SELECT id FROM shard_0007.photos",
+            ] {
                 assert_eq!(code(&client.batch_execute(sql).await.unwrap_err()), "SH001", "{role}: {sql}");
             }
         }

@@ -175,7 +175,8 @@ impl Fence {
             attempt: 0,
             left: 0,
         };
-        let row = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until, holder)
+        let row = "INSERT INTO pgshard.move (move_id, shard_id, source, target, mode, phase, epoch, lease, lease_until,
+            holder)
             VALUES ($1, $2, 'db1', $3, 'blocking', 'prepared', $4, $5, now() + interval '1 minute', 'a test')";
         fence.client.execute(row, &[&fence.move_id, &shard, &TARGET, &EPOCH, &fence.lease]).await.unwrap();
         fence

@@ -18,8 +18,8 @@ enum Fails {
     Otherwise,
     /// Otherwise up to this version of PostgreSQL.
     OtherwiseUntil(u32),
-    /// Otherwise if it was prepared, for its result has a type of the shard's schema, where the signpost has text: 0A000,
-    /// "cached plan must not change result type".
+    /// Otherwise if it was prepared, for its result has a type of the shard's schema, where the signpost has text:
+    /// 0A000, "cached plan must not change result type".
     OtherwiseIfPrepared,
     /// One way or the other: whether the session still had the shard's own function, which reads a type of the shard.
     Either,
@@ -44,12 +44,14 @@ use Kind::{CopyIn, CopyOut, Effect, Rows};
 #[rustfmt::skip]
 mod kinds {
     pub(super) const READS: &str = "`SELECT`, `TABLE`, joins, `WITH`, `FOR UPDATE` and its kin, `EXPLAIN ANALYZE`";
-    pub(super) const TYPED: &str = "a query or a function whose result has a type of the shard's own, as an enum: `SH001` unless it was prepared before";
+    pub(super) const TYPED: &str = "a query or a function whose result has a type of the shard's own, as an enum: \
+                                    `SH001` unless it was prepared before";
     pub(super) const GROUPED: &str = "`GROUP BY` the primary key, with other columns in the result";
     pub(super) const SYSTEM: &str = "`ctid` and other system columns";
     pub(super) const SAMPLE: &str = "`TABLESAMPLE`";
     pub(super) const TYPES: &str = "casts to types of the shard's own, `ALTER TYPE`";
-    pub(super) const WRITES: &str = "`INSERT`, `UPDATE`, `DELETE`, with `RETURNING` or without; `ON CONFLICT DO NOTHING` without a target; `DO`; `MERGE` into another table";
+    pub(super) const WRITES: &str = "`INSERT`, `UPDATE`, `DELETE`, with `RETURNING` or without; `ON CONFLICT DO \
+                                     NOTHING` without a target; `DO`; `MERGE` into another table";
     pub(super) const UPSERT: &str = "`INSERT … ON CONFLICT (columns)`";
     pub(super) const UPSERT_CONSTRAINT: &str = "`INSERT … ON CONFLICT ON CONSTRAINT`";
     pub(super) const MERGE: &str = "`MERGE` into a table of the shard";
@@ -59,12 +61,14 @@ mod kinds {
     pub(super) const CALLS: &str = "functions and procedures of the shard, `next_id()` among them";
     pub(super) const SEQUENCES: &str = "`nextval`, `setval`, `currval` by name; `ALTER SEQUENCE`";
     pub(super) const CREATES: &str = "`CREATE` in the schema, `CREATE OR REPLACE`, `ALTER … RENAME`, `LOCK TABLE`";
-    pub(super) const ALTERS: &str = "`ALTER TABLE`, `CREATE INDEX`, `CREATE TRIGGER`, `COMMENT ON TABLE`, `REINDEX`, `DROP TABLE`, `DROP SEQUENCE`";
+    pub(super) const ALTERS: &str = "`ALTER TABLE`, `CREATE INDEX`, `CREATE TRIGGER`, `COMMENT ON TABLE`, `REINDEX`, \
+                                     `DROP TABLE`, `DROP SEQUENCE`";
 }
 
 use kinds::*;
 
-/// `{s}` is the shard's schema and a dot, or nothing where `search_path` finds it. All succeed on a shard that is served.
+/// `{s}` is the shard's schema and a dot, or nothing where `search_path` finds it. All succeed on a shard that is
+/// served.
 #[rustfmt::skip]
 const STATEMENTS: &[Case] = &[
     (TYPED, Rows, OtherwiseIfPrepared, "SELECT * FROM {s}users"),
@@ -84,7 +88,8 @@ const STATEMENTS: &[Case] = &[
     (GROUPED, Rows, Otherwise, "SELECT id, email FROM {s}users GROUP BY id"),
     (SYSTEM, Rows, Otherwise, "SELECT ctid FROM {s}users"),
     (SAMPLE, Rows, Otherwise, "SELECT * FROM {s}users TABLESAMPLE SYSTEM (100)"),
-    (TYPES, Rows, Otherwise, "SELECT * FROM {s}users WHERE mood = 'happy'::{s}mood AND id IN (SELECT user_id FROM {s}photos)"),
+    (TYPES, Rows, Otherwise, "SELECT * FROM {s}users WHERE mood = 'happy'::{s}mood AND id IN (SELECT user_id \
+                              FROM {s}photos)"),
     (WRITES, Effect, Itself, "INSERT INTO {s}users (email) VALUES ('new')"),
     (WRITES, Effect, Itself, "INSERT INTO {s}users DEFAULT VALUES"),
     (WRITES, Effect, Itself, "INSERT INTO {s}users (id, email) OVERRIDING SYSTEM VALUE VALUES (99, 'new')"),
@@ -94,10 +99,14 @@ const STATEMENTS: &[Case] = &[
     (WRITES, Effect, Itself, "INSERT INTO {s}happy (email) VALUES ('through the view')"),
     (WRITES, Effect, Itself, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT DO NOTHING"),
     (UPSERT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT (email) DO NOTHING"),
-    (UPSERT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT (email) DO UPDATE SET n = users.n + 1"),
-    (UPSERT, Effect, Otherwise, "INSERT INTO {s}users (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET n = excluded.n WHERE users.n > 0"),
-    (UPSERT_CONSTRAINT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT ON CONSTRAINT users_email DO NOTHING"),
-    (UPSERT_CONSTRAINT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT ON CONSTRAINT users_email DO UPDATE SET n = 7"),
+    (UPSERT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') ON CONFLICT (email) DO UPDATE \
+                                 SET n = users.n + 1"),
+    (UPSERT, Effect, Otherwise, "INSERT INTO {s}users (id) VALUES (1) ON CONFLICT (id) DO UPDATE SET n = excluded.n \
+                                 WHERE users.n > 0"),
+    (UPSERT_CONSTRAINT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') \
+                                            ON CONFLICT ON CONSTRAINT users_email DO NOTHING"),
+    (UPSERT_CONSTRAINT, Effect, Otherwise, "INSERT INTO {s}users (email) VALUES ('new') \
+                                            ON CONFLICT ON CONSTRAINT users_email DO UPDATE SET n = 7"),
     (WRITES, Effect, Itself, "UPDATE {s}users SET n = n + 1"),
     (WRITES, Effect, Itself, "UPDATE {s}users SET n = n + 1 WHERE id = 1"),
     (WRITES, Rows, Itself, "UPDATE {s}users u SET n = p.n FROM public.users p WHERE p.id = u.id RETURNING u.n"),
@@ -109,7 +118,8 @@ const STATEMENTS: &[Case] = &[
     (WRITES, Rows, Itself, "WITH w AS (INSERT INTO {s}photos (title) VALUES ('cte') RETURNING id) SELECT id FROM w"),
     (MERGE, Effect, OtherwiseUntil(16), "MERGE INTO {s}users u USING (VALUES (1, 8), (99, 9)) AS v(id, n) ON v.id = u.id
         WHEN MATCHED THEN UPDATE SET n = v.n WHEN NOT MATCHED THEN INSERT (id, n) VALUES (v.id, v.n)"),
-    (WRITES, Effect, Itself, "MERGE INTO outside.totals t USING {s}users u ON t.id = u.id WHEN NOT MATCHED THEN INSERT VALUES (u.id)"),
+    (WRITES, Effect, Itself, "MERGE INTO outside.totals t USING {s}users u ON t.id = u.id WHEN NOT MATCHED THEN INSERT \
+                              VALUES (u.id)"),
     (TRUNCATE, Effect, Otherwise, "TRUNCATE {s}photos"),
     (TRUNCATE, Effect, Otherwise, "TRUNCATE public.photos, {s}photos"),
     (WRITES, Effect, Itself, "DO $$ BEGIN INSERT INTO {s}users (email) VALUES ('do'); END $$"),
@@ -137,7 +147,9 @@ const STATEMENTS: &[Case] = &[
     (SEQUENCES, Effect, Otherwise, "ALTER SEQUENCE {s}tickets RESTART"),
     (ALTERS, Effect, Otherwise, "ALTER TABLE {s}users ENABLE ROW LEVEL SECURITY"),
     (ALTERS, Effect, Otherwise, "COMMENT ON TABLE {s}users IS 'the users'"),
-    (ALTERS, Effect, Otherwise, "CREATE TRIGGER t BEFORE UPDATE ON {s}users FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"),
+    (ALTERS, Effect, Otherwise, "CREATE TRIGGER t BEFORE \
+                                 UPDATE ON {s}users FOR EACH ROW EXECUTE FUNCTION \
+                                 suppress_redundant_updates_trigger()"),
     (ALTERS, Effect, Otherwise, "REINDEX TABLE {s}users"),
     (CREATES, Effect, Otherwise, "LOCK TABLE {s}users"),
     (CREATES, Effect, Otherwise, "LOCK TABLE {s}users IN SHARE MODE NOWAIT"),
@@ -151,7 +163,8 @@ const WITHOUT_TABLES: &[Case] = &[
     (SEQUENCES, Rows, Otherwise, "SELECT nextval('{s}tickets')"),
     (CALLS, Rows, Itself, "SELECT {s}next_id()"),
     (CALLS, Rows, Itself, "SELECT {s}is_happy('happy')"),
-    (CREATES, Effect, Otherwise, "CREATE OR REPLACE FUNCTION {s}next_id() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'"),
+    (CREATES, Effect, Otherwise, "CREATE OR REPLACE FUNCTION {s}next_id() RETURNS bigint \
+                                  LANGUAGE sql AS 'SELECT 1::bigint'"),
 ];
 
 /// With a `search_path`, the name of a type falls through to public's, by which no row is written.
@@ -374,7 +387,8 @@ const ANSWERED: &[(&str, &[&str])] = &[
     ("`pg_relation_size`, `pg_total_relation_size`", &["SELECT 1 / (pg_total_relation_size('{s}.photos') = 0)::int"]),
     ("`to_regclass`, `to_regtype`, the catalogs, `information_schema`", &[
         "SELECT 1 / (to_regclass('{s}.photos') IS NOT NULL AND to_regtype('{s}.mood') IS NULL)::int",
-        "SELECT 1 / (count(*) = 0)::int FROM information_schema.tables WHERE table_schema = '{s}' AND table_type = 'BASE TABLE'",
+        "SELECT 1 / (count(*) = 0)::int FROM information_schema.tables WHERE table_schema = '{s}' \
+         AND table_type = 'BASE TABLE'",
         "SELECT 1 / (count(*) = 0)::int FROM information_schema.sequences WHERE sequence_schema = '{s}'",
     ]),
     ("a statement that needs no row: `WHERE false`, `LIMIT 0`", &[
@@ -393,7 +407,8 @@ const ANSWERED: &[(&str, &[&str])] = &[
         "CREATE TABLE outside.alike (LIKE {s}.photos)",
         "CREATE FUNCTION outside.takes(p {s}.photos) RETURNS integer LANGUAGE sql AS 'SELECT 1'",
     ]),
-    ("by the owner: `GRANT`, `REVOKE`, `COMMENT ON COLUMN`, `CREATE RULE`, `SET DEFAULT`, `SET SCHEMA`, `DROP VIEW`, `DROP FUNCTION`, `ALTER SCHEMA`, `DROP SCHEMA … CASCADE`", &[
+    ("by the owner: `GRANT`, `REVOKE`, `COMMENT ON COLUMN`, `CREATE RULE`, `SET DEFAULT`, `SET SCHEMA`, `DROP VIEW`, \
+      `DROP FUNCTION`, `ALTER SCHEMA`, `DROP SCHEMA … CASCADE`", &[
         "GRANT SELECT ON {s}.photos TO PUBLIC",
         "REVOKE SELECT ON {s}.photos FROM PUBLIC",
         "COMMENT ON COLUMN {s}.photos.title IS 'x'",
@@ -424,8 +439,8 @@ async fn ready(version: u32) -> (TestCluster, Client, Fence) {
 }
 
 on_each_version! {
-    /// The whole table, fenced: what came before the swap in every way, and what comes after it. Swapped back each time. The
-    /// answers are those that `docs/signposts.md` tells, all of them and no others.
+    /// The whole table, fenced: what came before the swap in every way, and what comes after it. Swapped back each
+    /// time. The answers are those that `docs/signposts.md` tells, all of them and no others.
     async fn nothing_passes_a_fence(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let mut met: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -452,7 +467,9 @@ on_each_version! {
         }
         assert_eq!(met, documented(version));
         // What was rolled back before the swaps took numbers from the sequences, and nothing else changed.
-        let tables = |all: Vec<(String, String)>| all.into_iter().filter(|(name, _)| ["users", "photos"].contains(&name.as_str())).collect::<Vec<_>>();
+        let tables = |all: Vec<(String, String)>| {
+            all.into_iter().filter(|(name, _)| ["users", "photos"].contains(&name.as_str())).collect::<Vec<_>>()
+        };
         assert_eq!(tables(content(&client, SCHEMA).await), tables(served));
     }
 
@@ -469,26 +486,44 @@ on_each_version! {
         for session in &before {
             session.after(version, "moved").await;
         }
-        for (named, kind, fails, sql) in STATEMENTS.iter().chain(WITHOUT_TABLES).filter(|(.., sql)| !sql.starts_with("LOCK")) {
+        for (named, kind, fails, sql) in
+            STATEMENTS.iter().chain(WITHOUT_TABLES).filter(|(.., sql)| !sql.starts_with("LOCK"))
+        {
             let sql = sql.replace("{s}", &format!("{SCHEMA}."));
-            let text = Session { named, client: cluster.app(0).await, sql, kind: *kind, fails: *fails, way: Way::Text, prepared: None };
+            let text = Session {
+                named,
+                client: cluster.app(0).await,
+                sql,
+                kind: *kind,
+                fails: *fails,
+                way: Way::Text,
+                prepared: None,
+            };
             text.after(version, "moved").await;
         }
         assert_eq!(everything(&client, LEFT).await, content);
     }
 
-    /// A role that owns nothing and has only what the shard's owner granted, table by table and column by column, is told
-    /// the same.
+    /// A role that owns nothing and has only what the shard's owner granted, table by table and column by column, is
+    /// told the same.
     async fn a_role_with_grants_only_meets_the_signpost(version) {
         let (cluster, client, mut fence) = ready(version).await;
         cluster.superuser(0).await.batch_execute("CREATE ROLE clerk LOGIN").await.unwrap();
-        client.batch_execute(&format!("
+        client
+            .batch_execute(&format!(
+                "
             GRANT USAGE ON SCHEMA {SCHEMA} TO clerk;
             GRANT SELECT (id, email, n), INSERT (email), UPDATE (n) ON {SCHEMA}.users TO clerk;
             GRANT SELECT, INSERT, UPDATE, DELETE ON {SCHEMA}.photos TO clerk;
-            GRANT USAGE ON ALL SEQUENCES IN SCHEMA {SCHEMA} TO clerk")).await.unwrap();
+            GRANT USAGE ON ALL SEQUENCES IN SCHEMA {SCHEMA} TO clerk"
+            ))
+            .await
+            .unwrap();
         // The signpost was built without them; a mover builds it once more in such a case.
-        client.batch_execute(&format!("DROP SCHEMA {SCHEMA}__signpost CASCADE; DELETE FROM pgshard.ledger")).await.unwrap();
+        client
+            .batch_execute(&format!("DROP SCHEMA {SCHEMA}__signpost CASCADE; DELETE FROM pgshard.ledger"))
+            .await
+            .unwrap();
         fence.build_signpost().await.unwrap();
         let url = format!("{} user=clerk", key_value(&cluster));
         let statements = [
@@ -515,8 +550,8 @@ on_each_version! {
         }
     }
 
-    /// A transaction that has read a table holds ACCESS SHARE on it, so that reading it again asks nobody anything: it may go
-    /// on to read the old copy, as it was at the fence. It can write nothing that follows from it to the shard.
+    /// A transaction that has read a table holds ACCESS SHARE on it, so that reading it again asks nobody anything: it
+    /// may go on to read the old copy, as it was at the fence. It can write nothing that follows from it to the shard.
     async fn a_transaction_may_read_on(version) {
         let (cluster, client, mut fence) = ready(version).await;
         for begin in ["BEGIN", "BEGIN ISOLATION LEVEL REPEATABLE READ", "BEGIN ISOLATION LEVEL SERIALIZABLE"] {
@@ -544,7 +579,8 @@ on_each_version! {
         }
     }
 
-    /// What is answered without an error where the shard was: no row of the old copy comes of it, and none is written there.
+    /// What is answered without an error where the shard was: no row of the old copy comes of it, and none is written
+    /// there.
     async fn what_is_answered_without_an_error(version) {
         let (_cluster, client, mut fence) = ready(version).await;
         fence.close().await;
@@ -557,14 +593,20 @@ on_each_version! {
         }
         assert_eq!(everything(&client, LEFT).await, before);
         let told = rows_of("What is answered without an error");
-        assert_eq!(ANSWERED.iter().map(|(what, _)| *what).collect::<BTreeSet<_>>(), told.keys().map(String::as_str).collect());
+        assert_eq!(
+            ANSWERED.iter().map(|(what, _)| *what).collect::<BTreeSet<_>>(),
+            told.keys().map(String::as_str).collect()
+        );
     }
 
     /// A cursor that was open at the swap goes on to read what it was opened for.
     async fn a_cursor_reads_on(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let reader = cluster.app(0).await;
-        reader.batch_execute(&format!("BEGIN; DECLARE c CURSOR FOR SELECT id FROM {SCHEMA}.users; FETCH 1 FROM c")).await.unwrap();
+        reader
+            .batch_execute(&format!("BEGIN; DECLARE c CURSOR FOR SELECT id FROM {SCHEMA}.users; FETCH 1 FROM c"))
+            .await
+            .unwrap();
         fence.close().await;
         let before = everything(&client, LEFT).await;
         assert_eq!(reader.query("FETCH ALL FROM c", &[]).await.unwrap().len(), 4);
@@ -573,9 +615,10 @@ on_each_version! {
         assert_eq!(everything(&client, LEFT).await, before);
     }
 
-    /// What has no table in it takes no lock and is bound to its sequence by OID: in a transaction that began before the swap
-    /// it takes one more number of the old copy, or replaces a function there, in vain. The sequences of the target start well ahead of it, and
-    /// the number cannot be written to the old copy. The statement after it meets the signpost.
+    /// What has no table in it takes no lock and is bound to its sequence by OID: in a transaction that began before
+    /// the swap it takes one more number of the old copy, or replaces a function there, in vain. The sequences of the
+    /// target start well ahead of it, and the number cannot be written to the old copy. The statement after it meets
+    /// the signpost.
     async fn what_names_no_table_is_not_told(version) {
         let (cluster, client, mut fence) = ready(version).await;
         let url = cluster.server(0).url();
@@ -588,7 +631,9 @@ on_each_version! {
             assert!(leads_to_signpost(&session.client.batch_execute(&insert).await.unwrap_err()));
             session.client.batch_execute("ROLLBACK").await.unwrap();
         }
-        let tables = |all: &[(String, String)]| all.iter().filter(|(name, _)| !["ids", "tickets"].contains(&name.as_str())).cloned().collect::<Vec<_>>();
+        let tables = |all: &[(String, String)]| {
+            all.iter().filter(|(name, _)| !["ids", "tickets"].contains(&name.as_str())).cloned().collect::<Vec<_>>()
+        };
         assert_eq!(tables(&everything(&client, LEFT).await), tables(&before));
     }
 }

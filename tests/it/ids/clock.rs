@@ -16,7 +16,10 @@ on_each_version! {
         let client = servers.app(0).await;
         for (shard, step_ms) in [-500, -900, -1500, -10_000, -3_600_000, 1000, 86_400_000].into_iter().enumerate() {
             let schema = format!("shard_{shard:04}");
-            client.batch_execute(&format!("CREATE SCHEMA {schema}; {}", rendered(shard as u16, EPOCH_MS))).await.unwrap();
+            client
+                .batch_execute(&format!("CREATE SCHEMA {schema}; {}", rendered(shard as u16, EPOCH_MS)))
+                .await
+                .unwrap();
             with_test_clock(&client, &schema).await;
             shift(&client, 0).await;
             let stop = Arc::new(AtomicBool::new(false));
@@ -81,8 +84,8 @@ on_each_version! {
         assert!(next_id(&client, "shard_0005", 1).await[0] as u64 > late as u64);
     }
 
-    /// Before the epoch and after 41 bits there are no IDs, and both ways say why. A mistake of the clock that is set right does
-    /// no harm, whether the shard was last used a moment ago or years before.
+    /// Before the epoch and after 41 bits there are no IDs, and both ways say why. A mistake of the clock that is set
+    /// right does no harm, whether the shard was last used a moment ago or years before.
     async fn no_ids(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -146,7 +149,8 @@ on_each_version! {
         assert_grows(&ids);
     }
 
-    /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is a little ahead is left alone.
+    /// A shard whose IDs ran away with a wrong clock is brought back, and repeats none. One that is a little ahead is
+    /// left alone.
     async fn repaired(version) {
         let servers = server(version, 5).await;
         let client = servers.app(0).await;
@@ -182,28 +186,48 @@ on_each_version! {
     async fn strangers_operators(version) {
         let servers = server(version, 5).await;
         let (client, superuser) = (servers.app(0).await, servers.superuser(0).await);
-        superuser.batch_execute("CREATE TABLE public.called (by text); GRANT INSERT ON public.called TO PUBLIC;
-            CREATE TABLE public.t (id bigint DEFAULT shard_0005.next_id(), n int); GRANT ALL ON public.t TO PUBLIC").await.unwrap();
+        superuser
+            .batch_execute(
+                "CREATE TABLE public.called (by text); GRANT INSERT ON public.called TO PUBLIC;
+            CREATE TABLE public.t (id bigint DEFAULT shard_0005.next_id(), n int); GRANT ALL ON public.t TO PUBLIC",
+            )
+            .await
+            .unwrap();
         let types = ["int4", "int8", "float8", "numeric"];
         for operator in ["+", "-", "*", "/", "&", "|", "<<", ">>", "<", ">", "<=", ">=", "="] {
             for (left, right) in types.iter().flat_map(|left| types.iter().map(move |right| (left, right))) {
-                let result = if operator.contains(['<', '>', '=']) && !matches!(operator, "<<" | ">>") { "bool" } else { "int8" };
-                superuser.batch_execute(&format!(
-                    "CREATE FUNCTION public.f_{left}_{right}_{}(a {left}, b {right}) RETURNS {result} LANGUAGE plpgsql AS
-                        $$ BEGIN INSERT INTO public.called VALUES ('{left} {operator} {right}'); RETURN a OPERATOR(pg_catalog.{operator}) b; END $$;
-                    CREATE OPERATOR public.{operator} (FUNCTION = public.f_{left}_{right}_{}, LEFTARG = {left}, RIGHTARG = {right})",
-                    operator.bytes().map(|byte| byte.to_string()).collect::<String>(),
-                    operator.bytes().map(|byte| byte.to_string()).collect::<String>()
-                )).await.unwrap();
+                let result = if operator.contains(['<', '>', '=']) && !matches!(operator, "<<" | ">>") {
+                    "bool"
+                } else {
+                    "int8"
+                };
+                superuser
+                    .batch_execute(&format!(
+                        "CREATE FUNCTION public.f_{left}_{right}_{}(a {left}, b {right}) RETURNS {result}
+                        LANGUAGE plpgsql AS
+                        $$ BEGIN INSERT INTO public.called VALUES ('{left} {operator} {right}');
+                        RETURN a OPERATOR(pg_catalog.{operator}) b; END $$;
+                    CREATE OPERATOR public.{operator} (FUNCTION = public.f_{left}_{right}_{}, LEFTARG = {left},
+                        RIGHTARG = {right})",
+                        operator.bytes().map(|byte| byte.to_string()).collect::<String>(),
+                        operator.bytes().map(|byte| byte.to_string()).collect::<String>()
+                    ))
+                    .await
+                    .unwrap();
             }
         }
         client.batch_execute("SET search_path = public, pg_catalog").await.unwrap();
         for _ in 0..5 {
             // So that the offset has to grow, and then a burst, and then a lease.
             tokio::time::sleep(Duration::from_millis(5)).await;
-            client.batch_execute("INSERT INTO public.t (n) SELECT 1 FROM pg_catalog.generate_series(1, 3000);
+            client
+                .batch_execute(
+                    "INSERT INTO public.t (n) SELECT 1 FROM pg_catalog.generate_series(1, 3000);
                 SELECT pg_catalog.count(*) FROM shard_0005.next_ids(100); SELECT shard_0005.id_high_water();
-                SELECT shard_0005.resume_after(shard_0005.next_id())").await.unwrap();
+                SELECT shard_0005.resume_after(shard_0005.next_id())",
+                )
+                .await
+                .unwrap();
         }
         let called = superuser.query("SELECT DISTINCT by FROM public.called", &[]).await.unwrap();
         let called: Vec<String> = called.iter().map(|row| row.get(0)).collect();
@@ -216,8 +240,9 @@ on_each_version! {
             let servers = server(version, 5).await;
             let client = servers.app(0).await;
             with_test_clock(&client, "shard_0005").await;
-            client.batch_execute(&format!(
-                "CREATE FUNCTION test_clock.stop(ticket bigint) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN
+            client
+                .batch_execute(&format!(
+                    "CREATE FUNCTION test_clock.stop(ticket bigint) RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN
                     IF current_setting('test.stop', true) = 'on' THEN
                         PERFORM pg_advisory_xact_lock(42);
                     END IF;
@@ -227,9 +252,14 @@ on_each_version! {
                     $$h bigint := pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass)$$,
                     $$h bigint := test_clock.stop(pg_catalog.nextval('shard_0005.id_ticket'::pg_catalog.regclass))$$),
                     '128', '{fresh}')); END $do$"
-            )).await.unwrap();
+                ))
+                .await
+                .unwrap();
             let source: String = client
-                .query_one("SELECT prosrc FROM pg_proc WHERE oid = 'shard_0005.next_id'::regproc", &[]).await.unwrap().get(0);
+                .query_one("SELECT prosrc FROM pg_proc WHERE oid = 'shard_0005.next_id'::regproc", &[])
+                .await
+                .unwrap()
+                .get(0);
             assert_eq!((source.matches("test_clock.stop(").count(), source.matches(fresh).count()), (1, 4));
             let (gate, sleeper) = (servers.app(0).await, servers.app(0).await);
             fix(&client, EPOCH_MS + 1000).await;
@@ -245,7 +275,8 @@ on_each_version! {
                 }
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
-            // A burst of three milliseconds, and then the clock goes on: the offset grows by as much as the tickets had.
+            // A burst of three milliseconds, and then the clock goes on: the offset grows by as much as the tickets
+            // had.
             ids.extend(next_id(&client, "shard_0005", 3 * 1024 + 6).await);
             fix(&client, EPOCH_MS + 1006).await;
             ids.extend(next_id(&client, "shard_0005", 5).await);

@@ -15,14 +15,25 @@ on_each_version! {
         superuser.batch_execute("CREATE ROLE writer LOGIN; CREATE ROLE stranger LOGIN").await.unwrap();
         let database = servers.server(0).url().rsplit('/').next().unwrap().to_owned();
         let url = |role: &str| format!("postgres://{role}@127.0.0.1:{}/{database}", servers.server(0).port());
-        owner.batch_execute("CREATE TABLE shard_0005.t (id bigint PRIMARY KEY DEFAULT shard_0005.next_id(), n int);
-            GRANT USAGE ON SCHEMA shard_0005 TO writer, stranger; GRANT INSERT, SELECT ON shard_0005.t TO writer, stranger;
-            GRANT USAGE ON SEQUENCE shard_0005.id_ticket, shard_0005.id_offset TO writer").await.unwrap();
+        owner
+            .batch_execute(
+                "CREATE TABLE shard_0005.t (id bigint PRIMARY KEY DEFAULT shard_0005.next_id(), n int);
+            GRANT USAGE ON SCHEMA shard_0005 TO writer, stranger; GRANT INSERT, SELECT ON shard_0005.t TO writer,
+            stranger;
+            GRANT USAGE ON SEQUENCE shard_0005.id_ticket, shard_0005.id_offset TO writer",
+            )
+            .await
+            .unwrap();
 
         let writer = crate::support::connect(&url("writer")).await;
         for path in ["''", "trap, pg_catalog", "pg_catalog"] {
-            owner.batch_execute("CREATE SCHEMA IF NOT EXISTS trap;
-                CREATE OR REPLACE FUNCTION trap.floor(float8) RETURNS float8 LANGUAGE sql AS 'SELECT 0::float8'").await.unwrap();
+            owner
+                .batch_execute(
+                    "CREATE SCHEMA IF NOT EXISTS trap;
+                CREATE OR REPLACE FUNCTION trap.floor(float8) RETURNS float8 LANGUAGE sql AS 'SELECT 0::float8'",
+                )
+                .await
+                .unwrap();
             writer.batch_execute(&format!("SET search_path = {path}")).await.unwrap();
             let mut ids = next_id_of_rows(&writer).await;
             ids.extend(next_ids(&writer, "shard_0005", 300).await);
@@ -48,7 +59,10 @@ on_each_version! {
     async fn dump_and_restore(version) {
         let servers = server(version, 5).await;
         let (client, superuser) = (servers.app(0).await, servers.superuser(0).await);
-        client.batch_execute("CREATE TABLE shard_0005.t (id bigint PRIMARY KEY DEFAULT shard_0005.next_id(), n int)").await.unwrap();
+        client
+            .batch_execute("CREATE TABLE shard_0005.t (id bigint PRIMARY KEY DEFAULT shard_0005.next_id(), n int)")
+            .await
+            .unwrap();
         let mut ids = next_id_of_rows(&client).await;
         ids.extend(next_ids(&client, "shard_0005", 5000).await);
         superuser.batch_execute("CREATE DATABASE restored OWNER app").await.unwrap();
@@ -56,13 +70,19 @@ on_each_version! {
         let binaries = Binaries::of_major(version).unwrap();
         let program = |name: &str, database: &str| {
             let mut command = Command::new(binaries.program(name));
-            command.args(["-h", "127.0.0.1", "-U", "app", "-d", database, "-p"]).arg(servers.server(0).port().to_string());
+            command
+                .args(["-h", "127.0.0.1", "-U", "app", "-d", database, "-p"])
+                .arg(servers.server(0).port().to_string());
             command
         };
         // Some packages have the server's programs only; never passed over for that.
         for name in ["pg_dump", "psql"] {
             let program = binaries.program(name);
-            assert!(program.exists(), "{} is not there: install the client programs of PostgreSQL {version}", program.display());
+            assert!(
+                program.exists(),
+                "{} is not there: install the client programs of PostgreSQL {version}",
+                program.display()
+            );
         }
         let database = servers.server(0).url().rsplit('/').next().unwrap().to_owned();
         let dump = program("pg_dump", &database).args(["-n", "shard_0005"]).output().unwrap();
@@ -96,7 +116,8 @@ on_each_version! {
                 let writer = servers.app(0).await;
                 writers.spawn(async move {
                     let mut ids = Vec::new();
-                    let sql = "INSERT INTO public.ids SELECT shard_0005.next_id() FROM generate_series(1, 7) RETURNING id";
+                    let sql =
+                        "INSERT INTO public.ids SELECT shard_0005.next_id() FROM generate_series(1, 7) RETURNING id";
                     while let Ok(rows) = writer.query(sql, &[]).await {
                         ids.extend(rows.iter().map(|row| row.get::<_, i64>(0)));
                     }

@@ -4,8 +4,8 @@ use super::*;
 use crate::support::{World, other};
 
 on_each_version! {
-    /// There and back between hosts whose clocks are hours apart: every ID is greater than all before it, those that were
-    /// reserved or rolled back too. The router reserves IDs wherever the shard is.
+    /// There and back between hosts whose clocks are hours apart: every ID is greater than all before it, those that
+    /// were reserved or rolled back too. The router reserves IDs wherever the shard is.
     async fn to_a_host_whose_clock_is_behind(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let hosts = world.all().await;
@@ -56,7 +56,10 @@ on_each_version! {
         let world = World::new(&[version, version], 4).await;
         world.run(&["check"]).await.ended(0);
         let hosts = world.all().await;
-        hosts[0].batch_execute("SELECT shard_0001.resume_after(shard_0001.next_id() + ((3600000::int8) << 23))").await.unwrap();
+        hosts[0]
+            .batch_execute("SELECT shard_0001.resume_after(shard_0001.next_id() + ((3600000::int8) << 23))")
+            .await
+            .unwrap();
         let ran = world.run(&["check"]).await;
         let findings = ran.last()["findings"].clone();
         let found = findings.as_array().unwrap();

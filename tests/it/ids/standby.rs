@@ -54,8 +54,8 @@ async fn primary_and_standby(version: u32) -> TestCluster {
     servers
 }
 
-/// Promotes the second host, with a clock that is so much off, and has it make IDs in all ways. The rows it had before, and
-/// the new IDs.
+/// Promotes the second host, with a clock that is so much off, and has it make IDs in all ways. The rows it had before,
+/// and the new IDs.
 async fn promote(servers: &TestCluster, clock_ms: i64) -> (Vec<i64>, Vec<i64>) {
     let promoted: bool = servers.superuser(1).await.query_one("SELECT pg_promote(true, 60)", &[]).await.unwrap().get(0);
     assert!(promoted);
@@ -74,8 +74,8 @@ async fn promote(servers: &TestCluster, clock_ms: i64) -> (Vec<i64>, Vec<i64>) {
 }
 
 on_each_version! {
-    /// Synchronous replication: all that was acknowledged is there, and every new ID is greater, with a clock that is five
-    /// seconds behind.
+    /// Synchronous replication: all that was acknowledged is there, and every new ID is greater, with a clock that is
+    /// five seconds behind.
     async fn synchronous(version) {
         let servers = primary_and_standby(version).await;
         let primary = servers.superuser(0).await;
@@ -102,9 +102,9 @@ on_each_version! {
         assert!(*had.last().unwrap() < new[0]);
     }
 
-    /// Asynchronous replication, cut off before the primary ends: rows are lost, as they are with every asynchronous standby.
-    /// What the standby has is smaller than all new IDs, whatever its clock says. With a clock that is right so is what was
-    /// lost.
+    /// Asynchronous replication, cut off before the primary ends: rows are lost, as they are with every asynchronous
+    /// standby. What the standby has is smaller than all new IDs, whatever its clock says. With a clock that is right
+    /// so is what was lost.
     async fn asynchronous(version) {
         for clock_ms in [0, -5000] {
             let servers = primary_and_standby(version).await;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::support::{Ran, TABLES, World};
 
-/// Two files that leave everything in the session, and use the same names; the first takes the guard against queues away.
+/// Two files that leave everything in the session, and use the same names; the first takes the guard against queues
+/// away.
 const UNTIDY: [(&str, &str); 2] = [
     (
         "0002_untidy.sql",
@@ -17,13 +18,15 @@ const UNTIDY: [(&str, &str); 2] = [
         "0003_untidy.sql",
         "CREATE TEMP TABLE scratch (two int); PREPARE one AS SELECT 2; DECLARE here CURSOR WITH HOLD FOR SELECT 2;
          SELECT pg_catalog.pg_sleep(0.1);
-         CREATE TABLE {shard}.days AS SELECT DATE '2026-11-22'::text AS day, pg_catalog.current_setting('lock_timeout') AS guard",
+         CREATE TABLE {shard}.days AS SELECT DATE '2026-11-22'::text AS day,
+         pg_catalog.current_setting('lock_timeout') AS guard",
     ),
 ];
 
 on_each_version! {
-    /// Files find the session as if they were the first, one after the other in a shard, shard after shard on one connection, when
-    /// shards are made and when they are there; and none stands in a queue for longer than it may, whatever it sets.
+    /// Files find the session as if they were the first, one after the other in a shard, shard after shard on one
+    /// connection, when shards are made and when they are there; and none stands in a queue for longer than it may,
+    /// whatever it sets.
     async fn files_that_leave_their_session_untidy(version) {
         let [first, second] = UNTIDY;
         let made = World::with_tables(&[version], 3, &[("0001_tables.sql", TABLES), first, second]).await;
@@ -48,15 +51,18 @@ on_each_version! {
         assert_eq!(made.servers.app(0).await.query_one(same, &[]).await.unwrap().get::<_, &str>(0), "2026-11-22");
     }
 
-    /// Ctrl-C, SIGTERM and SIGKILL end what the server does, so that the application does not wait behind it; where something is still
-    /// at work, the next run says which process it is.
+    /// Ctrl-C, SIGTERM and SIGKILL end what the server does, so that the application does not wait behind it; where
+    /// something is still at work, the next run says which process it is.
     async fn a_run_that_is_interrupted(version) {
         let world = World::new(&[version], 4).await;
-        world.file(("migrations/0002_long.sql",
-            "LOCK TABLE {shard}.photos; SELECT pg_catalog.pg_sleep(CASE {shard_id} WHEN 1 THEN 3600 ELSE 0 END)"));
+        world.file((
+            "migrations/0002_long.sql",
+            "LOCK TABLE {shard}.photos; SELECT pg_catalog.pg_sleep(CASE {shard_id} WHEN 1 THEN 3600 ELSE 0 END)",
+        ));
         let db1 = world.servers.app(0).await;
         let asleep = async || {
-            let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard migrate' AND wait_event = 'PgSleep'";
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgshard migrate' \
+                       AND wait_event = 'PgSleep'";
             db1.query_one(sql, &[]).await.unwrap().get::<_, i64>(0)
         };
         for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM, rustix::process::Signal::KILL] {
@@ -71,8 +77,12 @@ on_each_version! {
                 assert!(ran.ended(130).stderr.contains("it does what is left"), "{}", ran.stderr);
             }
             // It would sleep for an hour.
-            db1.batch_execute("INSERT INTO shard_0001.users VALUES (1, 'a') ON CONFLICT DO NOTHING;
-                INSERT INTO shard_0001.photos (user_id, title) VALUES (1, 'x')").await.unwrap();
+            db1.batch_execute(
+                "INSERT INTO shard_0001.users VALUES (1, 'a') ON CONFLICT DO NOTHING;
+                INSERT INTO shard_0001.photos (user_id, title) VALUES (1, 'x')",
+            )
+            .await
+            .unwrap();
             assert_eq!(asleep().await, 0);
         }
         assert_eq!(world.recorded("0002_long").await, 3);

@@ -1,5 +1,5 @@
-//! The audit at a move's end: changes that are lost, doubled or altered on the way after verification are found and named, and
-//! nothing of the old copy is dropped.
+//! The audit at a move's end: changes that are lost, doubled or altered on the way after verification are found and
+//! named, and nothing of the old copy is dropped.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use tokio_postgres::Client;
 
 use crate::support::{Ran, World, other};
 
-/// A table with a key of text, so that every change has one that a failpoint knows; one without a key; columns of all kinds.
+/// A table with a key of text, so that every change has one that a failpoint knows; one without a key; columns of all
+/// kinds.
 const NOTES: &str = "
     CREATE TABLE {shard}.notes (
         id text PRIMARY KEY, line text, long text GENERATED ALWAYS AS (line || '!') STORED,
@@ -115,7 +116,9 @@ on_each_version! {
     async fn what_a_stream_loses_is_found(version) {
         let world = world(version, 12).await;
         let db1 = world.servers.app(0).await;
-        let dropped = "INSERT INTO notes VALUES ('new', 'failpoint'), ('fine', 'x'); UPDATE notes SET line = 'failpoint' WHERE id = 'old';
+        let dropped =
+            "INSERT INTO notes VALUES ('new', 'failpoint'), ('fine', 'x'); UPDATE notes SET line = 'failpoint'
+            WHERE id = 'old';
             DELETE FROM notes WHERE id = 'failpoint'; INSERT INTO loose VALUES ('failpoint')";
         let altered = "INSERT INTO notes VALUES ('new', 'failpoint'); UPDATE loose SET line = 'failpoint'";
         for (shard, harm, changes, expected) in [
@@ -124,7 +127,9 @@ on_each_version! {
             (2, "double", "INSERT INTO loose VALUES ('failpoint')", vec!["loose (failpoint)"]),
         ] {
             let (mover, id) = held(&world, shard, harm).await;
-            db1.batch_execute(&format!("SET search_path = shard_{shard:04}; {changes}; RESET search_path")).await.unwrap();
+            db1.batch_execute(&format!("SET search_path = shard_{shard:04}; {changes}; RESET search_path"))
+                .await
+                .unwrap();
             world.run(&["moves", "continue", &id]).await.ended(0);
             differs(&world, &Ran::of(mover).await, (shard, &id), 0, &expected).await;
         }
@@ -175,7 +180,8 @@ on_each_version! {
         assert_eq!(db1.query("SELECT FROM shard_0000.notes WHERE id = 'new'", &[]).await.unwrap().len(), 0);
     }
 
-    /// What the application does to tables right after the open is neither called a difference nor audited; nor does it wait.
+    /// What the application does to tables right after the open is neither called a difference nor audited; nor does it
+    /// wait.
     async fn what_cannot_be_compared_any_more_is_named(version) {
         let world = world(version, 16).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -199,7 +205,8 @@ on_each_version! {
             }
             db2.batch_execute("RESET search_path; RESET lock_timeout").await.unwrap();
             let listed = world.run(&["moves", "list"]).await.ended(0).last();
-            let audits: Vec<&str> = listed["moves"].as_array().unwrap().iter().map(|one| one["audit"].as_str().unwrap()).collect();
+            let audits: Vec<&str> =
+                listed["moves"].as_array().unwrap().iter().map(|one| one["audit"].as_str().unwrap()).collect();
             assert!(audits.contains(&"under way"), "{listed}");
             crate::support::go_on(pid);
             let ran = Ran::of(mover).await;
@@ -239,7 +246,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A mover that dies before its audit is over leaves a move that is kept and not audited; a resume tells what can be told.
+    /// A mover that dies before its audit is over leaves a move that is kept and not audited; a resume tells what can
+    /// be told.
     async fn an_audit_that_was_broken_off_is_made_up_for(version) {
         let world = world(version, 12).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -254,7 +262,11 @@ on_each_version! {
             world.run_until(&args, failpoint).await.ended(-9);
             let sql = format!("SELECT move_id::text FROM pgshard.move WHERE shard_id = {shard} AND phase <> 'aborted'");
             let id: String = db1.query_one(&sql, &[]).await.unwrap().get(0);
-            until(&db1, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'pgshard audit%')").await;
+            until(
+                &db1,
+                "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name LIKE 'pgshard audit%')",
+            )
+            .await;
             if failpoint.starts_with("before audit") {
                 let shown = world.run(&["moves", "show", &id]).await.ended(0).last();
                 assert_eq!(shown["shards"][0]["audit"]["state"], "not audited", "{shown}");
@@ -282,12 +294,15 @@ on_each_version! {
         until(&db1, "SELECT count(*) = 1 FROM pgshard.move WHERE shard_id = 4 AND phase = 'kept'").await;
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         mover.wait().await.unwrap();
-        db1.execute("UPDATE pgshard.move SET audit = 'under way', audit_found = '{}' WHERE shard_id = 4", &[]).await.unwrap();
+        db1.execute("UPDATE pgshard.move SET audit = 'under way', audit_found = '{}' WHERE shard_id = 4", &[])
+            .await
+            .unwrap();
         let done = world.run(&["moves", "audit", &id]).await.ended(6).last();
         assert_eq!(found(&done["audits"]["4"]), ["notes (new)"]);
     }
 
-    /// An audit has a limit, and says what it did not reach; blocking moves are audited by what they do behind the fence.
+    /// An audit has a limit, and says what it did not reach; blocking moves are audited by what they do behind the
+    /// fence.
     async fn audits_end(version) {
         let world = world(version, 8).await;
         let options = Options::default().audit_max(Duration::ZERO);

@@ -1,5 +1,6 @@
-//! Statements and tables that a stream of changes might not expect, while a shard moves online and is taken back. After each open the
-//! copy that was left is compared with what is served, row by row: it has what the source had when it was fenced.
+//! Statements and tables that a stream of changes might not expect, while a shard moves online and is taken back. After
+//! each open the copy that was left is compared with what is served, row by row: it has what the source had when it was
+//! fenced.
 
 use std::time::Duration;
 
@@ -32,13 +33,19 @@ impl Script {
     }
 }
 
-/// Settings of a role or of a database that change what texts look like, or how they are read; another list for each host.
+/// Settings of a role or of a database that change what texts look like, or how they are read; another list for each
+/// host.
 const SETTINGS: [&str; 2] = [
-    "DateStyle = 'German, DMY'; IntervalStyle = 'sql_standard'; extra_float_digits = -15; bytea_output = 'escape'; TimeZone = 'Asia/Kolkata';
-     array_nulls = off; xmloption = document; quote_all_identifiers = on; transform_null_equals = on; default_transaction_isolation = 'serializable';
-     search_path = 'shard_0000'; lock_timeout = '3s'; statement_timeout = '60s'; default_transaction_deferrable = on; enable_indexscan = off",
-    "DateStyle = 'SQL, MDY'; IntervalStyle = 'iso_8601'; extra_float_digits = 0; TimeZone = 'America/St_Johns'; array_nulls = off;
-     default_transaction_isolation = 'repeatable read'; row_security = off; enable_seqscan = off; enable_indexscan = off; plan_cache_mode = force_generic_plan",
+    "DateStyle = 'German, DMY'; IntervalStyle = 'sql_standard'; extra_float_digits = -15; bytea_output = 'escape'; \
+     TimeZone = 'Asia/Kolkata';
+     array_nulls = off; xmloption = document; quote_all_identifiers = on; transform_null_equals = on; \
+     default_transaction_isolation = 'serializable';
+     search_path = 'shard_0000'; lock_timeout = '3s'; statement_timeout = '60s'; default_transaction_deferrable = on; \
+     enable_indexscan = off",
+    "DateStyle = 'SQL, MDY'; IntervalStyle = 'iso_8601'; extra_float_digits = 0; TimeZone = 'America/St_Johns'; \
+     array_nulls = off;
+     default_transaction_isolation = 'repeatable read'; row_security = off; enable_seqscan = off; enable_indexscan = \
+     off; plan_cache_mode = force_generic_plan",
 ];
 
 /// The application: does all statements, round after round.
@@ -85,7 +92,8 @@ impl Application {
         assert_eq!(lines(target, BY_AN_INDEX).await, ALL);
     }
 
-    /// Works while a command runs that stops itself before it fences the shard: one round more then, and on until the shard is closed.
+    /// Works while a command runs that stops itself before it fences the shard: one round more then, and on until the
+    /// shard is closed.
     async fn meanwhile(&mut self, child: Child, target: &Client) {
         let pid = child.id().unwrap();
         let first = self.round;
@@ -110,9 +118,11 @@ const BY_AN_INDEX: &str = "SELECT relname::text || ' ' || (idx_scan > 0) FROM pg
     WHERE indexrelname LIKE 'pgshard\\_rows\\_%' ORDER BY 1";
 
 /// What that is to be.
-const ALL: &str = "altered_full true\ncomputed_full true\ncounted_full true\nkinds true\nlarge_full true\nlate true\nlater true\npairs true\n";
+const ALL: &str = "altered_full true\ncomputed_full true\ncounted_full true\nkinds true\nlarge_full true\nlate \
+                   true\nlater true\npairs true\n";
 
-/// Waits until changes of all these tables have found their rows by an index: a server counts that late, above all for a session that rests.
+/// Waits until changes of all these tables have found their rows by an index: a server counts that late, above all for
+/// a session that rests.
 async fn by_an_index(target: &Client) {
     for _ in 0..600 {
         if lines(target, BY_AN_INDEX).await == ALL {
@@ -129,19 +139,23 @@ fn state_of(pid: u32) -> String {
     stat.rsplit_once(") ").unwrap().1[..1].to_owned()
 }
 
-/// That every table which one host serves has the rows of the copy that the other has kept; and the same columns and indexes.
+/// That every table which one host serves has the rows of the copy that the other has kept; and the same columns and
+/// indexes.
 async fn same_as_left(world: &World, serving: usize, left: &str) {
     let (here, there) = (world.servers.superuser(serving).await, world.servers.superuser(1 - serving).await);
-    let tables = "SELECT relname::text FROM pg_class WHERE relnamespace = 'shard_0000'::regnamespace AND relkind = 'r' ORDER BY 1";
+    let tables = "SELECT relname::text FROM pg_class WHERE relnamespace = 'shard_0000'::regnamespace AND relkind = 'r' \
+                  ORDER BY 1";
     let tables = lines(&here, tables).await;
     let mut different = String::new();
     for table in tables.lines() {
         let rows = |schema: &str| format!("SELECT one_row::text FROM {schema}.{table} one_row ORDER BY 1");
         let definition = |schema: &str| {
             format!(
-            "SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attidentity, attgenerated, attnotnull) FROM pg_attribute
+            "SELECT concat_ws(' ', attname, format_type(atttypid, atttypmod), attidentity, attgenerated, attnotnull)
+             FROM pg_attribute
              WHERE attrelid = '{schema}.{table}'::regclass AND attnum > 0 AND NOT attisdropped
-             UNION ALL SELECT indexrelid::regclass::text || indisprimary || indisreplident FROM pg_index WHERE indrelid = '{schema}.{table}'::regclass
+             UNION ALL SELECT indexrelid::regclass::text || indisprimary || indisreplident FROM pg_index
+             WHERE indrelid = '{schema}.{table}'::regclass
                  AND NOT ('{schema}' LIKE '%left%' AND indexrelid::regclass::text LIKE '%pgshard\\_rows\\_%')
              ORDER BY 1")
         };
@@ -176,15 +190,28 @@ on_each_version! {
         let world = World::new(&[version, version], 2).await;
         let script = Script::read(version);
         for tables in &script.tables {
-            world.servers.app(0).await.batch_execute(tables).await.unwrap_or_else(|error| panic!("{tables}: {error:?}"));
+            world
+                .servers
+                .app(0)
+                .await
+                .batch_execute(tables)
+                .await
+                .unwrap_or_else(|error| panic!("{tables}: {error:?}"));
         }
         for (host, settings) in SETTINGS.iter().enumerate() {
             for setting in settings.split(';') {
-                world.servers.superuser(host).await.batch_execute(&format!("ALTER ROLE app SET {setting}")).await.unwrap();
+                world
+                    .servers
+                    .superuser(host)
+                    .await
+                    .batch_execute(&format!("ALTER ROLE app SET {setting}"))
+                    .await
+                    .unwrap();
             }
         }
         let stop = ("PGSHARD_FAILPOINT", "before swap=stop");
-        let mut application = Application { client: world.servers.superuser(0).await, statements: script.again, round: 0 };
+        let mut application =
+            Application { client: world.servers.superuser(0).await, statements: script.again, round: 0 };
         assert!(application.round().await);
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
         let child = world.command(&args, &[stop]).spawn().unwrap();

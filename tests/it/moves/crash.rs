@@ -1,5 +1,5 @@
-//! The mover of closed shards killed, and a step failing, at every place there is; then resumed, and separately aborted,
-//! under writers. The places of online moves: `faults`.
+//! The mover of closed shards killed, and a step failing, at every place there is; then resumed, and separately
+//! aborted, under writers. The places of online moves: `faults`.
 
 use pgshard::mover::FAILPOINTS;
 

@@ -1,4 +1,5 @@
-//! Operators who know nothing of each other: random commands, each a process, while moves of several shards run under writers.
+//! Operators who know nothing of each other: random commands, each a process, while moves of several shards run under
+//! writers.
 //!
 //! `PGSHARD_CROWD_SEED` and `PGSHARD_CROWD_ROUNDS` make another run of it, or a longer one.
 
@@ -224,7 +225,11 @@ on_each_version! {
         world.audit(notes.flawless()).await;
         for client in world.all().await {
             let sql = "SELECT (SELECT count(*) FROM pg_replication_slots) + (SELECT count(*) FROM pgshard.mover)";
-            assert_eq!(client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0), 0, "nothing keeps WAL, nobody is at work");
+            assert_eq!(
+                client.query_one(sql, &[]).await.unwrap().get::<_, i64>(0),
+                0,
+                "nothing keeps WAL, nobody is at work"
+            );
         }
     }
 }

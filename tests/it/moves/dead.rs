@@ -21,7 +21,8 @@ on_each_version! {
         let router = world.router().await;
         let ran = world.run_until(&["move", "0", "--to", "db2", "--yes"], "after swap=kill").await;
         let id = ran.ended(-9).id();
-        let sql = "SELECT extract(epoch FROM fence_deadline - last_fence_at)::float8 FROM pgshard.shard WHERE shard_id = 0";
+        let sql =
+            "SELECT extract(epoch FROM fence_deadline - last_fence_at)::float8 FROM pgshard.shard WHERE shard_id = 0";
         let deadline: f64 = world.servers.app(0).await.query_one(sql, &[]).await.unwrap().get(0);
         assert!((9.9..=10.1).contains(&deadline), "{deadline} s");
         assert_eq!(world.state(0, 0).await, "fenced");

@@ -18,8 +18,8 @@ async fn until(client: &Client, sql: &str) {
     panic!("never true: {sql}");
 }
 
-/// Cuts the standby off, waits until `client`'s slot has confirmed more than the standby has of these shards, and lets the standby
-/// take the place of its primary.
+/// Cuts the standby off, waits until `client`'s slot has confirmed more than the standby has of these shards, and lets
+/// the standby take the place of its primary.
 async fn fail_over(world: &World, primary: usize, client: &Client) {
     let standby = world.servers.superuser(2).await;
     standby.batch_execute("ALTER SYSTEM SET primary_conninfo = ''").await.unwrap();
@@ -55,8 +55,8 @@ async fn rows(world: &World, host: usize, table: &str) -> String {
 }
 
 on_each_version! {
-    /// The target fails over while the shards wait before their fence. The slot has confirmed what the promoted server lacks: the
-    /// mover says so, and a resume copies again.
+    /// The target fails over while the shards wait before their fence. The slot has confirmed what the promoted server
+    /// lacks: the mover says so, and a resume copies again.
     async fn of_the_target(version) {
         let world = World::with_standby(version, 2, 1).await;
         let db1 = world.servers.app(0).await;
@@ -83,7 +83,8 @@ on_each_version! {
         assert_eq!(world.state(2, 0).await, "serving");
     }
 
-    /// The host of an old copy fails over while the copy is fed: there is no reverse replication any more, and whoever asks is told.
+    /// The host of an old copy fails over while the copy is fed: there is no reverse replication any more, and whoever
+    /// asks is told.
     async fn of_the_host_of_an_old_copy(version) {
         let world = World::with_standby(version, 2, 0).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::support::{Ran, World, other};
 
 on_each_version! {
-    /// There and back and there again: an old signpost under the shard's name captures no default and no function of the
-    /// schema that is built beside it, and its end takes nothing along.
+    /// There and back and there again: an old signpost under the shard's name captures no default and no function of
+    /// the schema that is built beside it, and its end takes nothing along.
     async fn old_signposts_capture_nothing(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -32,8 +32,8 @@ on_each_version! {
         }
     }
 
-    /// A transaction that has only prepared a statement against an old signpost does not keep the shard from coming back;
-    /// only its end waits.
+    /// A transaction that has only prepared a statement against an old signpost does not keep the shard from coming
+    /// back; only its end waits.
     async fn who_looks_at_an_old_signpost_blocks_nothing(version) {
         let world = World::new(&[version, other(version)], 2).await;
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
@@ -54,18 +54,26 @@ on_each_version! {
     async fn the_signpost_outlives_the_old_copy(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let db1 = world.servers.app(0).await;
-        db1.batch_execute("
+        db1.batch_execute(
+            "
             CREATE TYPE shard_0000.kind AS ENUM ('photo', 'film');
             CREATE TABLE shard_0000.things (id int PRIMARY KEY, kind shard_0000.kind NOT NULL, kinds shard_0000.kind[]);
             CREATE FUNCTION shard_0000.of(kind shard_0000.kind) RETURNS bigint LANGUAGE sql
                 AS $$ SELECT count(*) FROM shard_0000.things WHERE kind = $1 $$;
-            INSERT INTO shard_0000.things VALUES (1, 'film', '{photo,film}')").await.unwrap();
+            INSERT INTO shard_0000.things VALUES (1, 'film', '{photo,film}')",
+        )
+        .await
+        .unwrap();
         let id = world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0).id();
         let views = "SELECT count(*) FROM pg_class WHERE relnamespace = 'shard_0000'::regnamespace AND relkind = 'v'";
         let before: i64 = db1.query_one(views, &[]).await.unwrap().get(0);
         world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
         assert_eq!(db1.query_one(views, &[]).await.unwrap().get::<_, i64>(0), before);
-        for sql in ["SELECT * FROM shard_0000.things", "INSERT INTO shard_0000.things (id) VALUES (2)", "SELECT shard_0000.next_id()"] {
+        for sql in [
+            "SELECT * FROM shard_0000.things",
+            "INSERT INTO shard_0000.things (id) VALUES (2)",
+            "SELECT shard_0000.next_id()",
+        ] {
             let error = db1.query(sql, &[]).await.unwrap_err();
             assert_eq!(error.code().unwrap().code(), "SH001", "{sql}");
         }
@@ -83,13 +91,19 @@ on_each_version! {
         let lease: String = db.query_one("SELECT lease::text FROM pgshard.move", &[]).await.unwrap().get(0);
         // Somebody swaps back after the deadline, writes, and the same mover fences again.
         let call = |sql: &str| sql.replace("$id", &id).replace("$lease", &lease);
-        db.batch_execute("UPDATE pgshard.shard SET fence_deadline = now() - interval '1 s' WHERE shard_id = 0").await.unwrap();
+        db.batch_execute("UPDATE pgshard.shard SET fence_deadline = now() - interval '1 s' WHERE shard_id = 0")
+            .await
+            .unwrap();
         db.query_one("SELECT pgshard.expire_fence(0)", &[]).await.unwrap();
         db.batch_execute("INSERT INTO shard_0000.users (name) VALUES ('between')").await.unwrap();
         let fence = call("SELECT attempt FROM pgshard.fence(0, '$id', '$lease', gen_random_uuid(), 10000)");
         assert_eq!(db.query_one(&fence, &[]).await.unwrap().get::<_, i32>(0), 2);
-        for sql in ["SELECT pgshard.decide(0, '$id', 1, '$lease')", "SELECT pgshard.decide(0, '$id', 2, '$lease')",
-            "SELECT pgshard.mark(0, '$id', 1, '$lease')", "SELECT pgshard.unfence(0, '$id', 1, '$lease')"] {
+        for sql in [
+            "SELECT pgshard.decide(0, '$id', 1, '$lease')",
+            "SELECT pgshard.decide(0, '$id', 2, '$lease')",
+            "SELECT pgshard.mark(0, '$id', 1, '$lease')",
+            "SELECT pgshard.unfence(0, '$id', 1, '$lease')",
+        ] {
             let error = db.query_one(&call(sql), &[]).await.unwrap_err();
             assert_eq!(error.code().unwrap().code(), "SH002", "{sql}");
         }

@@ -12,7 +12,8 @@ async fn fill(world: &World, shard: u16, tables: u32) {
             "DO $$ BEGIN FOR n IN {first}..{last} LOOP
                 EXECUTE format('CREATE TABLE shard_{shard:04}.%I (id int PRIMARY KEY, v text)', 'Table ' || n);
                 IF n % 10 = 0 THEN
-                    EXECUTE format('INSERT INTO shard_{shard:04}.%I SELECT g, ''v'' || g FROM generate_series(1, 3) g', 'Table ' || n);
+                    EXECUTE format('INSERT INTO shard_{shard:04}.%I SELECT g, ''v'' || g FROM generate_series(1, 3) g',
+                        'Table ' || n);
                 END IF;
             END LOOP; END $$"
         );
@@ -37,8 +38,8 @@ async fn contents(world: &World, host: usize, schema: &str) -> String {
 }
 
 on_each_version! {
-    /// A hundred tables more than a function may have arguments, and five hundred, beside a shard with few: all go together, and
-    /// back.
+    /// A hundred tables more than a function may have arguments, and five hundred, beside a shard with few: all go
+    /// together, and back.
     async fn hundreds_in_a_group(version) {
         let world = World::new(&[version, other(version)], 6).await;
         fill(&world, 0, 500).await;

@@ -1,5 +1,5 @@
-//! Holes that were found when the design was attacked, against whole online moves: what the chunks' own tests show of each
-//! part (`stream`, `fence::holes`) holds for all of them together.
+//! Holes that were found when the design was attacked, against whole online moves: what the chunks' own tests show of
+//! each part (`stream`, `fence::holes`) holds for all of them together.
 
 use std::time::Duration;
 
@@ -61,7 +61,8 @@ async fn world(version: u32, tables: &str) -> World {
 /// What reaches a shard's table from outside by its OID: how it is made, and how it goes.
 const BOUND: [(&str, &str); 6] = [
     (
-        "CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO shard_0000.users (name) VALUES ('x'); END",
+        "CREATE FUNCTION outside.atomic() RETURNS void BEGIN ATOMIC INSERT INTO shard_0000.users (name) VALUES ('x'); \
+         END",
         "DROP FUNCTION outside.atomic",
     ),
     ("CREATE VIEW outside.view AS SELECT * FROM shard_0000.users", "DROP VIEW outside.view"),
@@ -81,13 +82,18 @@ const BOUND: [(&str, &str); 6] = [
 ];
 
 on_each_version! {
-    /// What is bound by OID passes the signpost. Made when the plan was long judged, it stops the move behind the fence, and the
-    /// source serves on; without it the move goes on.
+    /// What is bound by OID passes the signpost. Made when the plan was long judged, it stops the move behind the
+    /// fence, and the source serves on; without it the move goes on.
     async fn hole_01_bound_by_oid(version) {
-        let world = world(version, "CREATE SEQUENCE {shard}.tickets; CREATE TABLE {shard}.part (k int PRIMARY KEY)").await;
+        let world =
+            world(version, "CREATE SEQUENCE {shard}.tickets; CREATE TABLE {shard}.part (k int PRIMARY KEY)").await;
         let db1 = world.servers.app(0).await;
-        db1.batch_execute("CREATE SCHEMA outside; CREATE TABLE outside.plain (n int);
-            CREATE TABLE outside.parent (k int NOT NULL) PARTITION BY LIST (k)").await.unwrap();
+        db1.batch_execute(
+            "CREATE SCHEMA outside; CREATE TABLE outside.plain (n int);
+            CREATE TABLE outside.parent (k int NOT NULL) PARTITION BY LIST (k)",
+        )
+        .await
+        .unwrap();
         let mut args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"].map(str::to_owned).to_vec();
         for (made, gone) in BOUND {
             let args_now: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -108,8 +114,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A table made and filled in a transaction over the swap: the fence waits for it, the move sees that the shard is not
-    /// what it has built, and the source serves on, with the table.
+    /// A table made and filled in a transaction over the swap: the fence waits for it, the move sees that the shard is
+    /// not what it has built, and the source serves on, with the table.
     async fn hole_02_create_table_over_the_swap(version) {
         let world = world(version, "").await;
         let writer = world.servers.app(0).await;
@@ -129,8 +135,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// The marker is applied and visible at the target, and the target crashes before, or after, it is durable: the shard is
-    /// not decided for what is lost.
+    /// The marker is applied and visible at the target, and the target crashes before, or after, it is durable: the
+    /// shard is not decided for what is lost.
     async fn hole_04_a_marker_that_is_not_durable(version) {
         let world = world(version, "").await;
         world.servers.superuser(1).await
@@ -163,12 +169,22 @@ on_each_version! {
     async fn hole_06_force_row_level_security(version) {
         let world = world(version, "CREATE TABLE {shard}.hidden (id int PRIMARY KEY, show boolean)").await;
         let db = world.servers.app(0).await;
-        db.batch_execute("INSERT INTO shard_0000.hidden SELECT n, n % 3 = 0 FROM generate_series(1, 10) n;
+        db.batch_execute(
+            "INSERT INTO shard_0000.hidden SELECT n, n % 3 = 0 FROM generate_series(1, 10) n;
             ALTER TABLE shard_0000.hidden ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-            CREATE POLICY shown ON shard_0000.hidden USING (show)").await.unwrap();
+            CREATE POLICY shown ON shard_0000.hidden USING (show)",
+        )
+        .await
+        .unwrap();
         let ran = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await;
         if ran.code() == 0 {
-            let count = world.servers.superuser(1).await.query_one("SELECT count(*) FROM shard_0000.hidden", &[]).await.unwrap();
+            let count = world
+                .servers
+                .superuser(1)
+                .await
+                .query_one("SELECT count(*) FROM shard_0000.hidden", &[])
+                .await
+                .unwrap();
             assert_eq!(count.get::<_, i64>(0), 10);
         } else {
             ran.ended(4);
@@ -178,32 +194,67 @@ on_each_version! {
 
     /// Keys that change, with values out of line that the stream does not carry, before, amidst and after the copy.
     async fn hole_07_keys_that_change(version) {
-        let world = world(version, "CREATE TABLE {shard}.docs (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, body text);
-            ALTER TABLE {shard}.docs ALTER body SET STORAGE EXTERNAL").await;
-        world.servers.app(0).await.batch_execute(
-            "INSERT INTO shard_0000.docs SELECT n, 0, repeat(n::text, 3000) FROM generate_series(1, 60) n").await.unwrap();
-        let places = ["after slot", "after bounds", "in a chunk", "after chunks", "after loaded", "after caught up", "after preset"];
+        let world = world(
+            version,
+            "CREATE TABLE {shard}.docs (id int PRIMARY KEY, n int NOT NULL DEFAULT 0, body text);
+            ALTER TABLE {shard}.docs ALTER body SET STORAGE EXTERNAL",
+        )
+        .await;
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(
+                "INSERT INTO shard_0000.docs SELECT n, 0, repeat(n::text, 3000) FROM generate_series(1, 60) n",
+            )
+            .await
+            .unwrap();
+        let places = [
+            "after slot",
+            "after bounds",
+            "in a chunk",
+            "after chunks",
+            "after loaded",
+            "after caught up",
+            "after preset",
+        ];
         meanwhile(&world, &places, |number| {
             let base = (number + 1) * 1000;
-            format!("UPDATE shard_0000.docs SET id = id + {base} WHERE id % 7 = {number};
+            format!(
+                "UPDATE shard_0000.docs SET id = id + {base} WHERE id % 7 = {number};
                 UPDATE shard_0000.docs SET n = n + 1 WHERE id > {base};
-                UPDATE shard_0000.docs SET id = id - {base} WHERE id > {base} AND id % 2 = 0")
-        }).await;
+                UPDATE shard_0000.docs SET id = id - {base} WHERE id > {base} AND id % 2 = 0"
+            )
+        })
+        .await;
         pretty_equal(&world, "docs").await;
     }
 
     /// Rows that refer to each other and unique values that change hands in one statement, while the move goes on.
     async fn hole_12_self_reference_and_swapped_pairs(version) {
-        let world = world(version, "CREATE TABLE {shard}.nodes (id int PRIMARY KEY, next int REFERENCES {shard}.nodes
-                DEFERRABLE INITIALLY DEFERRED, place int UNIQUE DEFERRABLE INITIALLY DEFERRED)").await;
-        world.servers.app(0).await.batch_execute("BEGIN; INSERT INTO shard_0000.nodes VALUES (1, 2, 1), (2, 1, 2), (3, NULL, 3); COMMIT").await.unwrap();
+        let world = world(
+            version,
+            "CREATE TABLE {shard}.nodes (id int PRIMARY KEY, next int REFERENCES {shard}.nodes
+                DEFERRABLE INITIALLY DEFERRED, place int UNIQUE DEFERRABLE INITIALLY DEFERRED)",
+        )
+        .await;
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute("BEGIN; INSERT INTO shard_0000.nodes VALUES (1, 2, 1), (2, 1, 2), (3, NULL, 3); COMMIT")
+            .await
+            .unwrap();
         let places = ["after slot", "after chunks", "after loaded", "after caught up", "after preset"];
         meanwhile(&world, &places, |number| {
             let id = 10 * (number + 1);
-            format!("BEGIN; UPDATE shard_0000.nodes SET place = 3 - place WHERE place < 3;
+            format!(
+                "BEGIN; UPDATE shard_0000.nodes SET place = 3 - place WHERE place < 3;
                 INSERT INTO shard_0000.nodes VALUES ({id}, {id} + 1, {id}), ({id} + 1, {id}, {id} + 1);
-                UPDATE shard_0000.nodes SET place = 2 * {id} + 1 - place WHERE place >= {id}; COMMIT")
-        }).await;
+                UPDATE shard_0000.nodes SET place = 2 * {id} + 1 - place WHERE place >= {id}; COMMIT"
+            )
+        })
+        .await;
         pretty_equal(&world, "nodes").await;
         let broken = "INSERT INTO shard_0000.nodes VALUES (5000, 4999, 5000)";
         let error = world.servers.app(1).await.batch_execute(broken).await.unwrap_err();
@@ -213,12 +264,29 @@ on_each_version! {
     /// TRUNCATE at every stage, and changes that are sent when the schema is called otherwise already.
     async fn hole_15_truncate_and_another_name(version) {
         let world = world(version, "CREATE TABLE {shard}.log (id int PRIMARY KEY, line text)").await;
-        world.servers.app(0).await.batch_execute("INSERT INTO shard_0000.log SELECT n, 'old' FROM generate_series(1, 100) n").await.unwrap();
-        let places = ["after slot", "after bounds", "in a chunk", "after chunks", "after loaded", "after caught up", "after preset"];
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute("INSERT INTO shard_0000.log SELECT n, 'old' FROM generate_series(1, 100) n")
+            .await
+            .unwrap();
+        let places = [
+            "after slot",
+            "after bounds",
+            "in a chunk",
+            "after chunks",
+            "after loaded",
+            "after caught up",
+            "after preset",
+        ];
         meanwhile(&world, &places, |number| {
-            format!("TRUNCATE shard_0000.log; INSERT INTO shard_0000.log VALUES ({number}, 'new'), (500, 'x');
-                UPDATE shard_0000.log SET line = 'newer', id = id + 1")
-        }).await;
+            format!(
+                "TRUNCATE shard_0000.log; INSERT INTO shard_0000.log VALUES ({number}, 'new'), (500, 'x');
+                UPDATE shard_0000.log SET line = 'newer', id = id + 1"
+            )
+        })
+        .await;
         pretty_equal(&world, "log").await;
         // A writer that commits between swap and marker: what it wrote is decoded under the old copy's name.
         world.run(&["move", "0", "--to", "db1", "--yes"]).await.ended(0);
@@ -239,8 +307,8 @@ on_each_version! {
     }
 }
 
-/// A mover sleeps after the drain, a router swaps back, rows are written, another mover fences again: the decision of the
-/// first does not win.
+/// A mover sleeps after the drain, a router swaps back, rows are written, another mover fences again: the decision of
+/// the first does not win.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hole_03_a_mover_that_slept_after_the_drain() {
     let world = world(18, "").await;
@@ -265,8 +333,8 @@ async fn hole_03_a_mover_that_slept_after_the_drain() {
     world.audit_places().await;
 }
 
-/// The source fails over. To a standby that every commit waits for: the decision is there. To one that lacks the fence: both
-/// serve, which is an alarm; the larger epoch is what routers go by, and nobody undoes anything by himself.
+/// The source fails over. To a standby that every commit waits for: the decision is there. To one that lacks the fence:
+/// both serve, which is an alarm; the larger epoch is what routers go by, and nobody undoes anything by himself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hole_05_a_standby_without_the_fence() {
     let world = World::with_spare(&[18, 15, 18], 4).await;

@@ -60,7 +60,10 @@ on_each_version! {
         let before = leases(&world).await;
         let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].clone();
         assert!(listed["at_work"][0].as_str().unwrap().contains(&pid), "{listed}");
-        assert_eq!((listed["desired"].as_str(), listed["next"].as_str()), (Some("hold"), Some("continue, stop or abort")));
+        assert_eq!(
+            (listed["desired"].as_str(), listed["next"].as_str()),
+            (Some("hold"), Some("continue, stop or abort"))
+        );
         for (args, code) in [
             (vec!["moves", "resume", &id], 4),
             (vec!["moves", "complete", &id, "--yes"], 4),
@@ -74,7 +77,11 @@ on_each_version! {
         let ran = world.run(&["rebalance", "--yes"]).await;
         assert!(ran.ended(0).stderr.contains(&pid), "{}", ran.stderr);
         let gc = world.run(&["moves", "gc"]).await.ended(0).last();
-        assert_eq!((gc["cleaned"].as_array().map(Vec::len), gc["failed"].as_array().map(Vec::len)), (Some(0), Some(0)), "{gc}");
+        assert_eq!(
+            (gc["cleaned"].as_array().map(Vec::len), gc["failed"].as_array().map(Vec::len)),
+            (Some(0), Some(0)),
+            "{gc}"
+        );
         assert_eq!(leases(&world).await, before);
         world.run(&["moves", "continue", &id]).await.ended(0);
         let first = Ran::of(child).await;
@@ -110,11 +117,19 @@ on_each_version! {
         let writers = Writers::start(&world, 2).await;
         let Held { child, id } = held(&world, "0-2", "db2", 3).await;
         let told = world.run(&["moves", "stop", &id]).await.ended(0).last();
-        assert_eq!((told["asked_of"].as_array().map(Vec::len), told["at_work"].as_array().map(Vec::len)), (Some(1), Some(0)), "{told}");
+        assert_eq!(
+            (told["asked_of"].as_array().map(Vec::len), told["at_work"].as_array().map(Vec::len)),
+            (Some(1), Some(0)),
+            "{told}"
+        );
         let first = Ran::of(child).await;
         assert!(first.ended(130).stderr.contains("asked"), "{}", first.stderr);
         let listed = world.run(&["moves", "list"]).await.ended(0).last()["moves"][0].clone();
-        assert_eq!((listed["at_work"].as_array().map(Vec::len), listed["desired"].as_str()), (Some(0), Some("hold")), "{listed}");
+        assert_eq!(
+            (listed["at_work"].as_array().map(Vec::len), listed["desired"].as_str()),
+            (Some(0), Some("hold")),
+            "{listed}"
+        );
         // Nobody is left to be asked.
         let told = world.run(&["moves", "stop", &id]).await.ended(0).last();
         assert_eq!(told["asked_of"].as_array().map(Vec::len), Some(0), "{told}");

@@ -55,10 +55,17 @@ on_each_version! {
     async fn what_an_operator_should_know(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let (root, writer) = (world.servers.superuser(1).await, world.servers.app(0).await);
-        writer.batch_execute("BEGIN; INSERT INTO shard_0001.users (name) VALUES ('old'); SELECT pg_sleep(2.1)").await.unwrap();
-        root.batch_execute("
+        writer
+            .batch_execute("BEGIN; INSERT INTO shard_0001.users (name) VALUES ('old'); SELECT pg_sleep(2.1)")
+            .await
+            .unwrap();
+        root.batch_execute(
+            "
             CREATE FUNCTION public.note() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN END';
-            CREATE EVENT TRIGGER note_all ON ddl_command_end EXECUTE FUNCTION public.note()").await.unwrap();
+            CREATE EVENT TRIGGER note_all ON ddl_command_end EXECUTE FUNCTION public.note()",
+        )
+        .await
+        .unwrap();
         let plan = world.run(&["move", "0", "--to", "db2", "--plan", "--mode", "online"]).await.ended(0).last();
         let warnings = plan["warnings"].to_string();
         assert!(warnings.contains("db2 has event triggers") && warnings.contains("note_all"), "{warnings}");
@@ -66,8 +73,11 @@ on_each_version! {
         assert_eq!(warnings.contains("older than"), version == 18, "{warnings}");
         writer.batch_execute("ROLLBACK").await.unwrap();
         // Whoever owns the control schema opens what the role has built.
-        root.batch_execute("CREATE ROLE keeper; ALTER SCHEMA pgshard OWNER TO keeper; GRANT USAGE, CREATE ON SCHEMA pgshard TO app")
-            .await.unwrap();
+        root.batch_execute(
+            "CREATE ROLE keeper; ALTER SCHEMA pgshard OWNER TO keeper; GRANT USAGE, CREATE ON SCHEMA pgshard TO app",
+        )
+        .await
+        .unwrap();
         let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
         let said = &ran.ended(4).stderr;
         assert!(said.contains("has a control schema of keeper") && said.contains("GRANT app TO keeper"), "{said}");
@@ -77,21 +87,38 @@ on_each_version! {
     async fn a_role_that_would_be_shut_out(version) {
         let world = World::new(&[version, other(version)], 4).await;
         for host in [0, 1] {
-            world.servers.superuser(host).await.batch_execute("CREATE ROLE reader LOGIN; CREATE SCHEMA ext AUTHORIZATION app").await.unwrap();
+            world
+                .servers
+                .superuser(host)
+                .await
+                .batch_execute("CREATE ROLE reader LOGIN; CREATE SCHEMA ext AUTHORIZATION app")
+                .await
+                .unwrap();
             world.servers.app(host).await.batch_execute("CREATE TYPE ext.mood AS ENUM ('well', 'ill')").await.unwrap();
         }
         let (db1, db2) = (world.servers.app(0).await, world.servers.superuser(1).await);
-        db1.batch_execute("
+        db1.batch_execute(
+            "
             GRANT USAGE ON SCHEMA ext TO reader;
             ALTER TABLE shard_0000.users ADD mood ext.mood;
-            GRANT SELECT ON shard_0000.users TO reader").await.unwrap();
+            GRANT SELECT ON shard_0000.users TO reader",
+        )
+        .await
+        .unwrap();
         let database: String = db2.query_one("SELECT quote_ident(current_database())", &[]).await.unwrap().get(0);
         db2.batch_execute(&format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC")).await.unwrap();
         let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
         let said = &ran.ended(4).stderr;
         assert!(said.contains("role reader may connect to db1 and not there"), "{said}");
-        assert!(said.contains("may use schema ext on db1") && said.contains(r#"GRANT USAGE ON SCHEMA "ext" TO "reader""#), "{said}");
-        db2.batch_execute(&format!("GRANT CONNECT ON DATABASE {database} TO PUBLIC; GRANT USAGE ON SCHEMA ext TO reader")).await.unwrap();
+        assert!(
+            said.contains("may use schema ext on db1") && said.contains(r#"GRANT USAGE ON SCHEMA "ext" TO "reader""#),
+            "{said}"
+        );
+        db2.batch_execute(&format!(
+            "GRANT CONNECT ON DATABASE {database} TO PUBLIC; GRANT USAGE ON SCHEMA ext TO reader"
+        ))
+        .await
+        .unwrap();
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
     }
 
@@ -134,10 +161,19 @@ on_each_version! {
     /// A generated column whose function is not what it says it is comes out otherwise at the target: the digests tell.
     async fn a_copy_that_differs(version) {
         let world = World::new(&[version, version], 4).await;
-        world.servers.app(0).await.batch_execute("
-            CREATE FUNCTION shard_0000.port() RETURNS text IMMUTABLE LANGUAGE sql AS $$ SELECT current_setting('port') $$;
+        world
+            .servers
+            .app(0)
+            .await
+            .batch_execute(
+                "
+            CREATE FUNCTION shard_0000.port() RETURNS text IMMUTABLE LANGUAGE sql AS $$
+            SELECT current_setting('port') $$;
             CREATE TABLE shard_0000.liar (id int PRIMARY KEY, port text GENERATED ALWAYS AS (shard_0000.port()) STORED);
-            INSERT INTO shard_0000.liar VALUES (1), (2)").await.unwrap();
+            INSERT INTO shard_0000.liar VALUES (1), (2)",
+            )
+            .await
+            .unwrap();
         let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
         assert_shown("a_copy_that_differs", &ran.ended(6).stderr);
         assert_eq!(world.state(0, 0).await, "serving");
@@ -150,7 +186,11 @@ on_each_version! {
         let world = World::new(&[version, other(version)], 4).await;
         let db = world.servers.app(0).await;
         for (shard, sql, check) in [
-            ("0", "ALTER TABLE shard_0000.users ADD COLUMN bio text DEFAULT 'none'", "SELECT bio FROM shard_0000.users"),
+            (
+                "0",
+                "ALTER TABLE shard_0000.users ADD COLUMN bio text DEFAULT 'none'",
+                "SELECT bio FROM shard_0000.users",
+            ),
             ("1", "CREATE TABLE shard_0001.fresh AS SELECT 'none'::text AS a", "SELECT a FROM shard_0001.fresh"),
         ] {
             let number: u16 = shard.parse().unwrap();

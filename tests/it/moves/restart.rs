@@ -23,11 +23,15 @@ async fn under_way(world: &World, host: usize) {
 }
 
 on_each_version! {
-    /// Source and target end as in a power cut in the midst of a copy; the move is then resumed, and separately aborted.
+    /// Source and target end as in a power cut in the midst of a copy; the move is then resumed, and separately
+    /// aborted.
     async fn in_the_midst_of_a_copy(version) {
         let world = World::new(&[version, other(version)], 4).await;
-        let seed = format!("WITH one AS (INSERT INTO shard_0000.users (name) VALUES ('seed') RETURNING id)
-            INSERT INTO shard_0000.photos (user_id, title) SELECT id, 'seed' || repeat('x', 1000) FROM one, generate_series(1, {ROWS})");
+        let seed = format!(
+            "WITH one AS (INSERT INTO shard_0000.users (name) VALUES ('seed') RETURNING id)
+            INSERT INTO shard_0000.photos (user_id, title) SELECT id, 'seed' || repeat('x', 1000) FROM one,
+            generate_series(1, {ROWS})"
+        );
         world.servers.app(0).await.batch_execute(&seed).await.unwrap();
         let writers = Writers::start(&world, 2).await;
         for (victim, verb) in [(0, "abort"), (1, "abort"), (0, "resume"), (1, "resume")] {
@@ -72,11 +76,14 @@ on_each_version! {
         let restart = |host: usize| {
             tokio::task::block_in_place(|| world.servers.server(host).restart(StopMode::Immediate)).unwrap();
         };
-        for (shard, point, lost) in [("0", "after ready=kill", 1), ("1", "after decide=kill", 0), ("1", "after open=kill", 1)] {
+        for (shard, point, lost) in
+            [("0", "after ready=kill", 1), ("1", "after decide=kill", 0), ("1", "after open=kill", 1)]
+        {
             let shard_number: u16 = shard.parse().unwrap();
             let from = world.host_of(shard_number);
             let db = world.servers.app(from).await;
-            let sql = format!("INSERT INTO shard_{shard_number:04}.users (name) SELECT 'late' FROM generate_series(1, 100)");
+            let sql =
+                format!("INSERT INTO shard_{shard_number:04}.users (name) SELECT 'late' FROM generate_series(1, 100)");
             db.batch_execute(&sql).await.unwrap();
             let to = format!("db{}", 2 - from);
             let id = world.run_until(&["move", shard, "--to", &to, "--yes"], point).await.ended(-9).id();

@@ -1,4 +1,5 @@
-//! What a reverse replication costs and when it ends: the log that it keeps, moves that make none, and hosts that do not answer.
+//! What a reverse replication costs and when it ends: the log that it keeps, moves that make none, and hosts that do
+//! not answer.
 
 use std::time::Duration;
 
@@ -62,8 +63,8 @@ async fn none_where_none_is_wanted() {
     world.audit_places().await;
 }
 
-/// A rollback leads to several hosts, and each feeds its own shards' old copies. One of them does not answer: `complete` drops
-/// the old copies of the others' shards, and says what is left.
+/// A rollback leads to several hosts, and each feeds its own shards' old copies. One of them does not answer:
+/// `complete` drops the old copies of the others' shards, and says what is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ways_back_from_several_hosts() {
     let world = World::new(&[15, 18, 15], 6).await;
@@ -111,8 +112,8 @@ async fn ways_back_from_several_hosts() {
     world.audit_places().await;
 }
 
-/// A rollback takes one shard of a feed, and dies. The slot that both need keeps what the shard lacks, nobody feeds meanwhile, and
-/// the feed goes on with the other shard when the rollback has ended.
+/// A rollback takes one shard of a feed, and dies. The slot that both need keeps what the shard lacks, nobody feeds
+/// meanwhile, and the feed goes on with the other shard when the rollback has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_feed_leaves_a_rollback_its_changes() {
     let world = World::new(&[15, 18], 4).await;

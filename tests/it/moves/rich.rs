@@ -13,7 +13,8 @@ const SCHEMA: &str = r#"
     CREATE SEQUENCE {shard}.invoice_no START 1000 INCREMENT 7;
     CREATE SEQUENCE {shard}.countdown INCREMENT -1 MAXVALUE 100 MINVALUE 1 START 100 CYCLE;
     CREATE SEQUENCE {shard}.never_used START 42;
-    CREATE FUNCTION {shard}.initials(name text) RETURNS text IMMUTABLE LANGUAGE sql AS $$ SELECT upper(left(name, 1)) $$;
+    CREATE FUNCTION {shard}.initials(name text) RETURNS text IMMUTABLE LANGUAGE sql AS $$
+    SELECT upper(left(name, 1)) $$;
 
     CREATE TABLE {shard}.accounts (
         id bigint PRIMARY KEY DEFAULT {shard}.next_id(),
@@ -39,11 +40,15 @@ const SCHEMA: &str = r#"
     GRANT UPDATE (mood) ON {shard}.accounts TO PUBLIC;
 
     CREATE TABLE {shard}.values (
-        n integer PRIMARY KEY, a boolean, b smallint, c integer, d bigint, e real, f double precision, g numeric, h numeric(10,3),
-        i text, j varchar(10), k char(5), l bytea, m date, o time, p timetz, q timestamp, r timestamptz, s interval, t uuid,
+        n integer PRIMARY KEY, a boolean, b smallint, c integer, d bigint, e real, f double precision, g numeric,
+        h numeric(10,3),
+        i text, j varchar(10), k char(5), l bytea, m date, o time, p timetz, q timestamp, r timestamptz, s interval,
+        t uuid,
         u json, v jsonb, w inet, x cidr, y macaddr, z bit(5), aa varbit, ab int4range, ac tstzrange, ad int4multirange,
-        ae point, af box, ag path, ah polygon, ai circle, aj tsvector, ak tsquery, al money, am pg_lsn, an "char", ao name,
-        ap integer[], aq {shard}.mood[], ar {shard}.address[], at {shard}.span, au jsonpath, av {shard}.email, aw {shard}.email[],
+        ae point, af box, ag path, ah polygon, ai circle, aj tsvector, ak tsquery, al money, am pg_lsn, an "char",
+        ao name,
+        ap integer[], aq {shard}.mood[], ar {shard}.address[], at {shard}.span, au jsonpath, av {shard}.email,
+        aw {shard}.email[],
         ax {shard}.address, ay text COLLATE "C", az lseg, ba timestamptz[], bb macaddr8, bc daterange);
     CREATE TABLE {shard}.bookings (room integer, during tstzrange NOT NULL, EXCLUDE USING gist (during WITH &&));
     CREATE TABLE {shard}.log (at timestamptz, line text);
@@ -63,7 +68,8 @@ const SCHEMA: &str = r#"
 const DATA: &str = r#"
     SET search_path = shard_0000, public;
     INSERT INTO accounts (id, boss, "position", full_name, email, home, balance, tags, mood) VALUES
-        (1, 2, 1, 'Ängström 🦀', 'a@x', ROW('Street "1", (b)', 12345, 1.50), 0.1000, '{a,"b c",NULL,"d\"e"}', 'it''s "fine"'),
+        (1, 2, 1, 'Ängström 🦀', 'a@x', ROW('Street "1", (b)', 12345, 1.50), 0.1000, '{a,"b c",NULL,"d\"e"}',
+            'it''s "fine"'),
         (2, NULL, 2, E'tab\tnew\nline\\back', NULL, NULL, -999.9999, '{}', 'sad'),
         (3, 3, 3, '', 'c@y', ROW(NULL, NULL, NULL), 12345678901234.5, DEFAULT, 'ok');
     -- A pair that was swapped.
@@ -71,18 +77,29 @@ const DATA: &str = r#"
     INSERT INTO accounts (full_name) SELECT 'user ' || n FROM generate_series(1, 200) n;
     INSERT INTO values (n) VALUES (0);
     INSERT INTO values VALUES
-        (1, true, -32768, 2147483647, -9223372036854775808, 'NaN', 'Infinity', 'NaN', 1.500, 'text', 'é', 'ab', '\x00ff', 'infinity',
-        '24:00', '12:00:00.000001+14', '-infinity', 'infinity', '-1 year 2 mons -3 days 04:05:06.789', gen_random_uuid(),
-        '{"b": 1,  "a":[1, 2.50], "a": null}', '{"b": 1.50, "a": "ü\u0001"}', '::1/64', '10.0.0.0/8', '08:00:2b:01:02:03', '10101', '1',
-        '[1,5)', '[-infinity,2020-01-01 00:00+00]', '{[1,3),[7,9)}', '(0.1,1e300)', '(1,1),(0,0)', '[(0,0),(1,1)]', '((0,0),(1,1),(1,0))',
+        (1, true, -32768, 2147483647, -9223372036854775808, 'NaN', 'Infinity', 'NaN', 1.500, 'text', 'é', 'ab',
+            '\x00ff', 'infinity',
+        '24:00', '12:00:00.000001+14', '-infinity', 'infinity', '-1 year 2 mons -3 days 04:05:06.789',
+        gen_random_uuid(),
+        '{"b": 1,  "a":[1, 2.50], "a": null}', '{"b": 1.50, "a": "ü\u0001"}', '::1/64', '10.0.0.0/8',
+        '08:00:2b:01:02:03', '10101', '1',
+        '[1,5)', '[-infinity,2020-01-01 00:00+00]', '{[1,3),[7,9)}', '(0.1,1e300)', '(1,1),(0,0)', '[(0,0),(1,1)]',
+        '((0,0),(1,1),(1,0))',
         '<(0,0),1>', 'a:1A b:2,3', 'a & !b', '$1,234.50', '16/B374D848', 'x', 'name', '[2:3][-1:0]={{1,2},{3,NULL}}',
-        '{sad,"it''s \"fine\""}', ARRAY[ROW('x', 1, 2.25)::address, NULL], '[0.5,NaN]', '$.a[*] ? (@ > 1)', 'x@y', '{a@b,NULL}',
-        ROW('', 0, 0), 'ß', '((0,0),(1,1))', '{infinity,-infinity,"2020-02-29 12:00+02"}', '08:00:2b:01:02:03:04:05', 'empty'),
-        (2, false, 0, 0, 0, '-0', '1e-307', 1.0, 0, repeat('long ', 20000), '', '', decode(repeat('ab', 5000), 'hex'), '0044-03-15 BC',
-        '00:00', '00:00-12', '294276-12-31 23:59:59.999999', '4713-01-01 00:00+00 BC', '0', '00000000-0000-0000-0000-000000000000', 'null', 'null',
-        '1.2.3.4', '::/0', 'ff:ff:ff:ff:ff:ff', '00000', '', 'empty', '(,)', '{}', '(NaN,-0)', '(1,1),(1,1)', '((0,0),(1,1))', '((0,0))', '<(1,1),0>', '', '',
-        '-$0.01', '0/0', '', '', '{}', '{}', '{}', 'empty', '$', '@', '{}', ROW('a,b', -1, NULL), '', '((0,0),(0,0))', '{}', '00:00:00:00:00:00:00:00', '(,)');
-    INSERT INTO values (n, g, h, e, f) SELECT 10 + n, pi()::numeric / n, n / 7.0, pi() / n, pi() / n FROM generate_series(1, 100) n;
+        '{sad,"it''s \"fine\""}', ARRAY[ROW('x', 1, 2.25)::address, NULL], '[0.5,NaN]', '$.a[*] ? (@ > 1)', 'x@y',
+        '{a@b,NULL}',
+        ROW('', 0, 0), 'ß', '((0,0),(1,1))', '{infinity,-infinity,"2020-02-29 12:00+02"}', '08:00:2b:01:02:03:04:05',
+        'empty'),
+        (2, false, 0, 0, 0, '-0', '1e-307', 1.0, 0, repeat('long ', 20000), '', '', decode(repeat('ab', 5000), 'hex'),
+            '0044-03-15 BC',
+        '00:00', '00:00-12', '294276-12-31 23:59:59.999999', '4713-01-01 00:00+00 BC', '0',
+        '00000000-0000-0000-0000-000000000000', 'null', 'null',
+        '1.2.3.4', '::/0', 'ff:ff:ff:ff:ff:ff', '00000', '', 'empty', '(,)', '{}', '(NaN,-0)', '(1,1),(1,1)',
+        '((0,0),(1,1))', '((0,0))', '<(1,1),0>', '', '',
+        '-$0.01', '0/0', '', '', '{}', '{}', '{}', 'empty', '$', '@', '{}', ROW('a,b', -1, NULL), '', '((0,0),(0,0))',
+        '{}', '00:00:00:00:00:00:00:00', '(,)');
+    INSERT INTO values (n, g, h, e, f) SELECT 10 + n, pi()::numeric / n, n / 7.0, pi() / n, pi() / n
+    FROM generate_series(1, 100) n;
     INSERT INTO bookings VALUES (1, '[2020-01-01, 2020-01-02)'), (2, '[2020-01-02, 2020-01-03)');
     INSERT INTO log SELECT '2020-01-01', 'the same line' FROM generate_series(1, 5);
     INSERT INTO dropped VALUES (1, 'c');
@@ -132,7 +149,8 @@ on_each_version! {
             let error = db1.batch_execute(sql).await.unwrap_err();
             assert_eq!(error.code().unwrap().code(), code, "{sql}");
         }
-        let swap = "BEGIN; UPDATE shard_0000.accounts SET \"position\" = 3 - \"position\" WHERE \"position\" < 3; COMMIT";
+        let swap =
+            "BEGIN; UPDATE shard_0000.accounts SET \"position\" = 3 - \"position\" WHERE \"position\" < 3; COMMIT";
         db1.batch_execute(swap).await.unwrap();
         let logged = "SELECT count(*) FROM shard_0000.log";
         let before: i64 = db1.query_one(logged, &[]).await.unwrap().get(0);
@@ -148,14 +166,17 @@ on_each_version! {
         let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", SCHEMA)]).await;
         world.servers.app(0).await.batch_execute(DATA).await.unwrap();
         // Without a key, and open to UPDATE and DELETE.
-        let full = ["bookings", "dropped", "nothing"].map(|table| format!("ALTER TABLE shard_0000.{table} REPLICA IDENTITY FULL"));
+        let full = ["bookings", "dropped", "nothing"]
+            .map(|table| format!("ALTER TABLE shard_0000.{table} REPLICA IDENTITY FULL"));
         world.servers.app(0).await.batch_execute(&full.join(";")).await.unwrap();
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let deeds = r#"
             INSERT INTO shard_0000.accounts (full_name, tags, home) VALUES ('new', '{x}', ROW('a', 1, 2));
-            UPDATE shard_0000.accounts SET balance = balance + 1, mood = 'sad' WHERE id IN (SELECT max(id) FROM shard_0000.accounts);
+            UPDATE shard_0000.accounts SET balance = balance + 1, mood = 'sad' WHERE id IN (SELECT max(id)
+                FROM shard_0000.accounts);
             UPDATE shard_0000.values SET b = 7 - coalesce(b, 0) % 7, av = 'z@z', aq = '{ok}' WHERE n IN (1, 2);
-            UPDATE shard_0000.values SET n = n + 1000 WHERE n = 2; UPDATE shard_0000.values SET n = n - 1000 WHERE n = 1002;
+            UPDATE shard_0000.values SET n = n + 1000 WHERE n = 2; UPDATE shard_0000.values SET n = n - 1000
+            WHERE n = 1002;
             UPDATE shard_0000."Ödd ""table""" SET "Spalte mit Leerzeichen" = now()::text WHERE "select" = 1;
             DELETE FROM shard_0000.accounts WHERE full_name = 'new' AND id % 3 = 0;
             INSERT INTO shard_0000.nothing DEFAULT VALUES"#;
@@ -168,7 +189,10 @@ on_each_version! {
                         match client.batch_execute(deeds).await {
                             Ok(()) => wrote += 1,
                             // Where the shard is not served, the signpost says so, or there is none yet.
-                            Err(error) if error.code().is_some_and(|code| ["SH001", "3F000", "42P01"].contains(&code.code())) => {}
+                            Err(error)
+                                if error
+                                    .code()
+                                    .is_some_and(|code| ["SH001", "3F000", "42P01"].contains(&code.code())) => {}
                             Err(error) => refused.push(format!("{error:?}")),
                         }
                     }
@@ -209,7 +233,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// Identity, serial, shared and descending sequences go on: no value comes twice, and a move skips as many as it says.
+    /// Identity, serial, shared and descending sequences go on: no value comes twice, and a move skips as many as it
+    /// says.
     async fn sequences_go_on(version) {
         let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", SCHEMA)]).await;
         world.servers.app(0).await.batch_execute(DATA).await.unwrap();

@@ -31,12 +31,17 @@ on_each_version! {
         let args = ["move", "4", "--to", "db1", "--yes"];
         let late = world.command(&args, &[("PGSHARD_FAILPOINT", "before claim=stop")]).spawn().unwrap();
         let pid = stopped(&late).await;
-        let first = world.command(&args, &[("PGSHARD_FAILPOINT", "after claim=stop"), ("PGSHARD_LEASE_MS", "60000")]).spawn().unwrap();
+        let first = world
+            .command(&args, &[("PGSHARD_FAILPOINT", "after claim=stop"), ("PGSHARD_LEASE_MS", "60000")])
+            .spawn()
+            .unwrap();
         let first_pid = stopped(&first).await;
         go_on(pid);
         let late = Ran::of(late).await;
         let worker = format!("pid {}", first.id().unwrap());
-        let told = late.stderr.contains(&worker) && late.stderr.contains(" since ") && late.stderr.contains("`pgshard moves stop ");
+        let told = late.stderr.contains(&worker)
+            && late.stderr.contains(" since ")
+            && late.stderr.contains("`pgshard moves stop ");
         assert!(late.code() == 4 && told, "{} {}", late.code(), late.stderr);
         go_on(first_pid);
         Ran::of(first).await.ended(0);
@@ -49,7 +54,8 @@ on_each_version! {
         let world = World::new(&[version, other(version)], 16).await;
         let writers = Writers::start(&world, 2).await;
         let moves = [("0-1", "db2"), ("2", "db2"), ("8-9", "db1"), ("10", "db1"), ("3,11", "db2")];
-        let runs = moves.map(|(shards, to)| world.command(&["move", shards, "--to", to, "--yes"], &[]).spawn().unwrap());
+        let runs =
+            moves.map(|(shards, to)| world.command(&["move", shards, "--to", to, "--yes"], &[]).spawn().unwrap());
         for ran in join_all(runs.into_iter().map(Ran::of)).await {
             ran.ended(0);
         }

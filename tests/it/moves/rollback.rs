@@ -14,12 +14,14 @@ const RULES: &str = "
     ALTER TABLE {shard}.notes REPLICA IDENTITY FULL;
     CREATE TABLE {shard}.items (
         id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        parent integer CONSTRAINT \"the parent\" REFERENCES {shard}.items ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED,
+        parent integer CONSTRAINT \"the parent\" REFERENCES {shard}.items ON
+        DELETE CASCADE DEFERRABLE INITIALLY DEFERRED,
         name text UNIQUE, long text);
     ALTER TABLE {shard}.items ALTER COLUMN long SET STORAGE EXTERNAL;
     COMMENT ON CONSTRAINT \"the parent\" ON {shard}.items IS 'a tree';
     CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN INSERT INTO {shard}.notes (line) VALUES (TG_OP || ' ' || coalesce(NEW.name, OLD.name)); RETURN NULL; END $$;
+        BEGIN INSERT INTO {shard}.notes (line) VALUES (TG_OP || ' ' || coalesce(NEW.name, OLD.name)); RETURN NULL;
+        END $$;
     CREATE TRIGGER noted AFTER INSERT OR UPDATE OR DELETE ON {shard}.items FOR EACH ROW EXECUTE FUNCTION {shard}.note();
     CREATE TRIGGER \"not used\" AFTER INSERT ON {shard}.items FOR EACH ROW EXECUTE FUNCTION {shard}.note();
     ALTER TABLE {shard}.items DISABLE TRIGGER \"not used\";
@@ -71,7 +73,8 @@ async fn rows(db: &Client, shard: u16) -> String {
 fn changes(shard: u16, round: u32) -> String {
     format!(
         "SET search_path = shard_{shard:04};
-         INSERT INTO items (name, long) SELECT 'r{round} ' || n, repeat(md5(n::text), 200) FROM generate_series(1, 20) n;
+         INSERT INTO items (name, long) SELECT 'r{round} ' || n, repeat(md5(n::text), 200) FROM generate_series(1,
+             20) n;
          INSERT INTO items (parent, name) SELECT id, name || ' child' FROM items WHERE name LIKE 'r{round} %';
          UPDATE items SET name = name || ' changed' WHERE name LIKE 'r{round} 1%' AND parent IS NULL;
          DELETE FROM items WHERE name = 'r{round} 2';
@@ -129,7 +132,9 @@ on_each_version! {
         old.batch_execute("BEGIN; INSERT INTO shard_0001.users (name) VALUES ('before')").await.unwrap();
         kept(&world.mover().resume(report.id).await.unwrap());
         db2.batch_execute(&changes(0, 2)).await.unwrap();
-        old.batch_execute("INSERT INTO shard_0000.items (name) VALUES ('of an older transaction'); COMMIT").await.unwrap();
+        old.batch_execute("INSERT INTO shard_0000.items (name) VALUES ('of an older transaction'); COMMIT")
+            .await
+            .unwrap();
         let there = rows(&db2, 0).await;
         assert!(there.contains("INSERT of an older transaction"), "{there}");
         kept(&world.mover().rollback(report.id).await.unwrap());
@@ -235,7 +240,8 @@ on_each_version! {
             let args = ["moves", "rollback", &id, "--yes"];
             if going.contains(&name) {
                 let back = world.run_until(&args, &format!("{name}=kill")).await.ended(-9).id();
-                let verb = if version == 15 && ["after adopt", "after swap"].contains(&name) { "abort" } else { "resume" };
+                let verb =
+                    if version == 15 && ["after adopt", "after swap"].contains(&name) { "abort" } else { "resume" };
                 world.run(&["moves", verb, &back]).await.ended(0);
                 if verb == "abort" {
                     world.audit_places().await;

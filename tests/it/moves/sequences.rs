@@ -1,5 +1,5 @@
-//! Sequences that move: short ones, ones that are used, set or begun anew while they move, and what transactions that are
-//! older than the fence still take from them.
+//! Sequences that move: short ones, ones that are used, set or begun anew while they move, and what transactions that
+//! are older than the fence still take from them.
 
 use tokio_postgres::types::Oid;
 use tokio_postgres::{Client, Statement};
@@ -31,15 +31,17 @@ async fn next(db: &Client, schema: &str, sequence: &str) -> Result<i64, String> 
 }
 
 on_each_version! {
-    /// A sequence of few values is set ahead by none or few of them, and goes on where it was behind the fence, whatever was
-    /// done to it meanwhile; online and blocking, there and back.
+    /// A sequence of few values is set ahead by none or few of them, and goes on where it was behind the fence,
+    /// whatever was done to it meanwhile; online and blocking, there and back.
     async fn short_sequences_go_on(version) {
         let world = World::with_tables(&[version, other(version)], 2, &[("0001_sequences.sql", SEQUENCES)]).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         db1.batch_execute(AT).await.unwrap();
         let plan = world.mover().plan(&world.online("0", "db2")).await.unwrap();
         let warned = plan.shards[0].warnings.join("\n");
-        for (sequence, left) in [("tags_id_seq", "9767"), ("kinds_id_seq", "1"), ("hundred", "50"), ("spent", "no"), ("fresh", "7")] {
+        for (sequence, left) in
+            [("tags_id_seq", "9767"), ("kinds_id_seq", "1"), ("hundred", "50"), ("spent", "no"), ("fresh", "7")]
+        {
             assert!(warned.contains(&format!("sequence {sequence} has {left} value")), "{sequence}: {warned}");
         }
         for sequence in ["wide", "round", "cached", "id_ticket"] {
@@ -49,10 +51,14 @@ on_each_version! {
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
         let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after preset=stop")]).spawn().unwrap();
         let pid = stopped(&child).await;
-        db1.batch_execute("SELECT nextval('shard_0000.hundred') FROM generate_series(1, 3);
+        db1.batch_execute(
+            "SELECT nextval('shard_0000.hundred') FROM generate_series(1, 3);
             SELECT nextval('shard_0000.tags_id_seq') FROM generate_series(1, 200);
             SELECT setval('shard_0000.wide', 1000000);
-            ALTER SEQUENCE shard_0000.sevens RESTART WITH 15").await.unwrap();
+            ALTER SEQUENCE shard_0000.sevens RESTART WITH 15",
+        )
+        .await
+        .unwrap();
         go_on(pid);
         let ran = never_stopped(child).await;
         ran.ended(0);
@@ -62,8 +68,16 @@ on_each_version! {
         let tags = next(&db2, s, "tags_id_seq").await.unwrap();
         assert!((23_201..=23_297).contains(&tags), "{tags}");
         for (sequence, then) in [
-            ("kinds_id_seq", Ok(32_767)), ("kinds_id_seq", Err("2200H")), ("hundred", Ok(54)), ("spent", Err("2200H")),
-            ("down", Ok(-13)), ("round", Ok(5)), ("round", Ok(1)), ("sevens", Ok(15)), ("fresh", Ok(4)), ("wide", Ok(1_070_007)),
+            ("kinds_id_seq", Ok(32_767)),
+            ("kinds_id_seq", Err("2200H")),
+            ("hundred", Ok(54)),
+            ("spent", Err("2200H")),
+            ("down", Ok(-13)),
+            ("round", Ok(5)),
+            ("round", Ok(1)),
+            ("sevens", Ok(15)),
+            ("fresh", Ok(4)),
+            ("wide", Ok(1_070_007)),
         ] {
             assert_eq!(next(&db2, s, sequence).await, then.map_err(str::to_owned), "{sequence}");
         }
@@ -76,16 +90,28 @@ on_each_version! {
         let back = next(&db1, s, "tags_id_seq").await.unwrap();
         assert!(back > tags && back <= tags + 96, "{back} after {tags}");
         for (sequence, then) in [
-            ("kinds_id_seq", Err("2200H")), ("hundred", Ok(64)), ("spent", Err("2200H")), ("down", Ok(-16)), ("round", Ok(2)),
-            ("sevens", Ok(22)), ("fresh", Ok(5)), ("wide", Ok(1_140_014)),
+            ("kinds_id_seq", Err("2200H")),
+            ("hundred", Ok(64)),
+            ("spent", Err("2200H")),
+            ("down", Ok(-16)),
+            ("round", Ok(2)),
+            ("sevens", Ok(22)),
+            ("fresh", Ok(5)),
+            ("wide", Ok(1_140_014)),
         ] {
             assert_eq!(next(&db1, s, sequence).await, then.map_err(str::to_owned), "{sequence}");
         }
 
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
         for (sequence, then) in [
-            ("kinds_id_seq", Err("2200H")), ("hundred", Ok(65)), ("spent", Err("2200H")), ("down", Ok(-19)), ("round", Ok(3)),
-            ("sevens", Ok(29)), ("fresh", Ok(6)), ("wide", Ok(1_210_021)),
+            ("kinds_id_seq", Err("2200H")),
+            ("hundred", Ok(65)),
+            ("spent", Err("2200H")),
+            ("down", Ok(-19)),
+            ("round", Ok(3)),
+            ("sevens", Ok(29)),
+            ("fresh", Ok(6)),
+            ("wide", Ok(1_210_021)),
         ] {
             assert_eq!(next(&db2, s, sequence).await, then.map_err(str::to_owned), "blocking: {sequence}");
         }
@@ -93,9 +119,10 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// One statement of a transaction that is older than the fence and has not touched the sequence yet takes values of the old
-    /// copy, and the new host gives none of them again; the next statement meets the signpost. What it sets is lost. IDs do not
-    /// pass. By a sequence's OID the old copy answers for as long as it is kept, first with what the session has cached.
+    /// One statement of a transaction that is older than the fence and has not touched the sequence yet takes values of
+    /// the old copy, and the new host gives none of them again; the next statement meets the signpost. What it sets is
+    /// lost. IDs do not pass. By a sequence's OID the old copy answers for as long as it is kept, first with what the
+    /// session has cached.
     async fn no_value_is_taken_twice_past_a_fence(version) {
         let world = World::with_tables(&[version, other(version)], 4, &[("0001_sequences.sql", SEQUENCES)]).await;
         let db2 = world.servers.app(1).await;
@@ -103,12 +130,18 @@ on_each_version! {
             let schema = format!("shard_000{shard}");
             let mut sessions = Vec::new();
             for isolation in ["READ COMMITTED", "REPEATABLE READ"] {
-                for sql in ["SELECT nextval('{s}.wide') FROM generate_series(1, 3)", "SELECT setval('{s}.down', -100)", "SELECT {s}.next_id()"] {
-                    sessions.push(Old::begin(world.servers.app(0).await, &sql.replace("{s}", &schema), isolation).await);
+                for sql in [
+                    "SELECT nextval('{s}.wide') FROM generate_series(1, 3)",
+                    "SELECT setval('{s}.down', -100)",
+                    "SELECT {s}.next_id()",
+                ] {
+                    sessions
+                        .push(Old::begin(world.servers.app(0).await, &sql.replace("{s}", &schema), isolation).await);
                 }
             }
             let caching = world.servers.app(0).await;
-            let held: Oid = caching.query_one(&format!("SELECT '{schema}.held'::regclass::oid"), &[]).await.unwrap().get(0);
+            let held: Oid =
+                caching.query_one(&format!("SELECT '{schema}.held'::regclass::oid"), &[]).await.unwrap().get(0);
             let by_oid = caching.prepare("SELECT nextval($1::oid::regclass)").await.unwrap();
             let first: i64 = caching.query_one(&by_oid, &[&held]).await.unwrap().get(0);
 
@@ -132,7 +165,11 @@ on_each_version! {
                 let given = next(&db2, &schema, "wide").await.unwrap();
                 assert!(!taken.contains(&given), "{mode}: {given} was taken before: {taken:?}");
             }
-            assert_eq!(next(&db2, &schema, "down").await.unwrap(), -13, "{mode}: what was set in the old copy stays there");
+            assert_eq!(
+                next(&db2, &schema, "down").await.unwrap(),
+                -13,
+                "{mode}: what was set in the old copy stays there"
+            );
 
             let cached: i64 = caching.query_one(&by_oid, &[&held]).await.unwrap().get(0);
             assert_eq!(cached, first + 1, "{mode}");

@@ -45,7 +45,8 @@ async fn rows(world: &World, host: usize, table: &str) -> String {
 }
 
 on_each_version! {
-    /// A shard is published by a resume, while a transaction is under way that has changed it before: what it has written is there.
+    /// A shard is published by a resume, while a transaction is under way that has changed it before: what it has
+    /// written is there.
     async fn published_late(version) {
         let world = world(version).await;
         let (locker, writer) = (world.servers.app(0).await, world.servers.app(0).await);
@@ -75,8 +76,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// One shard of a move is kept and its old copy fed, while another comes later: nothing that the other's new host writes is
-    /// passed over.
+    /// One shard of a move is kept and its old copy fed, while another comes later: nothing that the other's new host
+    /// writes is passed over.
     async fn fed_before_all_are_kept(version) {
         let world = world(version).await;
         let (child, id) = held(&world, "0,1").await;
@@ -113,14 +114,16 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// What writes to the catalogs and alters nothing does not end a move: TRUNCATE all the while, and REINDEX, CLUSTER, VACUUM.
+    /// What writes to the catalogs and alters nothing does not end a move: TRUNCATE all the while, and REINDEX,
+    /// CLUSTER, VACUUM.
     async fn maintained_meanwhile(version) {
         let world = world(version).await;
         let truncating = tokio::spawn({
             let db = world.servers.app(0).await;
             async move {
                 let mut rounds = 0;
-                let sql = |n: i32| format!("TRUNCATE shard_0000.notes; INSERT INTO shard_0000.notes VALUES ({n}, 'kept')");
+                let sql =
+                    |n: i32| format!("TRUNCATE shard_0000.notes; INSERT INTO shard_0000.notes VALUES ({n}, 'kept')");
                 while db.batch_execute(&sql(rounds)).await.is_ok() {
                     rounds += 1;
                     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -130,8 +133,12 @@ on_each_version! {
         });
         let (child, id) = held(&world, "0").await;
         let db = world.servers.app(0).await;
-        for sql in ["REINDEX TABLE shard_0000.users", "VACUUM FULL shard_0000.users", "ANALYZE shard_0000.users",
-            "CLUSTER shard_0000.users"] {
+        for sql in [
+            "REINDEX TABLE shard_0000.users",
+            "VACUUM FULL shard_0000.users",
+            "ANALYZE shard_0000.users",
+            "CLUSTER shard_0000.users",
+        ] {
             db.batch_execute(sql).await.unwrap();
         }
         // The shard is looked at every two seconds.
@@ -143,8 +150,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// A table that comes when the plan is made is never published, and one that loses its key is so no longer: what the
-    /// application does to them goes through.
+    /// A table that comes when the plan is made is never published, and one that loses its key is so no longer: what
+    /// the application does to them goes through.
     async fn tables_that_cannot_be_published(version) {
         let world = world(version).await;
         let db = world.servers.app(0).await;
@@ -175,11 +182,14 @@ on_each_version! {
         db.batch_execute("UPDATE shard_0000.keyless SET n = 2; DROP TABLE shard_0000.keyless").await.unwrap();
         world.run(&["moves", "abort", &ran.id()]).await.ended(0);
 
-        // What no longer names its rows is no longer published, and a column that is computed anew is an alteration as well.
+        // What no longer names its rows is no longer published, and a column that is computed anew is an alteration as
+        // well.
         let (no_key, a_key) = ("DROP CONSTRAINT notes_pkey", "ADD CONSTRAINT notes_pkey PRIMARY KEY (id)");
         let mut altered = vec![(1, "REPLICA IDENTITY NOTHING", "REPLICA IDENTITY DEFAULT"), (0, no_key, a_key)];
         if version >= 17 {
-            db.batch_execute("ALTER TABLE shard_0002.notes ADD length int GENERATED ALWAYS AS (length(note)) STORED").await.unwrap();
+            db.batch_execute("ALTER TABLE shard_0002.notes ADD length int GENERATED ALWAYS AS (length(note)) STORED")
+                .await
+                .unwrap();
             altered.push((2, "ALTER length SET EXPRESSION AS (1)", "ALTER length SET EXPRESSION AS (length(note))"));
         }
         let mut id = String::new();

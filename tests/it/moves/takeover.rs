@@ -40,8 +40,8 @@ on_each_version! {
         world.audit(notes.flawless()).await;
     }
 
-    /// It sleeps after the copy until a router has swapped back, and rows were written since. Nobody takes over: it must
-    /// see that its copy is worth nothing, and begin again.
+    /// It sleeps after the copy until a router has swapped back, and rows were written since. Nobody takes over: it
+    /// must see that its copy is worth nothing, and begin again.
     async fn a_mover_that_slept_too_long_copies_again(version) {
         let world = World::new(&[version, other(version)], 2).await;
         let args = ["move", "0", "--to", "db2", "--yes"];
@@ -50,12 +50,17 @@ on_each_version! {
         let pid = stopped(&child).await;
         assert_eq!(world.state(0, 0).await, "fenced");
         let router = world.router().await;
-        let row = router.by_key(0).query_one("INSERT INTO {shard}.users (name) VALUES ('late') RETURNING id", &[]).await.unwrap();
+        let row = router
+            .by_key(0)
+            .query_one("INSERT INTO {shard}.users (name) VALUES ('late') RETURNING id", &[])
+            .await
+            .unwrap();
         assert_eq!(world.state(0, 0).await, "serving");
         go_on(pid);
         never_stopped(child).await.ended(0);
         let id: i64 = row.get(0);
-        let found = router.by_id(id).unwrap().query_one("SELECT name FROM {shard}.users WHERE id = $1", &[&id]).await.unwrap();
+        let found =
+            router.by_id(id).unwrap().query_one("SELECT name FROM {shard}.users WHERE id = $1", &[&id]).await.unwrap();
         assert_eq!(found.get::<_, &str>(0), "late");
         assert_eq!(world.state(1, 0).await, "serving");
         world.audit_places().await;

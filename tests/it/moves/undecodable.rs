@@ -30,10 +30,12 @@ async fn write_what_nobody_can_decode(world: &World, host: usize) {
         |file: &str| format!("UPDATE pg_class SET relfilenode = {file} WHERE oid = 'shard_0000.users'::regclass");
     // With IDs of its own: `next_id()` would look at the catalogs again.
     let slowly = format!(
-        "INSERT INTO shard_0000.users (id, name) SELECT {host} * 100 + n, n || pg_sleep(0.05)::text FROM generate_series(1, 40) n"
+        "INSERT INTO shard_0000.users (id, name) SELECT {host} * 100 + n, n || pg_sleep(0.05)::text \
+         FROM generate_series(1, 40) n"
     );
     let inserts = tokio::spawn(async move { app.batch_execute(&slowly).await });
-    let is_at_it = "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'INSERT INTO shard_0000.users%' AND wait_event = 'PgSleep'";
+    let is_at_it = "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'INSERT INTO shard_0000.users%' \
+                    AND wait_event = 'PgSleep'";
     until(&superuser, is_at_it).await;
     // Later it has all that it needs of the catalogs.
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -44,13 +46,15 @@ async fn write_what_nobody_can_decode(world: &World, host: usize) {
 }
 
 on_each_version! {
-    /// A move says so and ends; a resume copies again. Afterwards the same befalls what is fed: there is no reverse replication any more.
+    /// A move says so and ends; a resume copies again. Afterwards the same befalls what is fed: there is no reverse
+    /// replication any more.
     async fn a_slot_that_is_given_up(version) {
         let world = World::new(&[version, version], 2).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         let some = "INSERT INTO shard_0000.users (name) SELECT 'old' FROM generate_series(1, 100)";
         db1.batch_execute(some).await.unwrap();
-        let child = world.command(&["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"], &[]).spawn().unwrap();
+        let child =
+            world.command(&["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"], &[]).spawn().unwrap();
         until(&db1, "SELECT bool_or(phase = 'ready') FROM pgshard.move").await;
         let id = lines(&db1, "SELECT move_id::text FROM pgshard.move").await;
         let id = id.trim();

@@ -73,8 +73,8 @@ async fn held(world: &World, shard: u16) {
 }
 
 on_each_version! {
-    /// An autovacuum of the target's tables ends before the fence, and none comes until the open. A VACUUM by hand does not
-    /// end for anybody: no fence is begun while it runs.
+    /// An autovacuum of the target's tables ends before the fence, and none comes until the open. A VACUUM by hand does
+    /// not end for anybody: no fence is begun while it runs.
     async fn a_fence_never_waits_for_a_vacuum(version) {
         let world = world(version).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
@@ -91,7 +91,8 @@ on_each_version! {
         assert_eq!(world.state(0, 0).await, "fenced");
         assert_eq!(vacuums(&superuser, incoming).await, "");
         let locked = "SELECT c.relname::text FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-            WHERE c.relnamespace = 'shard_0000__incoming'::regnamespace AND l.mode = 'ShareUpdateExclusiveLock' AND l.granted ORDER BY 1";
+            WHERE c.relnamespace = 'shard_0000__incoming'::regnamespace AND l.mode = 'ShareUpdateExclusiveLock'
+            AND l.granted ORDER BY 1";
         assert_eq!(lines(&db2, locked).await, "photos\nusers\n");
         go_on(pid);
         Ran::of(child).await.ended(0);
@@ -113,7 +114,8 @@ on_each_version! {
         }
         world.run(&["moves", "continue"]).await.ended(0);
         // The mover has waited for it once.
-        let waits = "SELECT pid::text FROM pg_locks WHERE relation = to_regclass('shard_0001__incoming.users') AND NOT granted";
+        let waits =
+            "SELECT pid::text FROM pg_locks WHERE relation = to_regclass('shard_0001__incoming.users') AND NOT granted";
         while lines(&db2, waits).await.is_empty() {
             assert!(began.elapsed() < PATIENCE, "the mover waits for the vacuum");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -137,7 +139,8 @@ on_each_version! {
         world.audit_places().await;
     }
 
-    /// The mover dies when it has decided, and autovacuum is at the target's tables: a router opens the target all the same.
+    /// The mover dies when it has decided, and autovacuum is at the target's tables: a router opens the target all the
+    /// same.
     async fn a_router_opens_past_an_autovacuum(version) {
         let world = world(version).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];

@@ -86,11 +86,18 @@ on_each_version! {
         let lines = watched.ended(0).json();
         let shards = events(&lines, "shard");
         assert!(shards.iter().any(|line| line["desired"] == "pause"), "{}", watched.stdout);
-        assert!(shards.iter().any(|line| line["chunks_copied"].as_u64() < line["chunks"].as_u64()), "{}", watched.stdout);
+        assert!(
+            shards.iter().any(|line| line["chunks_copied"].as_u64() < line["chunks"].as_u64()),
+            "{}",
+            watched.stdout
+        );
         assert!(shards.iter().any(|line| line["phase"] == "kept"), "{}", watched.stdout);
         assert!(events(&lines, "stream").iter().any(|line| line["wal_kept"].as_u64() > Some(0)), "{}", watched.stdout);
         let last = watched.last();
-        assert_eq!((&last["event"], &last["exit_code"], &last["phases"]["kept"]), (&"ended".into(), &0.into(), &8.into()));
+        assert_eq!(
+            (&last["event"], &last["exit_code"], &last["phases"]["kept"]),
+            (&"ended".into(), &0.into(), &8.into())
+        );
         world.run(&["moves", "pause", &id]).await.ended(4);
         world.audit_places().await;
     }

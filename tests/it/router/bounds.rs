@@ -132,7 +132,10 @@ on_each_version! {
         for key in 0..3 {
             held.push(router.by_key(key).client().await.unwrap());
         }
-        let waits = { let router = router.clone(); tokio::spawn(async move { router.by_key(7).query(COUNT, &[]).await }) };
+        let waits = {
+            let router = router.clone();
+            tokio::spawn(async move { router.by_key(7).query(COUNT, &[]).await })
+        };
         tokio::task::yield_now().await;
         held.pop();
         waits.await.unwrap().unwrap();
@@ -142,7 +145,10 @@ on_each_version! {
         let router = Router::new(options);
         let held = router.by_key(1).client().await.unwrap();
         let error = router.by_key(7).query(COUNT, &[]).await.unwrap_err();
-        assert!(matches!(error, Error::PoolTimeout { phase: PoolPhase::Limit, .. }) && error.is_retryable(), "{error:?}");
+        assert!(
+            matches!(error, Error::PoolTimeout { phase: PoolPhase::Limit, .. }) && error.is_retryable(),
+            "{error:?}"
+        );
         drop(held);
         // Cleaning what was held may take longer than a call waits.
         while let Err(error) = router.by_key(7).query(COUNT, &[]).await {
@@ -150,8 +156,8 @@ on_each_version! {
         }
     }
 
-    /// As many callers as connections to all hosts, and each host in turn has too few: none is closed and opened again all the
-    /// time.
+    /// As many callers as connections to all hosts, and each host in turn has too few: none is closed and opened again
+    /// all the time.
     async fn a_limit_is_no_storm_of_connections(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -196,7 +202,10 @@ on_each_version! {
         for key in [2, 3] {
             held.push(tokio::time::timeout(LONG, router.by_key(key).client()).await.unwrap().unwrap());
         }
-        let waits = { let router = router.clone(); tokio::spawn(async move { router.by_key(6).query(COUNT, &[]).await }) };
+        let waits = {
+            let router = router.clone();
+            tokio::spawn(async move { router.by_key(6).query(COUNT, &[]).await })
+        };
         tokio::task::yield_now().await;
         drop(held);
         waits.await.unwrap().unwrap();
@@ -248,14 +257,16 @@ on_each_version! {
         let error = transaction.await.unwrap_err();
         assert!(error.is_retryable() && !error.may_have_run(), "{error:?}");
         router.by_key(1).within(LONG).query("SELECT pg_sleep(0.2)", &[]).await.unwrap();
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'late' AND query LIKE '%(60)%' AND state = 'active'";
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'late' AND query LIKE '%(60)%' \
+                   AND state = 'active'";
         while shards.db[0].query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert_eq!(shards.titles(0, 1).await, [""; 0]);
     }
 
-    /// What is given up ends on the server, all of it: nothing takes effect later, and there are no more backends than places.
+    /// What is given up ends on the server, all of it: nothing takes effect later, and there are no more backends than
+    /// places.
     async fn given_up_is_ended(version) {
         let shards = Shards::start(version, 8).await;
         let mut options = shards.options();
@@ -307,12 +318,16 @@ on_each_version! {
             let call = async {
                 let id = i64::from(left);
                 router.by_key(1).query("SELECT count(*), $1::text FROM {shard}.photos", &[&title]).await?;
-                router.by_key(1).transaction(async |tx| {
-                    tx.execute(INSERT, &[&id, &"one"]).await?;
-                    let caught: Result<u64, Error> = tx.savepoint(async { tx.execute(INSERT, &[&id, &"two"]).await }).await;
-                    assert!(caught.is_err());
-                    tx.execute("DELETE FROM {shard}.photos WHERE id <> $1", &[&id]).await
-                }).await?;
+                router
+                    .by_key(1)
+                    .transaction(async |tx| {
+                        tx.execute(INSERT, &[&id, &"one"]).await?;
+                        let caught: Result<u64, Error> =
+                            tx.savepoint(async { tx.execute(INSERT, &[&id, &"two"]).await }).await;
+                        assert!(caught.is_err());
+                        tx.execute("DELETE FROM {shard}.photos WHERE id <> $1", &[&id]).await
+                    })
+                    .await?;
                 router.by_key(1).query("SELECT * FROM {shard}.nothing", &[]).await.map(drop)
             };
             let done = Polls { future: Box::pin(call), left }.await;

@@ -1,5 +1,5 @@
-//! A cluster with a few shards, and moves made step by step with the functions of the control schema, so that a test can
-//! stop between any two of them.
+//! A cluster with a few shards, and moves made step by step with the functions of the control schema, so that a test
+//! can stop between any two of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,7 +110,8 @@ impl Shards {
         let incoming = format!("{schema}__incoming");
         let sql = format!("CREATE SCHEMA {incoming};{}", TABLES.replace("SCHEMA", &incoming));
         self.db[target].batch_execute(&sql).await.unwrap();
-        let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch, ready_attempt, open_hash)
+        let sql = "INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch, ready_attempt,
+            open_hash)
             VALUES ($1, $2, $3, $4, $5, $6, 1, encode(sha256(convert_to($7, 'UTF8')), 'hex'))";
         let hashed = token.to_string();
         let row: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =

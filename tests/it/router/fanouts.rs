@@ -72,10 +72,12 @@ on_each_version! {
         let mute = Mute::start().await;
         let mut options = shards.options();
         options.statement_timeout = Some(Duration::from_secs(3));
-        options.hosts[1].connect = ConnectOptions::parse(&format!("postgres://app@127.0.0.1:{}/app", mute.port)).unwrap();
+        options.hosts[1].connect =
+            ConnectOptions::parse(&format!("postgres://app@127.0.0.1:{}/app", mute.port)).unwrap();
         let router = Router::new(options);
         let answers: Vec<_> = router.all_shards().query(COUNT, &[]).collect().await;
-        let late = answers.iter().filter(|(_, result)| matches!(result, Err(Error::TimedOut { limit_ms: 3000, .. }))).count();
+        let late =
+            answers.iter().filter(|(_, result)| matches!(result, Err(Error::TimedOut { limit_ms: 3000, .. }))).count();
         assert_eq!((answers.len(), late), (64, 32), "{answers:?}");
 
         // Each waits for no longer than one of them would: a second, where 32 of them would be half a minute.
@@ -107,12 +109,17 @@ on_each_version! {
             let router = router.clone();
             callers.spawn(async move {
                 let params: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&caller];
-                for (sql, params) in [(COUNT, &[] as &[_]), ("SELECT count(*) FROM {shard}.photos WHERE id > $1", &params)] {
+                for (sql, params) in
+                    [(COUNT, &[] as &[_]), ("SELECT count(*) FROM {shard}.photos WHERE id > $1", &params)]
+                {
                     let mut counts = router.all_shards().query(sql, params);
                     while let Some((shard, count)) = counts.next().await {
                         count.unwrap();
                         let shard = router.shard(shard).unwrap();
-                        shard.execute("UPDATE {shard}.photos SET title = 'seen' WHERE id = $1", &[&caller]).await.unwrap();
+                        shard
+                            .execute("UPDATE {shard}.photos SET title = 'seen' WHERE id = $1", &[&caller])
+                            .await
+                            .unwrap();
                         // As long as a caller may take: by then nothing is on its way any more.
                         tokio::task::yield_now().await;
                     }
@@ -145,7 +152,8 @@ on_each_version! {
         });
         let error = inner.await.unwrap_err();
         assert!(matches!(error, Error::PoolTimeout { phase: PoolPhase::WaitWithin, .. }) && error.is_retryable());
-        let words = "host db1 of shard 1: waiting for another connection within a transaction, which keeps one of them, took longer than 100 ms";
+        let words = "host db1 of shard 1: waiting for another connection within a transaction, which keeps one of \
+                     them, took longer than 100 ms";
         assert_eq!(error.to_string(), words);
         // Another host has connections of its own.
         let other = router.by_key(0).transaction(async |_| router.by_key(2).query(COUNT, &[]).await);

@@ -47,7 +47,10 @@ on_each_version! {
             let began = Instant::now();
             let error = router.by_key(4 + call % 4).query(COUNT, &[]).await.unwrap_err();
             costs.push(began.elapsed());
-            assert!(matches!(error, Error::HostDown { .. } | Error::Connect { .. }) && error.is_retryable(), "{error:?}");
+            assert!(
+                matches!(error, Error::HostDown { .. } | Error::Connect { .. }) && error.is_retryable(),
+                "{error:?}"
+            );
             router.by_key(call % 4).query(COUNT, &[]).await.unwrap();
         }
         costs.sort_unstable();
@@ -56,7 +59,10 @@ on_each_version! {
         assert!(mute.taken() < 50, "{}", mute.taken());
         let by_shard = router.all_shards().query(COUNT, &[]);
         let by_shard: Vec<(ShardId, bool)> =
-            futures_util::StreamExt::collect(futures_util::StreamExt::map(by_shard, |(shard, rows)| (shard, rows.is_ok()))).await;
+            futures_util::StreamExt::collect(futures_util::StreamExt::map(by_shard, |(shard, rows)| {
+                (shard, rows.is_ok())
+            }))
+            .await;
         assert!(by_shard.len() == 8 && by_shard.iter().all(|(shard, ok)| *ok == (shard.get() < 4)), "{by_shard:?}");
         // Nor by calls over many shards, whatever connections they would like.
         let (taken, began) = (mute.taken(), Instant::now());

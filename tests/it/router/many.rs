@@ -70,7 +70,11 @@ on_each_version! {
         assert!(matches!(partial.failed[0].error, Error::NoSuchId { id, .. } if id == strange));
         assert_eq!(partial.to_string(), "1 of 2 shards failed; the first is shard 40");
 
-        let partial = router.by_ids(&wanted[..2]).query_in_order("SELECT title FROM {shard}.photos WHERE id = ANY($1)").await.unwrap_err();
+        let partial = router
+            .by_ids(&wanted[..2])
+            .query_in_order("SELECT title FROM {shard}.photos WHERE id = ANY($1)")
+            .await
+            .unwrap_err();
         assert_eq!((partial.done.len(), partial.failed.len()), (0, 2), "a first column that is no bigint");
     }
 
@@ -115,7 +119,8 @@ on_each_version! {
         shards.db[0].batch_execute(&format!("ALTER TABLE {}.photos RENAME TO gone", schema(3))).await.unwrap();
         let rows: Vec<(i64, i64)> = (0..16).map(|key| (key, 5000 + key)).collect();
         let twice = id(4, 16);
-        let rows: Vec<(i64, i64)> = rows.into_iter().map(|(key, new)| (key, if key == 4 { twice } else { new })).collect();
+        let rows: Vec<(i64, i64)> =
+            rows.into_iter().map(|(key, new)| (key, if key == 4 { twice } else { new })).collect();
         let inserted = shards.router().insert_many(&rows, |(key, _)| *key).unwrap();
         let inserted = inserted.query(INSERT, |rows| {
             columns![rows.iter().map(|(_, id)| *id), rows.iter().map(|(key, _)| key.to_string())]
@@ -127,8 +132,8 @@ on_each_version! {
         assert_eq!(partial.done.len(), 14);
     }
 
-    /// Shards that are fenced, and shards that have moved, while others are read: every row, from where it is now. With one
-    /// connection a host nothing waits for itself.
+    /// Shards that are fenced, and shards that have moved, while others are read: every row, from where it is now. With
+    /// one connection a host nothing waits for itself.
     async fn during_a_move(version) {
         let shards = Shards::start(version, 8).await;
         let rows = filled(&shards, 0..80, 8).await;
@@ -144,7 +149,9 @@ on_each_version! {
         moving.fence(Duration::from_secs(60)).await;
         let reading = tokio::spawn({
             let (router, ids) = (router.clone(), ids.clone());
-            async move { router.by_ids(&ids).query(BY_ID).await.map(|rows| rows.len()).map_err(|partial| partial.to_string()) }
+            async move {
+                router.by_ids(&ids).query(BY_ID).await.map(|rows| rows.len()).map_err(|partial| partial.to_string())
+            }
         });
         // Until the read has met the fence.
         while router.stats().look_ups == 0 {
@@ -198,7 +205,9 @@ on_each_version! {
         while let Some((shard, result)) = results.next().await {
             match result {
                 Ok(_) => assert!(answered.insert(shard)),
-                Err(Error::TimedOut { may_have_run, limit_ms: 500, .. }) => assert!(!may_have_run && late.insert(shard)),
+                Err(Error::TimedOut { may_have_run, limit_ms: 500, .. }) => {
+                    assert!(!may_have_run && late.insert(shard))
+                }
                 Err(error) => panic!("{error}"),
             }
         }
@@ -233,7 +242,8 @@ on_each_version! {
             }
         }
         // It was ended on the server too, not only given up here.
-        let sleeping = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()";
+        let sleeping = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%pg_sleep(60)%' \
+                        AND pid <> pg_backend_pid()";
         let ended = async {
             while shards.db[0].query_one(sleeping, &[]).await.unwrap().get::<_, i64>(0) > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -256,7 +266,8 @@ on_each_version! {
             let found = router.by_ids(&ids).query_in_order(BY_ID).await.unwrap();
             let found: Vec<i64> = found.iter().map(|row| row.get(0)).collect();
             assert_eq!(found, ids);
-            let counts: Vec<_> = router.all_shards().depth(8).query("SELECT count(*) FROM {shard}.photos", &[]).collect().await;
+            let counts: Vec<_> =
+                router.all_shards().depth(8).query("SELECT count(*) FROM {shard}.photos", &[]).collect().await;
             assert!(counts.iter().all(|(_, rows)| rows.as_ref().unwrap()[0].get::<_, i64>(0) == 10));
         }
     }

@@ -20,8 +20,8 @@ impl Recorded {
         Recorded(recorder.snapshotter())
     }
 
-    /// What was counted since the last time, by name and labels, as in `requests_total db1 ok`; of a histogram, how many
-    /// times. Without what stayed at zero.
+    /// What was counted since the last time, by name and labels, as in `requests_total db1 ok`; of a histogram, how
+    /// many times. Without what stayed at zero.
     pub(super) fn since(&self) -> BTreeMap<String, u64> {
         let read = |kind, value| match (kind, value) {
             (MetricKind::Counter, DebugValue::Counter(count)) => count,
@@ -48,7 +48,8 @@ fn assert_counted(recorded: &Recorded, expected: &[(&str, u64)]) {
 }
 
 on_each_version! {
-    /// Requests, waits for connections, look-ups, signposts, fences and retries: each as often as it happened, and no other.
+    /// Requests, waits for connections, look-ups, signposts, fences and retries: each as often as it happened, and no
+    /// other.
     async fn each_as_often_as_it_happened(version) {
         let shards = Shards::start(version, 4).await;
         let recorder = DebuggingRecorder::new();

@@ -90,9 +90,17 @@ on_each_version! {
         pass(150).await;
         moving.unfence().await;
         pass(100).await;
-        shards.db[0].batch_execute("UPDATE pgshard.move SET phase = 'aborted'; DROP SCHEMA shard_0001__signpost CASCADE;
-            DELETE FROM pgshard.ledger").await.unwrap();
-        shards.db[1].batch_execute("DELETE FROM pgshard.incoming; DROP SCHEMA shard_0001__incoming CASCADE").await.unwrap();
+        shards.db[0]
+            .batch_execute(
+                "UPDATE pgshard.move SET phase = 'aborted'; DROP SCHEMA shard_0001__signpost CASCADE;
+            DELETE FROM pgshard.ledger",
+            )
+            .await
+            .unwrap();
+        shards.db[1]
+            .batch_execute("DELETE FROM pgshard.incoming; DROP SCHEMA shard_0001__incoming CASCADE")
+            .await
+            .unwrap();
         assert_eq!(router.by_key(1).host(), shards.name(0));
 
         let moving = shards.prepare(1, 0).await;
@@ -160,7 +168,8 @@ on_each_version! {
             let router = router.clone();
             callers.spawn(async move {
                 for _ in 0..20 {
-                    let error = router.by_key(1).query("SELECT no_such_column FROM {shard}.photos", &[]).await.unwrap_err();
+                    let error =
+                        router.by_key(1).query("SELECT no_such_column FROM {shard}.photos", &[]).await.unwrap_err();
                     assert_eq!(error.code().unwrap().code(), "42703");
                 }
             });
@@ -231,7 +240,8 @@ on_each_version! {
                 if run == 0 {
                     moving.fence(LONG).await;
                 }
-                let inserted: Result<u64, Error> = tx.savepoint(async { tx.execute(INSERT, &[&1_i64, &"x"]).await }).await;
+                let inserted: Result<u64, Error> =
+                    tx.savepoint(async { tx.execute(INSERT, &[&1_i64, &"x"]).await }).await;
                 if let Err(error) = inserted {
                     assert_eq!(error.code().unwrap().code(), "SH001");
                     details.lock().unwrap().push(error.as_db_error().unwrap().detail().unwrap().to_owned());
@@ -296,11 +306,17 @@ on_each_version! {
         options.hosts[0].pool_size = 1;
         options.retry_for = Duration::from_millis(50);
         let router = Router::new(options);
-        shards.db[0].batch_execute("
+        shards.db[0]
+            .batch_execute(
+                "
             INSERT INTO shard_0001.photos VALUES (1, 'x');
             CREATE FUNCTION public.is_photo() RETURNS boolean LANGUAGE plpgsql AS $$
             DECLARE photo shard_0001.photos%ROWTYPE;
-            BEGIN SELECT * INTO STRICT photo FROM shard_0001.photos; RETURN photo.kind = 'photo'::shard_0001.kind; END $$").await.unwrap();
+            BEGIN SELECT * INTO STRICT photo FROM shard_0001.photos; RETURN photo.kind = 'photo'::shard_0001.kind;
+            END $$",
+            )
+            .await
+            .unwrap();
         let moving = shards.prepare(1, 0).await;
         moving.fence(LONG).await;
         let error = router.by_key(1).query_one("SELECT public.is_photo()", &[]).await.unwrap_err();
@@ -359,7 +375,10 @@ on_each_version! {
         for error in [statement, function, write, transaction] {
             assert!(error.is_retryable() && !error.may_have_run());
             let words = error.to_string();
-            assert!(words.starts_with("shard 1 was not to be had for ") && words.contains("last on host db1"), "{words}");
+            assert!(
+                words.starts_with("shard 1 was not to be had for ") && words.contains("last on host db1"),
+                "{words}"
+            );
         }
         // The host's other shards know nothing of it, nor does the session, which was kept.
         router.by_key(2).query(COUNT, &[]).await.unwrap();

@@ -46,8 +46,8 @@ async fn moved(shards: &Shards, number: u16, source: usize) {
 }
 
 on_each_version! {
-    /// A statement that was prepared before the shard went away and came back has types of the shard that are no more: it is
-    /// prepared anew.
+    /// A statement that was prepared before the shard went away and came back has types of the shard that are no more:
+    /// it is prepared anew.
     async fn types_that_came_back(version) {
         let shards = Shards::start(version, 6).await;
         // Through a pooler types of the application's own are to be cast to text (docs/operating.md).
@@ -62,13 +62,19 @@ on_each_version! {
             };
             insert().await.unwrap();
             let find = "SELECT count(*) FROM {shard}.photos WHERE kind = $1";
-            let count = async || router.by_key(key).query_one(find, &[&Kind("film")]).await.map(|row| row.get::<_, i64>(0));
+            let count =
+                async || router.by_key(key).query_one(find, &[&Kind("film")]).await.map(|row| row.get::<_, i64>(0));
             count().await.unwrap();
             let within = async || {
-                router.by_key(key).transaction(async |tx| {
-                    let row = tx.query_one("SELECT count(*), 1 FROM {shard}.photos WHERE kind = $1", &[&Kind("film")]).await?;
-                    Ok::<i64, Error>(row.get(0))
-                }).await
+                router
+                    .by_key(key)
+                    .transaction(async |tx| {
+                        let row = tx
+                            .query_one("SELECT count(*), 1 FROM {shard}.photos WHERE kind = $1", &[&Kind("film")])
+                            .await?;
+                        Ok::<i64, Error>(row.get(0))
+                    })
+                    .await
             };
             within().await.unwrap();
             moved(&shards, number, 0).await;
@@ -85,14 +91,16 @@ on_each_version! {
         }
     }
 
-    /// What asks the catalogs about a name gets another answer from a signpost, and no error: the router asks whether the host
-    /// serves the shard before it believes it.
+    /// What asks the catalogs about a name gets another answer from a signpost, and no error: the router asks whether
+    /// the host serves the shard before it believes it.
     async fn questions_about_names(version) {
         let shards = Shards::start(version, 6).await;
         for (number, Ways { name, router, .. }) in (0..).zip(Ways::all(&shards).await) {
             let (key, schema) = (i64::from(number), schema(number));
-            let sql = format!("CREATE TABLE {schema}.tickets (id serial PRIMARY KEY);
-                INSERT INTO {schema}.tickets SELECT FROM generate_series(1, 1000)");
+            let sql = format!(
+                "CREATE TABLE {schema}.tickets (id serial PRIMARY KEY);
+                INSERT INTO {schema}.tickets SELECT FROM generate_series(1, 1000)"
+            );
             shards.db[0].batch_execute(&sql).await.unwrap();
             let moving = shards.prepare(number, 0).await;
             moving.fence(LONG).await;
@@ -100,10 +108,14 @@ on_each_version! {
             let size = "SELECT pg_total_relation_size('{shard}.tickets')";
             let before = router.stats().look_ups;
             let asking = async {
-                let within = router.by_key(key).transaction(async |tx| {
-                    Ok::<Option<String>, Error>(tx.query_one(sequence, &[]).await?.get(0))
-                });
-                tokio::join!(router.by_key(key).query_one(sequence, &[]), router.by_key(key).query_one(size, &[]), within)
+                let within = router
+                    .by_key(key)
+                    .transaction(async |tx| Ok::<Option<String>, Error>(tx.query_one(sequence, &[]).await?.get(0)));
+                tokio::join!(
+                    router.by_key(key).query_one(sequence, &[]),
+                    router.by_key(key).query_one(size, &[]),
+                    within
+                )
             };
             let opening = async {
                 while router.stats().look_ups == before {
@@ -122,8 +134,8 @@ on_each_version! {
         }
     }
 
-    /// A transaction that has only read does not keep its shard; once the router knows that it is elsewhere, it reads nothing
-    /// more of the old copy but is run again.
+    /// A transaction that has only read does not keep its shard; once the router knows that it is elsewhere, it reads
+    /// nothing more of the old copy but is run again.
     async fn a_transaction_that_only_read(version) {
         let shards = Shards::start(version, 4).await;
         let router = shards.router();

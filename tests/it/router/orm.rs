@@ -56,8 +56,13 @@ on_each_version! {
     /// A table that only `public` has is no shard's, unless it is asked for.
     async fn names_do_not_fall_through(version) {
         let shards = Shards::start(version, 2).await;
-        shards.cluster.superuser(0).await
-            .batch_execute("CREATE TABLE public.settings (n int); GRANT SELECT ON public.settings TO PUBLIC").await.unwrap();
+        shards
+            .cluster
+            .superuser(0)
+            .await
+            .batch_execute("CREATE TABLE public.settings (n int); GRANT SELECT ON public.settings TO PUBLIC")
+            .await
+            .unwrap();
         let router = shards.router();
         let sql = "SELECT n FROM settings";
         let error = router.by_key(0).orm_transaction(async |tx| tx.query(sql, &[]).await).await.unwrap_err();

@@ -126,7 +126,8 @@ on_each_version! {
             loop {
                 let mut backends = 0;
                 for host in 0..2 {
-                    backends += shards.cluster.superuser(host).await.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
+                    backends +=
+                        shards.cluster.superuser(host).await.query_one(sql, &[]).await.unwrap().get::<_, i64>(0);
                 }
                 if backends <= (LIMIT + 2 * 2) as i64 {
                     break;

@@ -77,8 +77,8 @@ impl Drop for Pooler {
 }
 
 on_each_version! {
-    /// Statements, transactions and IDs of many shards, through moves there and back: no error, no row lost, and nothing left
-    /// prepared on the servers.
+    /// Statements, transactions and IDs of many shards, through moves there and back: no error, no row lost, and
+    /// nothing left prepared on the servers.
     async fn unnamed_statements(version) {
         let world = World::new(&[version, other(version)], 4).await;
         let poolers = [Pooler::start(&world.servers, 0).await, Pooler::start(&world.servers, 1).await];
@@ -113,7 +113,8 @@ on_each_version! {
                     acknowledged.push(id);
                     tokio::time::sleep(Duration::from_millis(5)).await;
                     let some = &acknowledged[acknowledged.len().saturating_sub(20)..];
-                    let rows = router.by_ids(some).query("SELECT id FROM {shard}.users WHERE id = ANY($1) AND name LIKE '%!'");
+                    let rows =
+                        router.by_ids(some).query("SELECT id FROM {shard}.users WHERE id = ANY($1) AND name LIKE '%!'");
                     assert_eq!(rows.await.unwrap().len(), some.len());
                 }
                 acknowledged

@@ -1,5 +1,5 @@
-//! What an application is told is so: `Ok` means that the server has committed, an error that nothing has run means that nothing
-//! is there.
+//! What an application is told is so: `Ok` means that the server has committed, an error that nothing has run means
+//! that nothing is there.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -46,11 +46,13 @@ async fn taken(shards: &Shards) -> Vec<String> {
 }
 
 on_each_version! {
-    /// The backend dies of a statement, or of COMMIT, that it is at: nobody knows whether that has taken effect. A pooler tells so
-    /// in its own words.
+    /// The backend dies of a statement, or of COMMIT, that it is at: nobody knows whether that has taken effect. A
+    /// pooler tells so in its own words.
     async fn whoever_dies_at_work_may_have_done_it(version) {
         let shards = Shards::start(version, 4).await;
-        let slow = "CREATE FUNCTION shard_0000.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60); RETURN NULL; END $$;
+        let slow =
+            "CREATE FUNCTION shard_0000.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(60);
+            RETURN NULL; END $$;
             CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON shard_0000.photos DEFERRABLE INITIALLY DEFERRED
             FOR EACH ROW EXECUTE FUNCTION shard_0000.slow()";
         shards.db[0].batch_execute(slow).await.unwrap();
@@ -81,18 +83,20 @@ on_each_version! {
         }
     }
 
-    /// A refusal that a savepoint has caught takes nothing of the rest away: neither that the server would not write, nor that
-    /// a row was there.
+    /// A refusal that a savepoint has caught takes nothing of the rest away: neither that the server would not write,
+    /// nor that a row was there.
     async fn ok_is_a_commit(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
             for (refused, code) in [("SET LOCAL transaction_read_only = on", "25006"), ("SELECT 1/0", "22012")] {
                 let done = router.by_key(0).transaction(async |tx| {
                     tx.execute(INSERT, &[&1_i64, &"first"]).await?;
-                    let caught: Result<u64, Error> = tx.savepoint(async {
-                        tx.execute(refused, &[]).await?;
-                        tx.execute("DELETE FROM {shard}.photos", &[]).await
-                    }).await;
+                    let caught: Result<u64, Error> = tx
+                        .savepoint(async {
+                            tx.execute(refused, &[]).await?;
+                            tx.execute("DELETE FROM {shard}.photos", &[]).await
+                        })
+                        .await;
                     assert_eq!(caught.unwrap_err().code().unwrap().code(), code, "{name}");
                     tx.execute(INSERT, &[&2_i64, &"second"]).await
                 });
@@ -111,18 +115,25 @@ on_each_version! {
             // A savepoint whose work says that it went well although it did not.
             let kept = router.by_key(0).transaction(async |tx| {
                 tx.execute(INSERT, &[&1_i64, &"kept"]).await?;
-                let swallowed: Result<(), Error> = tx.savepoint(async {
-                    tx.execute(INSERT, &[&2_i64, &"undone"]).await?;
-                    let _ = tx.execute("SELECT 1/0", &[]).await;
-                    Ok(())
-                }).await;
+                let swallowed: Result<(), Error> = tx
+                    .savepoint(async {
+                        tx.execute(INSERT, &[&2_i64, &"undone"]).await?;
+                        let _ = tx.execute("SELECT 1/0", &[]).await;
+                        Ok(())
+                    })
+                    .await;
                 assert!(swallowed.is_err(), "{name}");
                 Ok::<_, Error>(())
             });
             kept.await.unwrap();
             assert_eq!(taken(&shards).await, ["kept"], "{name}");
             // Refused at COMMIT: nothing is there, and the connection goes on.
-            shards.db[0].batch_execute("ALTER TABLE shard_0000.photos ADD CONSTRAINT twice UNIQUE (title) DEFERRABLE INITIALLY DEFERRED").await.unwrap();
+            shards.db[0]
+                .batch_execute(
+                    "ALTER TABLE shard_0000.photos ADD CONSTRAINT twice UNIQUE (title) DEFERRABLE INITIALLY DEFERRED",
+                )
+                .await
+                .unwrap();
             let deferred = router.by_key(0).transaction(async |tx| {
                 tx.execute(INSERT, &[&1_i64, &"twice"]).await?;
                 tx.execute(INSERT, &[&2_i64, &"twice"]).await
@@ -134,7 +145,8 @@ on_each_version! {
         }
     }
 
-    /// After a statement that was given up nothing more goes out on the transaction, so that nothing of it can be committed.
+    /// After a statement that was given up nothing more goes out on the transaction, so that nothing of it can be
+    /// committed.
     async fn given_up_in_a_transaction(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
@@ -178,8 +190,8 @@ on_each_version! {
         }
     }
 
-    /// What runs beside an open savepoint would be undone with it: it is refused. One after the other and within each other
-    /// they are welcome, also around those of another transaction.
+    /// What runs beside an open savepoint would be undone with it: it is refused. One after the other and within each
+    /// other they are welcome, also around those of another transaction.
     async fn savepoints_do_not_overlap(version) {
         let shards = Shards::start(version, 4).await;
         for Ways { name, router, .. } in Ways::all(&shards).await {
@@ -244,8 +256,16 @@ on_each_version! {
             let sleeping = busy.lock().unwrap().take().unwrap();
             assert!(matches!(sleeping.await.unwrap(), Err(Error::TransactionEnded { .. })), "{name}");
             let kept = kept.lock().unwrap().pop().unwrap();
-            assert!(matches!(kept.execute(INSERT, &[&2_i64, &"late"]).await, Err(Error::TransactionEnded { .. })), "{name}");
-            until(&shards, 0, "NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%(59)%' AND pid <> pg_backend_pid())").await;
+            assert!(
+                matches!(kept.execute(INSERT, &[&2_i64, &"late"]).await, Err(Error::TransactionEnded { .. })),
+                "{name}"
+            );
+            until(
+                &shards,
+                0,
+                "NOT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%(59)%' AND pid <> pg_backend_pid())",
+            )
+            .await;
             shards.db[0].batch_execute("SET lock_timeout = '20s'").await.unwrap();
             assert_eq!(taken(&shards).await, [""; 0], "{name}");
         }
@@ -258,8 +278,10 @@ on_each_version! {
         let rows: Vec<(i64, i64)> = (0..16).map(|key| (key, 100 + key)).collect();
         let insert = async |places: &[usize]| -> Result<Vec<Inserted>, Error> {
             let rows: Vec<(i64, i64)> = places.iter().map(|place| rows[*place]).collect();
-            let sql = "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[]) RETURNING id";
-            let columns = |rows: &[&(i64, i64)]| columns![rows.iter().map(|row| row.1), rows.iter().map(|_| "x".to_owned())];
+            let sql =
+                "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[]) RETURNING id";
+            let columns =
+                |rows: &[&(i64, i64)]| columns![rows.iter().map(|row| row.1), rows.iter().map(|_| "x".to_owned())];
             Ok(router.insert_many(&rows, |(key, _)| *key)?.query(sql, columns).await?)
         };
         shards.cluster.server(1).stop(pgshard::dev::StopMode::Fast).unwrap();
@@ -277,10 +299,20 @@ on_each_version! {
         // Nor is it by one that only reads.
         let count = Sql::reading(COUNT);
         let ids: Vec<i64> = (0..16).map(|number| pgshard::id::Id::new(1, shard(number), 0).unwrap().encode()).collect();
-        let error = Error::from(router.by_ids(&ids).query(&Sql::reading("SELECT id FROM {shard}.photos WHERE id = ANY($1)")).await.unwrap_err());
+        let error = Error::from(
+            router
+                .by_ids(&ids)
+                .query(&Sql::reading("SELECT id FROM {shard}.photos WHERE id = ANY($1)"))
+                .await
+                .unwrap_err(),
+        );
         assert!(error.is_retryable() && !error.may_have_run(), "{error:?}");
         shards.cluster.server(1).start().unwrap();
-        let back = async { while router.by_key(8).query(&count, &[]).await.is_err() { tokio::time::sleep(Duration::from_millis(20)).await } };
+        let back = async {
+            while router.by_key(8).query(&count, &[]).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await
+            }
+        };
         tokio::time::timeout(LONG, back).await.unwrap();
         insert(&left).await.unwrap();
         let mut counts = router.all_shards().query(COUNT, &[]);
@@ -298,7 +330,11 @@ on_each_version! {
                 let proxy = Proxy::to(shards.cluster.server(0).port()).await;
                 let mut options = shards.options();
                 // What is lost at the proxy finds the server all the same.
-                let text = format!("host=127.0.0.1,127.0.0.1 port={},{} user=app dbname=app", proxy.port, shards.cluster.server(0).port());
+                let text = format!(
+                    "host=127.0.0.1,127.0.0.1 port={},{} user=app dbname=app",
+                    proxy.port,
+                    shards.cluster.server(0).port()
+                );
                 options.hosts[0].connect = ConnectOptions::parse(&text).unwrap();
                 if unnamed {
                     options.hosts[0].prepare = pgshard::router::PrepareMode::Unnamed;
@@ -322,7 +358,8 @@ on_each_version! {
                 shards.db[0].batch_execute("SELECT pg_advisory_unlock(99)").await.unwrap();
                 if unnamed {
                     // It waits within a transaction of the router's, of which the end does not come.
-                    until(&shards, 0, "NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)").await;
+                    until(&shards, 0, "NOT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)")
+                        .await;
                 } else {
                     until(&shards, 0, "EXISTS (SELECT FROM shard_0000.photos)").await;
                 }
@@ -339,7 +376,8 @@ on_each_version! {
     /// By the caller's word it only reads: then a lost connection is nothing but that, and many shards are asked again.
     async fn a_select_by_the_callers_word(version) {
         let shards = Shards::start(version, 4).await;
-        let once = "CASE WHEN nextval('shard_0000.times') = 1 THEN pg_terminate_backend(pg_backend_pid()) ELSE true END";
+        let once =
+            "CASE WHEN nextval('shard_0000.times') = 1 THEN pg_terminate_backend(pg_backend_pid()) ELSE true END";
         shards.db[0].batch_execute("CREATE SEQUENCE shard_0000.times").await.unwrap();
         let again = async || shards.db[0].batch_execute("ALTER SEQUENCE shard_0000.times RESTART").await.unwrap();
         let sql = format!("SELECT {once}");
@@ -357,7 +395,13 @@ on_each_version! {
             let error = match way {
                 0 => shard.query(&Sql::reading(&sql), &[]).await,
                 1 => shard.reads().query(&sql, &[]).await,
-                2 => shard.build_transaction().read_only(true).run(async |tx| tx.query("SELECT pg_terminate_backend(pg_backend_pid())", &[]).await).await,
+                2 => {
+                    shard
+                        .build_transaction()
+                        .read_only(true)
+                        .run(async |tx| tx.query("SELECT pg_terminate_backend(pg_backend_pid())", &[]).await)
+                        .await
+                }
                 _ => shard.query(&sql, &[]).await,
             };
             let error = error.unwrap_err();
@@ -386,7 +430,8 @@ on_each_version! {
         let shards = Shards::start(version, 4).await;
         let proxy = Proxy::to(shards.cluster.server(0).port()).await;
         let mut options = shards.options();
-        options.hosts[0].connect = ConnectOptions::parse(&format!("host=127.0.0.1 port={} user=app dbname=app", proxy.port)).unwrap();
+        options.hosts[0].connect =
+            ConnectOptions::parse(&format!("host=127.0.0.1 port={} user=app dbname=app", proxy.port)).unwrap();
         options.create_max = Duration::from_millis(300);
         let router = Router::new(options);
         proxy.fall_silent();
@@ -400,7 +445,9 @@ on_each_version! {
                 first.by_key(0).query(COUNT, &[]).await.unwrap_err();
             });
             runtime.shutdown_background();
-        }).await.unwrap();
+        })
+        .await
+        .unwrap();
         proxy.speak_again();
         let tried = AtomicU32::new(0);
         let back = async {

@@ -1,5 +1,5 @@
-//! What stands between a router and a server in these tests: a TCP proxy that can fall silent or lead elsewhere, a host that
-//! takes connections and never answers, and a future that is dropped in its middle.
+//! What stands between a router and a server in these tests: a TCP proxy that can fall silent or lead elsewhere, a host
+//! that takes connections and never answers, and a future that is dropped in its middle.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -22,15 +22,17 @@ async fn seen(router: &Router) -> String {
 /// A function of the application, of which the router knows nothing; and a trigger of which it cannot know.
 async fn prepare(shards: &Shards) {
     let sql = "
-        CREATE FUNCTION public.remember(tenant text) RETURNS text LANGUAGE sql AS $$ SELECT set_config('app.tenant', tenant, false) $$;
-        CREATE FUNCTION public.remembers() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM public.remember(NEW.title); RETURN NEW; END $$;
+        CREATE FUNCTION public.remember(tenant text) RETURNS text LANGUAGE sql AS $$ SELECT set_config('app.tenant',
+            tenant, false) $$;
+        CREATE FUNCTION public.remembers() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN PERFORM public.remember(NEW.title); RETURN NEW; END $$;
         CREATE TRIGGER remembers BEFORE INSERT ON shard_0001.photos FOR EACH ROW EXECUTE FUNCTION public.remembers()";
     shards.cluster.superuser(0).await.batch_execute(sql).await.unwrap();
 }
 
 on_each_version! {
-    /// A SELECT can leave a temporary table, a setting or a lock behind. The next caller meets none of them, whichever way
-    /// statements are sent.
+    /// A SELECT can leave a temporary table, a setting or a lock behind. The next caller meets none of them, whichever
+    /// way statements are sent.
     async fn of_a_select(version) {
         let shards = Shards::start(version, 4).await;
         prepare(&shards).await;
@@ -49,7 +51,8 @@ on_each_version! {
             for sql in [
                 "SELECT set_config('app.tenant', $1, false)",
                 "SELECT public.remember($1)",
-                "WITH a AS (SELECT set_config('app.tenant', $1, false)) SELECT set_config('statement_timeout', '77s', false) FROM a",
+                "WITH a AS (SELECT set_config('app.tenant', $1, false)) SELECT set_config('statement_timeout', '77s', \
+                 false) FROM a",
                 "SELECT $1::text AS title INTO TEMP photos",
                 "CREATE TEMP TABLE photos (title text DEFAULT 'DO')",
                 "SET statement_timeout = '78s'",
@@ -74,7 +77,8 @@ on_each_version! {
             }
             // A lock of the session is gone though nobody borrows the connection again.
             router.by_key(0).query("SELECT pg_advisory_lock(7)", &[]).await.unwrap();
-            let lock = shards.db[0].batch_execute("SET lock_timeout = '20s'; SELECT pg_advisory_lock(7); SELECT pg_advisory_unlock(7)");
+            let lock = shards.db[0]
+                .batch_execute("SET lock_timeout = '20s'; SELECT pg_advisory_lock(7); SELECT pg_advisory_unlock(7)");
             lock.await.unwrap_or_else(|error| panic!("{name}: {error:?}"));
             // Also one of a statement that was given up. (PgBouncer 1.18 refuses connections after that.)
             if name == "pooled" {
@@ -108,7 +112,8 @@ on_each_version! {
         let sql = "INSERT INTO {shard}.photos (id, title) SELECT * FROM unnest($1::bigint[], $2::text[])";
         let rows = [1_i64, 2];
         let inserted = router.insert_many(&rows, |_| 1_i64).unwrap();
-        let columns = |rows: &[&i64]| pgshard::columns![rows.iter().map(|id| **id), rows.iter().map(|_| "them".to_owned())];
+        let columns =
+            |rows: &[&i64]| pgshard::columns![rows.iter().map(|id| **id), rows.iter().map(|_| "them".to_owned())];
         inserted.query(sql, columns).await.unwrap();
         assert_eq!(seen(&router).await, NEW);
     }
@@ -127,16 +132,27 @@ on_each_version! {
         }
     }
 
-    /// Row level security by a setting: each transaction sets its tenant for itself, as docs/operating.md has it. Nobody sees
-    /// another's rows, and without a tenant nobody sees any.
+    /// Row level security by a setting: each transaction sets its tenant for itself, as docs/operating.md has it.
+    /// Nobody sees another's rows, and without a tenant nobody sees any.
     async fn row_level_security(version) {
         let shards = Shards::start(version, 4).await;
-        shards.db[0].batch_execute("
+        shards.db[0]
+            .batch_execute(
+                "
             ALTER TABLE shard_0000.photos ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-            CREATE POLICY of_tenant ON shard_0000.photos USING (title = current_setting('app.tenant', true))").await.unwrap();
+            CREATE POLICY of_tenant ON shard_0000.photos USING (title = current_setting('app.tenant', true))",
+            )
+            .await
+            .unwrap();
         // The pooler has three, so that there is one for look-ups, too: a refusal of the policy's is asked about.
         for Ways { name, router, pooled, .. } in Ways::with(&shards, |options| options.hosts[0].pool_size = 2).await {
-            let first = if pooled { 200 } else if name == "named" { 0 } else { 100 };
+            let first = if pooled {
+                200
+            } else if name == "named" {
+                0
+            } else {
+                100
+            };
             let mut tenants = tokio::task::JoinSet::new();
             for tenant in 0..6_i64 {
                 let router = router.clone();
@@ -144,26 +160,39 @@ on_each_version! {
                     let own = &format!("{name} tenant {tenant}");
                     for round in 0..4_i64 {
                         let id = (first + tenant) * 100 + round;
-                        let count = router.by_key(0).transaction(async |tx| {
-                            tx.execute("SELECT set_config('app.tenant', $1, true)", &[own]).await?;
-                            tx.execute(INSERT, &[&id, own]).await?;
-                            let foreign: Result<u64, Error> = tx.savepoint(async { tx.execute(INSERT, &[&(id + 50), &"another's"]).await }).await;
-                            assert_eq!(foreign.unwrap_err().code().unwrap().code(), "42501");
-                            let titles = tx.query("SELECT title FROM {shard}.photos", &[]).await?;
-                            assert!(titles.iter().all(|row| row.get::<_, &str>(0) == *own));
-                            if round == 3 { tx.query("SELECT 1/0", &[]).await?; }
-                            Ok::<usize, Error>(titles.len())
-                        }).await;
+                        let count = router
+                            .by_key(0)
+                            .transaction(async |tx| {
+                                tx.execute("SELECT set_config('app.tenant', $1, true)", &[own]).await?;
+                                tx.execute(INSERT, &[&id, own]).await?;
+                                let foreign: Result<u64, Error> =
+                                    tx.savepoint(async { tx.execute(INSERT, &[&(id + 50), &"another's"]).await }).await;
+                                assert_eq!(foreign.unwrap_err().code().unwrap().code(), "42501");
+                                let titles = tx.query("SELECT title FROM {shard}.photos", &[]).await?;
+                                assert!(titles.iter().all(|row| row.get::<_, &str>(0) == *own));
+                                if round == 3 {
+                                    tx.query("SELECT 1/0", &[]).await?;
+                                }
+                                Ok::<usize, Error>(titles.len())
+                            })
+                            .await;
                         match count {
                             Ok(count) => assert_eq!(count, round as usize + 1, "{own}"),
-                            Err(error) => assert!(round == 3 && error.code().is_some_and(|code| code.code() == "22012"), "{own} {error:?}"),
+                            Err(error) => assert!(
+                                round == 3 && error.code().is_some_and(|code| code.code() == "22012"),
+                                "{own} {error:?}"
+                            ),
                         }
                         let without: i64 = router.by_key(0).query_one(COUNT, &[]).await.unwrap().get(0);
                         assert_eq!(without, 0, "{own}");
                     }
                 });
             }
-            let all = async { while let Some(done) = tenants.join_next().await { done.unwrap() } };
+            let all = async {
+                while let Some(done) = tenants.join_next().await {
+                    done.unwrap()
+                }
+            };
             tokio::time::timeout(Duration::from_secs(60), all).await.unwrap();
         }
     }

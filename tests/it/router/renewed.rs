@@ -36,7 +36,8 @@ on_each_version! {
         let mute = Mute::start().await;
         write(&path, &text, port, mute.port);
         let router = connect(&path).await.unwrap();
-        let error = router.by_key(0).within(Duration::from_millis(500)).query(&Sql::reading(COUNT), &[]).await.unwrap_err();
+        let error =
+            router.by_key(0).within(Duration::from_millis(500)).query(&Sql::reading(COUNT), &[]).await.unwrap_err();
         assert!(error.is_retryable(), "{error:?}");
         write(&path, &text, port, port);
         let corrected = async {

@@ -82,7 +82,8 @@ async fn resume(standby: &Client) {
 }
 
 on_each_version! {
-    /// A standby answers while it is near enough; the primary when it is not, or away, or asked for what it has not got.
+    /// A standby answers while it is near enough; the primary when it is not, or away, or asked for what it has not
+    /// got.
     async fn near_enough_or_the_primary(version) {
         let (shards, mut options) = with_standby(version, 4).await;
         let standby = shards.cluster.superuser(2).await;
@@ -104,7 +105,10 @@ on_each_version! {
         }
         let counted = recorded.since();
         assert!(counted["reads_total db1 standby"] >= 21, "{counted:?}");
-        assert!(!counted.contains_key("reads_total db1 behind") && !counted.contains_key("reads_total db1 failed"), "{counted:?}");
+        assert!(
+            !counted.contains_key("reads_total db1 behind") && !counted.contains_key("reads_total db1 failed"),
+            "{counted:?}"
+        );
 
         // Not for another shard's position, which says nothing about this one.
         let other = router.by_key(1).position().await.unwrap();
@@ -180,8 +184,8 @@ on_each_version! {
         drop(shards);
     }
 
-    /// While a shard moves, a standby of the source shows it until it hears of the move, and no longer; one of the target is no
-    /// use until it has heard. Nobody gets an error.
+    /// While a shard moves, a standby of the source shows it until it hears of the move, and no longer; one of the
+    /// target is no use until it has heard. Nobody gets an error.
     async fn a_standby_does_not_know_of_a_move(version) {
         let (shards, mut options) = with_standby(version, 4).await;
         let standby = shards.cluster.superuser(2).await;

@@ -1,5 +1,5 @@
-//! Programs made by chance: calls, transactions with savepoints, futures that are dropped at any await, while backends are killed.
-//! What each caller was told is compared with what is there in the end.
+//! Programs made by chance: calls, transactions with savepoints, futures that are dropped at any await, while backends
+//! are killed. What each caller was told is compared with what is there in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -157,8 +157,8 @@ async fn run(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Mu
     }
 }
 
-/// Ends backends of the application by chance, until it is told to stop. On a slow machine more seldom: something is acknowledged
-/// between two, if the callers get to anything.
+/// Ends backends of the application by chance, until it is told to stop. On a slow machine more seldom: something is
+/// acknowledged between two, if the callers get to anything.
 async fn kill(shards: &Shards, stop: &AtomicBool, acknowledged: &AtomicUsize, mut rng: Rng) {
     let killer = shards.cluster.superuser(0).await;
     while !stop.load(Ordering::Relaxed) {
@@ -181,10 +181,13 @@ on_each_version! {
     async fn what_was_told_is_so(version) {
         let shards = Shards::start(version, 4).await;
         let seed: u64 = std::env::var("PGSHARD_SEED").map_or(7, |seed| seed.parse().unwrap());
-        for (round, way) in (0..).zip(Ways::with(&shards, |options| {
-            options.hosts[0].pool_size = 2;
-            options.application_name = "seeded".to_owned();
-        }).await) {
+        for (round, way) in (0..).zip(
+            Ways::with(&shards, |options| {
+                options.hosts[0].pool_size = 2;
+                options.application_name = "seeded".to_owned();
+            })
+            .await,
+        ) {
             let (stop, mut callers) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
             let acknowledged = Arc::new(AtomicUsize::new(0));
             for number in 0..CALLERS {
@@ -209,8 +212,10 @@ on_each_version! {
             };
             let (told, ()) = tokio::join!(calling, kill(&shards, &stop, &acknowledged, Rng::with_seed(seed)));
             // What was given up has ended.
-            let sql = "SELECT coalesce(string_agg(format('%s for %s: %s', state, now() - state_change, query), E'\\n'), '')
-                FROM pg_stat_activity WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid()";
+            let sql = "SELECT coalesce(string_agg(format('%s for %s: %s', state, now() - state_change, query), E'\\n'),
+                '')
+                FROM pg_stat_activity WHERE datname = current_database() AND state <> 'idle'
+                AND pid <> pg_backend_pid()";
             let mut left = String::from("?");
             for _ in 0..6000 {
                 left = shards.db[0].query_one(sql, &[]).await.unwrap().get(0);
@@ -225,10 +230,19 @@ on_each_version! {
             let mut counts = [0_usize; 3];
             for told in &told {
                 let found = |ids: &BTreeSet<i64>| ids.iter().filter(|id| there.contains_key(id)).count();
-                assert_eq!(found(&told.done), told.done.len(), "seed {seed}, {}: acknowledged, and not there: {told:?}", way.name);
+                assert_eq!(
+                    found(&told.done),
+                    told.done.len(),
+                    "seed {seed}, {}: acknowledged, and not there: {told:?}",
+                    way.name
+                );
                 assert_eq!(found(&told.undone), 0, "seed {seed}, {}: there, and said not to be: {told:?}", way.name);
                 let either = found(&told.either);
-                assert!(either == 0 || either == told.either.len(), "seed {seed}, {}: half of it is there: {told:?}", way.name);
+                assert!(
+                    either == 0 || either == told.either.len(),
+                    "seed {seed}, {}: half of it is there: {told:?}",
+                    way.name
+                );
                 for (count, ids) in counts.iter_mut().zip([&told.done, &told.undone, &told.either]) {
                     *count += ids.len();
                 }

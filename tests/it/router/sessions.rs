@@ -34,8 +34,8 @@ on_each_version! {
         }
     }
 
-    /// A shard's calls come to the same connection while it is free, to another when it is not; and while one connection is
-    /// enough, one it is.
+    /// A shard's calls come to the same connection while it is free, to another when it is not; and while one
+    /// connection is enough, one it is.
     async fn favourites(version) {
         let shards = Shards::start(version, 16).await;
         let router = shards.router();
@@ -104,7 +104,8 @@ on_each_version! {
         let shards = Shards::start(version, 4).await;
         let router = narrow(&shards, 256);
         let state = "SELECT current_setting('search_path') || ' ' || current_setting('work_mem') || ' '
-            || (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory') || ' ' || (SELECT count(*) FROM pg_listening_channels())
+            || (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory') || ' ' || (SELECT count(*)
+                FROM pg_listening_channels())
             || ' ' || coalesce(to_regclass('pg_temp.mine')::text, '-') || ' ' || pg_backend_pid()";
         let asked = async || router.by_key(0).query_one(state, &[]).await.unwrap().get::<_, String>(0);
         let before = asked().await;
@@ -113,7 +114,10 @@ on_each_version! {
             assert_eq!((client.schema().as_str(), client.host()), ("\"shard_0000\"", &shards.name(0)));
             client.batch_execute("SET search_path = nowhere; SELECT pg_advisory_lock(7); LISTEN x").await.unwrap();
             let transaction = client.transaction().await.unwrap();
-            transaction.batch_execute("CREATE TEMP TABLE mine (n int); DECLARE c CURSOR WITH HOLD FOR SELECT 1").await.unwrap();
+            transaction
+                .batch_execute("CREATE TEMP TABLE mine (n int); DECLARE c CURSOR WITH HOLD FOR SELECT 1")
+                .await
+                .unwrap();
             transaction.commit().await.unwrap();
             client.batch_execute("BEGIN; INSERT INTO shard_0000.photos VALUES (1, 'never committed')").await.unwrap();
         }
@@ -140,9 +144,8 @@ on_each_version! {
                 };
                 let count = router.by_key(0).transaction(closure).await;
                 // The other way to write it.
-                let second = router.by_key(0).transaction(|tx| async move {
-                    tx.execute(INSERT, &[&2_i64, title]).await
-                });
+                let second =
+                    router.by_key(0).transaction(|tx| async move { tx.execute(INSERT, &[&2_i64, title]).await });
                 second.await?;
                 count
             })
@@ -162,10 +165,13 @@ on_each_version! {
                 Mine::Router(error)
             }
         }
-        let refused: Result<(), Mine> = router.by_key(0).transaction(async |tx| {
-            tx.execute(INSERT, &[&3_i64, &"undone"]).await?;
-            Err(Mine::No)
-        }).await;
+        let refused: Result<(), Mine> = router
+            .by_key(0)
+            .transaction(async |tx| {
+                tx.execute(INSERT, &[&3_i64, &"undone"]).await?;
+                Err(Mine::No)
+            })
+            .await;
         assert!(matches!(refused, Err(Mine::No)));
 
         let caught = router.by_key(0).transaction(async |tx| {
@@ -192,9 +198,11 @@ on_each_version! {
         let leaked = router.by_key(0).transaction(async |tx| Ok::<_, Error>(tx)).await.unwrap();
         assert!(matches!(leaked.query(COUNT, &[]).await, Err(Error::TransactionEnded { .. })));
 
-        let level = router.by_key(0).build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true);
+        let level =
+            router.by_key(0).build_transaction().isolation_level(IsolationLevel::RepeatableRead).read_only(true);
         let said = level.run(async |tx| {
-            let sql = "SELECT current_setting('transaction_isolation') || ' ' || current_setting('transaction_read_only')";
+            let sql =
+                "SELECT current_setting('transaction_isolation') || ' ' || current_setting('transaction_read_only')";
             Ok::<String, Error>(tx.query_one(sql, &[]).await?.get(0))
         });
         assert_eq!(said.await.unwrap(), "repeatable read on");
@@ -212,10 +220,16 @@ on_each_version! {
     async fn lost_connections(version) {
         let shards = Shards::start(version, 4).await;
         let router = narrow(&shards, 256);
-        shards.db[0].batch_execute("
-            CREATE FUNCTION public.die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+        shards.db[0]
+            .batch_execute(
+                "
+            CREATE FUNCTION public.die() RETURNS trigger
+            LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
             CREATE CONSTRAINT TRIGGER die AFTER INSERT ON shard_0000.photos DEFERRABLE INITIALLY DEFERRED
-                FOR EACH ROW WHEN (NEW.title = 'die') EXECUTE FUNCTION public.die()").await.unwrap();
+                FOR EACH ROW WHEN (NEW.title = 'die') EXECUTE FUNCTION public.die()",
+            )
+            .await
+            .unwrap();
         let runs = Arc::new(AtomicU32::new(0));
         let in_doubt = router.by_key(0).transaction(async |tx| {
             runs.fetch_add(1, Ordering::Relaxed);
@@ -227,11 +241,20 @@ on_each_version! {
 
         let die = "SELECT pg_terminate_backend(pg_backend_pid())";
         let error = router.by_key(0).transaction(async |tx| tx.query(die, &[]).await).await.unwrap_err();
-        assert!(matches!(error, Error::ConnectionLost { may_have_run: false, .. }) && error.is_retryable(), "{error:?}");
+        assert!(
+            matches!(error, Error::ConnectionLost { may_have_run: false, .. }) && error.is_retryable(),
+            "{error:?}"
+        );
         let error = router.by_key(0).query(die, &[]).await.unwrap_err();
-        assert!(matches!(error, Error::ConnectionLost { may_have_run: true, .. }) && !error.is_retryable(), "{error:?}");
+        assert!(
+            matches!(error, Error::ConnectionLost { may_have_run: true, .. }) && !error.is_retryable(),
+            "{error:?}"
+        );
         let writes = "WITH x AS (SELECT pg_terminate_backend(pg_backend_pid())) SELECT * FROM x";
         let error = router.by_key(0).query(writes, &[]).await.unwrap_err();
-        assert!(matches!(error, Error::ConnectionLost { may_have_run: true, .. }) && !error.is_retryable(), "{error:?}");
+        assert!(
+            matches!(error, Error::ConnectionLost { may_have_run: true, .. }) && !error.is_retryable(),
+            "{error:?}"
+        );
     }
 }

@@ -151,7 +151,9 @@ on_each_version! {
         recorded.since();
         let requests = || {
             let counted = recorded.since().into_iter().filter(|(name, _)| name.starts_with("requests_total"));
-            counted.map(|(name, count)| (name.trim_start_matches("requests_total ").to_owned(), count)).collect::<Vec<_>>()
+            counted
+                .map(|(name, count)| (name.trim_start_matches("requests_total ").to_owned(), count))
+                .collect::<Vec<_>>()
         };
         let slow = router.by_key(1).query("SELECT pg_sleep(60)", &[]);
         tokio::time::timeout(Duration::from_millis(100), slow).await.unwrap_err();

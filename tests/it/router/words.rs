@@ -42,14 +42,17 @@ on_each_version! {
             router.by_key(1).execute(INSERT, &[&id, &title]).await.unwrap();
         }
         let sql = "SELECT title, id FROM {shard}.photos ORDER BY id";
-        let two = |photos: Vec<Photo>| assert_eq!(photos, [(1, "one"), (2, "two")].map(|(id, title)| Photo { id, title: title.into() }));
+        let two = |photos: Vec<Photo>| {
+            assert_eq!(photos, [(1, "one"), (2, "two")].map(|(id, title)| Photo { id, title: title.into() }))
+        };
         two(router.by_key(1).query_as(sql, &[]).await.unwrap());
         two(router.by_key(1).reads().query_as(sql, &[]).await.unwrap());
         two(router.by_key(1).transaction(async |tx| tx.query_as(sql, &[]).await).await.unwrap());
         let (count, last): (i64, Option<String>) =
             router.by_key(1).query_one_as("SELECT count(*), max(title) FROM {shard}.photos", &[]).await.unwrap();
         assert_eq!((count, last.as_deref()), (2, Some("two")));
-        let none: Option<Photo> = router.by_key(1).query_opt_as("SELECT id, title FROM {shard}.photos WHERE id = 9", &[]).await.unwrap();
+        let none: Option<Photo> =
+            router.by_key(1).query_opt_as("SELECT id, title FROM {shard}.photos WHERE id = 9", &[]).await.unwrap();
         assert_eq!(none, None);
         // A column that is not there, or NULL where that has no place, is the application's mistake.
         for sql in ["SELECT id FROM {shard}.photos", "SELECT id, NULL::text AS title FROM {shard}.photos"] {

@@ -8,8 +8,8 @@ use super::world::{World, lines};
 use super::writers::Notes;
 
 impl World {
-    /// After moves that have all ended: every acknowledged row is there exactly once, where the map says; every shard has
-    /// one host; nothing of a move is left but what a ledger names.
+    /// After moves that have all ended: every acknowledged row is there exactly once, where the map says; every shard
+    /// has one host; nothing of a move is left but what a ledger names.
     pub(crate) async fn audit(&self, notes: &Notes) {
         self.audit_places().await;
         self.audit_rows(notes).await;
@@ -69,7 +69,8 @@ impl World {
         assert_eq!(serving.len(), usize::from(map.shards().get()));
     }
 
-    /// That no host has a slot or a publication without a row in its ledger, and none at all of this move, which has ended.
+    /// That no host has a slot or a publication without a row in its ledger, and none at all of this move, which has
+    /// ended.
     pub(crate) async fn audit_streams(&self, ended: Option<&str>) {
         for (host, client) in self.all().await.iter().enumerate() {
             // One statement, one snapshot: moves go on beside this one, and they write the ledger first.
@@ -78,7 +79,8 @@ impl World {
                 UNION ALL SELECT 'publication ' || pubname FROM pg_publication
                     WHERE NOT EXISTS (SELECT FROM pgshard.ledger WHERE kind = 'publication' AND name = pubname)";
             let mut unknown = lines(client, sql).await;
-            // Slots are not seen by a snapshot: one that has just come, or gone, may be at odds with the ledger for a moment.
+            // Slots are not seen by a snapshot: one that has just come, or gone, may be at odds with the ledger for a
+            // moment.
             for _ in 0..20 {
                 if unknown.is_empty() {
                     break;
@@ -126,7 +128,8 @@ impl World {
         assert_eq!(serving, [self.host_of(shard)], "shard {shard}: the host, and the map");
     }
 
-    /// That there is no slot and no publication but those of reverse replications that can be used, and that ledgers name them.
+    /// That there is no slot and no publication but those of reverse replications that can be used, and that ledgers
+    /// name them.
     async fn audit_ways_back(&self) {
         let clients = self.all().await;
         let mut open = BTreeSet::new();

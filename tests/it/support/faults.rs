@@ -1,8 +1,8 @@
 //! One fault at one place of an online move, and what is done about it.
 //!
-//! A mover dies, or stands still while a server crashes, its connections break, or another takes its move over. Writers go
-//! on all the while. Afterwards each shard is on one host, with every row that was acknowledged, and nothing is left of the
-//! move.
+//! A mover dies, or stands still while a server crashes, its connections break, or another takes its move over. Writers
+//! go on all the while. Afterwards each shard is on one host, with every row that was acknowledged, and nothing is left
+//! of the move.
 
 use std::collections::BTreeSet;
 
@@ -132,7 +132,8 @@ async fn strike(
                 assert!([0, 4, 7, 8].contains(&woken.code()), "{}\n{}", woken.stdout, woken.stderr);
                 assert_eq!(world.all_about(shards[0]).await, before, "the one that slept changed something");
                 if woken.code() == 7 {
-                    // A shard that nobody took over, because it was not claimed yet: the first mover has done that, and given up.
+                    // A shard that nobody took over, because it was not claimed yet: the first mover has done that, and
+                    // given up.
                     world.run(&["moves", verb.word(), id]).await;
                 }
                 return Some(id.clone());
@@ -154,8 +155,8 @@ async fn succeed(world: &World, child: &mut Child, id: &str, verb: Verb) {
     assert!(child.try_wait().unwrap().is_none(), "the first mover sleeps still");
 }
 
-/// Waits until the servers have noticed that a killed mover is gone: a claim that it had sent is carried out still, be it that
-/// the server has not begun with it.
+/// Waits until the servers have noticed that a killed mover is gone: a claim that it had sent is carried out still, be
+/// it that the server has not begun with it.
 async fn gone(world: &World, id: &str) {
     let sql = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE starts_with(application_name, $1))";
     for host in 0..2 {

@@ -10,8 +10,8 @@ use pgshard::dev::{Binaries, StopMode};
 use super::TestCluster;
 
 impl TestCluster {
-    /// Makes one host a streaming standby of another, by `pg_basebackup`: on its own port, in its own directory, ended with
-    /// the cluster as before. What it held is gone.
+    /// Makes one host a streaming standby of another, by `pg_basebackup`: on its own port, in its own directory, ended
+    /// with the cluster as before. What it held is gone.
     pub(crate) fn make_standby(&self, version: u32, standby: usize, primary: usize) {
         let (standby, primary) = (self.server(standby), self.server(primary));
         standby.stop(StopMode::Fast).expect("the server stops");

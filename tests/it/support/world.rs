@@ -185,7 +185,8 @@ impl World {
         Ran::of(child).await
     }
 
-    /// All that the hosts and the file say of moves and shards, and every schema: equal before and after what changes nothing.
+    /// All that the hosts and the file say of moves and shards, and every schema: equal before and after what changes
+    /// nothing.
     pub(crate) async fn everything(&self) -> String {
         let mut text = std::fs::read_to_string(&self.config.path).unwrap();
         for client in self.all().await {
@@ -200,14 +201,15 @@ impl World {
         text
     }
 
-    /// All that the hosts say of one shard and its moves, but for how long a lease lasts: who still has one renews it, and gives it
-    /// back.
+    /// All that the hosts say of one shard and its moves, but for how long a lease lasts: who still has one renews it,
+    /// and gives it back.
     pub(crate) async fn all_about(&self, shard: u16) -> String {
         let mut text = String::new();
         for client in self.all().await {
             for table in ["shard", "incoming", "move", "ledger"] {
                 let sql = format!(
-                    "SELECT (to_jsonb(t) - 'lease_until')::text FROM pgshard.{table} t WHERE shard_id = {shard} ORDER BY 1"
+                    "SELECT (to_jsonb(t) - 'lease_until')::text FROM pgshard.{table} t WHERE shard_id = {shard} \
+                     ORDER BY 1"
                 );
                 text += &lines(&client, &sql).await;
             }

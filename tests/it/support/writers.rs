@@ -99,8 +99,8 @@ impl Writers {
         Writers { stop, running }
     }
 
-    /// The same, and others that know only SQL: transactions of all kinds, COPY, commits that wait for no disk (so no server may
-    /// crash), updates and deletions.
+    /// The same, and others that know only SQL: transactions of all kinds, COPY, commits that wait for no disk (so no
+    /// server may crash), updates and deletions.
     pub(crate) async fn start_all(world: &World, writers: usize) -> Writers {
         let mut all = Writers::start(world, writers).await;
         let urls: Vec<String> = world.servers.servers().iter().map(|server| server.url()).collect();
@@ -182,8 +182,8 @@ async fn read(router: &Router, row: &Noted) -> Result<Vec<String>, Error> {
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// An application without our library: plain SQL at the host that has the shard, and after an error a look at who has it
-/// now. Half of its rows come by a prepared statement that it keeps over moves.
+/// An application without our library: plain SQL at the host that has the shard, and after an error a look at who has
+/// it now. Half of its rows come by a prepared statement that it keeps over moves.
 async fn by_hand(urls: Vec<String>, shards: i64, stop: Arc<AtomicBool>) -> Notes {
     let mut notes = Notes::default();
     let mut clients: Vec<Option<Client>> = urls.iter().map(|_| None).collect();

@@ -64,7 +64,12 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "WHAT", default_value = "bytes", value_parser = by)]
     pub(crate) by: By,
     /// With --by writes: how long to count the rows written
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=86_400),
+    )]
     pub(crate) sample_s: u64,
 }
 

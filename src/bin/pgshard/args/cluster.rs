@@ -72,8 +72,8 @@ pub(crate) struct Bootstrap {
     /// This host certainly holds no shard: create shards even if it cannot be read; can be repeated
     #[arg(long, value_name = "HOST")]
     pub(crate) assume_empty: Vec<String>,
-    /// The rows of this host are lost for good: make its shards anew, without any; a host that the config does not name is
-    /// forgotten by the others. Can be repeated
+    /// The rows of this host are lost for good: make its shards anew, without any; a host that the config does not name
+    /// is forgotten by the others. Can be repeated
     #[arg(long, value_name = "HOST", value_parser = host_name)]
     pub(crate) lost: Vec<HostName>,
 }

@@ -32,7 +32,12 @@ pub(crate) struct MapShow {
     #[arg(long, value_name = "WHAT", value_parser = balance::by)]
     pub(crate) by: Option<By>,
     /// With --by writes: how long to count the rows written
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=86_400),
+    )]
     pub(crate) sample_s: u64,
     /// Write the picture into this file
     #[arg(long, value_name = "FILE")]
@@ -72,7 +77,13 @@ Examples:
   pgshard map history -n 100 --json | jq -r '.versions[] | [.version, .published_at, .reason] | @tsv'")]
 pub(crate) struct MapHistory {
     /// How many, the newest first
-    #[arg(short = 'n', long, value_name = "COUNT", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "COUNT",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u16).range(1..=1000),
+    )]
     pub(crate) count: u16,
 }
 

@@ -59,7 +59,13 @@ pub(crate) struct MigrateWait {
     #[arg(long = "for", value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// How long to wait; with 0 it is asked once
-    #[arg(long, alias = "timeout", value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    #[arg(
+        long,
+        alias = "timeout",
+        value_name = "SECONDS",
+        default_value_t = 600,
+        value_parser = clap::value_parser!(u64).range(0..=86_400),
+    )]
     pub(crate) timeout_s: u64,
 }
 
@@ -142,7 +148,12 @@ pub(crate) struct MigratePace {
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) lock_timeout_ms: u64,
     /// How long to come back to a shard that is busy, before it has failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(0..=86_400),
+    )]
     pub(crate) patience_s: u64,
 }
 

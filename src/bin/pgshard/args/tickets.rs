@@ -17,7 +17,8 @@ pub(crate) enum TicketsCommand {
 #[command(after_help = "\
 Hosts take turns in the numbers, a run each: those of a host are ticket / run modulo stride = its residue,
 so that hosts need not know of each other when they give one. Runs are as long as the largest N, so that
-key mod N reaches every shard; --stride 2 --run 1 is odd and even. All hosts of the config record whose each residue is, so all must answer.
+key mod N reaches every shard; --stride 2 --run 1 is odd and even. All hosts of the config record whose each residue \
+is, so all must answer.
 Doing it again changes nothing. To add a host, name it; it begins where the others are.
 
 A host that is lost for ever is taken out of the config. Its residue stays taken, unless another

@@ -56,7 +56,8 @@ pub(super) fn exit(report: &Report) -> Exit {
     let refused = |host: &HostReport| {
         matches!(host.fault, Some(HostFault::Refused(_) | HostFault::Drift(_))) || host.failed.values().any(drift)
     };
-    // Nothing is wrong where shards are only on their way: they are left for later, whether there was anything else to do or not.
+    // Nothing is wrong where shards are only on their way: they are left for later, whether there was anything else to
+    // do or not.
     let on_its_way = |fault: &ShardFault| matches!(fault, ShardFault::Moving(_) | ShardFault::Arriving { .. });
     let waits = report.hosts.values().all(|host| host.fault.is_none() && host.failed.values().all(on_its_way));
     match (report.is_complete(), report.changed() || waits) {

@@ -1,14 +1,16 @@
-//! From the facts of a schema to the statements that make it again elsewhere. Pure: no I/O, no choice left to who runs it.
+//! From the facts of a schema to the statements that make it again elsewhere. Pure: no I/O, no choice left to who runs
+//! it.
 //!
 //! # How to run the statements
 //! In one transaction at the target (or `before_data` in one and `after_data` in another), as the role that shall own
 //! everything, each transaction beginning with [`preamble`](crate::schema::catalog::preamble)`(target.schema)`.
 //! `before_data` creates the schema itself, which must not exist. Function bodies that are text still name the shard's
 //! final schema; that becomes true with the rename. Everything else binds by OID to the objects of the new schema and
-//! follows the rename by itself. Then ask [`border::assert_closed`](crate::mover::definition::border::assert_closed) before going on.
+//! follows the rename by itself. Then ask [`border::assert_closed`](crate::mover::definition::border::assert_closed)
+//! before going on.
 //!
-//! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost without harm
-//! is in [`Creation::notes`].
+//! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost
+//! without harm is in [`Creation::notes`].
 
 mod order;
 mod refuse;
@@ -55,8 +57,8 @@ pub enum Stage {
 /// When a statement of [`Creation::after_data`] is run while changes are applied to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Online {
-    /// As soon as the rows are there: changes find their rows by the primary key; other indexes that allow duplicates are
-    /// built while nothing is applied yet.
+    /// As soon as the rows are there: changes find their rows by the primary key; other indexes that allow duplicates
+    /// are built while nothing is applied yet.
     Loaded,
     /// Once the target is as the source was at some moment. Before, rows that were copied at different times may
     /// contradict each other.
@@ -102,8 +104,8 @@ pub struct Creation {
 }
 
 impl Creation {
-    /// What can be built on each table as soon as its own rows are there, whatever becomes of the others. Nothing at all where
-    /// something else has to be made in between: the order matters then.
+    /// What can be built on each table as soon as its own rows are there, whatever becomes of the others. Nothing at
+    /// all where something else has to be made in between: the order matters then.
     pub(crate) fn builds(&self) -> BTreeMap<String, Vec<String>> {
         let mut builds: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for statement in self.after_data.iter().filter(|statement| statement.online() == Online::Loaded) {

@@ -38,7 +38,8 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
         }
     }
     let mut refusals = Vec::new();
-    // A view over a primary key (GROUP BY) waits for it, and what needs the view waits too; a chain is at most as long as the list.
+    // A view over a primary key (GROUP BY) waits for it, and what needs the view waits too; a chain is at most as long
+    // as the list.
     for _ in 0..nodes.len() {
         let mut changed = false;
         for i in 0..nodes.len() {
@@ -62,7 +63,8 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    // The nodes were sorted by stage, rank and name, but stages may have changed since: the smallest that is ready is next.
+    // The nodes were sorted by stage, rank and name, but stages may have changed since: the smallest that is ready is
+    // next.
     let mut missing: Vec<usize> = needs.iter().map(BTreeSet::len).collect();
     let mut needed_by: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (i, needs) in needs.iter().enumerate() {

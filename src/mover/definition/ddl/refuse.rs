@@ -302,7 +302,8 @@ impl Examined<'_> {
         }
     }
 
-    /// A function that runs while rows are copied and indexes built finds the shard's name still taken by something else, or by nothing.
+    /// A function that runs while rows are copied and indexes built finds the shard's name still taken by something
+    /// else, or by nothing.
     fn bodies_that_name_the_shard(&mut self) {
         let facts = self.facts;
         let names = facts.names();

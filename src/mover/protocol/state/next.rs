@@ -117,8 +117,8 @@ pub(crate) enum Stream {
     },
 }
 
-/// Whether this mover has compared the target with the source, on the servers that run now: one that was started again, or
-/// promoted, may lack what it had.
+/// Whether this mover has compared the target with the source, on the servers that run now: one that was started again,
+/// or promoted, may lack what it had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compared {
     /// It has not, or on other servers.

@@ -1,5 +1,5 @@
-//! What can still be told of a kept shard whose snapshots are lost: tables that are the same on both sides now, and tables that are not
-//! although nobody has written to them since.
+//! What can still be told of a kept shard whose snapshots are lost: tables that are the same on both sides now, and
+//! tables that are not although nobody has written to them since.
 //!
 //! Invariant: what may have been written to since is called "not audited", however it differs.
 
@@ -129,10 +129,10 @@ impl Place {
         Place(format!("{}.{}", quote_ident(schema), quote_ident(table)))
     }
 
-    /// Whether a table may have been written to by a younger transaction than one. A row of such a one tells; that rows were
-    /// deleted, only the server's statistics do. They begin anew with a crash, and then know of fewer rows than there are; and
-    /// before PostgreSQL 15 an idle session may keep what it has counted to itself. What they cannot tell may have been.
-    /// (What the mover itself deleted is counted too.)
+    /// Whether a table may have been written to by a younger transaction than one. A row of such a one tells; that rows
+    /// were deleted, only the server's statistics do. They begin anew with a crash, and then know of fewer rows than
+    /// there are; and before PostgreSQL 15 an idle session may keep what it has counted to itself. What they cannot
+    /// tell may have been. (What the mover itself deleted is counted too.)
     async fn written(&self, session: &Session, since: &str, entry: &Entry, missing: bool) -> Result<bool, Error> {
         let told = self.told(session, since, entry).await?;
         if told.younger || !missing {

@@ -1,18 +1,21 @@
-//! The audit at the end of each online move: all that the source had behind the fence, compared with all that the target had
-//! before its first foreign write. What is compared before the fence proves the copy; this proves what the stream has applied since.
+//! The audit at the end of each online move: all that the source had behind the fence, compared with all that the
+//! target had before its first foreign write. What is compared before the fence proves the copy; this proves what the
+//! stream has applied since.
 //!
-//! Two snapshots make it possible. The target's is taken when the last change is applied and before the open commits, beside other work, so
-//! that the pause is not longer for it. The source's is taken later: nobody writes to an old copy until the shard is kept. Both are
-//! held without a lock ([`side`]). What they see is compared once the shard is kept ([`rows`]), while the application works at the target
-//! and reverse replication at the old copy. Sequences and definitions are compared as soon as the target is open ([`rest`]).
+//! Two snapshots make it possible. The target's is taken when the last change is applied and before the open commits,
+//! beside other work, so that the pause is not longer for it. The source's is taken later: nobody writes to an old copy
+//! until the shard is kept. Both are held without a lock ([`side`]). What they see is compared once the shard is kept
+//! ([`rows`]), while the application works at the target and reverse replication at the old copy. Sequences and
+//! definitions are compared as soon as the target is open ([`rest`]).
 //!
 //! # What is not told
-//! Snapshots do not see what was truncated, or rewritten by ALTER TABLE, dropped or altered since: such a table is named as not
-//! audited. A mover that dies loses its snapshots; [`late`] tells what can be told without.
+//! Snapshots do not see what was truncated, or rewritten by ALTER TABLE, dropped or altered since: such a table is
+//! named as not audited. A mover that dies loses its snapshots; [`late`] tells what can be told without.
 //!
 //! # Invariants
 //! 1. Nothing is called audited that was not compared. What was not, is named.
-//! 2. No audit delays an open, holds a lock between two chunks, or lasts longer than [`Options::audit_max`](crate::mover::Options).
+//! 2. No audit delays an open, holds a lock between two chunks, or lasts longer than
+//!    [`Options::audit_max`](crate::mover::Options).
 
 mod late;
 mod rest;
@@ -70,8 +73,8 @@ impl Target {
         Target { side, attempt: Default::default() }
     }
 
-    /// Behind the fence, once all is applied and before the open of this attempt commits: one round trip, beside the one that
-    /// prepares the open.
+    /// Behind the fence, once all is applied and before the open of this attempt commits: one round trip, beside the
+    /// one that prepares the open.
     ///
     /// Locks: none.
     pub(in crate::mover) async fn take(&self, attempt: i32) {
@@ -136,8 +139,8 @@ pub(in crate::mover) async fn begin(
     begun.await.map_err(|error| chain(&error))
 }
 
-/// The tables that the old copy which a rollback takes back is known to have otherwise, and rightly: its own move's audit has named
-/// them. A rollback neither verifies nor audits them.
+/// The tables that the old copy which a rollback takes back is known to have otherwise, and rightly: its own move's
+/// audit has named them. A rollback neither verifies nor audits them.
 ///
 /// Locks: none but ACCESS SHARE on the journal.
 pub(in crate::mover) async fn known(
@@ -158,7 +161,8 @@ const TABLE: &str = "table ";
 
 /// Compares, and writes down what came of it. Gives what the journal says then.
 ///
-/// Locks: ACCESS SHARE on one table after the other on both sides, for a chunk of it each; the move's row, for one statement.
+/// Locks: ACCESS SHARE on one table after the other on both sides, for a chunk of it each; the move's row, for one
+/// statement.
 ///
 /// # Cancel safety
 /// Dropped, the snapshots are gone, and the journal says that the audit was broken off.
@@ -173,7 +177,8 @@ pub(in crate::mover) async fn run(context: &Context, begun: Begun, permits: Opti
     audit
 }
 
-/// Audits what can still be told of a shard that is kept, and whose snapshots are lost. Gives what the journal says then.
+/// Audits what can still be told of a shard that is kept, and whose snapshots are lost. Gives what the journal says
+/// then.
 ///
 /// Locks, cancel safety: as [`run`].
 pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
@@ -192,12 +197,14 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
     let Hold { id, shard, .. } = hold;
     let kept = async { context.hosts.open(source).await?.for_shard(shard).audited(id, shard, audit).await };
     if let Err(error) = kept.await {
-        tracing::warn!(%id, %shard, error = chain(&error), "what an audit has found could not be written to the journal");
+        tracing::warn!(%id, %shard, error = chain(&error), "what an audit has found could not be written to the \
+            journal");
     }
     match audit.state {
         AuditState::Audited => tracing::info!(%id, %shard, ms = took.as_millis(), "a move was audited"),
         AuditState::Differs => {
-            tracing::warn!(%id, %shard, found = %audit, "the target was not what the source was: the old copy is right");
+            tracing::warn!(%id, %shard, found = %audit, "the target was not what the source was: the old copy is \
+                right");
         }
         _ => tracing::warn!(%id, %shard, found = %audit, "a move was not audited"),
     }

@@ -1,5 +1,5 @@
-//! What of a shard is no row: where its sequences are, and what it is made of. Read as soon as the target is open, outside of the
-//! snapshots, which have neither.
+//! What of a shard is no row: where its sequences are, and what it is made of. Read as soon as the target is open,
+//! outside of the snapshots, which have neither.
 
 use crate::mover::control::session::Session;
 use crate::mover::definition::sequences;
@@ -14,8 +14,8 @@ const TOLD_MAX: usize = 10;
 
 /// Compares sequences and definitions of the old copy with those of the open shard.
 ///
-/// Locks: ACCESS SHARE on the sequences and on catalogs, for a statement each; what reading definitions takes on tables, ACCESS SHARE
-/// as well.
+/// Locks: ACCESS SHARE on the sequences and on catalogs, for a statement each; what reading definitions takes on
+/// tables, ACCESS SHARE as well.
 pub(super) async fn compare(
     (source, left): (&Session, u32),
     (target, schema): (&Session, u32),

@@ -22,7 +22,8 @@ use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::runner::audit::TABLE;
 use crate::mover::runner::audit::side::{Side, Stored};
 
-/// How often a chunk is read anew after an error that may pass: a table that was renamed, a lock that was not to be had.
+/// How often a chunk is read anew after an error that may pass: a table that was renamed, a lock that was not to be
+/// had.
 const TRIES: u32 = 5;
 
 /// What all workers share.
@@ -75,7 +76,8 @@ enum Told {
 }
 
 impl<'a> Comparison<'a> {
-    /// Reads which tables there are and cuts them into chunks. Tables that one side does not have are differences already.
+    /// Reads which tables there are and cuts them into chunks. Tables that one side does not have are differences
+    /// already.
     ///
     /// Locks: ACCESS SHARE on the tables of the old copy and on catalogs, for a look each.
     pub(super) async fn plan(
@@ -237,8 +239,8 @@ impl Found {
     }
 }
 
-/// What two digests say when perhaps the rows were put elsewhere meanwhile: `moved`. An old snapshot sees none of what was
-/// truncated, or rewritten by ALTER TABLE; VACUUM FULL and CLUSTER leave it what it saw.
+/// What two digests say when perhaps the rows were put elsewhere meanwhile: `moved`. An old snapshot sees none of what
+/// was truncated, or rewritten by ALTER TABLE; VACUUM FULL and CLUSTER leave it what it saw.
 fn judge(source: &Digest, target: &Digest, rows: Vec<RowDifference>, moved: bool) -> Told {
     match (source == target, moved) {
         (true, false) => Told::Same,

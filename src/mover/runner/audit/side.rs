@@ -1,7 +1,7 @@
 //! One host as it was at a moment: a snapshot that is held without a lock, and looks through it.
 //!
-//! Invariant: between two looks the session holds no lock on any table, so that nobody waits for an audit for longer than one look
-//! takes. A look is a savepoint that is rolled back, which lets its locks go and keeps the snapshot.
+//! Invariant: between two looks the session holds no lock on any table, so that nobody waits for an audit for longer
+//! than one look takes. A look is a savepoint that is rolled back, which lets its locks go and keeps the snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -38,7 +38,8 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// A session that is ready to take a snapshot of a host with this schema in one round trip, and to hold it for so long.
+    /// A session that is ready to take a snapshot of a host with this schema in one round trip, and to hold it for so
+    /// long.
     ///
     /// Locks: none.
     pub(crate) async fn open(

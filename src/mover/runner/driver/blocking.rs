@@ -16,8 +16,8 @@ use crate::mover::step::Outcome;
 /// A shard whose tables are altered more often than this while it is moved is left alone.
 const REBUILDS_MAX: u32 = 3;
 
-/// How long a mover that has claimed a shard waits for a migration of it that was there before: longer than most indexes take
-/// to build.
+/// How long a mover that has claimed a shard waits for a migration of it that was there before: longer than most
+/// indexes take to build.
 const MIGRATION_PATIENCE: Duration = Duration::from_secs(3600);
 
 impl Driver<'_> {
@@ -30,8 +30,8 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does, which an
-    /// online move notices at its end only. Those that come now are refused.
+    /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does,
+    /// which an online move notices at its end only. Those that come now are refused.
     ///
     /// Locks: the row of pgshard.shard, for one statement that does not wait.
     async fn after_migrations(&self) -> Result<(), Error> {
@@ -106,7 +106,8 @@ impl Driver<'_> {
             outcome = self.work.copy(entry, attempt, self.built.as_ref()) => outcome,
             () = self.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
-            // A server that hangs answers no question and breaks no connection; the heartbeat would keep its shard closed.
+            // A server that hangs answers no question and breaks no connection; the heartbeat would keep its shard
+            // closed.
             () = tokio::time::sleep_until(until) => Err(Error::PauseTooLong { shard, limit }),
         };
         match outcome {

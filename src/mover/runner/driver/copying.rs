@@ -50,8 +50,8 @@ impl Copying<'_> {
     }
 }
 
-/// Whatever ends a wait for a shard that is open: its lease is lost, a stop is asked for, it is found altered, or its stream
-/// ends.
+/// Whatever ends a wait for a shard that is open: its lease is lost, a stop is asked for, it is found altered, or its
+/// stream ends.
 #[derive(Clone, Copy)]
 pub(in crate::mover) struct Patience<'a> {
     pub(in crate::mover) context: &'a Context,

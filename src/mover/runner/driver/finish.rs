@@ -56,8 +56,9 @@ impl Driver<'_> {
         }
     }
 
-    /// New connections after an error that leaves the outcome unknown, for as long as the shard may be closed. The error
-    /// itself once that is over: a target that can be reached but never opened would keep the shard closed for ever.
+    /// New connections after an error that leaves the outcome unknown, for as long as the shard may be closed. The
+    /// error itself once that is over: a target that can be reached but never opened would keep the shard closed for
+    /// ever.
     async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let until = *self.failing_since.get_or_insert_with(Instant::now) + OPEN_FOR;
@@ -96,7 +97,8 @@ impl Driver<'_> {
     /// Tells the map, begins the audit, and keeps the old copy.
     pub(in crate::mover::runner) async fn publish(&mut self, entry: &Entry) -> Result<(), Error> {
         if let Copying::Online(online) = &self.copying {
-            // The records by which it follows go with what comes now: it would take that for another mover's work, and warn.
+            // The records by which it follows go with what comes now: it would take that for another mover's work, and
+            // warn.
             online.follower.detach(self.work.hold.shard).await;
         }
         let store: &dyn MapStore = &*self.context.store;
@@ -133,7 +135,8 @@ impl Driver<'_> {
         }
     }
 
-    /// The end of this mover's work with the shard, good or bad: a shard that it gives up is served, and the lease is free.
+    /// The end of this mover's work with the shard, good or bad: a shard that it gives up is served, and the lease is
+    /// free.
     pub(in crate::mover::runner) async fn leave(&mut self, error: Option<&Error>) {
         if error.is_some() {
             // After a lost lease too: if only our connections are gone, nobody else serves the shard again before the
@@ -148,8 +151,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a new
-    /// connection: the old one may be in the midst of something. The target is not asked, it may be what failed.
+    /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a
+    /// new connection: the old one may be in the midst of something. The target is not asked, it may be what failed.
     async fn leave_serving(&mut self) {
         let (shard, hold) = (self.work.hold.shard, self.work.hold);
         let again = async {
@@ -164,7 +167,8 @@ impl Driver<'_> {
             }
         };
         if let Err(error) = again.await {
-            tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it ends with its deadline");
+            tracing::warn!(%shard, error = chain(&error), "the fence could not be taken back; it ends with its \
+                deadline");
         }
     }
 

@@ -1,8 +1,8 @@
 //! One shard in the hands of this mover: what it remembers between two steps, and each step as the loop of
 //! [`single`](crate::mover::runner::single) does it.
 //!
-//! Invariant: a driver decides nothing. What comes next is said by [`state::next`](crate::mover::protocol::state::next), which sees
-//! what the hosts say and [`Driver::own`].
+//! Invariant: a driver decides nothing. What comes next is said by
+//! [`state::next`](crate::mover::protocol::state::next), which sees what the hosts say and [`Driver::own`].
 
 mod blocking;
 mod copying;
@@ -79,8 +79,8 @@ impl<'a> Driver<'a> {
         Driver { copying: Copying::Online(Box::new(online)), built, ..self }
     }
 
-    /// What the target was built from, the servers on which it was compared, and the audit that is to be run. The connections
-    /// are closed: a transaction that failed half-way holds locks for which the follower waits.
+    /// What the target was built from, the servers on which it was compared, and the audit that is to be run. The
+    /// connections are closed: a transaction that failed half-way holds locks for which the follower waits.
     pub(in crate::mover) fn end(self) -> Rest {
         let compared_on = match self.copying {
             Copying::Online(online) => online.compared_on,

@@ -27,7 +27,8 @@ impl Driver<'_> {
         self.know_blueprint(entry).await?;
         let (online, built) = (self.online_ref()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
         self.work.caught_up(&built.creation, online.follower).await?;
-        // Not before: a table that gets its replica identity last would refuse what the stream brings once it is published.
+        // Not before: a table that gets its replica identity last would refuse what the stream brings once it is
+        // published.
         if let Some(stream) = online.reverse {
             self.work.prepare_back(stream).await?;
         }

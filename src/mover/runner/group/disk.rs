@@ -15,7 +15,8 @@ use crate::mover::runner::watchdog::TooMuch;
 use crate::mover::stream::slot;
 
 impl Group<'_> {
-    /// While the group works: passes on what its mover is asked for, and looks after the slot. Returns when that keeps too much.
+    /// While the group works: passes on what its mover is asked for, and looks after the slot. Returns when that keeps
+    /// too much.
     pub(super) async fn mind(&self) -> TooMuch {
         let mut asked = self.whole.stop.subscribe();
         let stopping = async {
@@ -48,10 +49,12 @@ impl Group<'_> {
         let jobs = &Semaphore::new(self.context.options.jobs.max(1));
         let TooMuch { kept, limit } = too_much;
         let name = self.stream();
-        tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more WAL than it may: the move is aborted");
+        tracing::warn!(slot = name, host = %self.shared.source, kept, limit, "the slot keeps more WAL than it may: the \
+            move is aborted");
         let dropped = async { slot::drop_slot(&self.whole.hosts.open(&self.shared.source).await?, &name).await };
         if let Err(error) = dropped.await {
-            tracing::error!(slot = name, host = %self.shared.source, error = chain(&error), "the slot could not be dropped");
+            tracing::error!(slot = name, host = %self.shared.source, error = chain(&error), "the slot could not be \
+                dropped");
         }
         let abort = |(shard, end): End| {
             let part = parts.iter().find(|part| part.shard == shard).cloned();

@@ -98,8 +98,8 @@ impl Group<'_> {
         }
     }
 
-    /// The tables that a shard's target was built with, as they stand at the source, and where they go. One that came since is
-    /// not published: it ends the move as what it is, an alteration.
+    /// The tables that a shard's target was built with, as they stand at the source, and where they go. One that came
+    /// since is not published: it ends the move as what it is, an alteration.
     pub(super) async fn to_copy(&self, source: &Session, member: &Member) -> Result<ShardCopy, Error> {
         let shard = member.part.shard;
         let is_of_it = |name: &String| member.built.as_ref().is_none_or(|built| built.tables.contains(name));

@@ -17,8 +17,8 @@ use crate::mover::stream::slot;
 use crate::schema::catalog;
 
 impl Group<'_> {
-    /// Acquires a shard, and does all that can be done without the stream: one that is new is prepared, one that is fenced
-    /// and was not drained is served again, one that is decided is opened.
+    /// Acquires a shard, and does all that can be done without the stream: one that is new is prepared, one that is
+    /// fenced and was not drained is served again, one that is decided is opened.
     pub(super) async fn begin(&self, part: Part) -> Result<Member, End> {
         let shard = part.shard;
         if self.context.is_stopped() {
@@ -119,8 +119,9 @@ impl Group<'_> {
         self.failed(shard, error)
     }
 
-    /// A shard that was altered is no longer published: a table that has lost what names its rows would refuse its UPDATE and
-    /// DELETE for as long as the move waits. What it changes from now on is in no stream, so it begins anew with a resume.
+    /// A shard that was altered is no longer published: a table that has lost what names its rows would refuse its
+    /// UPDATE and DELETE for as long as the move waits. What it changes from now on is in no stream, so it begins anew
+    /// with a resume.
     async fn withdraw_if_altered(&self, work: &ShardMove<'_>, error: &Error) {
         if !matches!(error, Error::Altered { .. } | Error::Refused { .. }) || self.shared.back_of.is_some() {
             return;
@@ -130,7 +131,8 @@ impl Group<'_> {
             slot::withdraw(&work.source, &self.stream(), &work.names.schema).await
         };
         if let Err(error) = withdrawn.await {
-            tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are published still; an abort ends that");
+            tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are published still; an abort \
+                ends that");
         }
     }
 

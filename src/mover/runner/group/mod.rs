@@ -1,9 +1,10 @@
-//! The shards of one move that come online from one host to another: one publication, one slot, one stream for all of them.
+//! The shards of one move that come online from one host to another: one publication, one slot, one stream for all of
+//! them.
 //!
-//! A slot decodes the source's whole WAL, so five hundred shards share one. Every shard is still its own: it is claimed,
-//! copied, fenced and opened by itself, and its failure stops no other. Invariant: the slot is there before the
-//! first row is copied and until the last shard of the group has ended; rows that were copied under a slot that is gone
-//! are copied again.
+//! A slot decodes the source's whole WAL, so five hundred shards share one. Every shard is still its own: it is
+//! claimed, copied, fenced and opened by itself, and its failure stops no other. Invariant: the slot is there before
+//! the first row is copied and until the last shard of the group has ended; rows that were copied under a slot that is
+//! gone are copied again.
 
 mod cut_over;
 mod disk;
@@ -108,7 +109,8 @@ impl<'a> Group<'a> {
             if members.is_empty() {
                 return drop_shared(self.context, &self.shared).await;
             }
-            // Before anything is published: a table of which the stream cannot name the rows would refuse its UPDATE then.
+            // Before anything is published: a table of which the stream cannot name the rows would refuse its UPDATE
+            // then.
             let begun = std::mem::take(&mut members);
             members = self.each(&mut ends, begun, async |one| self.known(one, &source).await).await;
             let position = self.slot(&source, &mut members, &mut ends).await?;

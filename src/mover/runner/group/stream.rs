@@ -22,8 +22,8 @@ use crate::shard::ShardId;
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Group<'_> {
-    /// Publication and slot: made before anything is copied, or found. What was copied under a slot that is gone is copied
-    /// again. Gives the position from which the slot sends changes.
+    /// Publication and slot: made before anything is copied, or found. What was copied under a slot that is gone is
+    /// copied again. Gives the position from which the slot sends changes.
     pub(super) async fn slot(
         &self,
         source: &Session,
@@ -41,7 +41,8 @@ impl Group<'_> {
         }
         let lost = there.as_ref().is_some_and(|state| state.wal_status.as_deref() == Some("lost"));
         if lost {
-            tracing::warn!(slot = name, host = %self.shared.source, "the server has dropped WAL that the slot needs: the shards are copied again");
+            tracing::warn!(slot = name, host = %self.shared.source, "the server has dropped WAL that the slot needs: \
+                the shards are copied again");
             slot::drop_slot(source, &name).await?;
         }
         let kept = there.filter(|_| !lost).map(|state| state.confirmed);
@@ -114,8 +115,8 @@ impl Group<'_> {
         Ok(found)
     }
 
-    /// How far the shards are that will need the slot and are not in our hands: of this move, or of the one that is taken
-    /// back. One that has no progress yet needs all that the slot has.
+    /// How far the shards are that will need the slot and are not in our hands: of this move, or of the one that is
+    /// taken back. One that has no progress yet needs all that the slot has.
     pub(super) async fn others(
         &self,
         source: &Session,
@@ -176,8 +177,8 @@ struct There {
 }
 
 impl There {
-    /// Whether this is what the journal's phase says, and a slot that has confirmed so much has all that is missing. A target that
-    /// failed over may have less, for less was copied to its standby.
+    /// Whether this is what the journal's phase says, and a slot that has confirmed so much has all that is missing. A
+    /// target that failed over may have less, for less was copied to its standby.
     fn can_go_on(&self, phase: Phase, confirmed: Option<u64>) -> bool {
         let loaded = phase >= Phase::Loaded;
         let whole = self.built && (!loaded || self.applied.is_some());

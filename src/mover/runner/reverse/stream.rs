@@ -1,8 +1,8 @@
-//! Publication and slot of a reverse replication, on the target of the move: made before the first shard is fenced, dropped when
-//! nobody can go back any more.
+//! Publication and slot of a reverse replication, on the target of the move: made before the first shard is fenced,
+//! dropped when nobody can go back any more.
 //!
-//! Invariant: a reverse replication never harms the host that serves. Its slot is not made where slots are short, keeps no
-//! more WAL than it may, and is dropped as soon as no shard needs it.
+//! Invariant: a reverse replication never harms the host that serves. Its slot is not made where slots are short, keeps
+//! no more WAL than it may, and is dropped as soon as no shard needs it.
 
 use crate::mover::step::old_copy;
 use std::collections::BTreeSet;
@@ -26,8 +26,8 @@ use crate::shard::ShardId;
 /// How long the slot's creation waits for the transactions that are under way at the target.
 const SLOT_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Publication, with no table of a shard yet, and slot at the target. Made, or found. Gives their name; `None` if there can
-/// be none, which a log line says.
+/// Publication, with no table of a shard yet, and slot at the target. Made, or found. Gives their name; `None` if there
+/// can be none, which a log line says.
 ///
 /// Locks: as [`slot::create_publication`] and [`slot::create_slot`].
 pub(crate) async fn prepare(
@@ -82,7 +82,8 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
     slot::drop_publication(target, name).await
 }
 
-/// Drops both if no shard of the move that came from this source to this target can go back any more. True if they were there.
+/// Drops both if no shard of the move that came from this source to this target can go back any more. True if they were
+/// there.
 ///
 /// Locks: none on any table.
 pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
@@ -100,10 +101,11 @@ pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> R
     Ok(there)
 }
 
-/// Looks at every reverse replication that leads away from this host: one that leads nowhere any more, or keeps more WAL than it may,
-/// is given up, and dropped once no shard needs it.
+/// Looks at every reverse replication that leads away from this host: one that leads nowhere any more, or keeps more
+/// WAL than it may, is given up, and dropped once no shard needs it.
 pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Vec<Cleaned>, Error> {
-    let sql = "SELECT DISTINCT name, move_id, shard_id FROM pgshard.ledger WHERE kind IN ('slot', 'publication') ORDER BY name";
+    let sql = "SELECT DISTINCT name, move_id, shard_id FROM pgshard.ledger WHERE kind IN ('slot', 'publication') \
+               ORDER BY name";
     let mut cleaned = Vec::new();
     for row in target.rows("reading the ledger", sql, &[]).await? {
         let (name, id): (String, uuid::Uuid) = (row.get(0), row.get(1));
@@ -152,7 +154,8 @@ pub(crate) async fn judge(
         }
     }
     for (schema, table) in slot::unnamed(target, name).await? {
-        let sql = "SELECT s.shard_id, s.schema_name FROM pgshard.shard s JOIN pg_namespace n ON n.nspname = s.schema_name WHERE n.oid = $1";
+        let sql = "SELECT s.shard_id, s.schema_name FROM pgshard.shard s \
+                   JOIN pg_namespace n ON n.nspname = s.schema_name WHERE n.oid = $1";
         let what = "looking for whose table it is";
         for row in target.rows(what, sql, &[&schema]).await? {
             let read = row.try_get(0).and_then(|shard| Ok((shard, row.try_get(1)?)));
@@ -181,8 +184,8 @@ pub(crate) async fn judge(
     Ok((given_up > 0).then_some(why))
 }
 
-/// Gives the reverse replications of shards up whose old copies lack changes that the slot sends no more. Read after the slot's state, for
-/// whoever applies changes tells the slot after they are durable.
+/// Gives the reverse replications of shards up whose old copies lack changes that the slot sends no more. Read after
+/// the slot's state, for whoever applies changes tells the slot after they are durable.
 async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirmed: u64) -> Result<(), Error> {
     let what = "looking for old copies that lack changes";
     let sql = "SELECT b.shard_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)

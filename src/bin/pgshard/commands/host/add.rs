@@ -70,7 +70,8 @@ fn new_host(args: HostAdd) -> Result<NewHost, Failure> {
     })?;
     if matches!(connect.password(), Password::Given(_)) {
         return Err(Failure::usage("the url holds a password, which other users of this machine can read now").hint(
-            "change that password, then name where it is: --password-env DB3_PASSWORD, --password-file FILE, or ~/.pgpass",
+            "change that password, then name where it is: --password-env DB3_PASSWORD, --password-file FILE, or \
+             ~/.pgpass",
         ));
     }
     Ok(NewHost { name, url: args.url, password_env: args.password_env, password_file: args.password_file })
@@ -80,7 +81,8 @@ fn is_same(there: &HostConfig, host: &NewHost) -> bool {
     ConnectOptions::parse(&host.url).is_ok_and(|connect| connect.to_string() == there.connect.to_string())
 }
 
-/// Looks at the new host beside one that is in use. Gives what is missing there, by which moves would refuse some shards.
+/// Looks at the new host beside one that is in use. Gives what is missing there, by which moves would refuse some
+/// shards.
 ///
 /// # Errors
 /// With [`Exit::Refused`] and every reason why no shard could live there.
@@ -114,7 +116,8 @@ async fn check(host: &HostConfig, config: &Config, output: &Output) -> Result<Ve
         if there.collation != new.collation {
             let (ours, theirs) = (&new.collation, &there.collation);
             refusals.push(format!(
-                "{} has collation {ours}, {} has {theirs}\n  remedy: create the database anew with that LC_COLLATE and LC_CTYPE",
+                "{} has collation {ours}, {} has {theirs}\n  remedy: create the database anew with that LC_COLLATE and \
+                 LC_CTYPE",
                 host.name, other.name
             ));
         }
@@ -146,8 +149,8 @@ async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
     schema::surroundings(connection.client()).await.map_err(|error| failed(&error))
 }
 
-/// Has the hosts record which server the new one is, whatever they remember of one that had its name. What cannot be written
-/// now, `bootstrap` writes later.
+/// Has the hosts record which server the new one is, whatever they remember of one that had its name. What cannot be
+/// written now, `bootstrap` writes later.
 async fn introduce(config: &Config, name: &HostName) {
     let hosts = context::all_hosts(config);
     let identities = schema::identities(hosts.clone()).await;

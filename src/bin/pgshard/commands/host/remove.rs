@@ -98,8 +98,8 @@ async fn owned(config: &Config, name: &HostName, facts: Option<&HostFacts>) -> R
         let shards = print_shards(lost.iter().copied());
         here.retain(|shard| !lost.contains(shard));
         refusals.push(format!(
-            "{by} knows that shards {shards} were on {name}, and no host serves them\n  remedy: restore the database of {name}; only if its \
-             rows are lost for good: `pgshard bootstrap --lost {name}`"
+            "{by} knows that shards {shards} were on {name}, and no host serves them\n  remedy: restore the database \
+             of {name}; only if its rows are lost for good: `pgshard bootstrap --lost {name}`"
         ));
     }
     if !here.is_empty() {

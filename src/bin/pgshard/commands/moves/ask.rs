@@ -1,4 +1,5 @@
-//! `pgshard moves stop`, and the first half of `abort`: asking the mover of a move, wherever it runs, and waiting until it has done so.
+//! `pgshard moves stop`, and the first half of `abort`: asking the mover of a move, wherever it runs, and waiting until
+//! it has done so.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -71,8 +72,8 @@ pub(crate) async fn stop(
     Ok(if exit != Exit::Done && !before.is_empty() { Exit::Partly } else { exit })
 }
 
-/// Asks whoever works on a move, and waits until nobody does any more, or until patience is over. Gives who was at work, and who
-/// still is.
+/// Asks whoever works on a move, and waits until nobody does any more, or until patience is over. Gives who was at
+/// work, and who still is.
 pub(super) async fn first(
     mover: &Mover,
     id: MoveId,

@@ -201,7 +201,8 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         Error::NotNow { .. } => String::new(),
         Error::NoRollback { .. } => {
             format!(
-                "`pgshard move {shard} --to` where it was copies it anew; `pgshard moves complete {id}` drops the old copy"
+                "`pgshard move {shard} --to` where it was copies it anew; `pgshard moves complete {id}` drops the old \
+                 copy"
             )
         }
         Error::Refused { refusals } => {
@@ -225,20 +226,22 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         }
         Error::Differs { .. } | Error::RowsDiffer { .. } | Error::Diverged { .. } => gather(id),
         Error::Altered { .. } => format!(
-            "the source serves; undo what was altered and `pgshard moves resume {id}`, or `pgshard moves abort {id}` and move it again"
+            "the source serves; undo what was altered and `pgshard moves resume {id}`, or `pgshard moves abort {id}` \
+             and move it again"
         ),
         Error::WalLimit { host, .. } => format!(
-            "the source serves, and nothing of the move is left there; move fewer shards at a time or when less is written, \
-             or allow more with --max-wal if the disk of {host} has room"
+            "the source serves, and nothing of the move is left there; move fewer shards at a time or when less is \
+             written, or allow more with --max-wal if the disk of {host} has room"
         ),
         Error::SlotLost { host, .. } => format!(
-            "the source serves; raise max_slot_wal_keep_size on {host} if it was lost, then `pgshard moves resume {id}`, which \
-             copies again, or `pgshard moves abort {id}`. A rollback has no copy to make: abort it, and move the shard"
+            "the source serves; raise max_slot_wal_keep_size on {host} if it was lost, then `pgshard moves resume \
+             {id}`, which copies again, or `pgshard moves abort {id}`. A rollback has no copy to make: abort it, and \
+             move the shard"
         ),
         Error::StreamLost { .. } => {
             format!(
-                "the source serves; `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`. A rollback \
-                 has no copy to make: abort it, and move the shard"
+                "the source serves; `pgshard moves resume {id}`, which copies again, or `pgshard moves abort {id}`. A \
+                 rollback has no copy to make: abort it, and move the shard"
             )
         }
         Error::SlotBlocked { .. } | Error::PublicationBlocked { .. } => {
@@ -267,9 +270,9 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
 /// What to do before anything else about a copy that differs.
 fn gather(id: MoveId) -> String {
     format!(
-        "the source serves, and nothing is lost. Why they differ this does not tell: a fault of pgshard's is as likely as one \
-         of a host. Before you `pgshard moves abort {id}`, gather what docs/operating.md names under \"A copy that \
-         differs\", and report it"
+        "the source serves, and nothing is lost. Why they differ this does not tell: a fault of pgshard's is as likely \
+         as one of a host. Before you `pgshard moves abort {id}`, gather what docs/operating.md names under \"A copy \
+         that differs\", and report it"
     )
 }
 

@@ -1,7 +1,7 @@
 //! A plan, done: wave after wave, a mover's request for each group.
 //!
-//! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is planned anew around it. Anything
-//! worse ends the run after its wave: the hosts are asked again by the next one.
+//! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is planned anew around
+//! it. Anything worse ends the run after its wave: the hosts are asked again by the next one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -357,10 +357,12 @@ impl<'a> Run<'a> {
         match self.kept.as_slice() {
             [] => {}
             [only] => {
-                self.output.hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {only}`"));
+                self.output
+                    .hint(format_args!("the old copies are kept; drop them with `pgshard moves complete {only}`"));
             }
             several => self.output.hint(format_args!(
-                "the old copies of {} moves are kept: `pgshard moves` lists them, `pgshard moves complete ID` drops those of one",
+                "the old copies of {} moves are kept: `pgshard moves` lists them, `pgshard moves complete ID` drops \
+                 those of one",
                 several.len()
             )),
         }

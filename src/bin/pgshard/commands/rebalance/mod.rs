@@ -1,7 +1,7 @@
 //! `pgshard rebalance` and `pgshard drain`: measure, plan, show, ask, move in waves.
 //!
-//! Nothing is remembered between two runs but what the hosts have: a run that was interrupted is gone on with by the same
-//! command, which finishes the moves that are open and plans the rest from what is then.
+//! Nothing is remembered between two runs but what the hosts have: a run that was interrupted is gone on with by the
+//! same command, which finishes the moves that are open and plans the rest from what is then.
 
 mod execute;
 mod show;
