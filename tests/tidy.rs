@@ -314,6 +314,25 @@ fn the_library_prints_nothing() {
 /// The endings of files that people read and write.
 const TEXTS: [&str; 8] = [".rs", ".md", ".sql", ".sh", ".toml", "script/setup", "script/test", "script/demo"];
 
+/// How many columns a line may have: what rustfmt.toml and .editorconfig say. rustfmt leaves comments, long literals and what is
+/// in macros as they are.
+const COLUMNS: usize = 120;
+
+#[test]
+fn no_line_is_too_long() {
+    let mut mistakes = Vec::new();
+    let ours = ["src/", "tests/", "benches/", "examples/"];
+    for file in files(&[".rs"]).into_iter().filter(|file| ours.iter().any(|folder| file.path.starts_with(folder))) {
+        for (at, line) in file.text.lines().enumerate() {
+            let columns = line.chars().count();
+            if columns > COLUMNS {
+                mistakes.push(format!("{}:{}: {columns} columns", file.path, at + 1));
+            }
+        }
+    }
+    none_of(mistakes, &format!("a line has {COLUMNS} columns at most"));
+}
+
 /// How many lines a function may have, its signature and closing brace included.
 const FUNCTION_LINES: usize = 80;
 
