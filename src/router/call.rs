@@ -1,5 +1,6 @@
 //! One call of an application: its limit, its span and its count, however it ends.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -70,10 +71,13 @@ impl<'r> Call<'r> {
         }
     }
 
-    /// Runs a call to its end, or to its limit.
-    pub(super) async fn limited<T, E: From<Error>>(&self, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-        // Boxed: it is large, and whoever calls keeps it in a future of his own.
-        let work = Box::pin(work.instrument(self.span.clone()));
+    /// Runs a call to its end, or to its limit. The work comes boxed: it is large, and whoever calls keeps it in a future
+    /// of their own.
+    pub(super) async fn limited<T, E: From<Error>>(
+        &self,
+        work: Pin<Box<impl Future<Output = Result<T, E>>>>,
+    ) -> Result<T, E> {
+        let work = work.instrument(self.span.clone());
         let Some(limit) = self.shard.limit() else { return work.await };
         match tokio::time::timeout(limit, work).await {
             Ok(answer) => answer,

@@ -316,7 +316,7 @@ impl<'r> Shard<'r> {
     async fn run<A: Answer>(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         self.checked()?;
         let call = Call::new(self, call_span!("pgshard.statement", self.id));
-        let result = call.limited(self.run_to_end(sql, params, &call)).await;
+        let result = call.limited(Box::pin(self.run_to_end(sql, params, &call))).await;
         call.ended(&result, Fault::of);
         result
     }

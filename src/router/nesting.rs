@@ -15,10 +15,10 @@ struct Within {
     outer: Option<Arc<Within>>,
 }
 
-/// Runs the closure of a transaction on this host.
-pub(super) async fn within<F: Future>(host: &HostName, work: F) -> F::Output {
+/// Runs the closure of a transaction on this host. Boxed: the future of a transaction within it is part of this one.
+pub(super) fn within<F: Future>(host: &HostName, work: F) -> impl Future<Output = F::Output> {
     let within = Within { host: host.clone(), outer: WITHIN.try_with(Arc::clone).ok() };
-    WITHIN.scope(Arc::new(within), work).await
+    WITHIN.scope(Arc::new(within), Box::pin(work))
 }
 
 /// Whether whoever is polled now is within a transaction on this host.

@@ -236,7 +236,7 @@ impl Reads<'_> {
     async fn run(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {
         self.shard.checked()?;
         let call = Call::new(self.shard, call_span!("pgshard.statement", self.shard.id()));
-        let result = call.limited(self.run_to_end(sql, params, &call)).await;
+        let result = call.limited(Box::pin(self.run_to_end(sql, params, &call))).await;
         call.ended(&result, Fault::of);
         result
     }
