@@ -198,10 +198,15 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
             break;
         }
         take_back(&mut end);
+        // And moves that were left out may have left room for what had nowhere to go.
+        force(&mut end);
         if end.at == before {
             break;
         }
     }
+    // What is told of the end is where these moves lead, also where the rounds were not enough.
+    end = start.clone();
+    moves.iter().for_each(|planned| end.put(planned.shard, planned.to));
     let name = |host: usize| problem.hosts[host].name.clone();
     let moves = moves.into_iter().map(|planned| {
         let shard = &problem.shards[planned.shard];
