@@ -133,7 +133,8 @@ fn re_exports() -> BTreeMap<String, String> {
     let facade = fs::read_to_string(root().join("src/lib.rs")).unwrap();
     let mut names = BTreeMap::new();
     for line in facade.lines().filter_map(|line| line.strip_prefix("pub use ")) {
-        let (module, what) = line.trim_end_matches(';').split_once("::").unwrap();
+        // A whole crate is re-exported by its name.
+        let Some((module, what)) = line.trim_end_matches(';').split_once("::") else { continue };
         for name in what.trim_matches(['{', '}']).split(',') {
             names.insert(name.trim().to_owned(), module.to_owned());
         }
@@ -314,8 +315,8 @@ fn the_library_prints_nothing() {
 /// The endings of files that people read and write.
 const TEXTS: [&str; 8] = [".rs", ".md", ".sql", ".sh", ".toml", "script/setup", "script/test", "script/demo"];
 
-/// How many columns a line may have: what rustfmt.toml and .editorconfig say. rustfmt leaves comments, long literals and what is
-/// in macros as they are.
+/// How many columns a line may have: what rustfmt.toml and .editorconfig say. rustfmt leaves comments, long literals
+/// and what is in macros as they are.
 const COLUMNS: usize = 120;
 
 #[test]
@@ -340,15 +341,13 @@ const FUNCTION_LINES: usize = 80;
 const TEST_LINES: usize = 110;
 
 /// The functions that are longer: none is to come to them.
-const LONG_FUNCTIONS: [(&str, &str); 8] = [
+const LONG_FUNCTIONS: [(&str, &str); 6] = [
     // Tables in the form of a match: one arm a kind.
-    ("src/mover/model/positions.rs", "happen"),
     ("tests/rows/schema.rs", "specials"),
     ("tests/rows/schema.rs", "make"),
     ("tests/rows/statements.rs", "of"),
     // To be cut.
     ("src/idgen/tickets/setup.rs", "plan"),
-    ("src/mover/preflight/plan.rs", "judge"),
     ("src/router/handle.rs", "run_to_end"),
     ("src/router/transaction.rs", "run_to_end"),
 ];
@@ -586,8 +585,15 @@ fn metrics_and_spans_are_in_the_manual() {
     names.clear();
     for file in library() {
         // In two parts, so that no other text that has it is one.
-        for found in file.text.split(concat!("name = \"", "pgshard.")).skip(1) {
-            names.insert(format!("pgshard.{}", found.split('"').next().unwrap()));
+        for macros in [concat!("name = \"", "pgshard."), concat!("call_span!(\"", "pgshard.")] {
+            for found in file.text.split(macros).skip(1) {
+                names.insert(format!("pgshard.{}", found.split('"').next().unwrap()));
+            }
+        }
+        for found in file.text.split("debug_span!(").skip(1) {
+            if let Some(name) = found.trim_start().strip_prefix("\"pgshard.") {
+                names.insert(format!("pgshard.{}", name.split('"').next().unwrap()));
+            }
         }
         if file.path != "src/router/metrics.rs" {
             assert!(!file.text.contains("metrics::counter!"), "{}: metrics have their names in one place", file.path);

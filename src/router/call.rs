@@ -71,8 +71,8 @@ impl<'r> Call<'r> {
         }
     }
 
-    /// Runs a call to its end, or to its limit. The work comes boxed: it is large, and whoever calls keeps it in a future
-    /// of their own.
+    /// Runs a call to its end, or to its limit. The work comes boxed: it is large, and whoever calls keeps it in a
+    /// future of their own.
     pub(super) async fn limited<T, E: From<Error>>(
         &self,
         work: Pin<Box<impl Future<Output = Result<T, E>>>>,

@@ -98,7 +98,9 @@ impl Opener {
         }
         let recorded = connection.query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[]).await;
         if let Ok([row]) = recorded.as_deref() {
-            let (shards, key): (i32, String) = (row.get(0), row.get(1));
+            // A row that cannot be read is no answer to this, and a connection that gives such ones is not used.
+            let strange = |source| ConnectError::Refused { to: "a host".to_owned(), source };
+            let (shards, key): (i32, String) = (row.try_get(0).map_err(strange)?, row.try_get(1).map_err(strange)?);
             if shards != i32::from(self.shards.get()) {
                 return Err(HostDiffers::Shards { recorded: shards, config: self.shards }.into());
             }
