@@ -7,7 +7,7 @@
 //! - [`Binaries`]: which PostgreSQL programs there are on this machine.
 //!
 //! Every server has the superuser `postgres` and the role `app` (`LOGIN REPLICATION CREATEDB`, no superuser), which
-//! owns the database `app` and may make others, for tests. Nobody needs a password: whoever can open a connection on
+//! owns the database `app` and may make others, for tests. Nobody needs a password: every connection from
 //! the loopback interface of this machine is let in, so these servers are for development only.
 //!
 //! Everything here blocks its thread, for a fraction of a second as a rule (starting a server) and for up to a minute

@@ -13,7 +13,7 @@ use super::error::Error;
 /// Who runs the servers and owns their directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Account {
-    /// `None`: whoever we are.
+    /// `None`: the account that we run as.
     become_user: Option<User>,
 }
 
@@ -25,7 +25,7 @@ struct User {
 }
 
 impl Account {
-    /// Whoever we are; as root, `postgres`, or else `nobody`.
+    /// The account that we run as; as root, `postgres`, or else `nobody`.
     pub(super) fn for_servers() -> Result<Account, Error> {
         if !rustix::process::geteuid().is_root() {
             return Ok(Account::ourselves());
@@ -36,7 +36,7 @@ impl Account {
         Ok(Account { become_user: Some(user.ok_or(Error::NoUser)?) })
     }
 
-    /// Whoever we are, root too.
+    /// The account that we run as, root too.
     pub(super) fn ourselves() -> Account {
         Account { become_user: None }
     }

@@ -74,7 +74,7 @@ enum Phase<'a> {
 
 struct Running<'a> {
     crews: JoinSet<()>,
-    /// Jobs with borrowed parameters that no lane will do for.
+    /// Jobs with borrowed parameters that cannot be pipelined.
     alone: FuturesUnordered<BoxFuture<'a, Answer>>,
     alone_max: usize,
     /// Hosts that had no connection in time for one of these: those behind it have waited as long.

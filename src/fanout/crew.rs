@@ -1,7 +1,8 @@
-//! What works on the jobs of one host: a task with a few lanes, that goes on while the caller does something else.
+//! What works on the jobs of one host: a task with a few connections, which goes on while the caller does something
+//! else.
 //!
-//! Invariant: who holds a lane waits for no other connection; a lane goes back as soon as nothing is on its way there.
-//! And a statement that stands still holds up itself: what it stands in the way of goes elsewhere, where that is safe.
+//! Invariant: who holds a pipelined connection waits for no other one; it goes back as soon as no statement is on its
+//! way there. And a statement that stands still holds up itself only: those behind it go elsewhere, where that is safe.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ use super::batch::{Batch, Pace};
 use super::outbox::Outbox;
 use super::params::{Make, Source, make};
 use super::pipeline::Pipeline;
-use crate::router::{Error, Lane, Outcome, Router, Sql};
+use crate::router::{Error, Outcome, PipelinedConnection, Router, Sql};
 use crate::shard::ShardId;
 
 pub(super) struct Crew {
@@ -26,28 +27,28 @@ pub(super) struct Crew {
     pub(super) shards: Arc<[ShardId]>,
     pub(super) pace: Pace,
     pub(super) outbox: Arc<Outbox>,
-    /// `None`: the caller has the parameters, and binds them when he is told their types.
+    /// `None`: the caller has the parameters, and binds them once their types are known.
     make: Option<Make>,
-    /// Jobs that no lane has taken.
+    /// Jobs that no connection has taken.
     waiting: Mutex<VecDeque<usize>>,
     /// Fires when there is none any more.
     none_waits: Notify,
-    /// Jobs for which a lane will not do.
+    /// Jobs that cannot be pipelined.
     again: Mutex<Vec<usize>>,
-    /// Lanes whose first statement stands still.
+    /// Connections whose first statement stands still.
     stuck: AtomicUsize,
     /// Fires when one more does.
     one_is_stuck: Notify,
     began: Instant,
 }
 
-/// How a lane ended.
+/// How the work on a connection ended.
 enum End {
     /// It has worked, or there was nothing to do any more.
     Done,
     /// No connection was free.
     NoneFree,
-    /// None was to be had at all.
+    /// None could be opened.
     Failed(Error),
 }
 
@@ -94,28 +95,28 @@ impl Crew {
                 None => return self.outbox.leave(lock(&self.waiting).drain(..)),
             }
         }
-        let lanes_max = self.router.lanes_max(first);
-        let width = self.pace.width.min(lanes_max);
-        self.on_lanes(width, lanes_max + 1).await;
+        let connections_max = self.router.pipelined_connections_max(first);
+        let width = self.pace.width.min(connections_max);
+        self.on_connections(width, connections_max + 1).await;
         let again = std::mem::take(&mut *lock(&self.again));
         if borrowed { self.outbox.leave(again) } else { self.alone(again, width).await }
     }
 
-    /// So many lanes while all is well, and one more for each that is stuck, up to `most`.
-    async fn on_lanes(&self, width: usize, most: usize) {
-        let mut lanes = FuturesUnordered::new();
+    /// So many connections while all is well, and one more for each that is stuck, up to `most`.
+    async fn on_connections(&self, width: usize, most: usize) {
+        let mut connections = FuturesUnordered::new();
         // Whether another one is worth a try.
         let mut free = true;
-        // A connection was waited for in vain, and nobody has worked since.
+        // No connection came in time, and no other one has done work since.
         let mut failed = None;
         loop {
             let stuck = self.stuck.load(Ordering::Relaxed);
             let works = self.first().is_some() && self.outbox.has_room();
-            while works && free && lanes.len() < (width + stuck).min(most) {
+            while works && free && connections.len() < (width + stuck).min(most) {
                 // One is waited for; the others are taken if they are free.
-                lanes.push(self.lane(lanes.is_empty() || lanes.len() == stuck));
+                connections.push(self.connection(connections.is_empty() || connections.len() == stuck));
             }
-            if lanes.is_empty() {
+            if connections.is_empty() {
                 if self.first().is_none() {
                     return;
                 }
@@ -128,7 +129,7 @@ impl Crew {
                 continue;
             }
             tokio::select! {
-                Some(end) = lanes.next() => match end {
+                Some(end) = connections.next() => match end {
                     End::Done => (free, failed) = (true, None),
                     End::NoneFree => free = false,
                     // Others may have connections, and go on.
@@ -140,32 +141,32 @@ impl Crew {
     }
 
     /// What one connection does.
-    async fn lane(&self, waits: bool) -> End {
+    async fn connection(&self, waits: bool) -> End {
         let Some(first) = self.first() else { return End::Done };
-        let lane = if waits {
+        let connection = if waits {
             tokio::select! {
                 biased;
-                lane = self.router.lane(first) => match lane {
-                    Ok(lane) => lane,
+                connection = self.router.pipelined_connection(first) => match connection {
+                    Ok(connection) => connection,
                     Err(error) => return End::Failed(error),
                 },
                 () = self.none_waits.notified() => return End::Done,
             }
         } else {
-            match self.router.lane_if_free(first).await {
-                Some(lane) => lane,
+            match self.router.pipelined_connection_if_free(first).await {
+                Some(connection) => connection,
                 None => return End::NoneFree,
             }
         };
         let span = tracing::debug_span!(
-            "pgshard.lane",
+            "pgshard.pipeline",
             "otel.kind" = "client",
             "db.system.name" = "postgresql",
-            host = %lane.host(),
+            host = %connection.host(),
             statements = tracing::field::Empty,
             failed = tracing::field::Empty,
         );
-        Pipeline::new(self, lane, span.clone()).run().instrument(span).await;
+        Pipeline::new(self, connection, span.clone()).run().instrument(span).await;
         End::Done
     }
 
@@ -227,12 +228,12 @@ impl Crew {
         lock(&self.waiting).front().map(|at| self.shards[*at])
     }
 
-    /// Whether a job waits for a lane.
+    /// Whether a job waits for a connection.
     pub(super) fn has_waiting(&self) -> bool {
         !lock(&self.waiting).is_empty()
     }
 
-    /// The next job for a lane.
+    /// The next job for a connection.
     pub(super) fn next(&self) -> Option<usize> {
         let mut waiting = lock(&self.waiting);
         let next = loop {
@@ -249,7 +250,7 @@ impl Crew {
     }
 
     /// The jobs whose statements this connection has prepared, up to its share of all.
-    pub(super) fn warm(&self, lane: &Lane) -> VecDeque<usize> {
+    pub(super) fn warm(&self, connection: &PipelinedConnection) -> VecDeque<usize> {
         let mut waiting = lock(&self.waiting);
         if self.pace.depth == 1 {
             return VecDeque::new();
@@ -257,25 +258,25 @@ impl Crew {
         let share = waiting.len().div_ceil(self.pace.width);
         let (mut warm, mut cold) = (VecDeque::new(), VecDeque::new());
         for at in waiting.drain(..) {
-            let here = warm.len() < share && lane.has(self.shards[at], &self.sql);
+            let here = warm.len() < share && connection.has(self.shards[at], &self.sql);
             if here { warm.push_back(at) } else { cold.push_back(at) }
         }
         *waiting = cold;
         warm
     }
 
-    /// Jobs that a lane gives back: they are the next.
+    /// Jobs that a connection gives back: they are the next.
     pub(super) fn give_back(&self, jobs: impl DoubleEndedIterator<Item = usize>) {
         let mut waiting = lock(&self.waiting);
         jobs.rev().for_each(|at| waiting.push_front(at));
     }
 
-    /// A job for which a lane will not do.
+    /// A job that cannot be pipelined.
     pub(super) fn again(&self, at: usize) {
         lock(&self.again).push(at);
     }
 
-    /// A lane's first statement stands still, until the mark is dropped.
+    /// A connection's first statement stands still, until the mark is dropped.
     pub(super) fn mark_stuck(&self) -> Stuck<'_> {
         self.stuck.fetch_add(1, Ordering::Relaxed);
         self.one_is_stuck.notify_one();

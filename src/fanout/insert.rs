@@ -136,7 +136,7 @@ impl<T: Sync> InsertMany<'_, T> {
     /// # Errors
     /// When a shard failed: with what the others took, and the places of its rows. Where its error
     /// [`may_have_run`](Error::may_have_run), the rows may be there. `?` in a function that gives [`Error`] makes
-    /// [`Error::Partial`] of it, which keeps all of that: whoever makes the whole call again has rows twice.
+    /// [`Error::Partial`] of it, which keeps all of that: a caller that makes the whole call again has rows twice.
     ///
     /// # Cancel safety
     /// When the future is dropped, some shards may have their rows.

@@ -1,8 +1,8 @@
-//! The statements on their way on one lane, one behind the other, and the time that each may take.
+//! The statements on their way on one connection, one behind the other, and the time that each may take.
 //!
 //! A statement's time begins when the one before it has answered. One that stands still (behind a lock, say) is noticed
-//! early: the reads behind it, and what was not sent yet, go to another lane. What else stands behind it waits, for it
-//! may run as soon as the first has ended.
+//! early: the reads behind it, and what was not sent yet, go to another connection. What else stands behind it waits,
+//! for it may run as soon as the first has ended.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -14,18 +14,18 @@ use tokio::time::Instant;
 use tracing::Span;
 
 use super::crew::{Crew, Stuck, lock};
-use crate::router::{Lane, Ran};
+use crate::router::{PipelinedConnection, Ran};
 
 /// A statement that has not answered for so long after the one before it holds up those behind it.
 const STUCK_AFTER: Duration = Duration::from_millis(500);
 
-/// How long a statement that was cancelled may go on before its lane is given up.
+/// How long a statement that was cancelled may go on before its connection is given up.
 const CANCELLED_MAX: Duration = Duration::from_secs(2);
 
 pub(super) struct Pipeline<'c> {
     crew: &'c Crew,
-    lane: Lane,
-    /// Jobs for this lane, before all others.
+    connection: PipelinedConnection,
+    /// Jobs for this connection, before all others.
     warm: VecDeque<usize>,
     running: FuturesUnordered<BoxFuture<'c, Option<(usize, Ran)>>>,
     on_way: Vec<(usize, AbortHandle)>,
@@ -81,11 +81,11 @@ enum State<'c> {
 }
 
 impl<'c> Pipeline<'c> {
-    pub(super) fn new(crew: &'c Crew, lane: Lane, span: Span) -> Pipeline<'c> {
+    pub(super) fn new(crew: &'c Crew, connection: PipelinedConnection, span: Span) -> Pipeline<'c> {
         Pipeline {
-            warm: crew.warm(&lane),
+            warm: crew.warm(&connection),
             crew,
-            lane,
+            connection,
             running: FuturesUnordered::new(),
             on_way: Vec::new(),
             wire: Arc::new(Mutex::new(Wire { sent: VecDeque::new(), since: Instant::now() })),
@@ -99,7 +99,7 @@ impl<'c> Pipeline<'c> {
 
     /// Comes back when nothing is on its way here, and there is nothing to do or no room for its answer.
     pub(super) async fn run(mut self) {
-        let depth = if self.lane.can_pipeline() { self.crew.pace.depth } else { 1 };
+        let depth = if self.connection.can_pipeline() { self.crew.pace.depth } else { 1 };
         let outbox = &self.crew.outbox;
         loop {
             while matches!(self.state, State::Flowing)
@@ -134,26 +134,26 @@ impl<'c> Pipeline<'c> {
     }
 
     fn start(&mut self, at: usize) {
-        let (crew, lane, wire) = (self.crew, self.lane.clone(), self.wire.clone());
+        let (crew, connection, wire) = (self.crew, self.connection.clone(), self.wire.clone());
         let (running, handle) = abortable(async move {
             let shard = crew.shards[at];
             let Some(params) = crew.params(at) else { return Ran::Again };
-            if crew.pace.depth > 1 && !lane.has(shard, &crew.sql) {
+            if crew.pace.depth > 1 && !connection.has(shard, &crew.sql) {
                 lock(&wire).send(at, Sent::ToPrepare);
-                lane.prepare(shard, &crew.sql).await;
+                connection.prepare(shard, &crew.sql).await;
                 lock(&wire).answered(at);
             }
             // What is prepared is sent at once.
             lock(&wire).send(at, Sent::ToRun);
             crew.outbox.sent(at);
-            lane.query(shard, &crew.sql, &params.params()).await
+            connection.query(shard, &crew.sql, &params.params()).await
         });
         self.on_way.push((at, handle));
         self.running.push(Box::pin(async move { running.await.ok().map(|ran| (at, ran)) }));
     }
 
     fn done(&mut self, done: Option<(usize, Ran)>) {
-        // Another lane has it.
+        // Another connection has it.
         let Some((at, ran)) = done else { return };
         lock(&self.wire).answered(at);
         self.on_way.retain(|(on_way, _)| *on_way != at);
@@ -182,7 +182,7 @@ impl<'c> Pipeline<'c> {
         }
     }
 
-    /// False when the lane is of no use any more.
+    /// False when the connection is of no use any more.
     async fn out_of_patience(&mut self, since: Instant) -> bool {
         let limit = self.crew.router.statement_timeout();
         match std::mem::replace(&mut self.state, State::Flowing) {
@@ -228,7 +228,7 @@ impl<'c> Pipeline<'c> {
         let may_have_run = !self.crew.only_reads && lock(&self.wire).may_have_run(first);
         self.time_out(first, may_have_run);
         self.left = true;
-        self.lane.cancel().await;
+        self.connection.cancel().await;
         lock(&self.wire).since = Instant::now();
         self.state = State::Cancelled(stuck.unwrap_or_else(|| self.crew.mark_stuck()));
         true
@@ -236,10 +236,10 @@ impl<'c> Pipeline<'c> {
 
     fn time_out(&self, at: usize, may_have_run: bool) {
         let limit = self.crew.router.statement_timeout().unwrap_or_default();
-        self.crew.outbox.give(at, Err(self.lane.timed_out(self.crew.shards[at], limit, may_have_run)));
+        self.crew.outbox.give(at, Err(self.connection.timed_out(self.crew.shards[at], limit, may_have_run)));
     }
 
-    /// The server does not end what was cancelled: the lane is closed, with all that was sent there.
+    /// The server does not end what was cancelled: the connection is closed, with all that was sent there.
     fn give_up(&mut self) {
         for (at, handle) in std::mem::take(&mut self.on_way) {
             handle.abort();

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
-use tokio_postgres::types::ToSql;
-use tokio_postgres::{IsolationLevel, Transaction};
+use tokio_postgres::types::{FromSql, ToSql};
+use tokio_postgres::{IsolationLevel, Row, Transaction};
 use uuid::Uuid;
 
 use crate::id::Epoch;
@@ -323,13 +323,15 @@ impl WorkerLeases {
             }
         };
         let rows = tokio::time::timeout(PATIENCE, answer).await.map_err(|_| late())??;
-        let status = |row: tokio_postgres::Row| LeaseStatus {
-            space: row.get(0),
-            worker: row.get::<_, i32>(1).unsigned_abs() as u16,
-            ceiling_ms: row.get::<_, i64>(2).cast_unsigned(),
-            left: u64::try_from(row.get::<_, i64>(3)).ok().map(Duration::from_millis),
+        let status = |row: &tokio_postgres::Row| {
+            Ok(LeaseStatus {
+                space: row.try_get(0)?,
+                worker: row.try_get::<_, i32>(1)?.unsigned_abs() as u16,
+                ceiling_ms: row.try_get::<_, i64>(2)?.cast_unsigned(),
+                left: u64::try_from(row.try_get::<_, i64>(3)?).ok().map(Duration::from_millis),
+            })
         };
-        Ok(rows.into_iter().map(status).collect())
+        rows.iter().map(status).collect::<Result<_, _>>().map_err(|source| failure(doing, source))
     }
 
     async fn connection(&self) -> Result<Connection, Error> {
@@ -388,9 +390,13 @@ fn bigint(ms: u128) -> i64 {
 }
 
 impl Error {
-    fn clock_off(row: &tokio_postgres::Row, column: usize) -> Result<(), Error> {
-        row.get::<_, Option<i64>>(column).map_or(Ok(()), |by_ms| Err(Error::ClockOff { by_ms }))
+    fn clock_off(by_ms: Option<i64>) -> Result<(), Error> {
+        by_ms.map_or(Ok(()), |by_ms| Err(Error::ClockOff { by_ms }))
     }
+}
+
+fn column<'r, T: FromSql<'r>>(row: &'r Row, column: usize, doing: &'static str) -> Result<T, Error> {
+    row.try_get(column).map_err(|source| failure(doing, source))
 }
 
 impl LeaseStore for WorkerLeases {
@@ -405,31 +411,31 @@ impl LeaseStore for WorkerLeases {
             transaction.query_one(text, &[&self.space, &token, &now, &length, &keep, &asked_ms]).await
         });
         let row = row.await?;
-        Error::clock_off(&row, 4)?;
-        if let Some(recorded_ms) = row.get::<_, Option<i64>>(5) {
+        Error::clock_off(column(&row, 4, doing)?)?;
+        if let Some(recorded_ms) = column::<Option<i64>>(&row, 5, doing)? {
             return Err(Error::OtherEpoch { space: self.space.clone(), recorded_ms, asked_ms });
         }
-        if let Some(left_ms) = row.get::<_, Option<i64>>(3) {
+        if let Some(left_ms) = column::<Option<i64>>(&row, 3, doing)? {
             return Err(Error::OnHold { left_ms: left_ms.unsigned_abs() });
         }
-        let worker = row.get::<_, Option<i32>>(0).and_then(|worker| u16::try_from(worker).ok());
+        let worker = column::<Option<i32>>(&row, 0, doing)?.and_then(|worker| u16::try_from(worker).ok());
         let worker = worker.ok_or_else(|| Error::NoneFree { space: self.space.clone() })?;
-        let (floor_ms, ceiling_ms) = (row.get::<_, i64>(1).cast_unsigned(), row.get::<_, i64>(2).cast_unsigned());
-        Ok(Grant { worker, token, floor_ms, ceiling_ms })
+        let (floor, ceiling): (i64, i64) = (column(&row, 1, doing)?, column(&row, 2, doing)?);
+        Ok(Grant { worker, token, floor_ms: floor.cast_unsigned(), ceiling_ms: ceiling.cast_unsigned() })
     }
 
     async fn renew(&self, grant: Grant, term: Term) -> Result<Option<Grant>, Error> {
-        let begun = Instant::now();
+        let (doing, begun) = ("renew the lease of a worker number", Instant::now());
         let (length, keep) = (bigint(term.length.as_millis()), bigint(term.keep.as_millis()));
         let worker = i32::from(grant.worker);
         let text = "SELECT ceiling_ms, clock_off_ms FROM pgshard_workers.keep($1, $2, $3, $4, $5, $6)";
-        let row = self.asked("renew the lease of a worker number", async |transaction| {
+        let row = self.asked(doing, async |transaction| {
             let now = now_ms(term, begun);
             transaction.query_one(text, &[&self.space, &worker, &grant.token, &now, &length, &keep]).await
         });
         let row = row.await?;
-        Error::clock_off(&row, 1)?;
-        let ceiling: Option<i64> = row.get(0);
+        Error::clock_off(column(&row, 1, doing)?)?;
+        let ceiling: Option<i64> = column(&row, 0, doing)?;
         Ok(ceiling.map(|ceiling| Grant { ceiling_ms: ceiling.cast_unsigned(), ..grant }))
     }
 

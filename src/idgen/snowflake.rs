@@ -1,10 +1,10 @@
 //! Snowflake: 41 bits of milliseconds since an epoch, 10 bits of worker, 12 bits of sequence, made in this process: 63
 //! in all, so a `bigint` that is never negative.
 //!
-//! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a second. Whoever wants
-//! more waits for the next millisecond by yielding to other tasks and asking the clock again, which keeps a core busy.
-//! Needs a worker number of its own, leased from the database every few seconds (`lease`); an ID itself needs no round
-//! trip.
+//! Sortable by time, ordered within a generator, 4,096 a millisecond and worker: 4.096 million a second. A caller
+//! that wants more waits for the next millisecond by yielding to other tasks and asking the clock again, which keeps a
+//! core busy. Needs a worker number of its own, leased from the database every few seconds (`lease`); an ID itself
+//! needs no round trip.
 //!
 //! Invariant: no ID is made outside the milliseconds that the lease grants, so that a process that was stopped for
 //! however long makes none that the next holder of its number makes. Besides that, a generator stops a margin before
@@ -148,7 +148,7 @@ struct Held {
 
 type Renewed = Result<(), Arc<lease::Error>>;
 
-/// One renewal for all callers, in a task of its own: whoever waits no longer ends nothing.
+/// One renewal for all callers, in a task of its own: a caller that gives up ends nothing.
 #[derive(Debug)]
 struct Renewing {
     process: Process,

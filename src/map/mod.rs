@@ -1,6 +1,6 @@
 //! The shard map: which host serves which shard, as an immutable value with a version.
 //!
-//! Pure values, no I/O. Invariant: a [`ShardMap`] places every shard `0..N` exactly once, whoever made it. The
+//! Pure values, no I/O. Invariant: a [`ShardMap`] places every shard `0..N` exactly once, however it was made. The
 //! map is never the fence: it is a hint that the hosts correct, so nothing here may be used to decide who owns a shard.
 
 mod changes;

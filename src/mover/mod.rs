@@ -15,35 +15,38 @@
 mod command;
 mod control;
 pub(crate) mod copy;
-mod definition;
+pub(crate) mod definition;
 #[cfg(test)]
 mod model;
 pub(crate) mod preflight;
 pub(crate) mod protocol;
 mod runner;
 mod step;
-mod stream;
+pub(crate) mod stream;
 
-pub use definition::{border, ddl, digest, sequences};
-pub use preflight::target;
-
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
+use crate::map::HostName;
 use crate::shard::{SchemaPrefix, ShardId};
 use crate::store::MapStore;
 
 pub use command::cleanup::CleanupReport;
 pub use command::progress::{Chunks, Progress, ShardProgress, StreamProgress};
+pub use command::repair::{HostSays, Repair, RepairPlan, RepairWay};
 pub use control::journal::{Entry, ReverseReplication};
 pub use control::report::{Cleaned, Heard, Report, ShardReport};
 pub use control::session::Hosts;
+pub use definition::border::Error as BorderError;
+pub use definition::ddl::{Stage, Statement};
 pub use definition::refusal::Refusal;
+pub use preflight::identity::LentIdentity;
 pub use preflight::plan::{Plan, ShardPlan};
 pub use preflight::survey::Request;
 pub use protocol::desired::{Asked, StopRequest};
-pub use protocol::desired::{Back, DesiredState, FenceAt};
+pub use protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy};
 pub use protocol::error::{Error, Rival};
 #[doc(hidden)]
 pub use protocol::failpoint::Failpoint;
@@ -57,15 +60,13 @@ pub use protocol::state::{Mode, Phase};
 pub use protocol::verdict::RowDifference;
 pub use protocol::verdict::{Audit, AuditDifference, AuditState, LeftOut, Unaudited};
 pub use protocol::worker::{Work, Worker};
-#[doc(hidden)]
-pub use stream::testing as stream_testing;
 
 #[cfg(test)]
 pub(crate) use control::journal::Hold;
 #[cfg(test)]
 pub(crate) use control::session::Session;
 
-use command::{cleanup, progress, requests, resume, rollback};
+use command::{cleanup, progress, repair, requests, resume, rollback};
 use control::context::Context;
 use control::report::report;
 use preflight::survey;
@@ -181,7 +182,7 @@ impl Mover {
     /// others go on.
     ///
     /// # Cancel safety
-    /// May be dropped: whoever feeds next goes on where all is durable, at once or after the lease.
+    /// May be dropped: the next feed goes on where all is durable, at once or after the lease.
     pub async fn feed(&self, id: Option<MoveId>) {
         feed::feed(&self.context, id).await;
     }
@@ -211,6 +212,31 @@ impl Mover {
         cleanup::complete(&self.context, id).await
     }
 
+    /// Asks every host what it knows of a shard that two hosts serve, or none, and judges what can be made true without
+    /// losing rows that were acknowledged. `given_up` are hosts whose rows of the shard the operator gives up, those
+    /// that the config does not name among them. No writes.
+    ///
+    /// # Errors
+    /// [`Error::AtWork`] where a mover works on the shard, [`Error::ControlOld`] where a host's control schema lacks
+    /// what a repair needs. A host that does not answer is in the plan.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    pub async fn plan_repair(&self, shard: ShardId, given_up: &BTreeSet<HostName>) -> Result<RepairPlan, Error> {
+        repair::plan(&self.context, shard, given_up).await
+    }
+
+    /// Does what the plan says is sure, and tells the map. Nothing where there is nothing to do or something to choose.
+    ///
+    /// # Errors
+    /// [`Error::Superseded`] where a host does not say any more what the plan was made from: plan again.
+    ///
+    /// # Cancel safety
+    /// Each step is a transaction; plan again for the rest.
+    pub async fn repair(&self, plan: &RepairPlan) -> Result<(), Error> {
+        repair::repair(&self.context, plan).await
+    }
+
     /// Looks on all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back,
     /// decided shards opened, schemas dropped whose move has ended. Never touches a move that can be resumed, nor an
     /// old copy that is kept.
@@ -221,7 +247,7 @@ impl Mover {
         cleanup::gc(&self.context).await
     }
 
-    /// Says what is wanted of a move's shards, whoever works on them: its mover hears it within a heartbeat (two
+    /// Says what is wanted of a move's shards, and its mover hears it within a heartbeat (two
     /// seconds). Gives the shards that have not ended, and the hosts that could not be told. A hold until a time is
     /// over then.
     ///
@@ -234,7 +260,7 @@ impl Mover {
         requests::want(&self.context, id, desired).await.map(Heard::of)
     }
 
-    /// Asks whoever works on a move to stop, or to abort: a mover hears it within a heartbeat (two seconds), from
+    /// Asks a move's mover to stop, or to abort: it hears that within a heartbeat (two seconds), from
     /// whatever machine. Gives those who live, and the hosts that could not be told.
     ///
     /// # Cancel safety
@@ -263,7 +289,7 @@ impl Mover {
     }
 
     /// What hosts keep for the reverse replications of entries that are kept. A host that does not answer is left out:
-    /// whoever has read the entries knows of it.
+    /// reading the entries has reported it.
     ///
     /// # Cancel safety
     /// Only reads.

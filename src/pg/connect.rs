@@ -14,8 +14,8 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
-use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::cancel::Canceller;
 use super::identity::{self, Impostor, Record, Seen, Server};
 use super::options::ConnectOptions;
 use super::password::{PasswordError, Wanted};
@@ -24,12 +24,21 @@ use super::tls::{SslMode, TlsError};
 /// A client and the task that drives its socket. Dropping it ends the task and so closes the socket; the server then
 /// rolls an open transaction back.
 pub struct Connection {
+    /// Ended before the client is dropped, who would still say good-bye.
+    driver: Driver,
     client: Client,
-    driver: JoinHandle<()>,
-    /// What a request to cancel needs of TLS.
-    tls: Option<MakeRustlsConnect>,
+    canceller: Canceller,
     /// Who it is that answers, as it said when the connection was opened.
     server: Server,
+}
+
+/// The task, which ends with it.
+struct Driver(JoinHandle<()>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Why a connection cannot be opened.
@@ -258,13 +267,21 @@ impl ConnectOptions {
         let refused = |source| ConnectError::Refused { to: to(), source };
         let open = async || {
             let server = Server::default();
+            let canceller = |client: &Client, tls| Canceller {
+                token: client.cancel_token(),
+                address: self.cancel_address(index),
+                host: host.clone(),
+                tls,
+            };
             if self.tls.mode == SslMode::Disable {
                 let (client, connection) = config.connect(NoTls).await.map_err(refused)?;
-                Ok(Connection { client, driver: drive(connection, heard.clone()), tls: None, server })
+                let canceller = canceller(&client, None);
+                Ok(Connection { driver: drive(connection, heard.clone()), client, canceller, server })
             } else {
                 let tls = self.tls.connector().map_err(|source| ConnectError::Tls { to: to(), source })?;
                 let (client, connection) = config.connect(tls.clone()).await.map_err(refused)?;
-                Ok(Connection { client, driver: drive(connection, heard.clone()), tls: Some(tls), server })
+                let canceller = canceller(&client, Some(tls));
+                Ok(Connection { driver: drive(connection, heard.clone()), client, canceller, server })
             }
         };
         let opened = async {
@@ -299,7 +316,7 @@ impl ConnectOptions {
 
     /// Takes the connection as one to the host, if the server is the host.
     async fn admit(&self, index: usize, connection: Connection) -> Result<Connection, ConnectError> {
-        let admit = || self.known.admit(connection.server, connection.driver.abort_handle());
+        let admit = || self.known.admit(connection.server, connection.driver());
         let mut admitted = admit();
         if admitted.is_err() {
             // The same host by an operator's word?
@@ -367,20 +384,20 @@ impl ConnectError {
     }
 }
 
-fn drive<S, T>(mut connection: tokio_postgres::Connection<S, T>, heard: Option<Arc<Notify>>) -> JoinHandle<()>
+fn drive<S, T>(mut connection: tokio_postgres::Connection<S, T>, heard: Option<Arc<Notify>>) -> Driver
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     T: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
 {
-    tokio::spawn(async move {
+    Driver(tokio::spawn(async move {
         while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
             match (message, &heard) {
                 (Ok(AsyncMessage::Notification(_)), Some(heard)) => heard.notify_one(),
                 (Ok(AsyncMessage::Notice(notice)), _) => tracing::debug!(notice = notice.message(), "the server says"),
                 (Ok(_), _) => {}
                 (Err(error), _) => {
-                    // Whoever waits for an answer gets the error too; this line is for connections that nobody waits
-                    // on.
+                    // A caller that waits for an answer gets the error too; this line is for connections that nobody
+                    // waits on.
                     tracing::debug!(%error, "a connection ended");
                     break;
                 }
@@ -391,7 +408,7 @@ where
         if let Some(heard) = heard {
             heard.notify_one();
         }
-    })
+    }))
 }
 
 impl Connection {
@@ -405,9 +422,9 @@ impl Connection {
         self.server
     }
 
-    /// What ends the connection, whoever uses it.
+    /// What ends the connection, even while it is used.
     pub(crate) fn driver(&self) -> AbortHandle {
-        self.driver.abort_handle()
+        self.driver.0.abort_handle()
     }
 
     /// Asks the server who it is; a standby may have become a primary.
@@ -415,16 +432,31 @@ impl Connection {
         identity::ask(&self.client).await
     }
 
-    /// Asks the server, over a connection of its own, to end the statement that runs on this one. Whether one runs, and
-    /// which, is found out there: the answer is no word about it. The future does not need the connection any more.
-    pub fn cancel(&self) -> impl Future<Output = Result<(), tokio_postgres::Error>> + Send + use<> {
-        let (token, tls) = (self.client.cancel_token(), self.tls.clone());
-        async move {
-            match tls {
-                Some(tls) => token.cancel_query(tls).await,
-                None => token.cancel_query(NoTls).await,
-            }
-        }
+    /// Asks the server, over a connection of its own, to end the statement that runs on this one, and comes back when
+    /// it has taken note. Whether one runs, and which, is found out there: the answer is no word about it. The future
+    /// does not need the connection any more.
+    ///
+    /// # Errors
+    /// When the server cannot be asked, or takes no note within two seconds.
+    ///
+    /// # Cancel safety
+    /// Once it was polled the request is sent, also when the future is dropped.
+    pub fn cancel(&self) -> impl Future<Output = std::io::Result<()>> + Send + use<> {
+        self.canceller.clone().cancel()
+    }
+
+    /// What asks for that when the connection is not at hand any more.
+    pub(crate) fn canceller(&self) -> Canceller {
+        self.canceller.clone()
+    }
+
+    /// Closes the connection once everything that was sent on it is answered, and comes back then. Dropping the future
+    /// closes it at once.
+    pub(crate) async fn finish(self) {
+        let Connection { mut driver, client, .. } = self;
+        // The driver, told that nothing more comes, waits for the answers and then says good-bye.
+        drop(client);
+        let _ = (&mut driver.0).await;
     }
 }
 
@@ -439,11 +471,5 @@ impl Deref for Connection {
 impl DerefMut for Connection {
     fn deref_mut(&mut self) -> &mut Client {
         &mut self.client
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.driver.abort();
     }
 }

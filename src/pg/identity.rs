@@ -95,7 +95,7 @@ pub(super) const WHO: &str = "SELECT pg_catalog.current_setting('transaction_rea
     (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
     pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())";
 
-/// The same where not all of that is to be had.
+/// The same where a server gives only a part of that.
 const WHETHER_IT_WRITES: &str = "SELECT pg_catalog.current_setting('transaction_read_only')";
 
 /// What the server has recorded of its own host, the last generation first.

@@ -4,6 +4,7 @@
 //! Invariant: no password leaves this module (not in `Debug`, errors or logs), and every name or text that
 //! goes into SQL goes through [`quote_ident`] or [`quote_literal`].
 
+mod cancel;
 mod connect;
 mod identity;
 mod options;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
 
+use super::cancel::Address;
 use super::identity::Known;
 use super::password::Password;
 use super::service;
@@ -363,6 +364,16 @@ impl ConnectOptions {
             Some(Host::Tcp(name)) => name.clone(),
             Some(Host::Unix(path)) => PathBuf::from(path).display().to_string(),
             None => self.config.get_hostaddrs().get(index).map(ToString::to_string).unwrap_or_default(),
+        }
+    }
+
+    /// Where a request to cancel goes that concerns a connection to this address.
+    pub(super) fn cancel_address(&self, index: usize) -> Address {
+        let port = self.port(index);
+        match (self.config.get_hosts().get(index), self.config.get_hostaddrs().get(index)) {
+            (_, Some(address)) => Address::Tcp(address.to_string(), port),
+            (Some(Host::Unix(path)), None) => Address::Unix(path.join(format!(".s.PGSQL.{port}"))),
+            _ => Address::Tcp(self.host_name(index), port),
         }
     }
 

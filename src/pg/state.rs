@@ -47,7 +47,7 @@ pub fn words(error: &DbError) -> String {
     words
 }
 
-/// Whether whoever sent the error has ended the connection with it: whatever was on its way then may have taken effect.
+/// Whether the sender of the error has ended the connection with it: what was on its way then may have taken effect.
 ///
 /// A server says so twice, once in words of its own language. A pooler, PgBouncer for one, says it once, in English.
 pub(crate) fn ends_the_connection(error: &DbError) -> bool {

@@ -1,4 +1,4 @@
-//! The order of the moves, so that whoever stops anywhere in it has gained what could be gained until there.
+//! The order of the moves, so that a plan stopped anywhere has gained what could be gained until there.
 
 use super::load::{Load, Score};
 use super::outcome::Reason;

@@ -110,7 +110,7 @@ impl<'p> Placed<'p> {
     }
 }
 
-fn of(problem: &Problem, shard: ShardId) -> &Shard {
+fn shard_in(problem: &Problem, shard: ShardId) -> &Shard {
     problem.shards.iter().find(|known| known.shard == shard).unwrap()
 }
 
@@ -124,7 +124,7 @@ proptest! {
         let before = (placed.wrong(), placed.peak());
         let mut moved = BTreeSet::new();
         for one in &plan.moves {
-            let shard = of(&problem, one.shard);
+            let shard = shard_in(&problem, one.shard);
             prop_assert!(moved.insert(one.shard), "{} is moved twice", one.shard);
             prop_assert_eq!(&one.source, &shard.host);
             prop_assert_ne!(&one.source, &one.target);
@@ -157,7 +157,7 @@ proptest! {
         // A shard that is to be emptied away and has a place to go has gone, unless the moves were numbered.
         if problem.options.moves_max.is_none() {
             for unmet in plan.unmet.iter().filter(|unmet| matches!(unmet.reason, Reason::Emptied { .. })) {
-                let shard = of(&problem, unmet.shard);
+                let shard = shard_in(&problem, unmet.shard);
                 if shard.constraint == Constraint::Free {
                     let home = problem.hosts.iter().find(|h| placed.may_take(shard, &h.name));
                     prop_assert!(home.is_none(), "{} could go to {:?}", unmet, home);
@@ -178,7 +178,7 @@ proptest! {
         }
         let (wrong, peak) = (placed.wrong(), placed.peak());
         for one in &plan.moves {
-            let shard = of(&problem, one.shard);
+            let shard = shard_in(&problem, one.shard);
             if matches!(one.reason, Reason::Levels { .. } | Reason::Exchanged) && placed.may_take(shard, &one.source) {
                 placed.at.insert(one.shard, one.source.clone());
                 prop_assert!(placed.wrong() > wrong || placed.peak() > peak, "{:?} could stay", one);
@@ -237,7 +237,7 @@ proptest! {
             // Nothing of the wave has left yet.
             for host in &problem.hosts {
                 let coming: Vec<&Shard> =
-                    arrived.iter().filter(|(_, to)| **to == host.name).map(|(s, _)| of(&problem, *s)).collect();
+                    arrived.iter().filter(|(_, to)| **to == host.name).map(|(s, _)| shard_in(&problem, *s)).collect();
                 if coming.is_empty() {
                     continue;
                 }

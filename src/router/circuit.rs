@@ -17,7 +17,7 @@ use crate::pg::{ConnectError, ConnectOptions};
 
 /// The state of one host, shared by its pools.
 pub(super) struct Circuit {
-    state: watch::Sender<State>,
+    state: watch::Sender<CircuitState>,
     /// Connections of an earlier one are closed instead of used: the host went silent, or is the primary no more.
     generation: AtomicU32,
     connect: ConnectOptions,
@@ -26,7 +26,7 @@ pub(super) struct Circuit {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum CircuitState {
     Closed {
         /// When somebody last doubted it.
         doubted: Option<Instant>,
@@ -49,26 +49,26 @@ pub(super) struct Down {
     pub(super) again_in: Duration,
 }
 
-impl State {
+impl CircuitState {
     fn down(&self, now: Instant) -> Option<Down> {
         match self {
-            State::Closed { .. } => None,
-            State::Open { until, cause, .. } => {
+            CircuitState::Closed { .. } => None,
+            CircuitState::Open { until, cause, .. } => {
                 Some(Down { cause: cause.clone(), again_in: until.saturating_duration_since(now) })
             }
         }
     }
 
     /// After a connection failed: open, for twice as long as before. `chance`, 0 to 1, spreads the tries of a fleet.
-    fn failed(&self, cause: Arc<ConnectError>, now: Instant, chance: f64) -> State {
+    fn failed(&self, cause: Arc<ConnectError>, now: Instant, chance: f64) -> CircuitState {
         let pause = match self {
-            State::Closed { .. } => Circuit::PAUSE_MIN,
+            CircuitState::Closed { .. } => Circuit::PAUSE_MIN,
             // Of calls that began before it was open; only a try counts.
-            State::Open { trying: None, .. } => return self.clone(),
-            State::Open { pause, .. } => (*pause * 2).min(Circuit::PAUSE_MAX),
+            CircuitState::Open { trying: None, .. } => return self.clone(),
+            CircuitState::Open { pause, .. } => (*pause * 2).min(Circuit::PAUSE_MAX),
         };
         let until = now + pause.mul_f64(0.75 + chance.clamp(0.0, 1.0) / 4.0);
-        State::Open { until, pause, cause, trying: None }
+        CircuitState::Open { until, pause, cause, trying: None }
     }
 }
 
@@ -84,7 +84,7 @@ impl Circuit {
     const DOUBT_EVERY: Duration = Duration::from_secs(1);
 
     pub(super) fn new(connect: ConnectOptions, application_name: String, try_max: Duration) -> Circuit {
-        let state = watch::Sender::new(State::Closed { doubted: None });
+        let state = watch::Sender::new(CircuitState::Closed { doubted: None });
         Circuit { state, generation: AtomicU32::new(0), connect, application_name, try_max }
     }
 
@@ -95,7 +95,7 @@ impl Circuit {
 
     /// Whether calls would fail at once.
     pub(super) fn is_open(&self) -> bool {
-        matches!(*self.state.borrow(), State::Open { .. })
+        matches!(*self.state.borrow(), CircuitState::Open { .. })
     }
 
     /// From now on every connection that was opened with this generation is closed instead of used.
@@ -110,14 +110,14 @@ impl Circuit {
     /// # Cancel safety
     /// Changes nothing but that a try may have begun, which goes on.
     pub(super) async fn pass(self: &Arc<Self>) -> Result<(), Down> {
-        if matches!(*self.state.borrow(), State::Closed { .. }) {
+        if matches!(*self.state.borrow(), CircuitState::Closed { .. }) {
             return Ok(());
         }
         let now = Instant::now();
         let mut seen = self.state.subscribe();
         let mut began = false;
         self.state.send_if_modified(|state| {
-            if let State::Open { until, trying, .. } = state
+            if let CircuitState::Open { until, trying, .. } = state
                 && trying.is_none()
                 && *until <= now
             {
@@ -130,12 +130,12 @@ impl Circuit {
         }
         let waits = match &*seen.borrow_and_update() {
             // One that was silent may be silent again.
-            State::Open { cause, .. } if matches!(**cause, ConnectError::TimedOut { .. }) => Duration::ZERO,
-            State::Open { trying: Some(since), .. } => Self::TRY_WAIT.saturating_sub(since.elapsed()),
+            CircuitState::Open { cause, .. } if matches!(**cause, ConnectError::TimedOut { .. }) => Duration::ZERO,
+            CircuitState::Open { trying: Some(since), .. } => Self::TRY_WAIT.saturating_sub(since.elapsed()),
             _ => Duration::ZERO,
         };
         if !waits.is_zero() {
-            let settled = |state: &State| !matches!(state, State::Open { trying: Some(_), .. });
+            let settled = |state: &CircuitState| !matches!(state, CircuitState::Open { trying: Some(_), .. });
             let _ = tokio::time::timeout(waits, seen.wait_for(settled)).await;
         }
         self.state.borrow().down(Instant::now()).map_or(Ok(()), Err)
@@ -163,7 +163,7 @@ impl Circuit {
         let (now, chance) = (Instant::now(), fastrand::f64());
         let mut opened = false;
         self.state.send_if_modified(|state| {
-            opened = matches!(state, State::Closed { .. });
+            opened = matches!(state, CircuitState::Closed { .. });
             *state = state.failed(cause.clone(), now, chance);
             opened
         });
@@ -181,7 +181,7 @@ impl Circuit {
     pub(super) fn doubt(self: &Arc<Self>) {
         let now = Instant::now();
         let begins = self.state.send_if_modified(|state| match state {
-            State::Closed { doubted } if doubted.is_none_or(|at| now - at >= Self::DOUBT_EVERY) => {
+            CircuitState::Closed { doubted } if doubted.is_none_or(|at| now - at >= Self::DOUBT_EVERY) => {
                 *doubted = Some(now);
                 true
             }
@@ -216,10 +216,10 @@ impl Circuit {
                 // A server that refuses is there.
                 _ => {
                     self.state.send_if_modified(|state| {
-                        let was_open = matches!(state, State::Open { .. });
+                        let was_open = matches!(state, CircuitState::Open { .. });
                         if was_open {
                             tracing::info!(host = %self.connect, "within reach again");
-                            *state = State::Closed { doubted: None };
+                            *state = CircuitState::Closed { doubted: None };
                         }
                         was_open
                     });
@@ -235,8 +235,8 @@ struct Trying(Arc<Circuit>);
 impl Drop for Trying {
     fn drop(&mut self) {
         self.0.state.send_if_modified(|state| match state {
-            State::Open { trying, .. } => trying.take().is_some(),
-            State::Closed { .. } => false,
+            CircuitState::Open { trying, .. } => trying.take().is_some(),
+            CircuitState::Closed { .. } => false,
         });
     }
 }
@@ -252,17 +252,17 @@ mod tests {
     #[test]
     fn pauses_grow_to_a_limit_and_only_tries_count() {
         let now = Instant::now();
-        let mut state = State::Closed { doubted: None };
+        let mut state = CircuitState::Closed { doubted: None };
         let mut pauses = Vec::new();
         for _ in 0..8 {
             state = state.failed(cause(), now, 1.0);
-            let State::Open { until, pause, .. } = state else { panic!("{state:?}") };
+            let CircuitState::Open { until, pause, .. } = state else { panic!("{state:?}") };
             assert_eq!(until, now + pause);
             pauses.push(pause.as_millis());
             // A straggler changes nothing.
-            let State::Open { pause: same, .. } = state.failed(cause(), now, 1.0) else { panic!() };
+            let CircuitState::Open { pause: same, .. } = state.failed(cause(), now, 1.0) else { panic!() };
             assert_eq!(same, pause);
-            let State::Open { ref mut trying, .. } = state else { panic!() };
+            let CircuitState::Open { ref mut trying, .. } = state else { panic!() };
             *trying = Some(now);
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 2000, 2000, 2000]);
@@ -272,7 +272,7 @@ mod tests {
     fn tries_of_a_fleet_are_spread() {
         let now = Instant::now();
         for chance in [0.0, 0.5, 1.0] {
-            let state = State::Closed { doubted: None }.failed(cause(), now, chance);
+            let state = CircuitState::Closed { doubted: None }.failed(cause(), now, chance);
             let again_in = state.down(now).unwrap().again_in;
             assert!(again_in >= Circuit::PAUSE_MIN.mul_f64(0.75) && again_in <= Circuit::PAUSE_MIN, "{again_in:?}");
         }

@@ -8,13 +8,13 @@ use futures_util::future::join_all;
 
 use super::Router;
 use super::host::Host;
-use super::pool::{Pool, PoolState};
+use super::pool::PoolState;
 
 impl Router {
     /// Closes the router, with all its clones: whoever asks for a connection from now on, or waits for one, gets
     /// [`Error::Closed`](super::Error::Closed). Calls and transactions that have one may go on for as long as `limit`;
     /// then their connections are closed, and what was on its way is an error that says whether it may have run. Gives
-    /// back how many those were.
+    /// back how many those were. Connections count that lead to where a host was before its URL was corrected.
     ///
     /// A router that is dropped closes its connections too, but waits for nobody.
     ///
@@ -24,8 +24,8 @@ impl Router {
         let inner = self.inner();
         inner.closed.store(true, Ordering::SeqCst);
         inner.stop_following();
+        let pools = inner.pools();
         let hosts: Vec<Arc<Host>> = inner.hosts.load().values().cloned().collect();
-        let pools: Vec<Arc<Pool>> = hosts.iter().flat_map(|host| host.pools()).collect();
         pools.iter().for_each(|pool| pool.close());
         let unused = join_all(pools.iter().map(|pool| pool.unused()));
         let cut = match tokio::time::timeout(limit, unused).await {

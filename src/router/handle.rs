@@ -9,13 +9,13 @@ use super::Router;
 use super::call::{Call, Fault, call_span};
 use super::error::{Error, Expected};
 use super::from_row::FromRow;
-use super::kind::Kind;
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::running::Transaction;
 use super::session::{Answer, Prepare};
 use super::sql::{Rendered, SqlText};
-use super::stale::Met;
+use super::stale::MoveSignal;
+use super::statement_class::StatementClass;
 use super::transaction::{Failure, TransactionBuilder};
 use crate::map::HostName;
 use crate::pg::state;
@@ -217,8 +217,8 @@ impl<'r> Shard<'r> {
     /// # Cancel safety
     /// The IDs may be reserved when its future is dropped, and are gaps then.
     pub async fn next_ids(self, count: u32) -> Result<Vec<i64>, Error> {
-        let rows: Vec<Row> = self.run(NEXT_IDS.into(), &[&reserved(count)]).await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        let ids: Vec<(i64,)> = self.query_as(NEXT_IDS, &[&reserved(count)]).await?;
+        Ok(ids.into_iter().map(|(id,)| id).collect())
     }
 
     /// Runs a closure within a transaction: COMMIT when it gives `Ok`, ROLLBACK when it gives `Err` (or its future is
@@ -330,11 +330,11 @@ impl<'r> Shard<'r> {
         let inner = self.router.inner();
         let shard = self.id;
         let sql = inner.sql.read(sql);
-        let kind = sql.kind();
-        if matches!(kind, Kind::Control | Kind::Savepoint | Kind::RollbackTo) {
+        let kind = sql.class();
+        if matches!(kind, StatementClass::Control | StatementClass::Savepoint | StatementClass::RollbackTo) {
             return Err(Error::TransactionControl { shard });
         }
-        if sql.asks_about_names() && matches!(kind, Kind::Read | Kind::Write) {
+        if sql.asks_about_names() && matches!(kind, StatementClass::Read | StatementClass::Write) {
             // A signpost would have given another answer, and no error: committed once the host was asked whether it
             // serves the shard.
             let sql = &sql;
@@ -376,7 +376,7 @@ impl<'r> Shard<'r> {
                 continue;
             }
             let outdated = failed.may_be_outdated() && prepare == Prepare::Once && kind.repeatable();
-            let Some(met) = Met::of(&failed.error) else {
+            let Some(signal) = MoveSignal::of(&failed.error) else {
                 if outdated {
                     prepare = Prepare::Anew;
                     continue;
@@ -384,7 +384,7 @@ impl<'r> Shard<'r> {
                 return Err(statement(failed.error));
             };
             let mut lease = Some(lease);
-            if met == Met::Signpost {
+            if signal == MoveSignal::Signpost {
                 // There will be waiting, for which no connection is held.
                 let lease = lease.take();
                 if let Some(lease) = lease.filter(|_| failed.may_be_remembered()) {
@@ -393,8 +393,8 @@ impl<'r> Shard<'r> {
             }
             if !kind.repeatable() {
                 // Where that cannot be found out, it may have been the move.
-                let own =
-                    met == Met::Relative && matches!(Box::pin(recovery.is_own(met, &place, began)).await, Ok(true));
+                let own = signal == MoveSignal::Relative
+                    && matches!(Box::pin(recovery.is_own(signal, &place, began)).await, Ok(true));
                 return Err(if own {
                     statement(failed.error)
                 } else {
@@ -404,7 +404,7 @@ impl<'r> Shard<'r> {
                     Error::NotRepeated { shard, host: host(), source: failed.error }
                 });
             }
-            match Box::pin(recovery.after(met, &place, began, &mut lease)).await? {
+            match Box::pin(recovery.after(signal, &place, began, &mut lease)).await? {
                 Next::Again => {}
                 Next::Own if outdated => prepare = Prepare::Anew,
                 Next::Own => return Err(statement(failed.error)),

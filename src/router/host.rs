@@ -1,18 +1,16 @@
-//! A host: its pools, whether it can be reached, and the questions where shards are.
+//! A host: its pools, whether it can be reached, and the lookups of who owns its shards.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
-
 use super::circuit::{Circuit, Down};
 use super::error::{Error, HostDiffers, LookUpError, PoolPhase, Queue};
-use super::look::Questions;
 use super::lookout::Lookout;
 use super::metrics::HostMetrics;
 use super::opener::{OpenError, Opener};
 use super::options::{HostOptions, Options, PrepareMode};
+use super::ownership_lookup::OwnershipLookups;
 use super::peers::Peers;
 use super::pool::{ConnectionLimit, GetError, Pool, PoolOptions};
 use super::replica::Replicas;
@@ -30,7 +28,7 @@ pub(super) struct Host {
     /// For look-ups. Of their own, because they must get through when every other connection waits for their answer.
     look_ups: Arc<Pool>,
     pub(super) circuit: Arc<Circuit>,
-    pub(super) questions: Questions,
+    pub(super) ownership_lookups: OwnershipLookups,
     pub(super) replicas: Replicas,
     waiters_max: u32,
     pub(super) metrics: HostMetrics,
@@ -40,8 +38,6 @@ pub(super) struct Host {
 impl Host {
     /// Connections for look-ups. An answer takes well under a millisecond.
     pub(super) const LOOK_UPS: usize = 2;
-    /// Requests to cancel that are on their way at a time.
-    const CANCELS_MAX: usize = 4;
 
     /// Makes the pools; no connection is opened.
     pub(super) fn new(
@@ -61,7 +57,7 @@ impl Host {
             connect: connect(),
             key: options.key,
             shards: options.map.shards(),
-            met: Arc::new(AtomicBool::new(false)),
+            admitted: Arc::new(AtomicBool::new(false)),
             application_name: options.application_name.clone(),
             create_max: options.create_max,
             recycle_max: options.recycle_max,
@@ -69,7 +65,7 @@ impl Host {
             circuit: circuit.clone(),
             lookout: Arc::new(Lookout::new(host.name.clone(), connect(), options.application_name.clone())),
             peers: peers.clone(),
-            cancels: Arc::new(Semaphore::new(Self::CANCELS_MAX)),
+            ends: Arc::default(),
             recycle: options.recycle,
         };
         let waiting_max = options.waiters_per_host;
@@ -82,7 +78,7 @@ impl Host {
             look_ups: pool(Self::LOOK_UPS, None, Opener { statements: statements(8), ..opener.clone() }),
             pool: pool(host.pool_size, limit, opener),
             circuit,
-            questions: Questions::new(),
+            ownership_lookups: OwnershipLookups::new(),
             replicas: Replicas::new(host, options, limit, peers),
             waiters_max: options.waiters_per_host,
             metrics: HostMetrics::default(),

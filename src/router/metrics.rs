@@ -13,7 +13,7 @@ use metrics::{
 use super::outcome::Outcome;
 use super::replica::Why;
 use super::slots::Counts;
-use super::stale::{Met, Verdict};
+use super::stale::{MoveSignal, Verdict};
 use crate::map::{HostName, MapVersion};
 
 /// Statements and transactions, by host and outcome.
@@ -30,7 +30,7 @@ const POOL_SIZE: &str = "pgshard_pool_size";
 const POOL_CONNECTIONS: &str = "pgshard_pool_connections";
 /// Calls that wait for a connection.
 const POOL_WAITING: &str = "pgshard_pool_waiting";
-/// Questions where a shard is.
+/// Lookups of who owns a shard.
 const LOOK_UPS: &str = "pgshard_look_ups_total";
 /// Answers of signposts.
 const SIGNPOSTS: &str = "pgshard_signposts_total";
@@ -54,7 +54,7 @@ fn describe() {
     describe_gauge!(POOL_SIZE, Unit::Count, "The most connections that a host's pools may have");
     describe_gauge!(POOL_CONNECTIONS, Unit::Count, "Connections of a host's pools, by state");
     describe_gauge!(POOL_WAITING, Unit::Count, "Calls that wait for a connection");
-    describe_counter!(LOOK_UPS, Unit::Count, "Questions to a host where a shard is");
+    describe_counter!(LOOK_UPS, Unit::Count, "Questions to a host about who owns a shard");
     describe_counter!(SIGNPOSTS, Unit::Count, "Answers of signposts");
     describe_counter!(FENCES, Unit::Count, "Times that a call waited because its shard was fenced");
     describe_counter!(RETRIES, Unit::Count, "Statements and transactions run again, by reason");
@@ -121,11 +121,11 @@ pub(super) enum Reason {
 
 impl Reason {
     /// What a verdict that ends in another try counts as.
-    pub(super) fn of(met: Met, verdict: &Verdict) -> Reason {
-        match (verdict, met) {
+    pub(super) fn of(signal: MoveSignal, verdict: &Verdict) -> Reason {
+        match (verdict, signal) {
             (Verdict::Ask { .. }, _) => Reason::Moved,
-            (_, Met::Signpost) => Reason::Fenced,
-            (_, Met::Relative) => Reason::Error,
+            (_, MoveSignal::Signpost) => Reason::Fenced,
+            (_, MoveSignal::Relative) => Reason::Error,
         }
     }
 }
@@ -154,8 +154,8 @@ impl HostMetrics {
     }
 
     /// A statement met a move there.
-    pub(super) fn met(&self, host: &HostName, met: Met) {
-        if met == Met::Signpost {
+    pub(super) fn move_signal(&self, host: &HostName, signal: MoveSignal) {
+        if signal == MoveSignal::Signpost {
             self.handles(host).signposts.increment(1);
         }
     }

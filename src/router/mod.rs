@@ -21,13 +21,11 @@ mod bound;
 mod call;
 mod circuit;
 mod closing;
+mod ending;
 mod error;
 mod from_row;
 mod handle;
 mod host;
-mod kind;
-mod lane;
-mod look;
 mod lookout;
 mod metrics;
 mod migrated;
@@ -35,7 +33,9 @@ mod nesting;
 mod opener;
 mod options;
 mod outcome;
+mod ownership_lookup;
 mod peers;
+mod pipelined_connection;
 mod pool;
 mod raw;
 mod reads;
@@ -50,6 +50,7 @@ mod session;
 mod slots;
 mod sql;
 mod stale;
+mod statement_class;
 mod statements;
 mod transaction;
 mod unnamed;
@@ -77,10 +78,10 @@ pub(crate) use bound::Bound;
 pub use error::{Error, Expected, HostDiffers, LookUpError, PoolPhase, Queue};
 pub use from_row::FromRow;
 pub use handle::Shard;
-pub(crate) use lane::{Lane, Ran};
 pub use migrated::{Migrated, NotMigrated};
 pub use options::{HostOptions, HostSource, Options, PrepareMode, Recycle, Selects};
 pub(crate) use outcome::Outcome;
+pub(crate) use pipelined_connection::{PipelinedConnection, Ran};
 pub use pool::PoolState;
 pub use raw::RawClient;
 pub use reads::{Position, PositionError, Reads};
@@ -95,7 +96,8 @@ pub struct Router(Arc<Inner>);
 /// What a router has done about moves since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Questions to hosts where shards are. Callers who want to know at the same time share one, each about its shard.
+    /// Lookups of who owns a shard, each a question to a host. Callers who want to know at the same time share one,
+    /// each about its shard.
     pub look_ups: u64,
     /// Statements and transactions that were run again.
     pub retries: u64,
@@ -203,7 +205,8 @@ impl Router {
         self.0.set_map(map)
     }
 
-    /// Takes the current map of a store and every one that replaces it, and what the [`HostSource`] says of how hosts
+    /// Takes the current map of a store and every one that replaces it, whatever its version (of a store that was
+    /// restored it is an earlier one), and what the [`HostSource`] says of how hosts
     /// are reached, until the store is gone or the last clone of the router is dropped. A second call ends the first
     /// one's following.
     ///
@@ -217,7 +220,7 @@ impl Router {
             let mut map = maps.current();
             loop {
                 let Some(router) = inner.upgrade() else { return };
-                if let Err(error) = router.set_map(map) {
+                if let Err(error) = router.follow_map(map) {
                     tracing::warn!(%error, "a map was not taken; the old one stays");
                 }
                 drop(router);
@@ -267,7 +270,7 @@ impl Router {
     /// What the router has done about moves so far.
     pub fn stats(&self) -> Stats {
         Stats {
-            look_ups: self.0.hosts.load().values().map(|host| host.questions.asked()).sum(),
+            look_ups: self.0.hosts.load().values().map(|host| host.ownership_lookups.asked()).sum(),
             retries: self.0.retries.load(Ordering::Relaxed),
         }
     }

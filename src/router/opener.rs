@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
-
 use super::circuit::Circuit;
+use super::ending::Ends;
 use super::error::HostDiffers;
 use super::lookout::Lookout;
 use super::options::Recycle;
@@ -25,13 +24,12 @@ pub(super) struct Opener {
     pub(super) statements: Statements,
     pub(super) key: KeyKind,
     pub(super) shards: ShardCount,
-    /// Whether a connection was had to the host, and found to lead to one of this cluster.
-    pub(super) met: Arc<AtomicBool>,
+    /// Whether a connection to the host was opened once, and its server found to belong to this cluster.
+    pub(super) admitted: Arc<AtomicBool>,
     pub(super) circuit: Arc<Circuit>,
     pub(super) lookout: Arc<Lookout>,
     pub(super) peers: Arc<Peers>,
-    /// Requests to cancel that are on their way to the host.
-    pub(super) cancels: Arc<Semaphore>,
+    pub(super) ends: Arc<Ends>,
     pub(super) recycle: Recycle,
 }
 
@@ -54,7 +52,7 @@ impl Opener {
         let generation = self.circuit.generation();
         let opening = async {
             let connection = self.connect.connect(&self.application_name).await?;
-            self.meet(&connection).await?;
+            self.admit(&connection).await?;
             Ok(connection)
         };
         let connection = match tokio::time::timeout(self.create_max, opening).await {
@@ -69,7 +67,7 @@ impl Opener {
             circuit: self.circuit.clone(),
             recycle: self.recycle,
             recycle_max: self.recycle_max,
-            cancels: self.cancels.clone(),
+            ends: self.ends.clone(),
             ends_at,
         }))
     }
@@ -92,14 +90,14 @@ impl Opener {
     /// On the first connection to a host: whether it makes shards of keys as this router does. A host that has recorded
     /// nothing is none of a cluster, and says so to every statement. Then what it has recorded of the other hosts and
     /// itself.
-    async fn meet(&self, connection: &Connection) -> Result<(), OpenError> {
-        if self.met.load(Ordering::Relaxed) {
+    async fn admit(&self, connection: &Connection) -> Result<(), OpenError> {
+        if self.admitted.load(Ordering::Relaxed) {
             return Ok(());
         }
         let recorded = connection.query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[]).await;
         if let Ok([row]) = recorded.as_deref() {
             // A row that cannot be read is no answer to this, and a connection that gives such ones is not used.
-            let strange = |source| ConnectError::Refused { to: "a host".to_owned(), source };
+            let strange = |source| ConnectError::Refused { to: self.connect.to_string(), source };
             let (shards, key): (i32, String) = (row.try_get(0).map_err(strange)?, row.try_get(1).map_err(strange)?);
             if shards != i32::from(self.shards.get()) {
                 return Err(HostDiffers::Shards { recorded: shards, config: self.shards }.into());
@@ -109,7 +107,7 @@ impl Opener {
             }
             self.peers.ask(connection).await;
             self.connect.is_host(connection)?;
-            self.met.store(true, Ordering::Relaxed);
+            self.admitted.store(true, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -99,19 +99,19 @@ const SWEEP_EVERY_MIN: Duration = Duration::from_millis(10);
 
 impl Pool {
     /// No connection is opened.
-    pub(super) fn new(of: PoolOptions<'_>, options: &Options, opener: Opener) -> Arc<Pool> {
-        let size = of.size.max(1);
-        let slots = match of.limit {
+    pub(super) fn new(pool: PoolOptions<'_>, options: &Options, opener: Opener) -> Arc<Pool> {
+        let size = pool.size.max(1);
+        let slots = match pool.limit {
             Some(limit) => limit.0.clone(),
             None => ConnectionLimit::new(size).0,
         };
-        let waiting_max = usize::try_from(of.waiting_max).unwrap_or(usize::MAX);
+        let waiting_max = usize::try_from(pool.waiting_max).unwrap_or(usize::MAX);
         let number = slots.lock().unwrap_or_else(PoisonError::into_inner).add(size, waiting_max);
         Arc::new(Pool {
             slots,
             number,
             size,
-            has_limit: of.limit.is_some(),
+            has_limit: pool.limit.is_some(),
             opener,
             wait_max: options.wait_max,
             idle_timeout: options.idle_timeout,
@@ -120,7 +120,7 @@ impl Pool {
             given_back: Notify::new(),
             is_closed: AtomicBool::new(false),
             sweeping: AtomicBool::new(false),
-            gauges: Mutex::new(PoolGauges::new(of.host, size)),
+            gauges: Mutex::new(PoolGauges::new(pool.host, size)),
         })
     }
 

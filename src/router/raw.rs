@@ -19,8 +19,9 @@ pub struct RawClient {
 }
 
 impl RawClient {
-    pub(super) fn new(lease: Lease, shard: ShardId, host: HostName, schema: String) -> RawClient {
+    pub(super) fn new(mut lease: Lease, shard: ShardId, host: HostName, schema: String) -> RawClient {
         lease.session().set_dirty();
+        lease.set_unknown();
         RawClient { lease, shard, host, schema }
     }
 

@@ -20,7 +20,7 @@ use super::replica::{Standby, Why};
 use super::routing::Place;
 use super::session::{Failed, Prepare};
 use super::sql::{Rendered, Sql, SqlText};
-use super::stale::Met;
+use super::stale::MoveSignal;
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
@@ -94,8 +94,7 @@ impl<'r> Shard<'r> {
         let mut moves = 0;
         loop {
             let epoch = inner.place(self.id())?.epoch;
-            let row = self.query_one(POSITION, &[]).await?;
-            let (lsn, block): (PgLsn, i64) = (row.get(0), row.get(1));
+            let (lsn, block): (PgLsn, i64) = self.query_one_as(POSITION, &[]).await?;
             // The log is the host's: it was asked if the shard is where it was before.
             let place = inner.place(self.id())?;
             if place.epoch == epoch {
@@ -322,7 +321,7 @@ impl Reads<'_> {
 /// one, costs no connection: only what goes wrong in a function has a CONTEXT.
 fn remembers(failed: &Failed) -> bool {
     let within = failed.error.as_db_error().is_some_and(|error| error.where_().is_some());
-    failed.may_be_remembered() && (within || Met::of(&failed.error) == Some(Met::Signpost))
+    failed.may_be_remembered() && (within || MoveSignal::of(&failed.error) == Some(MoveSignal::Signpost))
 }
 
 impl fmt::Display for Position {

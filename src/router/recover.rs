@@ -9,11 +9,11 @@ use uuid::Uuid;
 
 use super::error::{Error, LookUpError, Queue};
 use super::host::Host;
-use super::look::{Answered, Mend};
 use super::metrics::Reason;
+use super::ownership_lookup::{Answered, Mend};
 use super::routing::{Inner, Place};
 use super::session::Lease;
-use super::stale::{Met, PeerVerdict, Verdict, judge, judge_peer, pause};
+use super::stale::{MoveSignal, PeerVerdict, Verdict, judge, judge_peer, pause};
 use crate::map::{Placement, ShardEpoch};
 use crate::shard::ShardId;
 
@@ -53,10 +53,10 @@ impl<'r> Recovery<'r> {
     }
 
     /// Only asks: whether the failed statement's error is the application's own.
-    pub(super) async fn is_own(&mut self, met: Met, place: &Place, began: Instant) -> Result<bool, Error> {
+    pub(super) async fn is_own(&mut self, signal: MoveSignal, place: &Place, began: Instant) -> Result<bool, Error> {
         let _waiting = self.enter(&place.host)?;
-        let answered = self.ask(&place.host, met).await?;
-        Ok(judge(met, &answered.look, began.elapsed(), place.epoch) == Verdict::Own)
+        let answered = self.ask(&place.host, signal).await?;
+        Ok(judge(signal, &answered.lookup, began.elapsed(), place.epoch) == Verdict::Own)
     }
 
     /// Comes back when the statement that was sent to `place` at `began` is worth another try, or at once when it is
@@ -73,26 +73,26 @@ impl<'r> Recovery<'r> {
     )]
     pub(super) async fn after(
         &mut self,
-        met: Met,
+        signal: MoveSignal,
         place: &Place,
         began: Instant,
         lease: &mut Option<Lease>,
     ) -> Result<Next, Error> {
         let _waiting = self.enter(&place.host)?;
         self.since.get_or_insert_with(Instant::now);
-        place.host.metrics.met(&place.host.name, met);
+        place.host.metrics.move_signal(&place.host.name, signal);
         let mut closed = false;
         loop {
-            let answered = self.ask(&place.host, met).await?;
-            let verdict = judge(met, &answered.look, began.elapsed(), place.epoch);
-            tracing::debug!(shard = %self.shard, host = %place.host.name, ?met, ?verdict, "a statement met a move");
+            let answered = self.ask(&place.host, signal).await?;
+            let verdict = judge(signal, &answered.lookup, began.elapsed(), place.epoch);
+            tracing::debug!(shard = %self.shard, host = %place.host.name, ?signal, ?verdict, "a statement met a move");
             if matches!(verdict, Verdict::Wait | Verdict::Expire) && !std::mem::replace(&mut closed, true) {
                 place.host.metrics.fence(&place.host.name);
             }
             if verdict == Verdict::Own {
                 return Ok(Next::Own);
             }
-            self.reason = Reason::of(met, &verdict);
+            self.reason = Reason::of(signal, &verdict);
             if let Some(lease) = lease.take() {
                 lease.discard();
             }
@@ -145,8 +145,8 @@ impl<'r> Recovery<'r> {
                 return Err(Error::UnknownHost { shard: self.shard, host: peer });
             };
             let host = &*host;
-            let answered = self.ask(host, Met::Signpost).await?;
-            match judge_peer(epoch, &answered.look) {
+            let answered = self.ask(host, MoveSignal::Signpost).await?;
+            match judge_peer(epoch, &answered.lookup) {
                 PeerVerdict::Here { epoch } => {
                     self.learn(host, epoch);
                     return Ok(true);
@@ -180,14 +180,14 @@ impl<'r> Recovery<'r> {
         }
     }
 
-    async fn ask(&self, host: &Host, met: Met) -> Result<Answered, Error> {
-        let asked = host.questions.ask(host, self.shard, met).await;
+    async fn ask(&self, host: &Host, signal: MoveSignal) -> Result<Answered, Error> {
+        let asked = host.ownership_lookups.ask(host, self.shard, signal).await;
         asked.map_err(|source| Error::LookUp { shard: self.shard, host: host.name.clone(), source })
     }
 
     /// Expires or opens; true if this call did it. A refusal means that somebody else is at it.
     async fn mend(&self, host: &Host, seen: &Answered, mend: Mend) -> Result<bool, Error> {
-        match host.questions.mend(host, self.shard, seen.asked, mend).await {
+        match host.ownership_lookups.mend(host, self.shard, seen.asked, mend).await {
             Ok(done) => {
                 if done {
                     tracing::info!(shard = %self.shard, host = %host.name, ?mend, "finished what a mover left");
@@ -206,7 +206,7 @@ impl<'r> Recovery<'r> {
         self.router.learn(self.shard, Placement { host: host.name.clone(), epoch });
     }
 
-    /// The first try after a look is at once. One after another, hosts and signposts contradict each other: slower.
+    /// The first try after a lookup is at once. One after another, hosts and signposts contradict each other: slower.
     async fn again(&mut self, host: &Host) -> Result<Next, Error> {
         self.rounds += 1;
         self.router.retries.fetch_add(1, Ordering::Relaxed);

@@ -4,15 +4,15 @@
 //! (a trigger, a view, a default that calls a function) is not seen: for certainty there is
 //! [`Recycle::Clean`](super::Recycle).
 
-use super::kind::{Kind, past_comment};
+use super::statement_class::{StatementClass, past_comment};
 
 /// Whether something may be left in the session once the statement has run: a temporary table, a setting, a lock, a
 /// cursor. `sql` as it was given, with `{shard}` in it.
-pub(super) fn leaves(sql: &str, kind: Kind) -> bool {
-    match kind {
-        Kind::Session | Kind::Once => true,
-        Kind::Savepoint | Kind::RollbackTo | Kind::Control => false,
-        Kind::Read | Kind::Write => {
+pub(super) fn leaves(sql: &str, class: StatementClass) -> bool {
+    match class {
+        StatementClass::Session | StatementClass::Once => true,
+        StatementClass::Savepoint | StatementClass::RollbackTo | StatementClass::Control => false,
+        StatementClass::Read | StatementClass::Write => {
             let tokens: Vec<Token<'_>> = Tokens { rest: sql, escapes: false }.collect();
             makes_table(&tokens) || explains(&tokens) || calls_unknown(&tokens) || hides(sql)
         }
@@ -22,22 +22,24 @@ pub(super) fn leaves(sql: &str, kind: Kind) -> bool {
 /// Whether the answer would be another one, and no error, where a signpost stands in the shard's place: the statement
 /// asks the catalogs about a name.
 pub(super) fn asks_about_names(sql: &str) -> bool {
-    const ASKING: [&str; 12] = [
+    const ASKING: [&str; 11] = [
         "pg_get_serial_sequence",
         "relation_size",
         "table_size",
         "indexes_size",
         "to_reg",
-        "_privilege",
-        "_description",
         "information_schema",
         "pg_class",
         "pg_attribute",
+        "pg_description",
         "pg_tables",
         "pg_sequences",
     ];
+    // Functions' names end so; columns' names do, too.
+    const CALLED: [&str; 2] = ["_privilege", "_description"];
     let sql = sql.to_ascii_lowercase();
-    ASKING.iter().any(|asking| sql.contains(asking))
+    let is_called = |name: &str| sql.split(name).skip(1).any(|after| after.trim_start().starts_with('('));
+    ASKING.iter().any(|asking| sql.contains(asking)) || CALLED.iter().any(|name| is_called(name))
 }
 
 /// SELECT … INTO makes a table, a temporary one perhaps.
@@ -251,8 +253,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn of(sql: &str) -> bool {
-        leaves(sql, Kind::of(sql))
+    fn leaves_something(sql: &str) -> bool {
+        leaves(sql, StatementClass::of(sql))
     }
 
     #[test]
@@ -283,7 +285,7 @@ mod tests {
             "SET LOCAL work_mem = '1MB'",
             "SAVEPOINT a",
         ] {
-            assert!(!of(sql), "{sql}");
+            assert!(!leaves_something(sql), "{sql}");
         }
     }
 
@@ -309,14 +311,14 @@ mod tests {
             "CREATE TEMP TABLE x (n int)",
             "SET work_mem = '1MB'",
         ] {
-            assert!(of(sql), "{sql}");
+            assert!(leaves_something(sql), "{sql}");
         }
     }
 
     proptest! {
         #[test]
         fn any_text_will_do(sql in "[ -~\\n$'\"\\\\é(]{0,60}") {
-            of(&sql);
+            leaves_something(&sql);
             asks_about_names(&sql);
         }
 
@@ -325,7 +327,7 @@ mod tests {
             before in "[ \t\n]|/\\*[^*/']{0,5}\\*/|--[a-z' ]{0,5}\n|'[a-z ]{0,5}',|\\$\\$'\\$\\$,"
         ) {
             let select = format!("SELECT {before} pg_advisory_lock(7)");
-            prop_assert!(of(&select));
+            prop_assert!(leaves_something(&select));
         }
     }
 }

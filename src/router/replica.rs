@@ -283,11 +283,11 @@ impl Standby {
         *self.fresh_at.lock().unwrap_or_else(PoisonError::into_inner) = at;
     }
 
-    async fn check(&self, of: &HostName, replicas: &Replicas) {
+    async fn check(&self, host: &HostName, replicas: &Replicas) {
         let strange = |what: &str| {
             self.set_fresh_at(None);
             if !self.warned.swap(true, Ordering::Relaxed) {
-                tracing::warn!(host = %of, standby = %self.address, "{what}: nothing is read there");
+                tracing::warn!(host = %host, standby = %self.address, "{what}: nothing is read there");
             }
         };
         match answer(&self.host, STANDBY).await {
@@ -311,11 +311,11 @@ impl Standby {
             Ok(None) => self.set_fresh_at(None),
             Err(LookUpError::Differs(error)) => strange(&error.to_string()),
             Err(error) => {
-                tracing::debug!(host = %of, standby = %self.address, %error, "a standby does not say how far it is")
+                tracing::debug!(host = %host, standby = %self.address, %error, "a standby does not say how far it is")
             }
         }
         if let Some(at) = *self.fresh_at.lock().unwrap_or_else(PoisonError::into_inner) {
-            super::metrics::replica_lag(of, &self.address, at.elapsed());
+            super::metrics::replica_lag(host, &self.address, at.elapsed());
         }
     }
 

@@ -186,6 +186,23 @@ impl Inner {
         Ok(())
     }
 
+    /// Takes the map that a store keeps now, whatever version it is of: one that was restored, or put right by hand,
+    /// may be of an earlier one, and nobody publishes the others again. What is older in it costs a look-up: what hosts
+    /// have said since counts by its epoch, and signposts lead on.
+    pub(super) fn follow_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
+        if map.shards() != self.shards {
+            return Err(Error::OtherCluster { given: map.shards(), shards: self.shards });
+        }
+        let version = map.version();
+        let before = self.snapshot.rcu(|snapshot| Arc::new(snapshot.with_map(map.clone())));
+        let before = before.map.version();
+        if version < before {
+            tracing::warn!(%version, %before, "the map that is kept now is of an earlier version");
+        }
+        super::metrics::map_version(version);
+        Ok(())
+    }
+
     /// Takes in what a host has said of itself.
     pub(super) fn learn(&self, shard: ShardId, placement: Placement) {
         self.snapshot.rcu(|snapshot| match snapshot.with(shard, &placement) {

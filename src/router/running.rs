@@ -13,13 +13,13 @@ use super::call::Fault;
 use super::error::Error;
 use super::from_row::FromRow;
 use super::handle::{NEXT_IDS, at_most_one, one, reserved};
-use super::kind::Kind;
 use super::outcome::Outcome;
 use super::routing::Place;
 use super::savepoint::{self, Savepoint};
 use super::session::{Answer, End, Failed, Lease, Prepare};
 use super::sql::{Rendered, Sql, SqlText};
-use super::stale::Met;
+use super::stale::MoveSignal;
+use super::statement_class::StatementClass;
 use crate::map::{HostName, ShardEpoch};
 use crate::pg::state::is_read_only;
 use crate::shard::ShardId;
@@ -38,7 +38,7 @@ struct Running {
     epoch: ShardEpoch,
     prepare: Prepare,
     named: Named,
-    state: Mutex<State>,
+    state: Mutex<TransactionState>,
     /// A savepoint was given up in its middle.
     broken: AtomicBool,
     /// Nobody waits for the transaction any more.
@@ -52,7 +52,7 @@ pub(super) enum Named {
     BySearchPath,
 }
 
-struct State {
+struct TransactionState {
     /// `None` once the closure has returned.
     lease: Option<Lease>,
     noted: Noted,
@@ -66,7 +66,7 @@ struct State {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Noted {
     /// What they have met of a move: the worst of it. No ROLLBACK TO takes that back.
-    pub(super) met: Option<Met>,
+    pub(super) signal: Option<MoveSignal>,
     /// The session may remember a signpost.
     remembered: bool,
     /// One failed that had been prepared before the transaction, and may be outdated.
@@ -107,7 +107,7 @@ impl Transaction {
         lease: Lease,
         (prepare, named): (Prepare, Named),
     ) -> Transaction {
-        let state = State { lease: Some(lease), noted: Noted::default(), savepoints: 0, open: Vec::new() };
+        let state = TransactionState { lease: Some(lease), noted: Noted::default(), savepoints: 0, open: Vec::new() };
         Transaction(Arc::new(Running {
             router: router.clone(),
             shard,
@@ -266,8 +266,8 @@ impl Transaction {
     /// # Cancel safety
     /// As [`Transaction::query`].
     pub async fn next_ids(&self, count: u32) -> Result<Vec<i64>, Error> {
-        let rows: Vec<Row> = self.run(NEXT_IDS.into(), &[&reserved(count)]).await?;
-        Ok(rows.iter().map(|row| row.get(0)).collect())
+        let ids: Vec<(i64,)> = self.query_as(NEXT_IDS, &[&reserved(count)]).await?;
+        Ok(ids.into_iter().map(|(id,)| id).collect())
     }
 
     /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the transaction can go on.
@@ -335,7 +335,7 @@ impl Transaction {
         kept.unwrap_or(Ok(()))
     }
 
-    async fn control(&self, state: &mut State, sql: &str) -> Result<(), Error> {
+    async fn control(&self, state: &mut TransactionState, sql: &str) -> Result<(), Error> {
         self.send::<u64>(state, &Sql::new(sql), &[]).await.map(drop)
     }
 
@@ -347,15 +347,15 @@ impl Transaction {
     pub(super) async fn run<A: Answer>(&self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
         let Running { router, shard, host, epoch, state, .. } = &*self.0;
         let sql = router.inner().sql.read(sql);
-        if sql.kind() == Kind::Control {
+        if sql.class() == StatementClass::Control {
             return Err(Error::TransactionControl { shard: *shard });
         }
-        let mut state: MutexGuard<'_, State> = state.lock().await;
+        let mut state: MutexGuard<'_, TransactionState> = state.lock().await;
         self.usable(&state)?;
         // It can only have read so far, for a write would have kept the shard where it is; and what it read next could
         // be the old copy, by a plan made before the fence. So it is run again there.
         if router.inner().epoch(*shard) > Some(*epoch) {
-            state.noted.met = Some(Met::Signpost);
+            state.noted.signal = Some(MoveSignal::Signpost);
             let reason = "it has moved since the transaction began".to_owned();
             return Err(Error::ShardUnavailable { shard: *shard, host: host.clone(), waited_ms: 0, reason });
         }
@@ -363,7 +363,7 @@ impl Transaction {
     }
 
     /// Whether another statement may go out now.
-    fn usable(&self, state: &State) -> Result<(), Error> {
+    fn usable(&self, state: &TransactionState) -> Result<(), Error> {
         let shard = self.0.shard;
         let Some(lease) = &state.lease else { return Err(Error::TransactionEnded { shard }) };
         // The answer to one that was given up is still to come, or a savepoint was given up in its middle.
@@ -377,7 +377,12 @@ impl Transaction {
     }
 
     /// Sends one statement, unless the transaction is given up meanwhile.
-    async fn send<A: Answer>(&self, state: &mut State, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+    async fn send<A: Answer>(
+        &self,
+        state: &mut TransactionState,
+        sql: &Sql,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<A, Error> {
         let mut given_up = self.0.given_up.subscribe();
         tokio::select! {
             biased;
@@ -389,7 +394,12 @@ impl Transaction {
         }
     }
 
-    async fn sent<A: Answer>(&self, state: &mut State, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Result<A, Error> {
+    async fn sent<A: Answer>(
+        &self,
+        state: &mut TransactionState,
+        sql: &Sql,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<A, Error> {
         let Running { router, shard, host, prepare, named, .. } = &*self.0;
         let shard = *shard;
         let rendered = match named {
@@ -403,11 +413,11 @@ impl Transaction {
         match ran {
             Ok(answer) => {
                 // Whatever had failed, failed since the savepoint: one can only be set where nothing has.
-                noted.failed &= sql.kind() != Kind::RollbackTo;
+                noted.failed &= sql.class() != StatementClass::RollbackTo;
                 noted.fault = None;
                 // Only believed when the host says that it served the shard.
                 if sql.asks_about_names() {
-                    noted.met = noted.met.or(Some(Met::Relative));
+                    noted.signal = noted.signal.or(Some(MoveSignal::Relative));
                 }
                 Ok(answer)
             }
@@ -421,9 +431,9 @@ impl Transaction {
                 noted.failed |= failed.error.as_db_error().is_some();
                 noted.outdated |= failed.may_be_outdated();
                 noted.read_only |= is_read_only(&failed.error);
-                if let Some(met) = Met::of(&failed.error) {
-                    noted.remembered |= met == Met::Signpost && failed.may_be_remembered();
-                    noted.met = if noted.met == Some(Met::Signpost) { noted.met } else { Some(met) };
+                if let Some(signal) = MoveSignal::of(&failed.error) {
+                    noted.remembered |= signal == MoveSignal::Signpost && failed.may_be_remembered();
+                    noted.signal = if noted.signal == Some(MoveSignal::Signpost) { noted.signal } else { Some(signal) };
                 }
                 let error = Error::Statement { shard, host: host.clone(), source: failed.error };
                 noted.fault = Some(Fault::of(&error));

@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, Statement};
 
 use super::circuit::Circuit;
-use super::kind::Kind;
+use super::ending::{self, Ends};
 use super::options::Recycle;
 use super::pool::Slot;
 use super::replica::Shown;
 use super::sql::Rendered;
-use super::stale::Met;
+use super::stale::MoveSignal;
+use super::statement_class::StatementClass;
 use super::statements::StatementCache;
 use super::unnamed::{self, Learned};
 use crate::pg::Connection;
@@ -35,15 +35,6 @@ macro_rules! clean {
 
 /// Of a session of our own, and of one that a pooler takes back with the answer.
 pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
-
-/// How long a request to cancel may take.
-const CANCEL_MAX: Duration = Duration::from_secs(2);
-
-/// How long a statement that was to be cancelled may go on before it is asked again.
-const CANCEL_EVERY: Duration = Duration::from_millis(50);
-
-/// How long a slot waits for what was given up to end on the server.
-const END_MAX: Duration = Duration::from_secs(5);
 
 /// How a pool's sessions prepare statements.
 #[derive(Clone)]
@@ -64,10 +55,10 @@ pub(super) struct Session {
     pub(super) shown: Mutex<Option<Shown>>,
     /// The circuit's when it was opened.
     pub(super) generation: u32,
-    circuit: Arc<Circuit>,
+    pub(super) circuit: Arc<Circuit>,
     recycle: Recycle,
     recycle_max: Duration,
-    cancels: Arc<Semaphore>,
+    pub(super) ends: Arc<Ends>,
     /// When it is not used any more, however well it works. `None`: never.
     ends_at: Option<Instant>,
     /// When it was last given back.
@@ -83,8 +74,7 @@ pub(super) struct Opened {
     pub(super) circuit: Arc<Circuit>,
     pub(super) recycle: Recycle,
     pub(super) recycle_max: Duration,
-    /// Requests to cancel that are on their way to the host.
-    pub(super) cancels: Arc<Semaphore>,
+    pub(super) ends: Arc<Ends>,
     pub(super) ends_at: Option<Instant>,
 }
 
@@ -120,16 +110,16 @@ impl Failed {
     /// or before its shard went away and came back.
     pub(super) fn may_be_outdated(&self) -> bool {
         let code = self.error.code().map(|code| code.code());
-        self.prepared_before && (code == Some("26000") || Met::of(&self.error) == Some(Met::Relative))
+        self.prepared_before && (code == Some("26000") || MoveSignal::of(&self.error) == Some(MoveSignal::Relative))
     }
 
     /// Whether the session may remember what it saw of a signpost: a function from outside the shard ran into it, and
     /// has been compiled for the signpost's columns. The three lines of CONTEXT are those of the signpost itself.
     pub(super) fn may_be_remembered(&self) -> bool {
-        match Met::of(&self.error) {
+        match MoveSignal::of(&self.error) {
             None => false,
-            Some(Met::Relative) => true,
-            Some(Met::Signpost) => {
+            Some(MoveSignal::Relative) => true,
+            Some(MoveSignal::Signpost) => {
                 let context = self.error.as_db_error().and_then(|error| error.where_());
                 context.is_none_or(|context| context.lines().count() > 3)
             }
@@ -146,6 +136,11 @@ pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
             error.is_closed() || cause.is_some_and(|cause| cause.is::<std::io::Error>())
         }
     }
+}
+
+/// Whether the server's answer was not one to what was asked: that of COPY to a query, or one to another statement.
+pub(super) fn is_unexpected(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_none() && !error.is_closed() && std::error::Error::source(error).is_none()
 }
 
 /// What a statement gives back: rows, or the number of them.
@@ -215,7 +210,7 @@ impl Session {
             circuit: opened.circuit,
             recycle: opened.recycle,
             recycle_max: opened.recycle_max,
-            cancels: opened.cancels,
+            ends: opened.ends,
             ends_at: opened.ends_at,
             idle_since: Instant::now(),
         }
@@ -259,7 +254,7 @@ impl Session {
                 }
                 self.run_named(statements, statement, params, prepare).await
             }
-            Prepared::Unnamed(learned) if leaves && !in_transaction && statement.kind() != Kind::Once => {
+            Prepared::Unnamed(learned) if leaves && !in_transaction && statement.class() != StatementClass::Once => {
                 let alone = unnamed::run_and_clean(&self.connection, learned, statement, params, prepare).await;
                 match alone {
                     Err(failed) if failed.error.code() == Some(&SqlState::ACTIVE_SQL_TRANSACTION) => {
@@ -278,6 +273,11 @@ impl Session {
         }
     }
 
+    /// Whether it may be a pooler's, who gives each transaction another session of the server.
+    pub(super) fn is_pooled(&self) -> bool {
+        matches!(self.statements, Prepared::Unnamed(_))
+    }
+
     /// From now on something of its user may be left in it.
     pub(super) fn set_dirty(&self) {
         self.dirty.store(true, Ordering::Relaxed);
@@ -290,37 +290,13 @@ impl Session {
     /// Undoes what may be left in it; a transaction, if one is open, too. False where that cannot be done.
     pub(super) async fn clean(&self) -> bool {
         // What would be cleaned is another session.
-        if matches!(self.statements, Prepared::Unnamed(_)) {
+        if self.is_pooled() {
             return false;
         }
         let cleaning = self.connection.batch_execute(ROLLBACK_AND_CLEAN);
         let cleaned = matches!(tokio::time::timeout(self.recycle_max, cleaning).await, Ok(Ok(())));
         self.dirty.store(!cleaned, Ordering::Relaxed);
         cleaned
-    }
-
-    /// Comes back when every statement that is on its way has ended, which it is asked to at once.
-    async fn end(&self) {
-        // Answered when everything before it is. A pooler gives the session to somebody else then.
-        let mut last = std::pin::pin!(self.connection.batch_execute(ROLLBACK_AND_CLEAN));
-        loop {
-            let asking = async {
-                // Nobody closes it; and whoever waits has a slot, so that they are not many.
-                let turn = self.cancels.acquire().await;
-                let _ = tokio::time::timeout(CANCEL_MAX, self.connection.cancel()).await;
-                drop(turn);
-                tokio::time::sleep(CANCEL_EVERY).await;
-            };
-            tokio::select! {
-                biased;
-                _ = &mut last => return,
-                () = asking => {}
-            }
-            // The host fell silent, or another server is the primary: no answer will come.
-            if self.generation != self.circuit.generation() {
-                return;
-            }
-        }
     }
 
     /// What ends a transaction, with what is left of it where the session is a pooler's and so goes to somebody else.
@@ -351,7 +327,7 @@ impl Session {
         let (statement, prepared_before) = self.named(statements, sql, prepare).await?;
         A::ask(&self.connection, &statement, params).await.map_err(|error| {
             let failed = Failed { error, prepared_before, sent: true };
-            if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
+            if MoveSignal::of(&failed.error).is_some() || failed.may_be_outdated() {
                 lock(statements).forget(sql);
             }
             failed
@@ -417,6 +393,8 @@ enum Answers {
     Settled,
     /// A statement was sent and its answer not waited for (yet).
     Awaited,
+    /// Whoever has the client itself does not tell.
+    Unknown,
     /// None is waited for any more: it is closed.
     Ending,
 }
@@ -471,7 +449,10 @@ impl Lease {
     ) -> Result<A, Failed> {
         self.answers = Answers::Awaited;
         let answer = self.session().run(statement, params, prepare, self.in_transaction).await;
-        self.answers = Answers::Settled;
+        // What the driver did not expect is the answer to something else, or goes on, or waits for what nobody sends:
+        // nobody else is to meet that.
+        let unexpected = answer.as_ref().is_err_and(|failed: &Failed| is_unexpected(&failed.error));
+        self.answers = if unexpected { Answers::Ending } else { Answers::Settled };
         answer
     }
 
@@ -528,6 +509,11 @@ impl Lease {
         self.answers = Answers::Awaited;
     }
 
+    /// From now on somebody else uses the client: whether an answer is awaited is not known.
+    pub(super) fn set_unknown(&mut self) {
+        self.answers = Answers::Unknown;
+    }
+
     /// Every answer has come after all.
     pub(super) fn set_settled(&mut self) {
         self.answers = Answers::Settled;
@@ -548,13 +534,15 @@ impl Drop for Lease {
             Answers::Settled if session.is_dirty() => clean(session, slot),
             Answers::Settled => slot.give_back(session),
             Answers::Ending => close(session, slot),
-            Answers::Awaited => end_on_server(session, slot),
+            Answers::Awaited => ending::end_on_server(session, slot, Duration::ZERO),
+            Answers::Unknown if session.is_pooled() => ending::end_on_server(session, slot, ending::GRACE),
+            Answers::Unknown => clean(session, slot),
         }
     }
 }
 
 /// Closes the connection, and then gives its slot to others.
-fn close(session: Box<Session>, slot: Slot) {
+pub(super) fn close(session: Box<Session>, slot: Slot) {
     drop(session);
     drop(slot);
 }
@@ -564,25 +552,15 @@ fn close(session: Box<Session>, slot: Slot) {
 /// borrowed again.
 fn clean(session: Box<Session>, slot: Slot) {
     // What would be cleaned is another session.
-    if matches!(session.statements, Prepared::Unnamed(_)) {
+    if session.is_pooled() {
         return close(session, slot);
     }
     let Ok(runtime) = Handle::try_current() else { return slot.give_back(session) };
-    runtime.spawn(async move { if session.clean().await { slot.give_back(session) } else { close(session, slot) } });
-}
-
-/// Ends on the server what nobody waits for any more, and only then gives its slot to others: there are never more
-/// backends than slots, and what was given up does not take effect later. It is asked to end again and again, for
-/// several statements may be on their way one behind the other. The session is closed: a request to cancel that comes
-/// late is nobody else's.
-fn end_on_server(session: Box<Session>, slot: Slot) {
-    let Ok(runtime) = Handle::try_current() else { return close(session, slot) };
-    if session.connection.is_closed() {
-        return close(session, slot);
-    }
     runtime.spawn(async move {
-        // A host that has fallen silent answers nothing.
-        let _ = tokio::time::timeout(END_MAX, session.end()).await;
-        close(session, slot);
+        if session.clean().await {
+            slot.give_back(session)
+        } else {
+            ending::end_on_server(session, slot, Duration::ZERO)
+        }
     });
 }

@@ -560,7 +560,7 @@ mod tests {
         fn follow(&mut self, effects: Effects<u32, (usize, u64)>) {
             for ((pool, caller), grant) in effects.grants {
                 self.waiting.remove(&caller).expect("he waited");
-                let earlier = self.waiting.iter().find(|(other, (of, _))| *of == pool && **other < caller);
+                let earlier = self.waiting.iter().find(|(other, (its_pool, _))| *its_pool == pool && **other < caller);
                 assert_eq!(earlier, None, "{caller} of pool {pool} was served before");
                 self.told.push((pool, grant));
             }
@@ -631,9 +631,10 @@ mod tests {
             assert!(sum <= LIMIT && sum == self.slots.connections, "{sum} connections");
             for (pool, counts) in all.iter().enumerate() {
                 assert!(connections(counts) <= SIZES[pool], "{counts:?}");
-                let held = self.held.iter().map(|(of, slot, _)| (*of, *slot));
-                let told = self.told.iter().map(|(of, grant)| (*of, grant.slot));
-                let held: Vec<usize> = held.chain(told).filter(|(of, _)| *of == pool).map(|(_, slot)| slot).collect();
+                let held = self.held.iter().map(|(its_pool, slot, _)| (*its_pool, *slot));
+                let told = self.told.iter().map(|(its_pool, grant)| (*its_pool, grant.slot));
+                let held: Vec<usize> =
+                    held.chain(told).filter(|(its_pool, _)| *its_pool == pool).map(|(_, slot)| slot).collect();
                 assert_eq!(held.len(), counts.used);
                 assert_eq!(held.iter().collect::<HashSet<_>>().len(), held.len(), "a slot is held twice");
                 if counts.waiting == 0 {

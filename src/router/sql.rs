@@ -7,9 +7,9 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use lru::LruCache;
 
-use super::kind::Kind;
 use super::options::Selects;
 use super::remains;
+use super::statement_class::StatementClass;
 use crate::pg::Template;
 use crate::shard::{SchemaPrefix, ShardId};
 
@@ -27,7 +27,7 @@ pub struct Sql {
 #[derive(Debug)]
 struct Parsed {
     template: Template,
-    kind: Kind,
+    class: StatementClass,
     leaves: bool,
     asks_about_names: bool,
     /// The text as it was given: the same for every shard.
@@ -112,19 +112,19 @@ impl<'a> Rendered<'a> {
         self.sql.parsed.leaves
     }
 
-    pub(super) fn kind(self) -> Kind {
-        self.sql.kind()
+    pub(super) fn class(self) -> StatementClass {
+        self.sql.class()
     }
 }
 
 impl Sql {
     /// Reads a statement; `{shard}` in it is the shard's schema (see [`Template`]).
     pub fn new(sql: &str) -> Sql {
-        let kind = Kind::of(sql);
+        let class = StatementClass::of(sql);
         let parsed = Parsed {
             template: Template::new(sql),
-            kind,
-            leaves: remains::leaves(sql, kind),
+            class,
+            leaves: remains::leaves(sql, class),
             asks_about_names: remains::asks_about_names(sql),
             text: sql.into(),
             hash: hash(sql),
@@ -152,17 +152,17 @@ impl Sql {
 
     /// Whether running it changes nothing, by the caller's word or that of the options.
     pub(super) fn only_reads(&self, selects: Selects) -> bool {
-        self.reading || (selects == Selects::OnlyRead && self.parsed.kind == Kind::Read)
+        self.reading || (selects == Selects::OnlyRead && self.parsed.class == StatementClass::Read)
     }
 
-    pub(super) fn kind(&self) -> Kind {
-        self.parsed.kind
+    pub(super) fn class(&self) -> StatementClass {
+        self.parsed.class
     }
 
     /// Whether its first word is one of those that queries begin with. One that begins with WITH can write all the
     /// same.
     pub(super) fn may_only_read(&self) -> bool {
-        self.parsed.kind == Kind::Read || Kind::is_with(&self.parsed.text)
+        self.parsed.class == StatementClass::Read || StatementClass::is_with(&self.parsed.text)
     }
 
     /// Whether its answer would be another one, and no error, on a host that does not serve the shard.

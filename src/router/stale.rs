@@ -14,7 +14,7 @@ use crate::pg::state;
 
 /// How a statement's error can have to do with a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Met {
+pub(super) enum MoveSignal {
     /// A signpost answered: the shard is closed or elsewhere. Always worth another try.
     Signpost,
     /// A name was not there, or not what it was: the application's mistake, or a signpost in a place where it could not
@@ -22,9 +22,9 @@ pub(super) enum Met {
     Relative,
 }
 
-impl Met {
+impl MoveSignal {
     /// `None` for errors that no move can cause.
-    pub(super) fn of(error: &tokio_postgres::Error) -> Option<Met> {
+    pub(super) fn of(error: &tokio_postgres::Error) -> Option<MoveSignal> {
         // A statement prepared on a signpost sees text where the shard has a type of its own, and then it is the
         // driver that refuses the parameter.
         let wrong_type = || {
@@ -32,9 +32,9 @@ impl Met {
             cause.is_some_and(|cause| cause.is::<tokio_postgres::types::WrongType>())
         };
         if state::is_signpost(error) {
-            Some(Met::Signpost)
+            Some(MoveSignal::Signpost)
         } else if state::may_be_moved(error) || names_what_is_gone(error) || wrong_type() {
-            Some(Met::Relative)
+            Some(MoveSignal::Relative)
         } else {
             None
         }
@@ -50,7 +50,7 @@ fn names_what_is_gone(error: &tokio_postgres::Error) -> bool {
 
 /// What a host says of a shard: the answer of `pgshard.look`.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Look {
+pub(super) struct OwnershipLookup {
     /// Its row in `pgshard.shard`.
     pub(super) row: Option<Row>,
     /// The epoch at which a move is bringing the shard there.
@@ -59,14 +59,14 @@ pub(super) struct Look {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    pub(super) state: State,
+    pub(super) state: OwnershipState,
     pub(super) epoch: ShardEpoch,
     /// Since the last swap, there or back, decision or open. `None`: never.
     pub(super) last_fence_ago: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum State {
+pub(super) enum OwnershipState {
     Serving,
     Fenced { overdue: bool },
     Moved { peer: String, token: Option<Uuid> },
@@ -93,24 +93,24 @@ pub(super) enum Verdict {
 /// than the statement by less than this counts as younger. The price of a wrong guess is one more try.
 const MARGIN: Duration = Duration::from_millis(50);
 
-/// `ran`: from before the statement (its transaction) was sent until the look was back. `expected`: the epoch at which
+/// `ran`: from before the statement (its transaction) was sent until the answer came. `expected`: the epoch at which
 /// the statement was sent.
-pub(super) fn judge(met: Met, look: &Look, ran: Duration, expected: ShardEpoch) -> Verdict {
-    let Some(row) = &look.row else {
-        return if look.incoming.is_some() { Verdict::Wait } else { Verdict::NotHere };
+pub(super) fn judge(signal: MoveSignal, lookup: &OwnershipLookup, ran: Duration, expected: ShardEpoch) -> Verdict {
+    let Some(row) = &lookup.row else {
+        return if lookup.incoming.is_some() { Verdict::Wait } else { Verdict::NotHere };
     };
     match &row.state {
-        State::Serving => {
+        OwnershipState::Serving => {
             let disturbed = row.last_fence_ago.is_some_and(|ago| ago <= ran + MARGIN);
-            if met == Met::Signpost || disturbed || row.epoch > expected {
+            if signal == MoveSignal::Signpost || disturbed || row.epoch > expected {
                 Verdict::Again { epoch: row.epoch }
             } else {
                 Verdict::Own
             }
         }
-        State::Fenced { overdue: false } => Verdict::Wait,
-        State::Fenced { overdue: true } => Verdict::Expire,
-        State::Moved { peer, token } => Verdict::Ask { peer: peer.clone(), epoch: row.epoch, token: *token },
+        OwnershipState::Fenced { overdue: false } => Verdict::Wait,
+        OwnershipState::Fenced { overdue: true } => Verdict::Expire,
+        OwnershipState::Moved { peer, token } => Verdict::Ask { peer: peer.clone(), epoch: row.epoch, token: *token },
     }
 }
 
@@ -128,17 +128,17 @@ pub(super) enum PeerVerdict {
 }
 
 /// `epoch`: the one at which the shard is said to be there.
-pub(super) fn judge_peer(epoch: ShardEpoch, look: &Look) -> PeerVerdict {
-    match &look.row {
+pub(super) fn judge_peer(epoch: ShardEpoch, lookup: &OwnershipLookup) -> PeerVerdict {
+    match &lookup.row {
         Some(row) if row.epoch >= epoch => match &row.state {
-            State::Serving | State::Fenced { .. } => PeerVerdict::Here { epoch: row.epoch },
+            OwnershipState::Serving | OwnershipState::Fenced { .. } => PeerVerdict::Here { epoch: row.epoch },
             // A row says `moved` at the epoch of the next owner, so it must be past the one asked for.
-            State::Moved { peer, token } if row.epoch > epoch => {
+            OwnershipState::Moved { peer, token } if row.epoch > epoch => {
                 PeerVerdict::Onward { peer: peer.clone(), epoch: row.epoch, token: *token }
             }
-            State::Moved { .. } => PeerVerdict::Wait,
+            OwnershipState::Moved { .. } => PeerVerdict::Wait,
         },
-        _ if look.incoming.is_some_and(|incoming| incoming >= epoch) => PeerVerdict::Unopened,
+        _ if lookup.incoming.is_some_and(|incoming| incoming >= epoch) => PeerVerdict::Unopened,
         _ => PeerVerdict::Wait,
     }
 }
@@ -159,43 +159,43 @@ mod tests {
         ShardEpoch::new(number).unwrap()
     }
 
-    fn row(state: State, at: u32, ago: Option<u64>) -> Option<Row> {
+    fn row(state: OwnershipState, at: u32, ago: Option<u64>) -> Option<Row> {
         Some(Row { state, epoch: epoch(at), last_fence_ago: ago.map(Duration::from_millis) })
     }
 
-    fn moved(peer: &str) -> State {
-        State::Moved { peer: peer.to_owned(), token: None }
+    fn moved(peer: &str) -> OwnershipState {
+        OwnershipState::Moved { peer: peer.to_owned(), token: None }
     }
 
     #[test]
     fn after_a_failed_statement() {
-        use Met::{Relative, Signpost};
+        use MoveSignal::{Relative, Signpost};
         let again = |at| Verdict::Again { epoch: epoch(at) };
         let ask = |at| Verdict::Ask { peer: "b".to_owned(), epoch: epoch(at), token: None };
-        let fenced = |overdue| State::Fenced { overdue };
+        let fenced = |overdue| OwnershipState::Fenced { overdue };
         // The statement ran for 10 ms and was sent at epoch 3.
-        for (met, row, incoming, verdict) in [
-            (Relative, row(State::Serving, 3, None), None, Verdict::Own),
-            (Relative, row(State::Serving, 3, Some(60_000)), None, Verdict::Own),
-            (Relative, row(State::Serving, 3, Some(5)), None, again(3)),
-            (Relative, row(State::Serving, 3, Some(40)), None, again(3)),
-            (Relative, row(State::Serving, 5, Some(60_000)), None, again(5)),
-            (Relative, row(State::Serving, 2, Some(60_000)), None, Verdict::Own),
+        for (signal, row, incoming, verdict) in [
+            (Relative, row(OwnershipState::Serving, 3, None), None, Verdict::Own),
+            (Relative, row(OwnershipState::Serving, 3, Some(60_000)), None, Verdict::Own),
+            (Relative, row(OwnershipState::Serving, 3, Some(5)), None, again(3)),
+            (Relative, row(OwnershipState::Serving, 3, Some(40)), None, again(3)),
+            (Relative, row(OwnershipState::Serving, 5, Some(60_000)), None, again(5)),
+            (Relative, row(OwnershipState::Serving, 2, Some(60_000)), None, Verdict::Own),
             (Relative, row(fenced(false), 3, Some(5)), None, Verdict::Wait),
             (Relative, row(fenced(true), 3, Some(5)), None, Verdict::Expire),
             (Relative, row(moved("b"), 4, Some(60_000)), None, ask(4)),
             (Relative, None, None, Verdict::NotHere),
             (Relative, None, Some(4), Verdict::Wait),
-            (Signpost, row(State::Serving, 3, None), None, again(3)),
-            (Signpost, row(State::Serving, 3, Some(60_000)), None, again(3)),
+            (Signpost, row(OwnershipState::Serving, 3, None), None, again(3)),
+            (Signpost, row(OwnershipState::Serving, 3, Some(60_000)), None, again(3)),
             (Signpost, row(fenced(false), 3, Some(5)), None, Verdict::Wait),
             (Signpost, row(fenced(true), 3, Some(5)), None, Verdict::Expire),
             (Signpost, row(moved("b"), 4, Some(5)), None, ask(4)),
             (Signpost, row(moved("b"), 4, Some(5)), Some(5), ask(4)),
             (Signpost, None, None, Verdict::NotHere),
         ] {
-            let look = Look { row, incoming: incoming.map(epoch) };
-            assert_eq!(judge(met, &look, Duration::from_millis(10), epoch(3)), verdict, "{met:?} {look:?}");
+            let lookup = OwnershipLookup { row, incoming: incoming.map(epoch) };
+            assert_eq!(judge(signal, &lookup, Duration::from_millis(10), epoch(3)), verdict, "{signal:?} {lookup:?}");
         }
     }
 
@@ -205,10 +205,10 @@ mod tests {
         let onward = |at| PeerVerdict::Onward { peer: "c".to_owned(), epoch: epoch(at), token: None };
         // Another host said: at epoch 4 it is there.
         for (row, incoming, verdict) in [
-            (row(State::Serving, 4, None), None, here(4)),
-            (row(State::Serving, 6, None), None, here(6)),
-            (row(State::Serving, 3, None), None, PeerVerdict::Wait),
-            (row(State::Fenced { overdue: false }, 4, None), None, here(4)),
+            (row(OwnershipState::Serving, 4, None), None, here(4)),
+            (row(OwnershipState::Serving, 6, None), None, here(6)),
+            (row(OwnershipState::Serving, 3, None), None, PeerVerdict::Wait),
+            (row(OwnershipState::Fenced { overdue: false }, 4, None), None, here(4)),
             (row(moved("c"), 5, None), None, onward(5)),
             (row(moved("c"), 5, None), Some(6), onward(5)),
             (row(moved("c"), 4, None), None, PeerVerdict::Wait),
@@ -218,8 +218,8 @@ mod tests {
             (None, Some(3), PeerVerdict::Wait),
             (None, None, PeerVerdict::Wait),
         ] {
-            let look = Look { row, incoming: incoming.map(epoch) };
-            assert_eq!(judge_peer(epoch(4), &look), verdict, "{look:?}");
+            let lookup = OwnershipLookup { row, incoming: incoming.map(epoch) };
+            assert_eq!(judge_peer(epoch(4), &lookup), verdict, "{lookup:?}");
         }
     }
 
@@ -232,8 +232,8 @@ mod tests {
 
         #[test]
         fn onward_goes_up_so_it_ends(at in 1u32..9, asked in 1u32..9) {
-            let look = Look { row: row(moved("c"), at, None), incoming: None };
-            if let PeerVerdict::Onward { epoch: next, .. } = judge_peer(epoch(asked), &look) {
+            let lookup = OwnershipLookup { row: row(moved("c"), at, None), incoming: None };
+            if let PeerVerdict::Onward { epoch: next, .. } = judge_peer(epoch(asked), &lookup) {
                 prop_assert!(next > epoch(asked));
             }
         }

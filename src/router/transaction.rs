@@ -17,7 +17,7 @@ use super::outcome::Outcome;
 use super::recover::{Next, Recovery};
 use super::running::{Ended, Named, Transaction};
 use super::session::{Lease, Prepare, is_lost};
-use super::stale::Met;
+use super::stale::MoveSignal;
 use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
@@ -110,7 +110,7 @@ impl<'r> TransactionBuilder<'r> {
             let result = nesting::within(&place.host.name, work(transaction.clone())).await;
             let Ended { mut lease, noted } = transaction.end().await;
             drop(last);
-            if noted.failed || result.is_err() || noted.met == Some(Met::Signpost) {
+            if noted.failed || result.is_err() || noted.signal == Some(MoveSignal::Signpost) {
                 lease = rolled_back(lease).await;
             }
             // A server that would not write may be a standby by now, and then nothing that was read there counts, even
@@ -126,12 +126,12 @@ impl<'r> TransactionBuilder<'r> {
                 lease = Some(asked);
             }
             // What the closure met counts, not what it says of it.
-            if let Some(met) = noted.met {
-                if met == Met::Signpost {
+            if let Some(signal) = noted.signal {
+                if signal == MoveSignal::Signpost {
                     // There will be waiting, for which no connection is held.
                     lease = None;
                 }
-                match recovery.after(met, &place, began, &mut lease).await? {
+                match recovery.after(signal, &place, began, &mut lease).await? {
                     Next::Again => continue,
                     Next::Own if noted.outdated && prepare == Prepare::Once => {
                         prepare = Prepare::Anew;
@@ -156,10 +156,10 @@ impl<'r> TransactionBuilder<'r> {
                 return Err(Failure::Router(Error::TransactionFailed { shard }));
             }
             // Refused, so nothing is committed: by a deferred trigger, say, that ran into the signpost.
-            let Some(met) = Met::of(&source) else {
+            let Some(signal) = MoveSignal::of(&source) else {
                 return Err(Failure::Router(Error::Statement { shard, host: host(), source }));
             };
-            if recovery.after(met, &place, began, &mut Some(lease)).await? == Next::Own {
+            if recovery.after(signal, &place, began, &mut Some(lease)).await? == Next::Own {
                 return Err(Failure::Router(Error::Statement { shard, host: host(), source }));
             }
         }

@@ -15,7 +15,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::session::{Answer, CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLEAN, is_lost};
 use super::sql::Rendered;
-use super::stale::Met;
+use super::stale::MoveSignal;
 
 /// The types of parameters by statement. The same in every shard, unless one is a type of the shard's own.
 pub(super) struct Learned(Mutex<LruCache<Box<str>, Box<[Type]>>>);
@@ -81,7 +81,7 @@ pub(super) async fn run<A: Answer>(
     let params = params.iter().copied().zip(types).collect();
     A::ask_typed(client, &statement.text(), params).await.map_err(|error| {
         let failed = Failed { error, prepared_before, sent: true };
-        if Met::of(&failed.error).is_some() || failed.may_be_outdated() {
+        if MoveSignal::of(&failed.error).is_some() || failed.may_be_outdated() {
             learned.forget(statement);
         }
         failed

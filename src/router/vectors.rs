@@ -7,8 +7,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::kind::Kind;
-use super::stale::{Look, Met, PeerVerdict, Row, State, Verdict, judge, judge_peer};
+use super::remains::asks_about_names;
+use super::stale::{MoveSignal, OwnershipLookup, OwnershipState, PeerVerdict, Row, Verdict, judge, judge_peer};
+use super::statement_class::StatementClass;
 use super::{Options, Router};
 use crate::id::{Epoch, Id};
 use crate::map::{HostName, MapError, MapVersion, Placement, ShardEpoch, ShardMap, parse_ranges};
@@ -144,18 +145,18 @@ struct JudgedRow {
 }
 
 impl Judged {
-    fn look(&self) -> Look {
+    fn lookup(&self) -> OwnershipLookup {
         let row = self.row.as_ref().map(|row| Row {
             state: match row.state.as_str() {
-                "serving" => State::Serving,
-                "fenced" => State::Fenced { overdue: row.overdue },
-                "moved" => State::Moved { peer: row.peer.clone().unwrap(), token: None },
+                "serving" => OwnershipState::Serving,
+                "fenced" => OwnershipState::Fenced { overdue: row.overdue },
+                "moved" => OwnershipState::Moved { peer: row.peer.clone().unwrap(), token: None },
                 other => panic!("{other}"),
             },
             epoch: epoch(row.epoch),
             last_fence_ago: row.last_fence_ago_ms.map(Duration::from_millis),
         });
-        Look { row, incoming: self.incoming.map(epoch) }
+        OwnershipLookup { row, incoming: self.incoming.map(epoch) }
     }
 
     fn expected(&self) -> (&str, Option<ShardEpoch>, Option<&str>) {
@@ -168,8 +169,8 @@ impl Judged {
 fn what_an_error_means() {
     let file = include_str!("../../tests/vectors/stale.json");
     for case in cases::<Judged>(file, "judge") {
-        let met = if case.met.as_deref() == Some("signpost") { Met::Signpost } else { Met::Relative };
-        let verdict = judge(met, &case.look(), Duration::from_millis(10), epoch(3));
+        let signal = if case.met.as_deref() == Some("signpost") { MoveSignal::Signpost } else { MoveSignal::Relative };
+        let verdict = judge(signal, &case.lookup(), Duration::from_millis(10), epoch(3));
         let said = match &verdict {
             Verdict::Again { epoch } => ("again", Some(*epoch), None),
             Verdict::Own => ("own", None, None),
@@ -178,17 +179,17 @@ fn what_an_error_means() {
             Verdict::Ask { peer, epoch, .. } => ("ask", Some(*epoch), Some(peer.as_str())),
             Verdict::NotHere => ("not-here", None, None),
         };
-        assert_eq!(said, case.expected(), "{:?}", case.look());
+        assert_eq!(said, case.expected(), "{:?}", case.lookup());
     }
     for case in cases::<Judged>(file, "judge_peer") {
-        let verdict = judge_peer(epoch(4), &case.look());
+        let verdict = judge_peer(epoch(4), &case.lookup());
         let said = match &verdict {
             PeerVerdict::Here { epoch } => ("here", Some(*epoch), None),
             PeerVerdict::Onward { peer, epoch, .. } => ("ask", Some(*epoch), Some(peer.as_str())),
             PeerVerdict::Unopened => ("unopened", None, None),
             PeerVerdict::Wait => ("wait", None, None),
         };
-        assert_eq!(said, case.expected(), "{:?}", case.look());
+        assert_eq!(said, case.expected(), "{:?}", case.lookup());
     }
 }
 
@@ -200,7 +201,19 @@ fn statements() {
         repeatable: bool,
     }
     for case in cases::<Case>(include_str!("../../tests/vectors/statements.json"), "statements") {
-        assert_eq!(Kind::of(&case.sql).repeatable(), case.repeatable, "{}", case.sql);
+        assert_eq!(StatementClass::of(&case.sql).repeatable(), case.repeatable, "{}", case.sql);
+    }
+}
+
+#[test]
+fn questions_about_names() {
+    #[derive(Deserialize)]
+    struct Case {
+        sql: String,
+        asks: bool,
+    }
+    for case in cases::<Case>(include_str!("../../tests/vectors/statements.json"), "asking") {
+        assert_eq!(asks_about_names(&case.sql), case.asks, "{}", case.sql);
     }
 }
 

@@ -21,8 +21,8 @@ use crate::shard::ShardId;
 /// How often a shard is tried when it fails for a reason that passes, such as a deadlock over what shards share.
 const TRIES: usize = 3;
 
-/// The key of the lock that every transaction here shares. Whoever gets it alone knows that none is under way, not even
-/// one whose client has gone away in the middle of a message.
+/// The key of the lock that every transaction here shares. A session that gets it alone knows that none is under way,
+/// not even one whose client has gone away in the middle of a message.
 pub(super) const LOCK_WORK: i32 = 3;
 
 /// What the SQL is made of.
@@ -225,7 +225,7 @@ async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Re
     }
     client.batch_execute(&recipe.record(&[placed])).await.map_err(failed("record the migrations"))?;
     let count = "SELECT count(*) FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid()";
-    let locks = client.query_one(count, &[]).await.map_err(failed("count the locks"))?.get(0);
+    let locks = client.query_one(count, &[]).await.and_then(|row| row.try_get(0)).map_err(failed("count the locks"))?;
     client.batch_execute("COMMIT").await.map_err(failed("commit"))?;
     Ok(locks)
 }

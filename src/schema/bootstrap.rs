@@ -144,7 +144,7 @@ pub enum Event<'a> {
     },
 }
 
-/// Whoever wants to know how bootstrap gets on. Called from the bootstrap's own task: it should be quick.
+/// An observer of bootstrap's progress. Called from the bootstrap's own task: it should be quick.
 pub type Observer<'a> = &'a (dyn Fn(Event<'_>) + Send + Sync);
 
 /// What bootstrap, or a migration, has done, by host; only the hosts that it was to write to.
@@ -258,7 +258,7 @@ pub async fn bootstrap(request: &Request, observer: Observer<'_>) -> Report {
 }
 
 /// Brings the records of all hosts up to date, also of those that were not to be written to, and ends the locks. A host
-/// that is not as it should be is left alone, and what it says counts for nothing.
+/// with something wrong is left alone, and its records are ignored.
 async fn settle<'a>(
     request: &Request,
     sessions: impl Iterator<Item = (&'a Host, &'a (Connection, HostFacts))>,

@@ -51,6 +51,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
     clock::check(&mut findings, survey, cluster.epoch);
     orphans::check(&mut findings, survey, &cluster.schema_prefix);
     settings::check(&mut findings, survey);
+    findings.without_consequences();
     findings.sorted()
 }
 
@@ -71,6 +72,14 @@ impl<'a> Hosts<'a> {
         let moved =
             self.rows(shard).filter(|(_, row)| row.state == ShardState::Moved && row.peer.as_ref() == Some(owner));
         moved.map(|(from, row)| (row.epoch, from)).filter(|(given, _)| *given > served).max()
+    }
+
+    /// Whether a host is being brought a shard that another has given to it, and whether all of it is there.
+    fn brings(&self, shard: ShardId, from: &HostName, to: &HostName) -> Option<bool> {
+        let brought = self.controls.get(to)?.1.incoming.get(&shard)?;
+        let given = self.controls.get(from)?.1.shards.get(&shard)?;
+        // Of a move that the host knows no more, nothing tells what it has brought.
+        Some(brought.ready && given.move_id.is_none_or(|id| id == brought.move_id))
     }
 
     fn is_read(&self, host: &HostName) -> bool {
@@ -161,6 +170,8 @@ fn check_records(findings: &mut Findings, hosts: &Hosts<'_>, cluster: &Cluster) 
 
 const BOOTSTRAP: &str = "run `pgshard bootstrap`";
 const REBUILD: &str = "run `pgshard map rebuild`";
+/// What says, of a shard about which hosts contradict each other, what can be made true of it.
+const REPAIR: &str = "`pgshard moves repair SHARD --plan` says what can be done";
 const MOVES: &str = "see `pgshard moves list`";
 
 fn check_shard(
@@ -193,11 +204,12 @@ fn check_shard(
             let what = format!("{right} (epoch {served}) and {other} (epoch {other_epoch}) both serve it");
             let remedy = if served > other_epoch {
                 format!(
-                    "stop its writers; {right} is right, {other} does not know of the move: save the rows that {other} \
-                     took since; how, docs/operating.md says under \"Two hosts serve one shard\""
+                    "{right} is right, {other} does not know of the move, and what it takes is missing on {right}: \
+                     {REPAIR}, which has {other} stand down and keeps what it took; docs/operating.md, \"Hosts \
+                     contradict each other\""
                 )
             } else {
-                "stop its writers, and find out by its rows which is right".to_owned()
+                format!("stop its writers, find out by its rows which is right, then {REPAIR}")
             };
             findings.add_shard(Severity::Alarm, "served_twice", None, shard, what, remedy);
         }
@@ -211,7 +223,7 @@ pub(super) fn went_back(owner: &HostName, served: ShardEpoch, from: &HostName, g
     );
     let remedy = format!(
         "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and \
-         answers with old rows; docs/operating.md has the steps under \"A host has gone back in time\""
+         answers with old rows; {REPAIR}; docs/operating.md has the steps under \"A host has gone back in time\""
     );
     (what, remedy)
 }
@@ -264,15 +276,23 @@ fn check_unserved(findings: &mut Findings, hosts: &Hosts<'_>, shard: ShardId, ho
                     format!("the map puts it on {host}, but {from} says that it has moved to {peer} (epoch {since})");
                 findings.add_shard(Severity::Warning, "shard_elsewhere", Some(peer), shard, what, REBUILD);
             }
-        } else if hosts.controls.get(peer).is_some_and(|(_, control)| control.incoming.contains_key(&shard)) {
+        } else if let Some(ready) = hosts.brings(shard, from, peer) {
             let what = format!("it has moved from {from} to {peer} (epoch {since}), which has not opened it yet");
-            let remedy = "run `pgshard moves resume`; the next statement on the shard opens it too";
+            let open = hosts.controls.get(from).is_some_and(|(_, control)| control.moving.contains(&shard));
+            let remedy = match (ready, open) {
+                (true, true) => "run `pgshard moves resume`; the next statement on the shard opens it too".to_owned(),
+                // The move has ended, by its journal: the target had opened it, and has lost that.
+                (true, false) => {
+                    format!("{peer} had opened it, and has lost that: {REPAIR}, or the next statement opens it")
+                }
+                (false, _) => format!("{peer} has lost a part of it, as by a fail-over: {REPAIR}"),
+            };
             findings.add_shard(Severity::Error, "not_opened", Some(peer), shard, what, remedy);
         } else {
             let what = format!("{from} says that it has moved to {peer} (epoch {since}), which does not serve it");
             let remedy = format!(
                 "was {peer} restored, emptied, or failed over to a standby that lacked the shard? Restore it to where \
-                 it was; {from} may still have the old copy"
+                 it was; else {REPAIR} with the old copy on {from}"
             );
             findings.add_shard(Severity::Alarm, "served_nowhere", Some(peer), shard, what, remedy);
         }
@@ -547,7 +567,6 @@ mod tests {
                 vec![
                     "alarm served_nowhere db2 shard 0: db1 says that it has moved to db2 (epoch 2), which does not \
                      serve it",
-                    "warning signpost_astray db1 shard 0: its signpost leads to db2, which does not know it",
                 ],
             ),
             (

@@ -59,7 +59,7 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
     let mut best: Option<(u128, i64, i64)> = None;
     for _ in 0..READINGS {
         let (ours, began) = (Timestamp::now().as_millisecond(), Instant::now());
-        let theirs: i64 = client.query_one(&statement, &[]).await.map_err(failed)?.get(0);
+        let theirs: i64 = client.query_one(&statement, &[]).await.and_then(|row| row.try_get(0)).map_err(failed)?;
         let took = began.elapsed().as_micros();
         if best.is_none_or(|(least, ..)| took < least) {
             best = Some((took, ours + (took / 2000) as i64, theirs));
@@ -91,8 +91,9 @@ pub(super) async fn read(client: &Client, facts: &HostFacts) -> Result<ClockFact
         let (shards, schemas): (Vec<i32>, Vec<&str>) = chunk.iter().copied().unzip();
         let rows = client.query(&statement, &[&shards, &schemas, &cluster.epoch_ms]).await.map_err(failed)?;
         for row in rows {
-            let shard = ShardId::try_from(row.get::<_, i32>(0)).ok();
-            if let (Some(shard), Some(ahead)) = (shard, row.get::<_, Option<i64>>(1)) {
+            let (shard, ahead): (i32, Option<i64>) =
+                row.try_get(0).and_then(|shard| Ok((shard, row.try_get(1)?))).map_err(failed)?;
+            if let (Ok(shard), Some(ahead)) = (ShardId::try_from(shard), ahead) {
                 clock.ids_ahead_ms.insert(shard, ahead);
             }
         }

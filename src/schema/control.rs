@@ -31,7 +31,7 @@ struct Step {
     sql: &'static str,
 }
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 8] = [
     Step { version: 1, name: "control", sql: include_str!("../../migrations/control/0001_control.sql") },
     Step {
         version: 2,
@@ -42,6 +42,8 @@ const STEPS: [Step; 6] = [
     Step { version: 4, name: "audit", sql: include_str!("../../migrations/control/0004_audit.sql") },
     Step { version: 5, name: "identity", sql: include_str!("../../migrations/control/0005_identity.sql") },
     Step { version: 6, name: "known", sql: include_str!("../../migrations/control/0006_known.sql") },
+    Step { version: 7, name: "repair", sql: include_str!("../../migrations/control/0007_repair.sql") },
+    Step { version: 8, name: "lent_identity", sql: include_str!("../../migrations/control/0008_lent_identity.sql") },
 ];
 
 /// The version of the control schema that this pgshard works with.
@@ -173,7 +175,8 @@ pub fn restore(host: &HostName) -> String {
     format!(
         "restore its database from a backup or a standby, then run `pgshard check`; docs/operating.md has the steps \
          under \"A host has lost its database\". Only if its rows are lost for good: `pgshard bootstrap --lost {host}` \
-         makes its shards anew, empty"
+         makes its shards anew, empty, and `pgshard moves repair SHARD --give-up {host}` takes one back whose old \
+         copy is elsewhere"
     )
 }
 

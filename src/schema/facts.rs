@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 use jiff::Timestamp;
 use serde::Deserialize;
 use tokio_postgres::Client;
+use tokio_postgres::types::FromSql;
 use uuid::Uuid;
 
 use super::clock::{self, ClockFacts};
@@ -94,6 +95,8 @@ pub struct ControlFacts {
     pub live_moves: BTreeSet<Uuid>,
     /// The shards that left and cannot be taken back although their old copies are kept, with the reason.
     pub lost_ways: BTreeMap<ShardId, String>,
+    /// The shards that left and can be taken back.
+    pub open_ways: BTreeMap<ShardId, OpenWay>,
     /// The shards whose old copies are kept, and whose moves are not known to have brought everything.
     pub audits: Vec<KeptAudit>,
     /// What moves have created here and somebody must drop one day.
@@ -105,12 +108,21 @@ pub struct ControlFacts {
     pub open_moves: BTreeMap<ShardId, OpenMove>,
 }
 
+/// How a shard that left can be taken back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenWay {
+    /// The move that would be taken back.
+    pub id: Uuid,
+    /// Where the shard is.
+    pub target: HostName,
+}
+
 /// A move that is at work or has stopped halfway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenMove {
     /// The move.
     pub id: Uuid,
-    /// Host and process of whoever works on it, or did.
+    /// Host and process of its mover, at work or not.
     pub holder: String,
     /// Since when somebody works on it, by the host's clock; `None`: nobody renews its lease.
     pub since: Option<Timestamp>,
@@ -369,6 +381,9 @@ SELECT json_build_object(
     'lost_ways', (SELECT json_agg(json_build_array(b.shard_id, b.lost)) FROM pgshard.back b JOIN pgshard.move m
         USING (move_id, shard_id)
                   WHERE b.lost IS NOT NULL AND m.phase = 'kept'),
+    'open_ways', (SELECT json_agg(json_build_array(b.shard_id, b.move_id, m.target)) FROM pgshard.back b
+        JOIN pgshard.move m USING (move_id, shard_id)
+                  WHERE b.lost IS NULL AND b.taken_by IS NULL AND m.phase = 'kept'),
     -- In this way, as a control schema that is older has no audits.
     'audits', (SELECT json_agg(json_build_array(m.shard_id, m.move_id, m.target, coalesce(j -> 'audit_found', '{}')))
                FROM pgshard.move m, LATERAL (SELECT to_jsonb(m) AS j OFFSET 0) AS whole
@@ -391,9 +406,14 @@ struct RawControl {
     host_migrations: Option<Vec<RecordedMigration>>,
     attempts: Option<Vec<(ShardId, String, Option<String>)>>,
     lost_ways: Option<Vec<(ShardId, String)>>,
+    open_ways: Option<Vec<(ShardId, Uuid, String)>>,
     audits: Option<Vec<(ShardId, Uuid, String, RawFound)>>,
     live_moves: Option<Vec<Uuid>>,
     ledger: Option<Vec<LedgerRow>>,
+}
+
+fn open_way((shard, id, target): (ShardId, Uuid, String)) -> Option<(ShardId, OpenWay)> {
+    Some((shard, OpenWay { id, target: HostName::new(&target).ok()? }))
 }
 
 /// What an audit found, as the journal has it.
@@ -436,36 +456,37 @@ type RawIncoming = (ShardId, Uuid, String, i32, bool);
 /// # Cancel safety
 /// Nothing is written and no transaction is left open.
 pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
-    let row = client.query_one(SERVER, &[]).await.map_err(|source| FactsError::Query { what: "server", source })?;
-    let owner: Option<String> = row.get(5);
+    let failed = |source| FactsError::Query { what: "server", source };
+    let row = client.query_one(SERVER, &[]).await.map_err(failed)?;
+    let owner: Option<String> = get(&row, 5)?;
     let server = ServerFacts {
-        version: row.get(0),
-        role: row.get(1),
-        database: row.get(2),
-        in_recovery: row.get(3),
-        may_create: row.get(4),
+        version: get(&row, 0)?,
+        role: get(&row, 1)?,
+        database: get(&row, 2)?,
+        in_recovery: get(&row, 3)?,
+        may_create: get(&row, 4)?,
         has_pgshard: owner.is_some(),
-        lock_slots: row.get(7),
+        lock_slots: get(&row, 7)?,
     };
-    let (owns_control, bootstrapped, has_record): (bool, bool, bool) = (row.get(6), row.get(8), row.get(9));
+    let (owns_control, bootstrapped, has_record): (bool, bool, bool) = (get(&row, 6)?, get(&row, 8)?, get(&row, 9)?);
     if let (false, true, Some(owner)) = (owns_control, bootstrapped, owner) {
         return Err(FactsError::NotOwner { owner, role: server.role });
     }
-    let schemas = row.get::<_, Vec<String>>(10).into_iter().collect();
+    let schemas = get::<Vec<String>>(&row, 10)?.into_iter().collect();
     let of_moves = OfMoves {
-        schemas: row.get::<_, Vec<String>>(11).into_iter().collect(),
-        slots: row.get(12),
-        publications: row.get(13),
+        schemas: get::<Vec<String>>(&row, 11)?.into_iter().collect(),
+        slots: get(&row, 12)?,
+        publications: get(&row, 13)?,
     };
     let mut settings = BTreeMap::new();
     for column in [14, 15] {
-        let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(row.get(column));
+        let read: Result<BTreeMap<String, String>, _> = serde_json::from_str(get(&row, column)?);
         settings.extend(read.map_err(|error| FactsError::Unreadable { what: error.to_string() })?);
     }
     let control = if bootstrapped {
-        let query = client.query_one(CONTROL, &[]).await;
-        let row = query.map_err(|source| FactsError::Query { what: "control schema", source })?;
-        let mut control = control_facts(row.get(0))?;
+        let failed = |source| FactsError::Query { what: "control schema", source };
+        let row = client.query_one(CONTROL, &[]).await.map_err(failed)?;
+        let mut control = control_facts(row.try_get(0).map_err(failed)?)?;
         if has_record {
             read_since_6(client, &mut control).await?;
         }
@@ -474,6 +495,11 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         None
     };
     Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
+}
+
+/// A column of the answer to [`SERVER`].
+fn get<'r, T: FromSql<'r>>(row: &'r tokio_postgres::Row, column: usize) -> Result<T, FactsError> {
+    row.try_get(column).map_err(|source| FactsError::Query { what: "server", source })
 }
 
 async fn read_since_6(client: &Client, control: &mut ControlFacts) -> Result<(), FactsError> {
@@ -558,6 +584,7 @@ fn control_facts(json: &str) -> Result<ControlFacts, FactsError> {
         host_migrations: raw.host_migrations.unwrap_or_default(),
         attempts: attempts.map(|(shard, name, message)| (shard, Attempt { name, message })).collect(),
         lost_ways: raw.lost_ways.unwrap_or_default().into_iter().collect(),
+        open_ways: raw.open_ways.unwrap_or_default().into_iter().filter_map(open_way).collect(),
         live_moves: raw.live_moves.unwrap_or_default().into_iter().collect(),
         audits,
         ledger: raw.ledger.unwrap_or_default(),

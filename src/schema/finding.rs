@@ -1,5 +1,7 @@
 //! What is not as it should be: [`Finding`].
 
+use std::collections::BTreeSet;
+
 use crate::map::{HostName, print_shards};
 use crate::shard::ShardId;
 
@@ -46,6 +48,13 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// That what is kept as the map is none; `why` says what is wrong with it.
+    pub fn damaged_map(why: String) -> Finding {
+        let (severity, code) = (Severity::Error, "map_damaged");
+        let remedy = "run `pgshard map rebuild`, which makes it anew from its history and the hosts".to_owned();
+        Finding { severity, code, host: None, shards: Vec::new(), message: why, remedy }
+    }
+
     /// The shard, if it is about exactly one.
     pub fn shard(&self) -> Option<ShardId> {
         match self.shards[..] {
@@ -54,6 +63,21 @@ impl Finding {
         }
     }
 }
+
+/// That it is not known, or not as it should be, who has a shard.
+const CAUSES: [&str; 4] = ["served_twice", "went_back", "served_nowhere", "not_opened"];
+
+/// What is otherwise than it should be because of that.
+const CONSEQUENCES: [&str; 8] = [
+    "leftover",
+    "moving",
+    "no_reverse",
+    "not_audited",
+    "old_copy",
+    "shard_elsewhere",
+    "shard_epoch_differs",
+    "signpost_astray",
+];
 
 /// Collects findings; those that differ in nothing but the shard become one.
 #[derive(Default)]
@@ -94,6 +118,25 @@ impl Findings {
                 self.0.push((Finding { severity, code, host, shards: vec![shard], message, remedy }, what));
             }
         }
+    }
+
+    /// Leaves out what follows from a finding about who has a shard: its map entry, its signposts and its old copies
+    /// are as that is put right, and what they would have one do has to wait, or would do harm.
+    pub(super) fn without_consequences(&mut self) {
+        let owner = |code: &str| CAUSES.contains(&code);
+        let unsure: BTreeSet<ShardId> = self
+            .0
+            .iter()
+            .filter(|(finding, _)| owner(finding.code))
+            .flat_map(|(found, _)| found.shards.clone())
+            .collect();
+        self.0.retain_mut(|(finding, _)| {
+            if !CONSEQUENCES.contains(&finding.code) || finding.shards.is_empty() {
+                return true;
+            }
+            finding.shards.retain(|shard| !unsure.contains(shard));
+            !finding.shards.is_empty()
+        });
     }
 
     /// The findings, the worst first.

@@ -10,7 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::catalog::{Address, Column, Facts, Grantee, Persistence, Relation, Sequence, Type};
+use super::catalog::{Address, Column, Facts, Grantee, Persistence, Policy, Relation, Sequence, Type};
 
 mod view_text;
 
@@ -20,16 +20,11 @@ mod view_text;
 /// alike, on another major version of PostgreSQL. Two schemas that differ have different ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Fingerprint(String);
+pub(crate) struct Fingerprint(String);
 
 impl Fingerprint {
-    /// A fingerprint that was kept as text.
-    pub fn from_hex(hex: &str) -> Fingerprint {
-        Fingerprint(hex.to_owned())
-    }
-
     /// The 64 hexadecimal digits.
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }
@@ -42,15 +37,15 @@ impl fmt::Display for Fingerprint {
 
 /// One property in which two schemas differ: `table photos: column title: text vs character varying(10)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub(crate) struct Difference {
     /// The object: `table photos`.
-    pub object: String,
+    pub(crate) object: String,
     /// What of it: `column title`; empty for the object itself.
-    pub property: String,
+    pub(crate) property: String,
     /// In the first schema; `None` where it is not there.
-    pub left: Option<String>,
+    pub(crate) left: Option<String>,
     /// In the second.
-    pub right: Option<String>,
+    pub(crate) right: Option<String>,
 }
 
 impl fmt::Display for Difference {
@@ -69,7 +64,7 @@ impl fmt::Display for Difference {
 }
 
 /// The fingerprint of a schema.
-pub fn fingerprint(facts: &Facts) -> Fingerprint {
+pub(crate) fn fingerprint(facts: &Facts) -> Fingerprint {
     let mut hash = Sha256::new();
     for ((object, property), value) in properties(facts) {
         for part in [object, property, value] {
@@ -82,7 +77,7 @@ pub fn fingerprint(facts: &Facts) -> Fingerprint {
 }
 
 /// Where two schemas differ, in order of the objects' names; empty if and only if the fingerprints are equal.
-pub fn differences(left: &Facts, right: &Facts) -> Vec<Difference> {
+pub(crate) fn differences(left: &Facts, right: &Facts) -> Vec<Difference> {
     let (left, right) = (properties(left), properties(right));
     let keys: BTreeSet<_> = left.keys().chain(right.keys()).collect();
     keys.into_iter()
@@ -129,7 +124,8 @@ fn properties(facts: &Facts) -> Properties {
         list.put(name("pg_constraint", constraint.oid), "", constraint.definition.clone());
     }
     for function in &facts.functions {
-        list.put(name("pg_proc", function.oid), "", function.definition.clone());
+        let aggregate = function.aggregate.as_ref().map(|aggregate| &aggregate.definition);
+        list.put(name("pg_proc", function.oid), "", aggregate.unwrap_or(&function.definition).clone());
     }
     for type_ in &facts.types {
         list.put(name("pg_type", type_.oid), "", type_text(type_));
@@ -138,6 +134,14 @@ fn properties(facts: &Facts) -> Properties {
         let object = name("pg_trigger", trigger.oid);
         list.put(object, "", trigger.definition.clone());
         list.put(object, "enabled", trigger.enabled.clone());
+    }
+    for policy in &facts.policies {
+        list.put(name("pg_policy", policy.oid), "", policy_text(policy));
+    }
+    for statistics in &facts.statistics {
+        let object = name("pg_statistic_ext", statistics.oid);
+        list.put(object, "", statistics.definition.clone());
+        list.put_some(object, "target", statistics.target.map(|target| target.to_string()).unwrap_or_default());
     }
     for other in facts.others.iter().filter(|other| !other.kind.starts_with("publication")) {
         // `extension member` says something of an object that is there already.
@@ -183,6 +187,7 @@ impl List {
         self.put_some(object, "storage parameters of TOAST", sorted(&relation.toast_options));
         self.flag(object, "unlogged", relation.persistence == Persistence::Unlogged);
         self.flag(object, "row security", relation.row_security);
+        self.flag(object, "forced row security", relation.force_row_security);
         self.flag(object, "inheritance", relation.inherits);
         self.flag(object, "typed", relation.typed);
         // Views have none; PostgreSQL says `n` of them.
@@ -224,11 +229,7 @@ impl List {
     fn grants(&mut self, facts: &Facts, names: &BTreeMap<Address, super::catalog::Name>) {
         for grant in &facts.grants {
             let object = names.get(&grant.on).map_or("?", |name| name.plain.as_str());
-            let grantee = match &grant.grantee {
-                Grantee::Owner => "its owner".to_owned(),
-                Grantee::Public => "PUBLIC".to_owned(),
-                Grantee::Role { name } => name.clone(),
-            };
+            let grantee = grantee_text(&grant.grantee);
             let what = if grant.revoked { "revoked" } else { "granted" };
             let property = format!("{} {what} {grantee}", grant.privilege);
             let value = if grant.grantable { "with grant option" } else { "" };
@@ -299,6 +300,27 @@ fn sequence_text(sequence: &Sequence) -> String {
     let cycle = if *cycle { ", cycle" } else { "" };
     let unlogged = if *persistence == Persistence::Unlogged { ", unlogged" } else { "" };
     format!("{type_} {minimum}..{maximum} by {increment} from {start}, cache {cache}{cycle}{unlogged}")
+}
+
+fn grantee_text(grantee: &Grantee) -> String {
+    match grantee {
+        Grantee::Owner => "its owner".to_owned(),
+        Grantee::Public => "PUBLIC".to_owned(),
+        Grantee::Role { name } => name.clone(),
+    }
+}
+
+fn policy_text(policy: &Policy) -> String {
+    let kind = if policy.permissive { "permissive" } else { "restrictive" };
+    let mut roles: Vec<String> = policy.roles.iter().map(grantee_text).collect();
+    roles.sort();
+    let mut text = format!("{kind} for {} to {}", policy.command, roles.join(", "));
+    for (what, expression) in [("using", &policy.using), ("with check", &policy.check)] {
+        if let Some(expression) = expression {
+            text += &format!(" {what} {expression}");
+        }
+    }
+    text
 }
 
 fn type_text(type_: &Type) -> String {

@@ -37,9 +37,10 @@ pub async fn measure(client: &Client) -> Result<BTreeMap<ShardId, Measure>, toki
         WHERE s.state <> 'moved' GROUP BY s.shard_id";
     let rows = client.query(sql, &[]).await?;
     let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
-    let measure = |row: &tokio_postgres::Row| {
-        let shard = ShardId::try_from(row.get::<_, i32>(0)).ok()?;
-        Some((shard, Measure { bytes: unsigned(row.get(1)), writes: unsigned(row.get(2)) }))
-    };
-    Ok(rows.iter().filter_map(measure).collect())
+    let mut measures = BTreeMap::new();
+    for row in &rows {
+        let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else { continue };
+        measures.insert(shard, Measure { bytes: unsigned(row.try_get(1)?), writes: unsigned(row.try_get(2)?) });
+    }
+    Ok(measures)
 }

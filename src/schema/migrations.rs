@@ -477,9 +477,16 @@ fn texts(folder: &Path) -> Result<(Texts, Vec<MigrationMistake>), String> {
             continue;
         }
         match std::fs::read_to_string(entry.path()) {
-            Ok(text) => {
-                texts.insert(file, text);
-            }
+            Ok(text) => match text.lines().position(|line| line.contains('\0')) {
+                // The protocol ends a text there: the server would close the connection.
+                Some(before) => {
+                    let reason = format!("line {} has a NUL byte, which no statement can have", before + 1);
+                    mistakes.push(MigrationMistake::Unreadable { file, reason });
+                }
+                None => {
+                    texts.insert(file, text);
+                }
+            },
             Err(error) => mistakes.push(MigrationMistake::Unreadable { file, reason: error.to_string() }),
         }
     }
@@ -580,6 +587,14 @@ pub(super) mod tests {
         let error = Migrations::read(folder.path()).unwrap_err();
         assert!(error.to_string().contains("0002_b.sql cannot be read"), "{error}");
         assert!(Migrations::read(&folder.path().join("none")).unwrap_err().to_string().contains("the folder cannot"));
+    }
+
+    #[test]
+    fn a_nul_byte_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("0001_a.sql"), "SELECT 1;\nSELECT '\0'").unwrap();
+        let error = Migrations::read(folder.path()).unwrap_err();
+        assert!(error.mistakes[0].to_string().contains("line 2 has a NUL byte"), "{error:?}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 mod batch;
 pub mod bootstrap;
-pub mod catalog;
+pub(crate) mod catalog;
 mod check;
 mod clock;
 mod compare;
@@ -16,7 +16,7 @@ pub mod control;
 mod facts;
 mod fault;
 mod finding;
-pub mod fingerprint;
+pub(crate) mod fingerprint;
 mod forget;
 mod identity;
 mod known;
@@ -37,15 +37,16 @@ mod status;
 mod tables;
 
 pub use bootstrap::bootstrap;
+pub use catalog::{Error as CatalogError, Namespace};
 pub use check::check;
 pub use clock::ClockFacts;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
-pub use contents::{Shelf, contents};
+pub use contents::{Contents, Shelf, contents};
 pub use control::{Cluster, restore};
 pub use facts::{
     AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves, OpenMove,
-    RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey, host_facts, survey,
-    survey_with_clocks,
+    OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey,
+    host_facts, survey, survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};
 pub use finding::{Finding, Severity};

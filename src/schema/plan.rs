@@ -10,7 +10,7 @@
 //! vouched for, for the first set-up of a cluster while one of its servers is still to come.
 //!
 //! Invariant: no migration is run anywhere while any of the hosts that are written to has run what the folder does not
-//! have: whoever has edited a file finds one shard that is otherwise, not thousands.
+//! have: an operator who has edited a file finds one shard that differs, not thousands.
 
 use std::collections::{BTreeMap, BTreeSet};
 

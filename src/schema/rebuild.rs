@@ -36,7 +36,7 @@ struct Claim<'a> {
 }
 
 /// Corrects a map by what the hosts say. `moved` to a host that has not opened the shard yet means that host: the move
-/// is decided, and whoever comes next opens it.
+/// is decided, and the next that comes opens it.
 pub fn rebuild_map(map: &ShardMap, survey: &Survey) -> Rebuilt {
     let mut notes = Findings::default();
     let mut claims: BTreeMap<ShardId, Vec<Claim<'_>>> = BTreeMap::new();

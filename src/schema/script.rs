@@ -125,8 +125,17 @@ pub(super) fn forbidden(statement: &Statement) -> Option<&'static str> {
         | ["CREATE" | "DROP" | "ALTER", "DATABASE" | "TABLESPACE" | "SUBSCRIPTION", ..] => {
             Some("cannot run inside a transaction")
         }
-        ["CREATE" | "DROP" | "REINDEX" | "REFRESH", more @ ..] if more.contains(&"CONCURRENTLY") => {
+        // By its place: elsewhere the word is a name, as of a column.
+        ["CREATE" | "DROP", "INDEX", "CONCURRENTLY", ..]
+        | ["CREATE", "UNIQUE", "INDEX", "CONCURRENTLY", ..]
+        | ["REFRESH", "MATERIALIZED", "VIEW", "CONCURRENTLY", ..] => {
             Some("cannot run inside a transaction: put `-- pgshard: no-transaction` on the first line")
+        }
+        ["REINDEX", more @ ..] if more.contains(&"CONCURRENTLY") => {
+            Some("cannot run inside a transaction, nor again where it was stopped: run it by hand (`pgshard sql`)")
+        }
+        ["ALTER", "TABLE", more @ .., "CONCURRENTLY"] if more.windows(2).any(|two| two == ["DETACH", "PARTITION"]) => {
+            Some("cannot run inside a transaction, nor again where it was stopped: leave CONCURRENTLY out")
         }
         ["COPY", more @ ..] if more.contains(&"STDIN") => Some("needs rows from the client: use INSERT"),
         _ => None,
@@ -271,6 +280,9 @@ mod tests {
             "copy t from stdin",
             "savepoint a",
             "prepare transaction 'x'",
+            "reindex (verbose) table concurrently t",
+            "refresh materialized view concurrently v",
+            "alter table if exists t detach partition p concurrently",
         ] {
             assert!(bad(sql), "{sql}");
         }
@@ -280,6 +292,11 @@ mod tests {
             "insert into t values ('; commit;')",
             "create index i on t (a)",
             "comment on table t is 'vacuum; begin'",
+            "create view v as select t.concurrently, 1 as concurrently from t",
+            "create table t (\"concurrently\" boolean)",
+            "create index i on t (\"concurrently\")",
+            "alter table t rename column a to \"concurrently\"",
+            "alter table t detach partition p",
         ] {
             assert!(!bad(sql), "{sql}");
         }

@@ -57,26 +57,29 @@ pub async fn host_status(client: &Client) -> Result<HostStatus, tokio_postgres::
             pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
         FROM wal";
     let row = client.query_one(sql, &[]).await?;
-    let shards = if row.get(11) {
+    let shards = if row.try_get(11)? {
         let sql = "SELECT count(*)::int4 FROM pgshard.shard WHERE state <> 'moved'";
-        Some(unsigned(client.query_one(sql, &[]).await?.get(0)))
+        Some(unsigned(client.query_one(sql, &[]).await?.try_get(0)?))
     } else {
         None
     };
-    let bytes = |at: usize| row.get::<_, Option<i64>>(at).map(|bytes| u64::try_from(bytes).unwrap_or(0));
+    let bytes = |at: usize| {
+        let bytes: Option<i64> = row.try_get(at)?;
+        Ok::<_, tokio_postgres::Error>(bytes.map(|bytes| u64::try_from(bytes).unwrap_or(0)))
+    };
     Ok(HostStatus {
-        version: row.get(0),
-        in_recovery: row.get(1),
+        version: row.try_get(0)?,
+        in_recovery: row.try_get(1)?,
         shards,
-        bytes: bytes(2).unwrap_or(0),
-        connections: unsigned(row.get(3)),
-        connections_max: unsigned(row.get(4)),
-        wal_level: row.get(5),
-        wal: row.get::<_, Option<String>>(6).unwrap_or_default(),
-        wal_kept: bytes(7),
-        standbys: unsigned(row.get(8)),
-        lag_bytes: bytes(9),
-        lag_ms: row.get(10),
+        bytes: bytes(2)?.unwrap_or(0),
+        connections: unsigned(row.try_get(3)?),
+        connections_max: unsigned(row.try_get(4)?),
+        wal_level: row.try_get(5)?,
+        wal: row.try_get::<_, Option<String>>(6)?.unwrap_or_default(),
+        wal_kept: bytes(7)?,
+        standbys: unsigned(row.try_get(8)?),
+        lag_bytes: bytes(9)?,
+        lag_ms: row.try_get(10)?,
     })
 }
 
@@ -116,16 +119,16 @@ pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgre
             pg_catalog.to_regclass('pgshard.shard') IS NOT NULL
         FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()";
     let row = client.query_one(sql, &[]).await?;
-    let names = |at: usize| row.get::<_, Vec<String>>(at).into_iter().collect();
+    let names = |at: usize| row.try_get::<_, Vec<String>>(at).map(|names| names.into_iter().collect());
     let mut found = Surroundings {
-        encoding: row.get(0),
-        collation: row.get(1),
-        wal_level: row.get(2),
-        roles: names(3),
+        encoding: row.try_get(0)?,
+        collation: row.try_get(1)?,
+        wal_level: row.try_get(2)?,
+        roles: names(3)?,
         granted: BTreeSet::new(),
-        extensions: names(4),
+        extensions: names(4)?,
     };
-    if row.get(5) {
+    if row.try_get(5)? {
         // Every access list of a shard's schema and of what is in it.
         let sql = "WITH here AS (SELECT n.oid, n.nspacl FROM pgshard.shard s
                 JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name WHERE s.state <> 'moved'),
@@ -134,7 +137,7 @@ pub async fn surroundings(client: &Client) -> Result<Surroundings, tokio_postgre
                 UNION ALL SELECT p.proacl FROM here JOIN pg_catalog.pg_proc p ON p.pronamespace = here.oid)
             SELECT DISTINCT r.rolname::text FROM lists, pg_catalog.aclexplode(list) AS entry
             JOIN pg_catalog.pg_roles r ON r.oid = entry.grantee";
-        found.granted = client.query(sql, &[]).await?.iter().map(|row| row.get(0)).collect();
+        found.granted = client.query(sql, &[]).await?.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
     }
     Ok(found)
 }

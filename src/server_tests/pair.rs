@@ -3,7 +3,7 @@
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::dev::{Binaries, Cluster, ClusterOptions, ServerOptions};
+use crate::dev::{Binaries, Cluster, ClusterOptions, Server, ServerOptions};
 use crate::id::Epoch;
 use crate::map::HostName;
 use crate::mover::copy::{Route, ShardCopy};
@@ -18,6 +18,11 @@ pub(crate) const MOVE: Uuid = Uuid::from_u128(0x0199_0000_0000_7000_8000_0000_00
 
 /// The lease under which these tests work.
 pub(crate) const LEASE: Uuid = Uuid::from_u128(0x5ea5e);
+
+/// The version that we test beside this one.
+pub(crate) fn other(version: u32) -> u32 {
+    if version == 15 { 18 } else { 15 }
+}
 
 /// `db1`, the source, and `db2`, the target.
 pub(crate) struct Pair {
@@ -54,6 +59,11 @@ impl Pair {
             install(&mut client, &cluster, name).await.unwrap();
         }
         pair
+    }
+
+    /// A server: 0 is the source's, 1 the target's.
+    pub(crate) fn server(&self, at: usize) -> &Server {
+        &self.clusters[at].servers()[0]
     }
 
     /// A connection of the application's role: 0 is the source, 1 the target.

@@ -161,7 +161,7 @@ pub enum StoreError {
         config: ShardCount,
     },
     /// The tables hold what no pgshard writes.
-    #[error("{to} keeps what is no map: {what}")]
+    #[error("{to} keeps what is no map, `pgshard map rebuild` makes it anew: {what}")]
     Damaged {
         /// `user@address/database`.
         to: String,

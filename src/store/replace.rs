@@ -40,8 +40,8 @@ impl Stamp {
     }
 }
 
-/// The file, open and locked. Publishing replaces the file, and with it the lock: whoever waited holds the lock of a
-/// file that is no longer there, and starts over with the one that is.
+/// The file, open and locked. Publishing replaces the file, and with it the lock: a process that waited holds the lock
+/// of a file that is no longer there, and starts over with the one that is.
 pub(crate) fn lock(target: &Path) -> Result<File, StoreError> {
     let failed_to_lock = failed("lock", target);
     let deadline = Instant::now() + LOCK_WAIT;

@@ -62,7 +62,7 @@ async fn row(versions: [u32; 2], fault: Fault, verb: Verb, places: &[&'static st
 /// One fault at some places in one world, so many at a time. Gives how many combinations failed.
 async fn part(versions: [u32; 2], fault: Fault, verb: Verb, places: Vec<&'static str>, beside: usize) -> usize {
     let shards = (2 * places.len() as u16).next_multiple_of(4);
-    let world = World::new(&versions, shards).await;
+    let world = World::with_a_keyless_table(&versions, shards).await;
     let crashes = matches!(fault, Fault::Source | Fault::Target);
     let writers = if crashes { Writers::start(&world, 2).await } else { Writers::start_all(&world, 2).await };
     let failed: usize = stream::iter(places.iter().enumerate())

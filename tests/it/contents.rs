@@ -55,6 +55,18 @@ on_each_version! {
             .unwrap();
         }
         world.run(&["check", "--rows"]).await.ended(0);
+        // The last ID of each shard, also where all is well: as a text, for 64 bits are too many for some.
+        let report = world.run(&["check", "--rows"]).await.last();
+        for shard in 0..4 {
+            let sql = format!(
+                "SELECT greatest((SELECT max(id) FROM shard_000{shard}.photos),
+                    (SELECT max(id) FROM shard_000{shard}.events))::text"
+            );
+            let largest: String = db1.query_one(&sql, &[]).await.unwrap().get(0);
+            assert_eq!(report["largest_ids"][shard.to_string()], largest, "{report}");
+        }
+        assert_eq!(report["largest_ids"].as_object().unwrap().len(), 4, "{report}");
+        assert!(world.run(&["check"]).await.last().get("largest_ids").is_none());
 
         // More blocks than are read at once; the first row and the last are shard 3's.
         db1.batch_execute(

@@ -7,7 +7,6 @@ mod support;
 
 mod balance;
 mod bootstrap;
-mod catalog;
 mod cli;
 mod contents;
 mod dev;
@@ -25,6 +24,4 @@ mod restored;
 mod router;
 mod rows;
 mod store;
-mod stream;
 mod tickets;
-mod tls;

@@ -1,45 +1,20 @@
 //! Hosts that come back from before: a backup is restored while the others went on.
 
-use std::path::Path;
-use std::process::Command;
-
-use pgshard::dev::{Server, StopMode};
-
 use crate::support::World;
-
-fn copy(from: &Path, to: &Path) {
-    assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
-}
-
-/// The server's files as they are now, as a base backup has them.
-fn backup(server: &Server) {
-    server.stop(StopMode::Fast).unwrap();
-    let data = server.data_directory();
-    copy(&data, &data.with_extension("backup"));
-    server.start().unwrap();
-}
-
-fn restore(server: &Server) {
-    server.stop(StopMode::Immediate).unwrap();
-    let data = server.data_directory();
-    std::fs::remove_dir_all(&data).unwrap();
-    copy(&data.with_extension("backup"), &data);
-    server.start().unwrap();
-}
 
 on_each_version! {
     /// A shard that went away and came back, on a host that was restored from before that: an alarm, no move, no
     /// rebuilt map; and what the runbook says ends it.
     async fn a_shard_that_had_come_back(version) {
         let world = World::new(&[version, version, version], 6).await;
-        backup(world.servers.server(0));
+        tokio::task::block_in_place(|| world.servers.back_up(0));
         for target in ["db2", "db1"] {
             world.run(&["move", "1", "--to", target, "--mode", "blocking", "--yes"]).await.ended(0);
             let host = world.servers.app(usize::from(target == "db2")).await;
             host.batch_execute("INSERT INTO shard_0001.users (name) VALUES ('late')").await.unwrap();
         }
         world.run(&["moves", "complete", "--yes"]).await;
-        restore(world.servers.server(0));
+        tokio::task::block_in_place(|| world.servers.restore(0));
 
         let alarms = async || {
             let checked = world.run(&["check"]).await.last();
@@ -68,10 +43,12 @@ on_each_version! {
         // The others are not concerned.
         world.run(&["move", "0", "--to", "db3", "--plan"]).await.ended(0);
 
-        let db1 = world.servers.app(0).await;
-        let sql = "UPDATE pgshard.shard SET epoch = 3 WHERE shard_id = 1 AND state = 'serving' AND epoch < 3";
-        assert_eq!(db1.execute(sql, &[]).await.unwrap(), 1);
-        world.run(&["map", "rebuild", "--yes"]).await.ended(0);
+        let refused = world.run(&["moves", "repair", "1", "--yes"]).await;
+        let ways = refused.ended(4).last()["ways"].take();
+        let ways = ways.as_array().unwrap();
+        let gives_up = |host: &str| ways.iter().any(|way| way["give_up"] == serde_json::json!([host]));
+        assert!(gives_up("db1") && gives_up("db2"), "{ways:?}");
+        world.run(&["moves", "repair", "1", "--give-up", "db2", "--yes"]).await.ended(0);
         assert_eq!(alarms().await, Vec::<serde_json::Value>::new());
         world.run(&["move", "1", "--to", "db3", "--yes"]).await.ended(0);
     }

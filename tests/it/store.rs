@@ -11,6 +11,7 @@ use pgshard::config::Config;
 use pgshard::dev::StopMode;
 use pgshard::map::{Changes, HostName, MapVersion, Placement, ShardEpoch, ShardMap};
 use pgshard::pg::ConnectOptions;
+use pgshard::router::{Options, Router};
 use pgshard::store::postgres::{Follow, Installed};
 use pgshard::store::{MapStore, MapWatch, PostgresStore, PublishError, StoreError, publish_merged};
 use pgshard::{ShardCount, ShardId};
@@ -114,7 +115,8 @@ on_each_version! {
         let client = cluster.app(0).await;
         client.batch_execute("UPDATE pgshard_map.map SET placement = '{\"db1\": \"0-30\"}'").await.unwrap();
         let error = store.load().await.unwrap_err().to_string();
-        assert!(error.ends_with("keeps what is no map: shard 31 has no host"), "{error}");
+        let words = "keeps what is no map, `pgshard map rebuild` makes it anew: shard 31 has no host";
+        assert!(error.ends_with(words), "{error}");
         client.batch_execute("DELETE FROM pgshard_map.map").await.unwrap();
         assert!(matches!(store.watch().await, Err(StoreError::NoMap { .. })));
         assert!(matches!(
@@ -250,6 +252,77 @@ on_each_version! {
         assert!(copying.load_or_copy().await.unwrap_err().is_away());
         let files = std::fs::read_dir(cluster.directory()).unwrap().map(|file| file.unwrap().file_name());
         assert_eq!(files.collect::<Vec<_>>(), ["map.toml"], "no temporary file is left behind");
+    }
+
+    /// The database was restored from before some maps, and a row was set by hand to the last version there is and put
+    /// right; a router began with a later map, of its copy. It takes whatever stands there.
+    async fn a_map_of_an_earlier_version(version_of) {
+        let (cluster, store) = installed(version_of).await;
+        let client = cluster.app(0).await;
+        client.batch_execute("CREATE TABLE before AS SELECT * FROM pgshard_map.map").await.unwrap();
+        let cached = Arc::new(first_map().with_version(MapVersion::new(5000)));
+        let router = Router::new(Options::new(Vec::new(), cached.clone()));
+        router.follow(store.clone().with_poll_interval(Duration::from_millis(20)).watch().await.unwrap());
+        let has = async |version: u64| {
+            let wait = async {
+                while router.map().version() != MapVersion::new(version) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), wait).await.expect("the router has it");
+        };
+        has(1).await;
+        for at in 1..=3 {
+            publish_merged(&store, &moved(at)).await.unwrap();
+        }
+        has(4).await;
+        let set = "UPDATE pgshard_map.map m SET (version, placement, publication) =";
+        client.batch_execute(&format!("{set} (SELECT version, placement, publication FROM before)")).await.unwrap();
+        has(1).await;
+        for version in [i64::MAX as u64, 2] {
+            let sql = format!("{set} ({version}, m.placement, gen_random_uuid())");
+            client.batch_execute(&sql).await.unwrap();
+            has(version).await;
+        }
+        publish_merged(&store, &moved(5)).await.unwrap();
+        has(3).await;
+        // By hand it takes no earlier one.
+        assert!(router.set_map(Arc::new(first_map())).is_err());
+    }
+
+    /// Somebody wrote into the map's row. `rebuild` makes it anew from the history and the hosts, `import` from a file.
+    async fn a_damaged_row(version_of) {
+        let world = World::new(&[version_of, version_of], 8).await;
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        let (head, _) = text.split_once("[map]").unwrap();
+        let fleet = format!("{head}[map]\nstore = \"postgres\"\nurl = \"{}\"\n", world.servers.server(0).url());
+        let fleet = world.write("fleet.toml", &fleet);
+        let (file, fleet) = (world.config.path.to_str().unwrap(), ["--config", fleet.to_str().unwrap()]);
+        let run = async |args: &[&str]| world.run(&[&fleet[..], args].concat()).await;
+        run(&["map", "import", file]).await.ended(0);
+        run(&["move", "1", "--to", "db2", "--yes"]).await.ended(0);
+        let client = world.servers.app(0).await;
+        let damage = [
+            "UPDATE pgshard_map.map SET placement = '{\"db1\": \"0-3\"}'",
+            "UPDATE pgshard_map.map SET placement = '[]', version = 9223372036854775807",
+            "DELETE FROM pgshard_map.map",
+        ];
+        for damage in damage {
+            client.batch_execute(damage).await.unwrap();
+            let told = run(&["check"]).await;
+            assert!(told.ended(1).stdout.contains("map_damaged"), "{}", told.stdout);
+            run(&["map", "rebuild", "--yes"]).await.ended(0);
+            run(&["check"]).await.ended(0);
+            let shown = run(&["map", "show"]).await.ended(0).last();
+            assert_eq!((&shown["hosts"]["db1"]["count"], &shown["hosts"]["db2"]["count"]), (&3.into(), &5.into()));
+            assert!(shown["version"].as_u64().unwrap() < 100, "{shown}");
+        }
+        client.batch_execute(damage[0]).await.unwrap();
+        client.batch_execute("DELETE FROM pgshard_map.history").await.unwrap();
+        assert!(run(&["map", "rebuild", "--yes"]).await.ended(1).stderr.contains("map import"));
+        run(&["map", "import", file, "--yes"]).await.ended(0);
+        run(&["map", "rebuild", "--yes"]).await.ended(0);
+        run(&["check"]).await.ended(0);
     }
 
     /// A cluster goes from the file to the database and back, with routers that run; movers publish where it is.

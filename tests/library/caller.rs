@@ -20,8 +20,20 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(4);
 /// What a slow machine may need beside a call's limit.
 const REST: Duration = Duration::from_secs(30);
 
-pub(crate) const STEPS: [&str; 11] =
-    ["insert", "echo", "transaction", "savepoints", "clone", "raw", "panic", "many", "ids", "fanout", "state"];
+pub(crate) const STEPS: [&str; 12] = [
+    "insert",
+    "echo",
+    "transaction",
+    "savepoints",
+    "clone",
+    "raw",
+    "panic",
+    "many",
+    "ids",
+    "fanout",
+    "state",
+    "runtime",
+];
 
 const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x')";
 
@@ -102,6 +114,7 @@ impl Caller {
             "raw" => self.raw().await,
             "panic" => self.panic().await,
             "state" => self.state().await,
+            "runtime" => self.runtime().await,
             step => self.transaction(step).await,
         }
     }
@@ -241,6 +254,22 @@ impl Caller {
         });
         let _ = task.await;
         vec![Told { step: "panic", undone: BTreeSet::from([id]), ..Told::default() }]
+    }
+
+    /// A call within a runtime that ends in its middle, with all connections that were opened there.
+    async fn runtime(&mut self) -> Vec<Told> {
+        let (id, router) = (self.id(), self.router.clone());
+        let long = Duration::from_millis(self.rng.u64(0..40));
+        let within = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+            let runtime = runtime.expect("a runtime can be made");
+            let call = async { router.by_key(id).execute(INSERT, &[&id]).await };
+            let said = runtime.block_on(async { tokio::time::timeout(long, call).await.ok() });
+            runtime.shutdown_background();
+            said
+        });
+        let said = within.await.expect("the call does not panic");
+        vec![Told::new("runtime", BTreeSet::from([id]), BTreeSet::new(), said.as_ref())]
     }
 
     async fn transaction(&mut self, step: &'static str) -> Vec<Told> {

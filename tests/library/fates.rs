@@ -1,31 +1,83 @@
 //! What befalls the servers and the way to them while callers are at work.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
 use pgshard::dev::StopMode;
-use tokio_postgres::NoTls;
+use tokio_postgres::{Client, NoTls};
 
 use super::by_hand::Shards;
 use super::case::Case;
 use super::proxy::Proxy;
 
-pub(crate) const FATES: [&str; 6] = ["kill", "silent", "lock", "slow", "move", "restart"];
+pub(crate) const FATES: [&str; 7] = ["kill", "silent", "lock", "slow", "move", "restart", "failover"];
 
 /// Whether a round without these has no excuse for a connection too many: a server that answers nothing ends nothing.
-pub(crate) const EXCUSES: [&str; 2] = ["silent", "restart"];
+pub(crate) const EXCUSES: [&str; 3] = ["silent", "restart", "failover"];
+
+/// The servers, and what leads there.
+pub(crate) struct Place {
+    pub(crate) shards: Shards,
+    pub(crate) proxies: Vec<Proxy>,
+    /// The server that is each host.
+    homes: [AtomicUsize; 2],
+    /// The host that has a standby, which has all that the host has told anybody.
+    standby: Option<usize>,
+}
+
+/// The server beside the two.
+const SPARE: usize = 2;
+
+impl Place {
+    pub(crate) async fn start(version: u32, shards: u16, standby: Option<usize>) -> Place {
+        let shards = Shards::start_beside(version, shards, usize::from(standby.is_some())).await;
+        if let Some(host) = standby {
+            tokio::task::block_in_place(|| shards.cluster.make_standby(version, SPARE, host));
+            let primary = shards.cluster.superuser(host).await;
+            for sql in ["ALTER SYSTEM SET synchronous_standby_names = '*'", "SELECT pg_reload_conf()"] {
+                primary.batch_execute(sql).await.expect("a superuser may");
+            }
+            let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+            while primary.query_one(sql, &[]).await.expect("it answers").get::<_, i64>(0) == 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        let mut proxies = Vec::new();
+        for host in 0..2 {
+            proxies.push(Proxy::to(shards.cluster.server(host).port()).await);
+        }
+        Place { shards, proxies, homes: [AtomicUsize::new(0), AtomicUsize::new(1)], standby }
+    }
+
+    /// Which server is the host.
+    pub(crate) fn home(&self, host: usize) -> usize {
+        self.homes[host].load(Ordering::Relaxed)
+    }
+
+    pub(crate) async fn app(&self, host: usize) -> Client {
+        self.shards.cluster.app(self.home(host)).await
+    }
+
+    /// The primary dies, its standby is promoted, and the host's address leads there.
+    async fn fail_over(&self, host: usize) {
+        self.shards.cluster.server(host).stop(StopMode::Immediate).expect("the server stops");
+        let promote = "SELECT pg_promote(true, 60)";
+        let standby = self.shards.cluster.superuser(SPARE).await;
+        assert!(standby.query_one(promote, &[]).await.expect("a superuser may").get::<_, bool>(0));
+        self.homes[host].store(SPARE, Ordering::Relaxed);
+        self.proxies[host].lead_to(self.shards.cluster.server(SPARE).port());
+    }
+}
 
 /// One after the other, until the callers are done.
-pub(crate) async fn play(
-    case: &Case,
-    shards: &Shards,
-    proxies: &[Proxy],
-    done: &AtomicBool,
-    mut rng: Rng,
-) -> Vec<String> {
+pub(crate) async fn play(case: &Case, place: &Place, done: &AtomicBool, mut rng: Rng) -> Vec<String> {
+    let Place { shards, proxies, .. } = place;
     let mut story = Vec::new();
     let mut fates = case.of_these(&FATES);
+    if place.standby.is_none() {
+        fates.retain(|fate| *fate != "failover");
+    }
     let mut unmoved: Vec<u16> = (0..8).collect();
     while !done.load(Ordering::Relaxed) {
         tokio::time::sleep(Duration::from_millis(rng.u64(20..200))).await;
@@ -35,13 +87,13 @@ pub(crate) async fn play(
         let (fate, host) = (fates[rng.usize(..fates.len())], rng.usize(..2));
         story.push(format!("{fate} db{}", host + 1));
         match fate {
-            "kill" => kill(shards, host).await,
+            "kill" => kill(place, host).await,
             "silent" => {
                 proxies[host].fall_silent();
                 tokio::time::sleep(Duration::from_millis(rng.u64(20..800))).await;
                 proxies[host].speak_again();
             }
-            "lock" | "slow" => hold(shards, host, fate, Duration::from_millis(rng.u64(20..800))).await,
+            "lock" | "slow" => hold(place, host, fate, Duration::from_millis(rng.u64(20..800))).await,
             "move" if unmoved.is_empty() => fates.retain(|fate| *fate != "move"),
             "move" => {
                 let number = unmoved.swap_remove(rng.usize(..unmoved.len()));
@@ -50,11 +102,18 @@ pub(crate) async fn play(
                 moving.decide().await;
                 moving.open().await;
             }
+            "failover" => {
+                // Once, and no move: their connections end with the server.
+                fates.retain(|fate| !["failover", "move"].contains(fate));
+                let host = place.standby.expect("one has a standby");
+                story.push(format!("it was db{}", host + 1));
+                place.fail_over(host).await;
+            }
             _ => {
                 // The connections by which shards are moved end with it.
                 fates.retain(|fate| *fate != "move");
                 let mode = if rng.bool() { StopMode::Fast } else { StopMode::Immediate };
-                let restarted = tokio::task::block_in_place(|| shards.cluster.server(host).restart(mode));
+                let restarted = tokio::task::block_in_place(|| shards.cluster.server(place.home(host)).restart(mode));
                 restarted.expect("a server comes back");
             }
         }
@@ -63,16 +122,16 @@ pub(crate) async fn play(
 }
 
 /// Some of the callers' backends.
-async fn kill(shards: &Shards, host: usize) {
+async fn kill(place: &Place, host: usize) {
     let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
         WHERE application_name = 'library' ORDER BY random() LIMIT 2";
-    shards.cluster.superuser(host).await.query(sql, &[]).await.expect("a superuser may");
+    place.shards.cluster.superuser(place.home(host)).await.query(sql, &[]).await.expect("a superuser may");
 }
 
 /// Holds the table of one of the host's shards, or slows down the whole of it.
-async fn hold(shards: &Shards, host: usize, fate: &str, long: Duration) {
+async fn hold(place: &Place, host: usize, fate: &str, long: Duration) {
     let sql = "SELECT schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY random() LIMIT 1";
-    let client = shards.cluster.app(host).await;
+    let client = place.app(host).await;
     let Some(row) = client.query_opt(sql, &[]).await.expect("the host answers") else { return };
     let mode = if fate == "lock" { "ACCESS EXCLUSIVE" } else { "SHARE ROW EXCLUSIVE" };
     let lock = format!("BEGIN; LOCK TABLE {}.photos IN {mode} MODE", row.get::<_, &str>(0));

@@ -6,9 +6,13 @@ mod by_hand;
 mod caller;
 mod case;
 mod fates;
+#[path = "../it/router/pooler.rs"]
+mod pooler;
 #[path = "../it/router/proxy.rs"]
 mod proxy;
 mod round;
+#[path = "../rows/words.rs"]
+mod words;
 
 #[macro_use]
 #[path = "../it/support/mod.rs"]
@@ -19,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use case::Case;
 use round::{Outcome, round};
+use words::Words;
 
 const HELP: &str = "script/test-library [--seed S] [--minutes M] [--version 15|18] [--callers N] [--steps N]
     [--without KIND,…] [--shrink MINUTES]
@@ -27,34 +32,30 @@ Each seed is one round: callers with a program each, and what befalls their serv
 seed until the minutes are over. A round that fails prints its story and the command that does it again; with --shrink
 it is tried with fewer callers, steps and kinds.";
 
-struct Words {
+struct Asked {
     case: Case,
     version: Option<u32>,
     minutes: f64,
     shrink: f64,
 }
 
-fn words() -> Result<Words, String> {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let seed = now.map_or(1, |now| now.as_millis() as u64 % 100_000_000);
-    let case = Case { seed, version: 15, callers: 6, steps: 40, without: BTreeSet::new() };
-    let mut words = Words { case, version: None, minutes: 0.0, shrink: 0.0 };
-    let mut args = std::env::args().skip(1);
-    while let Some(word) = args.next() {
-        let value = args.next().ok_or_else(|| format!("{word} takes a value"))?;
-        let number = || value.parse::<f64>().map_err(|_| format!("{word} {value}: no number"));
+fn asked() -> Result<Asked, String> {
+    let case = Case { seed: words::seed(), version: 15, callers: 6, steps: 40, without: BTreeSet::new() };
+    let mut asked = Asked { case, version: None, minutes: 0.0, shrink: 0.0 };
+    let mut words = Words::of_process();
+    while let Some(word) = words.next() {
         match word.as_str() {
-            "--seed" => words.case.seed = number()? as u64,
-            "--minutes" => words.minutes = number()?,
-            "--version" => words.version = Some(number()? as u32),
-            "--callers" => words.case.callers = number()? as u64,
-            "--steps" => words.case.steps = number()? as u64,
-            "--shrink" => words.shrink = number()?,
-            "--without" => words.case.without.extend(value.split(',').map(str::to_owned)),
+            "--seed" => asked.case.seed = words.value(&word)?,
+            "--minutes" => asked.minutes = words.value(&word)?,
+            "--version" => asked.version = Some(words.value(&word)?),
+            "--callers" => asked.case.callers = words.value(&word)?,
+            "--steps" => asked.case.steps = words.value(&word)?,
+            "--shrink" => asked.shrink = words.value(&word)?,
+            "--without" => asked.case.without.extend(words.values::<String>(&word)?),
             _ => return Err(format!("{word} is not known")),
         }
     }
-    Ok(words)
+    Ok(asked)
 }
 
 async fn play(case: &Case) -> Outcome {
@@ -75,7 +76,7 @@ async fn play(case: &Case) -> Outcome {
 async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
     let mut least = case.clone();
     let smaller = |least: &Case| {
-        let kinds = caller::STEPS.iter().chain(&fates::FATES).chain(&["drop"]);
+        let kinds = caller::STEPS.iter().chain(&fates::FATES).chain(&["drop", "pooler"]);
         let without = kinds.filter(|kind| !least.without.contains(**kind)).map(|kind| {
             let mut next = least.clone();
             next.without.insert((*kind).to_owned());
@@ -111,26 +112,26 @@ async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 4)]
 async fn main() {
-    let words = words().unwrap_or_else(|error| {
+    let asked = asked().unwrap_or_else(|error| {
         println!("{error}\n{HELP}");
         std::process::exit(2);
     });
     let begun = Instant::now();
-    let (mut case, mut rounds) = (words.case.clone(), 0);
+    let (mut case, mut rounds) = (asked.case.clone(), 0);
     loop {
-        case.version = words.version.unwrap_or([15, 18][rounds % 2]);
+        case.version = asked.version.unwrap_or([15, 18][rounds % 2]);
         let outcome = play(&case).await;
         rounds += 1;
         if let Some(failure) = outcome.failure {
             outcome.story.iter().for_each(|line| println!("  | {line}"));
             println!("FAILED ({}): {}\n  again: script/test-library {}", failure.kind, failure.text, case.words());
-            if words.shrink > 0.0 {
-                let until = Instant::now() + Duration::from_secs_f64(words.shrink * 60.0);
+            if asked.shrink > 0.0 {
+                let until = Instant::now() + Duration::from_secs_f64(asked.shrink * 60.0);
                 println!("  least: script/test-library {}", shrink(&case, failure.kind, until).await.words());
             }
             std::process::exit(1);
         }
-        if begun.elapsed() >= Duration::from_secs_f64(words.minutes * 60.0) {
+        if begun.elapsed() >= Duration::from_secs_f64(asked.minutes * 60.0) {
             println!("{rounds} rounds, no failure, {:.1} minutes", begun.elapsed().as_secs_f64() / 60.0);
             return;
         }

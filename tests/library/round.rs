@@ -11,11 +11,11 @@ use pgshard::pg::ConnectOptions;
 use pgshard::router::{Options, PrepareMode, Recycle};
 use tokio::task::JoinSet;
 
-use super::by_hand::{Shards, schema};
+use super::by_hand::schema;
 use super::caller::{Caller, LIMIT, SHARDS, Told};
 use super::case::{Case, Failure, Failures};
-use super::fates;
-use super::proxy::Proxy;
+use super::fates::{self, Place};
+use super::pooler::Pooler;
 
 /// How a round went.
 pub(crate) struct Outcome {
@@ -33,20 +33,33 @@ const BESIDE: i64 = 2 + 1 + 1 + 4;
 pub(crate) async fn round(case: &Case) -> Outcome {
     let begun = Instant::now();
     let mut rng = Rng::with_seed(case.seed);
-    let shards = Shards::start(case.version, SHARDS as u16).await;
-    let mut options = shards.options();
-    let mut proxies = Vec::new();
+    let allowed = |kind: &str| !case.without.contains(kind);
+    // One in four goes through poolers, and one in three has a standby; those are for themselves.
+    let pooled = rng.u8(..4) == 0 && allowed("pooler");
+    let standby = (!pooled && rng.u8(..3) == 0 && allowed("failover")).then(|| rng.usize(..2));
+    let place = Place::start(case.version, SHARDS as u16, standby).await;
+    let mut options = place.shards.options();
+    let mut poolers = Vec::new();
     for (host, options) in options.hosts.iter_mut().enumerate() {
-        let proxy = Proxy::to(shards.cluster.server(host).port()).await;
-        options.connect =
-            ConnectOptions::parse(&format!("postgres://app@127.0.0.1:{}/app", proxy.port)).expect("a URL");
-        proxies.push(proxy);
+        if pooled {
+            let lines = "default_pool_size = 5\nserver_login_retry = 1";
+            let pooler = Pooler::with(&place.shards.cluster, host, lines).await;
+            place.proxies[host].lead_to(pooler.port());
+            poolers.push(pooler);
+        }
+        let url = format!("postgres://app@127.0.0.1:{}/app?sslmode=disable", place.proxies[host].port);
+        options.connect = ConnectOptions::parse(&url).expect("a URL");
     }
-    vary(&mut options, &mut rng);
+    vary(&mut options, &mut rng, pooled);
     let most = options.hosts[0].pool_size as i64 + BESIDE;
     let mut story = vec![format!(
-        "pools of {}, {:?} in all, {:?}, {:?}",
-        options.hosts[0].pool_size, options.max_connections, options.hosts[0].prepare, options.recycle
+        "pools of {}, {:?} in all, {:?}, {:?}{}{}",
+        options.hosts[0].pool_size,
+        options.max_connections,
+        options.hosts[0].prepare,
+        options.recycle,
+        if pooled { ", through PgBouncer" } else { "" },
+        if standby.is_some() { ", with a standby" } else { "" },
     )];
     let router = Router::new(options);
     let failures = Arc::new(Failures::default());
@@ -69,11 +82,12 @@ pub(crate) async fn round(case: &Case) -> Outcome {
         done.store(true, Ordering::Relaxed);
         told
     };
-    let excused = fates::EXCUSES.iter().any(|fate| !case.without.contains(*fate));
+    // A pooler keeps its own number.
+    let excused = pooled || fates::EXCUSES.iter().any(|fate| allowed(fate));
     let watching = async {
         while !excused && !done.load(Ordering::Relaxed) {
             for host in 0..2 {
-                let count = backends(&shards, host, "true").await;
+                let count = backends(&place, host, "true").await;
                 if count > most {
                     failures.add("connections", format!("{count} at db{}, {most} at most", host + 1));
                 }
@@ -81,19 +95,19 @@ pub(crate) async fn round(case: &Case) -> Outcome {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let befalls = fates::play(case, &shards, &proxies, &done, rng);
+    let befalls = fates::play(case, &place, &done, rng);
     let (told, befell, ()) = tokio::join!(calling, befalls, watching);
     story.extend(befell);
-    let counts = judge(&shards, &told, &failures).await;
-    drop(router);
-    nothing_left(&shards, "true", "connections of a router that is gone", &failures).await;
+    let counts = judge(&place, &told, &failures).await;
+    drop((router, poolers));
+    nothing_left(&place, "true", "connections of a router that is gone", &failures).await;
     Outcome { failure: failures.first(), story, counts, seconds: begun.elapsed().as_secs_f64() }
 }
 
 /// Pools and ways of sending, by chance.
-fn vary(options: &mut Options, rng: &mut Rng) {
+fn vary(options: &mut Options, rng: &mut Rng, pooled: bool) {
     let size = rng.usize(1..5);
-    let prepare = if rng.bool() { PrepareMode::Named } else { PrepareMode::Unnamed };
+    let prepare = if rng.bool() && !pooled { PrepareMode::Named } else { PrepareMode::Unnamed };
     for host in &mut options.hosts {
         (host.pool_size, host.prepare) = (size, prepare);
     }
@@ -107,17 +121,17 @@ fn vary(options: &mut Options, rng: &mut Rng) {
 }
 
 /// The callers' backends at a host of which this is true.
-async fn backends(shards: &Shards, host: usize, which: &str) -> i64 {
+async fn backends(place: &Place, host: usize, which: &str) -> i64 {
     let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'library' AND ({which})");
-    shards.cluster.app(host).await.query_one(&sql, &[]).await.expect("a host answers").get(0)
+    place.app(host).await.query_one(&sql, &[]).await.expect("a host answers").get(0)
 }
 
 /// Waits until there are no such backends.
-async fn nothing_left(shards: &Shards, which: &str, what: &str, failures: &Failures) {
+async fn nothing_left(place: &Place, which: &str, what: &str, failures: &Failures) {
     for host in 0..2 {
         let mut left = 0;
         for _ in 0..600 {
-            left = backends(shards, host, which).await;
+            left = backends(place, host, which).await;
             if left == 0 {
                 break;
             }
@@ -130,11 +144,11 @@ async fn nothing_left(shards: &Shards, which: &str, what: &str, failures: &Failu
 }
 
 /// Compares what is there with what the callers were told.
-async fn judge(shards: &Shards, told: &[Told], failures: &Failures) -> [usize; 3] {
-    nothing_left(shards, "state <> 'idle'", "statements or transactions", failures).await;
+async fn judge(place: &Place, told: &[Told], failures: &Failures) -> [usize; 3] {
+    nothing_left(place, "state <> 'idle'", "statements or transactions", failures).await;
     let mut there = BTreeSet::new();
     for host in 0..2 {
-        let client = shards.cluster.app(host).await;
+        let client = place.app(host).await;
         let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'serving'";
         for row in client.query(sql, &[]).await.expect("a host answers") {
             let number = row.get::<_, i32>(0);

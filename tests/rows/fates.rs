@@ -598,6 +598,7 @@ impl Director {
             let sql = "SELECT 'schema ' || nspname FROM pg_namespace WHERE nspname ~ '__(left|incoming|signpost)'
                 UNION ALL SELECT 'slot ' || slot_name FROM pg_replication_slots
                 UNION ALL SELECT 'publication ' || pubname FROM pg_publication
+                UNION ALL SELECT 'what was lent to ' || table_name FROM pgshard.lent_identity
                 UNION ALL SELECT 'prepared transaction ' || gid FROM pg_prepared_xacts
                 UNION ALL SELECT 'ledger ' || kind || ' ' || name FROM pgshard.ledger";
             let left: Vec<String> = self.query(host, sql).await.iter().map(|row| row.get(0)).collect();

@@ -11,6 +11,7 @@ mod schema;
 mod state;
 mod statements;
 mod values;
+mod words;
 mod work;
 
 #[macro_use]
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use round::{Outcome, round};
 use state::Case;
+use words::Words;
 
 const HELP: &str =
     "script/test-rows [--seed S] [--minutes M] [--rounds N] [--versions 15-18] [--moves N] [--sessions N]
@@ -34,7 +36,7 @@ from one pair of versions to the next where none is named, until the minutes are
 command that does it again, and is shrunk: fewer tables, sessions, kinds of statements and fates. --schema, as the last
 word, prints the round's tables.";
 
-struct Words {
+struct Asked {
     case: Case,
     versions: Option<[u32; 2]>,
     minutes: Option<f64>,
@@ -44,47 +46,38 @@ struct Words {
     keep_going: bool,
 }
 
-fn words() -> Result<Words, String> {
-    let seed = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(1, |t| t.as_millis() as u64 % 100_000_000);
+fn asked() -> Result<Asked, String> {
+    let seed = words::seed();
     let case = Case { seed, versions: [15, 15], moves: 6, sessions: None, tables: None, without: BTreeSet::new() };
-    let mut words =
-        Words { case, versions: None, minutes: None, rounds: None, log: None, shrink: 0.0, keep_going: false };
-    let mut args = std::env::args().skip(1);
-    while let Some(word) = args.next() {
-        if word == "--schema" {
-            let schema = schema::Schema::generate(words.case.seed, words.case.tables.as_deref(), &words.case.without);
-            println!("{}", schema.sql());
-            std::process::exit(0);
-        }
-        if word == "--keep-going" {
-            words.keep_going = true;
-            continue;
-        }
-        let value = args.next().ok_or_else(|| format!("{word} takes a value"))?;
-        let number = || value.parse::<f64>().map_err(|_| format!("{word} {value}: no number"));
+    let mut asked =
+        Asked { case, versions: None, minutes: None, rounds: None, log: None, shrink: 0.0, keep_going: false };
+    let mut words = Words::of_process();
+    while let Some(word) = words.next() {
         match word.as_str() {
-            "--seed" => words.case.seed = number()? as u64,
-            "--minutes" => words.minutes = Some(number()?),
-            "--rounds" => words.rounds = Some(number()? as usize),
-            "--moves" => words.case.moves = number()? as usize,
-            "--sessions" => words.case.sessions = Some(number()? as usize),
-            "--shrink" => words.shrink = number()?,
-            "--log" => words.log = Some(value),
-            "--without" => words.case.without.extend(value.split(',').map(str::to_owned)),
-            "--tables" => {
-                let tables: Result<_, _> = value.split(',').filter(|t| !t.is_empty()).map(str::parse).collect();
-                words.case.tables = Some(tables.map_err(|_| format!("--tables {value}: no numbers"))?);
+            "--schema" => {
+                let case = &asked.case;
+                println!("{}", schema::Schema::generate(case.seed, case.tables.as_deref(), &case.without).sql());
+                std::process::exit(0);
             }
+            "--keep-going" => asked.keep_going = true,
+            "--seed" => asked.case.seed = words.value(&word)?,
+            "--minutes" => asked.minutes = Some(words.value(&word)?),
+            "--rounds" => asked.rounds = Some(words.value(&word)?),
+            "--moves" => asked.case.moves = words.value(&word)?,
+            "--sessions" => asked.case.sessions = Some(words.value(&word)?),
+            "--shrink" => asked.shrink = words.value(&word)?,
+            "--log" => asked.log = Some(words.value(&word)?),
+            "--without" => asked.case.without.extend(words.values::<String>(&word)?),
+            "--tables" => asked.case.tables = Some(words.values(&word)?),
             "--versions" => {
+                let value: String = words.value(&word)?;
                 let pair: Vec<u32> = value.split('-').filter_map(|version| version.parse().ok()).collect();
-                words.versions = Some(pair.try_into().map_err(|_| format!("--versions {value}: not like 15-18"))?);
+                asked.versions = Some(pair.try_into().map_err(|_| format!("--versions {value}: not like 15-18"))?);
             }
             _ => return Err(format!("{word} is not known")),
         }
     }
-    Ok(words)
+    Ok(asked)
 }
 
 /// Each once, where none is asked for.
@@ -199,20 +192,20 @@ async fn shrink(case: &Case, kind: &str, until: Instant) -> Case {
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 4)]
 async fn main() {
-    let words = words().unwrap_or_else(|error| {
+    let asked = asked().unwrap_or_else(|error| {
         println!("{error}\n{HELP}");
         std::process::exit(2);
     });
     let begun = Instant::now();
     let over = |rounds: usize| {
-        words.minutes.is_some_and(|minutes| begun.elapsed() > Duration::from_secs_f64(minutes * 60.0))
-            || words.rounds.is_some_and(|wanted| rounds >= wanted)
-            || words.minutes.is_none() && words.rounds.is_none() && rounds >= 1
+        asked.minutes.is_some_and(|minutes| begun.elapsed() > Duration::from_secs_f64(minutes * 60.0))
+            || asked.rounds.is_some_and(|wanted| rounds >= wanted)
+            || asked.minutes.is_none() && asked.rounds.is_none() && rounds >= 1
     };
-    let (mut case, mut rounds, mut failures) = (words.case.clone(), 0, 0);
+    let (mut case, mut rounds, mut failures) = (asked.case.clone(), 0, 0);
     while !over(rounds) {
-        case.versions = words.versions.unwrap_or(PAIRS[rounds % PAIRS.len()]);
-        let outcome = play(&case, words.log.as_deref(), false).await;
+        case.versions = asked.versions.unwrap_or(PAIRS[rounds % PAIRS.len()]);
+        let outcome = play(&case, asked.log.as_deref(), false).await;
         rounds += 1;
         if let Some(failure) = outcome.failure {
             failures += 1;
@@ -220,12 +213,12 @@ async fn main() {
                 println!("  | {line}");
             }
             println!("FAILED ({}): {}\n  again: script/test-rows {}", failure.kind, failure.text, case.words());
-            if words.shrink > 0.0 {
+            if asked.shrink > 0.0 {
                 let least =
-                    shrink(&case, failure.kind, Instant::now() + Duration::from_secs_f64(words.shrink * 60.0)).await;
+                    shrink(&case, failure.kind, Instant::now() + Duration::from_secs_f64(asked.shrink * 60.0)).await;
                 println!("  least: script/test-rows {}", least.words());
             }
-            if !words.keep_going {
+            if !asked.keep_going {
                 break;
             }
         }

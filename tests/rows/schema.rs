@@ -36,11 +36,11 @@ pub(crate) struct Column {
 enum Key {
     Primary,
     Composite,
-    /// With REPLICA IDENTITY FULL, as it must be.
+    /// With REPLICA IDENTITY FULL, or lent that.
     Deferrable,
-    /// A unique index for REPLICA IDENTITY USING INDEX.
+    /// A unique index, for REPLICA IDENTITY USING INDEX, or to be lent as that.
     Index,
-    /// None, with REPLICA IDENTITY FULL.
+    /// None, with REPLICA IDENTITY FULL, or lent that.
     Full,
     /// A primary key, with REPLICA IDENTITY FULL.
     PrimaryAndFull,
@@ -258,13 +258,12 @@ impl Maker<'_> {
         match key_kind {
             Key::Index => {
                 let unique = quote_ident(&format!("Uq {}", self.number));
-                writeln!(
-                    self.sql,
-                    "CREATE UNIQUE INDEX {unique} ON {{shard}}.{name} ({list});
-                    ALTER TABLE {{shard}}.{name} REPLICA IDENTITY USING INDEX {unique};"
-                )
-                .unwrap();
+                writeln!(self.sql, "CREATE UNIQUE INDEX {unique} ON {{shard}}.{name} ({list});").unwrap();
+                if self.rng.bool() {
+                    writeln!(self.sql, "ALTER TABLE {{shard}}.{name} REPLICA IDENTITY USING INDEX {unique};").unwrap();
+                }
             }
+            Key::Full | Key::Deferrable if self.rng.bool() => {}
             Key::Full | Key::Deferrable | Key::PrimaryAndFull => {
                 writeln!(self.sql, "ALTER TABLE {{shard}}.{name} REPLICA IDENTITY FULL;").unwrap();
             }

@@ -16,14 +16,14 @@ use std::time::Duration;
 
 use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
 use jiff::Timestamp;
-use pgshard::mover::{Back, Failpoint, FenceAt, Leases, Mode, Options, Unaudited};
+use pgshard::mover::{Back, Failpoint, FenceAt, IdentityPolicy, Leases, Mode, Options, Unaudited};
 
 use crate::exit::Exit;
 use crate::values;
 
 pub(crate) use balance::{By, Doing, Drain, Measure, Rebalance};
 pub(crate) use cluster::{Bench, Bootstrap, Check, Init, Sql};
-pub(crate) use dev::{Completions, Demo, DevCommand, Man};
+pub(crate) use dev::{Completions, ConformanceCommand, ConformanceServe, Demo, DevCommand, Man};
 pub(crate) use host::{HostAdd, HostCommand};
 pub(crate) use id::{IdCommand, IdDecode, IdEncode, Locate};
 pub(crate) use map::{MapCommand, MapShow};
@@ -150,6 +150,11 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DevCommand,
     },
+    /// Prove that a client in another language does what ours do
+    Conformance {
+        #[command(subcommand)]
+        command: ConformanceCommand,
+    },
     Completions(Completions),
     Man(Man),
 }
@@ -189,6 +194,9 @@ pub(crate) struct Move {
     /// Online: keep the old copies as they are at the switch; no slot on the target, and no `moves rollback`
     #[arg(long, alias = "no-way-back")]
     pub(crate) no_reverse_replication: bool,
+    /// Online: alter no table; a table without a key is refused, and not lent a replica identity until the end
+    #[arg(long)]
+    pub(crate) no_replica_identity: bool,
     /// Do not ask
     #[arg(short, long)]
     pub(crate) yes: bool,
@@ -200,6 +208,11 @@ impl Move {
     /// Whether the shards can be taken back.
     pub(crate) fn back(&self) -> Back {
         if self.no_reverse_replication { Back::Forgone } else { Back::Prepared }
+    }
+
+    /// What is done about tables whose rows no stream can name.
+    pub(crate) fn replica_identity(&self) -> IdentityPolicy {
+        if self.no_replica_identity { IdentityPolicy::Keep } else { IdentityPolicy::Lend }
     }
 
     /// When the shards are fenced.
@@ -311,6 +324,7 @@ pub(crate) enum MovesCommand {
     Audit(MovesAudit),
     Feed(MovesFeed),
     Complete(MovesComplete),
+    Repair(MovesRepair),
     Gc(MovesGc),
 }
 
@@ -497,6 +511,37 @@ impl MovesComplete {
         let unaudited = if self.unaudited { Unaudited::Dropped } else { Unaudited::Kept };
         Options::default().unaudited(unaudited)
     }
+}
+
+/// Have one host serve a shard that two hosts serve, or none, after a host has lost what it had said
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Asks every host what it knows of the shard: after a fail-over that lost commits, a restored backup, an empty disk, or \
+a host that is gone for good. It says what each says, what can be made true of that, and which rows the shard may \
+lack then, and where they are. It drops no row.
+
+What is sure is done: a host that serves a shard which another has by a later epoch stands down, and a shard is \
+opened that was decided and whose host has lost that. Where rows are given up that a host has, or may have, it says \
+so and does nothing (exit code 4) until the host is named by --give-up. Such a host must not come back as it was.
+
+Examples:
+  pgshard moves repair 7 --plan
+  pgshard moves repair 7 --give-up db2")]
+pub(crate) struct MovesRepair {
+    /// The shard
+    pub(crate) shard: String,
+    /// Say what is known and what would be done, and stop
+    #[arg(long)]
+    pub(crate) plan: bool,
+    /// Give up what this host has of the shard; may be said more than once
+    #[arg(long, value_name = "HOST")]
+    pub(crate) give_up: Vec<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// For pgshard's own tests
+    #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
+    pub(crate) failpoint: Option<Failpoint>,
 }
 
 /// Put right what dead moves left: late fences, shards decided but not opened, slots and schemas that nobody needs

@@ -11,7 +11,7 @@ use pgshard::map::{HostName, ShardMap};
 use pgshard::pg::ConnectOptions;
 use pgshard::router::{HostOptions, Options, Router};
 use pgshard::schema::{self, Cluster, Identities, Migrations, Severity, Survey};
-use pgshard::store::StoreError;
+use pgshard::store::{MapStore, StoreError};
 
 use crate::exit::Exit;
 use crate::failure::{Failure, chain};
@@ -38,6 +38,22 @@ pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
         StoreError::Text { diagnostics } => Failure::several(Exit::Usage, diagnostics.iter().map(ToString::to_string)),
         error => error.into(),
     })
+}
+
+/// The map as it is kept now; where what is kept is no map, the newest of its history, and what is wrong.
+///
+/// # Errors
+/// As [`map`], and where the history has no map either.
+pub(crate) async fn map_or_last(config: &Config) -> Result<(ShardMap, Option<StoreError>), Failure> {
+    let ConfigStore::Postgres(store) = config.map_store() else { return Ok((map(config).await?, None)) };
+    let damaged = match store.load().await {
+        Err(error @ (StoreError::Damaged { .. } | StoreError::NoMap { .. })) => error,
+        _ => return Ok((map(config).await?, None)),
+    };
+    match store.last_readable().await? {
+        Some(map) => Ok((map, Some(damaged))),
+        None => Err(Failure::from(damaged).hint("`pgshard map import FILE` takes it from a config that has it")),
+    }
 }
 
 /// The store of the config's map; what is published is said to be by this command line.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Row};
 use uuid::Uuid;
 
 use super::{Error, Layout, TicketName};
@@ -31,24 +31,28 @@ pub(super) struct Ticket {
 /// Whether the host's schema is there.
 pub(super) async fn is_installed(client: &Client, host: &HostName) -> Result<bool, Error> {
     let sql = Error::sql(host, "look for the schema pgshard_tickets");
-    Ok(client.query_one("SELECT to_regclass('pgshard_tickets.ticket') IS NOT NULL", &[]).await.map_err(sql)?.get(0))
+    let there = client.query_one("SELECT to_regclass('pgshard_tickets.ticket') IS NOT NULL", &[]).await;
+    there.and_then(|row| row.try_get(0)).map_err(sql)
 }
 
 /// The names that a host knows.
 pub(super) async fn names(client: &Client, host: &HostName) -> Result<Vec<TicketName>, Error> {
     let sql = Error::sql(host, "read the names of tickets");
-    let rows = client.query("SELECT name FROM pgshard_tickets.series ORDER BY 1", &[]).await.map_err(sql)?;
-    Ok(rows.iter().filter_map(|row| TicketName::new(row.get(0)).ok()).collect())
+    let rows = client.query("SELECT name FROM pgshard_tickets.series ORDER BY 1", &[]).await.map_err(&sql)?;
+    let names = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<&str>, _>>().map_err(sql)?;
+    Ok(names.into_iter().filter_map(|name| TicketName::new(name).ok()).collect())
 }
 
 /// What the host, whose schema is there, says about the name.
 pub(super) async fn facts(client: &Client, host: &HostName, name: &TicketName) -> Result<Facts, Error> {
     let sql = Error::sql(host, "read what is recorded of tickets");
     // A column of numbers that the schema's checks keep small.
-    let number = |value: i32| value.unsigned_abs();
+    let number = |row: &Row, column: usize| row.try_get(column).map(i32::unsigned_abs);
+    let text_of = |row: &Row, column: usize| row.try_get::<_, String>(column);
     let text = "SELECT series, stride, run FROM pgshard_tickets.series WHERE name = $1";
     let series = client.query_opt(text, &[&name.as_str()]).await.map_err(&sql)?;
-    let series = series.map(|row| (row.get(0), Layout { stride: number(row.get(1)), run: number(row.get(2)) }));
+    let layout = |row: Row| Ok((row.try_get(0)?, Layout { stride: number(&row, 1)?, run: number(&row, 2)? }));
+    let series: Option<(Uuid, Layout)> = series.map(layout).transpose().map_err(&sql)?;
     let text = "SELECT residue, host_name FROM pgshard_tickets.claim WHERE name = $1";
     let claims = client.query(text, &[&name.as_str()]).await.map_err(&sql)?;
     let text = "SELECT residue, host_name FROM pgshard_tickets.ticket WHERE name = $1";
@@ -56,13 +60,12 @@ pub(super) async fn facts(client: &Client, host: &HostName, name: &TicketName) -
         None => None,
         Some(row) => {
             let text = format!("SELECT CASE WHEN is_called THEN last_value END FROM {}", name.sequence());
-            let count: Option<i64> = client.query_one(&text, &[]).await.map_err(&sql)?.get(0);
-            let residue = number(row.get(0));
-            let last = series
-                .zip(count)
-                .and_then(|((_, layout), count): ((Uuid, Layout), i64)| layout.ticket(residue, count.cast_unsigned()));
-            Some(Ticket { residue, host_name: row.get(1), last })
+            let count = client.query_one(&text, &[]).await.and_then(|row| row.try_get::<_, Option<i64>>(0));
+            let (count, residue) = (count.map_err(&sql)?, number(&row, 0).map_err(&sql)?);
+            let last = series.zip(count).and_then(|((_, layout), count)| layout.ticket(residue, count.cast_unsigned()));
+            Some(Ticket { residue, host_name: text_of(&row, 1).map_err(&sql)?, last })
         }
     };
-    Ok(Facts { series, claims: claims.iter().map(|row| (number(row.get(0)), row.get(1))).collect(), ticket })
+    let claims = claims.iter().map(|row| Ok((number(row, 0)?, text_of(row, 1)?)));
+    Ok(Facts { series, claims: claims.collect::<Result<_, _>>().map_err(&sql)?, ticket })
 }

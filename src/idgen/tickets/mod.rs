@@ -302,13 +302,13 @@ mod tests {
     #[test]
     fn one_residue_reaches_every_shard() {
         for shards in [1, 2000, 4096, 8191, 8192_i64] {
-            let of = |layout: Layout| {
+            let shards_reached = |layout: Layout| {
                 let tickets = (0..8192).map(|count| layout.ticket(3, count).unwrap() % shards);
                 tickets.collect::<std::collections::BTreeSet<_>>().len() as i64
             };
-            assert_eq!(of(Layout::default()), shards);
+            assert_eq!(shards_reached(Layout::default()), shards);
             if shards == 4096 {
-                assert_eq!(of(Layout { stride: 16, run: 1 }), 4096 / 16);
+                assert_eq!(shards_reached(Layout { stride: 16, run: 1 }), 4096 / 16);
             }
         }
     }

@@ -429,7 +429,8 @@ async fn serve(connection: &mut Connection, host: &HostName, request: &Create, p
         transaction.batch_execute(&format!("ALTER SEQUENCE {sequence} OWNED BY NONE")).await.map_err(&sql)?;
         let text = format!("SELECT last_value, is_called FROM {sequence}");
         let row = transaction.query_one(&text, &[]).await.map_err(&sql)?;
-        let next = row.get::<_, i64>(0).saturating_add(i64::from(row.get::<_, bool>(1)));
+        let (last, called): (i64, bool) = row.try_get(0).and_then(|last| Ok((last, row.try_get(1)?))).map_err(&sql)?;
+        let next = last.saturating_add(i64::from(called));
         let first = first(start)?;
         if next < first {
             let text = format!("ALTER SEQUENCE {sequence} RESTART WITH {first}");

@@ -162,7 +162,7 @@ impl Tickets {
         runtime.spawn(async move {
             match inner.fetch(inner.block).await {
                 Ok(tickets) => inner.ahead(|ahead| ahead.tickets.extend(tickets)),
-                // Whoever finds the block empty asks again, and gets the error.
+                // A caller that finds the block empty asks again, and gets the error.
                 Err(error) => tracing::debug!(%error, "no block of tickets was fetched ahead"),
             }
             drop(guard);
@@ -272,7 +272,7 @@ impl Inner {
                 Ok(Some(Ok(tickets))) => return Ok(tickets),
                 Ok(Some(Err(error))) => failed.push(error),
                 Ok(None) => break,
-                // Whoever comes now does not begin with it. Should it answer first all the same, it is back.
+                // A caller that comes now does not begin with it. Should it answer first all the same, it is back.
                 Err(_) => {
                     if let Some(place) = last.filter(|place| heard[*place].load(Ordering::Relaxed)) {
                         self.rest(place);
@@ -380,14 +380,15 @@ impl Inner {
         row: &tokio_postgres::Row,
     ) -> Result<Vec<i64>, Error> {
         let (name, host) = (&self.options.name, &host.host.name);
-        let Some(series) = row.get::<_, Option<Uuid>>(0) else {
+        let sql = Error::sql(host, "take tickets");
+        let Some(series) = row.try_get::<_, Option<Uuid>>(0).map_err(&sql)? else {
             session.open = Some(open);
             return Err(Error::NotThere { host: host.clone(), name: name.clone() });
         };
         let mismatch = |reason| Error::Mismatch { host: host.clone(), name: name.clone(), reason };
-        let number = |column| row.get::<_, i32>(column).unsigned_abs();
-        let layout = Layout { stride: number(1), run: number(2) };
-        let (residue, recorded) = (number(3), row.get::<_, &str>(4));
+        let number = |column: usize| row.try_get(column).map(i32::unsigned_abs).map_err(&sql);
+        let layout = Layout { stride: number(1)?, run: number(2)? };
+        let (residue, recorded): (u32, &str) = (number(3)?, row.try_get(4).map_err(&sql)?);
         if recorded != host.as_str() {
             return Err(mismatch(format!("it gives the tickets of {recorded}; was it copied, or renamed?")));
         }
@@ -400,7 +401,7 @@ impl Inner {
             return Err(mismatch(format!("its residue {residue} is that of {owner}")));
         }
         drop(known);
-        let tickets: Vec<i64> = row.get(5);
+        let tickets: Vec<i64> = row.try_get(5).map_err(&sql)?;
         let right = |ticket: &i64| layout.decode(*ticket).is_some_and(|fields| fields.residue == residue);
         if let Some(wrong) = tickets.iter().find(|ticket| !right(ticket)) {
             return Err(mismatch(format!("its sequence gave {wrong}, which has not its residue {residue}")));

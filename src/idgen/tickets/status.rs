@@ -41,11 +41,11 @@ pub struct HostStatus {
 /// # Cancel safety
 /// May be dropped at any time.
 pub async fn status(hosts: &[TicketHost]) -> Vec<HostStatus> {
-    let asked = hosts.iter().map(async |host| HostStatus { host: host.name.clone(), names: of(host).await });
+    let asked = hosts.iter().map(async |host| HostStatus { host: host.name.clone(), names: names_of(host).await });
     futures_util::future::join_all(asked).await
 }
 
-async fn of(host: &TicketHost) -> Result<Vec<NameStatus>, Error> {
+async fn names_of(host: &TicketHost) -> Result<Vec<NameStatus>, Error> {
     let connection = host.connect.connect("pgshard tickets").await;
     let connection = connection.map_err(|source| Error::Connect { host: host.name.clone(), source })?;
     if !is_installed(&connection, &host.name).await? {

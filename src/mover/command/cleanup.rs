@@ -4,8 +4,8 @@
 //! be served elsewhere at a later epoch.
 
 use crate::mover::runner::reverse;
-use crate::mover::step::old_copy;
-use std::collections::BTreeMap;
+use crate::mover::step::{identity, old_copy};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use uuid::Uuid;
@@ -16,13 +16,14 @@ use crate::schema::catalog::Namespace;
 use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
+use crate::mover::command::resume::lost;
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::Entry;
 use crate::mover::control::report::{Cleaned, Report, ShardReport};
 use crate::mover::control::session::Session;
 use crate::mover::definition::border;
 use crate::mover::preflight::facts;
-use crate::mover::protocol::error::Error;
+use crate::mover::protocol::error::{Error, chain};
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::Unaudited;
@@ -66,9 +67,16 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
             return Err(Error::Unaudited { shard: entry.shard, id, objection });
         }
     }
-    let mut failed = give_up_ways_back(context, &entries).await;
     let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown };
-    for entry in entries.iter().filter(|entry| entry.phase != Phase::Aborted) {
+    let mut whole = Vec::new();
+    for entry in entries.into_iter().filter(|entry| entry.phase != Phase::Aborted) {
+        match lost(context, &entry).await {
+            Some(error) => report.failed.push((entry.shard, error)),
+            None => whole.push(entry),
+        }
+    }
+    let mut failed = give_up_ways_back(context, &whole).await;
+    for entry in &whole {
         let ended = match failed.remove(&entry.shard) {
             Some(error) => Err(Error::Group { shard: entry.shard, source: error }),
             None => complete_shard(context, entry).await,
@@ -78,7 +86,22 @@ pub(in crate::mover) async fn complete(context: &Context, id: MoveId) -> Result<
             Err(error) => report.failed.push((entry.shard, error)),
         }
     }
+    take_identities_back(context, &whole).await;
     Ok(report)
+}
+
+/// What was lent at the targets is not needed any more.
+async fn take_identities_back(context: &Context, entries: &[Entry]) {
+    let targets: BTreeSet<&HostName> = entries.iter().map(|entry| &entry.target).collect();
+    for target in targets {
+        match context.hosts.open(target).await {
+            Ok(session) => identity::take_back_or_warn(&session).await,
+            Err(error) => {
+                tracing::warn!(host = %target, error = chain(&error), "what is lent there was not taken back: \
+                `pgshard moves gc` does it")
+            }
+        }
+    }
 }
 
 /// The reverse replications first, their slots before all: they keep WAL. Gives the shards whose reverse replication
@@ -115,7 +138,8 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
     let there = facts::row_of(&target, shard).await?;
     if there.is_none_or(|row| row.epoch <= entry.epoch) {
         let reason = format!(
-            "host {} does not have it at epoch {} or later: run `pgshard check`",
+            "host {} does not have it at epoch {} or later: `pgshard moves repair {shard} --plan` says what can be \
+             done",
             entry.target,
             entry.epoch.next()
         );
@@ -130,7 +154,7 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
     alone(context, &source, &left).await?;
     if let Some(oid) = facts::schema_oid(&source, &left).await? {
         // DDL that takes no lock we can see (a GRANT; before 18 a new function or type, too) may have been under way at
-        // the fence and committed after it. It is in the old copy only, and whoever made it was told that it is done.
+        // the fence and committed after it. It is in the old copy only, and its client was told that it is done.
         let mut kept = facts::of_schema(&source, &Namespace::Oid(oid)).await?;
         row_index::leave_out(&mut kept);
         let kept = fingerprint(&kept);
@@ -162,6 +186,7 @@ async fn complete_shard(context: &Context, entry: &Entry) -> Result<(), Error> {
         let sql = format!("DELETE FROM pgshard.{table} WHERE move_id = $1 AND shard_id = $2");
         source.execute(what, &sql, &[entry.id.uuid(), &shard.as_i32()]).await?;
     }
+    identity::forget(&source, shard).await?;
     // No shard of the move is under way any more.
     source.execute(what, "DELETE FROM pgshard.beacon WHERE move_id = $1", &[entry.id.uuid()]).await?;
     source.batch(what, "COMMIT").await?;
@@ -196,11 +221,12 @@ struct Owner {
 async fn ledger(session: &Session, kind: &str) -> Result<Vec<(String, Owner)>, Error> {
     let sql = "SELECT name, move_id, shard_id FROM pgshard.ledger WHERE kind = $1 ORDER BY name";
     let rows = session.rows("reading the ledger", sql, &[&kind]).await?;
-    let read = |row: &tokio_postgres::Row| {
-        let shard = ShardId::try_from(row.get::<_, i32>("shard_id")).ok()?;
-        Some((row.get("name"), Owner { id: MoveId::from(row.get::<_, Uuid>("move_id")), shard }))
-    };
-    Ok(rows.iter().filter_map(read).collect())
+    let mut ledger = Vec::new();
+    for row in &rows {
+        let Ok(shard) = ShardId::try_from(row.get::<_, i32>("shard_id")?) else { continue };
+        ledger.push((row.get("name")?, Owner { id: MoveId::from(row.get::<_, Uuid>("move_id")?), shard }));
+    }
+    Ok(ledger)
 }
 
 /// Drops a schema together with its row in the ledger. False if the row is gone, or another move's by now: then the
@@ -230,7 +256,8 @@ async fn drop_in_transaction(
     if kind == "incoming" {
         let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1 FOR UPDATE";
         let coming = session.rows(what, sql, &[&shard]).await?;
-        if coming.first().is_some_and(|row| row.get::<_, Uuid>(0) != *id) {
+        let taker = coming.first().map(|row| row.get::<_, Uuid>(0)).transpose()?;
+        if taker.is_some_and(|taker| taker != *id) {
             return Ok(false);
         }
         session.execute(what, "DELETE FROM pgshard.incoming WHERE shard_id = $1", &[&shard]).await?;
@@ -241,6 +268,7 @@ async fn drop_in_transaction(
         }
     }
     session.batch(what, &format!("DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(name))).await?;
+    identity::forget(session, owner.shard).await?;
     Ok(true)
 }
 
@@ -275,21 +303,22 @@ async fn settle(context: &Context, host: &HostName, report: &mut CleanupReport) 
     if !session.is_bootstrapped().await? {
         return Ok(None);
     }
-    let shard_of = |row: &tokio_postgres::Row| ShardId::try_from(row.get::<_, i32>(0)).ok();
     let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'fenced' AND fence_deadline < clock_timestamp()";
-    for shard in session.rows("looking for fences", sql, &[]).await?.iter().filter_map(shard_of) {
+    for row in session.rows("looking for fences", sql, &[]).await? {
+        let Ok(shard) = ShardId::try_from(row.get::<_, i32>(0)?) else { continue };
         // Locks: as pgshard.expire_fence says.
         let expired = session.row("swapping back", "SELECT pgshard.expire_fence($1)", &[&shard.as_i32()]).await;
         let what = "its fence was past its deadline: swapped back, it is served here";
-        report.add(host, shard, what, expired.map(|row| row.get(0)));
+        report.add(host, shard, what, expired.and_then(|row| row.get(0)));
     }
     let sql = "SELECT s.shard_id, s.peer, s.open_token FROM pgshard.shard s JOIN pgshard.move m
         USING (move_id, shard_id)
         WHERE s.state = 'moved' AND m.phase = 'decided' AND s.open_token IS NOT NULL
         AND m.lease_until < clock_timestamp()";
     for row in session.rows("looking for decided shards", sql, &[]).await? {
-        let (Some(shard), Ok(peer)) = (shard_of(&row), HostName::new(row.get(1))) else { continue };
-        let opened = finish_open(context, &peer, shard, row.get(2)).await;
+        let (shard, peer) = (ShardId::try_from(row.get::<_, i32>(0)?), HostName::new(row.get(1)?));
+        let (Ok(shard), Ok(peer)) = (shard, peer) else { continue };
+        let opened = finish_open(context, &peer, shard, row.get(2)?).await;
         report.add(&peer, shard, "it was decided but not opened: opened", opened);
     }
     session.forget_the_dead().await?;
@@ -300,7 +329,7 @@ async fn settle(context: &Context, host: &HostName, report: &mut CleanupReport) 
 async fn finish_open(context: &Context, peer: &HostName, shard: ShardId, token: Uuid) -> Result<bool, Error> {
     let target = context.hosts.open(peer).await?.for_shard(shard);
     let sql = "SELECT pgshard.finish_open($1, $2)";
-    Ok(target.row("opening the target", sql, &[&shard.as_i32(), &token]).await?.get(0))
+    target.row("opening the target", sql, &[&shard.as_i32(), &token]).await?.get(0)
 }
 
 impl CleanupReport {
@@ -330,6 +359,10 @@ async fn sweep(context: &Context, session: &Session, report: &mut CleanupReport)
         }
     }
     sweep_watermarks(session).await?;
+    for one in identity::take_back(session).await? {
+        let what = format!("took back the replica identity that was lent to table {}", one.table);
+        report.add(&session.host, one.shard, &what, one.outcome);
+    }
     for kind in ["incoming", "signpost", "left", "old signpost"] {
         for (name, owner) in ledger(session, kind).await? {
             let dropped = match has_ended(context, session, kind, &owner).await {
@@ -373,20 +406,34 @@ async fn has_ended(context: &Context, session: &Session, kind: &str, owner: &Own
 async fn incoming_ended(context: &Context, session: &Session, owner: &Owner) -> Result<bool, Error> {
     let sql = "SELECT source FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2";
     let rows = session.rows("reading who comes", sql, &[&owner.shard.as_i32(), owner.id.uuid()]).await?;
-    match rows.first().map(|row| HostName::new(row.get(0))) {
+    let source = rows.first().map(|row| row.get(0)).transpose()?;
+    match source.map(HostName::new) {
         Some(Ok(source)) => {
             let source = context.hosts.open(&source).await?;
             // Kept and completed too: such a move has opened the shard, and what is there was announced once more by a
-            // mover that slept meanwhile.
-            Ok(phase_of(&source, owner).await?.is_none_or(Phase::is_ended))
+            // mover that slept meanwhile. Unless this host has lost its open: then this is the shard.
+            let ended = phase_of(&source, owner).await?.is_none_or(Phase::is_ended);
+            Ok(ended && !is_the_shard(&source, session, owner).await?)
         }
         // The ledger's row was written together with this one: without it the schema is nobody's.
         _ => Ok(true),
     }
 }
 
+/// Whether the source has given the shard to this host by this move, and this host does not know of it.
+async fn is_the_shard(source: &Session, target: &Session, owner: &Owner) -> Result<bool, Error> {
+    let (what, shard) = ("asking who has the shard", owner.shard.as_i32());
+    let sql = "SELECT epoch FROM pgshard.shard WHERE shard_id = $1 AND state = 'moved' AND peer = $2 AND move_id = $3";
+    let given = source.rows(what, sql, &[&shard, &target.host.as_str(), owner.id.uuid()]).await?;
+    let Some(given) = given.first() else { return Ok(false) };
+    let given: i32 = given.get(0)?;
+    let row = facts::row_of(target, owner.shard).await?;
+    Ok(row.is_none_or(|row| row.epoch.as_i32() < given))
+}
+
 async fn phase_of(session: &Session, owner: &Owner) -> Result<Option<Phase>, Error> {
     let sql = "SELECT phase FROM pgshard.move WHERE move_id = $1 AND shard_id = $2";
     let rows = session.rows("reading the journal", sql, &[owner.id.uuid(), &owner.shard.as_i32()]).await?;
-    Ok(rows.first().and_then(|row| Phase::parse(row.get(0))))
+    let phase = rows.first().map(|row| row.get(0)).transpose()?;
+    Ok(phase.and_then(Phase::parse))
 }

@@ -3,6 +3,7 @@
 pub(crate) mod audit;
 pub(crate) mod cleanup;
 pub(crate) mod progress;
+pub(crate) mod repair;
 pub(crate) mod requests;
 pub(crate) mod resume;
 pub(crate) mod rollback;

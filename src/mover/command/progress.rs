@@ -1,4 +1,4 @@
-//! How far a move is, for whoever looks from outside: from any machine, whether its mover lives or not.
+//! How far a move is, as seen from outside: from any machine, whether its mover lives or not.
 //!
 //! Invariant: it only reads, and takes no lock that anybody waits for.
 
@@ -193,12 +193,14 @@ async fn chunks(context: &Context, host: &HostName, id: MoveId) -> Result<BTreeM
             coalesce(sum(rows), 0)::bigint, coalesce(sum(bytes), 0)::bigint
         FROM pgshard.chunk WHERE move_id = $1 GROUP BY shard_id";
     let rows = session.rows("counting the chunks", sql, &[id.uuid()]).await?;
-    let number = |row: &tokio_postgres::Row, at: usize| u64::try_from(row.get::<_, i64>(at)).unwrap_or(0);
-    let read = |row: &tokio_postgres::Row| {
-        let [all, copied, verified, rows, bytes] = [1, 2, 3, 4, 5].map(|at| number(row, at));
-        Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, Chunks { all, copied, verified, rows, bytes }))
-    };
-    Ok(rows.iter().filter_map(read).collect())
+    let mut chunks = BTreeMap::new();
+    for row in &rows {
+        let number = |at: usize| Ok::<_, Error>(u64::try_from(row.get::<_, i64>(at)?).unwrap_or(0));
+        let Ok(shard) = ShardId::try_from(row.get::<_, i32>(0)?) else { continue };
+        let (all, copied, verified, rows, bytes) = (number(1)?, number(2)?, number(3)?, number(4)?, number(5)?);
+        chunks.insert(shard, Chunks { all, copied, verified, rows, bytes });
+    }
+    Ok(chunks)
 }
 
 /// How the stream of a move stands at its source.
@@ -223,10 +225,10 @@ async fn stream(source: &Session, name: String, waits: bool) -> Result<StreamPro
     };
     match rows.first() {
         Some(row) => {
-            let bytes = |at: usize| row.get::<_, Option<i64>>(at).and_then(|b| u64::try_from(b).ok()).unwrap_or(0);
-            (stream.pid, stream.wal_status) = (row.get(0), row.get(1));
-            (stream.kept, stream.lag_bytes) = (bytes(2), bytes(3));
-            stream.lag = row.get::<_, Option<f64>>(4).and_then(|s| Duration::try_from_secs_f64(s).ok());
+            let bytes = |number: Option<i64>| number.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0);
+            (stream.pid, stream.wal_status) = (row.get(0)?, row.get(1)?);
+            (stream.kept, stream.lag_bytes) = (bytes(row.get(2)?), bytes(row.get(3)?));
+            stream.lag = row.get::<_, Option<f64>>(4)?.and_then(|s| Duration::try_from_secs_f64(s).ok());
         }
         None if waits => stream.blockers.push(slot::blockers(source).await?),
         None => {}

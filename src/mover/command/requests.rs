@@ -37,7 +37,7 @@ pub(crate) async fn want(
     Ok((open, unknown))
 }
 
-/// Asks whoever works on a move to stop, or to abort.
+/// Asks a move's mover to stop, or to abort.
 pub(crate) async fn ask(context: &Context, id: MoveId, asked: Asked) -> (Vec<Worker>, Vec<(HostName, Error)>) {
     let by = &context.options.holder;
     of_workers(context, async |session| {

@@ -6,6 +6,7 @@ use crate::mover::command::audit::audited;
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::Entry;
 use crate::mover::control::report::{Report, ShardReport, report};
+use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::{Goal, Mode, Phase};
@@ -28,14 +29,17 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
     let told: BTreeSet<ShardId> =
         report.done.iter().map(|done| done.shard).chain(report.failed.iter().map(|(shard, _)| *shard)).collect();
     rest.retain(|entry| !told.contains(&entry.shard));
-    // Whoever brought these to their ends may have died before it dropped what they shared.
+    // The mover that ended these may have died before it dropped what they shared.
     let shared = rest.iter().filter(|entry| entry.mode == Mode::Online).map(|entry| Shared::of(&Part::of(entry)));
     for shared in shared.collect::<BTreeSet<_>>() {
         drop_shared_or_warn(context, &shared).await;
     }
     for entry in &rest {
         match outcome(entry, goal) {
-            Ok(done) if done.phase == Phase::Kept => report.done.push(audited(context, entry).await),
+            Ok(done) if done.phase == Phase::Kept => match lost(context, entry).await {
+                Some(error) => report.failed.push((entry.shard, error)),
+                None => report.done.push(audited(context, entry).await),
+            },
             Ok(done) => report.done.push(done),
             Err(error) => report.failed.push((entry.shard, error)),
         }
@@ -43,6 +47,21 @@ pub(crate) async fn go_on(context: &Context, id: MoveId, goal: Goal) -> Result<R
     report.done.sort_by_key(|done| done.shard);
     report.failed.sort_by_key(|(shard, _)| *shard);
     Ok(report)
+}
+
+/// That the target of a kept shard does not know of it any more, as after a fail-over that lost the open: nothing that
+/// is done about its move is right before that is repaired. `None` too where the target cannot be asked.
+pub(super) async fn lost(context: &Context, entry: &Entry) -> Option<Error> {
+    if entry.phase != Phase::Kept {
+        return None;
+    }
+    let asked = async {
+        let target = context.hosts.open(&entry.target).await?.for_shard(entry.shard);
+        if target.is_bootstrapped().await? { facts::row_of(&target, entry.shard).await } else { Ok(None) }
+    };
+    let row = asked.await.ok()?;
+    let lost = row.is_none_or(|row| row.epoch <= entry.epoch);
+    lost.then(|| Error::Lost { shard: entry.shard, host: entry.target.clone(), id: entry.id })
 }
 
 /// How a shard stands to what was wanted of its move, when nobody had to do anything for it.

@@ -1,6 +1,7 @@
 //! A rollback: a move of its own in the other direction, which finds its copy there and its slot made. It catches up,
 //! compares, fences and opens as every online move does.
 
+use crate::mover::command::resume::lost;
 use crate::mover::control::context::Context;
 use crate::mover::control::journal::Entry;
 use crate::mover::control::report::{Report, report};
@@ -23,9 +24,14 @@ pub(in crate::mover) async fn rollback(context: &Context, taken_back: MoveId) ->
     let id = MoveId::new();
     let (mut parts, mut refused) = (Vec::new(), Vec::new());
     for entry in entries.iter().filter(|entry| !matches!(entry.phase, Phase::Completed | Phase::Aborted)) {
+        if let Some(error) = lost(context, entry).await {
+            refused.push((entry.shard, error));
+            continue;
+        }
         match old_copy::refusal(entry).or_else(|| taken_beside(&entries, entry)) {
             Some(reason) => {
-                refused.push((entry.shard, Error::NoRollback { shard: entry.shard, id: taken_back, reason }))
+                let (shard, host) = (entry.shard, entry.source.clone());
+                refused.push((shard, Error::NoRollback { shard, id: taken_back, host, reason }))
             }
             None => parts.push(Part {
                 id,

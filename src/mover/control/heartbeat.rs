@@ -140,8 +140,8 @@ impl Heartbeat {
         self.asked.borrow().clone()
     }
 
-    /// Makes a kept shard ours to feed: at once when whoever fed it is gone, after its lease when he is paused. Whoever
-    /// did that calls [`Heartbeat::hold`] next.
+    /// Makes a kept shard ours to feed: at once when its former feed is gone, after its lease when that is paused. The
+    /// caller calls [`Heartbeat::hold`] next.
     ///
     /// # Errors
     /// [`Error::AtWork`] when somebody renews its lease all the while.
@@ -211,7 +211,7 @@ impl Beats {
                     self.stop_request
                         .send_if_modified(|before| std::mem::replace(before, stop_request.clone()) != stop_request);
                 }
-                // Whoever has taken over has taken all.
+                // The mover that has taken over has taken all.
                 Ok(None) => tracing::warn!("another mover has taken over"),
                 Err(error) => tracing::warn!(%error, "a heartbeat failed"),
             }
@@ -263,6 +263,6 @@ async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<Option<D
     let (id, shard) = (hold.id.uuid(), hold.shard.as_i32());
     let (lease, fence) = (leases.lease_ms(), leases.fence_ms());
     let row = session.row("renewing the lease", &sql, &[&shard, id, &hold.lease, &lease, &fence]).await?;
-    let desired = row.get::<_, Option<String>>(1).and_then(|name| DesiredState::parse(&name)).unwrap_or_default();
-    Ok(row.get::<_, bool>(0).then_some(desired))
+    let desired = row.get::<_, Option<String>>(1)?.and_then(|name| DesiredState::parse(&name)).unwrap_or_default();
+    Ok(row.get::<_, bool>(0)?.then_some(desired))
 }

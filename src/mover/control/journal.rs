@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::Value;
-use tokio_postgres::Row;
 use uuid::Uuid;
 
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
+use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::protocol::desired::{Back, DesiredState, FenceAt};
 use crate::mover::protocol::error::{Error, Rival};
@@ -65,7 +65,7 @@ pub struct Entry {
     pub desired: DesiredState,
     /// When a hold ends, if it ends by itself.
     pub hold_until: Option<Timestamp>,
-    /// Who works on it at present, as far as whoever read the entry has asked.
+    /// Who works on it at present, if the reader of the entry has asked.
     pub worker: Option<Worker>,
     /// When the shard was claimed.
     pub created_at: Timestamp,
@@ -109,47 +109,45 @@ pub(crate) const COLUMNS: &str = "lease, move_id, shard_id, source, target, mode
                                   pgshard.move.move_id AND b.shard_id = pgshard.move.shard_id) AS reverse";
 
 impl Entry {
-    pub(crate) fn of(row: &Row) -> Result<Entry, tokio_postgres::Error> {
-        let text = |column: &str| row.try_get::<_, String>(column);
-        // The table's checks and our own writes keep these in range.
-        let host = |name: String| HostName::new(&name).expect("a journal's hosts are host names");
+    pub(crate) fn of(row: &AnsweredRow) -> Result<Entry, Error> {
+        let host = |column| row.parsed(column, |name: &str| HostName::new(name).ok());
         Ok(Entry {
-            id: MoveId::from(row.try_get::<_, Uuid>("move_id")?),
-            shard: ShardId::try_from(row.try_get::<_, i32>("shard_id")?).expect("a journal's shards exist"),
-            source: host(text("source")?),
-            target: host(text("target")?),
-            mode: Mode::parse(&text("mode")?).expect("the table's check knows the same modes"),
-            phase: Phase::parse(&text("phase")?).expect("the table's check knows the same phases"),
-            epoch: ShardEpoch::from_i32(row.try_get("epoch")?).expect("an epoch is at least 1"),
-            attempt: row.try_get("attempt")?,
-            holder: text("holder")?,
-            lease_left: Duration::from_secs_f64(row.try_get("lease_left")?),
-            rows: row.try_get("rows")?,
-            bytes: row.try_get("bytes")?,
-            timings: row.try_get("timings")?,
-            last_error: row.try_get("last_error")?,
-            back_of: row.try_get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
-            back: Back::parse(&text("back")?).expect("the table's check knows the same ways"),
-            reverse: row.try_get::<_, Option<String>>("reverse")?.and_then(|text| reverse(&text)),
+            id: MoveId::from(row.get::<_, Uuid>("move_id")?),
+            shard: row.parsed("shard_id", |number: i32| ShardId::try_from(number).ok())?,
+            source: host("source")?,
+            target: host("target")?,
+            mode: row.parsed("mode", Mode::parse)?,
+            phase: row.parsed("phase", Phase::parse)?,
+            epoch: row.parsed("epoch", ShardEpoch::from_i32)?,
+            attempt: row.get("attempt")?,
+            holder: row.get("holder")?,
+            lease_left: Duration::try_from_secs_f64(row.get("lease_left")?).unwrap_or_default(),
+            rows: row.get("rows")?,
+            bytes: row.get("bytes")?,
+            timings: row.get("timings")?,
+            last_error: row.get("last_error")?,
+            back_of: row.get::<_, Option<Uuid>>("back_of")?.map(MoveId::from),
+            back: row.parsed("back", Back::parse)?,
+            reverse: row.get::<_, Option<String>>("reverse")?.and_then(|text| reverse(&text)),
             audit: audit(row)?,
-            desired: DesiredState::parse(&text("wanted")?).expect("the table's check knows the same states"),
-            hold_until: row.try_get("hold_until")?,
+            desired: row.parsed("wanted", DesiredState::parse)?,
+            hold_until: row.get("hold_until")?,
             worker: None,
-            created_at: row.try_get("created_at")?,
-            updated_at: row.try_get("updated_at")?,
-            fingerprint: row.try_get("fingerprint")?,
-            open_token: row.try_get("open_token")?,
-            lease: row.try_get("lease")?,
+            created_at: row.get("created_at")?,
+            updated_at: row.get("updated_at")?,
+            fingerprint: row.get("fingerprint")?,
+            open_token: row.get("open_token")?,
+            lease: row.get("lease")?,
         })
     }
 }
 
-fn audit(row: &Row) -> Result<Audit, tokio_postgres::Error> {
-    let (state, found): (Option<String>, Option<String>) = (row.try_get("audit")?, row.try_get("audit_found")?);
+fn audit(row: &AnsweredRow) -> Result<Audit, Error> {
+    let (state, found): (Option<String>, Option<String>) = (row.get("audit")?, row.get("audit_found")?);
     if state.as_deref() == Some("broken off") {
         return Ok(Audit::left_out("its mover ended during the audit"));
     }
-    Ok(Audit::read(state.as_deref(), row.try_get("audited_at")?, found.as_deref()))
+    Ok(Audit::read(state.as_deref(), row.get("audited_at")?, found.as_deref()))
 }
 
 fn reverse(json: &str) -> Option<ReverseReplication> {
@@ -178,7 +176,7 @@ pub(crate) enum Signed {
 }
 
 impl Hold {
-    /// What such sessions are called, whoever holds the lease: their names start so.
+    /// How the names of such sessions start, under every lease.
     pub(crate) fn signature(&self, signed: Signed) -> String {
         match signed {
             Signed::Shard => format!("pgshard {}/{}/", self.id, self.shard),
@@ -198,7 +196,7 @@ impl Hold {
 }
 
 impl Session {
-    /// Marks the session as this mover's, for whoever takes the move over.
+    /// Marks the session as this mover's, for the mover that takes over.
     pub(crate) async fn sign(&self, hold: Hold, signed: Signed) -> Result<(), Error> {
         let name = hold.session_name(signed);
         let sql = "SELECT set_config('application_name', $1, false)";
@@ -208,7 +206,7 @@ impl Session {
     /// Whether the host has a control schema.
     pub(crate) async fn is_bootstrapped(&self) -> Result<bool, Error> {
         let sql = "SELECT to_regclass('pgshard.move') IS NOT NULL";
-        Ok(self.row("looking for the control schema", sql, &[]).await?.get(0))
+        self.row("looking for the control schema", sql, &[]).await?.get(0)
     }
 
     /// [`Session::entries`], with who works on them; none where there is no control schema.
@@ -229,8 +227,17 @@ impl Session {
         let sql = format!(
             "SELECT {COLUMNS} FROM pgshard.move WHERE $1::uuid IS NULL OR move_id = $1 ORDER BY move_id, shard_id"
         );
-        let rows = self.rows("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await?;
-        rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed("reading the journal", error))
+        self.read_entries("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await
+    }
+
+    /// The entries that a statement gives, which has [`COLUMNS`].
+    pub(crate) async fn read_entries(
+        &self,
+        what: &'static str,
+        sql: &str,
+        params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
+    ) -> Result<Vec<Entry>, Error> {
+        self.rows(what, sql, params).await?.iter().map(Entry::of).collect()
     }
 
     /// The entry of one shard of a move.
@@ -247,10 +254,8 @@ impl Session {
     ///
     /// Locks: none but ACCESS SHARE on the table.
     pub(crate) async fn find_entry(&self, id: MoveId, shard: ShardId) -> Result<Option<Entry>, Error> {
-        let what = "reading the journal";
         let sql = format!("SELECT {COLUMNS} FROM pgshard.move WHERE move_id = $1 AND shard_id = $2");
-        let rows = self.rows(what, &sql, &[id.uuid(), &shard.as_i32()]).await?;
-        rows.first().map(|row| Entry::of(row).map_err(|error| self.failed(what, error))).transpose()
+        Ok(self.read_entries("reading the journal", &sql, &[id.uuid(), &shard.as_i32()]).await?.pop())
     }
 
     /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index. What is
@@ -325,10 +330,7 @@ impl Session {
         let sql = format!(
             "SELECT {COLUMNS} FROM pgshard.move WHERE shard_id = $1 AND phase NOT IN ('kept', 'completed', 'aborted')"
         );
-        let what = "asking for the shard's move";
-        let rows = self.rows(what, &sql, &[&shard.as_i32()]).await?;
-        let read: Result<Vec<Entry>, _> = rows.iter().map(Entry::of).collect();
-        let mut entries = read.map_err(|error| self.failed(what, error))?;
+        let mut entries = self.read_entries("asking for the shard's move", &sql, &[&shard.as_i32()]).await?;
         self.add_workers(&mut entries, None).await?;
         Ok(entries.pop())
     }

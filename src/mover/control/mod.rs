@@ -7,5 +7,6 @@ pub(crate) mod journal;
 pub(crate) mod observe;
 pub(crate) mod report;
 pub(crate) mod requests;
+pub(crate) mod row;
 pub(crate) mod session;
 pub(crate) mod worker;

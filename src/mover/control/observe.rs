@@ -24,14 +24,8 @@ pub(crate) struct Observation {
 ///
 /// Locks: none but ACCESS SHARE on the control tables.
 pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> Result<Observation, Error> {
-    let entry_sql = format!(
-        "SELECT {} FROM pgshard.move WHERE move_id = $1 AND shard_id = $2",
-        crate::mover::control::journal::COLUMNS
-    );
     let (id, shard) = (*hold.id.uuid(), hold.shard.as_i32());
-    let entry = source.rows("reading the journal", &entry_sql, &[&id, &shard]).await?;
-    let entry = entry.first().ok_or(Error::NoSuchMove { id: hold.id })?;
-    let entry = Entry::of(entry).map_err(|error| source.failed("reading the journal", error))?;
+    let entry = source.entry(hold.id, hold.shard).await?;
     let what = "reading the shard's row";
     let row = source
         .rows(
@@ -48,17 +42,18 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
         None => Source::Other,
         Some(row) => {
             let (state, at, move_id): (String, i32, Option<Uuid>) =
-                (row.get("state"), row.get("epoch"), row.get("move_id"));
+                (row.get("state")?, row.get("epoch")?, row.get("move_id")?);
             let ours = move_id == Some(id);
-            let since = || row.get::<_, Option<f64>>("fenced_for").and_then(|s| Duration::try_from_secs_f64(s).ok());
+            let since: Option<f64> = row.get("fenced_for")?;
+            let since = since.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             match state.as_str() {
                 "serving" if at == epoch => Source::Serving,
                 "fenced" if ours && at == epoch => {
-                    fenced_for = since();
-                    Source::Fenced { attempt: row.get("attempt") }
+                    fenced_for = since;
+                    Source::Fenced { attempt: row.get("attempt")? }
                 }
                 "moved" if ours && at == epoch + 1 => {
-                    (fenced_for, token) = (since(), row.get("open_token"));
+                    (fenced_for, token) = (since, row.get("open_token")?);
                     Source::Moved
                 }
                 // It has come back and perhaps left again since: the move was decided long ago.
@@ -76,10 +71,10 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
             &[&shard],
         )
         .await?;
-    let opened = row.get::<_, Option<i32>>("epoch").is_some_and(|at| at > epoch);
-    let target_state = match row.get::<_, Option<Uuid>>("move_id") {
+    let opened = row.get::<_, Option<i32>>("epoch")?.is_some_and(|at| at > epoch);
+    let target_state = match row.get::<_, Option<Uuid>>("move_id")? {
         _ if opened => Target::Opened,
-        Some(move_id) if move_id == id => Target::Incoming { ready: row.get("ready_attempt") },
+        Some(move_id) if move_id == id => Target::Incoming { ready: row.get("ready_attempt")? },
         Some(_) => Target::Taken,
         None => Target::Nothing,
     };

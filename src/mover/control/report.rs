@@ -1,4 +1,4 @@
-//! What becomes of the shards of a move, for whoever asked for it.
+//! What becomes of the shards of a move, for its operator.
 
 use std::time::Duration;
 

@@ -3,6 +3,7 @@
 //! Invariant: a desired state decides only when a mover goes on, never what it does. So it needs no lease, and one that
 //! comes too late changes nothing.
 
+use crate::mover::control::row::AnsweredRow;
 use crate::mover::protocol::desired::{Asked, DesiredState};
 
 use crate::shard::ShardId;
@@ -42,9 +43,11 @@ impl Session {
             return Ok(Vec::new());
         }
         let sql = "UPDATE pgshard.move SET wanted = $2, hold_until = NULL WHERE move_id = $1
-            RETURNING shard_id, phase IN ('kept', 'completed', 'aborted')";
+            RETURNING shard_id, phase IN ('kept', 'completed', 'aborted') AS ended";
         let rows = self.rows("saying what is wanted", sql, &[id.uuid(), &desired.as_str()]).await?;
-        let shard = |row: &tokio_postgres::Row| Some((ShardId::try_from(row.get::<_, i32>(0)).ok()?, row.get(1)));
-        Ok(rows.iter().filter_map(shard).collect())
+        let shard = |row: &AnsweredRow| {
+            Ok((row.parsed("shard_id", |number: i32| ShardId::try_from(number).ok())?, row.get("ended")?))
+        };
+        rows.iter().map(shard).collect()
     }
 }

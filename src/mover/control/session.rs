@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
 use crate::map::HostName;
@@ -11,6 +10,7 @@ use crate::pg::{ConnectOptions, Connection, state};
 use crate::schema::control;
 use crate::shard::ShardId;
 
+use crate::mover::control::row::{AnsweredRow, Question};
 use crate::mover::protocol::error::Error;
 
 /// The hosts of the cluster, by name.
@@ -78,14 +78,13 @@ impl Session {
     async fn check(&self) -> Result<(), Error> {
         let what = "asking the host for its name";
         let present = self.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
-        if !present.get::<_, bool>(0) {
+        if !present.get::<_, bool>(0)? {
             return Ok(());
         }
         let sql = "SELECT host_name, (SELECT max(version) FROM pgshard.control_migration) FROM pgshard.cluster";
         let rows = self.rows(what, sql, &[]).await?;
         let Some(row) = rows.first() else { return Ok(()) };
-        let failed = |error| self.failed(what, error);
-        let (name, version): (String, Option<i32>) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        let (name, version): (String, Option<i32>) = (row.get(0)?, row.get(1)?);
         if name != self.host.as_str() {
             return Err(Error::OtherHost { host: self.host.clone(), name });
         }
@@ -106,8 +105,9 @@ impl Session {
         what: &'static str,
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Row, Error> {
-        self.client.query_one(sql, params).await.map_err(|error| self.failed(what, error))
+    ) -> Result<AnsweredRow, Error> {
+        let row = self.client.query_one(sql, params).await.map_err(|error| self.failed(what, error))?;
+        Ok(AnsweredRow::new(row, self.question(what)))
     }
 
     pub(crate) async fn rows(
@@ -115,8 +115,9 @@ impl Session {
         what: &'static str,
         sql: &str,
         params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Error> {
-        self.client.query(sql, params).await.map_err(|error| self.failed(what, error))
+    ) -> Result<Vec<AnsweredRow>, Error> {
+        let rows = self.client.query(sql, params).await.map_err(|error| self.failed(what, error))?;
+        Ok(AnsweredRow::all(rows, self.question(what)))
     }
 
     /// As [`rows`](Session::rows), in one round trip instead of two, where every one counts: the types of the
@@ -126,8 +127,9 @@ impl Session {
         what: &'static str,
         sql: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
-    ) -> Result<Vec<Row>, Error> {
-        self.client.query_typed(sql, params).await.map_err(|error| self.failed(what, error))
+    ) -> Result<Vec<AnsweredRow>, Error> {
+        let rows = self.client.query_typed(sql, params).await.map_err(|error| self.failed(what, error))?;
+        Ok(AnsweredRow::all(rows, self.question(what)))
     }
 
     pub(crate) async fn execute(
@@ -142,6 +144,10 @@ impl Session {
     /// Statements without parameters, in one message.
     pub(crate) async fn batch(&self, what: &'static str, sql: &str) -> Result<(), Error> {
         self.client.batch_execute(sql).await.map_err(|error| self.failed(what, error))
+    }
+
+    fn question(&self, what: &'static str) -> Question {
+        Question { host: self.host.clone(), shard: self.shard, what }
     }
 
     /// The error with host, shard and what was being done. A refusal of the control schema is its own kind.

@@ -12,7 +12,6 @@ use crate::mover::protocol::worker::{Work, Worker};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
@@ -21,6 +20,7 @@ use crate::shard::ShardId;
 
 use crate::mover::control::heartbeat::{Heartbeat, LOCK_CLASS};
 use crate::mover::control::journal::{COLUMNS, Entry, Hold, Signed};
+use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
@@ -115,7 +115,7 @@ impl Session {
         let sql = "UPDATE pgshard.mover SET lease_until = clock_timestamp() + $2 * interval '1 ms' WHERE lease = $1
             RETURNING asked, asked_by";
         let rows = self.rows(what, sql, &[&lease, &f64::from(lasts_ms)]).await?;
-        rows.first().map(stop_request).transpose().map_err(|error| self.failed(what, error))
+        rows.first().map(stop_request).transpose()
     }
 
     /// Who works on moves from here, or on one of them; movers that are gone without a word too.
@@ -132,7 +132,7 @@ impl Session {
             FROM pgshard.mover m WHERE $1::uuid IS NULL OR m.move_id = $1 ORDER BY m.since";
         let class = LOCK_CLASS.cast_unsigned();
         let rows = self.rows(what, sql, &[&id.map(|id| *id.uuid()), &class]).await?;
-        rows.iter().map(presence).collect::<Result<_, _>>().map_err(|error| self.failed(what, error))
+        rows.iter().map(presence).collect()
     }
 
     /// Adds to entries who works on them.
@@ -149,7 +149,7 @@ impl Session {
     }
 
     /// The open shards of a route, their leases ours now; with the leases that they had. Or who works on them, and how
-    /// long he has left unless he renews.
+    /// long that mover's lease lasts unless it renews it.
     ///
     /// Locks: rows of pgshard.shard that this move has fenced, then the route's rows of pgshard.move, in the order of
     /// the shards, for one transaction; the former movers' rows.
@@ -171,7 +171,7 @@ impl Session {
             "SELECT {COLUMNS} FROM pgshard.move WHERE move_id = $1 AND target = $2 AND phase NOT IN ({ENDED})
              ORDER BY shard_id FOR UPDATE"
         );
-        let entries = self.read_entries(&sql, &[id, &target]).await?;
+        let entries = self.read_entries(TAKING, &sql, &[id, &target]).await?;
         let former: BTreeSet<Uuid> = entries.iter().map(|entry| entry.lease).collect();
         let presences = self.presences(Some(route.id)).await?;
         for entry in &entries {
@@ -192,28 +192,19 @@ impl Session {
             "UPDATE pgshard.move SET lease = $3, lease_until = clock_timestamp() + $4 * interval '1 ms', holder = $5
              WHERE move_id = $1 AND target = $2 AND phase NOT IN ({ENDED}) RETURNING {COLUMNS}"
         );
-        let entries = self.read_entries(&sql, &[id, &target, &to.lease, &f64::from(lease_ms), &to.holder]).await?;
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 5] =
+            [id, &target, &to.lease, &f64::from(lease_ms), &to.holder];
+        let mut entries = self.read_entries(TAKING, &sql, &values).await?;
+        entries.sort_by_key(|entry| entry.shard);
         // A fence that is near its deadline would end in the midst of what this mover does behind it.
         let sql = "UPDATE pgshard.shard SET lease = $3 WHERE state = 'fenced' AND move_id = $1 AND peer = $2 \
                    RETURNING shard_id";
         for row in self.rows(TAKING, sql, &[id, &target, &to.lease]).await? {
-            let shard: i32 = row.try_get(0).map_err(|error| self.failed(TAKING, error))?;
+            let shard: i32 = row.get(0)?;
             let sql = "SELECT pgshard.heartbeat($1, $2, $3, $4, $5)";
             self.row(TAKING, sql, &[&shard, id, &to.lease, &lease_ms, &fence_ms]).await?;
         }
         Ok(Take::Taken { entries, former })
-    }
-
-    async fn read_entries(
-        &self,
-        sql: &str,
-        params: &[&(dyn tokio_postgres::types::ToSql + Sync)],
-    ) -> Result<Vec<Entry>, Error> {
-        let rows = self.rows(TAKING, sql, params).await?;
-        let mut entries: Vec<Entry> =
-            rows.iter().map(Entry::of).collect::<Result<_, _>>().map_err(|error| self.failed(TAKING, error))?;
-        entries.sort_by_key(|entry| entry.shard);
-        Ok(entries)
     }
 
     /// Ends what former movers of these shards still have open here: a transaction of a paused one would keep rows
@@ -246,7 +237,8 @@ enum Take {
     AtWork { lease: Uuid, worker: Worker, left: Duration },
 }
 
-/// Whoever holds the lease of this entry and has no row: a release that wrote none. It renews the lease while it lives.
+/// The holder of this entry's lease, where it has no row: a release that wrote none. It renews the lease while it
+/// lives.
 fn nameless(entry: &Entry) -> Option<Worker> {
     (!entry.lease_left.is_zero()).then(|| Worker {
         work: Work::Move,
@@ -256,23 +248,23 @@ fn nameless(entry: &Entry) -> Option<Worker> {
     })
 }
 
-fn presence(row: &Row) -> Result<Presence, tokio_postgres::Error> {
+fn presence(row: &AnsweredRow) -> Result<Presence, Error> {
     Ok(Presence {
-        lease: row.try_get("lease")?,
+        lease: row.get("lease")?,
         worker: Worker {
-            work: if row.try_get("feeds")? { Work::Feed } else { Work::Move },
-            holder: row.try_get("holder")?,
-            since: row.try_get("since")?,
+            work: if row.get("feeds")? { Work::Feed } else { Work::Move },
+            holder: row.get("holder")?,
+            since: row.get("since")?,
             stop_request: stop_request(row)?,
         },
-        left: Duration::try_from_secs_f64(row.try_get("lasts")?).unwrap_or_default(),
-        locked: row.try_get("locked")?,
+        left: Duration::try_from_secs_f64(row.get("lasts")?).unwrap_or_default(),
+        locked: row.get("locked")?,
     })
 }
 
-fn stop_request(row: &Row) -> Result<Option<StopRequest>, tokio_postgres::Error> {
-    let asked = row.try_get::<_, Option<String>>("asked")?;
-    let by = row.try_get::<_, Option<String>>("asked_by")?.unwrap_or_default();
+fn stop_request(row: &AnsweredRow) -> Result<Option<StopRequest>, Error> {
+    let asked = row.get::<_, Option<String>>("asked")?;
+    let by = row.get::<_, Option<String>>("asked_by")?.unwrap_or_default();
     Ok(asked.and_then(|asked| Asked::parse(&asked)).map(|asked| StopRequest { asked, by }))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Before: every chunk of a table is at the target, and the table has no index. After: it has all that are built before
 //! changes are applied, and statistics. Dies halfway: as before, for it is one transaction. Invariant: that transaction
-//! is the only one that gives the table its first index, so that whoever finds one knows that all are there.
+//! is the only one that gives the table its first index, so that a mover that finds one knows that all are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ pub(crate) async fn built(target: &Session, schema: &str, tables: &[&str]) -> Re
     let sql = "SELECT c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = $1 AND c.relname = ANY ($2) AND EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid)";
     let rows = target.rows("looking for what is built", sql, &[&schema, &tables]).await?;
-    Ok(rows.iter().map(|row| row.get(0)).collect())
+    rows.iter().map(|row| row.get(0)).collect()
 }
 
 /// Builds on these tables what is not there.

@@ -151,9 +151,10 @@ pub(crate) async fn load(
     let sql = "SELECT table_name, low, high, snapshot FROM pgshard.chunk WHERE move_id = $1 AND shard_id = $2";
     let mut chunks: BTreeMap<String, Option<Vec<(KeyRange, Snapshot)>>> = BTreeMap::new();
     for row in target.rows(what, sql, &params).await? {
-        let snapshot = row.get::<_, Option<String>>(3).and_then(|text| Snapshot::parse(&text));
-        let chunk = snapshot.map(|snapshot| (KeyRange { low: row.get(1), high: row.get(2) }, snapshot));
-        let of_table = chunks.entry(row.get(0)).or_insert_with(|| Some(Vec::new()));
+        let snapshot = row.get::<_, Option<String>>(3)?.and_then(|text| Snapshot::parse(&text));
+        let range = KeyRange { low: row.get(1)?, high: row.get(2)? };
+        let chunk = snapshot.map(|snapshot| (range, snapshot));
+        let of_table = chunks.entry(row.get(0)?).or_insert_with(|| Some(Vec::new()));
         match (of_table.as_mut(), chunk) {
             (Some(of_table), Some(chunk)) => of_table.push(chunk),
             _ => *of_table = None,
@@ -170,7 +171,7 @@ pub(crate) async fn load(
     }
     let sql = "SELECT table_name, key, snapshot FROM pgshard.reread WHERE move_id = $1 AND shard_id = $2";
     for row in target.rows(what, sql, &params).await? {
-        let (table, key, snapshot): (String, String, String) = (row.get(0), row.get(1), row.get(2));
+        let (table, key, snapshot): (String, String, String) = (row.get(0)?, row.get(1)?, row.get(2)?);
         let Some(chunks) = loaded.get_mut(&table) else { continue };
         let read = serde_json::from_str(&key).ok().zip(Snapshot::parse(&snapshot));
         let (key, snapshot) = read.ok_or_else(|| Error::Stuck {

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::copy::transfer::qualified;
 use crate::mover::protocol::error::Error;
@@ -25,7 +26,7 @@ pub(crate) struct Chunk {
     pub(crate) table: String,
     pub(crate) number: i32,
     pub(crate) range: KeyRange,
-    /// About how much it is, for whoever shares the work out.
+    /// About how much it is, so that the work can be shared out.
     pub(crate) estimate: u64,
     /// Rows and bytes, once it is copied.
     pub(crate) copied: Option<(u64, u64)>,
@@ -43,7 +44,8 @@ pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, ch
     let what = "cutting tables into chunks";
     let (id, shard) = (work.hold.id.uuid(), work.shard().as_i32());
     let sql = "SELECT DISTINCT table_name FROM pgshard.chunk WHERE move_id = $1 AND shard_id = $2";
-    let cut: BTreeSet<String> = target.rows(what, sql, &[id, &shard]).await?.iter().map(|row| row.get(0)).collect();
+    let cut = target.rows(what, sql, &[id, &shard]).await?;
+    let cut: BTreeSet<String> = cut.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
     let uncut: Vec<&TableShape> = work.tables.iter().filter(|table| !cut.contains(&table.name)).collect();
     if uncut.is_empty() {
         return Ok(());
@@ -78,22 +80,23 @@ pub(crate) async fn chunks(source: &Session, target: &Session, work: &ShardCopy)
     let sizes = sizes(source, &work.tables).await?;
     let mut of_table: BTreeMap<&str, u64> = BTreeMap::new();
     for row in &rows {
-        *of_table.entry(row.get(0)).or_default() += 1;
+        *of_table.entry(row.get(0)?).or_default() += 1;
     }
     let count = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok()).unwrap_or(0);
-    let chunk = |row: &tokio_postgres::Row| {
-        let table: &str = row.get(0);
+    let chunk = |row: &AnsweredRow| {
+        let table: &str = row.get(0)?;
         let size = work.table(table).and_then(|table| sizes.get(&table.oid)).copied().unwrap_or(0);
-        Chunk {
+        let counts = (count(row.get(5)?), count(row.get(6)?));
+        Ok(Chunk {
             table: table.to_owned(),
-            number: row.get(1),
-            range: KeyRange { low: row.get(2), high: row.get(3) },
+            number: row.get(1)?,
+            range: KeyRange { low: row.get(2)?, high: row.get(3)? },
             estimate: size / of_table.get(table).copied().unwrap_or(1).max(1),
-            copied: row.get::<_, bool>(4).then(|| (count(row.get(5)), count(row.get(6)))),
-            verified: row.get(7),
-        }
+            copied: row.get::<_, bool>(4)?.then_some(counts),
+            verified: row.get(7)?,
+        })
     };
-    Ok(rows.iter().map(chunk).collect())
+    rows.iter().map(chunk).collect()
 }
 
 /// What tables take on disk, with what is stored beside them, by OID.
@@ -103,7 +106,7 @@ pub(crate) async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTr
     let oids: Vec<u32> = tables.iter().map(|table| table.oid).collect();
     let sql = "SELECT o, coalesce(pg_table_size(o), 0) FROM unnest($1::oid[]) AS o";
     let rows = source.rows("measuring the tables", sql, &[&oids]).await?;
-    Ok(rows.iter().map(|row| (row.get(0), u64::try_from(row.get::<_, i64>(1)).unwrap_or(0))).collect())
+    rows.iter().map(|row| Ok((row.get(0)?, u64::try_from(row.get::<_, i64>(1)?).unwrap_or(0)))).collect()
 }
 
 /// The keys at which a table is cut, in order. None where it is small, or the order of its key is not known here.
@@ -128,7 +131,7 @@ pub(crate) async fn bounds(
     let what = "looking for bounds of chunks";
     let chunks = size.div_ceil(chunk_bytes);
     let sql = "SELECT ceil(pg_relation_size($1::oid)::double precision / current_setting('block_size')::integer)";
-    let pages: f64 = source.row(what, sql, &[&table.oid]).await?.get(0);
+    let pages: f64 = source.row(what, sql, &[&table.oid]).await?.get(0)?;
     let percent = (100.0 * SAMPLE_PAGES.max(PIECE_PAGES * chunks as f64) / pages.max(1.0)).min(100.0);
     let key = column.quoted();
     let sql = format!(
@@ -137,7 +140,7 @@ pub(crate) async fn bounds(
     );
     let parts: Vec<f64> = (1..chunks).map(|number| number as f64 / chunks as f64).collect();
     // The first chunk begins before all keys: a bound that is the least of the sample makes it small, but not wrong.
-    let found: Option<Vec<Option<String>>> = source.row(what, &sql, &[&parts]).await?.get(0);
+    let found: Option<Vec<Option<String>>> = source.row(what, &sql, &[&parts]).await?.get(0)?;
     let mut bounds: Vec<String> = found.into_iter().flatten().flatten().collect();
     // In the key's order: what is the same stands together.
     bounds.dedup();

@@ -1,4 +1,4 @@
-//! What whoever copies a shard is told meanwhile.
+//! What a shard's copy is told meanwhile.
 
 use std::collections::BTreeMap;
 

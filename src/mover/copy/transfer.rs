@@ -173,8 +173,6 @@ pub(crate) async fn digest_of(
 ) -> Result<Digest, Error> {
     let hash = hashing.of_row(table);
     let sql = format!("SELECT count(*), coalesce(sum({hash}), 0)::text FROM ONLY {from} WHERE {condition}");
-    let what = "digesting rows";
-    let row = session.row(what, &sql, &[]).await?;
-    let value = || Ok(Digest { rows: row.try_get(0)?, sum: row.try_get(1)? });
-    value().map_err(|error| session.failed(what, error))
+    let row = session.row("digesting rows", &sql, &[]).await?;
+    Ok(Digest { rows: row.get(0)?, sum: row.get(1)? })
 }

@@ -166,7 +166,7 @@ impl<'a> Question<'a> {
             self.condition
         );
         let rows = session.rows("digesting blocks of rows", &sql, &[]).await?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
     }
 
     /// The hashes of the rows in these blocks, by key.
@@ -182,7 +182,7 @@ impl<'a> Question<'a> {
             self.block()
         );
         let rows = session.rows("hashing rows", &sql, &[&blocks]).await?;
-        Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect())
+        rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct CopyOptions {
     pub(crate) failpoints: Arc<Options>,
 }
 
-/// How often a bundle is tried when a lock is not to be had or a connection is lost.
+/// How often a bundle is tried when a lock is unavailable or a connection is lost.
 const ATTEMPTS: u32 = 8;
 
 /// The longest pause between two tries; the first is a sixteenth of it.

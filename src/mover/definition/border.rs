@@ -18,7 +18,7 @@ use crate::shard::SchemaPrefix;
 /// What kind of thing crosses the border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum CrossingKind {
+pub(crate) enum CrossingKind {
     /// A foreign key from outside, or to outside: its actions change rows past the fence.
     ForeignKey,
     /// A parent or child table, a partition, on the other side.
@@ -46,17 +46,17 @@ pub enum CrossingKind {
 
 /// One dependency that crosses the border.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Crossing {
+pub(crate) struct Crossing {
     /// What kind.
-    pub kind: CrossingKind,
+    pub(crate) kind: CrossingKind,
     /// The object inside, qualified: `table shard_0007.photos`.
-    pub inside: String,
+    pub(crate) inside: String,
     /// The object outside, qualified: `view public.all_photos`.
-    pub outside: String,
+    pub(crate) outside: String,
     /// Whether the outside needs the inside; otherwise the inside needs the outside.
-    pub incoming: bool,
+    pub(crate) incoming: bool,
     /// What to do about it: an imperative.
-    pub remedy: &'static str,
+    pub(crate) remedy: &'static str,
 }
 
 impl fmt::Display for Crossing {
@@ -70,7 +70,7 @@ impl fmt::Display for Crossing {
     }
 }
 
-/// Why the border cannot be checked, or is not closed.
+/// Why the border cannot be checked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -88,18 +88,6 @@ pub enum Error {
         /// What the driver says.
         source: tokio_postgres::Error,
     },
-    /// Something crosses the border.
-    #[error("{namespace} is not closed: {}", list(.crossings))]
-    Open {
-        /// The schema.
-        namespace: Namespace,
-        /// All that crosses; at least one.
-        crossings: Vec<Crossing>,
-    },
-}
-
-fn list(crossings: &[Crossing]) -> String {
-    crossings.iter().map(Crossing::to_string).collect::<Vec<_>>().join("\n")
 }
 
 #[derive(Deserialize)]
@@ -130,7 +118,7 @@ const SQL: &str = concat!(objects_sql!(), include_str!("sql/border.sql"));
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn crossings<C: GenericClient + Sync>(
+pub(crate) async fn crossings<C: GenericClient + Sync>(
     client: &C,
     schema: &Namespace,
     prefix: &SchemaPrefix,
@@ -161,23 +149,6 @@ pub async fn crossings<C: GenericClient + Sync>(
     let mut crossings: Vec<Crossing> = found.into_values().collect();
     crossings.sort();
     Ok(crossings)
-}
-
-/// Makes sure that nothing crosses the border of a schema that was just made: above all that no default, view or
-/// function in it was captured by an old signpost of the shard's name.
-///
-/// # Errors
-/// [`Error::Open`] with what crosses, else as [`crossings`].
-///
-/// # Cancel safety
-/// Only reads.
-pub async fn assert_closed<C: GenericClient + Sync>(
-    client: &C,
-    schema: &Namespace,
-    prefix: &SchemaPrefix,
-) -> Result<(), Error> {
-    let crossings = crossings(client, schema, prefix).await?;
-    if crossings.is_empty() { Ok(()) } else { Err(Error::Open { namespace: schema.clone(), crossings }) }
 }
 
 /// Whether a dependency crosses in a way that matters, and how.

@@ -22,7 +22,7 @@ const DIGEST: &str = include_str!("sql/digest.sql");
 /// A digest of a schema's rows in the catalogs, with what belonged to it then. It means something on the same server
 /// only.
 #[derive(Clone, Debug)]
-pub struct CatalogDigest {
+pub(crate) struct CatalogDigest {
     schema: u32,
     classes: Vec<u32>,
     oids: Vec<u32>,
@@ -43,7 +43,7 @@ impl CatalogDigest {
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn take<C: GenericClient + Sync>(
+    pub(crate) async fn take<C: GenericClient + Sync>(
         client: &C,
         schema: u32,
     ) -> Result<CatalogDigest, tokio_postgres::Error> {
@@ -67,7 +67,7 @@ impl CatalogDigest {
     ///
     /// # Cancel safety
     /// Only reads.
-    pub async fn is_same<C: GenericClient + Sync>(&self, client: &C) -> Result<bool, tokio_postgres::Error> {
+    pub(crate) async fn is_same<C: GenericClient + Sync>(&self, client: &C) -> Result<bool, tokio_postgres::Error> {
         Ok(self.read(client).await? == self.digest)
     }
 

@@ -8,13 +8,13 @@ use crate::schema::catalog::Namespace;
 
 /// The state of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SequenceValue {
+pub(crate) struct SequenceValue {
     /// The sequence's name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// The last value handed out to a session (which may hold some of them in its cache still), or the first to come.
-    pub last_value: i64,
+    pub(crate) last_value: i64,
     /// Whether `last_value` was handed out; otherwise it is the next.
-    pub is_called: bool,
+    pub(crate) is_called: bool,
 }
 
 /// The values of all sequences of a schema, identity and serial ones too, sorted by name. The schema is renamed by the
@@ -25,7 +25,7 @@ pub struct SequenceValue {
 ///
 /// # Cancel safety
 /// Only reads. Not one snapshot: values may grow meanwhile unless writers are fenced.
-pub async fn sequence_values<C: GenericClient + Sync>(
+pub(crate) async fn sequence_values<C: GenericClient + Sync>(
     client: &C,
     schema: &Namespace,
 ) -> Result<Vec<SequenceValue>, tokio_postgres::Error> {
@@ -73,7 +73,7 @@ pub(crate) async fn values_of<C: GenericClient + Sync>(
 ///
 /// # Cancel safety
 /// Some of the sequences may be set. Setting them again is right.
-pub async fn set_sequence_values<C: GenericClient + Sync>(
+pub(crate) async fn set_sequence_values<C: GenericClient + Sync>(
     client: &C,
     schema: &str,
     values: &[SequenceValue],

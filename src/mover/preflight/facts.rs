@@ -1,5 +1,7 @@
 //! What preflight reads. No writes, no choices: [`plan`](crate::mover::preflight::plan) judges.
 
+use std::time::Duration;
+
 use crate::schema::catalog::{self, Facts};
 use jiff::Timestamp;
 use tokio_postgres::types::Type;
@@ -9,15 +11,18 @@ use crate::map::{HostName, ShardEpoch};
 use crate::schema::catalog::Namespace;
 use crate::shard::{SchemaPrefix, ShardId};
 
+use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::definition::border;
 use crate::mover::definition::ddl;
 use crate::mover::definition::ddl::{Creation, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::definition::sequences;
+use crate::mover::preflight::identity::{self, Judgement};
 use crate::mover::preflight::table;
 use crate::mover::preflight::target;
 use crate::mover::preflight::target::missing_at_target;
+use crate::mover::protocol::desired::IdentityPolicy;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 
@@ -51,7 +56,7 @@ pub(crate) struct HostFacts {
     pub(crate) stream: StreamFacts,
 }
 
-/// What a host offers to whoever wants to read its changes.
+/// What a host offers to readers of its changes.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamFacts {
     /// `minimal`, `replica` or `logical`.
@@ -125,8 +130,8 @@ pub(crate) struct ShardFacts {
     pub(crate) in_the_way: Vec<String>,
     /// What the source's catalogs have against it.
     pub(crate) at_source: Vec<Refusal>,
-    /// What its tables have against being copied while they are written to.
-    pub(crate) against_online: Vec<Refusal>,
+    /// What its tables have against being copied while they are written to, and what they are lent.
+    pub(crate) online: Judgement,
     /// What is missing at the target.
     pub(crate) at_target: Vec<Refusal>,
     pub(crate) creation: Option<Creation>,
@@ -148,7 +153,7 @@ impl Default for ShardFacts {
             incoming: None,
             in_the_way: Vec::new(),
             at_source: Vec::new(),
-            against_online: Vec::new(),
+            online: Judgement::default(),
             at_target: Vec::new(),
             creation: None,
             tables: 0,
@@ -168,7 +173,7 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
         let remedy = format!("pgshard bootstrap --host {name}");
         Refusal::new("the database", "is not bootstrapped", remedy).at(None, &name)
     };
-    if !present.get::<_, bool>(0) {
+    if !present.get::<_, bool>(0)? {
         return Ok(Err(not_bootstrapped()));
     }
     let sql = "SELECT current_database()::text, current_user::text, pg_encoding_to_char(d.encoding)::text,
@@ -211,31 +216,31 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
     let row = session.row(what, sql, &[]).await?;
     // Half of the way there and back is the answer's.
     let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
-    let Some(cluster) = row.get::<_, Option<String>>(6) else { return Ok(Err(not_bootstrapped())) };
+    let Some(cluster) = row.get::<_, Option<String>>(6)? else { return Ok(Err(not_bootstrapped())) };
     Ok(Ok(HostFacts {
         name,
-        database: row.get(0),
-        role: row.get(1),
-        encoding: row.get(2),
-        collation: row.get(3),
-        collation_version: row.get(20),
-        may_create: row.get(4),
-        in_recovery: row.get(5),
-        version: row.get(12),
-        keeper: row.get(13),
-        keeper_may: row.get(14),
-        ahead_s: row.get::<_, f64>(15) - here,
-        event_triggers: row.get(16),
-        locks_max: row.get(17),
-        commits_hang: row.get(18),
+        database: row.get(0)?,
+        role: row.get(1)?,
+        encoding: row.get(2)?,
+        collation: row.get(3)?,
+        collation_version: row.get(20)?,
+        may_create: row.get(4)?,
+        in_recovery: row.get(5)?,
+        version: row.get(12)?,
+        keeper: row.get(13)?,
+        keeper_may: row.get(14)?,
+        ahead_s: row.get::<_, f64>(15)? - here,
+        event_triggers: row.get(16)?,
+        locks_max: row.get(17)?,
+        commits_hang: row.get(18)?,
         cluster,
         stream: StreamFacts {
-            wal_level: row.get(7),
-            may_replicate: row.get(8),
-            free_slots: row.get(9),
-            free_senders: row.get(10),
-            prepared: row.get(11),
-            old: row.get(19),
+            wal_level: row.get(7)?,
+            may_replicate: row.get(8)?,
+            free_slots: row.get(9)?,
+            free_senders: row.get(10)?,
+            prepared: row.get(11)?,
+            old: row.get(19)?,
         },
     }))
 }
@@ -244,11 +249,9 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
 pub(crate) async fn row_of(session: &Session, shard: ShardId) -> Result<Option<Row>, Error> {
     let sql = "SELECT state, epoch, peer FROM pgshard.shard WHERE shard_id = $1";
     let rows = session.rows("reading the shard's row", sql, &[&shard.as_i32()]).await?;
-    Ok(rows.first().map(|row| Row {
-        state: row.get(0),
-        epoch: ShardEpoch::from_i32(row.get(1)).unwrap_or(ShardEpoch::FIRST),
-        peer: row.get(2),
-    }))
+    let Some(row) = rows.first() else { return Ok(None) };
+    let epoch = ShardEpoch::from_i32(row.get(1)?).unwrap_or(ShardEpoch::FIRST);
+    Ok(Some(Row { state: row.get(0)?, epoch, peer: row.get(2)? }))
 }
 
 /// The shards of these that the host has given away, with their epochs and new owners.
@@ -262,11 +265,14 @@ pub(crate) async fn given_away(
     let sql = "SELECT shard_id, epoch, peer FROM pgshard.shard WHERE shard_id = ANY ($1) AND state = 'moved' \
                AND peer IS NOT NULL";
     let rows = session.rows("reading where shards have gone", sql, &[&numbers]).await?;
-    let given = |row: &tokio_postgres::Row| {
-        let shard = ShardId::try_from(row.try_get::<_, i32>(0).ok()?).ok()?;
-        Some((shard, ShardEpoch::from_i32(row.try_get(1).ok()?)?, row.try_get(2).ok()?))
-    };
-    Ok(rows.iter().filter_map(given).collect())
+    let mut given = Vec::new();
+    for row in &rows {
+        // A number that no shard and no epoch can have is no word that anything is built on.
+        let (shard, epoch) = (ShardId::try_from(row.get::<_, i32>(0)?), ShardEpoch::from_i32(row.get(1)?));
+        let (Ok(shard), Some(epoch)) = (shard, epoch) else { continue };
+        given.push((shard, epoch, row.get(2)?));
+    }
+    Ok(given)
 }
 
 /// Who would make the barrier wait, on a schema given by its OID.
@@ -278,20 +284,22 @@ pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, E
             coalesce(max(seconds), 0), max(query)
         FROM pgshard.barrier($1) GROUP BY pid ORDER BY pid";
     let rows = session.typed_rows("looking for locks", sql, &[(&schema, Type::OID)]).await?;
-    let lock = |row: &tokio_postgres::Row| Lock {
-        pid: row.get(0),
-        mode: row.get(1),
-        relation: row.get(2),
-        seconds: row.get(3),
-        query: row.get(4),
+    let lock = |row: &AnsweredRow| {
+        Ok(Lock {
+            pid: row.get(0)?,
+            mode: row.get(1)?,
+            relation: row.get(2)?,
+            seconds: row.get(3)?,
+            query: row.get(4)?,
+        })
     };
-    Ok(rows.iter().map(lock).collect())
+    rows.iter().map(lock).collect()
 }
 
 /// `server_version_num`: 150004, 180000.
 pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
     let row = session.row("reading the version", "SELECT current_setting('server_version_num')::integer", &[]).await?;
-    Ok(u32::try_from(row.get::<_, i32>(0)).unwrap_or(0))
+    Ok(u32::try_from(row.get::<_, i32>(0)?).unwrap_or(0))
 }
 
 /// Which servers the two hosts of a move are, and since when: after a restart or a fail-over it is another.
@@ -314,13 +322,13 @@ async fn server(session: &Session) -> Result<String, Error> {
     let what = "asking the host which server it is";
     let sql = "SELECT concat_ws(' ', system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8),
         pg_postmaster_start_time()) FROM pg_control_system()";
-    session.row(what, sql, &[]).await?.try_get(0).map_err(|error| session.failed(what, error))
+    session.row(what, sql, &[]).await?.get(0)
 }
 
 /// The OID of a schema.
 pub(crate) async fn schema_oid(session: &Session, schema: &str) -> Result<Option<u32>, Error> {
     let sql = "SELECT oid FROM pg_namespace WHERE nspname = $1";
-    Ok(session.rows("looking a schema up", sql, &[&schema]).await?.first().map(|row| row.get(0)))
+    session.rows("looking a schema up", sql, &[&schema]).await?.first().map(|row| row.get(0)).transpose()
 }
 
 /// Reads the facts of one shard.
@@ -329,6 +337,7 @@ pub(crate) async fn of_shard(
     target: &Session,
     shard: ShardId,
     prefix: &SchemaPrefix,
+    policy: IdentityPolicy,
 ) -> Result<ShardFacts, Error> {
     let names = Names { schema: prefix.schema(shard) };
     let what = "reading the shard's facts";
@@ -343,7 +352,8 @@ pub(crate) async fn of_shard(
     });
     let sql = "SELECT move_id FROM pgshard.incoming WHERE shard_id = $1";
     let incoming = target.rows(what, sql, &[&shard.as_i32()]).await?;
-    facts.incoming = incoming.first().map(|row| MoveId::from(row.get::<_, Uuid>(0)).to_string());
+    let incoming = incoming.first().map(|row| row.get::<_, Uuid>(0)).transpose()?;
+    facts.incoming = incoming.map(|id| MoveId::from(id).to_string());
     if facts.incoming.is_none() {
         // A signpost that stands in the shard's place is renamed away at open; a schema of anybody else is not ours.
         let mut wanted = vec![names.incoming()];
@@ -351,7 +361,8 @@ pub(crate) async fn of_shard(
             wanted.push(schema.to_owned());
         }
         let sql = "SELECT nspname::text FROM pg_namespace WHERE nspname = ANY($1) ORDER BY 1";
-        facts.in_the_way = target.rows(what, sql, &[&wanted]).await?.iter().map(|row| row.get(0)).collect();
+        let found = target.rows(what, sql, &[&wanted]).await?;
+        facts.in_the_way = found.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
     }
     let Some(oid) = schema_oid(source, schema).await? else {
         if facts.source_row.as_ref().is_some_and(|row| row.state == "serving") {
@@ -366,9 +377,10 @@ pub(crate) async fn of_shard(
     let sql = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint, count(*) FROM pg_class
         WHERE relnamespace = $1 AND relkind = 'r'";
     let size = source.row(what, sql, &[&oid]).await?;
-    (facts.bytes, facts.tables) = (size.get(0), size.get::<_, i64>(1) as usize);
+    (facts.bytes, facts.tables) = (size.get(0)?, size.get::<_, i64>(1)? as usize);
     facts.locks = locks(source, oid).await?;
-    facts.against_online = table::online_refusals(&table::shapes(source, oid).await?);
+    let shapes = table::shapes(source, oid).await?;
+    facts.online = identity::judge(&shapes, &identity::keys(source, &shapes).await?, policy);
     let schema_facts = of_schema(source, &Namespace::Oid(oid)).await?;
     let wanted = Target { schema: &names.incoming(), final_schema: schema, version: version(target).await? };
     match ddl::create(&schema_facts, &wanted) {
@@ -392,11 +404,24 @@ pub(crate) async fn of_shard(
 /// The facts of a schema, in a transaction of their own.
 pub(crate) async fn of_schema(session: &Session, namespace: &Namespace) -> Result<Facts, Error> {
     let what = "reading the catalogs";
-    session.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
-    let read = catalog::read(session.client.client(), namespace).await;
-    session.batch(what, "ROLLBACK").await?;
-    read.map_err(|source| Error::Catalog { host: session.host.clone(), source })
+    let mut reads = 0;
+    loop {
+        reads += 1;
+        session.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+        let read = catalog::read(session.client.client(), namespace).await;
+        session.batch(what, "ROLLBACK").await?;
+        match read {
+            // What PostgreSQL deparses has the names of now, the rest those of the snapshot: somebody renamed the
+            // schema in between, as a fence does.
+            Err(catalog::Error::Unexpected { .. }) if reads < READS_MAX => tokio::time::sleep(BETWEEN_READS).await,
+            read => return read.map_err(|source| Error::Catalog { host: session.host.clone(), source }),
+        }
+    }
 }
+
+/// How often a schema is read that somebody renames meanwhile, and how long between.
+const READS_MAX: u32 = 3;
+const BETWEEN_READS: Duration = Duration::from_millis(50);
 
 /// A reverse replication takes no slot of the last few: moves need them.
 const SLOTS_LEFT: i64 = 2;

@@ -1,8 +1,9 @@
 //! What is read and judged before anything is written.
 
 pub(crate) mod facts;
+pub(crate) mod identity;
 pub(crate) mod key;
 pub(crate) mod plan;
 pub(crate) mod survey;
 pub(crate) mod table;
-pub mod target;
+pub(crate) mod target;

@@ -10,6 +10,7 @@ use crate::shard::ShardId;
 use crate::mover::definition::ddl::{Creation, Statement};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts::{ActiveMove, HostFacts, Lock, Row, ShardFacts, StreamFacts};
+use crate::mover::preflight::identity::LentIdentity;
 use crate::mover::protocol::desired::Back;
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Mode;
@@ -48,6 +49,8 @@ pub struct ShardPlan {
     pub before_data: Vec<Statement>,
     /// What is built once they are there.
     pub after_data: Vec<Statement>,
+    /// Online: the replica identities that its tables get until the move is completed or aborted.
+    pub lent: Vec<LentIdentity>,
     /// What may make the move slow or hard, and who should know.
     pub warnings: Vec<String>,
 }
@@ -65,6 +68,10 @@ impl ShardPlan {
                 counted(self.before_data.len(), "statement")
             ),
         ];
+        if !self.lent.is_empty() {
+            let lent = self.lent.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+            steps.insert(1, format!("lend on {source}, until `pgshard moves complete` or abort: {lent}"));
+        }
         let (tables, bytes) = (counted(self.tables, "table"), Bytes(self.bytes));
         let after = self.after_data.len();
         let fence = [
@@ -146,7 +153,7 @@ pub(crate) fn judge(
     }
     refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
     if mode == Mode::Online {
-        refusals.extend(facts.against_online.iter().map(|found| found.clone().at(shard, &source.name)));
+        refusals.extend(facts.online.refusals.iter().map(|found| found.clone().at(shard, &source.name)));
     }
     refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
     let creation = facts.creation.clone();
@@ -155,8 +162,10 @@ pub(crate) fn judge(
     let no_reverse =
         (mode == Mode::Online && back == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
     let no_reverse = no_reverse.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
+    let lent = if mode == Mode::Online { facts.online.lent.clone() } else { Vec::new() };
     let old_locks = facts.locks.iter().filter(|lock| lock.seconds > 1.0);
     let warnings = old_locks.map(waited_for).chain(facts.sequences.iter().cloned()).chain(notes).chain(no_reverse);
+    let warnings = warnings.chain(full(&lent));
     Ok(ShardPlan {
         shard,
         schema: facts.schema.clone(),
@@ -167,6 +176,19 @@ pub(crate) fn judge(
         before_data,
         after_data,
         warnings: warnings.collect(),
+        lent,
+    })
+}
+
+/// What REPLICA IDENTITY FULL costs while it is lent.
+fn full(lent: &[LentIdentity]) -> Option<String> {
+    let full: Vec<&str> = lent.iter().filter(|one| one.index.is_none()).map(|one| one.table.as_str()).collect();
+    (!full.is_empty()).then(|| {
+        format!(
+            "no index names the rows of {}: until the move is completed, each UPDATE and DELETE there writes the whole \
+             former row to the WAL",
+            full.join(", ")
+        )
     })
 }
 

@@ -277,7 +277,7 @@ async fn shard_plan(
 ) -> Result<Result<ShardPlan, Vec<Refusal>>, Error> {
     let (from, to) = tokio::try_join!(context.hosts.open(&source.name), context.hosts.open(&target.name))?;
     let (from, to) = (from.for_shard(shard), to.for_shard(shard));
-    let facts = match facts::of_shard(&from, &to, shard, &context.prefix).await {
+    let facts = match facts::of_shard(&from, &to, shard, &context.prefix, context.options.replica_identity).await {
         Err(error) if waited_for_a_lock(&error) => return Err(locked(&from, shard, context, error).await),
         facts => facts?,
     };

@@ -6,7 +6,6 @@
 //! is none: within a transaction two rows may have the same one, and a change would hit both, or the other.
 
 use crate::mover::control::session::Session;
-use crate::mover::definition::refusal::Refusal;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_ident;
 
@@ -137,38 +136,41 @@ pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableSh
     let mut shapes: Vec<TableShape> = Vec::new();
     let mut kinds = Vec::new();
     for row in session.rows("reading the tables", sql, &[&schema]).await? {
-        let oid = row.get(0);
+        let oid = row.get(0)?;
         if shapes.last().is_none_or(|last| last.oid != oid) {
             if let Some(last) = shapes.last_mut() {
                 find_key(last, &kinds);
             }
             kinds.clear();
-            let key_index = row.get::<_, Option<String>>(3);
+            let key_index = match row.get::<_, Option<String>>(3)? {
+                Some(name) => Some(KeyIndex { name, primary: row.get(4)?, immediate: row.get(5)? }),
+                None => None,
+            };
             shapes.push(TableShape {
                 oid,
-                name: row.get(1),
+                name: row.get(1)?,
                 columns: Vec::new(),
                 key: Vec::new(),
                 first_key: None,
-                identity: match row.get(2) {
+                identity: match row.get(2)? {
                     "f" => Identity::Full,
                     "n" => Identity::Nothing,
                     "i" => Identity::Index,
                     _ => Identity::Default,
                 },
-                key_index: key_index.map(|name| KeyIndex { name, primary: row.get(4), immediate: row.get(5) }),
+                key_index,
             });
         }
-        let (Some(name), Some(last)) = (row.get::<_, Option<String>>(6), shapes.last_mut()) else { continue };
-        kinds.push(KeyKind::of(row.get(11), row.get(13)));
+        let (Some(name), Some(last)) = (row.get::<_, Option<String>>(6)?, shapes.last_mut()) else { continue };
+        kinds.push(KeyKind::of(row.get(11)?, row.get(13)?));
         last.columns.push(Column {
             name,
-            type_oid: row.get(7),
-            composite: row.get(8),
-            generated: !row.get::<_, &str>(9).is_empty(),
-            is_virtual: row.get::<_, &str>(9) == "v",
-            hashable: row.get(12),
-            in_key: row.get::<_, Option<i32>>(10).and_then(|at| usize::try_from(at).ok()),
+            type_oid: row.get(7)?,
+            composite: row.get(8)?,
+            generated: !row.get::<_, &str>(9)?.is_empty(),
+            is_virtual: row.get::<_, &str>(9)? == "v",
+            hashable: row.get(12)?,
+            in_key: row.get::<_, Option<i32>>(10)?.and_then(|at| usize::try_from(at).ok()),
         });
     }
     if let Some(last) = shapes.last_mut() {
@@ -190,37 +192,6 @@ fn find_key(shape: &mut TableShape, kinds: &[Option<KeyKind>]) {
         shape.columns.iter_mut().for_each(|column| column.in_key = None);
     }
     shape.first_key = shape.key.first().and_then(|at| kinds[*at]);
-}
-
-/// What stands against copying these tables while they are written to. Once a table is published, its UPDATE and DELETE
-/// fail at the source unless the stream can name their rows: so this is to be asked before anything is published.
-pub(crate) fn online_refusals(shapes: &[TableShape]) -> Vec<Refusal> {
-    shapes.iter().filter_map(refusal).collect()
-}
-
-fn refusal(shape: &TableShape) -> Option<Refusal> {
-    if shape.identity == Identity::Full && shape.columns.iter().any(|column| column.is_virtual) {
-        return Some(Refusal::new(
-            format!("table {}", shape.name),
-            "has REPLICA IDENTITY FULL and a virtual generated column, so that its UPDATE and DELETE would fail while \
-             it is copied online",
-            "ALTER TABLE … REPLICA IDENTITY DEFAULT, with a primary key, or move with --mode blocking",
-        ));
-    }
-    let (reason, instead) = match (shape.identity, &shape.key_index) {
-        (Identity::Full, _) => return None,
-        (Identity::Nothing, _) => ("has REPLICA IDENTITY NOTHING", "REPLICA IDENTITY DEFAULT"),
-        (Identity::Default, None) => ("has no primary key", "ADD PRIMARY KEY"),
-        (Identity::Index, None) => ("has lost the index of its REPLICA IDENTITY", "REPLICA IDENTITY DEFAULT"),
-        (_, Some(index)) if !index.immediate => ("has a deferrable primary key", "ADD PRIMARY KEY … NOT DEFERRABLE"),
-        (_, Some(_)) if shape.key.is_empty() => ("has a generated column in its key", "ADD PRIMARY KEY"),
-        (_, Some(_)) => return None,
-    };
-    Some(Refusal::new(
-        format!("table {}", shape.name),
-        format!("{reason}, so that its UPDATE and DELETE would fail while it is copied online"),
-        format!("ALTER TABLE … {instead}, or ALTER TABLE … REPLICA IDENTITY FULL, or move with --mode blocking"),
-    ))
 }
 
 #[cfg(test)]
@@ -251,48 +222,18 @@ pub(crate) mod tests {
         shape
     }
 
+    /// A table whose primary key is a generated column.
+    pub(crate) fn keyed_by_a_generated_column() -> TableShape {
+        let mut shape = shape(&["id", "v"], 1);
+        shape.columns[0].generated = true;
+        find_key(&mut shape, &[Some(KeyKind::Integer), Some(KeyKind::Integer)]);
+        shape
+    }
+
     #[test]
-    fn what_is_refused() {
-        let plain = shape(&["id", "v"], 1);
-        let keyless = shape(&["id", "v"], 0);
-        let deferrable = {
-            let mut shape = plain.clone();
-            shape.key_index.as_mut().unwrap().immediate = false;
-            shape
-        };
-        let generated = {
-            let mut shape = plain.clone();
-            shape.columns[0].generated = true;
-            find_key(&mut shape, &[Some(KeyKind::Integer), Some(KeyKind::Integer)]);
-            shape
-        };
-        let computed = {
-            let mut shape = plain.clone();
-            (shape.columns[1].generated, shape.columns[1].is_virtual) = (true, true);
-            shape
-        };
-        for (shape, identity, reason) in [
-            (&computed, Identity::Default, None),
-            (&computed, Identity::Full, Some("has REPLICA IDENTITY FULL and a virtual generated column")),
-            (&plain, Identity::Default, None),
-            (&plain, Identity::Index, None),
-            (&plain, Identity::Full, None),
-            (&plain, Identity::Nothing, Some("has REPLICA IDENTITY NOTHING")),
-            (&keyless, Identity::Default, Some("has no primary key")),
-            (&keyless, Identity::Index, Some("has lost the index")),
-            (&keyless, Identity::Full, None),
-            (&deferrable, Identity::Default, Some("has a deferrable primary key")),
-            (&deferrable, Identity::Full, None),
-            (&generated, Identity::Default, Some("has a generated column in its key")),
-            (&generated, Identity::Full, None),
-        ] {
-            let refusals = online_refusals(&[TableShape { identity, ..shape.clone() }]);
-            match reason {
-                None => assert!(refusals.is_empty(), "{refusals:?}"),
-                Some(reason) => assert!(refusals[0].reason.starts_with(reason), "{refusals:?}"),
-            }
-        }
-        assert!(generated.key.is_empty() && generated.first_key.is_none());
+    fn a_generated_column_makes_no_key() {
+        let shape = keyed_by_a_generated_column();
+        assert!(shape.key.is_empty() && shape.first_key.is_none());
     }
 
     #[test]

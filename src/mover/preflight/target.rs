@@ -20,7 +20,7 @@ use crate::schema::catalog::{Facts, Grantee, RelationKind};
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn missing_at_target<C: GenericClient + Sync>(
+pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     client: &C,
     facts: &Facts,
 ) -> Result<Vec<Refusal>, tokio_postgres::Error> {
@@ -55,6 +55,20 @@ pub async fn missing_at_target<C: GenericClient + Sync>(
             "has default privileges at the target, which would be added to the shard's objects",
             "remove them there with ALTER DEFAULT PRIVILEGES … REVOKE",
         ));
+    }
+    if let Some(forced) = facts.relations.iter().find(|relation| relation.force_row_security) {
+        let sql =
+            "SELECT rolname::text, rolsuper OR rolbypassrls FROM pg_catalog.pg_roles WHERE rolname = current_user";
+        for row in client.query_typed(sql, &[]).await? {
+            let (role, bypasses): (String, bool) = (row.try_get(0)?, row.try_get(1)?);
+            if !bypasses {
+                refusals.push(Refusal::new(
+                    format!("table {}", forced.name),
+                    format!("has row level security that is forced, so that rows could be hidden from {role}"),
+                    format!("ALTER ROLE {role} BYPASSRLS, or ALTER TABLE … NO FORCE ROW LEVEL SECURITY at the source"),
+                ));
+            }
+        }
     }
     refusals.sort();
     refusals.dedup();
@@ -104,7 +118,7 @@ async fn rights(session: &Session, roles: &[String], objects: &[String]) -> Resu
         WHERE r.rolname = ANY($1) AND EXISTS (SELECT FROM pg_catalog.unnest($2::text[]) AS o(name)
             WHERE pg_catalog.starts_with(o.name, pg_catalog.quote_ident(n.nspname) || '.'))";
     let rows = session.rows("reading the roles' rights", sql, &[&roles, &objects]).await?;
-    Ok(rows.iter().map(|row| ((row.get(0), row.get(1)), (row.get(2), row.get(3)))).collect())
+    rows.iter().map(|row| Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, row.get(3)?)))).collect()
 }
 
 struct Wanted {
@@ -155,6 +169,13 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
         if let Grantee::Role { name } = &grant.grantee {
             let object = names.get(&grant.on).map_or_else(|| "a grant".to_owned(), |object| object.plain.clone());
             want("role", name, object, None);
+        }
+    }
+    for policy in &facts.policies {
+        for role in &policy.roles {
+            if let Grantee::Role { name } = role {
+                want("role", name, format!("policy {} on {}", policy.name, facts.relation_name(policy.relation)), None);
+            }
         }
     }
     wanted

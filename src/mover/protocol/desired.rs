@@ -54,6 +54,16 @@ impl Back {
     }
 }
 
+/// What an online move does about a table whose rows no stream can name, such as one without a primary key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IdentityPolicy {
+    /// It gets a replica identity until the move is completed or aborted.
+    #[default]
+    Lend,
+    /// No table is altered: the move is refused.
+    Keep,
+}
+
 /// When the shards of a new move are fenced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FenceAt {
@@ -77,7 +87,7 @@ impl FenceAt {
     }
 }
 
-/// What an operator asks of whoever works on a move.
+/// What an operator asks of a move's mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Stop as at Ctrl-C: every shard can be used, the move can be resumed.
@@ -105,7 +115,7 @@ impl Asked {
 pub struct StopRequest {
     /// What.
     pub asked: Asked,
-    /// Host and process of whoever asked.
+    /// Host and process from which it was asked.
     pub by: String,
 }
 

@@ -74,6 +74,20 @@ pub enum Error {
         /// The driver's error.
         source: tokio_postgres::Error,
     },
+    /// A control table has a value that no release of pgshard writes there.
+    #[error("{what} on host {host}{}: the column {column} has {value}, which pgshard does not write", of_shard(shard))]
+    Unreadable {
+        /// The host.
+        host: HostName,
+        /// The shard it was for, if it was for one.
+        shard: Option<ShardId>,
+        /// What was being done.
+        what: &'static str,
+        /// The column.
+        column: &'static str,
+        /// Its value.
+        value: String,
+    },
     /// A table of the shard is locked, so that its facts cannot be read. Nothing was changed.
     #[error("shard {shard}: what it consists of cannot be read, for host {host} waits for a lock: {blockers}")]
     Locked {
@@ -82,6 +96,23 @@ pub enum Error {
         /// The source.
         host: HostName,
         /// Who holds it.
+        blockers: String,
+    },
+    /// A table is locked all the time, so that its replica identity can be neither lent nor taken back. The shard is
+    /// served.
+    #[error(
+        "shard {shard}: the replica identity of table {table} cannot be altered, for somebody on host {host} has the \
+         table locked{}",
+        by(blockers)
+    )]
+    IdentityBlocked {
+        /// The shard.
+        shard: ShardId,
+        /// The host that serves it.
+        host: HostName,
+        /// The table.
+        table: String,
+        /// Who has locks on the shard's tables; empty if that was not asked.
         blockers: String,
     },
     /// The control schema found the row otherwise than this mover thought: somebody else went on with the move.
@@ -118,7 +149,7 @@ pub enum Error {
     Stopped {
         /// The shard.
         shard: ShardId,
-        /// Host and process of whoever asked.
+        /// Host and process from which it was asked.
         by: String,
     },
     /// An operator asked this mover to abort, and nothing of the shard's move is left. The source serves.
@@ -126,11 +157,11 @@ pub enum Error {
     Aborted {
         /// The shard.
         shard: ShardId,
-        /// Host and process of whoever asked.
+        /// Host and process from which it was asked.
         by: String,
     },
     /// This mover's lease was taken over.
-    #[error("shard {shard}: this mover's lease was taken over; whoever did goes on with the move")]
+    #[error("shard {shard}: this mover's lease was taken over, and the mover that took it goes on with the move")]
     LeaseLost {
         /// The shard.
         shard: ShardId,
@@ -232,6 +263,16 @@ pub enum Error {
         id: MoveId,
         /// What the audit says.
         objection: String,
+    },
+    /// The host that has the shard by its move does not know of it any more. Nothing was touched.
+    #[error("shard {shard}: host {host} has lost it, which had it by the move {id}")]
+    Lost {
+        /// The shard.
+        shard: ShardId,
+        /// The move's target.
+        host: HostName,
+        /// The move.
+        id: MoveId,
     },
     /// The two hosts contradict each other. Nothing was touched.
     #[error("shard {shard}: the hosts contradict each other, a human must look: {observed}")]
@@ -384,6 +425,8 @@ pub enum Error {
         shard: ShardId,
         /// The move that was to be taken back.
         id: MoveId,
+        /// Where it was before that move.
+        host: HostName,
         /// Why not.
         reason: String,
     },
@@ -413,6 +456,7 @@ impl Error {
                 | Error::NoSuchMove { .. }
                 | Error::TooLate { .. }
                 | Error::Unaudited { .. }
+                | Error::Lost { .. }
                 | Error::Stuck { .. }
                 | Error::WalLimit { .. }
                 | Error::Aborted { .. }
@@ -450,6 +494,11 @@ fn count(refusals: &[Refusal]) -> String {
 
 fn told(rows: &[RowDifference]) -> String {
     rows.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// `: backend 7 …`, or nothing.
+fn by(blockers: &str) -> String {
+    if blockers.is_empty() { String::new() } else { format!(": {blockers}") }
 }
 
 fn of_shard(shard: &Option<ShardId>) -> String {

@@ -21,10 +21,12 @@ pub struct Failpoint {
 }
 
 /// Every failpoint, in the order of a move: before and after each statement that changes anything.
-pub const FAILPOINTS: [&str; 52] = [
+pub const FAILPOINTS: [&str; 54] = [
     "before claim",
     "after claim",
     "after incoming",
+    "in lend",
+    "after lend",
     "after target schema",
     "after signpost",
     "after prepare",
@@ -91,6 +93,9 @@ pub const BACK_FAILPOINTS: [&str; 8] = [
 /// The failpoint of audits, with both snapshots taken.
 pub const AUDIT_FAILPOINTS: [&str; 1] = ["before audit"];
 
+/// The failpoint of repairs: a host has stood down, and nothing is committed yet.
+const REPAIR_FAILPOINTS: [&str; 1] = ["after stand down"];
+
 /// What a test does to a change that the stream brings, so that the target is not what the source is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Harm {
@@ -119,7 +124,8 @@ impl Failpoint {
     /// A sentence that names what is not known.
     pub fn parse(text: &str) -> Result<Failpoint, String> {
         let (name, action) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ACTION"))?;
-        let mut known = FAILPOINTS.into_iter().chain(BACK_FAILPOINTS).chain(AUDIT_FAILPOINTS).chain([IN_A_CHANGE]);
+        let of_moves = FAILPOINTS.into_iter().chain(BACK_FAILPOINTS).chain(AUDIT_FAILPOINTS);
+        let mut known = of_moves.chain(REPAIR_FAILPOINTS).chain([IN_A_CHANGE]);
         let name = known.find(|known| *known == name).ok_or_else(|| format!("there is no failpoint {name:?}"))?;
         let action = match action {
             "drop" if name == IN_A_CHANGE => Action::Harm(Harm::Drop),
@@ -144,7 +150,7 @@ impl Failpoint {
 
     /// Acts if the move is at this failpoint. True: the step must fail.
     pub(crate) fn is_hit(&self, at: &str) -> bool {
-        let lists: [&[&str]; 3] = [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS];
+        let lists: [&[&str]; 4] = [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS, &REPAIR_FAILPOINTS];
         debug_assert!(lists.iter().any(|list| list.contains(&at)), "{at} is in the list");
         if at != self.name {
             return false;

@@ -5,7 +5,7 @@
 pub enum Failpoint {}
 
 impl Failpoint {
-    /// Refuses: whoever sets a failpoint counts on it, and must hear that nothing will happen there.
+    /// Refuses: a test that sets a failpoint counts on it, and must hear that nothing will happen there.
     ///
     /// # Errors
     /// Always.

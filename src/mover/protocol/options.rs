@@ -9,7 +9,7 @@ use crate::map::HostName;
 use crate::shard::ShardId;
 
 use crate::mover::protocol::desired::StopRequest;
-use crate::mover::protocol::desired::{Back, DesiredState, FenceAt};
+use crate::mover::protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::failpoint::Failpoint;
 use crate::mover::protocol::lease::Leases;
@@ -46,6 +46,8 @@ pub struct Options {
     pub back_wal_max: u64,
     /// Whether a new move prepares that its shards can be taken back.
     pub back: Back,
+    /// Online: what is done about a table whose rows no stream can name.
+    pub replica_identity: IdentityPolicy,
     /// When the shards of a new move are fenced.
     pub fence_at: FenceAt,
     /// The most that is copied, in bytes a second, of all shards together. `None`: as fast as it goes.
@@ -81,6 +83,7 @@ impl Default for Options {
             chunk_bytes: CHUNK_BYTES,
             back_wal_max: 10 << 30,
             back: Back::Prepared,
+            replica_identity: IdentityPolicy::Lend,
             fence_at: FenceAt::Ready,
             rate_max: None,
             lag_max: Duration::from_millis(250),
@@ -104,6 +107,7 @@ setters!(
     chunk_bytes: u64,
     back_wal_max: u64,
     back: Back,
+    replica_identity: IdentityPolicy,
     fence_at: FenceAt,
     rate_max: Option<NonZeroU64>,
     lag_max: Duration,

@@ -10,8 +10,7 @@ use uuid::Uuid;
 
 use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::definition::sequences::Presets;
-use crate::mover::preflight::facts;
-use crate::mover::preflight::facts::Lock;
+use crate::mover::preflight::facts::{self, Lock, Servers};
 use crate::mover::protocol::error::Error;
 use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Online, Patience};
@@ -22,7 +21,9 @@ use crate::mover::stream::follower::{Follower, write_watermark};
 /// One attempt at the cut-over of a shard.
 pub(in crate::mover) struct CutOver<'d> {
     work: &'d ShardMove<'d>,
-    online: &'d Online<'d>,
+    online: Online<'d>,
+    /// The servers on which source and target were compared, if this mover has done that.
+    compared_on: Option<&'d Servers>,
     built: &'d Blueprint,
     patience: Patience<'d>,
     done: Done,
@@ -56,11 +57,12 @@ pub(in crate::mover) enum Outcome {
 impl<'d> CutOver<'d> {
     pub(in crate::mover) fn new(
         work: &'d ShardMove<'d>,
-        online: &'d Online<'d>,
+        online: Online<'d>,
+        compared_on: Option<&'d Servers>,
         built: &'d Blueprint,
         patience: Patience<'d>,
     ) -> CutOver<'d> {
-        CutOver { work, online, built, patience, done: Done::default() }
+        CutOver { work, online, compared_on, built, patience, done: Done::default() }
     }
 
     /// What was done so far.
@@ -136,7 +138,7 @@ impl<'d> CutOver<'d> {
             Behind::Ready => self.done.looked = Some(attempt),
         }
         let follower = self.online.follower;
-        if !self.online.compared_on.as_ref().is_some_and(|servers| follower.is_on(servers)) {
+        if !self.compared_on.is_some_and(|servers| follower.is_on(servers)) {
             let reason = "a server was started again, or failed over, behind the fence".to_owned();
             return Ok(Outcome::Held { attempt, reason });
         }

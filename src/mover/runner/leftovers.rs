@@ -5,6 +5,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::error::chain;
 use crate::mover::runner::part::Shared;
 use crate::mover::runner::reverse;
+use crate::mover::step::identity;
 use crate::mover::stream::slot;
 
 /// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its
@@ -28,8 +29,12 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
     if let Some(taken_back) = back_of {
         reverse::stream::tidy_up(&target, &source, *taken_back).await?;
     }
-    // The shards have left: whoever brought them here cannot take them back any more.
-    reverse::stream::look_after(context, &source).await.map(drop)
+    // The shards have left: the move that brought them here cannot be rolled back any more.
+    reverse::stream::look_after(context, &source).await?;
+    for host in [&source, &target] {
+        identity::take_back_or_warn(host).await;
+    }
+    Ok(())
 }
 
 /// The same where nobody can do anything about an error: it is logged.

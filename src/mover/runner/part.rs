@@ -42,7 +42,7 @@ impl Shared {
     }
 }
 
-/// How a mover comes by a shard.
+/// How the mover acquired the shard.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::mover) enum Start {
     /// The move is new.

@@ -62,7 +62,7 @@ impl CutOverPermits {
 impl Sessions {
     async fn open(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
         let (gate, opening) = tokio::try_join!(hosts.open(&work.source.host), hosts.open(&work.target.host))?;
-        // They are of no single shard: whoever takes one over takes the group's stream over, and ends these too.
+        // They are of no single shard: a mover that takes one over takes the group's stream over, and ends these too.
         tokio::try_join!(gate.sign(work.hold, Signed::Group), opening.sign(work.hold, Signed::Group))?;
         Ok(Sessions { gate, opening })
     }

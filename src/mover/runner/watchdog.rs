@@ -1,7 +1,7 @@
 //! The watchdog looks every few seconds while the shards of a group are copied and followed: that nobody alters them,
 //! and that the slot does not fill the source's disk.
 //!
-//! Invariant: it changes nothing by itself. Whoever works on a shard is told, and ends in order.
+//! Invariant: it changes nothing by itself. The driver of a shard is told, and ends in order.
 
 use crate::mover::copy::signals::{Altered, altered};
 use crate::mover::preflight::facts;
@@ -176,6 +176,7 @@ impl Watchdog {
 pub(in crate::mover) async fn wal_limit(source: &Session, wal_max: u64) -> Result<u64, Error> {
     let sql = "SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size'";
     let rows = source.rows("reading how much WAL a slot may keep", sql, &[]).await?;
-    let mebibytes = rows.first().and_then(|row| u64::try_from(row.get::<_, i64>(0)).ok());
+    let setting = rows.first().map(|row| row.get::<_, i64>(0)).transpose()?;
+    let mebibytes = setting.and_then(|setting| u64::try_from(setting).ok());
     Ok(mebibytes.map_or(wal_max, |mebibytes| wal_max.min((mebibytes << 20) / 10 * 9)))
 }

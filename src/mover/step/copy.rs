@@ -207,7 +207,7 @@ impl ShardMove<'_> {
                 FROM pgshard.shard_migration WHERE shard_id = $1)::text, '[]'),
             coalesce((SELECT json_agg(a) FROM pgshard.migration_attempt a WHERE shard_id = $1)::text, '[]')";
         let row = self.source.row(what, sql, &[&self.hold.shard.as_i32()]).await?;
-        let (list, attempt): (String, String) = (row.get(0), row.get(1));
+        let (list, attempt): (String, String) = (row.get(0)?, row.get(1)?);
         let shard = self.hold.shard;
         let sql = format!(
             "DELETE FROM pgshard.shard_migration WHERE shard_id = {shard};

@@ -1,7 +1,7 @@
 //! Fence: the swap, the barrier and the marker (why so: `docs/decisions/0001`).
 //!
 //! Before: prepared, the source serves. After the swap: no new statement reaches the shard's tables by name. After the
-//! barrier: no old one either. After the marker: all of it is durable. Dies halfway: whoever comes first after the
+//! barrier: no old one either. After the marker: all of it is durable. Dies halfway: the first that comes after the
 //! deadline swaps back, or a resume goes on before it.
 
 use std::time::Instant;
@@ -46,7 +46,7 @@ impl ShardMove<'_> {
         self.reached(Phase::Fenced);
         self.at("after swap")?;
         let row = rows.first().expect("a function that returns no set gives one row");
-        Ok(Swapped { attempt: row.get(0), left: row.get(1) })
+        Ok(Swapped { attempt: row.get(0)?, left: row.get(1)? })
     }
 
     /// The barrier. Gives who was in the way when the budget ran out; nobody is, in most cases, at the first look.

@@ -3,6 +3,7 @@
 
 mod copy;
 mod fence;
+pub(crate) mod identity;
 pub(crate) mod old_copy;
 mod online;
 mod open;

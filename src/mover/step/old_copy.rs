@@ -47,8 +47,8 @@ impl ShardMove<'_> {
         self.at("after back row")
     }
 
-    /// The target serves: the old copy can take changes from now on. What fails here is tried again by whoever feeds
-    /// it.
+    /// The target serves: the old copy can take changes from now on. What fails here is tried again by the next that
+    /// feeds it.
     pub(crate) async fn keep_reverse(&self) -> Result<(), Error> {
         let Some(entry) = self.source.find_entry(self.hold.id, self.hold.shard).await? else { return Ok(()) };
         if let Err(error) = drop_constraints(&self.source, &self.target, &self.names, &entry).await {
@@ -75,7 +75,7 @@ impl ShardMove<'_> {
 
     /// Makes the old copy of a former move what this one opens.
     ///
-    /// Locks: rows of the control tables (whoever feeds the copy has them for a transaction at a time), and the tuple
+    /// Locks: rows of the control tables (a feed has them for a transaction at a time), and the tuple
     /// of pg_namespace, for one transaction.
     pub(crate) async fn adopt(&self, taken_back: MoveId, fingerprint: &str) -> Result<(), Error> {
         let what = "taking the old copy for the reverse replication";
@@ -83,7 +83,7 @@ impl ShardMove<'_> {
         self.target.batch(what, "BEGIN").await?;
         let sql = "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
         if let Some(row) = self.target.rows(what, sql, &[&shard, &id]).await?.first() {
-            let ours = row.get::<_, uuid::Uuid>(0) == lease;
+            let ours = row.get::<_, uuid::Uuid>(0)? == lease;
             self.target.batch(what, "ROLLBACK").await?;
             return if ours { Ok(()) } else { Err(Error::LeaseLost { shard: self.hold.shard }) };
         }
@@ -95,23 +95,25 @@ impl ShardMove<'_> {
     async fn adopt_in_transaction(&self, taken_back: MoveId, fingerprint: &str) -> Result<(), Error> {
         let what = "taking the old copy for the reverse replication";
         let (shard, id, lease) = (self.hold.shard.as_i32(), *self.hold.id.uuid(), self.hold.lease);
-        let refuse = |reason: String| Error::NoRollback { shard: self.hold.shard, id: taken_back, reason };
+        let host = &self.target.host;
+        let refuse =
+            |reason: String| Error::NoRollback { shard: self.hold.shard, id: taken_back, host: host.clone(), reason };
         let sql = "SELECT m.epoch, m.fingerprint, b.at_open, b.lost, b.taken_by
             FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
             WHERE b.move_id = $1 AND b.shard_id = $2 AND m.phase = 'kept' FOR UPDATE OF b";
         let rows = self.target.rows(what, sql, &[taken_back.uuid(), &shard]).await?;
         let row = rows.first().ok_or_else(|| refuse("its old copy is not kept".to_owned()))?;
-        let (at_open, lost): (Option<String>, Option<String>) = (row.get(2), row.get(3));
+        let (at_open, lost): (Option<String>, Option<String>) = (row.get(2)?, row.get(3)?);
         if let Some(lost) = lost {
             return Err(refuse(lost));
         }
-        if row.get::<_, Option<uuid::Uuid>>(4).is_some_and(|by| by != id) {
+        if row.get::<_, Option<uuid::Uuid>>(4)?.is_some_and(|by| by != id) {
             return Err(refuse("another rollback has taken the old copy".to_owned()));
         }
         let at_open = at_open.ok_or_else(|| refuse("the old copy was not made ready to take changes".to_owned()))?;
-        let epoch = ShardEpoch::from_i32(row.get(0)).filter(|epoch| epoch.next() == self.epoch);
+        let epoch = ShardEpoch::from_i32(row.get(0)?).filter(|epoch| epoch.next() == self.epoch);
         let epoch = epoch.ok_or_else(|| refuse("the shard has moved on since".to_owned()))?;
-        if row.get::<_, Option<String>>(1).as_deref() != Some(fingerprint) {
+        if row.get::<_, Option<String>>(1)?.as_deref() != Some(fingerprint) {
             return Err(refuse("the shard's tables were altered since".to_owned()));
         }
         let (left, incoming) = (self.names.left(epoch), self.names.incoming());
@@ -158,9 +160,9 @@ pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, sh
         WHERE b.taken_by = $1 AND b.shard_id = $2 FOR UPDATE OF b";
     let rows = session.rows(what, sql, &[taker.uuid(), &shard.as_i32()]).await?;
     let Some(row) = rows.first() else { return Ok(false) };
-    let taken_back = MoveId::from(row.get::<_, uuid::Uuid>(0));
+    let taken_back = MoveId::from(row.get::<_, uuid::Uuid>(0)?);
     let names = Names { schema: schema.to_owned() };
-    let left = names.left(ShardEpoch::from_i32(row.get(1)).unwrap_or(ShardEpoch::FIRST));
+    let left = names.left(ShardEpoch::from_i32(row.get(1)?).unwrap_or(ShardEpoch::FIRST));
     rename(session, ("incoming", &names.incoming()), ("left", &left), taken_back, shard).await?;
     let sql = "UPDATE pgshard.progress SET move_id = $3 WHERE move_id = $1 AND shard_id = $2";
     session.execute(what, sql, &[taker.uuid(), &shard.as_i32(), taken_back.uuid()]).await?;
@@ -189,7 +191,7 @@ pub(crate) async fn drop_constraints(
     let (id, shard, left) = (*entry.id.uuid(), entry.shard.as_i32(), names.left(entry.epoch));
     let sql = "SELECT opened_lsn FROM pgshard.shard WHERE shard_id = $1 AND epoch = $2 AND state <> 'moved'";
     let opened = target.rows(what, sql, &[&shard, &entry.epoch.next().as_i32()]).await?;
-    let Some(opened) = opened.first().and_then(|row| row.get::<_, Option<PgLsn>>(0)) else {
+    let Some(opened) = opened.first().map(|row| row.get::<_, Option<PgLsn>>(0)).transpose()?.flatten() else {
         return lose(source, entry.id, entry.shard, "the shard has moved on since").await;
     };
     let Some(oid) = facts::schema_oid(source, &left).await? else {
@@ -276,7 +278,8 @@ pub(crate) async fn lose_all(source: &Session, target: &HostName, id: MoveId, wh
 pub(crate) async fn fingerprint_of(source: &Session, entry: &Entry) -> Result<Option<String>, Error> {
     let sql = "SELECT fingerprint FROM pgshard.back WHERE move_id = $1 AND shard_id = $2 AND at_open IS NOT NULL";
     let rows = source.rows("reading the reverse replication", sql, &[entry.id.uuid(), &entry.shard.as_i32()]).await?;
-    Ok(rows.first().and_then(|row| row.get(0)).or_else(|| entry.fingerprint.clone()))
+    let fed: Option<Option<String>> = rows.first().map(|row| row.get(0)).transpose()?;
+    Ok(fed.flatten().or_else(|| entry.fingerprint.clone()))
 }
 
 /// Whether a shard's lease is that of this hold, on its progress: the next to feed it names its own.

@@ -60,7 +60,8 @@ impl ShardMove<'_> {
         let what = "building keys and indexes";
         let incoming = self.names.incoming();
         self.begin_on_target(what).await?;
-        let tables: Vec<&str> = of(creation, Online::Loaded).filter_map(|one| one.table.as_deref()).collect();
+        let tables: Vec<&str> =
+            statements_at(creation, Online::Loaded).filter_map(|one| one.table.as_deref()).collect();
         let built = build::built(&self.target, &incoming, &tables).await?;
         // The row says that this was done.
         let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)
@@ -69,7 +70,7 @@ impl ShardMove<'_> {
         if self.target.execute(what, sql, &[id, &shard, &self.hold.lease, &from]).await? == 1 {
             self.target.batch(what, &preamble(&incoming)).await?;
             let is_built = |one: &&Statement| one.table.as_ref().is_some_and(|table| built.contains(table));
-            for statement in of(creation, Online::Loaded).filter(|one| !is_built(one)) {
+            for statement in statements_at(creation, Online::Loaded).filter(|one| !is_built(one)) {
                 self.target.batch(what, &statement.sql).await?;
             }
         }
@@ -96,7 +97,7 @@ impl ShardMove<'_> {
         self.begin_on_target(what).await?;
         let sql = "SELECT at_open IS NOT NULL FROM pgshard.incoming WHERE shard_id = $1";
         let shard = self.hold.shard.as_i32();
-        if !self.target.row(what, sql, &[&shard]).await?.get::<_, bool>(0) {
+        if !self.target.row(what, sql, &[&shard]).await?.get::<_, bool>(0)? {
             let paused = follower.pause().await?;
             let incoming = facts::schema_oid(&self.target, &self.names.incoming()).await?.unwrap_or(0);
             for table in table::shapes(&self.target, incoming).await? {
@@ -105,7 +106,7 @@ impl ShardMove<'_> {
             }
             drop(paused);
             self.target.batch(what, &preamble(&self.names.incoming())).await?;
-            for statement in of(creation, Online::CaughtUp) {
+            for statement in statements_at(creation, Online::CaughtUp) {
                 self.target.batch(what, &statement.sql).await?;
             }
             self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
@@ -274,13 +275,13 @@ fn quoted(name: &str) -> String {
     crate::pg::quote_ident(name)
 }
 
-fn of(creation: &Creation, when: Online) -> impl Iterator<Item = &Statement> {
+fn statements_at(creation: &Creation, when: Online) -> impl Iterator<Item = &Statement> {
     creation.after_data.iter().filter(move |statement| statement.online() == when)
 }
 
 /// What the open runs. Foreign keys are added unproved: to prove them takes a scan.
 pub(crate) fn at_open(creation: &Creation) -> String {
-    of(creation, Online::Open)
+    statements_at(creation, Online::Open)
         .map(|statement| match statement.stage {
             Stage::ForeignKey if is_key(&statement.sql) => format!("{} NOT VALID;\n", statement.sql),
             _ => format!("{};\n", statement.sql),

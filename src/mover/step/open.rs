@@ -39,12 +39,12 @@ impl ShardMove<'_> {
 
     /// The transaction of an open, begun before the fence with a hold on the target's tables: nobody vacuums, analyzes
     /// or builds an index until its end, for which the open's triggers and foreign keys would have to wait behind the
-    /// fence. Whoever does is waited for here; an autovacuum goes away for it. `Some`: who did not, and nothing is
-    /// held.
+    /// fence. One that does is waited for here; an autovacuum gives way. `Some`: the ones that did not give way, and
+    /// nothing is held.
     ///
     /// All are held at once and without waiting, and each is waited for while none is held: no deadlock is made of it.
     ///
-    /// Locks: SHARE UPDATE EXCLUSIVE on the target's tables, until the end of the transaction. Whoever applies changes
+    /// Locks: SHARE UPDATE EXCLUSIVE on the target's tables, until the end of the transaction. The applier of changes
     /// does not wait for it.
     pub(crate) async fn hold_tables(&self, target: &Session) -> Result<Option<String>, Error> {
         let what = "holding the target's tables";
@@ -54,8 +54,7 @@ impl ShardMove<'_> {
             WHERE n.nspname = $1 AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
                 AND d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind = 'r' ORDER BY 1";
         let rows = target.rows(what, members, &[&incoming]).await?;
-        let names = rows.iter().map(|row| row.try_get::<_, &str>(0)).collect::<Result<Vec<_>, _>>();
-        let names = names.map_err(|error| target.failed(what, error))?;
+        let names = rows.iter().map(|row| row.get::<_, &str>(0)).collect::<Result<Vec<_>, _>>()?;
         let tables: Vec<String> =
             names.iter().map(|name| format!("{}.{}", quote_ident(&incoming), quote_ident(name))).collect();
         if tables.is_empty() {
@@ -156,7 +155,7 @@ async fn in_the_way(target: &Session, table: &str) -> Result<String, Error> {
         quote_literal(table)
     );
     let row = target.row(what, &sql, &[]).await?;
-    let who: Option<String> = row.try_get(0).map_err(|error| target.failed(what, error))?;
+    let who: Option<String> = row.get(0)?;
     let who = who.unwrap_or_else(|| "somebody who is gone by now".to_owned());
     Ok(format!("{table} on host {} is in the hands of {who}", target.host))
 }

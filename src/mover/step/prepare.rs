@@ -11,6 +11,7 @@ use crate::mover::copy::{ShardCopy, cut as plan};
 use crate::mover::definition::ddl::Creation;
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts;
+use crate::mover::preflight::identity::{self, Judgement, Keys};
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Mode, Phase};
@@ -47,6 +48,11 @@ impl ShardMove<'_> {
             shard: self.hold.shard,
             observed: format!("host {} serves the shard but has no schema {}", self.source.host, self.names.schema),
         })?;
+        if self.mode == Mode::Online {
+            self.lend_identities(schema).await?;
+        }
+        self.tell_what_is_lent().await?;
+        self.at("after lend")?;
         // Before the facts: whatever is altered while they are read makes the stamps differ.
         let stamp = self.stamp(schema).await?;
         let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
@@ -83,7 +89,12 @@ impl ShardMove<'_> {
     ///
     /// Locks: ACCESS SHARE on catalogs, for one statement.
     pub(super) async fn refuse_unnamed(&self, schema: u32) -> Result<(), Error> {
-        let refusals = table::online_refusals(&table::shapes(&self.source, schema).await?);
+        let shapes = table::shapes(&self.source, schema).await?;
+        let Judgement { lent, refusals } = identity::judge(&shapes, &Keys::new(), self.options.replica_identity);
+        if let (Some(new), true) = (lent.first(), refusals.is_empty()) {
+            let what = format!("table {} has lost what names its rows, or has come since", new.table);
+            return Err(Error::Altered { shard: self.hold.shard, what });
+        }
         if refusals.is_empty() {
             return Ok(());
         }

@@ -12,6 +12,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::Names;
 use crate::mover::protocol::state::Phase;
 use crate::mover::step::ShardMove;
+use crate::mover::step::identity;
 use crate::mover::step::old_copy as copy;
 use crate::pg::quote_ident;
 
@@ -36,7 +37,7 @@ impl ShardMove<'_> {
         if let Some(row) = self.target.rows(what, sql, &[&shard, id]).await?.first() {
             // A mover that was paused here, and taken over, would drop what the other has built and perhaps decided
             // for.
-            if row.get::<_, Uuid>(0) != self.hold.lease {
+            if row.get::<_, Uuid>(0)? != self.hold.lease {
                 self.target.batch(what, "ROLLBACK").await?;
                 return Err(Error::LeaseLost { shard: self.hold.shard });
             }
@@ -58,6 +59,7 @@ impl ShardMove<'_> {
                 )
                 .await?;
         }
+        identity::forget(&self.target, self.hold.shard).await?;
         self.forget_chunks().await?;
         self.at("in discard")?;
         self.target.batch(what, "COMMIT").await?;
@@ -92,7 +94,7 @@ pub(crate) async fn undo_at_source(source: &Session, hold: Hold, epoch: ShardEpo
         WHERE shard_id = $1 AND epoch = $2 AND (state = 'serving' OR state = 'fenced' AND move_id = $3)";
     let rows = source.rows(what, sql, &[&shard, &epoch.as_i32(), id]).await?;
     let row = rows.first().ok_or(Error::TooLate { shard: hold.shard })?;
-    if let Some(attempt) = row.get::<_, Option<i32>>(0) {
+    if let Some(attempt) = row.get::<_, Option<i32>>(0)? {
         let sql = "SELECT pgshard.unfence($1, $2, $3, $4)";
         match source.row(what, sql, &[&shard, id, &attempt, &hold.lease]).await {
             // Its deadline passed and a router was first.

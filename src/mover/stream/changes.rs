@@ -255,7 +255,7 @@ async fn read_row(
             return Err(Failure::Shard(layout.shard, Fault::Diverged { table: layout.name.clone(), what }));
         };
         let row = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?;
-        let snapshot = Snapshot::parse(row.get(0)).ok_or_else(|| Error::Stuck {
+        let snapshot = Snapshot::parse(row.get(0)?).ok_or_else(|| Error::Stuck {
             shard: layout.shard,
             observed: "a snapshot that cannot be read".to_owned(),
         })?;
@@ -274,10 +274,9 @@ async fn read_row(
         let rows = source.rows(what, &layout.reread(&name), &params).await?;
         source.batch(what, "COMMIT").await?;
         flush(source).await?;
-        let values = rows.first().map(|row| {
-            let values: Vec<Option<String>> = row.get(0);
-            values.into_iter().map(|value| value.map(|value| value.into_bytes().into())).collect()
-        });
+        let values = rows.first().map(|row| row.get::<_, Vec<Option<String>>>(0)).transpose()?;
+        let bytes = |value: Option<String>| value.map(|value| value.into_bytes().into());
+        let values = values.map(|values| values.into_iter().map(bytes).collect());
         return Ok((snapshot, values));
     }
 }
@@ -290,11 +289,12 @@ async fn lock(source: &Session, shard: ShardId, oid: u32) -> Result<Option<Strin
         let sql = "SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1";
         let rows = source.rows(what, sql, &[&oid]).await?;
-        let Some(name) = rows.first().map(|row| row.get::<_, String>(0)) else { return Ok(None) };
+        let Some(row) = rows.first() else { return Ok(None) };
+        let name: String = row.get(0)?;
         let lock = format!("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; LOCK TABLE {name} IN ACCESS SHARE MODE");
         if source.client.batch_execute(&lock).await.is_ok() {
             let same = source.row(what, "SELECT coalesce(to_regclass($1)::oid = $2, false)", &[&name, &oid]).await?;
-            if same.get(0) {
+            if same.get(0)? {
                 return Ok(Some(name));
             }
         }

@@ -53,7 +53,7 @@ pub(crate) struct FollowerOptions {
     /// The name of slot and publication.
     pub(crate) stream: String,
     pub(crate) shards: Vec<FollowedShard>,
-    /// What shards have that share the slot and are not followed now: it keeps the rest for whoever follows them next.
+    /// What shards have that share the slot and are not followed now: it keeps the rest for their next follower.
     pub(crate) others: BTreeMap<ShardId, u64>,
     /// For how long connections that break are opened again, without any progress between.
     pub(crate) patience: Duration,
@@ -233,10 +233,6 @@ impl Follower {
         self.view.borrow().servers.as_ref() == Some(servers)
     }
 
-    pub(crate) fn lag(&self) -> Lag {
-        self.view.borrow().lag
-    }
-
     /// What it tells, as it changes.
     pub(crate) fn view(&self) -> watch::Receiver<View> {
         self.view.clone()
@@ -315,16 +311,16 @@ impl Paused {
     }
 }
 
-/// Watermarks are deleted by those that come this much later, in microseconds: a minute. Whoever waits for one reads it
-/// from the stream, where it stays.
-const BEACON_KEPT_US: i64 = 60_000_000;
+/// Watermarks are deleted by those that come this much later, in microseconds: a minute. A waiter reads its own from
+/// the stream, where it stays.
+const WATERMARK_KEPT_US: i64 = 60_000_000;
 
 /// Writes a watermark at the source, durably. Gives its number.
 ///
 /// Locks: a row of its own, and rows of earlier ones that nobody else is deleting.
 pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64, Error> {
     let what = "writing a watermark";
-    // Beacons of two sessions within a microsecond are the one that needs another try.
+    // Watermarks of two sessions within a microsecond are the one that needs another try.
     loop {
         source.batch(what, "BEGIN").await?;
         source.row(what, "SELECT pgshard.commit_durably()", &[]).await?;
@@ -332,13 +328,12 @@ pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64,
             VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) ON CONFLICT DO NOTHING
             RETURNING number";
         let rows = source.rows(what, sql, &[id.uuid()]).await?;
-        let number = rows.first().map(|row| row.try_get::<_, i64>(0)).transpose();
-        let number = number.map_err(|error| source.failed(what, error))?;
+        let number = rows.first().map(|row| row.get::<_, i64>(0)).transpose()?;
         if let Some(number) = number {
             let sql = "DELETE FROM pgshard.beacon WHERE move_id = $1 AND number = ANY (ARRAY(
                 SELECT number FROM pgshard.beacon WHERE move_id = $1 AND number < $2 LIMIT 100 FOR
                 UPDATE SKIP LOCKED))";
-            source.execute(what, sql, &[id.uuid(), &(number - BEACON_KEPT_US)]).await?;
+            source.execute(what, sql, &[id.uuid(), &(number - WATERMARK_KEPT_US)]).await?;
         }
         source.batch(what, "COMMIT").await?;
         if let Some(number) = number {

@@ -28,7 +28,6 @@ mod layout;
 pub(crate) mod row_index;
 mod run;
 pub(crate) mod slot;
-pub mod testing;
 mod transport;
 mod wire;
 mod worker;

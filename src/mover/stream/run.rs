@@ -35,10 +35,10 @@ const RAISE_EVERY: Duration = Duration::from_secs(2);
 /// A pause that nobody ends is over after this.
 const PAUSE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is read ahead of a snapshot may take so much memory.
+/// The memory that changes may take which are read ahead of a snapshot.
 const ALIGN_BYTES: usize = 64 << 20;
 
-/// So many of the transactions applied last are remembered.
+/// How many of the transactions that were applied last are remembered.
 const RECENT: usize = 1 << 16;
 
 /// So many watermarks are.
@@ -442,7 +442,8 @@ impl<'a> Run<'a> {
             SELECT FROM pgshard.incoming i WHERE i.shard_id = p.shard_id AND i.move_id = p.move_id
             AND i.lease <> p.lease)";
         let rows = session.rows("looking for whose lease is gone", sql, &[self.worker.options.id.uuid()]).await?;
-        let held: HashSet<(i32, Uuid)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let held: Result<HashSet<(i32, Uuid)>, Error> = rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect();
+        let held = held?;
         let lost = touched.iter().find(|shard| {
             self.shards.get(shard).is_none_or(|followed| !held.contains(&(shard.as_i32(), followed.hold.lease)))
         });
@@ -479,8 +480,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Tells the source and whoever waits how far all is durable. The source hears of nothing that a shard's row does
-    /// not say: a shard whose row is behind the slot has lost changes, and whoever resumes it must be able to see that.
+    /// Tells the source and the waiting drivers how far all is durable. The source hears of nothing that a shard's row
+    /// does not say: a shard whose row is behind the slot has lost changes, and a resume must be able to see that.
     fn report(&self, committed_at: Option<i64>) {
         let rows = self.shards.values().map(|followed| followed.applied);
         let told = rows.chain(self.worker.held.values().copied()).min().unwrap_or(self.position);

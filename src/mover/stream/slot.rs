@@ -59,7 +59,7 @@ pub(crate) struct SlotState {
     pub(crate) confirmed: u64,
 }
 
-/// Tables are published so many at a time, so that one transaction does not need a lock on each of thousands.
+/// How many tables are published at a time, so that one transaction does not need a lock on each of thousands.
 const TABLES_AT_ONCE: usize = 64;
 
 /// Publishes these tables, and marker and watermark, under the move's name. Those that are published already are left
@@ -76,7 +76,7 @@ pub(crate) async fn create_publication(
     register(source, "publication", owner).await?;
     let there = "SELECT EXISTS (SELECT FROM pg_publication WHERE pubname = $1)";
     let name = quote_ident(owner.name);
-    if !source.row(what, there, &[&owner.name]).await?.get::<_, bool>(0) {
+    if !source.row(what, there, &[&owner.name]).await?.get::<_, bool>(0)? {
         source.batch(what, &format!("CREATE PUBLICATION {name}")).await?;
     }
     owner.options.at("in publication")?;
@@ -85,7 +85,9 @@ pub(crate) async fn create_publication(
         FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid
         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = $1";
     let published = source.rows(what, published, &[&owner.name]).await?;
-    let published: HashSet<(String, String)> = published.iter().map(|row| (row.get(0), row.get(1))).collect();
+    let published: Result<HashSet<(String, String)>, Error> =
+        published.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect();
+    let published = published?;
     let missing: Vec<String> = own
         .iter()
         .chain(tables)
@@ -114,8 +116,7 @@ async fn computes(source: &Session, tables: &[(String, String)]) -> Result<bool,
             SELECT FROM unnest($1::text[], $2::text[]) AS t(schema, name)
             JOIN pg_namespace n ON n.nspname = t.schema JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.name
             JOIN pg_attribute a ON a.attrelid = c.oid AND a.attgenerated = 's' WHERE c.relreplident = 'f')";
-    let row = source.row("looking for generated columns", sql, &[&schemas, &names]).await?;
-    row.try_get(0).map_err(|error| source.failed("looking for generated columns", error))
+    source.row("looking for generated columns", sql, &[&schemas, &names]).await?.get(0)
 }
 
 /// Takes the tables of a schema out of a publication, as far as they are in it.
@@ -128,7 +129,7 @@ pub(crate) async fn withdraw(source: &Session, name: &str, schema: &str) -> Resu
         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = $1 AND n.nspname = $2";
     let mut tables: Vec<String> = Vec::new();
     for row in source.rows(what, sql, &[&name, &schema]).await? {
-        tables.push(row.try_get(0).map_err(|error| source.failed(what, error))?);
+        tables.push(row.get(0)?);
     }
     for tables in tables.chunks(TABLES_AT_ONCE) {
         let sql = format!("ALTER PUBLICATION {} DROP TABLE ONLY {}", quote_ident(name), tables.join(", ONLY "));
@@ -148,8 +149,7 @@ pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, St
             SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisvalid
                 AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary ELSE false END)";
     let rows = source.rows(what, sql, &[&name]).await?;
-    let read = |row: &tokio_postgres::Row| Ok((row.try_get(0)?, row.try_get(1)?));
-    rows.iter().map(read).collect::<Result<_, _>>().map_err(|error| source.failed(what, error))
+    rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
 }
 
 /// Makes the slot, or finds it there. Gives the position from which it sends changes.
@@ -173,7 +173,7 @@ pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Du
         let sql = "SELECT lsn FROM pg_create_logical_replication_slot($1, 'pgoutput')";
         let made = source.client.query_one(sql, &[&owner.name]).await;
         let error = match made {
-            Ok(row) => return Ok(row.get::<_, PgLsn>(0).into()),
+            Ok(row) => return row.try_get::<_, PgLsn>(0).map(u64::from).map_err(|error| source.failed(what, error)),
             Err(error) => error,
         };
         if error.code() != Some(&SqlState::LOCK_NOT_AVAILABLE) {
@@ -214,8 +214,7 @@ pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patie
     loop {
         let mut there = Vec::new();
         for row in source.rows(what, sql, &[&schemas]).await? {
-            let read = row.try_get(0).and_then(|transaction| Ok((transaction, row.try_get(1)?)));
-            let (transaction, words): (String, String) = read.map_err(|error| source.failed(what, error))?;
+            let (transaction, words): (String, String) = (row.get(0)?, row.get(1)?);
             if older.as_ref().is_none_or(|older| older.contains(&transaction)) {
                 there.push((transaction, words));
             }
@@ -242,7 +241,7 @@ pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
         UNION ALL SELECT format('the prepared transaction %L', gid), prepared FROM pg_prepared_xacts
         ORDER BY 2 NULLS LAST LIMIT 3";
     let rows = source.rows("looking for who holds the slot up", sql, &[]).await?;
-    let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    let names: Vec<String> = rows.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
     Ok(if names.is_empty() { "transactions that have ended meanwhile".to_owned() } else { names.join("; ") })
 }
 
@@ -253,17 +252,18 @@ pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<Sl
     let sql = "SELECT wal_status, (pg_current_wal_lsn() - restart_lsn)::bigint, confirmed_flush_lsn
         FROM pg_replication_slots WHERE slot_name = $1";
     let rows = source.rows("looking at the slot", sql, &[&name]).await?;
-    Ok(rows.first().map(|row| SlotState {
-        wal_status: row.get(0),
-        kept_bytes: row.get::<_, Option<i64>>(1).unwrap_or(0),
-        confirmed: row.get::<_, Option<PgLsn>>(2).map(u64::from).unwrap_or(0),
+    let Some(row) = rows.first() else { return Ok(None) };
+    Ok(Some(SlotState {
+        wal_status: row.get(0)?,
+        kept_bytes: row.get::<_, Option<i64>>(1)?.unwrap_or(0),
+        confirmed: row.get::<_, Option<PgLsn>>(2)?.map(u64::from).unwrap_or(0),
     }))
 }
 
 /// How long a walsender may take to end.
 const END_WALSENDER: Duration = Duration::from_secs(5);
 
-/// Ends whoever reads the slot: a walsender whose mover is dead, or has lost the move to us. It must be of our own
+/// Ends the reader of the slot: a walsender whose mover is dead, or has lost the move to us. It must be of our own
 /// role.
 ///
 /// # Errors
@@ -279,13 +279,13 @@ pub(crate) async fn free_slot(source: &Session, name: &str) -> Result<(), Error>
         let rows = source.rows(what, sql, &[&name]).await?;
         let Some(row) = rows.first() else { return Ok(()) };
         if Instant::now() >= until {
-            return Err(Error::SlotBusy { host: source.host.clone(), slot: name.to_owned(), pid: row.get(1) });
+            return Err(Error::SlotBusy { host: source.host.clone(), slot: name.to_owned(), pid: row.get(1)? });
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// Drops the slot, whoever reads it, and its row in the ledger. Nothing to do if it is gone.
+/// Drops the slot, even while it is read, and its row in the ledger. Nothing to do if it is gone.
 ///
 /// Locks: none.
 pub(crate) async fn drop_slot(source: &Session, name: &str) -> Result<(), Error> {

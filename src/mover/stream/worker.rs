@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_postgres::types::PgLsn;
 
 use crate::mover::control::journal::Signed;
+use crate::mover::control::row::AnsweredRow;
 use crate::mover::control::session::Session;
 use crate::mover::copy::chunks;
 use crate::mover::preflight::facts;
@@ -41,7 +42,7 @@ pub(crate) struct Worker {
     pub(super) expected: HashMap<ShardId, (i32, String)>,
     /// Numbers of the transactions applied last: a source may show a commit in its WAL before its snapshots do.
     pub(super) recent: VecDeque<u64>,
-    /// What shards had that were lost: the slot must keep the rest for whoever resumes them.
+    /// What shards had that were lost: the slot must keep the rest for a resume.
     pub(super) held: HashMap<ShardId, u64>,
     /// Up to here, rows are not done together.
     pub(super) careful_until: Option<u64>,
@@ -138,7 +139,7 @@ impl Worker {
         }
     }
 
-    /// Drops a slot that its server cannot decode, so that whoever goes on sees that it is gone: a move copies again, a
+    /// Drops a slot that its server cannot decode, so that the next mover sees that it is gone: a move copies again, a
     /// rollback that cannot is refused. The source serves, so nothing is lost with it. Gives the error to end with.
     ///
     /// Locks: none; the slot is read by nobody else.
@@ -149,8 +150,8 @@ impl Worker {
             error = words(error),
             "the slot is dropped: the server cannot decode it"
         );
-        // A worker that slept, and was taken over meanwhile, leaves the slot to whoever has the shards: it may be a new
-        // one.
+        // A worker that slept, and was taken over meanwhile, leaves the slot to the mover that has the shards: it may
+        // be a new one.
         let target = options.hosts.open(&options.target).await?;
         let is_ours = matches!(self.is_taken_over(&target).await, Ok(false))
             && self.progress(&target).await.is_ok_and(|shards| !shards.is_empty());
@@ -194,16 +195,16 @@ impl Worker {
         let options = &self.options;
         let source = options.hosts.open(&options.source).await?;
         let lost = |state| Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state };
-        // The progress rows say that it is ours: whoever still reads the slot is dead, or has lost the move. Before its
-        // state is asked for: the walsender of a connection that broke may still hear how far a target was that has
-        // failed over since.
+        // The progress rows say that it is ours: a mover that still reads the slot is dead, or has lost the move.
+        // Before its state is asked for: the walsender of a connection that broke may still hear how far a target was
+        // that has failed over since.
         free_slot(&source, &options.stream).await?;
         let state = slot_state(&source, &options.stream).await?.ok_or_else(|| lost("gone"))?;
         if state.wal_status.as_deref() == Some("lost") {
             return Err(lost("lost").into());
         }
         // Read after the slot's state, which is told of what is durable here only: a row that is behind lacks
-        // something. Whoever has taken a shard meanwhile has read on from its row.
+        // something. A mover that has taken a shard meanwhile has read on from its row.
         let shards = self.progress(&session).await?;
         if shards.is_empty() {
             return Ok(End::Alone);
@@ -211,7 +212,7 @@ impl Worker {
         let tables = self.tables(&session, &shards).await?;
         let options = &self.options;
         let sql = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text";
-        let near: String = source.row("asking for a transaction number", sql, &[]).await?.get(0);
+        let near: String = source.row("asking for a transaction number", sql, &[]).await?.get(0)?;
         let near = near.parse().unwrap_or(0);
         let servers = facts::servers(&source, &session).await?;
         self.view.send_modify(|view| view.servers = Some(servers));
@@ -221,7 +222,7 @@ impl Worker {
             let fault = Fault::StreamLost { host: options.target.clone() };
             return Err(Failure::Shard(behind.hold.shard, fault));
         }
-        // What shards that are not followed here lack already, whoever follows them finds out.
+        // What shards lack that are not followed here is found by the mover that follows them.
         let from = shards.values().map(|shard| shard.applied).chain(self.held.values().copied()).min();
         let from = from.unwrap_or(0).max(state.confirmed);
         let slot = Source {
@@ -244,11 +245,11 @@ impl Worker {
             "SELECT EXISTS (SELECT FROM pgshard.back WHERE move_id = $1 AND stream = $2 AND taken_by IS NOT NULL)";
         let what = "looking for a rollback";
         let row = session.row(what, sql, &[self.options.id.uuid(), &self.options.stream]).await?;
-        Ok(row.try_get(0).map_err(|error| session.failed(what, error))?)
+        Ok(row.get(0)?)
     }
 
     /// The shards that are ours, and how far they are. A rollback takes a shard's row to its own move, and gives it
-    /// back when it is undone: whoever has the row, the slot keeps what it lacks.
+    /// back when it is undone: under either move, the slot keeps what it lacks.
     ///
     /// Locks: ACCESS SHARE on three tables of ours.
     async fn progress(&mut self, session: &Session) -> Result<BTreeMap<ShardId, Followed>, Failure> {
@@ -258,22 +259,25 @@ impl Worker {
             WHERE p.move_id = $1 OR EXISTS (SELECT FROM pgshard.back b
                 WHERE b.stream = $2 AND b.shard_id = p.shard_id AND p.move_id IN (b.move_id, b.taken_by))";
         let rows = session.rows("reading the progress", sql, &[self.options.id.uuid(), &self.options.stream]).await?;
-        let rows: HashMap<i32, &tokio_postgres::Row> = rows.iter().map(|row| (row.get(0), row)).collect();
+        let rows: Result<HashMap<i32, &AnsweredRow>, Error> = rows.iter().map(|row| Ok((row.get(0)?, row))).collect();
+        let rows = rows?;
         let mut shards = BTreeMap::new();
         for shard in &self.options.shards {
             let hold = shard.hold;
             if self.view.borrow().shards.get(&hold.shard).is_none_or(|followed| followed.fault.is_some()) {
                 continue;
             }
-            let row = rows.get(&hold.shard.as_i32());
-            let applied = row.map(|row| u64::from(row.get::<_, PgLsn>(2)));
-            let row = row.filter(|row| row.get::<_, uuid::Uuid>(1) == hold.lease);
-            let (Some(row), Some(applied)) = (row, applied) else {
-                self.held.extend(applied.map(|applied| (hold.shard, applied)));
+            let Some(row) = rows.get(&hold.shard.as_i32()) else {
                 self.lose(hold.shard, Fault::LeaseLost);
                 continue;
             };
-            let (breach, marked): (Option<String>, Option<i32>) = (row.get(3), row.get(4));
+            let applied = u64::from(row.get::<_, PgLsn>(2)?);
+            if row.get::<_, uuid::Uuid>(1)? != hold.lease {
+                self.held.insert(hold.shard, applied);
+                self.lose(hold.shard, Fault::LeaseLost);
+                continue;
+            }
+            let (breach, marked): (Option<String>, Option<i32>) = (row.get(3)?, row.get(4)?);
             self.view.send_modify(|view| {
                 if let Some(followed) = view.shards.get_mut(&hold.shard) {
                     (followed.ready, followed.breach) = (marked, breach.clone());
@@ -300,9 +304,9 @@ impl Worker {
             WHERE n.nspname = ANY ($1)";
         let mut columns: HashMap<(String, String), HashMap<String, TargetColumn>> = HashMap::new();
         for row in session.rows("reading the target's columns", sql, &[&schemas, &row_index::PREFIX]).await? {
-            let of_table = columns.entry((row.get(0), row.get(1))).or_default();
-            let column = TargetColumn { type_sql: row.get(3), always: row.get(4), row_index: row.get(5) };
-            of_table.insert(row.get(2), column);
+            let of_table = columns.entry((row.get(0)?, row.get(1)?)).or_default();
+            let column = TargetColumn { type_sql: row.get(3)?, always: row.get(4)?, row_index: row.get(5)? };
+            of_table.insert(row.get(2)?, column);
         }
         let mut tables = HashMap::new();
         for shard in followed() {

@@ -11,95 +11,101 @@ use serde::{Deserialize, Serialize};
 
 /// An object's place in the catalogs of its host: the catalog (`pg_class`) and the OID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Address {
+pub(crate) struct Address {
     /// The catalog that has the object's row, without `pg_catalog`: `pg_class`, `pg_type`, `pg_proc` …
-    pub class: String,
+    pub(crate) class: String,
     /// The OID of the row.
-    pub oid: u32,
+    pub(crate) oid: u32,
 }
 
 impl Address {
     /// The address of a row.
-    pub fn new(class: &str, oid: u32) -> Address {
+    pub(crate) fn new(class: &str, oid: u32) -> Address {
         Address { class: class.to_owned(), oid }
     }
 }
 
 /// What the catalogs of one host say of one schema.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Facts {
+pub(crate) struct Facts {
     /// The schema's name at the time.
-    pub schema: String,
+    pub(crate) schema: String,
     /// The schema's OID.
-    pub oid: u32,
+    pub(crate) oid: u32,
     /// Its owner.
-    pub owner: String,
+    pub(crate) owner: String,
     /// The role that read the facts.
-    pub reader: String,
+    pub(crate) reader: String,
+    /// No row level security hides rows from that role, forced or not.
+    pub(crate) reader_bypasses: bool,
     /// `server_version_num` of the host: 150004, 180000.
-    pub version: u32,
+    pub(crate) version: u32,
     /// Tables and views, and kinds of relations that are only named here because they cannot be carried.
-    pub relations: Vec<Relation>,
+    pub(crate) relations: Vec<Relation>,
     /// Sequences: of identity columns, of serial columns, and free ones.
-    pub sequences: Vec<Sequence>,
+    pub(crate) sequences: Vec<Sequence>,
     /// Indexes, those of constraints too.
-    pub indexes: Vec<Index>,
+    pub(crate) indexes: Vec<Index>,
     /// Constraints of tables and of domains, without NOT NULL, which is a fact of the column.
-    pub constraints: Vec<Constraint>,
+    pub(crate) constraints: Vec<Constraint>,
     /// Functions and procedures.
-    pub functions: Vec<Function>,
+    pub(crate) functions: Vec<Function>,
     /// Types that were created as such.
-    pub types: Vec<Type>,
+    pub(crate) types: Vec<Type>,
     /// Triggers that users made.
-    pub triggers: Vec<Trigger>,
+    pub(crate) triggers: Vec<Trigger>,
+    /// Policies of row level security.
+    pub(crate) policies: Vec<Policy>,
+    /// Extended statistics.
+    pub(crate) statistics: Vec<ExtendedStatistics>,
     /// Comments on any of these and on the schema.
-    pub comments: Vec<Comment>,
+    pub(crate) comments: Vec<Comment>,
     /// How access lists differ from their defaults.
-    pub grants: Vec<Grant>,
+    pub(crate) grants: Vec<Grant>,
     /// What else is in the schema or hangs on it.
-    pub others: Vec<Other>,
+    pub(crate) others: Vec<Other>,
     /// Things outside the schema that its objects need, other than what every server has.
-    pub outside: Vec<Outside>,
+    pub(crate) outside: Vec<Outside>,
     /// Which object of the schema needs which: `(needs, needed)`, whole objects, each pair once.
-    pub edges: Vec<(Address, Address)>,
+    pub(crate) edges: Vec<(Address, Address)>,
     /// The columns that views and bound functions read: `(reader, relation, column number; 0 for the whole)`.
-    pub reads: Vec<(Address, Address, i32)>,
+    pub(crate) reads: Vec<(Address, Address, i32)>,
 }
 
 impl Facts {
     /// The relation with this OID.
-    pub fn relation(&self, oid: u32) -> Option<&Relation> {
+    pub(crate) fn relation(&self, oid: u32) -> Option<&Relation> {
         self.relations.iter().find(|relation| relation.oid == oid)
     }
 
     /// The name of the relation with this OID, or `?` for one that is not of this schema.
-    pub fn relation_name(&self, oid: u32) -> &str {
+    pub(crate) fn relation_name(&self, oid: u32) -> &str {
         self.relation(oid).map_or("?", |relation| &relation.name)
     }
 
     /// Names every object as SQL names it in a comment, without the schema: `TABLE "photos"`,
     /// `TRIGGER "t" ON "photos"`.
-    pub fn names(&self) -> BTreeMap<Address, Name> {
+    pub(crate) fn names(&self) -> BTreeMap<Address, Name> {
         super::names::of(self)
     }
 }
 
 /// An object's name, in the two ways that are needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Name {
+pub(crate) struct Name {
     /// For people: `table photos`.
-    pub plain: String,
+    pub(crate) plain: String,
     /// For `COMMENT ON`: `TABLE`.
-    pub keyword: &'static str,
+    pub(crate) keyword: &'static str,
     /// The object's own name, quoted, with a function's arguments; the schema goes before it unless `on` is there.
-    pub quoted: String,
+    pub(crate) quoted: String,
     /// The quoted relation or type that a constraint or trigger is on, with the keyword `DOMAIN` where it is one.
-    pub on: Option<(&'static str, String)>,
+    pub(crate) on: Option<(&'static str, String)>,
 }
 
 /// What kind of relation. Only [`Table`](RelationKind::Table) and [`View`](RelationKind::View) can be carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RelationKind {
+pub(crate) enum RelationKind {
     /// An ordinary table.
     #[serde(rename = "r")]
     Table,
@@ -119,7 +125,7 @@ pub enum RelationKind {
 
 impl RelationKind {
     /// `TABLE`, `VIEW` …
-    pub fn keyword(self) -> &'static str {
+    pub(crate) fn keyword(self) -> &'static str {
         match self {
             RelationKind::Table | RelationKind::PartitionedTable => "TABLE",
             RelationKind::View => "VIEW",
@@ -129,7 +135,7 @@ impl RelationKind {
     }
 
     /// `table`, `view` …, telling partitioned tables from others.
-    pub fn plain(self) -> &'static str {
+    pub(crate) fn plain(self) -> &'static str {
         match self {
             RelationKind::Table => "table",
             RelationKind::View => "view",
@@ -142,7 +148,7 @@ impl RelationKind {
 
 /// Whether a relation is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Persistence {
+pub(crate) enum Persistence {
     /// Logged, the usual.
     #[serde(rename = "p")]
     Permanent,
@@ -156,170 +162,172 @@ pub enum Persistence {
 
 /// A table or view.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Relation {
+pub(crate) struct Relation {
     /// OID in `pg_class`.
-    pub oid: u32,
+    pub(crate) oid: u32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// What it is.
-    pub kind: RelationKind,
+    pub(crate) kind: RelationKind,
     /// Whether it is logged.
-    pub persistence: Persistence,
+    pub(crate) persistence: Persistence,
     /// Owner.
-    pub owner: String,
+    pub(crate) owner: String,
     /// `heap`; nothing for views.
-    pub access_method: Option<String>,
+    pub(crate) access_method: Option<String>,
     /// Where it is stored if not in the database's default tablespace. A fact of the host, not of the schema.
-    pub tablespace: Option<String>,
+    pub(crate) tablespace: Option<String>,
     /// Storage parameters or view options, `name=value`.
-    pub options: Vec<String>,
+    pub(crate) options: Vec<String>,
     /// Storage parameters of its TOAST table.
-    pub toast_options: Vec<String>,
+    pub(crate) toast_options: Vec<String>,
     /// `d`efault, `n`othing, `f`ull, by `i`ndex.
-    pub replica_identity: String,
-    /// Row level security is enabled or forced.
-    pub row_security: bool,
+    pub(crate) replica_identity: String,
+    /// Row level security is enabled.
+    pub(crate) row_security: bool,
+    /// It is forced: it holds for the owner too.
+    pub(crate) force_row_security: bool,
     /// `CREATE TABLE … OF type`.
-    pub typed: bool,
+    pub(crate) typed: bool,
     /// It has parents or children.
-    pub inherits: bool,
+    pub(crate) inherits: bool,
     /// The query of a view.
-    pub definition: Option<String>,
+    pub(crate) definition: Option<String>,
     /// Columns, in order, without dropped ones.
-    pub columns: Vec<Column>,
+    pub(crate) columns: Vec<Column>,
 }
 
 impl Relation {
     /// The name of the column with this number.
-    pub fn column(&self, number: i32) -> Option<&Column> {
+    pub(crate) fn column(&self, number: i32) -> Option<&Column> {
         self.columns.iter().find(|column| column.number == number)
     }
 }
 
 /// A column.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Column {
+pub(crate) struct Column {
     /// `attnum`; it counts dropped columns, so it may differ between hosts.
-    pub number: i32,
+    pub(crate) number: i32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// Type with its modifier: `character varying(10)`.
     #[serde(rename = "type")]
-    pub type_: String,
+    pub(crate) type_: String,
     /// Type without modifier.
-    pub type_name: String,
+    pub(crate) type_name: String,
     /// Collation as SQL, where it is not the type's own.
-    pub collation: Option<String>,
+    pub(crate) collation: Option<String>,
     /// NOT NULL.
-    pub not_null: bool,
+    pub(crate) not_null: bool,
     /// The NOT NULL's name (PostgreSQL 18).
-    pub not_null_name: Option<String>,
+    pub(crate) not_null_name: Option<String>,
     /// False for a NOT NULL that is NOT VALID (PostgreSQL 18).
-    pub not_null_validated: bool,
+    pub(crate) not_null_validated: bool,
     /// The comment on a NOT NULL (PostgreSQL 18).
-    pub not_null_comment: Option<String>,
+    pub(crate) not_null_comment: Option<String>,
     /// `a`lways, by `d`efault, or empty.
-    pub identity: String,
+    pub(crate) identity: String,
     /// `s`tored, `v`irtual, or empty.
-    pub generated: String,
+    pub(crate) generated: String,
     /// Default or generation expression.
-    pub default: Option<String>,
+    pub(crate) default: Option<String>,
     /// Its OID in `pg_attrdef`.
-    pub default_oid: Option<u32>,
+    pub(crate) default_oid: Option<u32>,
     /// Statistics target, if set.
-    pub statistics: Option<i32>,
+    pub(crate) statistics: Option<i32>,
     /// `p`lain, `m`ain, `e`xternal, e`x`tended, where it is not the type's own.
-    pub storage: Option<String>,
+    pub(crate) storage: Option<String>,
     /// `p`glz or `l`z4, if set.
-    pub compression: Option<String>,
+    pub(crate) compression: Option<String>,
     /// `n_distinct` and such, `name=value`.
-    pub options: Vec<String>,
+    pub(crate) options: Vec<String>,
 }
 
 /// A sequence.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Sequence {
+pub(crate) struct Sequence {
     /// OID in `pg_class`.
-    pub oid: u32,
+    pub(crate) oid: u32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// Owner.
-    pub owner: String,
+    pub(crate) owner: String,
     /// Whether it is logged.
-    pub persistence: Persistence,
+    pub(crate) persistence: Persistence,
     /// `smallint`, `integer` or `bigint`.
     #[serde(rename = "type")]
-    pub type_: String,
+    pub(crate) type_: String,
     /// START.
-    pub start: i64,
+    pub(crate) start: i64,
     /// INCREMENT.
-    pub increment: i64,
+    pub(crate) increment: i64,
     /// MINVALUE.
-    pub minimum: i64,
+    pub(crate) minimum: i64,
     /// MAXVALUE.
-    pub maximum: i64,
+    pub(crate) maximum: i64,
     /// CACHE.
-    pub cache: i64,
+    pub(crate) cache: i64,
     /// CYCLE.
-    pub cycle: bool,
+    pub(crate) cycle: bool,
     /// The column it belongs to.
-    pub owned_by: Option<OwnedBy>,
+    pub(crate) owned_by: Option<OwnedBy>,
 }
 
 /// The column that a sequence belongs to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct OwnedBy {
+pub(crate) struct OwnedBy {
     /// OID of the table.
-    pub relation: u32,
+    pub(crate) relation: u32,
     /// The column's name.
-    pub column: String,
+    pub(crate) column: String,
     /// It is the sequence of an identity column; otherwise OWNED BY, as of `serial`.
-    pub identity: bool,
+    pub(crate) identity: bool,
 }
 
 /// An index.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Index {
+pub(crate) struct Index {
     /// OID in `pg_class`.
-    pub oid: u32,
+    pub(crate) oid: u32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// OID of its table.
-    pub relation: u32,
+    pub(crate) relation: u32,
     /// UNIQUE.
-    pub unique: bool,
+    pub(crate) unique: bool,
     /// Ready for use. A failed CREATE INDEX CONCURRENTLY leaves one that is not.
-    pub valid: bool,
+    pub(crate) valid: bool,
     /// What follows `CREATE INDEX name ON table`: `USING btree (id)`.
-    pub definition: String,
+    pub(crate) definition: String,
     /// OID of the constraint whose index this is.
-    pub constraint: Option<u32>,
+    pub(crate) constraint: Option<u32>,
     /// Storage parameters, `name=value`.
-    pub options: Vec<String>,
+    pub(crate) options: Vec<String>,
     /// Where it is stored if not in the database's default tablespace.
-    pub tablespace: Option<String>,
+    pub(crate) tablespace: Option<String>,
     /// The table's CLUSTER mark.
-    pub clustered: bool,
+    pub(crate) clustered: bool,
     /// The table's replica identity.
-    pub replica_identity: bool,
+    pub(crate) replica_identity: bool,
     /// It has expressions or a predicate, so that building it may call functions.
-    pub evaluates: bool,
+    pub(crate) evaluates: bool,
     /// Statistics targets of its columns.
-    pub statistics: Vec<IndexStatistics>,
+    pub(crate) statistics: Vec<IndexStatistics>,
 }
 
 /// A statistics target of an index's column.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct IndexStatistics {
+pub(crate) struct IndexStatistics {
     /// The column's number in the index.
-    pub column: i32,
+    pub(crate) column: i32,
     /// The target.
-    pub target: i32,
+    pub(crate) target: i32,
 }
 
 /// What kind of constraint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ConstraintKind {
+pub(crate) enum ConstraintKind {
     /// PRIMARY KEY.
     #[serde(rename = "p")]
     PrimaryKey,
@@ -339,60 +347,71 @@ pub enum ConstraintKind {
 
 /// A constraint of a table or of a domain.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Constraint {
+pub(crate) struct Constraint {
     /// OID in `pg_constraint`.
-    pub oid: u32,
+    pub(crate) oid: u32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// What it is.
-    pub kind: ConstraintKind,
+    pub(crate) kind: ConstraintKind,
     /// OID of its table, 0 for a domain's.
-    pub relation: u32,
+    pub(crate) relation: u32,
     /// OID of its domain, 0 for a table's.
     #[serde(rename = "type")]
-    pub type_: u32,
+    pub(crate) type_: u32,
     /// `CHECK ((a > 0)) NOT VALID`.
-    pub definition: String,
+    pub(crate) definition: String,
     /// Not NOT VALID.
-    pub validated: bool,
+    pub(crate) validated: bool,
     /// OID of its index, of a foreign key the referenced one; else 0.
-    pub index: u32,
+    pub(crate) index: u32,
     /// OID of the table a foreign key refers to, else 0.
-    pub refers_to: u32,
+    pub(crate) refers_to: u32,
     /// That table is of this schema.
-    pub refers_inside: bool,
+    pub(crate) refers_inside: bool,
 }
 
 /// A function or procedure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Function {
+pub(crate) struct Function {
     /// OID in `pg_proc`.
-    pub oid: u32,
+    pub(crate) oid: u32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// `f`unction, `p`rocedure, `a`ggregate, `w`indow function.
-    pub kind: String,
+    pub(crate) kind: String,
     /// Owner.
-    pub owner: String,
+    pub(crate) owner: String,
     /// The arguments that identify it, as SQL.
-    pub arguments: String,
+    pub(crate) arguments: String,
     /// `sql`, `plpgsql` …
-    pub language: String,
+    pub(crate) language: String,
     /// The language is one that may be used without being superuser.
-    pub trusted: bool,
+    pub(crate) trusted: bool,
     /// LEAKPROOF, which only a superuser may say.
-    pub leakproof: bool,
+    pub(crate) leakproof: bool,
     /// It has a planner support function, which only a superuser may set.
-    pub support: bool,
+    pub(crate) support: bool,
     /// The body, if it is text.
-    pub body: String,
+    pub(crate) body: String,
     /// `BEGIN ATOMIC` or `RETURN`: the body is bound when the function is made, not text.
-    pub bound: bool,
+    pub(crate) bound: bool,
     /// SET clauses, `name=value`.
-    pub settings: Vec<String>,
+    pub(crate) settings: Vec<String>,
     /// What follows `CREATE FUNCTION name`: `(a integer) RETURNS …`. Empty for aggregates and window functions.
     #[serde(default, deserialize_with = "null_as_empty")]
-    pub definition: String,
+    pub(crate) definition: String,
+    /// Of an aggregate.
+    pub(crate) aggregate: Option<Aggregate>,
+}
+
+/// What an aggregate is made of.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Aggregate {
+    /// `n`ormal, `o`rdered set, `h`ypothetical set.
+    pub(crate) kind: String,
+    /// What follows `CREATE AGGREGATE name`: `(integer) (SFUNC = …, STYPE = …)`.
+    pub(crate) definition: String,
 }
 
 fn null_as_empty<'de, D: serde::Deserializer<'de>>(value: D) -> Result<String, D::Error> {
@@ -401,7 +420,7 @@ fn null_as_empty<'de, D: serde::Deserializer<'de>>(value: D) -> Result<String, D
 
 /// What kind of type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TypeKind {
+pub(crate) enum TypeKind {
     /// An enum.
     #[serde(rename = "e")]
     Enum,
@@ -421,93 +440,129 @@ pub enum TypeKind {
 
 /// A type.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Type {
+pub(crate) struct Type {
     /// OID in `pg_type`.
-    pub oid: u32,
+    pub(crate) oid: u32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// What it is.
-    pub kind: TypeKind,
+    pub(crate) kind: TypeKind,
     /// Owner.
-    pub owner: String,
+    pub(crate) owner: String,
     /// An enum's labels in order.
-    pub labels: Vec<String>,
+    pub(crate) labels: Vec<String>,
     /// A domain's type.
-    pub base: Option<String>,
+    pub(crate) base: Option<String>,
     /// A domain's collation as SQL, where it is not its type's own.
-    pub collation: Option<String>,
+    pub(crate) collation: Option<String>,
     /// A domain's NOT NULL.
-    pub not_null: bool,
+    pub(crate) not_null: bool,
     /// A domain's default.
-    pub default: Option<String>,
+    pub(crate) default: Option<String>,
     /// A composite type's attributes.
-    pub attributes: Vec<Attribute>,
+    pub(crate) attributes: Vec<Attribute>,
     /// A range's parameters.
-    pub range: Option<Range>,
+    pub(crate) range: Option<Range>,
 }
 
 /// An attribute of a composite type.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Attribute {
+pub(crate) struct Attribute {
     /// `attnum`.
-    pub number: i32,
+    pub(crate) number: i32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// Type with its modifier.
     #[serde(rename = "type")]
-    pub type_: String,
+    pub(crate) type_: String,
     /// Collation as SQL, where it is not the type's own.
-    pub collation: Option<String>,
+    pub(crate) collation: Option<String>,
 }
 
 /// The parameters of a range type.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Range {
+pub(crate) struct Range {
     /// The type of the bounds.
-    pub subtype: String,
+    pub(crate) subtype: String,
     /// The operator class, where it is not the default one.
-    pub operator_class: Option<String>,
+    pub(crate) operator_class: Option<String>,
     /// The collation, where it is not the subtype's own.
-    pub collation: Option<String>,
+    pub(crate) collation: Option<String>,
     /// It has a canonical function, which only a superuser can make.
-    pub canonical: bool,
+    pub(crate) canonical: bool,
     /// The function that subtracts.
-    pub difference: Option<String>,
+    pub(crate) difference: Option<String>,
     /// The name of its multirange type (PostgreSQL 14 and later).
-    pub multirange: Option<String>,
+    pub(crate) multirange: Option<String>,
 }
 
 /// A trigger.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Trigger {
+pub(crate) struct Trigger {
     /// OID in `pg_trigger`.
-    pub oid: u32,
+    pub(crate) oid: u32,
     /// Name, not quoted.
-    pub name: String,
+    pub(crate) name: String,
     /// OID of its table or view.
-    pub relation: u32,
+    pub(crate) relation: u32,
     /// `O`rigin (the usual), `D`isabled, `R`eplica, `A`lways.
-    pub enabled: String,
+    pub(crate) enabled: String,
     /// The whole `CREATE TRIGGER`, with the table's name unqualified.
-    pub definition: String,
+    pub(crate) definition: String,
+}
+
+/// A policy of row level security.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Policy {
+    /// OID in `pg_policy`.
+    pub(crate) oid: u32,
+    /// Name, not quoted.
+    pub(crate) name: String,
+    /// OID of its table.
+    pub(crate) relation: u32,
+    /// PERMISSIVE, the usual; else RESTRICTIVE.
+    pub(crate) permissive: bool,
+    /// `r`ead, insert (`a`), `w`rite (UPDATE), `d`elete, `*` for all.
+    pub(crate) command: String,
+    /// For whom.
+    pub(crate) roles: Vec<Grantee>,
+    /// USING.
+    pub(crate) using: Option<String>,
+    /// WITH CHECK.
+    pub(crate) check: Option<String>,
+}
+
+/// Extended statistics.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ExtendedStatistics {
+    /// OID in `pg_statistic_ext`.
+    pub(crate) oid: u32,
+    /// Name, not quoted.
+    pub(crate) name: String,
+    /// Owner.
+    pub(crate) owner: String,
+    /// The whole `CREATE STATISTICS`, with the names unqualified.
+    pub(crate) definition: String,
+    /// Statistics target, if set.
+    pub(crate) target: Option<i32>,
 }
 
 /// A comment.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Comment {
+pub(crate) struct Comment {
     /// What it is on.
     #[serde(flatten)]
-    pub on: Address,
+    pub(crate) on: Address,
     /// The number of the column it is on, or 0.
-    pub column: i32,
+    pub(crate) column: i32,
     /// The text.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 /// Who is granted something. The owner is a role of its own: on another host it may have another name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Grantee {
+pub(crate) enum Grantee {
     /// The owner of the object.
     Owner,
     /// Everybody.
@@ -521,42 +576,42 @@ pub enum Grantee {
 
 /// One entry that an access list has beyond its default, or one of the default that it lacks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Grant {
+pub(crate) struct Grant {
     /// What it is on.
     #[serde(flatten)]
-    pub on: Address,
+    pub(crate) on: Address,
     /// The number of the column it is on, or 0.
-    pub column: i32,
+    pub(crate) column: i32,
     /// To whom.
-    pub grantee: Grantee,
+    pub(crate) grantee: Grantee,
     /// `SELECT`, `USAGE` …
-    pub privilege: String,
+    pub(crate) privilege: String,
     /// WITH GRANT OPTION.
-    pub grantable: bool,
+    pub(crate) grantable: bool,
     /// The default has it, this object does not.
-    pub revoked: bool,
+    pub(crate) revoked: bool,
     /// Who granted it, if not the owner.
-    pub grantor: Option<String>,
+    pub(crate) grantor: Option<String>,
 }
 
-/// Something in the schema that is no table, view, sequence, index, constraint, function, type or trigger.
+/// Something in the schema that has no list of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Other {
-    /// PostgreSQL's word for its kind: `policy`, `rule`, `statistics object`, `extension member` …
-    pub kind: String,
+pub(crate) struct Other {
+    /// PostgreSQL's word for its kind: `rule`, `operator`, `extension member` …
+    pub(crate) kind: String,
     /// PostgreSQL's description of it.
-    pub object: String,
+    pub(crate) object: String,
 }
 
 /// Something outside the schema that objects in it need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outside {
+pub(crate) struct Outside {
     /// PostgreSQL's word for its kind: `function`, `type`, `collation` …
-    pub kind: String,
+    pub(crate) kind: String,
     /// Its qualified, quoted name.
-    pub identity: String,
+    pub(crate) identity: String,
     /// One object that needs it.
-    pub used_by: String,
+    pub(crate) used_by: String,
     /// The extension that brings it.
-    pub extension: Option<String>,
+    pub(crate) extension: Option<String>,
 }

@@ -11,14 +11,16 @@ mod read;
 mod session;
 mod stamp;
 
-pub use facts::{
-    Address, Attribute, Column, Comment, Constraint, ConstraintKind, Facts, Function, Grant, Grantee, Index,
-    IndexStatistics, Name, Other, Outside, OwnedBy, Persistence, Range, Relation, RelationKind, Sequence, Trigger,
-    Type, TypeKind,
+pub(crate) use facts::{
+    Address, Attribute, Column, Constraint, ConstraintKind, Facts, Function, Grantee, Index, IndexStatistics, Name,
+    Persistence, Policy, Relation, RelationKind, Sequence, Trigger, Type, TypeKind,
 };
-pub use read::{Error, Namespace, read};
-pub use session::{preamble, search_path};
-pub use stamp::{Stamp, stamp};
+pub(crate) use read::read;
+pub use read::{Error, Namespace};
+pub(crate) use session::preamble;
+#[cfg(test)]
+pub(crate) use session::search_path;
+pub(crate) use stamp::{Stamp, stamp};
 
 /// The common table expressions that find everything in the schema `$1` (an OID): `member`, `relation`, `named_type`,
 /// `constrained` and `part` (class, oid, home_class, home).

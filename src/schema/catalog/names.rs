@@ -40,13 +40,16 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
             "a" => ("aggregate", "AGGREGATE"),
             _ => ("function", "FUNCTION"),
         };
+        // Of an aggregate over rows, not values.
+        let is_of_rows = function.kind == "a" && function.arguments.is_empty();
+        let arguments = if is_of_rows { "*" } else { &function.arguments };
         put(
             "pg_proc",
             function.oid,
             Name {
                 plain: format!("{word} {}({})", function.name, function.arguments),
                 keyword,
-                quoted: format!("{}({})", quote_ident(&function.name), function.arguments),
+                quoted: format!("{}({})", quote_ident(&function.name), arguments),
                 on: None,
             },
         );
@@ -62,6 +65,13 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
     for trigger in &facts.triggers {
         let on = facts.relation_name(trigger.relation);
         put("pg_trigger", trigger.oid, attached("trigger", "TRIGGER", &trigger.name, "", on));
+    }
+    for policy in &facts.policies {
+        let on = facts.relation_name(policy.relation);
+        put("pg_policy", policy.oid, attached("policy", "POLICY", &policy.name, "", on));
+    }
+    for statistics in &facts.statistics {
+        put("pg_statistic_ext", statistics.oid, plain("statistics", "STATISTICS", &statistics.name));
     }
     names
 }

@@ -97,6 +97,7 @@ struct Head {
     name: String,
     owner: String,
     reader: String,
+    reader_bypasses: bool,
     version: u32,
 }
 
@@ -113,7 +114,8 @@ struct Edge {
     #[serde(flatten)]
     address: Address,
     of_class: String,
-    of: u32,
+    #[serde(rename = "of")]
+    referenced: u32,
     of_column: i32,
 }
 
@@ -134,7 +136,7 @@ macro_rules! query {
 ///
 /// # Cancel safety
 /// Only reads. After a drop the transaction may still have the settings of the reading: end it.
-pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) -> Result<Facts, Error> {
+pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) -> Result<Facts, Error> {
     let reader = Reader { client, namespace };
     let names: Vec<&str> = std::iter::once("search_path").chain(PINNED.map(|(name, _)| name)).collect();
     let (head, before) = tokio::try_join!(reader.head(), reader.settings(&names))?;
@@ -153,6 +155,8 @@ pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) ->
         functions,
         types,
         triggers,
+        policies,
+        statistics,
         comments,
         grants,
         others,
@@ -171,6 +175,8 @@ pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) ->
         reader.rows("functions", query!("functions.sql"), p),
         reader.rows("types", query!("types.sql"), p),
         reader.rows("triggers", query!("triggers.sql"), p),
+        reader.rows("policies", query!("policies.sql"), p),
+        reader.rows("extended statistics", query!("statistics.sql"), p),
         reader.rows("comments", query!("comments.sql"), p),
         reader.rows("grants", query!("grants.sql"), p),
         reader.rows("other objects", query!("others.sql"), p),
@@ -181,12 +187,13 @@ pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) ->
         reader.set(&names, &before),
     )?;
     let (edges, reads) = whole_objects(parts, edges);
-    let Head { oid, name, owner, reader, version } = head;
+    let Head { oid, name, owner, reader, reader_bypasses, version } = head;
     Ok(Facts {
         schema: name,
         oid,
         owner,
         reader,
+        reader_bypasses,
         version,
         relations,
         sequences,
@@ -195,6 +202,8 @@ pub async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namespace) ->
         functions,
         types,
         triggers,
+        policies,
+        statistics,
         comments,
         grants,
         others,
@@ -226,7 +235,7 @@ fn whole_objects(parts: Vec<Part>, edges: Vec<Edge>) -> (Vec<(Address, Address)>
     let mut whole = BTreeSet::new();
     let mut reads = BTreeSet::new();
     for edge in edges {
-        let referenced = Address { class: edge.of_class, oid: edge.of };
+        let referenced = Address { class: edge.of_class, oid: edge.referenced };
         let (Some(from), Some(to)) = (home(&edge.address), home(&referenced)) else { continue };
         if from == to {
             continue;

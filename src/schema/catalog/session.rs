@@ -20,13 +20,13 @@ pub(super) const PINNED: [(&str, &str); 8] = [
 ///
 /// `pg_catalog` is named after the schema, so that a shard's own `lower(text)` or table `pg_class` is found before the
 /// built-in one, as is every other; `pg_temp` is named last, or temporary tables would hide the schema's.
-pub fn search_path(schema: &str) -> String {
+pub(crate) fn search_path(schema: &str) -> String {
     format!("{}, pg_catalog, pg_temp", quote_ident(schema))
 }
 
 /// The statements that make a transaction ready to execute what was deparsed with [`read`](super::read): the pinned
 /// settings, the `search_path`, and function bodies taken as they are. All of them end with the transaction.
-pub fn preamble(schema: &str) -> String {
+pub(crate) fn preamble(schema: &str) -> String {
     let mut sql = format!("SET LOCAL search_path = {}; SET LOCAL check_function_bodies = off", search_path(schema));
     for (name, value) in PINNED {
         sql.push_str(&format!("; SET LOCAL {name} = '{value}'"));

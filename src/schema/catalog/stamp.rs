@@ -14,7 +14,7 @@ use super::read::{Error, Namespace};
 /// change it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
-pub struct Stamp(String);
+pub(crate) struct Stamp(String);
 
 const SQL: &str = concat!(super::objects_sql!(), include_str!("sql/stamp.sql"));
 
@@ -27,7 +27,7 @@ const SQL: &str = concat!(super::objects_sql!(), include_str!("sql/stamp.sql"));
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn stamp<C: GenericClient + Sync>(client: &C, oid: u32) -> Result<Stamp, Error> {
+pub(crate) async fn stamp<C: GenericClient + Sync>(client: &C, oid: u32) -> Result<Stamp, Error> {
     let failed = |source| Error::Postgres { what: "stamp", namespace: Namespace::Oid(oid), source };
     let row = client.query_typed(SQL, &[(&oid, Type::OID)]).await.map_err(failed)?;
     let stamp = row.first().map(|row| row.try_get(0)).transpose().map_err(failed)?;

@@ -1,6 +1,7 @@
 -- What the shards of the list $1 that are served here are made of, as (object, property) and value. A shard's own schema is written
--- {shard}, so that all shards of the same make say the same. What is asked of that, stands after it in another file.
-WITH shard AS MATERIALIZED (
+-- {shard}, so that all shards of the same make say the same. What is asked of that, stands after it in another file; before it stands
+-- lent (shard_id, table_name, former): the replica identities that moves have lent, which are no difference.
+, shard AS MATERIALIZED (
     SELECT s.shard_id, n.oid, n.nspname, n.nspowner, n.nspacl
     FROM pgshard.shard s JOIN pg_catalog.pg_namespace n ON n.nspname = s.schema_name
     WHERE s.state = 'serving' AND s.shard_id = ANY ($1)
@@ -19,7 +20,8 @@ WITH shard AS MATERIALIZED (
 ), property (shard_id, object, property, value) AS (
     SELECT shard_id, object, '', pg_catalog.concat_ws(' ', CASE relpersistence WHEN 'u' THEN 'unlogged' END,
         CASE WHEN relrowsecurity THEN 'row security' END, CASE WHEN relforcerowsecurity THEN 'forced' END,
-        CASE relreplident WHEN 'f' THEN 'replica identity full' WHEN 'i' THEN 'replica identity index' END,
+        CASE coalesce((SELECT l.former FROM lent l WHERE l.shard_id = rel.shard_id AND l.table_name = rel.relname), relreplident::pg_catalog.text)
+            WHEN 'f' THEN 'replica identity full' WHEN 'i' THEN 'replica identity index' END,
         pg_catalog.array_to_string(reloptions, ', '), pg_catalog.pg_get_expr(relpartbound, oid),
         CASE relkind WHEN 'p' THEN pg_catalog.pg_get_partkeydef(oid) WHEN 'v' THEN pg_catalog.pg_get_viewdef(oid)
             WHEN 'm' THEN pg_catalog.pg_get_viewdef(oid) END)

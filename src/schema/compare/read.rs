@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::future::join_all;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::super::facts::{FactsError, chain};
@@ -14,6 +15,10 @@ use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
 
 const LOCKS: &str = include_str!("locks.sql");
+const LENT: &str = "WITH lent AS MATERIALIZED (SELECT shard_id, table_name, former FROM pgshard.lent_identity)";
+/// On a host whose control schema is older.
+const NOTHING_LENT: &str =
+    "WITH lent AS (SELECT 0 AS shard_id, ''::pg_catalog.text AS table_name, ''::pg_catalog.text AS former LIMIT 0)";
 const DIGESTS: &str = concat!(include_str!("definitions.sql"), include_str!("digests.sql"));
 const TEXTS: &str = concat!(include_str!("definitions.sql"), include_str!("texts.sql"));
 
@@ -23,6 +28,8 @@ struct Reading {
     /// The shards, and how many locks each takes.
     locks: Vec<(i32, i64)>,
     locks_max: i64,
+    /// What the queries begin with.
+    lent: &'static str,
     definitions: Definitions,
 }
 
@@ -64,31 +71,37 @@ fn different<'a>(hosts: impl Iterator<Item = &'a Definitions>) -> BTreeSet<Wante
     wanted
 }
 
+/// A property, by a row of [`DIGESTS`].
+fn property(row: &Row) -> Result<Property, tokio_postgres::Error> {
+    let shards: Vec<i32> = row.try_get(3)?;
+    let shards = shards.iter().filter_map(|number| shard(*number)).collect();
+    Ok(Property { subject: (row.try_get(0)?, row.try_get(1)?), digest: row.try_get(2)?, text: None, shards })
+}
+
 impl Reading {
     async fn new(connect: &ConnectOptions) -> Result<Reading, String> {
         let client = session::open(connect, "pgshard survey").await.map_err(|fault| fault.to_string())?;
         client.batch_execute("SET quote_all_identifiers = off; SET jit = off").await.map_err(failed)?;
         let rows = client.query_typed(LOCKS, &[]).await.map_err(failed)?;
-        let locks: Vec<(i32, i64)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
-        let locks_max = rows.first().map_or(0, |row| row.get(2));
+        let locks: Result<Vec<(i32, i64)>, _> = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect();
+        let locks = locks.map_err(failed)?;
+        let locks_max = rows.first().map_or(Ok(0), |row| row.try_get(2)).map_err(failed)?;
+        let sql = "SELECT pg_catalog.to_regclass('pgshard.lent_identity') IS NOT NULL";
+        let rows = client.query_typed(sql, &[]).await.map_err(failed)?;
+        let knows = rows.first().map_or(Ok(false), |row| row.try_get(0)).map_err(failed)?;
+        let lent = if knows { LENT } else { NOTHING_LENT };
+        let digests = format!("{lent}{DIGESTS}");
         let mut definitions = Definitions::default();
         // One in which there is nothing is made otherwise than the others, too.
         let all = locks.iter().filter_map(|(number, _)| shard(*number)).collect();
         let subject = ("schema".to_owned(), String::new());
         definitions.0.push(Property { subject, digest: String::new(), text: None, shards: all });
         for shards in portions(locks.iter().copied(), locks_max) {
-            for row in client.query_typed(DIGESTS, &[(&shards, Type::INT4_ARRAY)]).await.map_err(failed)? {
-                let shards: Vec<i32> = row.get(3);
-                let shards = shards.iter().filter_map(|number| shard(*number)).collect();
-                definitions.0.push(Property {
-                    subject: (row.get(0), row.get(1)),
-                    digest: row.get(2),
-                    text: None,
-                    shards,
-                });
+            for row in client.query_typed(&digests, &[(&shards, Type::INT4_ARRAY)]).await.map_err(failed)? {
+                definitions.0.push(property(&row).map_err(failed)?);
             }
         }
-        Ok(Reading { client, locks, locks_max, definitions })
+        Ok(Reading { client, locks, locks_max, lent, definitions })
     }
 
     /// What the shards are made of, with the texts that are wanted.
@@ -101,6 +114,7 @@ impl Reading {
                 places.entry(shard.as_i32()).or_default().push(at);
             }
         }
+        let sql = format!("{}{TEXTS}", self.lent);
         let of_wanted = self.locks.iter().copied().filter(|(shard, _)| places.contains_key(shard));
         for portion in portions(of_wanted, self.locks_max) {
             for shards in portion.chunks(SHARDS_OF_TEXTS) {
@@ -112,9 +126,10 @@ impl Reading {
                     .unzip();
                 let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
                     [(&shards, Type::INT4_ARRAY), (&objects, Type::TEXT_ARRAY), (&names, Type::TEXT_ARRAY)];
-                let rows = self.client.query_typed(TEXTS, &parameters).await.map_err(failed)?;
-                let texts: BTreeMap<(i32, Subject), String> =
-                    rows.iter().map(|row| ((row.get(0), (row.get(1), row.get(2))), row.get(3))).collect();
+                let rows = self.client.query_typed(&sql, &parameters).await.map_err(failed)?;
+                let text = |row: &Row| Ok(((row.try_get(0)?, (row.try_get(1)?, row.try_get(2)?)), row.try_get(3)?));
+                let texts: Result<BTreeMap<(i32, Subject), String>, _> = rows.iter().map(text).collect();
+                let texts = texts.map_err(failed)?;
                 for at in here {
                     let property = &mut properties[at];
                     let first = property.shards.first().map(|shard| (shard.as_i32(), property.subject.clone()));

@@ -43,23 +43,44 @@ enum FilledBy {
     Shard {
         /// How many rows have an ID of another shard, and one of those.
         foreign: Option<(i64, i64)>,
-        /// The last of its own IDs, if the shard has not given it yet.
-        ahead: Option<i64>,
+        /// The last of its own IDs.
+        largest: Option<i64>,
+        /// Whether the shard has not given that one yet.
+        is_ahead: bool,
     },
     /// A sequence by its quoted name; and the value that it will come to although a row has it.
     Sequence { name: String, behind: Option<i64> },
+}
+
+/// What all rows say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Contents {
+    /// What is not as it should be.
+    pub findings: Vec<Finding>,
+    /// The last ID of each shard that has one of `next_id()` in a row, whether all is well or not.
+    pub largest: BTreeMap<ShardId, i64>,
 }
 
 /// Reads every row of the tables whose IDs come from `next_id()` or a sequence, all hosts beside each other.
 ///
 /// # Cancel safety
 /// Only reads.
-pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Vec<Finding> {
+pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Contents {
     let read = join_all(shelves.iter().map(async |shelf| (shelf, read::read(shelf).await))).await;
-    let mut findings = Findings::default();
+    let (mut findings, mut largest) = (Findings::default(), BTreeMap::<ShardId, i64>::new());
     for (shelf, columns) in read {
         match columns {
-            Ok(columns) => columns.iter().for_each(|column| said(&mut findings, shelf, column, epoch)),
+            Ok(columns) => {
+                for column in &columns {
+                    said(&mut findings, shelf, column, epoch);
+                    if let FilledBy::Shard { largest: Some(id), .. } = column.filled_by {
+                        let last = largest.entry(column.shard).or_insert(id);
+                        // Past 2^40 ms they are negative.
+                        *last = last.cast_unsigned().max(id.cast_unsigned()).cast_signed();
+                    }
+                }
+            }
             Err(reason) => {
                 let message = format!("its rows cannot be read: {reason}");
                 let remedy = "see what the server's log says".to_owned();
@@ -67,14 +88,14 @@ pub async fn contents(shelves: &[Shelf], epoch: Epoch) -> Vec<Finding> {
             }
         }
     }
-    findings.sorted()
+    Contents { findings: findings.sorted(), largest }
 }
 
 fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
     let Column { shard, table, name, filled_by } = column;
     let schema = quote_ident(&shelf.schemas[shard]);
     match filled_by {
-        FilledBy::Shard { foreign, ahead } => {
+        FilledBy::Shard { foreign, largest, is_ahead } => {
             if let Some((count, id)) = foreign {
                 let (other, rows) =
                     (Id::decode(*id).shard(), if *count == 1 { "row has an ID" } else { "rows have IDs" });
@@ -85,8 +106,8 @@ fn said(findings: &mut Findings, shelf: &Shelf, column: &Column, epoch: Epoch) {
                 );
                 findings.add_shard(Severity::Error, "ids_of_another_shard", Some(&shelf.host), *shard, what, remedy);
             }
-            if let Some(id) = ahead {
-                let time = epoch.time(Id::decode(*id).ms());
+            if let Some(id) = largest.filter(|_| *is_ahead) {
+                let time = epoch.time(Id::decode(id).ms());
                 let what = format!(
                     "{table}.{name} has {id}, of {time}, which its next_id() has not come to yet: it would come twice"
                 );

@@ -51,13 +51,13 @@ struct Seen {
 
 pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
     let client = session::open(&shelf.connect, "pgshard rows").await.map_err(|fault| fault.to_string())?;
-    // Whoever has a table for longer is not waited for: it is said.
+    // A table that somebody locks for longer is not waited for, but reported.
     client.batch_execute("SET lock_timeout = '10s'").await.map_err(failed)?;
     let version: i32 = client
         .query_one("SELECT pg_catalog.current_setting('server_version_num')::int4 / 10000", &[])
         .await
-        .map_err(failed)?
-        .get(0);
+        .and_then(|row| row.try_get(0))
+        .map_err(failed)?;
     let step = if version.unsigned_abs() < RANGES_SINCE { i64::from(i32::MAX) } else { BLOCKS_AT_ONCE };
     let shards: Vec<(i32, &str)> =
         shelf.schemas.iter().map(|(shard, schema)| (shard.as_i32(), schema.as_str())).collect();
@@ -65,7 +65,8 @@ pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
     for some in shards.chunks(SHARDS_AT_ONCE) {
         let (numbers, schemas): (Vec<i32>, Vec<&str>) = some.iter().copied().unzip();
         let rows = client.query_typed(COLUMNS, &[(&schemas, Type::TEXT_ARRAY), (&numbers, Type::INT4_ARRAY)]).await;
-        let wanted: Vec<Wanted> = rows.map_err(failed)?.iter().filter_map(wanted).collect();
+        let wanted: Result<Vec<Option<Wanted>>, _> = rows.map_err(failed)?.iter().map(wanted).collect();
+        let wanted: Vec<Wanted> = wanted.map_err(failed)?.into_iter().flatten().collect();
         for of_a_table in wanted.chunk_by(|a, b| (&a.schema, &a.table) == (&b.schema, &b.table)) {
             let seen = table(&client, of_a_table, step).await?;
             for (wanted, seen) in of_a_table.iter().zip(seen) {
@@ -76,20 +77,22 @@ pub(super) async fn read(shelf: &Shelf) -> Result<Vec<Column>, String> {
     Ok(columns)
 }
 
-fn wanted(row: &Row) -> Option<Wanted> {
-    let sequence = row.get::<_, Option<String>>(5).zip(row.get::<_, Option<String>>(6));
-    let sequence = sequence.map(|(schema, name)| Sequence {
-        name: format!("{}.{}", quote_ident(&schema), quote_ident(&name)),
-        grows: row.get(7),
-    });
-    Some(Wanted {
-        shard: ShardId::try_from(row.get::<_, i32>(0)).ok()?,
-        schema: row.get(1),
-        table: row.get(2),
-        name: row.get(3),
-        blocks: row.get(4),
+fn wanted(row: &Row) -> Result<Option<Wanted>, tokio_postgres::Error> {
+    let sequence = match row.try_get::<_, Option<&str>>(5)?.zip(row.try_get::<_, Option<&str>>(6)?) {
+        Some((schema, name)) => {
+            Some(Sequence { name: format!("{}.{}", quote_ident(schema), quote_ident(name)), grows: row.try_get(7)? })
+        }
+        None => None,
+    };
+    let Ok(shard) = ShardId::try_from(row.try_get::<_, i32>(0)?) else { return Ok(None) };
+    Ok(Some(Wanted {
+        shard,
+        schema: row.try_get(1)?,
+        table: row.try_get(2)?,
+        name: row.try_get(3)?,
+        blocks: row.try_get(4)?,
         sequence,
-    })
+    }))
 }
 
 /// All rows of a table, so many blocks at a time. Rows that come behind the last block meanwhile are not looked at.
@@ -126,14 +129,14 @@ async fn table(client: &Connection, columns: &[Wanted], step: i64) -> Result<Vec
         let row = rows.first().ok_or("an aggregate gave no row")?;
         for (at, (seen, column)) in seen.iter_mut().zip(columns).enumerate() {
             let [foreign, example, last] = [3 * at, 3 * at + 1, 3 * at + 2];
-            seen.foreign += row.get::<_, i64>(foreign);
-            seen.example = seen.example.or(row.get(example));
+            seen.foreign += row.try_get::<_, i64>(foreign).map_err(failed)?;
+            seen.example = seen.example.or(row.try_get(example).map_err(failed)?);
             let later = |one: i64, other: i64| match &column.sequence {
                 None => one.cast_unsigned().max(other.cast_unsigned()).cast_signed(),
                 Some(sequence) if sequence.grows => one.max(other),
                 Some(_) => one.min(other),
             };
-            seen.last = match (seen.last, row.get::<_, Option<i64>>(last)) {
+            seen.last = match (seen.last, row.try_get::<_, Option<i64>>(last).map_err(failed)?) {
                 (Some(one), Some(other)) => Some(later(one, other)),
                 (one, other) => one.or(other),
             };
@@ -151,16 +154,17 @@ async fn judged(client: &Connection, wanted: &Wanted, seen: Seen) -> Result<Colu
         None => {
             let text = format!("SELECT {}.id_high_water()", quote_ident(&wanted.schema));
             let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
-            let high = rows.first().and_then(|row| row.get::<_, Option<i64>>(0));
-            let past = |id: &i64| high.is_some_and(|high| id.cast_unsigned() > high.cast_unsigned());
+            let high: Option<Option<i64>> = rows.first().map(|row| row.try_get(0)).transpose().map_err(failed)?;
+            let high = high.flatten();
+            let past = |id: i64| high.is_some_and(|high| id.cast_unsigned() > high.cast_unsigned());
             let foreign = seen.example.map(|example| (seen.foreign, example));
-            FilledBy::Shard { foreign, ahead: seen.last.filter(past) }
+            FilledBy::Shard { foreign, largest: seen.last, is_ahead: seen.last.is_some_and(past) }
         }
         Some(sequence) => {
             let text = format!("SELECT last_value, is_called FROM {}", sequence.name);
             let rows = client.query_typed(&text, &[]).await.map_err(failed)?;
             let row = rows.first().ok_or("a sequence has no row")?;
-            let (last, called): (i64, bool) = (row.get(0), row.get(1));
+            let (last, called): (i64, bool) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
             let past = |value: &i64| match sequence.grows {
                 true => *value > last || (*value == last && !called),
                 false => *value < last || (*value == last && !called),

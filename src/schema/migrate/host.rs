@@ -291,7 +291,7 @@ impl<'a> OnHost<'a> {
             ORDER BY a.xact_start LIMIT 1";
         let schema = self.cluster.schema_prefix.schema(shard);
         let rows = client.query_typed(sql, &[(&schema, Type::TEXT)]).await?;
-        Ok(rows.first().map(|row| row.get(0)))
+        rows.first().map(|row| row.try_get(0)).transpose()
     }
 }
 

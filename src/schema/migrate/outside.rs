@@ -1,7 +1,7 @@
 //! A migration of one shard that runs outside of transactions: CREATE INDEX CONCURRENTLY and the like.
 //!
 //! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is written
-//! down; so whoever comes after a crash knows that an index of the name, valid or not, is ours.
+//! down; so the next run after a crash knows that an index of the name, valid or not, is ours.
 //!
 //! Invariant: no index is dropped, or taken for made, that is not ours; none is taken for made that another text of the
 //! file has begun; none that is not valid stays when we can help it; and while a server still works for a client that

@@ -5,6 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use uuid::Uuid;
+
 use super::{Canary, Request, Which};
 use crate::map::{HostName, ShardEpoch, print_shards};
 use crate::schema::control::{Refusal, pending};
@@ -40,6 +42,19 @@ impl Plan {
     /// Whether nothing is run because of what was edited, taken away or put in between.
     pub fn is_refused(&self) -> bool {
         self.hosts.values().any(|host| matches!(host.fault, Some(HostFault::Drift(_) | HostFault::Refused(_))))
+    }
+
+    /// The moves that can be taken back now and not any more once this has run, each with the shards: what is migrated
+    /// is not what the old copy was made from.
+    pub fn ends_rollbacks(&self, survey: &Survey) -> BTreeMap<Uuid, Vec<ShardId>> {
+        let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
+        let mut ended: BTreeMap<Uuid, Vec<ShardId>> = BTreeMap::new();
+        for (shard, way) in controls.flat_map(|control| &control.open_ways) {
+            if self.hosts.get(&way.target).is_some_and(|host| host.fault.is_none() && host.shards.contains_key(shard)) {
+                ended.entry(way.id).or_default().push(*shard);
+            }
+        }
+        ended
     }
 
     /// The shards of the canary: spread evenly over all that are to be migrated, host by host.

@@ -38,6 +38,17 @@ impl PostgresStore {
         session.history(self.shards, count.min(Self::HISTORY_MAX) as i64).await
     }
 
+    /// The newest map of the history that is one, for when what is kept is none; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the database cannot be asked.
+    ///
+    /// # Cancel safety
+    /// Reads only: may be dropped at any time.
+    pub async fn last_readable(&self) -> Result<Option<ShardMap>, StoreError> {
+        Session::open(&self.connect, None).await?.last_readable(self.shards).await
+    }
+
     /// The map that had this version; `None` when the history does not have it (any more).
     ///
     /// # Errors

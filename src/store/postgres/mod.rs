@@ -128,6 +128,33 @@ impl PostgresStore {
         Ok(Installed::Kept(session.map(self.shards).await?))
     }
 
+    /// Puts these placements in the place of what is kept, which is no map, or where nothing is kept. Gives the map, of
+    /// the version that follows what was there; where that is the last there can be, what follows the history.
+    ///
+    /// # Errors
+    /// When the database cannot be asked, when its tables are of another format, and [`PublishError::Conflict`] when
+    /// somebody has published meanwhile.
+    ///
+    /// # Cancel safety
+    /// When dropped, the map may be published or not; nothing between.
+    pub async fn mend(&self, map: &ShardMap) -> Result<ShardMap, PublishError> {
+        let session = Session::open(&self.connect, None).await?;
+        let was = session.kept_version().await?;
+        let last = |version: &MapVersion| version.get() >= i64::MAX.unsigned_abs();
+        let version = match was.filter(|was| !last(was)) {
+            Some(was) => was.next(),
+            None => session.last_readable(self.shards).await?.map_or(MapVersion::FIRST, |map| map.version().next()),
+        };
+        let map = map.with_version(version);
+        match session.publish(was, &map, &self.reason).await? {
+            (true, _) => Ok(map),
+            (false, found) => {
+                let none = MapVersion::new(0);
+                Err(PublishError::Conflict { expected: was.unwrap_or(none), found: found.unwrap_or(none) })
+            }
+        }
+    }
+
     /// The map as it is kept now; while the database cannot be asked, the copy on disk.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::{FromSql, ToSql, Type};
 use uuid::Uuid;
 
 use super::history::Publication;
@@ -67,12 +67,11 @@ impl Session {
             FROM pgshard_map.map m, pgshard_map.format f WHERE m.publication IS DISTINCT FROM $1";
         let rows = self.rows("read the map", sql, &[(&seen, Type::UUID)]).await?;
         let Some(row) = rows.first() else { return Ok(None) };
-        let format: i32 = row.get(4);
+        let format: i32 = self.column(row, 4)?;
         if format != FORMAT {
             return Err(self.damaged(format!("tables of format {format}, this pgshard knows {FORMAT}")));
         }
-        let map = self.map_of(shards, row.get(0), row.get(1), row.get(2))?;
-        Ok(Some(Kept { map, publication: row.get(3) }))
+        Ok(Some(Kept { map: self.map_of(shards, row)?, publication: self.column(row, 3)? }))
     }
 
     /// The map.
@@ -87,14 +86,33 @@ impl Session {
         let rows = self.rows("read the map's history", sql, &[(&count, Type::INT8)]).await?;
         let publication = |row: &Row| {
             Ok(Publication {
-                map: self.map_of(shards, row.get(0), row.get(1), row.get(2))?,
-                published_at: row.get(3),
-                role: row.get(4),
-                publisher: row.get(5),
-                reason: row.get(6),
+                map: self.map_of(shards, row)?,
+                published_at: self.column(row, 3)?,
+                role: self.column(row, 4)?,
+                publisher: self.column(row, 5)?,
+                reason: self.column(row, 6)?,
             })
         };
         rows.iter().map(publication).collect()
+    }
+
+    /// The newest map of the history that is one.
+    pub(super) async fn last_readable(&self, shards: ShardCount) -> Result<Option<ShardMap>, StoreError> {
+        let sql = "SELECT version, shards, placement::text FROM pgshard_map.history ORDER BY version DESC";
+        let rows = self.rows("read the map's history", sql, &[]).await?;
+        Ok(rows.iter().find_map(|row| self.map_of(shards, row).ok()))
+    }
+
+    /// The version of what is kept, whether it is a map or not; `None` where nothing is.
+    pub(super) async fn kept_version(&self) -> Result<Option<MapVersion>, StoreError> {
+        let sql = "SELECT f.version, m.version FROM pgshard_map.format f LEFT JOIN pgshard_map.map m ON true";
+        let rows = self.rows("read the map's version", sql, &[]).await?;
+        let Some(row) = rows.first() else { return Err(self.damaged("tables without a format")) };
+        let format: i32 = self.column(row, 0)?;
+        if format != FORMAT {
+            return Err(self.damaged(format!("tables of format {format}, this pgshard knows {FORMAT}")));
+        }
+        Ok(self.column::<Option<i64>>(row, 1)?.map(|version| MapVersion::new(version.unsigned_abs())))
     }
 
     /// The map that had this version.
@@ -105,7 +123,7 @@ impl Session {
     ) -> Result<Option<ShardMap>, StoreError> {
         let sql = "SELECT version, shards, placement::text FROM pgshard_map.history WHERE version = $1";
         let rows = self.rows("read the map's history", sql, &[(&as_i64(version), Type::INT8)]).await?;
-        rows.first().map(|row| self.map_of(shards, row.get(0), row.get(1), row.get(2))).transpose()
+        rows.first().map(|row| self.map_of(shards, row)).transpose()
     }
 
     /// Replaces the map of a version, or, without one, makes the first. Whether it was done, and the version found.
@@ -130,8 +148,9 @@ impl Session {
             (&reason, Type::TEXT),
         ];
         let rows = self.rows("publish the map", sql, &parameters).await?;
-        let row = rows.first().expect("a function that returns no set gives a row");
-        Ok((row.get(0), row.get::<_, Option<i64>>(1).map(|found| MapVersion::new(found.unsigned_abs()))))
+        let row = rows.first().ok_or_else(|| self.damaged("a function publish that gives no row"))?;
+        let found = self.column::<Option<i64>>(row, 1)?;
+        Ok((self.column(row, 0)?, found.map(|found| MapVersion::new(found.unsigned_abs()))))
     }
 
     /// Makes the tables where there are none, and the first map where there is none; whether the latter was done.
@@ -140,7 +159,7 @@ impl Session {
         self.within("get the lock on the map's tables", self.connection.batch_execute(LOCK)).await?;
         let sql = "SELECT pg_catalog.to_regnamespace('pgshard_map') IS NOT NULL";
         let there = self.rows("look for the map's tables", sql, &[]).await?;
-        if !there.first().is_some_and(|row| row.get(0)) {
+        if !there.first().map_or(Ok(false), |row| self.column(row, 0))? {
             self.within("make the map's tables", self.connection.batch_execute(TABLES)).await?;
         }
         let (made, _) = self.publish(None, map, reason).await?;
@@ -157,7 +176,17 @@ impl Session {
         StoreError::Damaged { to: self.to.clone(), what: what.into() }
     }
 
-    fn map_of(&self, wanted: ShardCount, version: i64, shards: i32, placement: &str) -> Result<ShardMap, StoreError> {
+    fn column<'r, T: FromSql<'r>>(&self, row: &'r Row, column: usize) -> Result<T, StoreError> {
+        row.try_get(column).map_err(|error| {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            self.damaged(cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}")))
+        })
+    }
+
+    /// The map of a row whose first columns are its version, its shards and its placement.
+    fn map_of(&self, wanted: ShardCount, row: &Row) -> Result<ShardMap, StoreError> {
+        let (version, shards): (i64, i32) = (self.column(row, 0)?, self.column(row, 1)?);
+        let placement: &str = self.column(row, 2)?;
         if shards != i32::from(wanted.get()) {
             return Err(StoreError::OtherShards { to: self.to.clone(), kept: shards, config: wanted });
         }

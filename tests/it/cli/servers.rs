@@ -4,7 +4,7 @@ use std::path::Path;
 
 use pgshard::dev::StopMode;
 
-use super::{Run, folder, pgshard};
+use super::{Run, alone, folder, pgshard};
 use crate::support::TestCluster;
 
 /// What the command prints does not depend on the server's version; what the library does is tested on each.
@@ -351,4 +351,17 @@ fn bench_beside_the_same_by_hand() {
     assert_eq!(bench.exit, 8, "{}", bench.stderr);
     assert!(bench.stderr.contains("db2 could not be measured"), "{}", bench.stderr);
     assert!(bench.stdout.contains("by hand") && bench.stdout.contains("4 shards:"), "{}", bench.stdout);
+}
+
+/// What a client must do is judged by tests of the Python package, whose clients pass; here is what the command does.
+#[test]
+fn a_client_that_answers_nothing_fails_in_its_scene() {
+    let run = alone(&["conformance", "serve", "--json", "--only", "keys", "--", "true"]);
+    assert_eq!(run.exit, 1, "{}", run.shown());
+    let report = &run.json()[0];
+    assert_eq!((&report["passed"], &report["failed"]), (&0.into(), &1.into()), "{report}");
+    assert_eq!(report["scenes"][0]["scene"], "keys");
+    let run = alone(&["conformance", "serve", "--only", "nothing", "--", "true"]);
+    assert_eq!((run.exit, run.stdout.as_str()), (2, ""), "{}", run.shown());
+    assert!(run.stderr.contains("there is no scene nothing; there are keys, "), "{}", run.stderr);
 }

@@ -1,15 +1,16 @@
 //! The mover of closed shards killed, and a step failing, at every place there is; then resumed, and separately
-//! aborted, under writers. The places of online moves: `faults`.
+//! aborted, under writers. The places of online moves: `faults`. Each version has every
+//! second place, unless `PGSHARD_TEST_LONG` is set.
 
 use pgshard::mover::FAILPOINTS;
 
 use crate::support::faults::BACK as ON_THE_REVERSE;
-use crate::support::{World, Writers, other};
+use crate::support::{World, Writers, other, share};
 
 /// Whether only an online move passes there.
 fn is_online(name: &str) -> bool {
     let at = |name: &str| FAILPOINTS.iter().position(|known| *known == name).unwrap();
-    let of_the_stream = ["after drain", "after forgotten", "after slot drop", "after publication drop"];
+    let of_the_stream = ["in lend", "after drain", "after forgotten", "after slot drop", "after publication drop"];
     (at("before publication")..=at("after preset")).contains(&at(name)) || of_the_stream.contains(&name)
 }
 
@@ -72,7 +73,9 @@ async fn end(world: &World, shard: u16, name: &str, id: &str, verb: Verb) {
 
 /// One world, a shard for each failpoint.
 async fn at_every_step(version: u32, action: &str, verb: Verb) {
-    let places: Vec<_> = FAILPOINTS.into_iter().filter(|name| !is_online(name)).collect();
+    // An abort goes through those that the version's resume leaves out.
+    let turn = if verb == Verb::Abort { other(version) } else { version };
+    let places = share(turn, FAILPOINTS.into_iter().filter(|name| !is_online(name)));
     let world = World::new(&[version, other(version)], places.len() as u16).await;
     let writers = Writers::start(&world, 3).await;
     for (shard, name) in places.into_iter().enumerate() {

@@ -22,7 +22,6 @@ on_each_version! {
         let world = World::new(&[version, other(version)], 4).await;
         let db1 = world.servers.app(0).await;
         db1.batch_execute("
-            ALTER TABLE shard_0000.users ENABLE ROW LEVEL SECURITY;
             ALTER TABLE shard_0000.users FORCE ROW LEVEL SECURITY;
             CREATE MATERIALIZED VIEW shard_0000.numbers AS SELECT count(*) FROM shard_0000.photos;
             CREATE UNLOGGED TABLE shard_0000.scratch (a int);

@@ -55,6 +55,8 @@ async fn none_where_none_is_wanted() {
     assert!(db1.query("SELECT FROM pgshard.back", &[]).await.unwrap().is_empty());
     let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
     assert!(refused.ended(4).stderr.contains("moved with --no-reverse-replication"), "{}", refused.stderr);
+    let remedy = format!("`pgshard move 0 --to db1` copies it anew; `pgshard moves complete {id}` drops");
+    assert!(refused.stderr.contains(&remedy), "{}", refused.stderr);
     assert_eq!(world.state(1, 0).await, "serving");
     // The old copy is there, as it was at the switch.
     db1.query("SELECT FROM shard_0000__left_e1.users", &[]).await.unwrap();
@@ -162,4 +164,23 @@ async fn a_feed_leaves_a_rollback_its_changes() {
     world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
     assert_eq!(lines(&db1, "SELECT name FROM shard_0001.users ORDER BY 1").await, "before\nmeanwhile\n");
     world.audit_places().await;
+}
+
+on_each_version! {
+    /// A migration of shards that could be taken back ends that: the plan and `up` say which.
+    async fn a_migration_names_the_rollbacks_that_it_ends(version) {
+        let world = World::new(&[version, version], 6).await;
+        let id = world.run(&["move", "0-1", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id();
+        let blocking = world.run(&["move", "2", "--to", "db2", "--yes"]).await.ended(0).id();
+        world.write("migrations/0002_captions.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption text;");
+        let planned = world.run(&["migrate", "plan"]).await;
+        assert_eq!(planned.ended(0).last()["ends_rollbacks"], serde_json::json!({ id.as_str(): "0-1" }));
+        let up = world.run(&["migrate", "up"]).await;
+        let words = format!("the move {id} can be taken back now and not after this (shards 0-1)");
+        assert!(up.ended(0).stderr.contains(&words) && !up.stderr.contains(&blocking), "{}", up.stderr);
+        let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
+        assert!(refused.ended(4).stderr.contains("`pgshard move 0 --to db1` copies it anew"), "{}", refused.stderr);
+        let planned = world.run(&["migrate", "plan"]).await;
+        assert_eq!(planned.ended(0).last()["ends_rollbacks"], serde_json::json!({}));
+    }
 }

@@ -1,8 +1,5 @@
 //! A shard as a grown application has it, to a newer version of PostgreSQL and back.
 
-use pgshard::schema::catalog::{self, Namespace};
-use pgshard::schema::fingerprint::fingerprint;
-
 use crate::support::{World, lines, other};
 
 const SCHEMA: &str = r#"
@@ -124,6 +121,13 @@ async fn rows(world: &World, host: usize) -> String {
     text
 }
 
+/// In what the shards are made otherwise than each other.
+async fn differences(world: &World) -> Vec<String> {
+    let report = world.run(&["check", "--ddl"]).await.last();
+    let findings = report["findings"].as_array().unwrap().iter();
+    findings.filter(|one| one["code"] == "ddl_differs").map(|one| one["message"].to_string()).collect()
+}
+
 on_each_version! {
     /// Every row and every rule is the same on the other version, and back again.
     async fn there_and_back(version) {
@@ -166,9 +170,11 @@ on_each_version! {
         let world = World::with_tables(&[version, other(version)], 2, &[("0001_rich.sql", SCHEMA)]).await;
         world.servers.app(0).await.batch_execute(DATA).await.unwrap();
         // Without a key, and open to UPDATE and DELETE.
-        let full = ["bookings", "dropped", "nothing"]
-            .map(|table| format!("ALTER TABLE shard_0000.{table} REPLICA IDENTITY FULL"));
-        world.servers.app(0).await.batch_execute(&full.join(";")).await.unwrap();
+        for (host, shard) in [(0, "shard_0000"), (1, "shard_0001")] {
+            let full = ["bookings", "dropped", "nothing"]
+                .map(|table| format!("ALTER TABLE {shard}.{table} REPLICA IDENTITY FULL"));
+            world.servers.app(host).await.batch_execute(&full.join(";")).await.unwrap();
+        }
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let deeds = r#"
             INSERT INTO shard_0000.accounts (full_name, tags, home) VALUES ('new', '{x}', ROW('a', 1, 2));
@@ -214,19 +220,10 @@ on_each_version! {
         assert!(refused.is_empty(), "{wrote} transactions were done, and {refused:#?}");
         // Nobody writes any more: what comes now is compared whole, but for the sequences, which are ahead.
         let before = rows(&world, 0).await;
-        let prints = |host| {
-            let world = &world;
-            async move {
-                let oid = Namespace::from("shard_0000");
-                let db = world.servers.app(host).await;
-                db.batch_execute("BEGIN").await.unwrap();
-                fingerprint(&catalog::read(&db, &oid).await.unwrap()).to_string()
-            }
-        };
-        let printed = prints(0).await;
         kept.push(world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id());
         pretty_equal(&before, &rows(&world, 1).await);
-        assert_eq!(printed, prints(1).await);
+        // Shard 1 has never moved, and is on the same host now: versions deparse a view differently.
+        assert_eq!(differences(&world).await, [""; 0]);
         for id in kept {
             world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
         }

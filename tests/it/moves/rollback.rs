@@ -6,7 +6,7 @@ use std::time::Duration;
 use pgshard::mover::{Error, Failpoint, Leases, MoveId, Mover, Options, Phase, Report};
 use tokio_postgres::Client;
 
-use crate::support::{World, Writers, lines, other};
+use crate::support::{World, Writers, lines, other, share};
 
 /// More than users and photos: what must not act on an old copy, and is there again after the rollback.
 const RULES: &str = "
@@ -227,7 +227,7 @@ on_each_version! {
         let going = ["after adopt", "after swap", "after decide", "after end of former"];
         let world = world(version, 2 * (making.len() + going.len()) as u16).await;
         let writers = Writers::start(&world, 2).await;
-        for (shard, name) in making.into_iter().chain(going).enumerate() {
+        for (shard, name) in share(version, making.into_iter().chain(going)).into_iter().enumerate() {
             let shard = shard.to_string();
             let id = if making.contains(&name) {
                 let args = ["move", &shard, "--to", "db2", "--mode", "online", "--yes"];

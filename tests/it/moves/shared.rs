@@ -164,6 +164,8 @@ on_each_version! {
         assert_eq!(lines(&db, "SELECT move_id::text FROM pgshard.move").await, "");
         locker.batch_execute("ROLLBACK").await.unwrap();
 
+        // It would be lent a replica identity.
+        let args = [&args[..], &["--no-replica-identity"]].concat();
         let child = world.command(&args, &[("PGSHARD_FAILPOINT", "after incoming=stop")]).spawn().unwrap();
         let pid = stopped(&child).await;
         db.batch_execute("CREATE TABLE shard_0000.keyless AS SELECT 1 AS n").await.unwrap();

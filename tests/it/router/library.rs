@@ -10,7 +10,7 @@ mod fates;
 #[path = "../../library/round.rs"]
 mod round;
 
-use super::{by_hand, proxy};
+use super::{by_hand, pooler, proxy};
 
 use case::Case;
 

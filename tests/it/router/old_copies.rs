@@ -128,7 +128,7 @@ on_each_version! {
             assert_eq!(alone.unwrap().get::<_, Option<String>>(0).as_ref(), Some(&expected), "{name}");
             assert_eq!(within.unwrap().as_ref(), Some(&expected), "{name}");
             assert!(size.unwrap().get::<_, i64>(0) > 0, "{name}");
-            // By the lanes of a call over many shards too, and where all is well.
+            // The same by a pipelined connection of a call over many shards, where all is well.
             let rows = router.shards([shard(number)]).query(sequence, &[]).next().await.unwrap().1.unwrap();
             assert_eq!(rows[0].get::<_, Option<String>>(0).as_ref(), Some(&expected), "{name}");
         }

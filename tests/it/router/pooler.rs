@@ -1,56 +1,52 @@
-//! Through PgBouncer in transaction mode, where each transaction may get another session.
+//! A PgBouncer in transaction mode before a host: each transaction may get another session of the server.
 
-use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pgshard::Router;
 use pgshard::pg::ConnectOptions;
-use pgshard::router::PrepareMode;
 
-use crate::support::{TestCluster, World, other};
+use crate::support::TestCluster;
 
-/// A PgBouncer before one host.
-pub(super) struct Pooler {
+/// A PgBouncer before one host. One that died fails the test that has it.
+pub(crate) struct Pooler {
     port: u16,
     child: Child,
+    log: PathBuf,
 }
 
 impl Pooler {
-    pub(super) async fn start(servers: &TestCluster, host: usize) -> Pooler {
+    pub(crate) async fn start(servers: &TestCluster, host: usize) -> Pooler {
+        Pooler::with(servers, host, "default_pool_size = 3").await
+    }
+
+    /// With more lines in its section `[pgbouncer]`.
+    pub(crate) async fn with(servers: &TestCluster, host: usize, lines: &str) -> Pooler {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let server = servers.server(host);
+        let log = std::env::temp_dir().join(format!("pgshard-pgbouncer-{port}.log"));
         let ini = format!(
             "[databases]\napp = host=127.0.0.1 port={} dbname=app user=app\n
              [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n
-             pool_mode = transaction\ndefault_pool_size = 3\nmax_client_conn = 500\n",
-            server.port()
+             pool_mode = transaction\nmax_client_conn = 500\nlogfile = {}\n{lines}\n",
+            server.port(),
+            log.display()
         );
-        let ini = servers.write(&format!("pgbouncer{host}.ini"), &ini);
-        let program = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "pgbouncer"].into_iter().find(|program| {
-            Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
-        });
-        let program =
-            program.expect("PgBouncer is missing: script/setup installs it (Debian: apt-get install pgbouncer)");
-        let log = std::fs::File::create(servers.directory().join(format!("pgbouncer{host}.log"))).unwrap();
-        let mut command = Command::new(program);
-        command.arg("-q").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let mut command = Command::new(program());
+        command.arg("-q").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // It does not run as root either.
         let owner = std::fs::metadata(server.data_directory()).unwrap();
         if std::fs::metadata(servers.directory()).unwrap().uid() != owner.uid() {
             command.uid(owner.uid()).gid(owner.gid());
         }
-        // Read before it gives up its rights: the folder is not everybody's.
-        let text = std::fs::read(&ini).unwrap();
+        // Not in the servers' folder, which is not everybody's.
         let open = std::env::temp_dir().join(format!("pgshard-pgbouncer-{port}.ini"));
-        std::fs::write(&open, text).unwrap();
+        std::fs::write(&open, ini).unwrap();
         let child = command.arg(&open).spawn().unwrap();
-        let pooler = Pooler { port, child };
+        let pooler = Pooler { port, child, log };
         let connect = pooler.connect();
         for tries in 0.. {
             match connect.connect("is it up").await {
@@ -63,90 +59,43 @@ impl Pooler {
         pooler
     }
 
-    pub(super) fn connect(&self) -> ConnectOptions {
+    /// Where it takes connections.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn connect(&self) -> ConnectOptions {
         ConnectOptions::parse(&format!("host=127.0.0.1 port={} user=app dbname=app sslmode=disable", self.port))
             .unwrap()
     }
 }
 
-impl Drop for Pooler {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// How many statements are prepared in the session, but for those that PgBouncer prepares itself from 1.21 on, where it
+/// keeps them apart for its clients.
+pub(crate) const PREPARED: &str = "SELECT count(*) FROM pg_prepared_statements WHERE name NOT LIKE 'PGBOUNCER\\_%'";
+
+/// `PGSHARD_TEST_PGBOUNCER`, or the distribution's.
+fn program() -> String {
+    let given = std::env::var("PGSHARD_TEST_PGBOUNCER").ok();
+    let places = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "pgbouncer"].map(str::to_owned);
+    let program = given.into_iter().chain(places).find(|program| {
+        Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    });
+    program.expect("PgBouncer is missing: script/setup installs it (Debian: apt-get install pgbouncer)")
 }
 
-on_each_version! {
-    /// Statements, transactions and IDs of many shards, through moves there and back: no error, no row lost, and
-    /// nothing left prepared on the servers.
-    async fn unnamed_statements(version) {
-        let world = World::new(&[version, other(version)], 4).await;
-        let poolers = [Pooler::start(&world.servers, 0).await, Pooler::start(&world.servers, 1).await];
-        let mut options = world.config.router_options(Arc::new(world.published()));
-        for (host, pooler) in options.hosts.iter_mut().zip(&poolers) {
-            (host.connect, host.prepare, host.pool_size) = (pooler.connect(), PrepareMode::Unnamed, 12);
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        let died = self.child.try_wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let _ = std::fs::remove_file(&self.log);
+        let last: Vec<&str> = log.lines().rev().take(20).collect();
+        match died {
+            Ok(Some(status)) if !std::thread::panicking() => panic!("PgBouncer died ({status}): {last:#?}"),
+            Ok(Some(status)) => eprintln!("PgBouncer died ({status}): {last:#?}"),
+            _ => {}
         }
-        // What is read anew from the config leads past the poolers.
-        options.host_source = None;
-        let router = Router::new(options);
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut callers = tokio::task::JoinSet::new();
-        for caller in 0..8_i64 {
-            let (router, stop) = (router.clone(), stop.clone());
-            callers.spawn(async move {
-                let mut acknowledged = Vec::new();
-                for round in 0.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    let (name, shard) = (format!("{caller}-{round}"), router.by_key(caller));
-                    let insert = "INSERT INTO {shard}.users (name) VALUES ($1) RETURNING id";
-                    let id: i64 = shard.query_one(insert, &[&name]).await.unwrap().get(0);
-                    let title = &name;
-                    let photo = shard.transaction(async |tx| {
-                        let sql = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
-                        let row = tx.query_one(sql, &[&id, title]).await?;
-                        tx.execute("UPDATE {shard}.users SET name = name || '!' WHERE id = $1", &[&id]).await?;
-                        Ok::<i64, pgshard::router::Error>(row.get(0))
-                    });
-                    photo.await.unwrap();
-                    acknowledged.push(id);
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                    let some = &acknowledged[acknowledged.len().saturating_sub(20)..];
-                    let rows =
-                        router.by_ids(some).query("SELECT id FROM {shard}.users WHERE id = ANY($1) AND name LIKE '%!'");
-                    assert_eq!(rows.await.unwrap().len(), some.len());
-                }
-                acknowledged
-            });
-        }
-        for (shards, target) in [("0-1", "db2"), ("0-3", "db1")] {
-            let mover = world.mover();
-            let plan = mover.plan(&world.online(shards, target)).await.unwrap();
-            let report = mover.run(&plan).await;
-            assert!(report.failed.is_empty(), "{report:?}");
-        }
-        stop.store(true, Ordering::Relaxed);
-        let acknowledged: BTreeSet<i64> = callers.join_all().await.into_iter().flatten().collect();
-        eprintln!("{} users through the pooler", acknowledged.len());
-        let ids: Vec<i64> = acknowledged.iter().copied().collect();
-        let direct = world.router().await;
-        for router in [&router, &direct] {
-            let rows = router.by_ids(&ids).query("SELECT id FROM {shard}.users WHERE id = ANY($1)").await.unwrap();
-            assert_eq!(rows.iter().map(|(_, row)| row.get(0)).collect::<BTreeSet<i64>>(), acknowledged);
-        }
-        for key in 0..20 {
-            let row = router.by_key(key).query_one("SELECT count(*) FROM pg_prepared_statements", &[]).await.unwrap();
-            assert_eq!(row.get::<_, i64>(0), 0);
-        }
-        // A mistake is still the application's, and a statement after a migration is learned anew.
-        let error = router.by_key(1).query("SELECT * FROM {shard}.nothing WHERE id = $1", &[&1_i64]).await.unwrap_err();
-        assert_eq!(error.code().unwrap().code(), "42P01");
-        let find = "SELECT count(*) FROM {shard}.users WHERE name = $1";
-        router.by_key(1).query(find, &[&"x"]).await.unwrap();
-        let migration = "ALTER TABLE {shard}.users ALTER name TYPE bigint USING 7";
-        router.by_key(1).execute(migration, &[]).await.unwrap();
-        let row = router.by_key(1).query_one(find, &[&7_i64]).await.unwrap();
-        assert!(row.get::<_, i64>(0) > 0);
     }
 }

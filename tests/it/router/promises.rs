@@ -243,7 +243,7 @@ on_each_version! {
         for Ways { name, router, .. } in Ways::all(&shards).await {
             let kept: Arc<Mutex<Vec<Transaction>>> = Arc::default();
             let busy = Arc::new(Mutex::new(None));
-            let call = router.by_key(0).within(Duration::from_millis(300)).transaction(async |tx| {
+            let call = router.by_key(0).within(Duration::from_secs(3)).transaction(async |tx| {
                 tx.execute(INSERT, &[&1_i64, &"locked"]).await?;
                 kept.lock().unwrap().push(tx.clone());
                 let clone = tx.clone();

@@ -105,7 +105,7 @@ on_each_version! {
             assert_eq!(shards.titles(0, 1).await, ["them", "them"], "{name}");
             shards.db[0].batch_execute("TRUNCATE shard_0001.photos").await.unwrap();
         }
-        // By the lanes of a call over many shards as well.
+        // The same by the pipelined connections of a call over many shards.
         let mut options = shards.options();
         (options.hosts[0].pool_size, options.recycle) = (1, Recycle::Clean);
         let router = Router::new(options);
@@ -183,6 +183,12 @@ on_each_version! {
                                 "{own} {error:?}"
                             ),
                         }
+                        // The same for an ORM, which knows of no schema.
+                        let orm = router.by_key(0).orm_transaction(async |tx| {
+                            tx.execute(&format!("SET LOCAL app.tenant = '{own}'"), &[]).await?;
+                            tx.query_one_as::<(i64,)>("SELECT count(*) FROM photos", &[]).await
+                        });
+                        assert_eq!(orm.await.unwrap().0, round.min(2) + 1, "{own}");
                         let without: i64 = router.by_key(0).query_one(COUNT, &[]).await.unwrap().get(0);
                         assert_eq!(without, 0, "{own}");
                     }

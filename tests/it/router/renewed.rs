@@ -1,11 +1,12 @@
 //! Hosts whose URL is corrected while routers run.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pgshard::Router;
 use pgshard::config::connect;
-use pgshard::router::Sql;
+use pgshard::router::{Error, Sql};
 
 use super::COUNT;
 use super::by_hand::Shards;
@@ -23,6 +24,23 @@ fn write(path: &Path, text: &str, port: u16, other: u16) {
 async fn pid(router: &Router) -> Option<i32> {
     let row = router.by_key(0).query_one(&Sql::reading("SELECT pg_backend_pid()"), &[]).await;
     row.map_err(|error| assert!(error.is_retryable(), "{error:?}")).ok().map(|row| row.get(0))
+}
+
+/// Corrects the URL of a host of which one connection is in use, until the router has taken it over: the first that it
+/// heard of it may be either.
+async fn renew(router: &Router, before: impl Fn(), after: impl Fn()) {
+    assert_eq!(router.pools()[0].used, 1);
+    let renewed = async {
+        for change in [&before as &dyn Fn(), &after].into_iter().cycle() {
+            change();
+            router.refresh_map();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            if router.pools()[0].used == 0 {
+                break;
+            }
+        }
+    };
+    tokio::time::timeout(LONG, renewed).await.expect("the new URL is taken over");
 }
 
 on_each_version! {
@@ -76,5 +94,48 @@ on_each_version! {
         };
         tokio::time::timeout(LONG, moved).await.expect("the new URL is taken over");
         assert_eq!(router.pools().len(), 2);
+    }
+
+    /// A router that is closed waits for what still runs where a host was before its URL was corrected.
+    async fn closed_where_it_was(version) {
+        let shards = Shards::start(version, 8).await;
+        let port = shards.cluster.server(0).port();
+        let path = shards.cluster.write_config(8);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let proxy = Proxy::to(port).await;
+        let router = connect(&path).await.unwrap();
+        let held = router.by_key(0).client().await.unwrap();
+        held.batch_execute("BEGIN; INSERT INTO shard_0000.photos VALUES (1, 'kept')").await.unwrap();
+        renew(&router, || write(&path, &text, port, port), || write(&path, &text, port, proxy.port)).await;
+        let ended = AtomicBool::new(false);
+        let closing = async {
+            let cut = router.close(LONG).await;
+            assert!(ended.load(Ordering::SeqCst), "it has not waited");
+            cut
+        };
+        let ends = async {
+            while !matches!(router.by_key(0).query(COUNT, &[]).await, Err(Error::Closed)) {
+                tokio::task::yield_now().await;
+            }
+            held.batch_execute("COMMIT").await.unwrap();
+            ended.store(true, Ordering::SeqCst);
+            drop(held);
+        };
+        assert_eq!(tokio::join!(closing, ends).0, 0, "none was cut off");
+        assert_eq!(shards.titles(0, 0).await, ["kept"]);
+    }
+
+    /// What takes longer than it may is cut off there, too.
+    async fn cut_where_it_was(version) {
+        let shards = Shards::start(version, 8).await;
+        let port = shards.cluster.server(0).port();
+        let path = shards.cluster.write_config(8);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let proxy = Proxy::to(port).await;
+        let router = connect(&path).await.unwrap();
+        let held = router.by_key(0).client().await.unwrap();
+        renew(&router, || write(&path, &text, port, port), || write(&path, &text, port, proxy.port)).await;
+        assert_eq!(router.close(Duration::from_millis(100)).await, 1);
+        assert!(held.query_one("SELECT 1", &[]).await.is_err(), "its connection is closed");
     }
 }

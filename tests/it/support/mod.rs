@@ -1,6 +1,7 @@
 //! What every test with servers needs.
 
 mod audit;
+mod backup;
 mod cluster;
 mod control;
 pub(crate) mod faults;
@@ -13,5 +14,5 @@ mod writers;
 
 pub(crate) use cluster::{TestCluster, connect};
 pub(crate) use control::control;
-pub(crate) use world::{Ran, TABLES, World, go_on, lines, never_stopped, other, stopped};
+pub(crate) use world::{Ran, TABLES, World, go_on, lines, never_stopped, other, share, stopped};
 pub(crate) use writers::Writers;

@@ -34,6 +34,14 @@ pub(crate) fn other(version: u32) -> u32 {
     if version == 15 { 18 } else { 15 }
 }
 
+/// Every second of these for version 15, and the others for 18: each costs a second or more. All of them for both with
+/// `PGSHARD_TEST_LONG`.
+pub(crate) fn share<T>(version: u32, all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let whole = std::env::var_os("PGSHARD_TEST_LONG").is_some();
+    let skipped = usize::from(version == 18);
+    all.into_iter().enumerate().filter(|(at, _)| whole || at % 2 == skipped).map(|(_, one)| one).collect()
+}
+
 /// A bootstrapped cluster of servers: users and photos in every shard, the shards spread evenly over the hosts.
 pub(crate) struct World {
     pub(crate) servers: TestCluster,
@@ -49,6 +57,12 @@ impl World {
     /// The same with other migrations: names and SQL.
     pub(crate) async fn with_tables(versions: &[u32], shards: u16, migrations: &[(&str, &str)]) -> World {
         World::on(TestCluster::start_mixed(versions), shards, migrations).await
+    }
+
+    /// The same with one more table, which has no key: an online move lends it a replica identity.
+    pub(crate) async fn with_a_keyless_table(versions: &[u32], shards: u16) -> World {
+        let visits = "CREATE TABLE {shard}.visits (user_id bigint NOT NULL, page text)";
+        World::with_tables(versions, shards, &[("0001_tables.sql", TABLES), ("0002_visits.sql", visits)]).await
     }
 
     /// The same, with a last server that is no host.

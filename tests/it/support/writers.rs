@@ -83,7 +83,7 @@ pub(crate) struct Writers {
 }
 
 /// Between two calls of a writer, so that two cores have something left for the move.
-const REST: Duration = Duration::from_millis(4);
+const REST: Duration = Duration::from_millis(10);
 
 impl Writers {
     /// So many writers through the router, and one that knows only SQL.

@@ -91,6 +91,33 @@ pub(crate) struct DevFolder {
     pub(crate) dir: PathBuf,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConformanceCommand {
+    Serve(ConformanceServe),
+}
+
+/// Play a scripted cluster before a client: shards that move, fences, dead movers, lost connections
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Starts two throwaway servers, as `pgshard demo` does, and the client, anew for each scene. It is
+asked by a line of JSON on its stdin and answers by one on its stdout; docs/protocol.md says what.
+PGSHARD_CONFIG is set for it. What it did is judged by the rows. Exit code 1 if it fails anywhere.
+
+Examples:
+  pgshard conformance serve -- python3 examples/conformance/client.py
+  pgshard conformance serve --only fence --only dead-mover -- ./my-client")]
+pub(crate) struct ConformanceServe {
+    /// Play this scene only; may be repeated
+    #[arg(long, value_name = "SCENE")]
+    pub(crate) only: Vec<String>,
+    /// Seconds that the client may take for an answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) answer_s: u64,
+    /// The client, and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
 /// Print a script that completes pgshard's commands and flags in a shell
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\

@@ -169,7 +169,7 @@ impl Watcher<'_> {
     }
 
     fn bars(&self) -> std::sync::MutexGuard<'_, BTreeMap<HostName, ProgressBar>> {
-        // A bar is decoration: whoever panicked while drawing it does not stop the work.
+        // A bar is decoration: a panic while it is drawn does not stop the work.
         self.bars.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -190,7 +190,7 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
     match output.format() {
         Format::Json => {
             let hosts = report.hosts.iter().map(|(name, host)| (name.to_string(), done(host))).collect();
-            // Whoever does not read to the end learns the exit code all the same.
+            // A reader that stops early learns the exit code all the same.
             let unserved = print_shards(report.unserved.keys().copied());
             output.event(Told::Done { hosts, unserved });
         }

@@ -1,5 +1,6 @@
 //! `pgshard check`: are config, map and hosts as they should be, and do they agree?
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,6 +20,10 @@ use crate::output::{Format, Output};
 struct Report<'a> {
     ok: bool,
     findings: Vec<Found<'a>>,
+    /// The last ID of each shard that rows have, where they were read: by number, and as texts, since not every reader
+    /// of JSON has integers of 64 bits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    largest_ids: Option<BTreeMap<String, String>>,
 }
 
 /// One finding, about shards, a host or the cluster.
@@ -49,9 +54,10 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
     let mut looks = 0;
     let (map, survey, findings) = loop {
         looks += 1;
-        let map = context::map(&config).await?;
+        let (map, damaged) = context::map_or_last(&config).await?;
         let survey = context::survey_with_clocks(&config).await;
         let mut findings = schema::check(&map, &survey, &context::cluster(&config), folder);
+        findings.extend(damaged.map(|error| Finding::damaged_map(error.to_string())));
         findings.extend(schema::identities(context::all_hosts(&config)).await.findings());
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         // The hosts do not answer at the same instant: a shard that is opened in between is seen on two hosts, and the
@@ -62,11 +68,15 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         }
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
-    let findings = deeper(args, &config, &survey, findings).await;
+    let (findings, largest) = deeper(args, &config, &survey, findings).await;
     // A notice is as it should be.
     let ok = findings.iter().all(|finding| finding.severity == Severity::Notice);
     match output.format() {
-        Format::Json => output.object(Report { ok, findings: findings.iter().map(found).collect() })?,
+        Format::Json => {
+            let text = |(shard, id): (ShardId, i64)| (shard.to_string(), id.to_string());
+            let largest_ids = largest.map(|largest| largest.into_iter().map(text).collect());
+            output.object(Report { ok, findings: findings.iter().map(found).collect(), largest_ids })?;
+        }
         Format::Text => {
             for finding in &findings {
                 output.data(text(finding))?;
@@ -82,8 +92,14 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
     Ok(if ok { Exit::Done } else { Exit::Failed })
 }
 
-/// The same with what takes longer: the sources of IDs always, definitions and rows where they are asked for.
-async fn deeper(args: &Check, config: &Config, survey: &Survey, mut findings: Vec<Finding>) -> Vec<Finding> {
+/// The same with what takes longer: the sources of IDs always, definitions and rows where they are asked for. With the
+/// last ID of each shard where rows are.
+async fn deeper(
+    args: &Check,
+    config: &Config,
+    survey: &Survey,
+    mut findings: Vec<Finding>,
+) -> (Vec<Finding>, Option<BTreeMap<ShardId, i64>>) {
     // Of a host that did not answer it is said once that it does not.
     let heard: Vec<(&HostConfig, &HostFacts)> = config
         .hosts
@@ -96,6 +112,7 @@ async fn deeper(args: &Check, config: &Config, survey: &Survey, mut findings: Ve
     if args.ddl {
         findings.extend(schema::compare(&schema::definitions(hosts()).await));
     }
+    let mut largest = None;
     if args.rows {
         let shelf = |(host, facts): &(&HostConfig, &HostFacts)| {
             let served =
@@ -104,10 +121,12 @@ async fn deeper(args: &Check, config: &Config, survey: &Survey, mut findings: Ve
             Shelf { host: host.name.clone(), connect: host.connect.clone(), schemas }
         };
         let shelves: Vec<Shelf> = heard.iter().map(shelf).collect();
-        findings.extend(schema::contents(&shelves, config.cluster.epoch).await);
+        let contents = schema::contents(&shelves, config.cluster.epoch).await;
+        findings.extend(contents.findings);
+        largest = Some(contents.largest);
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    findings
+    (findings, largest)
 }
 
 /// A finding as programs want it.

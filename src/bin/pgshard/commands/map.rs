@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use pgshard::ShardId;
-use pgshard::config::Config;
+use pgshard::config::{Config, ConfigStore};
 use pgshard::map::{Change, HostName, Placement, ShardMap, print_shards};
 use pgshard::schema;
 use pgshard::store::{MapStore, PublishError};
@@ -90,15 +90,27 @@ pub(crate) async fn diff(other: Option<&Path>, config: Option<&Path>, output: &O
 /// Publishes the map as the hosts have it, after showing what changes and asking.
 pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
-    let map = context::map(&config).await?;
+    let (map, damaged) = context::map_or_last(&config).await?;
+    if let Some(damaged) = &damaged {
+        output.warning(damaged);
+        output.note(format_args!("this is version {} of the history, with what the hosts say", map.version()));
+    }
     let rebuilt = rebuilt(&config, &map, output).await;
     print_changes(&map, &rebuilt, output)?;
-    if rebuilt.version() == map.version() {
+    if damaged.is_none() && rebuilt.version() == map.version() {
         return Ok(Exit::Done);
     }
-    let question = format!("publish this as map version {}?", rebuilt.version());
+    let question = match damaged {
+        Some(_) => "put this in the place of what is kept?".to_owned(),
+        None => format!("publish this as map version {}?", rebuilt.version()),
+    };
     if !confirm(&question, consent, output).await? {
         return Err(Failure::new(Exit::Failed, "the map stays as it is"));
+    }
+    if let (Some(_), ConfigStore::Postgres(store)) = (&damaged, context::store(&config)) {
+        let mended = store.mend(&rebuilt).await?;
+        output.note(format_args!("published map version {}", mended.version()));
+        return Ok(Exit::Done);
     }
     context::store(&config).publish(map.version(), &rebuilt).await.map_err(|error| match error {
         PublishError::Conflict { .. } => {

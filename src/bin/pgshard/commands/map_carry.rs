@@ -5,7 +5,7 @@ use std::path::Path;
 use pgshard::config::ConfigStore;
 use pgshard::map::Changes;
 use pgshard::store::postgres::Installed;
-use pgshard::store::publish_merged;
+use pgshard::store::{StoreError, publish_merged};
 
 use super::map::print_changes;
 use crate::confirm::{Consent, confirm};
@@ -42,7 +42,19 @@ pub(crate) async fn import(
             format!("{} places shards on {host}, which {} does not name", from.display(), config.path.display());
         return Err(Failure::usage(error).hint(format_args!("add [hosts.{host}]")));
     }
-    let kept = match store.install(&map).await? {
+    let kept = match store.install(&map).await {
+        Err(damaged @ StoreError::Damaged { .. }) => {
+            output.warning(&damaged);
+            if !confirm("put this map in its place?", consent, output).await? {
+                return Err(Failure::new(Exit::Failed, "what is kept stays as it is"));
+            }
+            let mended = store.mend(&map).await?;
+            output.note(format_args!("published map version {}", mended.version()));
+            return Ok(Exit::Done);
+        }
+        installed => installed?,
+    };
+    let kept = match kept {
         Installed::Created => {
             output.note(format_args!("map version {} is kept in {} now", map.version(), store.database()));
             return Ok(Exit::Done);

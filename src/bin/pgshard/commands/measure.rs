@@ -122,7 +122,10 @@ async fn ask(config: &Config, sql: &str) -> Result<BTreeMap<ShardId, u64>, Failu
             Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error).join(": ")))
                 .hint("the query must give one number a shard")
         })?;
-        let number: f64 = rows.first().map_or(0.0, |row| row.get(0));
+        let number: f64 = rows.first().map_or(Ok(0.0), |row| row.try_get(0)).map_err(|error| {
+            Failure::new(Exit::Failed, format!("shard {shard}: {}", chain(&error).join(": ")))
+                .hint("the query must give one number a shard")
+        })?;
         if !(number.is_finite() && number >= 0.0) {
             return Err(Failure::usage(format!("shard {shard} cannot weigh {number}")));
         }

@@ -4,6 +4,7 @@ mod bench;
 mod bootstrap;
 mod check;
 mod completions;
+mod conformance;
 mod demo;
 mod dev;
 mod host;
@@ -34,8 +35,8 @@ use pgshard::mover::{DesiredState, Leases};
 use pgshard::schema::migrate::Which;
 
 use crate::args::{
-    Args, Command, DevCommand, HostCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand, TicketsCommand,
-    WorkersCommand,
+    Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand,
+    TicketsCommand, WorkersCommand,
 };
 use crate::confirm::Consent;
 use crate::exit::Exit;
@@ -78,14 +79,14 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
         },
         Command::Map { command } => run_map(command, config, output).await,
         Command::Move(args) => {
-            let (fence_at, back) = (args.fence_at(), args.back());
+            let (fence_at, back, identity) = (args.fence_at(), args.back(), args.replica_identity());
             let asked = relocate::Asked {
                 shards: args.shards,
                 target: args.to,
                 mode: args.mode.map(Into::into),
                 only_plan: args.plan,
                 consent: Consent::from_flag(args.yes),
-                options: args.pace.options().fence_at(fence_at).back(back),
+                options: args.pace.options().fence_at(fence_at).back(back).replica_identity(identity),
             };
             relocate::run(asked, config, output).await
         }
@@ -106,6 +107,7 @@ pub(crate) async fn run(args: Args, output: &Arc<Output>) -> Result<Exit, Failur
             DevCommand::Down(args) => dev::down(args.folder.dir, Consent::from_flag(args.yes), output).await,
             DevCommand::Status(args) => dev::status(args.folder.dir, output).await,
         },
+        Command::Conformance { command: ConformanceCommand::Serve(args) } => conformance::serve(args, output).await,
         Command::Completions(args) => completions::run(args.shell, output),
         Command::Man(args) => man::run(args.out.as_deref(), output),
     }
@@ -184,6 +186,7 @@ async fn run_moves(
             let (consent, options) = (Consent::from_flag(args.yes), args.options());
             moves::act(Verb::Complete, args.id.as_deref(), consent, options, config, output).await
         }
+        Some(MovesCommand::Repair(args)) => moves::repair(args, config, output).await,
         Some(MovesCommand::Gc(args)) => moves::gc(args.limit.options(), config, output).await,
     }
 }
@@ -228,6 +231,7 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         | Command::Sql(_)
         | Command::Bench(_)
         | Command::Demo(_)
+        | Command::Conformance { .. }
         | Command::Completions(_)
         | Command::Man(_) => None,
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pgshard::config::Config;
 use pgshard::map::{RangesError, parse_shards, print_shards};
-use pgshard::mover::{Mode, Mover, Observer, Options, Plan, Request};
+use pgshard::mover::{LentIdentity, Mode, Mover, Observer, Options, Plan, Request, Statement};
 use pgshard::{ShardCount, ShardId};
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ use crate::confirm::{Consent, confirm};
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::output::{Align, Format, Output, seconds};
+use crate::output::{Align, Format, Output, counted, seconds};
 
 /// What `pgshard move` was asked for.
 pub(crate) struct Asked {
@@ -50,7 +50,7 @@ pub(crate) async fn run(asked: Asked, config: Option<&Path>, output: &Arc<Output
         return moves::nothing_moved(&plan, output);
     }
     show(&plan, output);
-    let question = format!("move {} to {}?", of(plan.shards.len(), "shard"), plan.target);
+    let question = format!("move {} to {}?", counted(plan.shards.len(), "shard"), plan.target);
     if !confirm(&question, asked.consent, output).await? {
         return Err(Failure::new(Exit::Failed, "nothing was moved"));
     }
@@ -90,7 +90,7 @@ fn show(plan: &Plan, output: &Output) {
         Mode::Blocking => format!("each is closed while it is copied: {} by its size", guess(closed)),
         Mode::Online => "each stays open while it is copied".to_owned(),
     };
-    let (count, target) = (of(plan.shards.len(), "shard"), &plan.target);
+    let (count, target) = (counted(plan.shards.len(), "shard"), &plan.target);
     output.note(format_args!("{count} ({shards}) to {target}, {}; {pause}", mebibytes(bytes)));
     for warning in &plan.warnings {
         output.warning(warning);
@@ -122,12 +122,26 @@ struct PlannedShard<'a> {
     steps: Vec<String>,
     statements_before_data: Vec<&'a str>,
     statements_after_data: Vec<&'a str>,
+    lent_identities: Vec<LentIdentityReport<'a>>,
     warnings: &'a [String],
+}
+
+/// A replica identity that a table gets for the time of the move; `index` is null for FULL.
+#[derive(Serialize)]
+struct LentIdentityReport<'a> {
+    table: &'a str,
+    index: Option<&'a str>,
+}
+
+impl<'a> LentIdentityReport<'a> {
+    fn of(lent: &'a LentIdentity) -> LentIdentityReport<'a> {
+        LentIdentityReport { table: &lent.table, index: lent.index.as_deref() }
+    }
 }
 
 /// Everything that would run.
 fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
-    let sql = |list: &'_ [pgshard::mover::ddl::Statement]| list.iter().map(|s| s.sql.clone()).collect::<Vec<_>>();
+    let sql = |list: &'_ [Statement]| list.iter().map(|s| s.sql.clone()).collect::<Vec<_>>();
     if output.format() == Format::Json {
         let shards = plan.shards.iter().map(|shard| PlannedShard {
             shard: shard.shard,
@@ -139,6 +153,7 @@ fn show_in_full(plan: &Plan, output: &Output) -> Result<(), Failure> {
             steps: shard.steps(&plan.target, plan.mode),
             statements_before_data: shard.before_data.iter().map(|s| s.sql.as_str()).collect(),
             statements_after_data: shard.after_data.iter().map(|s| s.sql.as_str()).collect(),
+            lent_identities: shard.lent.iter().map(LentIdentityReport::of).collect(),
             warnings: &shard.warnings,
         });
         let (target, mode) = (plan.target.as_str(), plan.mode.as_str());
@@ -203,9 +218,4 @@ fn guess(duration: Duration) -> String {
         0..1000 => "under a second".to_owned(),
         _ => format!("about {}", seconds(duration)),
     }
-}
-
-/// `1 shard`, `3 shards`.
-fn of(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }

@@ -201,7 +201,7 @@ impl Job {
     /// Every shard's answer, in the order in which they come. Each host is worked through beside the others, and one
     /// that cannot be reached is not asked for every shard again.
     fn ask<'a>(&'a self, by_host: &'a BTreeMap<HostName, Vec<ShardId>>) -> BoxStream<'a, Answer> {
-        let lanes = by_host.values().map(|shards| {
+        let answers = by_host.values().map(|shards| {
             let down = Arc::new(AtomicBool::new(false));
             let each = stream::iter(shards).map(move |shard| {
                 let down = down.clone();
@@ -219,7 +219,7 @@ impl Job {
             });
             each.buffer_unordered(WIDTH).boxed()
         });
-        stream::select_all(lanes).boxed()
+        stream::select_all(answers).boxed()
     }
 }
 

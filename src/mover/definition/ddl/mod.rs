@@ -6,8 +6,8 @@
 //! everything, each transaction beginning with [`preamble`](crate::schema::catalog::preamble)`(target.schema)`.
 //! `before_data` creates the schema itself, which must not exist. Function bodies that are text still name the shard's
 //! final schema; that becomes true with the rename. Everything else binds by OID to the objects of the new schema and
-//! follows the rename by itself. Then ask [`border::assert_closed`](crate::mover::definition::border::assert_closed)
-//! before going on.
+//! follows the rename by itself. Then ask for its [`crossings`](crate::mover::definition::border::crossings): none may
+//! be there before anything else is done.
 //!
 //! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost
 //! without harm is in [`Creation::notes`].
@@ -24,19 +24,19 @@ use crate::mover::definition::refusal::Refusal;
 
 /// Where and for what the schema is made.
 #[derive(Clone, Copy, Debug)]
-pub struct Target<'a> {
+pub(crate) struct Target<'a> {
     /// The schema to create, not quoted: `shard_0007__incoming`.
-    pub schema: &'a str,
+    pub(crate) schema: &'a str,
     /// The name that it will have in the end: `shard_0007`. Function bodies may name it.
-    pub final_schema: &'a str,
+    pub(crate) final_schema: &'a str,
     /// `server_version_num` of the target: 150004, 180000.
-    pub version: u32,
+    pub(crate) version: u32,
 }
 
 /// When a statement is run. In this order, which is also the order of the statements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Before the data: schema, types, sequences, functions, tables, defaults, views.
+    /// Before the data: schema, types, sequences, functions, tables, defaults, views, policies.
     Definition,
     /// Primary keys, and unique indexes that are a replica identity.
     PrimaryKey,
@@ -48,7 +48,7 @@ pub enum Stage {
     ForeignKey,
     /// Triggers, in the state they are in.
     Trigger,
-    /// Replica identity and CLUSTER mark.
+    /// Replica identity, CLUSTER mark, extended statistics.
     Finish,
     /// What only helped to apply changes is dropped.
     Dismantle,
@@ -94,13 +94,13 @@ impl Statement {
 
 /// The statements that make a schema.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Creation {
+pub(crate) struct Creation {
     /// To run before the data are copied: everything of [`Stage::Definition`].
-    pub before_data: Vec<Statement>,
+    pub(crate) before_data: Vec<Statement>,
     /// To run after the data are copied, in order of the stages.
-    pub after_data: Vec<Statement>,
+    pub(crate) after_data: Vec<Statement>,
     /// What an operator should know: what is not carried because it belongs to the host, a sentence each.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 impl Creation {
@@ -120,7 +120,7 @@ impl Creation {
 ///
 /// # Errors
 /// With every reason why it cannot be carried faithfully, sorted by object.
-pub fn create(facts: &Facts, target: &Target<'_>) -> Result<Creation, Vec<Refusal>> {
+pub(crate) fn create(facts: &Facts, target: &Target<'_>) -> Result<Creation, Vec<Refusal>> {
     let (mut refusals, notes) = refuse::examine(facts, target);
     let nodes = statements::nodes(facts, target, &mut refusals);
     let ordered = match order::order(nodes, &facts.edges) {

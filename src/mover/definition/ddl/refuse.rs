@@ -14,6 +14,7 @@ pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<
     examined.columns();
     examined.indexes_and_constraints();
     examined.functions();
+    examined.statistics();
     examined.types();
     examined.others();
     examined.comments_and_grants();
@@ -48,6 +49,7 @@ impl Examined<'_> {
         owned.extend(facts.relations.iter().map(|r| (Address::new("pg_class", r.oid), &r.owner)));
         owned.extend(facts.sequences.iter().map(|s| (Address::new("pg_class", s.oid), &s.owner)));
         owned.extend(facts.functions.iter().map(|f| (Address::new("pg_proc", f.oid), &f.owner)));
+        owned.extend(facts.statistics.iter().map(|s| (Address::new("pg_statistic_ext", s.oid), &s.owner)));
         owned.extend(facts.types.iter().map(|t| (Address::new("pg_type", t.oid), &t.owner)));
         for (address, owner) in owned {
             if *owner != facts.reader {
@@ -83,9 +85,13 @@ impl Examined<'_> {
                     "end it with ALTER TABLE … NO INHERIT or DETACH PARTITION",
                 );
             }
-            if relation.row_security {
-                let remedy = "disable it with ALTER TABLE … DISABLE ROW LEVEL SECURITY and NO FORCE ROW LEVEL SECURITY";
-                self.refuse(&object, "has row level security, which could hide rows from the copy", remedy);
+            if relation.force_row_security && !self.facts.reader_bypasses {
+                let reader = &self.facts.reader;
+                self.refuse(
+                    &object,
+                    format!("has row level security that is forced, so that rows could be hidden from {reader}"),
+                    format!("ALTER ROLE {reader} BYPASSRLS, or ALTER TABLE … NO FORCE ROW LEVEL SECURITY"),
+                );
             }
             if relation.persistence != Persistence::Permanent {
                 self.refuse(&object, "is unlogged", "make it permanent with ALTER TABLE … SET LOGGED");
@@ -216,7 +222,8 @@ impl Examined<'_> {
             let by_hand = "drop it and let an administrator create it after the move";
             match function.kind.as_str() {
                 "f" | "p" => {}
-                "a" => self.refuse(&object, "is an aggregate, which is not carried", by_hand),
+                "a" if function.aggregate.as_ref().is_some_and(|aggregate| aggregate.kind == "n") => continue,
+                "a" => self.refuse(&object, "is an aggregate over an ordered set, which is not carried", by_hand),
                 _ => self.refuse(&object, "is a window function, which is not carried", by_hand),
             }
             if !function.trusted {
@@ -229,6 +236,15 @@ impl Examined<'_> {
             }
             if function.bound {
                 self.since(14, &object, "a body in SQL standard form");
+            }
+        }
+    }
+
+    fn statistics(&mut self) {
+        for statistics in &self.facts.statistics {
+            let columns = statistics.definition.split(" ON ").nth(1);
+            if columns.is_some_and(|columns| columns.contains('(')) {
+                self.since(14, &format!("statistics {}", statistics.name), "expressions");
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
     Address, Attribute, Column, Constraint, ConstraintKind, Facts, Function, Grantee, Index, IndexStatistics, Name,
-    Relation, RelationKind, Sequence, Type, TypeKind,
+    Policy, Relation, RelationKind, Sequence, Trigger, Type, TypeKind,
 };
 
 /// `CREATE SCHEMA` and what is said about it.
@@ -63,28 +63,18 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
         node.may_wait = true;
         nodes.push(node);
     }
-    for trigger in &facts.triggers {
-        let table = quote_ident(facts.relation_name(trigger.relation));
-        let mut sql = vec![trigger.definition.clone()];
-        let state = match trigger.enabled.as_str() {
-            "O" => None,
-            "D" => Some("DISABLE TRIGGER"),
-            "R" => Some("ENABLE REPLICA TRIGGER"),
-            "A" => Some("ENABLE ALWAYS TRIGGER"),
-            other => {
-                let remedy = "report this: pgshard does not know it";
-                refusals.push(Refusal::new(
-                    format!("trigger {}", trigger.name),
-                    format!("is in state {other}"),
-                    remedy,
-                ));
-                None
-            }
-        };
-        if let Some(state) = state {
-            sql.push(format!("ALTER TABLE {}.{table} {state} {}", writer.schema(), quote_ident(&trigger.name)));
-        }
-        let mut node = writer.node("pg_trigger", trigger.oid, Stage::Trigger, 0, sql);
+    nodes.extend(facts.triggers.iter().map(|trigger| writer.trigger(trigger, refusals)));
+    for policy in &facts.policies {
+        // Before the rows: the owner sees them all, and whoever else may, sees what he would see later.
+        let mut node = writer.node("pg_policy", policy.oid, Stage::Definition, 6, vec![writer.policy(policy)]);
+        node.may_wait = true;
+        nodes.push(node);
+    }
+    for statistics in &facts.statistics {
+        let mut sql = vec![statistics.definition.clone()];
+        let name = writer.qualified(&statistics.name);
+        sql.extend(statistics.target.map(|target| format!("ALTER STATISTICS {name} SET STATISTICS {target}")));
+        let mut node = writer.node("pg_statistic_ext", statistics.oid, Stage::Finish, 1, sql);
         node.may_wait = true;
         nodes.push(node);
     }
@@ -143,17 +133,17 @@ impl Writer<'_> {
             sql.push(format!("COMMENT ON {on} IS {text}"));
         }
         for grant in self.facts.grants.iter().filter(|grant| grant.on == *address) {
-            let grantee = match &grant.grantee {
-                Grantee::Owner => "CURRENT_USER".to_owned(),
-                Grantee::Public => "PUBLIC".to_owned(),
-                Grantee::Role { name } => quote_ident(name),
-            };
+            let grantee = role(&grant.grantee);
             let columns = column(grant.column).map(|column| format!(" ({column})")).unwrap_or_default();
             // GRANT says TABLE of views too, and needs it said of none of them.
             let keyword = match name.keyword {
                 "VIEW" | "MATERIALIZED VIEW" | "FOREIGN TABLE" => "TABLE",
+                "AGGREGATE" => "FUNCTION",
                 keyword => keyword,
             };
+            // An aggregate over rows takes no argument, says GRANT.
+            let qualified =
+                if name.keyword == "AGGREGATE" { qualified.replace("(*)", "()") } else { qualified.clone() };
             let privilege = format!("{}{columns} ON {keyword} {qualified}", grant.privilege);
             sql.push(match (grant.revoked, grant.grantable) {
                 (true, _) => format!("REVOKE {privilege} FROM {grantee}"),
@@ -222,6 +212,9 @@ impl Writer<'_> {
     }
 
     fn function(&self, function: &Function) -> String {
+        if let Some(aggregate) = &function.aggregate {
+            return format!("CREATE AGGREGATE {}{}", self.qualified(&function.name), aggregate.definition);
+        }
         let keyword = if function.kind == "p" { "PROCEDURE" } else { "FUNCTION" };
         format!("CREATE {keyword} {}{}", self.qualified(&function.name), function.definition.trim_end())
     }
@@ -242,6 +235,13 @@ impl Writer<'_> {
             Some(method) => format!(" USING {}", quote_ident(method)),
         };
         let mut sql = vec![format!("CREATE TABLE {name} ({}){method}{}", columns.join(", "), with(&options))];
+        if table.row_security {
+            sql.push(format!("ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"));
+        }
+        // It holds for the owner too: the preflight has seen that the mover's role may pass it.
+        if table.force_row_security {
+            sql.push(format!("ALTER TABLE {name} FORCE ROW LEVEL SECURITY"));
+        }
         for column in &table.columns {
             let alter = format!("ALTER TABLE {name} ALTER COLUMN {}", quote_ident(&column.name));
             let storage = column.storage.as_deref().and_then(|storage| match storage {
@@ -361,6 +361,46 @@ impl Writer<'_> {
         index.statistics.iter().map(set).collect()
     }
 
+    fn trigger(&self, trigger: &Trigger, refusals: &mut Vec<Refusal>) -> Node {
+        let table = self.qualified(self.facts.relation_name(trigger.relation));
+        let mut sql = vec![trigger.definition.clone()];
+        let state = match trigger.enabled.as_str() {
+            "O" => None,
+            "D" => Some("DISABLE TRIGGER"),
+            "R" => Some("ENABLE REPLICA TRIGGER"),
+            "A" => Some("ENABLE ALWAYS TRIGGER"),
+            other => {
+                let (object, remedy) = (format!("trigger {}", trigger.name), "report this: pgshard does not know it");
+                refusals.push(Refusal::new(object, format!("is in state {other}"), remedy));
+                None
+            }
+        };
+        sql.extend(state.map(|state| format!("ALTER TABLE {table} {state} {}", quote_ident(&trigger.name))));
+        let mut node = self.node("pg_trigger", trigger.oid, Stage::Trigger, 0, sql);
+        node.may_wait = true;
+        node
+    }
+
+    fn policy(&self, policy: &Policy) -> String {
+        let command = match policy.command.as_str() {
+            "r" => "SELECT",
+            "a" => "INSERT",
+            "w" => "UPDATE",
+            "d" => "DELETE",
+            _ => "ALL",
+        };
+        let kind = if policy.permissive { "PERMISSIVE" } else { "RESTRICTIVE" };
+        let roles: Vec<String> = policy.roles.iter().map(role).collect();
+        let (name, table) = (quote_ident(&policy.name), self.qualified(self.facts.relation_name(policy.relation)));
+        let mut sql = format!("CREATE POLICY {name} ON {table} AS {kind} FOR {command} TO {}", roles.join(", "));
+        for (what, expression) in [("USING", &policy.using), ("WITH CHECK", &policy.check)] {
+            if let Some(expression) = expression {
+                sql += &format!(" {what} ({expression})");
+            }
+        }
+        sql
+    }
+
     /// The marks that need the indexes.
     fn finish(&self, table: &Relation) -> Option<Node> {
         if table.kind != RelationKind::Table {
@@ -394,6 +434,14 @@ impl Writer<'_> {
             table: None,
             may_wait: true,
         })
+    }
+}
+
+fn role(grantee: &Grantee) -> String {
+    match grantee {
+        Grantee::Owner => "CURRENT_USER".to_owned(),
+        Grantee::Public => "PUBLIC".to_owned(),
+        Grantee::Role { name } => quote_ident(name),
     }
 }
 

@@ -63,6 +63,10 @@ WITH inside AS MATERIALIZED (
     FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_policy WHERE oid = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_policy'::pg_catalog.regclass
     UNION ALL
+    SELECT pg_catalog.concat_ws(' ', 'statistics', i.oid, x.xmin)
+    FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_statistic_ext WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass
+    UNION ALL
     SELECT pg_catalog.concat_ws(' ', 'comment', i.class, i.oid, x.objsubid, x.xmin)
     FROM near i, LATERAL (SELECT objsubid, xmin FROM pg_catalog.pg_description WHERE objoid = i.oid AND classoid = i.class OFFSET 0) x
 )

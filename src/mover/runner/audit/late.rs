@@ -156,11 +156,8 @@ impl Place {
         );
         let params: [&(dyn ToSql + Sync); 3] = [entry.id.uuid(), &entry.shard.as_i32(), name];
         let row = session.row(what, &sql, &params).await?;
-        let read = || {
-            let [rows, inserted, deleted] = [row.try_get(1)?, row.try_get(2)?, row.try_get(3)?];
-            Ok(Told { younger: row.try_get(0)?, rows, inserted, deleted })
-        };
-        read().map_err(|error| session.failed(what, error))
+        let [rows, inserted, deleted] = [row.get(1)?, row.get(2)?, row.get(3)?];
+        Ok(Told { younger: row.get(0)?, rows, inserted, deleted })
     }
 }
 

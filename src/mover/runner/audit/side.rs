@@ -83,7 +83,7 @@ impl Side {
         let what = "sharing the audit's snapshot";
         let session = session(hosts, &self.session.host, hold, bound).await?;
         let row = self.session.row(what, "SELECT pg_export_snapshot()", &[]).await?;
-        let name: String = row.try_get(0).map_err(|error| self.session.failed(what, error))?;
+        let name: String = row.get(0)?;
         session.batch(what, &format!("{BEGIN}; SET TRANSACTION SNAPSHOT {}", quote_literal(&name))).await?;
         Ok(Side { session, schema: self.schema, taken: self.taken.clone() })
     }
@@ -99,9 +99,7 @@ impl Side {
         self.begin(until).await?;
         let rows = self.session.rows(what, sql, &[&self.schema]).await?;
         self.end().await?;
-        let stored =
-            |row: &tokio_postgres::Row| Ok((row.try_get(0)?, Stored { oid: row.try_get(1)?, file: row.try_get(2)? }));
-        rows.iter().map(stored).collect::<Result<_, _>>().map_err(|error| self.session.failed(what, error))
+        rows.iter().map(|row| Ok((row.get(0)?, Stored { oid: row.get(1)?, file: row.get(2)? }))).collect()
     }
 
     /// Begins a look, whose statements end at this moment at the latest.

@@ -18,10 +18,11 @@ pub(in crate::mover) enum Copying<'a> {
     /// While the source serves. Nobody applies its changes: not yet, or the move is aborted.
     Unfollowed,
     /// While the source serves, and its changes are applied.
-    Online(Box<Online<'a>>),
+    Online(Online<'a>),
 }
 
-/// What a shard has whose changes are applied to its target.
+/// Who works on a shard whose changes are applied to its target.
+#[derive(Clone, Copy)]
 pub(in crate::mover) struct Online<'a> {
     /// Who applies the changes.
     pub(in crate::mover) follower: &'a Follower,
@@ -31,6 +32,11 @@ pub(in crate::mover) struct Online<'a> {
     pub(in crate::mover) watchdog: &'a Watchdog,
     /// One shard of the group is fenced at a time.
     pub(in crate::mover) permits: &'a CutOverPermits,
+}
+
+/// What a mover remembers of such a shard between two steps.
+#[derive(Default)]
+pub(in crate::mover) struct Remembered {
     /// The servers on which source and target were compared, if this mover has done that.
     pub(in crate::mover) compared_on: Option<Servers>,
     /// The servers as they were observed last.
@@ -41,12 +47,11 @@ pub(in crate::mover) struct Online<'a> {
     pub(in crate::mover) unopened: Option<audit::Target>,
 }
 
-impl Copying<'_> {
+impl Remembered {
     /// What [`state::next`](crate::mover::protocol::state::next) needs to know of it.
     pub(super) fn stream(&self) -> Stream {
-        let Copying::Online(online) = self else { return Stream::Off };
-        let same = online.compared_on.is_some() && online.compared_on == online.seen;
-        Stream::On { compared: if same { Compared::Yes } else { Compared::No }, looked: online.looked }
+        let same = self.compared_on.is_some() && self.compared_on == self.seen;
+        Stream::On { compared: if same { Compared::Yes } else { Compared::No }, looked: self.looked }
     }
 }
 

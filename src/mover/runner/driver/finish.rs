@@ -108,10 +108,7 @@ impl Driver<'_> {
             // It was compared behind its fence, or it would not have opened.
             Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
             Mode::Online => {
-                let unopened = match &mut self.copying {
-                    Copying::Online(online) => online.unopened.take(),
-                    Copying::Blocking | Copying::Unfollowed => None,
-                };
+                let unopened = self.remembered.unopened.take();
                 match audit::begin(self.context, &self.work, unopened, entry.attempt).await {
                     Ok(begun) => {
                         self.audit = Some(begun);
@@ -162,7 +159,7 @@ impl Driver<'_> {
             let what = "reading the shard's row";
             let fenced = self.work.source.rows(what, sql, &[&shard.as_i32(), hold.id.uuid(), &hold.lease]).await?;
             match fenced.first() {
-                Some(row) => self.unfence(row.get(0)).await,
+                Some(row) => self.unfence(row.get(0)?).await,
                 None => Ok(()),
             }
         };

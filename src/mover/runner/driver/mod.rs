@@ -17,10 +17,11 @@ use crate::mover::control::observe::{Observation, observe};
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
-use crate::mover::protocol::state::{Goal, Mode, Own, Phase, Stop, Until};
+use crate::mover::protocol::state::{Goal, Mode, Own, Phase, Stop, Stream, Until};
 use crate::mover::runner::audit;
 use crate::mover::step::{Blueprint, ShardMove};
 
+use copying::Remembered;
 pub(in crate::mover) use copying::{Copying, Online, Patience};
 
 /// One shard on its way, in the hands of this mover.
@@ -30,6 +31,8 @@ pub(in crate::mover) struct Driver<'a> {
     heartbeat: &'a Heartbeat,
     goal: Goal,
     copying: Copying<'a>,
+    /// Of a shard whose changes are applied.
+    remembered: Remembered,
     /// What this mover has built the target from, if it has.
     built: Option<Blueprint>,
     /// How often this mover has fenced.
@@ -64,6 +67,7 @@ impl<'a> Driver<'a> {
             heartbeat,
             goal,
             copying,
+            remembered: Remembered::default(),
             built: None,
             fences: 0,
             rebuilds: 0,
@@ -75,18 +79,21 @@ impl<'a> Driver<'a> {
     }
 
     /// The same for a shard whose changes are applied to what was built from this blueprint.
-    pub(in crate::mover) fn following(self, online: Online<'a>, built: Option<Blueprint>) -> Driver<'a> {
-        Driver { copying: Copying::Online(Box::new(online)), built, ..self }
+    /// `compared_on`: the servers on which source and target were compared, if this mover has done that.
+    pub(in crate::mover) fn following(
+        self,
+        online: Online<'a>,
+        built: Option<Blueprint>,
+        compared_on: Option<facts::Servers>,
+    ) -> Driver<'a> {
+        let remembered = Remembered { compared_on, ..Remembered::default() };
+        Driver { copying: Copying::Online(online), remembered, built, ..self }
     }
 
     /// What the target was built from, the servers on which it was compared, and the audit that is to be run. The
     /// connections are closed: a transaction that failed half-way holds locks for which the follower waits.
     pub(in crate::mover) fn end(self) -> Rest {
-        let compared_on = match self.copying {
-            Copying::Online(online) => online.compared_on,
-            Copying::Blocking | Copying::Unfollowed => None,
-        };
-        Rest { built: self.built, compared_on, audit: self.audit }
+        Rest { built: self.built, compared_on: self.remembered.compared_on, audit: self.audit }
     }
 
     /// What both hosts say now.
@@ -99,8 +106,8 @@ impl<'a> Driver<'a> {
         if let (None, Some(ago)) = (self.fenced_at, now.fenced_for) {
             self.fenced_at = Instant::now().checked_sub(ago);
         }
-        if let (Copying::Online(online), Phase::Ready) = (&mut self.copying, now.observed.phase) {
-            online.seen = Some(facts::servers(&self.work.source, &self.work.target).await?);
+        if let (Copying::Online(_), Phase::Ready) = (&self.copying, now.observed.phase) {
+            self.remembered.seen = Some(facts::servers(&self.work.source, &self.work.target).await?);
         }
         Ok(now)
     }
@@ -112,7 +119,10 @@ impl<'a> Driver<'a> {
             until,
             stop: if self.context.is_stopped() { Stop::Asked } else { Stop::No },
             desired: self.heartbeat.desired(self.work.hold.shard),
-            stream: self.copying.stream(),
+            stream: match self.copying {
+                Copying::Online(_) => self.remembered.stream(),
+                Copying::Blocking | Copying::Unfollowed => Stream::Off,
+            },
         }
     }
 
@@ -122,17 +132,9 @@ impl<'a> Driver<'a> {
         Error::Superseded { host: self.work.target.host.clone(), shard: self.work.hold.shard, reason }
     }
 
-    /// What only a shard has whose changes are applied.
-    fn online(&mut self) -> Result<&mut Online<'a>, Error> {
-        let unfollowed = self.unfollowed();
-        match &mut self.copying {
-            Copying::Online(online) => Ok(online),
-            Copying::Blocking | Copying::Unfollowed => Err(unfollowed),
-        }
-    }
-
-    fn online_ref(&self) -> Result<&Online<'a>, Error> {
-        match &self.copying {
+    /// Who works on a shard whose changes are applied.
+    fn online(&self) -> Result<Online<'a>, Error> {
+        match self.copying {
             Copying::Online(online) => Ok(online),
             Copying::Blocking | Copying::Unfollowed => Err(self.unfollowed()),
         }
@@ -176,7 +178,7 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// What a driver leaves to whoever goes on with its shard.
+/// What a driver leaves to the next driver of its shard.
 pub(in crate::mover) struct Rest {
     pub(in crate::mover) built: Option<Blueprint>,
     pub(in crate::mover) compared_on: Option<facts::Servers>,

@@ -19,13 +19,13 @@ impl Driver<'_> {
     pub(in crate::mover::runner) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
         let began = Instant::now();
         let servers = facts::servers(&self.work.source, &self.work.target).await?;
-        if self.online()?.compared_on.take().is_some_and(|before| before != servers) {
+        if self.remembered.compared_on.take().is_some_and(|before| before != servers) {
             self.work.verify_anew().await?;
         }
-        self.patience().wait_for(pass_a_watermark(&self.work, self.online_ref()?.follower)).await?;
+        self.patience().wait_for(pass_a_watermark(&self.work, self.online()?.follower)).await?;
         let began = self.work.timings.since("catch_up", began);
         self.know_blueprint(entry).await?;
-        let (online, built) = (self.online_ref()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
+        let (online, built) = (self.online()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
         self.work.caught_up(&built.creation, online.follower).await?;
         // Not before: a table that gets its replica identity last would refuse what the stream brings once it is
         // published.
@@ -37,7 +37,7 @@ impl Driver<'_> {
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;
         self.work.ready().await?;
-        self.online()?.compared_on = Some(servers);
+        self.remembered.compared_on = Some(servers);
         Ok(())
     }
 
@@ -62,13 +62,13 @@ impl Driver<'_> {
         self.know_blueprint(entry).await?;
         self.close().await?;
         let patience = self.patience();
-        let (online, built) = (self.online_ref()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
-        let mut cut_over = CutOver::new(&self.work, online, built, patience);
+        let (online, built) = (self.online()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
+        let compared_on = self.remembered.compared_on.as_ref();
+        let mut cut_over = CutOver::new(&self.work, online, compared_on, built, patience);
         let outcome = cut_over.run().await;
         let done = cut_over.done();
         self.fenced_at = done.fenced_at.or(self.fenced_at);
-        let online = self.online()?;
-        (online.looked, online.unopened) = (done.looked, done.unopened);
+        (self.remembered.looked, self.remembered.unopened) = (done.looked, done.unopened);
         match outcome? {
             Outcome::Decided(decided) => self.ended(decided).await,
             Outcome::Refused(reason) => self.look_again(reason),
@@ -92,7 +92,7 @@ impl Driver<'_> {
 
     /// Waits, with the shard open, until the stream is close behind: what is left is applied while the shard is closed.
     async fn close(&self) -> Result<(), Error> {
-        let (follower, lag_max) = (self.online_ref()?.follower, self.work.options.lag_max);
+        let (follower, lag_max) = (self.online()?.follower, self.work.options.lag_max);
         let until = Instant::now() + CLOSE_WITHIN;
         loop {
             let began = Instant::now();

@@ -24,17 +24,9 @@ impl Group<'_> {
             Ok(work) => work,
             Err(error) => return Err(self.left(&member, error).await),
         };
-        let online = Online {
-            follower,
-            reverse,
-            watchdog: &self.watchdog,
-            permits: &self.permits,
-            compared_on: member.compared_on,
-            seen: None,
-            looked: None,
-            unopened: None,
-        };
-        Ok(Driver::new(self.context, work, self.heartbeat, Goal::Finish).following(online, member.built))
+        let online = Online { follower, reverse, watchdog: &self.watchdog, permits: &self.permits };
+        let driver = Driver::new(self.context, work, self.heartbeat, Goal::Finish);
+        Ok(driver.following(online, member.built, member.compared_on))
     }
 
     /// All but the fence, which is held back for all of them.

@@ -73,7 +73,7 @@ struct Group<'a> {
     shared: Shared,
     /// Whether a reverse replication is prepared.
     back: Back,
-    /// Its lease is the same for all shards of the group: whoever takes one over takes the stream over.
+    /// Its lease is the same for all shards of the group: a mover that takes one over takes the stream over.
     heartbeat: &'a Heartbeat,
     /// The shard whose number the ledger gives with what is of all of them.
     first: ShardId,

@@ -100,15 +100,9 @@ impl Group<'_> {
         let rows = target.rows(what, sql, &[self.shared.id.uuid(), &self.shared.source.as_str()]).await?;
         let mut found = BTreeMap::new();
         for row in &rows {
-            let read = || -> Result<_, tokio_postgres::Error> {
-                let position = |at| Ok::<_, tokio_postgres::Error>(row.try_get::<_, Option<PgLsn>>(at)?.map(u64::from));
-                Ok((
-                    row.try_get::<_, i32>(0)?,
-                    There { from: position(1)?, applied: position(2)?, built: row.try_get(3)? },
-                ))
-            };
-            let (shard, there) = read().map_err(|error| target.failed(what, error))?;
-            if let Ok(shard) = ShardId::try_from(shard) {
+            let position = |at: usize| Ok::<_, Error>(row.get::<_, Option<PgLsn>>(at)?.map(u64::from));
+            let there = There { from: position(1)?, applied: position(2)?, built: row.get(3)? };
+            if let Ok(shard) = ShardId::try_from(row.get::<_, i32>(0)?) {
                 found.insert(shard, there);
             }
         }
@@ -199,7 +193,8 @@ pub(in crate::mover) async fn applied(
     for (id, shard) in shards {
         let sql = "SELECT applied_lsn FROM pgshard.progress WHERE move_id = $1 AND shard_id = $2";
         let rows = target.rows("reading the progress", sql, &[id.uuid(), &shard.as_i32()]).await?;
-        positions.insert(shard, rows.first().map_or(position, |row| u64::from(row.get::<_, PgLsn>(0))));
+        let applied = rows.first().map(|row| row.get::<_, PgLsn>(0)).transpose()?;
+        positions.insert(shard, applied.map_or(position, u64::from));
     }
     Ok(positions)
 }

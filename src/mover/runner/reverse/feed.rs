@@ -1,6 +1,6 @@
 //! Feeding old copies: what their new hosts change is applied to them, until somebody stops it.
 //!
-//! Invariant: of two that feed one move, one waits; a rollback or `complete` need not ask whoever feeds: what it writes
+//! Invariant: of two that feed one move, one waits; a rollback or `complete` need not ask the feed: what it writes
 //! makes the other let go. While a rollback has taken a shard, nobody feeds the others that share its slot.
 
 use crate::mover::step::old_copy;

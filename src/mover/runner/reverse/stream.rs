@@ -89,12 +89,12 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
 pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
     let sql = "SELECT EXISTS (SELECT FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND m.phase NOT IN ('completed', 'aborted'))";
-    if source.row("looking for reverse replications", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0) {
+    if source.row("looking for reverse replications", sql, &[id.uuid(), &target.host.as_str()]).await?.get(0)? {
         return Ok(false);
     }
     let name = slot::back_name(id, &source.host);
     let sql = "SELECT EXISTS (SELECT FROM pgshard.ledger WHERE name = $1)";
-    let there = target.row("reading the ledger", sql, &[&name]).await?.get(0);
+    let there = target.row("reading the ledger", sql, &[&name]).await?.get(0)?;
     if there {
         remove(target, &name).await?;
     }
@@ -108,8 +108,8 @@ pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Ve
                ORDER BY name";
     let mut cleaned = Vec::new();
     for row in target.rows("reading the ledger", sql, &[]).await? {
-        let (name, id): (String, uuid::Uuid) = (row.get(0), row.get(1));
-        let shard = ShardId::try_from(row.get::<_, i32>(2)).ok();
+        let (name, id): (String, uuid::Uuid) = (row.get(0)?, row.get(1)?);
+        let shard = ShardId::try_from(row.get::<_, i32>(2)?).ok();
         let (true, Some(shard)) = (slot::is_back(&name), shard) else { continue };
         let id = MoveId::from(id);
         let (entries, unknown) = context.list(Some(id)).await;
@@ -147,8 +147,11 @@ pub(crate) async fn judge(
     // A rollback leads to several hosts: each has a slot for its own shards.
     for entry in source.entries(Some(id)).await?.iter().filter(|entry| entry.target == target.host) {
         if entry.phase == Phase::Kept && entry.reverse.as_ref().is_some_and(ReverseReplication::is_open) {
-            let row = facts::row_of(target, entry.shard).await?;
-            if row.is_none_or(|row| row.state == "moved" || row.epoch != entry.epoch.next()) {
+            // One that does not know of the shard has lost it: what the old copy has may be all that there is.
+            let Some(row) = facts::row_of(target, entry.shard).await?.filter(|row| row.epoch > entry.epoch) else {
+                continue;
+            };
+            if row.state == "moved" || row.epoch != entry.epoch.next() {
                 old_copy::lose(source, id, entry.shard, &elsewhere(&target.host)).await?;
             }
         }
@@ -158,8 +161,7 @@ pub(crate) async fn judge(
                    JOIN pg_namespace n ON n.nspname = s.schema_name WHERE n.oid = $1";
         let what = "looking for whose table it is";
         for row in target.rows(what, sql, &[&schema]).await? {
-            let read = row.try_get(0).and_then(|shard| Ok((shard, row.try_get(1)?)));
-            let (shard, schema): (i32, String) = read.map_err(|error| target.failed(what, error))?;
+            let (shard, schema): (i32, String) = (row.get(0)?, row.get(1)?);
             let Ok(shard) = ShardId::try_from(shard) else { continue };
             old_copy::lose(source, id, shard, &format!("{table} has lost the key that names its rows")).await?;
             // Published, it would refuse its UPDATE and DELETE.
@@ -185,7 +187,7 @@ pub(crate) async fn judge(
 }
 
 /// Gives the reverse replications of shards up whose old copies lack changes that the slot sends no more. Read after
-/// the slot's state, for whoever applies changes tells the slot after they are durable.
+/// the slot's state, for changes are confirmed to the slot once they are durable.
 async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirmed: u64) -> Result<(), Error> {
     let what = "looking for old copies that lack changes";
     let sql = "SELECT b.shard_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
@@ -193,7 +195,7 @@ async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirm
         WHERE b.move_id = $1 AND m.target = $2 AND b.lost IS NULL AND p.applied_lsn < $3";
     let rows = source.rows(what, sql, &[id.uuid(), &target.host.as_str(), &PgLsn::from(confirmed)]).await?;
     for row in rows {
-        let shard: i32 = row.try_get(0).map_err(|error| source.failed(what, error))?;
+        let shard: i32 = row.get(0)?;
         if let Ok(shard) = ShardId::try_from(shard) {
             old_copy::lose(source, id, shard, &lacking(&source.host)).await?;
         }

@@ -82,7 +82,8 @@ WITH member AS MATERIALIZED (
     FROM relation r, LATERAL (
         SELECT oid, tgisinternal, tgconstraint FROM pg_catalog.pg_trigger WHERE tgrelid = r.oid OFFSET 0) g
     UNION ALL
-    SELECT 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid, 'pg_catalog.pg_class'::pg_catalog.regclass, r.oid
+    -- A policy stands alone: it may read tables that come later.
+    SELECT 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid, 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid
     FROM relation r, LATERAL (SELECT oid FROM pg_catalog.pg_policy WHERE polrelid = r.oid OFFSET 0) p
     UNION ALL
     SELECT 'pg_catalog.pg_publication_rel'::pg_catalog.regclass, p.oid, 'pg_catalog.pg_class'::pg_catalog.regclass, r.oid

@@ -6,7 +6,7 @@ SELECT pg_catalog.json_build_object(
     'options', coalesce(c.reloptions, '{}'),
     'toast_options', coalesce((SELECT reloptions FROM pg_catalog.pg_class WHERE oid = c.reltoastrelid), '{}'),
     'replica_identity', c.relreplident,
-    'row_security', c.relrowsecurity OR c.relforcerowsecurity,
+    'row_security', c.relrowsecurity, 'force_row_security', c.relforcerowsecurity,
     'typed', c.reloftype <> 0,
     'inherits', EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhrelid = c.oid) OR EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhparent = c.oid),
     'definition', CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END,

@@ -37,12 +37,12 @@ pub(super) async fn audit(config: &Config, map: &ShardMap, tally: &Tally) -> Res
         let client = host.connect.connect("pgshard demo").await?;
         let sql = "SELECT shard_id, schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY shard_id";
         for row in client.query(sql, &[]).await? {
-            let (number, schema): (i32, String) = (row.get(0), row.get(1));
+            let (number, schema): (i32, String) = (row.try_get(0)?, row.try_get(1)?);
             let Ok(shard) = ShardId::try_from(number) else { continue };
             serving.entry(shard).or_default().push(host.name.clone());
             let sql = format!("SELECT title, id FROM {}.photos", pgshard::pg::quote_ident(&schema));
             for row in client.query(&sql, &[]).await? {
-                let (title, id): (String, i64) = (row.get(0), row.get(1));
+                let (title, id): (String, i64) = (row.try_get(0)?, row.try_get(1)?);
                 found.entry(title).or_default().push(Found { host: host.name.clone(), shard, id });
                 audit.rows_found += 1;
             }

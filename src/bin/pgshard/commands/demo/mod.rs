@@ -111,7 +111,8 @@ fn write_config(cluster: &Cluster, shards: ShardCount) -> Result<PathBuf, Failur
     Ok(path)
 }
 
-async fn create(config: &Config) -> Result<(usize, Duration), Failure> {
+/// Creates everything that the config wants: how many shards, and in which time.
+pub(super) async fn create(config: &Config) -> Result<(usize, Duration), Failure> {
     let started = Instant::now();
     let hosts = bootstrap::hosts(config, &context::map(config).await?);
     let migrations = Migrations::read(config.cluster.migrations.as_deref().unwrap_or(Path::new("migrations")))?;

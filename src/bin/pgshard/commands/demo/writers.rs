@@ -120,14 +120,15 @@ async fn write(router: Router, number: u16, stop: Arc<AtomicBool>, rows: Arc<Ato
 
 async fn insert(router: &Router, user: i64, title: &str) -> Result<i64, Error> {
     let sql = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
-    Ok(router.by_key(user).query_one(sql, &[&user, &title]).await?.get(0))
+    let (id,) = router.by_key(user).query_one_as(sql, &[&user, &title]).await?;
+    Ok(id)
 }
 
 /// Two rows in one transaction: it is run again, whole, if the shard moves meanwhile.
 async fn insert_with_like(router: &Router, user: i64, title: &str) -> Result<i64, Error> {
     let work = async |tx: pgshard::router::Transaction| {
         let sql = "INSERT INTO {shard}.photos (user_id, title) VALUES ($1, $2) RETURNING id";
-        let id: i64 = tx.query_one(sql, &[&user, &title]).await?.get(0);
+        let (id,): (i64,) = tx.query_one_as(sql, &[&user, &title]).await?;
         let sql = "INSERT INTO {shard}.likes (photo_id, user_id) VALUES ($1, $2)";
         tx.execute(sql, &[&id, &user]).await?;
         Ok(id)
@@ -136,5 +137,6 @@ async fn insert_with_like(router: &Router, user: i64, title: &str) -> Result<i64
 }
 
 async fn title_of(router: &Router, id: i64) -> Result<String, Error> {
-    Ok(router.by_id(id)?.query_one("SELECT title FROM {shard}.photos WHERE id = $1", &[&id]).await?.get(0))
+    let (title,) = router.by_id(id)?.query_one_as("SELECT title FROM {shard}.photos WHERE id = $1", &[&id]).await?;
+    Ok(title)
 }

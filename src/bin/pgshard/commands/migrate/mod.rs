@@ -42,6 +42,8 @@ pub(crate) async fn up(
     let request = request(&config, target, how)?;
     let identities = context::identities(&config).await?;
     context::record(&identities, &config).await;
+    let survey = context::survey(&config).await;
+    plan::warn_of_rollbacks(&schema::migrate::plan(&request, &survey), &survey, output);
     let watcher = Watcher::new(output);
     let report = schema::migrate(&request, &|event| watcher.saw(&event)).await;
     tell(&report, output)?;

@@ -22,6 +22,8 @@ struct Planned<'a> {
     hosts: BTreeMap<&'a str, PlannedHost<'a>>,
     /// What the migrations are that run somewhere.
     migrations: Vec<PlannedFile<'a>>,
+    /// The shards, as ranges, of moves that cannot be taken back any more then.
+    ends_rollbacks: BTreeMap<String, String>,
     silent_hosts: Vec<&'a str>,
 }
 
@@ -61,6 +63,7 @@ pub(crate) async fn plan(target: &MigrateTarget, config: Option<&Path>, output: 
             output.warning(format_args!("{host}: {}: what would run there is not known", chain(error).join(": ")));
         }
     }
+    warn_of_rollbacks(&plan, &survey, output);
     let planned = planned(&plan, &request.migrations, &survey);
     match output.format() {
         Format::Json => output.object(&planned)?,
@@ -106,8 +109,25 @@ fn planned<'a>(plan: &'a Plan, migrations: &'a Migrations, survey: &'a Survey) -
     Planned {
         refused: plan.is_refused(),
         migrations: files.collect(),
+        ends_rollbacks: ends_rollbacks(plan, survey),
         silent_hosts: survey.iter().filter(|(_, facts)| facts.is_err()).map(|(name, _)| name.as_str()).collect(),
         hosts,
+    }
+}
+
+/// The moves that cannot be taken back once the plan has run, with their shards.
+fn ends_rollbacks(plan: &Plan, survey: &Survey) -> BTreeMap<String, String> {
+    let ended = plan.ends_rollbacks(survey).into_iter();
+    ended.map(|(id, shards)| (id.to_string(), print_shards(shards))).collect()
+}
+
+/// Says which moves cannot be taken back once the plan has run.
+pub(super) fn warn_of_rollbacks(plan: &Plan, survey: &Survey, output: &Output) {
+    for (id, shards) in ends_rollbacks(plan, survey) {
+        output.warning(format_args!(
+            "the move {id} can be taken back now and not after this (shards {shards}): if that is wanted, `pgshard \
+             moves rollback {id}` first"
+        ));
     }
 }
 

@@ -27,7 +27,7 @@ struct Told {
     at_work: Vec<String>,
 }
 
-/// Asks whoever works on a move to stop.
+/// Asks a move's mover to stop.
 pub(crate) async fn stop(
     id: Option<&str>,
     patience: Duration,
@@ -72,7 +72,7 @@ pub(crate) async fn stop(
     Ok(if exit != Exit::Done && !before.is_empty() { Exit::Partly } else { exit })
 }
 
-/// Asks whoever works on a move, and waits until nobody does any more, or until patience is over. Gives who was at
+/// Asks a move's movers, and waits until none is at work any more, or until patience is over. Gives who was at
 /// work, and who still is.
 pub(super) async fn first(
     mover: &Mover,

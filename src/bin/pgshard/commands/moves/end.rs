@@ -191,20 +191,23 @@ fn print_count(report: &Report) -> String {
 /// What to do about a shard that did not get to its end.
 pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> String {
     match error {
-        // Such a shard is served by its target; there is nothing to resume or to abort.
-        Error::NotNow { .. } | Error::TooLate { .. } if verb == Verb::Complete => String::new(),
+        Error::Lost { .. } | Error::Stuck { .. } => {
+            format!("`pgshard moves repair {shard} --plan` says what each host knows of it, and what can be done")
+        }
+        Error::Connect { host, .. } if verb == Verb::Complete => format!(
+            "the old copy is kept; `pgshard moves complete {id}` again when the host answers. If it is gone for good: \
+             `pgshard moves repair {shard} --give-up {host} --plan`"
+        ),
         _ if verb == Verb::Complete => format!("the old copy is kept; `pgshard moves complete {id}` again later"),
         Error::Publish(_) => format!(
             "the shard is served by its target and routers find it there; when the config can be written, \
              `pgshard moves resume {id}`"
         ),
-        Error::NotNow { .. } => String::new(),
-        Error::NoRollback { .. } => {
-            format!(
-                "`pgshard move {shard} --to` where it was copies it anew; `pgshard moves complete {id}` drops the old \
-                 copy"
-            )
-        }
+        Error::NotNow { .. } => format!("`pgshard moves show {id}` says how far it is"),
+        // The report is of the rollback, which has an ID of its own.
+        Error::NoRollback { id, host, .. } => format!(
+            "`pgshard move {shard} --to {host}` copies it anew; `pgshard moves complete {id}` drops the old copy"
+        ),
         Error::Refused { refusals } => {
             let each: Vec<String> = refusals.iter().map(|refusal| format!("{refusal}: {}", refusal.remedy)).collect();
             format!("{}; then `pgshard moves resume {id}`", each.join("; "))
@@ -248,15 +251,13 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
             format!("end those transactions, then `pgshard moves resume {id}`")
         }
         Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
-        Error::Connect { .. } => {
-            format!("when the host answers, `pgshard moves resume {id}`; how far it is, `pgshard moves show {id}`")
-        }
+        Error::Connect { host, .. } => format!(
+            "when the host answers, `pgshard moves resume {id}`; how far it is, `pgshard moves show {id}`. If it is \
+             gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
+        ),
         Error::PauseTooLong { .. } => {
             format!("allow more with --max-pause-s: `pgshard moves resume {id}`, or `pgshard moves abort {id}`")
         }
-        Error::Stuck { .. } => format!(
-            "`pgshard check` and `pgshard moves show {id}`; touch nothing before it is clear who has shard {shard}"
-        ),
         Error::Database { .. } if !error.can_be_resumed() => {
             format!(
                 "the source serves; a limit of the server is not passed by trying again: `pgshard moves abort {id}`"
@@ -320,6 +321,7 @@ pub(crate) fn code(error: &Error) -> Exit {
         | Error::TooLate { .. }
         | Error::NotNow { .. }
         | Error::Unaudited { .. }
+        | Error::Lost { .. }
         | Error::NoRollback { .. } => Exit::Refused,
         Error::Group { source, .. } => match code(source) {
             // A host that went away in the midst of a move is not one that could not be asked before it.

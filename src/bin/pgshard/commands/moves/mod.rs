@@ -5,6 +5,7 @@ mod audit;
 mod end;
 mod list;
 mod progress;
+mod repair;
 mod requests;
 mod watch;
 
@@ -29,6 +30,7 @@ pub(crate) use ask::stop;
 pub(crate) use end::{DIFFERS, code, failure, nothing_moved, remedy, tell};
 pub(crate) use list::{list, show};
 pub(crate) use progress::{shown, watch};
+pub(crate) use repair::repair;
 pub(crate) use requests::want;
 pub(crate) use watch::Watcher;
 
@@ -184,7 +186,10 @@ async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool)
     ids.dedup();
     match ids.as_slice() {
         [only] => Ok(*only),
-        [] => Err(Failure::usage("no move fits").hint("see `pgshard moves list`")),
+        [] => Err(Failure::usage("no move fits").hint(
+            "see `pgshard moves list`; of a shard that nobody serves, or two hosts, `pgshard moves repair SHARD \
+             --plan`",
+        )),
         several => {
             let list: Vec<String> = several.iter().map(ToString::to_string).collect();
             Err(Failure::usage(format!("there are {} moves: name one of {}", several.len(), list.join(", "))))
@@ -198,10 +203,11 @@ fn parsed(id: &str) -> Result<MoveId, Failure> {
 
 fn unheard(silent: &[(HostName, Error)], output: &Output) -> Exit {
     for (host, error) in silent {
-        output.error_with_remedy(
-            format_args!("host {host}: {}", chain(error)),
-            "start it or correct the config, then look again",
-        );
+        let remedy = match error {
+            Error::Superseded { shard, .. } => format!("`pgshard moves repair {shard} --plan` says what can be done"),
+            _ => "start it or correct the config, then look again".to_owned(),
+        };
+        output.error_with_remedy(format_args!("host {host}: {}", chain(error)), &remedy);
     }
     if silent.is_empty() { Exit::Done } else { Exit::Failed }
 }

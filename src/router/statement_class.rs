@@ -1,9 +1,9 @@
-//! What kind of statement a text is, by its first words: what may be run again, what changes the session, what belongs
+//! The class of a statement, by its first words: what may be run again, what changes the session, what belongs
 //! to the router alone. Pure.
 
 /// What the router may do with a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum StatementClass {
     /// Only reads, as far as its first word says: SELECT, VALUES, TABLE, SHOW.
     Read,
     /// All or nothing, so that it can be run again after it failed.
@@ -20,34 +20,34 @@ pub(super) enum Kind {
     Control,
 }
 
-impl Kind {
+impl StatementClass {
     /// Reads the first words, past white space, comments and opening parentheses.
-    pub(super) fn of(sql: &str) -> Kind {
+    pub(super) fn of(sql: &str) -> StatementClass {
         let mut words = Words(sql);
         let first = words.next().unwrap_or_default();
         match first.as_str() {
-            "SELECT" | "VALUES" | "TABLE" | "SHOW" => Kind::Read,
+            "SELECT" | "VALUES" | "TABLE" | "SHOW" => StatementClass::Read,
             "WITH" | "INSERT" | "UPDATE" | "DELETE" | "MERGE" | "EXPLAIN" | "LOCK" | "TRUNCATE" | "COMMENT"
-            | "GRANT" | "REVOKE" | "ANALYZE" | "NOTIFY" | "COPY" => Kind::Write,
+            | "GRANT" | "REVOKE" | "ANALYZE" | "NOTIFY" | "COPY" => StatementClass::Write,
             "SET" => match words.next().as_deref() {
-                Some("LOCAL" | "TRANSACTION" | "CONSTRAINTS") => Kind::Write,
-                _ => Kind::Session,
+                Some("LOCAL" | "TRANSACTION" | "CONSTRAINTS") => StatementClass::Write,
+                _ => StatementClass::Session,
             },
-            "CALL" | "DO" | "VACUUM" | "CLUSTER" => Kind::Once,
+            "CALL" | "DO" | "VACUUM" | "CLUSTER" => StatementClass::Once,
             "CREATE" | "DROP" | "REINDEX" | "ALTER" | "REFRESH" if words.any(|word| word == "CONCURRENTLY") => {
-                Kind::Once
+                StatementClass::Once
             }
-            "SAVEPOINT" | "RELEASE" => Kind::Savepoint,
+            "SAVEPOINT" | "RELEASE" => StatementClass::Savepoint,
             "PREPARE" => match words.next().as_deref() {
-                Some("TRANSACTION") => Kind::Control,
-                _ => Kind::Session,
+                Some("TRANSACTION") => StatementClass::Control,
+                _ => StatementClass::Session,
             },
             "ROLLBACK" | "ABORT" => {
                 let mut after = words.skip_while(|word| word == "WORK" || word == "TRANSACTION");
-                if after.next().as_deref() == Some("TO") { Kind::RollbackTo } else { Kind::Control }
+                if after.next().as_deref() == Some("TO") { StatementClass::RollbackTo } else { StatementClass::Control }
             }
-            "BEGIN" | "START" | "COMMIT" | "END" => Kind::Control,
-            _ => Kind::Session,
+            "BEGIN" | "START" | "COMMIT" | "END" => StatementClass::Control,
+            _ => StatementClass::Session,
         }
     }
 
@@ -58,7 +58,7 @@ impl Kind {
 
     /// Whether it is certain that nothing of a failed statement stays, so that it may run again.
     pub(super) fn repeatable(self) -> bool {
-        self != Kind::Once
+        self != StatementClass::Once
     }
 }
 
@@ -117,51 +117,51 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn kinds() {
-        for (sql, kind) in [
-            ("SELECT 1", Kind::Read),
-            ("  -- why\n\t/* a /* nested */ one */ select 1", Kind::Read),
-            ("((SELECT 1) UNION SELECT 2)", Kind::Read),
-            ("WITH x AS (DELETE FROM t RETURNING *) SELECT * FROM x", Kind::Write),
-            ("insert into t values (1)", Kind::Write),
-            ("CALL p()", Kind::Once),
-            ("/* COMMIT */ do $$ begin end $$", Kind::Once),
-            ("DO$$ begin end $$", Kind::Once),
-            ("VACUUM", Kind::Once),
-            ("CREATE INDEX CONCURRENTLY ON t (a)", Kind::Once),
-            ("CREATE INDEX ON t (a)", Kind::Session),
-            ("begin", Kind::Control),
-            ("START TRANSACTION", Kind::Control),
-            ("COMMIT;", Kind::Control),
-            ("-- the server ends it here\rCOMMIT", Kind::Control),
-            ("END", Kind::Control),
-            ("ROLLBACK", Kind::Control),
-            ("ROLLBACK TO a", Kind::RollbackTo),
-            ("rollback work to savepoint a", Kind::RollbackTo),
-            ("PREPARE TRANSACTION 'x'", Kind::Control),
-            ("PREPARE x AS SELECT 1", Kind::Session),
-            ("SAVEPOINT a", Kind::Savepoint),
-            ("RELEASE a", Kind::Savepoint),
-            ("SET search_path = a", Kind::Session),
-            ("SET LOCAL search_path = a", Kind::Write),
-            ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", Kind::Write),
-            ("LISTEN a", Kind::Session),
-            ("", Kind::Session),
-            ("/* never ends", Kind::Session),
+    fn classes() {
+        for (sql, class) in [
+            ("SELECT 1", StatementClass::Read),
+            ("  -- why\n\t/* a /* nested */ one */ select 1", StatementClass::Read),
+            ("((SELECT 1) UNION SELECT 2)", StatementClass::Read),
+            ("WITH x AS (DELETE FROM t RETURNING *) SELECT * FROM x", StatementClass::Write),
+            ("insert into t values (1)", StatementClass::Write),
+            ("CALL p()", StatementClass::Once),
+            ("/* COMMIT */ do $$ begin end $$", StatementClass::Once),
+            ("DO$$ begin end $$", StatementClass::Once),
+            ("VACUUM", StatementClass::Once),
+            ("CREATE INDEX CONCURRENTLY ON t (a)", StatementClass::Once),
+            ("CREATE INDEX ON t (a)", StatementClass::Session),
+            ("begin", StatementClass::Control),
+            ("START TRANSACTION", StatementClass::Control),
+            ("COMMIT;", StatementClass::Control),
+            ("-- the server ends it here\rCOMMIT", StatementClass::Control),
+            ("END", StatementClass::Control),
+            ("ROLLBACK", StatementClass::Control),
+            ("ROLLBACK TO a", StatementClass::RollbackTo),
+            ("rollback work to savepoint a", StatementClass::RollbackTo),
+            ("PREPARE TRANSACTION 'x'", StatementClass::Control),
+            ("PREPARE x AS SELECT 1", StatementClass::Session),
+            ("SAVEPOINT a", StatementClass::Savepoint),
+            ("RELEASE a", StatementClass::Savepoint),
+            ("SET search_path = a", StatementClass::Session),
+            ("SET LOCAL search_path = a", StatementClass::Write),
+            ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", StatementClass::Write),
+            ("LISTEN a", StatementClass::Session),
+            ("", StatementClass::Session),
+            ("/* never ends", StatementClass::Session),
         ] {
-            assert_eq!(Kind::of(sql), kind, "{sql}");
+            assert_eq!(StatementClass::of(sql), class, "{sql}");
         }
     }
 
     proptest! {
         #[test]
-        fn any_text_has_a_kind(sql in ".{0,40}") {
-            Kind::of(&sql);
+        fn any_text_has_a_class(sql in ".{0,40}") {
+            StatementClass::of(&sql);
         }
 
         #[test]
         fn what_stands_before_a_call_does_not_hide_it(before in "([ \t\n]|/\\*[^*/]{0,5}\\*/|--[a-z ]{0,5}\n){0,5}") {
-            prop_assert_eq!(Kind::of(&format!("{before}CALL p()")), Kind::Once);
+            prop_assert_eq!(StatementClass::of(&format!("{before}CALL p()")), StatementClass::Once);
         }
     }
 }

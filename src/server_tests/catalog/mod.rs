@@ -1,15 +1,15 @@
 //! A schema's definition: read from the catalogs of one server, made again on another, and compared.
 
-use pgshard::SchemaPrefix;
-use pgshard::mover::border::assert_closed;
-use pgshard::mover::ddl::{Creation, Target, create};
-use pgshard::mover::digest::CatalogDigest;
-use pgshard::mover::sequences::{SequenceValue, sequence_values, set_sequence_values};
-use pgshard::schema::catalog::{Error, Facts, Namespace, preamble, read, stamp};
-use pgshard::schema::fingerprint::{differences, fingerprint};
+use crate::SchemaPrefix;
+use crate::mover::definition::border::crossings;
+use crate::mover::definition::ddl::{Creation, Target, create};
+use crate::mover::definition::digest::CatalogDigest;
+use crate::mover::definition::sequences::{SequenceValue, sequence_values, set_sequence_values};
+use crate::schema::catalog::{Error, Facts, Namespace, preamble, read, stamp};
+use crate::schema::fingerprint::{differences, fingerprint};
 use tokio_postgres::{Client, IsolationLevel};
 
-use crate::support::TestCluster;
+use super::servers::Servers;
 
 mod border;
 mod refusals;
@@ -46,7 +46,7 @@ async fn run(client: &Client, sql: &str) {
 }
 
 /// Roles that the rich schema grants to.
-async fn roles(cluster: &TestCluster) {
+async fn roles(cluster: &Servers) {
     run(&cluster.superuser(0).await, "CREATE ROLE reader; CREATE ROLE writer").await;
 }
 
@@ -65,12 +65,12 @@ async fn make(client: &mut Client, creation: &Creation, schema: &str) {
 }
 
 /// Carries the rich schema from one server to the other, past an old signpost of the same name, and compares.
-async fn carry(source: &TestCluster, target: &TestCluster) {
+async fn carry(source: &Servers, target: &Servers) {
     roles(source).await;
     if !std::ptr::eq(source, target) {
         roles(target).await;
     }
-    let (mut from, mut to) = (source.app(0).await, target.app(target.servers().len() - 1).await);
+    let (mut from, mut to) = (source.app(0).await, target.app(target.count() - 1).await);
     if std::ptr::eq(source, target) {
         run(&target.superuser(1).await, "CREATE ROLE reader; CREATE ROLE writer").await;
     }
@@ -94,7 +94,7 @@ async fn carry(source: &TestCluster, target: &TestCluster) {
     assert_eq!(creation.notes, Vec::<String>::new());
     make(&mut to, &creation, "shard_0007__incoming").await;
     let incoming = Namespace::from("shard_0007__incoming");
-    assert_closed(&to, &incoming, &SchemaPrefix::default()).await.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(crossings(&to, &incoming, &SchemaPrefix::default()).await.unwrap(), []);
 
     let made = facts(&mut to, "shard_0007__incoming").await;
     assert_eq!(report(&before, &made), "");
@@ -140,13 +140,13 @@ fn report(left: &Facts, right: &Facts) -> String {
 on_each_version! {
     /// Everything in the rich schema comes over, in its full.
     async fn a_schema_is_carried(version) {
-        let cluster = TestCluster::start(version, 2);
+        let cluster = Servers::start(version, 2);
         carry(&cluster, &cluster).await;
     }
 
     /// The name is not in the fingerprint; everything that a statement changes is, and the difference names it.
     async fn the_fingerprint_sees_changes(version) {
-        let cluster = TestCluster::start(version, 1);
+        let cluster = Servers::start(version, 1);
         roles(&cluster).await;
         let mut client = cluster.app(0).await;
         run(&client, RICH).await;
@@ -173,6 +173,9 @@ on_each_version! {
             ("ALTER TABLE users REPLICA IDENTITY FULL", "table users: replica identity: nothing vs full"),
             ("ALTER TABLE users DISABLE TRIGGER always", "trigger always on users: enabled: A vs D"),
             ("ALTER TABLE users ENABLE ROW LEVEL SECURITY", "table users: row security: nothing vs is there"),
+            ("ALTER TABLE users FORCE ROW LEVEL SECURITY", "table users: forced row security: nothing vs is there"),
+            ("ALTER POLICY every ON marked USING (true)", "policy every on marked: permissive for * to PUBLIC vs "),
+            ("ALTER STATISTICS \"Both \"\"s\"\"\" SET STATISTICS 78", "statistics Both \"s\": target: 77 vs 78"),
             ("ALTER TYPE mood ADD VALUE 'new'", "type mood: "),
             ("ALTER SEQUENCE id_sequence CACHE 7", "sequence id_sequence: "),
             ("ALTER TABLE users VALIDATE CONSTRAINT unchecked", "constraint unchecked on users: "),
@@ -192,9 +195,9 @@ on_each_version! {
             ),
             ("REVOKE USAGE ON SCHEMA shard_0007 FROM reader", "schema: USAGE granted reader: is there vs nothing"),
             ("DROP INDEX users_gin", "index users_gin: on users USING gin (tags) vs nothing"),
-            ("CREATE STATISTICS s ON id, name FROM users", "statistics object s: nothing vs is there"),
+            ("CREATE STATISTICS s ON id, name FROM users", "statistics s: nothing vs CREATE STATISTICS s "),
             ("CREATE RULE r AS ON INSERT TO marked DO NOTHING", "rule r on table marked"),
-            ("CREATE POLICY p ON users", "policy p on table users"),
+            ("CREATE POLICY p ON users", "policy p on users: nothing vs permissive for * to PUBLIC"),
         ] {
             let (stamped, before) =
                 (stamp(&client, renamed.oid).await.unwrap(), facts(&mut client, "shard_0007").await);
@@ -230,7 +233,7 @@ on_each_version! {
 
     /// Values come over whatever they are, under the name that the schema has at the time.
     async fn sequence_values_are_carried(version) {
-        let cluster = TestCluster::start(version, 1);
+        let cluster = Servers::start(version, 1);
         let client = cluster.app(0).await;
         run(
             &client,
@@ -268,7 +271,7 @@ on_each_version! {
 
     /// Outside a transaction settings do not hold, and what is read would mean something else at the target.
     async fn reading_wants_a_transaction_and_leaves_no_trace(version) {
-        let cluster = TestCluster::start(version, 1);
+        let cluster = Servers::start(version, 1);
         let mut client = cluster.app(0).await;
         run(&client, "CREATE SCHEMA s; CREATE TABLE s.t (id int)").await;
         assert!(matches!(read(&client, &"s".into()).await, Err(Error::NoTransaction { .. })));
@@ -287,10 +290,10 @@ on_each_version! {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn to_a_newer_version() {
-    carry(&TestCluster::start(15, 1), &TestCluster::start(18, 1)).await;
+    carry(&Servers::start(15, 1), &Servers::start(18, 1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn to_an_older_version() {
-    carry(&TestCluster::start(18, 1), &TestCluster::start(15, 1)).await;
+    carry(&Servers::start(18, 1), &Servers::start(15, 1)).await;
 }

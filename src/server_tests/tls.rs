@@ -3,16 +3,16 @@
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use pgshard::mover::stream_testing::replicated;
-use pgshard::pg::{ConnectError, ConnectOptions};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use tokio_postgres::Client;
 
-use crate::support::TestCluster;
+use crate::dev::{Binaries, Cluster, ClusterOptions, Server};
+use crate::pg::{ConnectError, ConnectOptions, ReplicationError};
 
 /// A server that takes TLS connections under the name `localhost` and at the address 127.0.0.1, its authority's
 /// certificate and somebody else's.
 struct World {
-    cluster: TestCluster,
+    cluster: Cluster,
     authority: PathBuf,
     stranger: PathBuf,
     /// Who signs for them.
@@ -23,20 +23,21 @@ struct World {
 
 impl World {
     async fn start(version: u32) -> World {
-        let cluster = TestCluster::start(version, 1);
+        let binaries = Binaries::of_major(version).unwrap_or_else(|error| panic!("{error}"));
+        let cluster = Cluster::start(&ClusterOptions::new(1, binaries)).unwrap_or_else(|error| panic!("{error}"));
         let (authority, stranger) = (ca("pgshard test"), ca("somebody else"));
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
         let certificate = certificate.signed_by(&key, &authority.1).unwrap();
-        let data = cluster.server(0).data_directory();
+        let data = cluster.servers()[0].data_directory();
         give(&data, "server.crt", &certificate.pem());
         give(&data, "server.key", &key.serialize_pem());
-        let superuser = cluster.superuser(0).await;
+        let superuser = superuser(&cluster.servers()[0]).await;
         superuser.execute("ALTER SYSTEM SET ssl = on", &[]).await.unwrap();
         superuser.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
         let world = World {
-            authority: cluster.write("authority.pem", &authority.0),
-            stranger: cluster.write("stranger.pem", &stranger.0),
+            authority: write(&cluster, "authority.pem", &authority.0),
+            stranger: write(&cluster, "stranger.pem", &stranger.0),
             issuers: [authority.1, stranger.1],
             rules: std::fs::read_to_string(data.join("pg_hba.conf")).unwrap(),
             cluster,
@@ -51,9 +52,13 @@ impl World {
         panic!("the server does not take TLS connections");
     }
 
+    fn server(&self) -> &Server {
+        &self.cluster.servers()[0]
+    }
+
     /// Connects under this name, and tells whether the connection is encrypted.
     async fn connect(&self, name: &str, tls: &str) -> Result<bool, ConnectError> {
-        let port = self.cluster.server(0).port();
+        let port = self.server().port();
         let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {tls}");
         let connection = ConnectOptions::parse(&text).unwrap().connect("tls test").await?;
         let sql = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
@@ -62,9 +67,9 @@ impl World {
 
     /// Puts rules before all others, and comes back when they hold: when these keys are refused.
     async fn rule(&self, rules: &str, refused: &str) {
-        let file = self.cluster.server(0).data_directory().join("pg_hba.conf");
+        let file = self.server().data_directory().join("pg_hba.conf");
         std::fs::write(&file, format!("{rules}\n{}", self.rules)).unwrap();
-        self.cluster.superuser(0).await.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
+        superuser(self.server()).await.execute("SELECT pg_reload_conf()", &[]).await.unwrap();
         for _ in 0..200 {
             if self.connect("localhost", refused).await.is_err() {
                 return;
@@ -80,10 +85,28 @@ impl World {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name.push(rcgen::DnType::CommonName, role);
         let certificate = params.signed_by(&key, &self.issuers[issuer]).unwrap();
-        let write = |kind: &str, text: String| self.cluster.write(&format!("{role}{issuer}.{kind}"), &text);
+        let write = |kind: &str, text: String| write(&self.cluster, &format!("{role}{issuer}.{kind}"), &text);
         let (certificate, key) = (write("crt", certificate.pem()), write("key", key.serialize_pem()));
         format!("sslcert={} sslkey={}", certificate.display(), key.display())
     }
+}
+
+async fn superuser(server: &Server) -> Client {
+    let (client, connection) = tokio_postgres::connect(&server.superuser_url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// Writes a file beside the server's data.
+fn write(cluster: &Cluster, name: &str, text: &str) -> PathBuf {
+    let path = cluster.directory().join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// The first value that a statement gives on a replication connection.
+async fn replicated(options: &ConnectOptions, sql: &str) -> Result<Option<String>, ReplicationError> {
+    options.replicate("a test").await?.value(sql).await
 }
 
 /// The server's SQLSTATE, or what the driver says.
@@ -159,8 +182,8 @@ async fn modes() {
 async fn client_certificates() {
     let world = World::start(15).await;
     let authority = std::fs::read_to_string(&world.authority).unwrap();
-    give(&world.cluster.server(0).data_directory(), "root.crt", &authority);
-    let superuser = world.cluster.superuser(0).await;
+    give(&world.server().data_directory(), "root.crt", &authority);
+    let superuser = superuser(world.server()).await;
     superuser.execute("ALTER SYSTEM SET ssl_ca_file = 'root.crt'", &[]).await.unwrap();
     world.rule("hostssl all app 127.0.0.1/32 cert", "sslmode=require").await;
     let full = format!("sslmode=verify-full sslrootcert={}", world.authority.display());
@@ -191,7 +214,7 @@ async fn channel_binding() {
     assert!(words.contains("channel binding"), "{words}");
     assert!(connect("sslmode=require channel_binding=prefer").await.unwrap());
 
-    let superuser = world.cluster.superuser(0).await;
+    let superuser = superuser(world.server()).await;
     let sql = "SET password_encryption = 'scram-sha-256'; ALTER ROLE app PASSWORD 'secret'";
     superuser.batch_execute(sql).await.unwrap();
     world.rule("host all app 127.0.0.1/32 scram-sha-256", "password=wrong").await;
@@ -217,7 +240,7 @@ async fn channel_binding() {
 #[tokio::test]
 async fn replication_connections() {
     let world = World::start(15).await;
-    let port = world.cluster.server(0).port();
+    let port = world.server().port();
     let options = |name: &str, keys: &str| {
         let text = format!("host={name} hostaddr=127.0.0.1 port={port} user=app dbname=app {keys}");
         ConnectOptions::parse(&text).unwrap()
@@ -235,8 +258,8 @@ async fn replication_connections() {
         assert_eq!(answer.as_deref(), expected, "{name} {keys}");
     }
 
-    let superuser = world.cluster.superuser(0).await;
-    let rules = world.cluster.server(0).data_directory().join("pg_hba.conf");
+    let superuser = superuser(world.server()).await;
+    let rules = world.server().data_directory().join("pg_hba.conf");
     let before = std::fs::read_to_string(&rules).unwrap();
     for (method, stored) in [("scram-sha-256", "scram-sha-256"), ("md5", "md5"), ("password", "scram-sha-256")] {
         let sql = format!("SET password_encryption = '{stored}'; ALTER ROLE app PASSWORD 'pass wörd'");

@@ -1,8 +1,8 @@
 //! A connection to a host on which statements of several shards are on their way at a time, one behind the other.
 //!
-//! Invariant: a lane holds a connection, so nothing that needs another one is waited for while it does. A
+//! Invariant: while a caller has one, it waits for nothing that needs another connection. A
 //! statement that met a move is given back as [`Ran::Again`], to be run by [`Shard::query`](super::Shard::query) once
-//! the lane is gone. And a connection on which an answer is still awaited never goes back to its pool.
+//! the connection is given back. And one on which an answer is still awaited never goes back to its pool.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,19 +16,16 @@ use super::Router;
 use super::bound::OtherType;
 use super::error::Error;
 use super::host::Host;
-use super::kind::Kind;
 use super::outcome::Outcome;
-use super::session::{Lease, Prepare};
+use super::session::{Lease, Prepare, is_unexpected};
 use super::sql::{Rendered, Sql};
-use super::stale::Met;
+use super::stale::MoveSignal;
+use super::statement_class::StatementClass;
 use crate::map::HostName;
 use crate::pg::state;
 use crate::shard::ShardId;
 
-/// How long a request to cancel may take.
-const CANCEL_MAX: Duration = Duration::from_secs(2);
-
-/// How a statement on a lane ended.
+/// How a statement on a pipelined connection ended.
 pub(crate) enum Ran {
     /// With its rows, or with an error that another try would not change.
     Done(Result<Vec<Row>, Error>),
@@ -36,11 +33,11 @@ pub(crate) enum Ran {
     Again,
 }
 
-/// A connection for many. Cheap to clone; goes back to its pool with the last clone.
+/// A connection that several statements share. Cheap to clone; goes back to its pool with the last clone.
 #[derive(Clone)]
-pub(crate) struct Lane(Arc<Held>);
+pub(crate) struct PipelinedConnection(Arc<Shared>);
 
-struct Held {
+struct Shared {
     router: Router,
     host: Arc<Host>,
     lease: Option<Lease>,
@@ -54,51 +51,51 @@ struct Held {
 }
 
 impl Router {
-    /// A lane to the host that serves this shard now; waits for a free connection as long as any other call.
-    pub(crate) async fn lane(&self, shard: ShardId) -> Result<Lane, Error> {
+    /// Opens one to the host that serves this shard now; waits for a free connection as long as any other call.
+    pub(crate) async fn pipelined_connection(&self, shard: ShardId) -> Result<PipelinedConnection, Error> {
         let place = self.inner().place(shard)?;
         let lease = place.lease(shard).await?;
-        Ok(Lane::new(self, place.host, lease))
+        Ok(PipelinedConnection::new(self, place.host, lease))
     }
 
-    /// A lane, if the host's pool has a connection that nobody uses or waits for.
-    pub(crate) async fn lane_if_free(&self, shard: ShardId) -> Option<Lane> {
+    /// The same, if the host's pool has a connection that nobody uses or waits for.
+    pub(crate) async fn pipelined_connection_if_free(&self, shard: ShardId) -> Option<PipelinedConnection> {
         let place = self.inner().place(shard).ok()?;
         let lease = place.host.lease_if_free().await?;
-        Some(Lane::new(self, place.host, lease))
+        Some(PipelinedConnection::new(self, place.host, lease))
     }
 
-    /// How many lanes to the host of this shard a call may have: half of the pool, so that one call is never all that
-    /// the host has connections for.
-    pub(crate) fn lanes_max(&self, shard: ShardId) -> usize {
+    /// How many of them a call may have to the host of this shard: half of the pool, so that one call never takes all
+    /// connections.
+    pub(crate) fn pipelined_connections_max(&self, shard: ShardId) -> usize {
         self.inner().place(shard).map_or(1, |place| (place.host.pool_size() / 2).max(1))
     }
 
-    /// The types of a statement's parameters on a shard; the connection goes back. `None` where lanes will not do for
-    /// it, or the server refuses it.
+    /// The types of a statement's parameters on a shard; the connection goes back. `None` where it may not be
+    /// pipelined, or the server refuses it.
     pub(crate) async fn parameter_types(&self, shard: ShardId, sql: &Sql) -> Result<Option<Vec<Type>>, Error> {
-        if !runs_on_lanes(sql) {
+        if !may_be_pipelined(sql) {
             return Ok(None);
         }
-        let lane = self.lane(shard).await?;
+        let connection = self.pipelined_connection(shard).await?;
         let rendered = Rendered::new(sql, self.prefix(), shard);
-        lane.0.awaited.fetch_add(1, Ordering::Relaxed);
-        let types = lane.0.lease().session().prepare(rendered).await;
-        lane.0.awaited.fetch_sub(1, Ordering::Relaxed);
+        connection.0.awaited.fetch_add(1, Ordering::Relaxed);
+        let types = connection.0.lease().session().prepare(rendered).await;
+        connection.0.awaited.fetch_sub(1, Ordering::Relaxed);
         if types
             .as_ref()
-            .is_err_and(|failed| failed.lost(&lane.0.lease().session().connection) || failed.may_be_remembered())
+            .is_err_and(|failed| failed.lost(&connection.0.lease().session().connection) || failed.may_be_remembered())
         {
-            lane.0.spoiled.store(true, Ordering::Relaxed);
+            connection.0.spoiled.store(true, Ordering::Relaxed);
         }
         Ok(types.ok().flatten())
     }
 }
 
-impl Lane {
-    fn new(router: &Router, host: Arc<Host>, mut lease: Lease) -> Lane {
+impl PipelinedConnection {
+    fn new(router: &Router, host: Arc<Host>, mut lease: Lease) -> PipelinedConnection {
         lease.set_unsettled();
-        let held = Held {
+        let shared = Shared {
             router: router.clone(),
             host,
             lease: Some(lease),
@@ -106,7 +103,7 @@ impl Lane {
             spoiled: AtomicBool::new(false),
             cancelled: AtomicBool::new(false),
         };
-        Lane(Arc::new(held))
+        PipelinedConnection(Arc::new(shared))
     }
 
     /// Whether the statement is prepared here for this shard, so that it is cheaper here than elsewhere.
@@ -123,42 +120,42 @@ impl Lane {
         self.0.lease().session().can_pipeline()
     }
 
-    /// Prepares the statement here, so that [`Lane::query`] sends it at once when it is first polled. What is wrong
-    /// with it is found out there.
+    /// Prepares the statement here, so that [`PipelinedConnection::query`] sends it at once when it is first polled,
+    /// and reports what is wrong with it.
     pub(crate) async fn prepare(&self, shard: ShardId, sql: &Sql) {
-        let held = &*self.0;
+        let shared = &*self.0;
         if self.may_run(shard, sql) {
-            let rendered = Rendered::new(sql, held.router.prefix(), shard);
-            held.awaited.fetch_add(1, Ordering::Relaxed);
-            let _ = held.lease().session().prepare(rendered).await;
-            held.awaited.fetch_sub(1, Ordering::Relaxed);
+            let rendered = Rendered::new(sql, shared.router.prefix(), shard);
+            shared.awaited.fetch_add(1, Ordering::Relaxed);
+            let _ = shared.lease().session().prepare(rendered).await;
+            shared.awaited.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether a lane will do for this statement, and this lane for this shard.
+    /// Whether this statement may be pipelined, and this connection leads to this shard's host.
     fn may_run(&self, shard: ShardId, sql: &Sql) -> bool {
-        let held = &*self.0;
-        let here = held.router.inner().place(shard).is_ok_and(|place| place.host.name == held.host.name);
-        let caught = !self.can_pipeline() && held.awaited.load(Ordering::Relaxed) > 0;
-        here && !caught && runs_on_lanes(sql) && !held.spoiled.load(Ordering::Relaxed)
+        let shared = &*self.0;
+        let here = shared.router.inner().place(shard).is_ok_and(|place| place.host.name == shared.host.name);
+        let caught = !self.can_pipeline() && shared.awaited.load(Ordering::Relaxed) > 0;
+        here && !caught && may_be_pipelined(sql) && !shared.spoiled.load(Ordering::Relaxed)
     }
 
     /// Sends a statement behind those that are on their way, and waits for its rows.
     ///
     /// # Cancel safety
-    /// The statement may have taken effect when its future is dropped; the connection is closed with the lane.
+    /// The statement may have taken effect when its future is dropped; the connection is closed with its last clone.
     pub(crate) async fn query(&self, shard: ShardId, sql: &Sql, params: &[&(dyn ToSql + Sync)]) -> Ran {
-        let held = &*self.0;
-        let only_reads = held.router.only_reads(sql);
+        let shared = &*self.0;
+        let only_reads = shared.router.only_reads(sql);
         if !self.may_run(shard, sql) {
             return Ran::Again;
         }
         let began = Instant::now();
-        held.awaited.fetch_add(1, Ordering::Relaxed);
-        let rendered = Rendered::new(sql, held.router.prefix(), shard);
-        let ran = held.lease().session().run(rendered, params, Prepare::Once, false).await;
-        held.awaited.fetch_sub(1, Ordering::Relaxed);
-        let count = |outcome| held.host.metrics.request(&held.host.name, began.elapsed(), outcome);
+        shared.awaited.fetch_add(1, Ordering::Relaxed);
+        let rendered = Rendered::new(sql, shared.router.prefix(), shard);
+        let ran = shared.lease().session().run(rendered, params, Prepare::Once, false).await;
+        shared.awaited.fetch_sub(1, Ordering::Relaxed);
+        let count = |outcome| shared.host.metrics.request(&shared.host.name, began.elapsed(), outcome);
         let failed = match ran {
             Ok(rows) => {
                 count(Outcome::Ok);
@@ -166,24 +163,24 @@ impl Lane {
             }
             Err(failed) => failed,
         };
-        let host = held.host.name.clone();
-        if failed.lost(&held.lease().session().connection) {
-            held.spoiled.store(true, Ordering::Relaxed);
-            held.host.circuit.doubt();
+        let host = shared.host.name.clone();
+        if failed.lost(&shared.lease().session().connection) {
+            shared.spoiled.store(true, Ordering::Relaxed);
+            shared.host.circuit.doubt();
             if only_reads || !failed.sent {
                 return Ran::Again;
             }
             count(Outcome::Cluster);
             return Ran::Done(Err(Error::ConnectionLost { shard, host, may_have_run: true, source: failed.error }));
         }
-        if failed.may_be_remembered() {
-            held.spoiled.store(true, Ordering::Relaxed);
+        if failed.may_be_remembered() || is_unexpected(&failed.error) {
+            shared.spoiled.store(true, Ordering::Relaxed);
         }
         // One that may not write may have become a standby. And one that was cancelled for another's sake is not to
         // blame.
         let cancelled =
-            held.cancelled.load(Ordering::Relaxed) && failed.error.code() == Some(&SqlState::QUERY_CANCELED);
-        if Met::of(&failed.error).is_some()
+            shared.cancelled.load(Ordering::Relaxed) && failed.error.code() == Some(&SqlState::QUERY_CANCELED);
+        if MoveSignal::of(&failed.error).is_some()
             || failed.may_be_outdated()
             || state::is_read_only(&failed.error)
             || is_other_type(&failed.error)
@@ -198,23 +195,23 @@ impl Lane {
 
     /// What a statement says whose time is over, since `began`. From now on what is cancelled here is run again.
     pub(crate) fn timed_out(&self, shard: ShardId, limit: Duration, may_have_run: bool) -> Error {
-        let held = &*self.0;
-        held.spoiled.store(true, Ordering::Relaxed);
-        held.cancelled.store(true, Ordering::Relaxed);
-        held.host.metrics.request(&held.host.name, limit, Outcome::Timeout);
-        let late = held.router.shard(shard).map(|shard| shard.timed_out(limit, may_have_run));
+        let shared = &*self.0;
+        shared.spoiled.store(true, Ordering::Relaxed);
+        shared.cancelled.store(true, Ordering::Relaxed);
+        shared.host.metrics.request(&shared.host.name, limit, Outcome::Timeout);
+        let late = shared.router.shard(shard).map(|shard| shard.timed_out(limit, may_have_run));
         late.unwrap_or_else(|error| error)
     }
 
     /// Asks the server to end the statement that it is at.
     pub(crate) async fn cancel(&self) {
         let session = self.0.lease().session();
-        let _ = tokio::time::timeout(CANCEL_MAX, session.connection.cancel()).await;
+        let _ = session.connection.cancel().await;
     }
 }
 
-fn runs_on_lanes(sql: &Sql) -> bool {
-    matches!(sql.kind(), Kind::Read | Kind::Write) && !sql.asks_about_names()
+fn may_be_pipelined(sql: &Sql) -> bool {
+    matches!(sql.class(), StatementClass::Read | StatementClass::Write) && !sql.asks_about_names()
 }
 
 /// Whether a value was bound for another shard's type.
@@ -222,13 +219,13 @@ fn is_other_type(error: &tokio_postgres::Error) -> bool {
     std::error::Error::source(error).is_some_and(|cause| cause.is::<OtherType>())
 }
 
-impl Held {
+impl Shared {
     fn lease(&self) -> &Lease {
-        self.lease.as_ref().expect("a lane holds its connection until it is dropped")
+        self.lease.as_ref().expect("a pipelined connection has its lease until it is dropped")
     }
 }
 
-impl Drop for Held {
+impl Drop for Shared {
     fn drop(&mut self) {
         if let Some(mut lease) = self.lease.take()
             && self.awaited.load(Ordering::Relaxed) == 0

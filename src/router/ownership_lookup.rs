@@ -18,7 +18,7 @@ use super::error::LookUpError;
 use super::host::Host;
 use super::session::{Lease, Prepare};
 use super::sql::{Rendered, Sql};
-use super::stale::{Look, Met, Row, State};
+use super::stale::{MoveSignal, OwnershipLookup, OwnershipState, Row};
 use crate::map::ShardEpoch;
 use crate::shard::ShardId;
 
@@ -32,20 +32,20 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// The shards in one question. A host with more that are wanted is asked again at once.
 const SHARDS_MAX: usize = 512;
 
-/// What the callers ask one host.
-pub(super) struct Questions {
+/// The lookups at one host.
+pub(super) struct OwnershipLookups {
     /// Of callers that met a signpost. There is one a move, mostly, and what it is asked for ends a pause: hardly held
     /// back.
-    signposts: Lane,
+    signposts: Callers,
     /// Of callers whose error is the application's own as often as not. Apart, so that they never hold up the others.
-    relatives: Lane,
+    relatives: Callers,
     /// Who is at a move that stands still; by shard, at most N.
     mending: Mutex<HashMap<ShardId, Arc<Turn<Option<Instant>>>>>,
     asked: AtomicU64,
 }
 
-/// Callers of one kind.
-struct Lane {
+/// Those who ask for the same reason, and share lookups.
+struct Callers {
     /// From one question to the next.
     spacing: Duration,
     /// What the next question will be about. Never locked across a wait.
@@ -58,12 +58,12 @@ struct Last {
     /// When the last question was asked.
     asked: Option<Instant>,
     /// The last answer about each shard, at most N: when it was asked for, and what it was.
-    answers: HashMap<ShardId, (Instant, Result<Look, Arc<LookUpError>>)>,
+    answers: HashMap<ShardId, (Instant, Result<OwnershipLookup, Arc<LookUpError>>)>,
 }
 
 /// An answer and when its question was asked.
 pub(super) struct Answered {
-    pub(super) look: Look,
+    pub(super) lookup: OwnershipLookup,
     pub(super) asked: Instant,
 }
 
@@ -76,9 +76,9 @@ pub(super) enum Mend {
     Open(Uuid),
 }
 
-impl Lane {
-    fn new(spacing: Duration) -> Lane {
-        Lane { spacing, wanted: Mutex::default(), last: Turn::default() }
+impl Callers {
+    fn new(spacing: Duration) -> Callers {
+        Callers { spacing, wanted: Mutex::default(), last: Turn::default() }
     }
 
     fn want(&self, shard: ShardId) {
@@ -99,22 +99,22 @@ impl Lane {
     }
 }
 
-impl Questions {
+impl OwnershipLookups {
     /// A signpost is asked behind at once.
     const SIGNPOST_SPACING: Duration = Duration::from_millis(1);
     /// What may be the application's own mistake is asked about at most so often.
     const RELATIVE_SPACING: Duration = Duration::from_millis(10);
 
-    pub(super) fn new() -> Questions {
-        Questions {
-            signposts: Lane::new(Self::SIGNPOST_SPACING),
-            relatives: Lane::new(Self::RELATIVE_SPACING),
+    pub(super) fn new() -> OwnershipLookups {
+        OwnershipLookups {
+            signposts: Callers::new(Self::SIGNPOST_SPACING),
+            relatives: Callers::new(Self::RELATIVE_SPACING),
             mending: Mutex::default(),
             asked: AtomicU64::new(0),
         }
     }
 
-    /// Questions asked so far.
+    /// How many lookups were made so far.
     pub(super) fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
@@ -123,38 +123,45 @@ impl Questions {
     ///
     /// # Cancel safety
     /// Whoever waits next asks instead, about its own shard and those that are still wanted.
-    pub(super) async fn ask(&self, host: &Host, shard: ShardId, met: Met) -> Result<Answered, Arc<LookUpError>> {
-        let lane = match met {
-            Met::Signpost => &self.signposts,
-            Met::Relative => &self.relatives,
+    pub(super) async fn ask(
+        &self,
+        host: &Host,
+        shard: ShardId,
+        signal: MoveSignal,
+    ) -> Result<Answered, Arc<LookUpError>> {
+        let callers = match signal {
+            MoveSignal::Signpost => &self.signposts,
+            MoveSignal::Relative => &self.relatives,
         };
         let wanted = Instant::now();
-        lane.want(shard);
-        let mut last = lane.last.lock().await;
+        callers.want(shard);
+        let mut last = callers.last.lock().await;
         let known = last.answers.get(&shard).filter(|(asked, _)| *asked >= wanted);
         if known.is_none() {
             // Callers that come while this one holds back share its answer: they want it before it is asked.
-            if let Some(early) = last.asked.and_then(|asked| lane.spacing.checked_sub(asked.elapsed())) {
+            if let Some(early) = last.asked.and_then(|asked| callers.spacing.checked_sub(asked.elapsed())) {
                 tokio::time::sleep(early).await;
             }
-            let shards = lane.take(shard);
+            let shards = callers.take(shard);
             let asked = Instant::now();
             last.asked = Some(asked);
             self.asked.fetch_add(1, Ordering::Relaxed);
             host.metrics.look_up(&host.name);
-            let answer = match tokio::time::timeout(ANSWER_MAX, look(host, &shards)).await {
+            let answer = match tokio::time::timeout(ANSWER_MAX, look_up(host, &shards)).await {
                 Ok(answer) => answer.map_err(Arc::new),
                 Err(_) => Err(Arc::new(LookUpError::TimedOut(ANSWER_MAX))),
             };
             match answer {
-                Ok(looks) => last.answers.extend(looks.into_iter().map(|(shard, look)| (shard, (asked, Ok(look))))),
+                Ok(lookups) => {
+                    last.answers.extend(lookups.into_iter().map(|(shard, lookup)| (shard, (asked, Ok(lookup)))));
+                }
                 Err(error) => {
                     last.answers.extend(shards.into_iter().map(|shard| (shard, (asked, Err(error.clone())))));
                 }
             }
         }
         match last.answers.get(&shard).filter(|(asked, _)| *asked >= wanted) {
-            Some((asked, Ok(look))) => Ok(Answered { look: look.clone(), asked: *asked }),
+            Some((asked, Ok(lookup))) => Ok(Answered { lookup: lookup.clone(), asked: *asked }),
             Some((_, Err(error))) => Err(error.clone()),
             None => Err(Arc::new(LookUpError::Answer("no row".to_owned()))),
         }
@@ -184,7 +191,7 @@ impl Questions {
     }
 }
 
-async fn look(host: &Host, shards: &[ShardId]) -> Result<Vec<(ShardId, Look)>, LookUpError> {
+async fn look_up(host: &Host, shards: &[ShardId]) -> Result<Vec<(ShardId, OwnershipLookup)>, LookUpError> {
     let shards: Vec<i32> = shards.iter().map(|shard| shard.as_i32()).collect();
     let sql = Sql::new(LOOK);
     let mut tries = 0;
@@ -228,10 +235,10 @@ async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookU
     let ran: Result<Vec<SqlRow>, _> = lease.run(Rendered::alone(&sql), params, Prepare::Once).await;
     let rows = ran.map_err(|failed| LookUpError::Statement(failed.error))?;
     lease.commit().await.map_err(LookUpError::Statement)?;
-    Ok(rows.first().is_some_and(|row| row.get(0)))
+    rows.first().map_or(Ok(false), |row| row.try_get(0)).map_err(LookUpError::Statement)
 }
 
-fn read(row: &SqlRow) -> Result<(ShardId, Look), LookUpError> {
+fn read(row: &SqlRow) -> Result<(ShardId, OwnershipLookup), LookUpError> {
     let strange = || LookUpError::Answer(format!("{row:?}"));
     let column = |error: tokio_postgres::Error| LookUpError::Answer(error.to_string());
     let epoch = |number: Option<i32>| match number {
@@ -247,14 +254,14 @@ fn read(row: &SqlRow) -> Result<(ShardId, Look), LookUpError> {
     let token: Option<Uuid> = row.try_get("open_token").map_err(column)?;
     let incoming = epoch(row.try_get("incoming_epoch").map_err(column)?)?;
     let state = match state {
-        None => return Ok((shard, Look { row: None, incoming })),
-        Some("serving") => State::Serving,
-        Some("fenced") => State::Fenced { overdue: deadline_in_ms.is_some_and(|ms| ms < 0.0) },
-        Some("moved") => State::Moved { peer: peer.ok_or_else(strange)?, token },
+        None => return Ok((shard, OwnershipLookup { row: None, incoming })),
+        Some("serving") => OwnershipState::Serving,
+        Some("fenced") => OwnershipState::Fenced { overdue: deadline_in_ms.is_some_and(|ms| ms < 0.0) },
+        Some("moved") => OwnershipState::Moved { peer: peer.ok_or_else(strange)?, token },
         Some(other) => return Err(LookUpError::Answer(other.to_owned())),
     };
     let epoch = epoch(row.try_get("epoch").map_err(column)?)?.ok_or_else(strange)?;
     // A clock that was set back makes a fence of the future: it counts as just now.
     let last_fence_ago = last_fence_ago_ms.map(|ms| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default());
-    Ok((shard, Look { row: Some(Row { state, epoch, last_fence_ago }), incoming }))
+    Ok((shard, OwnershipLookup { row: Some(Row { state, epoch, last_fence_ago }), incoming }))
 }

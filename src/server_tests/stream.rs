@@ -3,16 +3,20 @@
 //! Schemas are made by hand here, and copied with the real workers, so that every kind of change meets every state of
 //! the copy; whole moves are tested in `moves`.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use pgshard::ShardId;
-use pgshard::dev::StopMode;
-use pgshard::mover::stream_testing::{Part, Stream};
-use pgshard::mover::{Error, Hosts};
 use tokio_postgres::Client;
 use uuid::Uuid;
 
-use crate::support::{World, other};
+use crate::ShardId;
+use crate::dev::StopMode;
+use crate::mover::Error;
+use crate::pg::Connection;
+
+use super::followed::{Part, Stream};
+use super::pair::{Pair, other};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -27,31 +31,32 @@ fn part(number: u16, schema: &str) -> Part {
 /// Two hosts, with a schema on both: `{s}` in its DDL is the schema's name. What comes after `---` is made at the
 /// target after the copy.
 struct Scene {
-    world: World,
-    source: Client,
-    target: Client,
+    pair: Pair,
+    source: Connection,
+    target: Connection,
     stream: Stream,
     parts: Vec<Part>,
     ddl: String,
 }
 
 impl Scene {
-    async fn new(versions: &[u32; 2], schemas: &[&str], ddl: &str, data: &str) -> Scene {
-        let world = World::new(versions, 4).await;
-        let (source, target) = (world.servers.app(0).await, world.servers.app(1).await);
+    async fn new(versions: [u32; 2], schemas: &[&str], ddl: &str, data: &str) -> Scene {
+        let pair = Pair::start(versions).await;
+        let (source, target) = (pair.app(0).await, pair.app(1).await);
         let parts: Vec<Part> = (0..).zip(schemas).map(|(number, schema)| part(number, schema)).collect();
         let (before, after) = ddl.split_once("---").unwrap_or((ddl, ""));
         for (_, _, schema, incoming) in &parts {
-            let of = |sql: &str, schema: &str| sql.replace("{s}", &format!("\"{schema}\""));
-            source.batch_execute(&format!("CREATE SCHEMA \"{schema}\"; {}", of(before, schema))).await.unwrap();
-            source.batch_execute(&of(after, schema)).await.unwrap();
-            source.batch_execute(&of(data, schema)).await.unwrap();
-            target.batch_execute(&format!("CREATE SCHEMA \"{incoming}\"; {}", of(before, incoming))).await.unwrap();
+            let in_schema = |sql: &str, schema: &str| sql.replace("{s}", &format!("\"{schema}\""));
+            source.batch_execute(&format!("CREATE SCHEMA \"{schema}\"; {}", in_schema(before, schema))).await.unwrap();
+            source.batch_execute(&in_schema(after, schema)).await.unwrap();
+            source.batch_execute(&in_schema(data, schema)).await.unwrap();
+            target
+                .batch_execute(&format!("CREATE SCHEMA \"{incoming}\"; {}", in_schema(before, incoming)))
+                .await
+                .unwrap();
         }
-        let hosts = Hosts::new(world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
-        let (from, to) = (world.servers.name(0), world.servers.name(1));
-        let stream = Stream::publish(hosts, from, to, Uuid::now_v7(), &parts).await.unwrap();
-        Scene { world, source, target, stream, parts, ddl: after.to_owned() }
+        let stream = Stream::publish(&pair, Uuid::now_v7(), &parts).await.unwrap();
+        Scene { pair, source, target, stream, parts, ddl: after.to_owned() }
     }
 
     /// Copies in small chunks, builds the indexes, and follows.
@@ -168,7 +173,7 @@ async fn every_kind_of_change(versions: [u32; 2]) {
         INSERT INTO {{s}}.emptied SELECT g, 'v' FROM generate_series(1, 50) g;
         INSERT INTO {{s}}.swap SELECT g, g FROM generate_series(1, 10) g"
     );
-    let mut scene = Scene::new(&versions, &["Sch\u{e4}ma 1", "plain_2"], TYPES, &data).await;
+    let mut scene = Scene::new(versions, &["Sch\u{e4}ma 1", "plain_2"], TYPES, &data).await;
     // Half of it between the slot and the copy, where the chunks have seen it; the same again after it.
     let changes = format!(
         "{ALL_TYPES}
@@ -265,17 +270,21 @@ fn deed(schema: &str, number: u64, lane: u64) -> String {
     }
 }
 
-/// Writers until the handle is dropped: lanes of autocommitted deeds.
-struct Busy(Vec<tokio::task::JoinHandle<()>>);
+/// Writers until they are ended: lanes of autocommitted deeds.
+struct Busy {
+    stop: Arc<AtomicBool>,
+    lanes: Vec<tokio::task::JoinHandle<()>>,
+}
 
 impl Busy {
     async fn start(scene: &Scene) -> Busy {
-        let mut tasks = Vec::new();
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut lanes = Vec::new();
         for lane in 0..4 {
-            let client = scene.world.servers.app(0).await;
+            let (client, stop) = (scene.pair.app(0).await, stop.clone());
             let schemas: Vec<String> = scene.parts.iter().map(|part| part.2.clone()).collect();
-            tasks.push(tokio::spawn(async move {
-                for number in 0_u64.. {
+            lanes.push(tokio::spawn(async move {
+                for number in (0_u64..).take_while(|_| !stop.load(Ordering::Relaxed)) {
                     let schema = &schemas[number as usize % schemas.len()];
                     // A unique violation or a deadlock of writers is no concern of the stream's.
                     if client.batch_execute(&deed(schema, number * 7 + lane, lane)).await.is_err() {
@@ -287,15 +296,14 @@ impl Busy {
                 }
             }));
         }
-        Busy(tasks)
+        Busy { stop, lanes }
     }
 
+    /// Each ends the deed that it is at: one that was given up could take effect after both sides were compared.
     async fn end(self) {
-        for task in &self.0 {
-            task.abort();
-        }
-        for task in self.0 {
-            let _ = task.await;
+        self.stop.store(true, Ordering::Relaxed);
+        for lane in self.lanes {
+            lane.await.expect("a writer does not panic");
         }
     }
 }
@@ -304,7 +312,7 @@ const SOME_ACCOUNTS: &str =
     "INSERT INTO {s}.accounts SELECT g, 0, 'first', repeat('x', 3000) FROM generate_series(1, 300) g";
 
 async fn exactly_once(versions: [u32; 2]) {
-    let mut scene = Scene::new(&versions, &["busy_1", "busy_2"], ACCOUNTS, SOME_ACCOUNTS).await;
+    let mut scene = Scene::new(versions, &["busy_1", "busy_2"], ACCOUNTS, SOME_ACCOUNTS).await;
     let writers = Busy::start(&scene).await;
     // Chunks of a few kilobytes: changes meet every state between the first and the last of them.
     scene.copy_and_follow(8192).await;
@@ -318,8 +326,6 @@ async fn exactly_once(versions: [u32; 2]) {
     }
     writers.end().await;
     scene.same().await;
-    let reread: i64 = scene.target.query_one("SELECT count(*) FROM pgshard.reread", &[]).await.unwrap().get(0);
-    eprintln!("{reread} rows were read again; {:?}", scene.stream.figures());
     scene.stream.end().await.unwrap();
 }
 
@@ -331,17 +337,15 @@ on_each_version!(
 
     /// Both servers crash; the source is also shut down in order, which waits for the follower.
     async fn servers_that_crash(version) {
-        let mut scene = Scene::new(&[version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
+        let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         scene.copy_and_follow(8192).await;
         let (crash, stop) = (StopMode::Immediate, StopMode::Fast);
         for (host, mode) in [(1, crash), (0, crash), (1, crash), (0, stop)] {
             let writers = Busy::start(&scene).await;
             tokio::time::sleep(Duration::from_millis(300)).await;
-            let began = Instant::now();
-            scene.world.servers.server(host).restart(mode).unwrap();
-            eprintln!("host {host} {mode:?}: {:?}", began.elapsed());
-            scene.source = scene.world.servers.app(0).await;
-            scene.target = scene.world.servers.app(1).await;
+            scene.pair.server(host).restart(mode).unwrap();
+            scene.source = scene.pair.app(0).await;
+            scene.target = scene.pair.app(1).await;
             tokio::time::sleep(Duration::from_millis(100)).await;
             writers.end().await;
             scene.same().await;
@@ -349,10 +353,10 @@ on_each_version!(
         scene.stream.end().await.unwrap();
     }
 
-    /// A transaction that is larger than any buffer, and how fast it goes.
+    /// A transaction that is larger than any buffer.
     async fn a_large_transaction(version) {
         let ddl = "CREATE TABLE {s}.t (id bigint, v integer, note text); --- ALTER TABLE {s}.t ADD PRIMARY KEY (id)";
-        let mut scene = Scene::new(&[version, version], &["large_1"], ddl, "").await;
+        let mut scene = Scene::new([version, version], &["large_1"], ddl, "").await;
         scene.copy_and_follow(1 << 20).await;
         for sql in [
             "INSERT INTO {s}.t SELECT g, 0, 'a note of some length ' || g FROM generate_series(1, 100000) g",
@@ -360,11 +364,7 @@ on_each_version!(
             "DELETE FROM {s}.t WHERE id % 3 = 0",
         ] {
             scene.write(sql).await;
-            let before = scene.stream.figures().1;
-            let began = Instant::now();
             tokio::time::timeout(PATIENCE * 2, scene.stream.caught_up()).await.expect("it catches up").unwrap();
-            let changes = scene.stream.figures().1 - before;
-            eprintln!("{sql}: {changes} changes, {:.0}/s", changes as f64 / began.elapsed().as_secs_f64());
         }
         scene.same().await;
         scene.stream.end().await.unwrap();
@@ -373,28 +373,23 @@ on_each_version!(
     /// The marker of an attempt makes the shard ready, in the transaction that applies it; what comes after it is a
     /// breach.
     async fn markers(version) {
-        let mut scene = Scene::new(&[version, version], &["busy_1", "busy_2"], ACCOUNTS, "").await;
+        let mut scene = Scene::new([version, version], &["busy_1", "busy_2"], ACCOUNTS, "").await;
         scene.copy_and_follow(8192).await;
         scene.stream.caught_up().await.unwrap();
         let mark = |attempt: i32, number: u16| format!(
             "INSERT INTO pgshard.marker (move_id, shard_id, attempt) SELECT substr(slot_name, 9)::uuid, {number},
              {attempt}
              FROM pg_replication_slots");
-        let mut taken = Vec::new();
         for attempt in 1..60 {
             let write = format!("INSERT INTO busy_1.accounts VALUES ({attempt}, 1, 'before the marker', NULL)");
             scene.source.batch_execute(&write).await.unwrap();
             tokio::time::sleep(Duration::from_millis(3)).await;
             scene.source.batch_execute(&mark(attempt, 0)).await.unwrap();
-            let began = Instant::now();
             scene.stream.marker(shard(0), attempt, "hash").await.unwrap();
-            taken.push(began.elapsed());
             let sql = "SELECT ready_attempt, open_hash FROM pgshard.incoming WHERE shard_id = 0";
             let row = scene.target.query_one(sql, &[]).await.unwrap();
             assert_eq!((row.get::<_, i32>(0), row.get::<_, &str>(1)), (attempt, "hash"));
         }
-        taken.sort();
-        eprintln!("a marker takes {:?}, {:?} at most", taken[taken.len() / 2], taken.last());
         // An update after the marker: the other shard does not matter.
         assert_eq!(scene.stream.breach(shard(0)), None);
         scene.source.batch_execute("INSERT INTO busy_2.accounts VALUES (1, 1, '', NULL)").await.unwrap();
@@ -417,7 +412,7 @@ on_each_version!(
     /// A shard whose lease is somebody else's is not written to, and neither is one that differs; the others go on.
     async fn shards_that_are_lost(version) {
         let schemas = ["busy_1", "busy_2", "busy_3"];
-        let mut scene = Scene::new(&[version, version], &schemas, ACCOUNTS, SOME_ACCOUNTS).await;
+        let mut scene = Scene::new([version, version], &schemas, ACCOUNTS, SOME_ACCOUNTS).await;
         scene.copy_and_follow(8192).await;
         scene.same().await;
         scene.target.batch_execute("UPDATE pgshard.progress SET lease = gen_random_uuid() \
@@ -458,7 +453,7 @@ on_each_version!(
 
     /// At a common point both sides are equal, while writers go on.
     async fn a_common_point(version) {
-        let mut scene = Scene::new(&[version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
+        let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         let writers = Busy::start(&scene).await;
         scene.copy_and_follow(8192).await;
         scene.stream.caught_up().await.unwrap();
@@ -473,7 +468,6 @@ on_each_version!(
                 aligned += 1;
             }
         }
-        eprintln!("{aligned} of {tries}");
         writers.end().await;
         scene.same().await;
         scene.stream.end().await.unwrap();
@@ -483,7 +477,7 @@ on_each_version!(
     /// the stream has not all of its values: it is read again, and judged by that from then on, also by a follower that
     /// begins anew.
     async fn a_row_that_is_read_again(version) {
-        let mut scene = Scene::new(&[version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
+        let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, SOME_ACCOUNTS).await;
         scene.stream.copy(8192).await.unwrap();
         // Both are out of chunks that are far from each other, and the first of these is copied again after the change.
         scene.write("UPDATE {s}.accounts SET id = 1000 WHERE id = 10").await;
@@ -519,7 +513,7 @@ on_each_version!(
         let data = "INSERT INTO {s}.own SELECT g, ROW(NULL, NULL)::{s}.pair, 'ok', '{sad}', ROW(NULL, NULL)::{s}.pair,
             ROW(1, NULL)::{s}.pair,
             repeat('x', 3000) FROM generate_series(1, 300) g";
-        let mut scene = Scene::new(&[version, version], &["own_1"], ddl, data).await;
+        let mut scene = Scene::new([version, version], &["own_1"], ddl, data).await;
         scene.stream.copy(8192).await.unwrap();
         scene.write("UPDATE {s}.own SET id = 1000 WHERE id = 10").await;
         let snapshot: String = scene.source.query_one("SELECT pg_current_snapshot()::text", &[]).await.unwrap().get(0);
@@ -541,7 +535,7 @@ on_each_version!(
         let ddl = "CREATE TABLE {s}.t (id integer, code integer NOT NULL UNIQUE); \
                    --- ALTER TABLE {s}.t ADD PRIMARY KEY (id)";
         let data = "INSERT INTO {s}.t SELECT g, g FROM generate_series(1, 9) g";
-        let mut scene = Scene::new(&[version, version], &["by_1"], ddl, data).await;
+        let mut scene = Scene::new([version, version], &["by_1"], ddl, data).await;
         scene.copy_and_follow(1 << 20).await;
         // The key is told as before, and more.
         scene.write("ALTER TABLE {s}.t REPLICA IDENTITY FULL; UPDATE {s}.t SET id = -id; DELETE FROM {s}.t \
@@ -566,7 +560,7 @@ on_each_version!(
         let ddl = "CREATE TABLE {s}.t (id integer, email text);
             --- ALTER TABLE {s}.t ADD PRIMARY KEY (id), ADD UNIQUE (email)";
         let data = "INSERT INTO {s}.t SELECT g, 'e' || g FROM generate_series(1, 200) g";
-        let mut scene = Scene::new(&[version, version], &["hands_1"], ddl, data).await;
+        let mut scene = Scene::new([version, version], &["hands_1"], ddl, data).await;
         scene.copy_and_follow(1 << 20).await;
         scene.same().await;
         // Each takes what the one before has just let go of.
@@ -589,13 +583,11 @@ on_each_version!(
 
     /// A slot waits for transactions that have written; the error says for which.
     async fn who_keeps_a_slot_from_being_made(version) {
-        let world = World::new(&[version, version], 4).await;
-        let writer = world.servers.app(0).await;
+        let pair = Pair::start([version, version]).await;
+        let writer = pair.app(0).await;
         writer.batch_execute("CREATE SCHEMA held; CREATE TABLE held.t (id int PRIMARY KEY); BEGIN; INSERT INTO held.t \
                               VALUES (1)").await.unwrap();
-        let hosts = Hosts::new(world.config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())));
-        let (from, to) = (world.servers.name(0), world.servers.name(1));
-        match Stream::publish(hosts, from, to, Uuid::now_v7(), &[part(0, "held")]).await {
+        match Stream::publish(&pair, Uuid::now_v7(), &[part(0, "held")]).await {
             Err(Error::SlotBlocked { blockers, .. }) => assert!(blockers.contains("INSERT INTO held.t"), "{blockers}"),
             Err(other) => panic!("{other:?}"),
             Ok(_) => panic!("the slot was made"),
@@ -606,7 +598,7 @@ on_each_version!(
 
     /// A slot that is gone, or whose WAL is, is an error that says so; nothing waits for it.
     async fn a_slot_that_is_gone(version) {
-        let mut scene = Scene::new(&[version, version], &["busy_1"], ACCOUNTS, "").await;
+        let mut scene = Scene::new([version, version], &["busy_1"], ACCOUNTS, "").await;
         scene.copy_and_follow(8192).await;
         scene.stream.caught_up().await.unwrap();
         scene.stream.kill();

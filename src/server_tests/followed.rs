@@ -1,5 +1,4 @@
-//! For our own tests with servers: a stream without a move around it. Not for users; it changes without notice.
-#![allow(missing_docs, reason = "nobody else is to use it")]
+//! [`Stream`]: publication, slot, copy and follower of some shards, without a move around them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +7,6 @@ use tokio::sync::watch;
 use tokio_postgres::types::PgLsn;
 use uuid::Uuid;
 
-use crate::map::HostName;
-use crate::mover::control::journal::Hold;
-use crate::mover::control::session::Hosts;
 use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::copy::workers::{CopyOptions, copy_all};
 use crate::mover::copy::{Route, ShardCopy};
@@ -20,23 +16,20 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::options::{Observer, Options};
 use crate::mover::protocol::throttle::Throttle;
-use crate::pg::{ConnectOptions, ReplicationError, quote_ident};
-use crate::shard::ShardId;
-
 use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOptions, write_watermark};
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
+use crate::mover::{Hold, Hosts};
+use crate::pg::quote_ident;
+use crate::shard::ShardId;
 
-/// The first value that a statement gives on a replication connection.
-pub async fn replicated(options: &ConnectOptions, sql: &str) -> Result<Option<String>, ReplicationError> {
-    options.replicate("a test").await?.value(sql).await
-}
+use super::pair::Pair;
 
 /// A shard of a test: number, lease, schema at the source, schema at the target.
-pub type Part = (ShardId, Uuid, String, String);
+pub(crate) type Part = (ShardId, Uuid, String, String);
 
 /// Publication, slot, chunks and follower of some shards.
-pub struct Stream {
+pub(crate) struct Stream {
     hosts: Hosts,
     route: Route,
     id: MoveId,
@@ -47,13 +40,9 @@ pub struct Stream {
 
 impl Stream {
     /// Publishes the tables and makes the slot; writes the rows of the target that a mover writes.
-    pub async fn publish(
-        hosts: Hosts,
-        source: HostName,
-        target: HostName,
-        id: Uuid,
-        parts: &[Part],
-    ) -> Result<Stream, Error> {
+    pub(crate) async fn publish(pair: &Pair, id: Uuid, parts: &[Part]) -> Result<Stream, Error> {
+        let hosts = pair.hosts.clone();
+        let Route { source, target } = pair.route.clone();
         let id = MoveId::from(id);
         let name = slot::stream_name(id);
         let (from, to) = (hosts.open(&source).await?, hosts.open(&target).await?);
@@ -84,12 +73,12 @@ impl Stream {
     }
 
     /// The name of slot and publication.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Copies all, in chunks of this size.
-    pub async fn copy(&self, chunk_bytes: u64) -> Result<(), Error> {
+    pub(crate) async fn copy(&self, chunk_bytes: u64) -> Result<(), Error> {
         let options = CopyOptions {
             route: self.route.clone(),
             jobs: 2,
@@ -108,7 +97,7 @@ impl Stream {
     }
 
     /// Follows; what followed before is dropped as it is.
-    pub fn follow(&mut self, patience: Duration) {
+    pub(crate) fn follow(&mut self, patience: Duration) {
         self.follower = None;
         let shard = |shard: &ShardCopy| FollowedShard {
             hold: shard.hold,
@@ -130,7 +119,7 @@ impl Stream {
     }
 
     /// Drops the follower where it is, as a crash would.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.follower = None;
     }
 
@@ -139,38 +128,31 @@ impl Stream {
     }
 
     /// Writes a watermark and waits for it.
-    pub async fn caught_up(&self) -> Result<(), Error> {
+    pub(crate) async fn caught_up(&self) -> Result<(), Error> {
         let source = self.hosts.open(&self.route.source).await?;
         let watermark = write_watermark(&source, self.id).await?;
         self.follower().caught_up(watermark, self.shards[0].hold.shard).await
     }
 
     /// Waits for a marker.
-    pub async fn marker(&self, shard: ShardId, attempt: i32, hash: &str) -> Result<(), Error> {
+    pub(crate) async fn marker(&self, shard: ShardId, attempt: i32, hash: &str) -> Result<(), Error> {
         self.follower().marker(shard, attempt, hash).await
     }
 
-    pub fn failed(&self, shard: ShardId) -> Option<Error> {
+    pub(crate) fn failed(&self, shard: ShardId) -> Option<Error> {
         self.follower().failed(shard)
     }
 
-    pub fn breach(&self, shard: ShardId) -> Option<String> {
+    pub(crate) fn breach(&self, shard: ShardId) -> Option<String> {
         self.follower().breach(shard)
     }
 
-    pub async fn detach(&self, shard: ShardId) {
+    pub(crate) async fn detach(&self, shard: ShardId) {
         self.follower().detach(shard).await;
     }
 
-    /// Transactions and changes applied since the follower started, and bytes behind.
-    pub fn figures(&self) -> (u64, u64, u64) {
-        let view = self.follower().view();
-        let view = view.borrow();
-        (view.transactions, view.changes, self.follower().lag().bytes)
-    }
-
     /// Pauses, and makes the target what a snapshot of the source sees. Gives the result of a query on both sides then.
-    pub async fn aligned(&self, at_source: &str, at_target: &str) -> Result<Option<(String, String)>, Error> {
+    pub(crate) async fn aligned(&self, at_source: &str, at_target: &str) -> Result<Option<(String, String)>, Error> {
         let what = "testing";
         let (source, target) = (self.hosts.open(&self.route.source).await?, self.hosts.open(&self.route.target).await?);
         let writer = self.hosts.open(&self.route.source).await?;
@@ -183,7 +165,7 @@ impl Stream {
             let names: Vec<String> = names.collect();
             source.batch(what, &format!("LOCK TABLE {} IN ACCESS SHARE MODE", names.join(", "))).await?;
         }
-        let snapshot: String = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?.get(0);
+        let snapshot: String = source.row(what, "SELECT pg_current_snapshot()::text", &[]).await?.get(0)?;
         let snapshot = Snapshot::parse(&snapshot).expect("PostgreSQL writes snapshots");
         let watermark = write_watermark(&writer, self.id).await?;
         if !paused.align(snapshot, watermark).await? {
@@ -191,11 +173,11 @@ impl Stream {
         }
         target.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SELECT 1").await?;
         drop(paused);
-        Ok(Some((source.row(what, at_source, &[]).await?.get(0), target.row(what, at_target, &[]).await?.get(0))))
+        Ok(Some((source.row(what, at_source, &[]).await?.get(0)?, target.row(what, at_target, &[]).await?.get(0)?)))
     }
 
     /// Ends the follower, drops slot and publication.
-    pub async fn end(mut self) -> Result<(), Error> {
+    pub(crate) async fn end(mut self) -> Result<(), Error> {
         if let Some(follower) = self.follower.take() {
             follower.stop().await;
         }

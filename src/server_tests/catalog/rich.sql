@@ -125,6 +125,16 @@ COMMENT ON COLUMN grown.name IS 'their name';
 GRANT SELECT ON grown TO reader;
 GRANT SELECT (id) ON "Over view" TO reader;
 
+ALTER TABLE marked ENABLE ROW LEVEL SECURITY;
+CREATE POLICY "Own ""rows""" ON marked AS RESTRICTIVE FOR UPDATE TO reader, CURRENT_USER
+    USING (id IN (SELECT u.id FROM users u JOIN marked m ON m.id = u.id WHERE u.state = 'sad'::mood)) WITH CHECK (lower(id::text) <> '7');
+CREATE POLICY every ON marked;
+COMMENT ON POLICY every ON marked IS 'nobody sees a row';
+CREATE STATISTICS "Both ""s""" (dependencies, mcv) ON name, nick FROM users;
+ALTER STATISTICS "Both ""s""" SET STATISTICS 77;
+CREATE STATISTICS of_expressions ON (shout(name)), number FROM users;
+COMMENT ON STATISTICS of_expressions IS 'two of them';
+
 CREATE FUNCTION bound_count(s mood) RETURNS bigint LANGUAGE sql STABLE
     BEGIN ATOMIC SELECT count(*) FROM grown WHERE state = s; END;
 CREATE FUNCTION rows_of() RETURNS SETOF users LANGUAGE sql STABLE AS 'SELECT * FROM shard_0007.users';
@@ -133,6 +143,19 @@ CREATE FUNCTION "Table's"("In put" mood DEFAULT 'sad', OUT a int, OUT b "Weird "
 CREATE PROCEDURE tidy(INOUT n int) LANGUAGE plpgsql AS $$ BEGIN n := n + 1; END $$;
 COMMENT ON PROCEDURE tidy(int) IS 'tidies';
 GRANT EXECUTE ON PROCEDURE tidy(int) TO reader;
+CREATE FUNCTION "Add up"(numeric, int) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT coalesce($1, 0) + coalesce($2, 0)';
+CREATE FUNCTION "Add up"(numeric, text) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT coalesce($1, 0) + length($2)';
+CREATE FUNCTION combined(a numeric, b numeric) RETURNS numeric LANGUAGE sql IMMUTABLE AS 'SELECT a + b';
+CREATE AGGREGATE "Total of"(int) (SFUNC = "Add up", STYPE = numeric, SSPACE = 64, COMBINEFUNC = combined, INITCOND = '1',
+    PARALLEL = SAFE);
+CREATE AGGREGATE "Total of"(text) (SFUNC = "Add up", STYPE = numeric, FINALFUNC = pg_catalog.abs, FINALFUNC_MODIFY = SHAREABLE);
+CREATE AGGREGATE rows_of_all(*) (SFUNC = pg_catalog.int8inc, STYPE = bigint, INITCOND = '0',
+    MSFUNC = pg_catalog.int8inc, MINVFUNC = pg_catalog.int8dec, MSTYPE = bigint, MINITCOND = '0');
+CREATE AGGREGATE least_of(int) (SFUNC = pg_catalog.int4smaller, STYPE = int, SORTOP = OPERATOR(pg_catalog.<));
+COMMENT ON AGGREGATE rows_of_all(*) IS 'counts';
+GRANT EXECUTE ON FUNCTION rows_of_all() TO reader;
+REVOKE EXECUTE ON FUNCTION "Total of"(int) FROM PUBLIC;
+CREATE VIEW totals AS SELECT state, "Total of"(number::int) AS total, rows_of_all(*) AS n FROM users GROUP BY state;
 CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.made := now(); RETURN NEW; END $$;
 CREATE FUNCTION other() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 

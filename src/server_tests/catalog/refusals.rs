@@ -1,28 +1,21 @@
 //! What cannot be carried is refused by name, all of it at once.
 
-use pgshard::mover::Refusal;
-use pgshard::mover::ddl::{Target, create};
-use pgshard::mover::target::missing_at_target;
+use crate::mover::Refusal;
+use crate::mover::definition::ddl::{Target, create};
+use crate::mover::preflight::target::missing_at_target;
 
 use super::{facts, run, version};
-use crate::support::TestCluster;
+use crate::server_tests::servers::Servers;
 
 const TARGET: Target<'_> = Target { schema: "shard_0007__incoming", final_schema: "shard_0007", version: 180000 };
 
 /// What is done as the owner, and the refusal that it earns: the object, and a part of the reason.
 const REFUSED: &[(&str, &str, &str)] = &[
-    ("CREATE TABLE t (id int); ALTER TABLE t ENABLE ROW LEVEL SECURITY", "table t", "row level security"),
     ("CREATE TABLE t (id int); ALTER TABLE t FORCE ROW LEVEL SECURITY", "table t", "row level security"),
-    ("CREATE TABLE t (id int); CREATE POLICY p ON t", "policy p on table t", "a policy is not carried"),
     (
         "CREATE TABLE t (id int); CREATE RULE r AS ON INSERT TO t DO NOTHING",
         "rule r on table t",
         "a rule is not carried",
-    ),
-    (
-        "CREATE TABLE t (id int, a int); CREATE STATISTICS s ON id, a FROM t",
-        "statistics object s",
-        "a statistics object",
     ),
     (
         "CREATE TABLE t (id int, a int); CREATE STATISTICS public.s ON id, a FROM t",
@@ -36,7 +29,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
     ("CREATE EXTENSION citext SCHEMA shard_0007", "extension citext", "an extension is not carried"),
     ("CREATE EXTENSION citext SCHEMA shard_0007", "type citext", "extension member"),
-    ("CREATE AGGREGATE agg (int) (sfunc = int4pl, stype = int)", "function agg(integer)", "is an aggregate"),
+    (
+        "CREATE AGGREGATE agg (ORDER BY int) (sfunc = int4pl, stype = int)",
+        "function agg(ORDER BY integer)",
+        "is an aggregate over an ordered set",
+    ),
     (
         "CREATE OPERATOR ### (LEFTARG = int, RIGHTARG = int, FUNCTION = int4pl)",
         "operator ###(integer,integer)",
@@ -140,7 +137,7 @@ fn assert_refused(refusals: &[Refusal], object: &str, reason: &str, sql: &str) {
 on_each_version! {
     /// Each by itself, with the object, the reason and a remedy.
     async fn what_cannot_be_carried_is_refused(version) {
-        let cluster = TestCluster::start(version, 1);
+        let cluster = Servers::start(version, 1);
         let (mut app, postgres) = (cluster.app(0).await, cluster.superuser(0).await);
         run(&postgres, "GRANT CREATE ON SCHEMA public TO app").await;
         let cases =
@@ -158,7 +155,7 @@ on_each_version! {
 
     /// Two functions that are bound to each other's types, say, can be made in no order.
     async fn a_circle_is_refused(version) {
-        let cluster = TestCluster::start(version, 1);
+        let cluster = Servers::start(version, 1);
         let mut app = cluster.app(0).await;
         run(
             &app,
@@ -173,7 +170,7 @@ on_each_version! {
 
     /// An index whose CONCURRENTLY failed is no index to carry.
     async fn an_invalid_index_is_refused(version) {
-        let cluster = TestCluster::start(version, 1);
+        let cluster = Servers::start(version, 1);
         let mut app = cluster.app(0).await;
         run(
             &app,
@@ -187,7 +184,7 @@ on_each_version! {
 
     /// What is lost without harm is said; large objects are somewhere else.
     async fn notes(version) {
-        let cluster = TestCluster::start(version, 1);
+        let cluster = Servers::start(version, 1);
         let mut app = cluster.app(0).await;
         run(
             &app,
@@ -204,7 +201,7 @@ on_each_version! {
 
     /// What the schema uses from outside must be at the target, and nothing may be added there.
     async fn what_the_target_lacks(version) {
-        let cluster = TestCluster::start(version, 2);
+        let cluster = Servers::start(version, 2);
         let mut source = cluster.app(0).await;
         run(&cluster.superuser(0).await, "GRANT CREATE ON SCHEMA public TO app; CREATE ROLE reader").await;
         run(
@@ -244,7 +241,7 @@ on_each_version! {
 /// What only newer versions know is refused for older targets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_older_target_does_not_know() {
-    let cluster = TestCluster::start(18, 1);
+    let cluster = Servers::start(18, 1);
     let mut app = cluster.app(0).await;
     run(&cluster.superuser(0).await, "CREATE ROLE reader").await;
     run(

@@ -1,0 +1,192 @@
+//! `pgshard conformance serve`: a scripted cluster, on which a client in any language proves itself. docs/protocol.md
+//! says what it is asked, and how it answers.
+//!
+//! The servers are real, and so is what stands in a client's way: the functions of the control schema put it there.
+//! What a client has done is judged by the rows.
+
+mod client;
+mod fence;
+mod scenes;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pgshard::ShardCount;
+use pgshard::config::Config;
+use pgshard::dev::{Binaries, Cluster, ClusterOptions};
+use pgshard::pg::Connection;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::process::Command;
+
+use self::client::{Client, Fault, Played};
+use self::scenes::{SCENES, Scene};
+use super::demo;
+use crate::args::ConformanceServe;
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Align, Format, Output, counted};
+
+/// N. The first half is on db1 at the start, the other on db2.
+const SHARDS: u16 = 32;
+/// The shards that have left db1 before a client is asked anything, which its map does not know.
+const MOVED: &str = "1-7";
+
+/// The application's table, and what is beside the shards on each host.
+const NOTES: &str = "\
+CREATE TABLE {shard}.notes (
+    id    bigint PRIMARY KEY DEFAULT {shard}.next_id(),
+    owner bigint NOT NULL,
+    word  text NOT NULL CONSTRAINT notes_once UNIQUE,
+    times integer NOT NULL DEFAULT 1
+);
+";
+const BESIDE: &str = "\
+CREATE TABLE public.conformance_beside (word text NOT NULL);
+CREATE PROCEDURE public.conformance_call(place text, word text) LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO public.conformance_beside VALUES (word);
+    COMMIT;
+    EXECUTE 'INSERT INTO ' || place || '.notes (owner, word) VALUES (13, ' || quote_literal(word) || ')';
+END $$;
+";
+
+/// What a scene has to play with.
+struct Stage {
+    config: Config,
+    /// The config as the client has it: with the map from before the moves.
+    path: PathBuf,
+    hosts: Value,
+    command: Vec<String>,
+    patience: Duration,
+}
+
+impl Stage {
+    /// A connection of the kit's own.
+    async fn host(&self, name: &str) -> Played<Connection> {
+        let host = self.config.hosts.values().find(|host| host.name.as_str() == name);
+        let host = host.ok_or_else(|| Failure::new(Exit::Failed, format!("there is no host {name}")))?;
+        Ok(host.connect.connect("pgshard conformance").await?)
+    }
+
+    /// A new client, that knows the map from before the moves.
+    async fn client(&self, scene: &str) -> Played<Client> {
+        let mut client = Client::start(&self.command, &self.path, self.patience)?;
+        let open = json!({
+            "ask": "open", "scene": scene, "config": self.path, "shards": SHARDS, "key": "integer", "prefix": "shard_",
+            "hosts": self.hosts, "map": old_map(),
+        });
+        client.ask(&open).await?;
+        Ok(client)
+    }
+}
+
+/// Each shard's host and epoch at the start.
+fn old_map() -> Vec<(&'static str, u32)> {
+    (0..SHARDS).map(|shard| (if shard < SHARDS / 2 { "db1" } else { "db2" }, 1)).collect()
+}
+
+#[derive(Serialize)]
+struct Report {
+    passed: usize,
+    failed: usize,
+    scenes: Vec<Outcome>,
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    scene: &'static str,
+    /// What a client must do there.
+    must: &'static str,
+    passed: bool,
+    why: Option<String>,
+}
+
+/// Plays the scenes before the client.
+pub(crate) async fn serve(args: ConformanceServe, output: &Output) -> Result<Exit, Failure> {
+    let wanted = |scene: &&Scene| args.only.is_empty() || args.only.iter().any(|name| name == scene.name);
+    let scenes: Vec<&Scene> = SCENES.iter().filter(wanted).collect();
+    if let Some(name) = args.only.iter().find(|name| SCENES.iter().all(|scene| scene.name != name.as_str())) {
+        let names: Vec<&str> = SCENES.iter().map(|scene| scene.name).collect();
+        return Err(Failure::usage(format!("there is no scene {name}; there are {}", names.join(", "))));
+    }
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(&ClusterOptions::new(2, Binaries::first()?)));
+    let cluster = cluster.await??;
+    let stage = build(&cluster, args.command, Duration::from_secs(args.answer_s)).await?;
+    let mut outcomes = Vec::new();
+    for scene in scenes {
+        output.note(format_args!("{}: {}", scene.name, scene.must));
+        let why = match scenes::play(scene, &stage).await {
+            Ok(()) => None,
+            Err(Fault::Client(why)) => Some(why),
+            Err(Fault::Kit(failure)) => return Err(failure),
+        };
+        outcomes.push(Outcome { scene: scene.name, must: scene.must, passed: why.is_none(), why });
+    }
+    tokio::task::spawn_blocking(move || drop(cluster)).await?;
+    tell(outcomes, output)
+}
+
+fn tell(outcomes: Vec<Outcome>, output: &Output) -> Result<Exit, Failure> {
+    let failed = outcomes.iter().filter(|outcome| !outcome.passed).count();
+    let report = Report { passed: outcomes.len() - failed, failed, scenes: outcomes };
+    if output.format() == Format::Json {
+        output.object(&report)?;
+    } else {
+        let columns = [("scene", Align::Left), ("", Align::Left), ("why", Align::Left)];
+        let rows = report.scenes.iter().map(|outcome| {
+            let word = if outcome.passed { "passed" } else { "FAILED" };
+            [outcome.scene.to_owned(), word.to_owned(), outcome.why.clone().unwrap_or_default()]
+        });
+        output.table(&columns, rows)?;
+    }
+    output.note(format_args!("{} passed, {failed} failed", counted(report.passed, "scene")));
+    Ok(if failed == 0 { Exit::Done } else { Exit::Failed })
+}
+
+/// Makes the cluster what the scenes begin with.
+async fn build(cluster: &Cluster, command: Vec<String>, patience: Duration) -> Result<Stage, Failure> {
+    let shards = ShardCount::new(SHARDS.into()).ok_or_else(|| Failure::usage("N is out of bounds"))?;
+    let folder = cluster.directory().join("conformance");
+    std::fs::create_dir_all(folder.join("migrations"))?;
+    std::fs::write(folder.join("migrations/0001_notes.sql"), NOTES)?;
+    let text = cluster.config_text(shards, Some("migrations"));
+    // Two files, for a move rewrites the map in its own.
+    let (ours, path) = (folder.join("pgshard.toml"), folder.join("client.toml"));
+    std::fs::write(&ours, &text)?;
+    std::fs::write(&path, &text)?;
+    let config = context::config(Some(&ours))?;
+    demo::create(&config).await?;
+    let urls = cluster.servers().iter().map(|server| (server.name().to_string(), json!(server.url())));
+    let stage = Stage { config, path, hosts: Value::Object(urls.collect()), command, patience };
+    for name in ["db1", "db2"] {
+        stage.host(name).await.map_err(broken)?.batch_execute(BESIDE).await?;
+    }
+    let db1 = stage.host("db1").await.map_err(broken)?;
+    for shard in 1..=7 {
+        let row = format!("INSERT INTO shard_{shard:04}.notes (owner, word) VALUES ({shard}, 'before')");
+        db1.batch_execute(&row).await?;
+    }
+    relocate(&ours).await?;
+    Ok(stage)
+}
+
+/// By a mover as it is.
+async fn relocate(config: &Path) -> Result<(), Failure> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("--config").arg(config).args(["--quiet", "move", MOVED, "--to", "db2", "--yes", "--mode", "blocking"]);
+    let done = command.kill_on_drop(true).output().await?;
+    if done.status.success() {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Failed, format!("`pgshard move` failed: {}", String::from_utf8_lossy(&done.stderr).trim())))
+}
+
+/// Before there is a client, nothing is its fault.
+fn broken(fault: Fault) -> Failure {
+    match fault {
+        Fault::Kit(failure) => failure,
+        Fault::Client(why) => Failure::new(Exit::Failed, why),
+    }
+}

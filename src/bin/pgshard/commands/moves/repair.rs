@@ -1,0 +1,170 @@
+//! `pgshard moves repair`: one host serves a shard about which hosts contradict each other.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use pgshard::ShardId;
+use pgshard::config::Config;
+use pgshard::map::HostName;
+use pgshard::mover::{Observer, Options, Repair, RepairPlan, RepairWay};
+use pgshard::schema::{self, Severity};
+use serde::Serialize;
+
+use super::super::relocate::{mover, shards};
+use super::failure;
+use crate::args::MovesRepair;
+use crate::confirm::{Consent, confirm};
+use crate::context;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::output::{Format, Output};
+
+#[derive(Serialize)]
+struct Shown<'a> {
+    shard: ShardId,
+    hosts: Vec<ShownHost<'a>>,
+    /// `fine`, `do`, `choose` or `nothing`.
+    repair: &'static str,
+    ways: Vec<ShownWay<'a>>,
+    done: bool,
+}
+
+#[derive(Serialize)]
+struct ShownHost<'a> {
+    host: &'a str,
+    says: &'a str,
+}
+
+#[derive(Serialize)]
+struct ShownWay<'a> {
+    give_up: Vec<&'a str>,
+    host: &'a str,
+    steps: &'a [String],
+    at_risk: &'a [String],
+}
+
+/// Says what is known of a shard, and does what is sure.
+pub(crate) async fn repair(args: MovesRepair, config: Option<&Path>, output: &Arc<Output>) -> Result<Exit, Failure> {
+    let config = context::config(config)?;
+    let [shard] = shards(&args.shard, config.cluster.shards)?[..] else {
+        return Err(Failure::usage("one shard at a time is repaired").hint("name it like 17"));
+    };
+    let name = |name: &String| HostName::new(name).map_err(Failure::usage);
+    let given_up: BTreeSet<HostName> = args.give_up.iter().map(name).collect::<Result<_, _>>()?;
+    one_primary_each(&config, &given_up).await?;
+    let mover = mover(&config, Options::default().failpoint(args.failpoint), Observer::silent());
+    let plan = mover.plan_repair(shard, &given_up).await.map_err(failure)?;
+    if let Some(nobody) = given_up.iter().find(|host| !plan.hosts.iter().any(|says| says.host == **host)) {
+        return Err(Failure::usage(format!("no host {nobody} is known to have anything of shard {shard}")));
+    }
+    if output.format() == Format::Text {
+        tell(&plan, output)?;
+    }
+    let way = match &plan.repair {
+        Repair::Do(way) if !args.plan => way,
+        Repair::Fine { .. } if !args.plan => {
+            mover.repair(&plan).await.map_err(failure)?;
+            show(&plan, false, output)?;
+            return Ok(Exit::Done);
+        }
+        repair => {
+            show(&plan, false, output)?;
+            return end(repair, shard);
+        }
+    };
+    let question = format!("do this, so that {} serves shard {shard}?", way.host);
+    if !confirm(&question, Consent::from_flag(args.yes), output).await? {
+        return Err(Failure::new(Exit::Failed, "nothing was changed"));
+    }
+    let again = format!("run `pgshard moves repair {shard} --plan` again: it says how far it is");
+    mover.repair(&plan).await.map_err(|error| Failure::new(Exit::Partly, super::chain(&error)).hint(again))?;
+    show(&plan, true, output)?;
+    output.note(format_args!("{} serves shard {shard}", way.host));
+    output.hint("`pgshard moves gc` drops what the moves have left, then `pgshard check`");
+    Ok(Exit::Done)
+}
+
+/// Two servers that take a host's writes say two things. One that is not the host is refused, and is silent.
+async fn one_primary_each(config: &Config, given_up: &BTreeSet<HostName>) -> Result<(), Failure> {
+    let identities = schema::identities(context::all_hosts(config)).await;
+    let two = identities.findings().into_iter().filter(|finding| {
+        let given_up = finding.host.as_ref().is_some_and(|host| given_up.contains(host));
+        finding.severity == Severity::Alarm && finding.code == "two_primaries" && !given_up
+    });
+    let alarms: Vec<String> = two.map(|finding| format!("{}\n  remedy: {}", finding.message, finding.remedy)).collect();
+    if !alarms.is_empty() {
+        return Err(Failure::several(Exit::Refused, alarms));
+    }
+    identities.teach(context::all_hosts(config));
+    Ok(())
+}
+
+/// What is known and what can be done, for people.
+fn tell(plan: &RepairPlan, output: &Output) -> Result<(), Failure> {
+    output.data(format_args!("shard {}:", plan.shard))?;
+    for says in &plan.hosts {
+        output.data(format_args!("  {} {}", says.host, says.says))?;
+    }
+    match &plan.repair {
+        Repair::Fine { host } => output.data(format_args!("nothing to repair: {host} serves it"))?,
+        Repair::Do(way) => tell_way("this is done:", way, output)?,
+        Repair::Choose(ways) => {
+            for way in ways {
+                let flags: Vec<String> = way.give_up.iter().map(|host| format!("--give-up {host}")).collect();
+                tell_way(&format!("with {} this is done:", flags.join(" ")), way, output)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn tell_way(head: &str, way: &RepairWay, output: &Output) -> Result<(), Failure> {
+    output.data(head)?;
+    for (at, step) in way.steps.iter().enumerate() {
+        output.data(format_args!("  {}. {step}", at + 1))?;
+    }
+    for risk in &way.at_risk {
+        output.data(format_args!("  the shard may lack: {risk}"))?;
+    }
+    Ok(())
+}
+
+fn show(plan: &RepairPlan, done: bool, output: &Output) -> Result<(), Failure> {
+    if output.format() == Format::Text {
+        return Ok(());
+    }
+    let (repair, ways): (_, &[RepairWay]) = match &plan.repair {
+        Repair::Fine { .. } => ("fine", &[]),
+        Repair::Do(way) => ("do", std::slice::from_ref(way)),
+        Repair::Choose(ways) => ("choose", ways),
+        _ => ("nothing", &[]),
+    };
+    let shown = ways.iter().map(|way| ShownWay {
+        give_up: way.give_up.iter().map(HostName::as_str).collect(),
+        host: way.host.as_str(),
+        steps: &way.steps,
+        at_risk: &way.at_risk,
+    });
+    let hosts = plan.hosts.iter().map(|says| ShownHost { host: says.host.as_str(), says: &says.says });
+    output.object(Shown { shard: plan.shard, hosts: hosts.collect(), repair, ways: shown.collect(), done })?;
+    Ok(())
+}
+
+/// The end without having done anything.
+fn end(repair: &Repair, shard: ShardId) -> Result<Exit, Failure> {
+    match repair {
+        Repair::Fine { .. } | Repair::Do(_) => Ok(Exit::Done),
+        Repair::Choose(_) => {
+            let words = format!("shard {shard}: nothing was done, for something has to be given up");
+            Err(Failure::new(Exit::Refused, words)
+                .hint("restore what can be restored; else name one of the ways above with --give-up"))
+        }
+        _ => {
+            let words = format!("shard {shard}: no host that answers has it, or a whole copy of it");
+            Err(Failure::new(Exit::Failed, words)
+                .hint("restore the host that had it: docs/operating.md, \"A host has lost its database\""))
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! What can be made true of a shard about which hosts contradict each other: a pure function of what they say and of
+//! what the operator gives up.
+//!
+//! Invariants: a host that has rows which would not be served, or that may have such and does not say, is given up by
+//! the operator's word only, unless another has the shard by a later epoch: then it is wrong, and what it has is kept.
+//! No step makes a second host serve the shard.
+
+use std::collections::BTreeSet;
+
+use crate::map::{HostName, ShardEpoch};
+use crate::mover::command::repair::facts::{Answer, Incoming, Known, OldCopy, Owning, Said};
+use crate::mover::protocol::names::MoveId;
+
+/// One thing to do, each a compare-and-swap on one host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// The host owns the shard by a later epoch from now on.
+    Raise { host: HostName, epoch: ShardEpoch, to: ShardEpoch },
+    /// The host refuses the shard, and leads to its owner. What it has becomes an old copy.
+    StandDown { host: HostName, epoch: ShardEpoch, owner: HostName, since: ShardEpoch, back_of: Option<MoveId> },
+    /// The host's old copy becomes the shard again.
+    TakeBack { host: HostName, epoch: ShardEpoch, copy: ShardEpoch, taken_by: Option<MoveId>, to: ShardEpoch },
+    /// The host opens what a move has brought it: by the token of the host that has decided, or because that one is
+    /// given up.
+    Open { host: HostName, by: Option<HostName>, id: MoveId, epoch: ShardEpoch },
+}
+
+/// What is to be done with a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// One host has it, and nobody says otherwise.
+    Fine { host: HostName, epoch: ShardEpoch },
+    /// This makes it so that this host serves it.
+    Do { host: HostName, epoch: ShardEpoch, actions: Vec<Action> },
+    /// An operator must choose what to give up.
+    Choose(Vec<Choice>),
+    /// No host that can be asked has the shard, or a whole copy of it.
+    Nothing,
+}
+
+/// One of the ways out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Choice {
+    /// Who is given up.
+    pub(super) give_up: BTreeSet<HostName>,
+    /// Who would serve the shard.
+    pub(super) host: HostName,
+    /// What would be done.
+    pub(super) actions: Vec<Action>,
+}
+
+/// What the hosts say, and who is given up.
+pub(super) struct View<'a> {
+    pub(super) said: &'a [Said],
+    pub(super) given_up: &'a BTreeSet<HostName>,
+}
+
+/// A host that owns the shard by its own word.
+#[derive(Clone, Copy)]
+struct Owner<'a> {
+    host: &'a HostName,
+    epoch: ShardEpoch,
+}
+
+/// What a host has given to another, which does not know of it.
+struct Dangling<'a> {
+    epoch: ShardEpoch,
+    from: &'a HostName,
+    /// To whom.
+    to: &'a HostName,
+}
+
+/// What is to be done.
+pub(super) fn judge(view: &View<'_>) -> Judgement {
+    match view.settle() {
+        Settled::Done(judgement) => judgement,
+        Settled::Blocked(wanted) => view.choose(wanted),
+    }
+}
+
+/// What comes of it with the hosts that are given up.
+enum Settled<'a> {
+    Done(Judgement),
+    /// Nothing, as long as none of these sets of hosts is given up as well.
+    Blocked(Vec<BTreeSet<&'a HostName>>),
+}
+
+impl<'a> View<'a> {
+    fn settle(&self) -> Settled<'a> {
+        let owners = self.owners();
+        let dangling = self.dangling();
+        let copy = self.newest_copy();
+        match (owners.first(), dangling) {
+            (Some(best), Some(lost)) if lost.epoch >= best.epoch => {
+                // Both what the owner has from before, and what was given to it, or to another, since.
+                let later = if lost.to == best.host { lost.from } else { lost.to };
+                Settled::Blocked(vec![BTreeSet::from([best.host]), BTreeSet::from([later])])
+            }
+            (Some(best), _) => self.keep(*best, &owners, copy),
+            (None, Some(lost)) => self.lost(&lost, copy),
+            (None, None) => self.unowned(copy),
+        }
+    }
+
+    /// The ways out, each with as few given up as it takes.
+    fn choose(&self, wanted: Vec<BTreeSet<&'a HostName>>) -> Judgement {
+        let mut choices: Vec<Choice> = Vec::new();
+        let mut open = wanted;
+        // Each round gives up one more, and there are only so many hosts.
+        for _ in 0..=self.said.len() {
+            let mut next = Vec::new();
+            for more in open.drain(..) {
+                let given_up: BTreeSet<HostName> = self.given_up.iter().chain(more.iter().copied()).cloned().collect();
+                let view = View { said: self.said, given_up: &given_up };
+                match view.settle() {
+                    Settled::Done(Judgement::Do { host, actions, .. }) => {
+                        if !choices.iter().any(|choice| choice.host == host) {
+                            choices.push(Choice { give_up: view.given_up.clone(), host, actions });
+                        }
+                    }
+                    Settled::Done(_) => {}
+                    Settled::Blocked(ways) => {
+                        next.extend(ways.into_iter().map(|way| {
+                            let known: BTreeSet<&HostName> = self.said.iter().map(|said| &said.host).collect();
+                            let all = way.into_iter().chain(more.iter().copied());
+                            all.filter_map(|host| known.get(host).copied()).collect::<BTreeSet<_>>()
+                        }));
+                    }
+                }
+            }
+            open = next;
+        }
+        if choices.is_empty() { Judgement::Nothing } else { Judgement::Choose(choices) }
+    }
+
+    /// An owner by the latest epoch that anybody names, of those who are not given up.
+    fn keep(&self, best: Owner<'a>, owners: &[Owner<'a>], copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
+        let tied = owners.iter().filter(|other| other.host != best.host && other.epoch == best.epoch);
+        let mut ways: Vec<BTreeSet<&HostName>> = tied.map(|other| BTreeSet::from([other.host])).collect();
+        if !ways.is_empty() {
+            ways.push(BTreeSet::from([best.host]));
+            return Settled::Blocked(ways);
+        }
+        // An old copy of a later time: what is served is from before the shard came and went.
+        if let Some((host, _)) = copy.filter(|(_, copy)| copy.epoch > best.epoch) {
+            return Settled::Blocked(vec![BTreeSet::from([best.host]), BTreeSet::from([host])]);
+        }
+        let mut since = best.epoch;
+        let mut actions = Vec::new();
+        for (host, known) in self.answers().filter(|(host, _)| *host != best.host) {
+            let Some(row) = &known.row else { continue };
+            let needed = match &row.state {
+                Owning::Moved(peer) if peer == best.host => row.epoch,
+                Owning::Moved(_) if row.epoch > best.epoch => row.epoch.next(),
+                Owning::Serving | Owning::Fenced if row.epoch >= best.epoch => row.epoch.next(),
+                _ => best.epoch,
+            };
+            since = since.max(needed);
+            if row.state == Owning::Serving || row.state == Owning::Fenced {
+                actions.push((host, known));
+            }
+        }
+        let mut actions: Vec<Action> =
+            actions.into_iter().map(|(host, known)| stand_down(host, known, best.host, since)).collect();
+        if since > best.epoch {
+            actions.insert(0, Action::Raise { host: best.host.clone(), epoch: best.epoch, to: since });
+        }
+        Settled::Done(match actions.is_empty() {
+            true => Judgement::Fine { host: best.host.clone(), epoch: best.epoch },
+            false => Judgement::Do { host: best.host.clone(), epoch: since, actions },
+        })
+    }
+
+    /// Nobody serves it, and this is the last that was said of it.
+    fn lost(&self, lost: &Dangling<'a>, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
+        let (_, from) = self.answers().find(|(host, _)| *host == lost.from).expect("who has said so has answered");
+        let brought = self.trusted().find(|(host, _)| *host == lost.to).and_then(|(_, known)| known.incoming.as_ref());
+        let whole = from.row.as_ref().and_then(|row| brought.filter(|brought| brought.fits(row)));
+        let own = copy.filter(|(host, _)| *host == lost.to);
+        if whole.is_none() && own.is_none() {
+            return Settled::Blocked(vec![BTreeSet::from([lost.to])]);
+        }
+        if let Some(blocked) = self.unheard() {
+            return blocked;
+        }
+        let Some(whole) = whole else {
+            // A repair that gave the shard to this host for its old copy was cut short.
+            return own
+                .map_or(Settled::Done(Judgement::Nothing), |(host, copy)| Settled::Done(self.take_back(host, copy)));
+        };
+        // Whatever was fed to the old copy, the host that has lost its open has no more.
+        match copy.filter(|(host, copy)| *host == lost.from && copy.fed && copy.epoch.next() == lost.epoch) {
+            Some((host, copy)) => Settled::Done(self.take_back(host, copy)),
+            None => {
+                let (host, by) = (lost.to.clone(), Some(lost.from.clone()));
+                Settled::Done(self.open(host, by, whole))
+            }
+        }
+    }
+
+    /// Nobody serves it, and the host that was said to is given up.
+    fn unowned(&self, copy: Option<(&'a HostName, &'a OldCopy)>) -> Settled<'a> {
+        // Of a move whose source answers, that one's row tells: this is what an ended move has left. So it is where the
+        // shard has been elsewhere since.
+        let answers = |host: &HostName| self.trusted().any(|(other, _)| other == host);
+        let since = self.answers().filter_map(|(_, known)| Some(known.row.as_ref()?.epoch)).max();
+        let whole = |incoming: &&Incoming| {
+            let last = since.is_none_or(|since| incoming.epoch >= since);
+            incoming.ready.is_some() && last && !answers(&incoming.source)
+        };
+        let brought = self.trusted().filter_map(|(host, known)| Some((host, known.incoming.as_ref().filter(whole)?)));
+        let brought = brought.max_by_key(|(_, whole)| whole.epoch);
+        let done = match (copy, brought) {
+            // Which of them is later, nobody can say.
+            (Some((kept, copy)), Some((host, whole))) if copy.epoch < whole.epoch && copy.fed => {
+                return Settled::Blocked(vec![BTreeSet::from([kept]), BTreeSet::from([host])]);
+            }
+            // What a move has brought is what its source had at its last epoch.
+            (Some((_, copy)), Some((host, whole))) if copy.epoch < whole.epoch => self.open(host.clone(), None, whole),
+            (Some((host, copy)), _) => self.take_back(host, copy),
+            (None, Some((host, whole))) => self.open(host.clone(), None, whole),
+            (None, None) => return Settled::Done(Judgement::Nothing),
+        };
+        self.unheard().unwrap_or(Settled::Done(done))
+    }
+
+    fn open(&self, host: HostName, by: Option<HostName>, whole: &Incoming) -> Judgement {
+        let owned = self.answers().filter_map(|(_, known)| known.row.as_ref());
+        let owned = owned.filter(|row| !matches!(row.state, Owning::Moved(_))).map(|row| row.epoch.next());
+        let since = owned.fold(whole.epoch, ShardEpoch::max);
+        let mut actions = self.stand_downs(&host, since);
+        actions.push(Action::Open { host: host.clone(), by, id: whole.move_id, epoch: whole.epoch });
+        if since > whole.epoch {
+            actions.push(Action::Raise { host: host.clone(), epoch: whole.epoch, to: since });
+        }
+        Judgement::Do { host, epoch: since, actions }
+    }
+
+    fn take_back(&self, host: &HostName, copy: &OldCopy) -> Judgement {
+        let row = self.answers().find(|(other, _)| *other == host).and_then(|(_, known)| known.row.as_ref());
+        let (epoch, to) = (row.map_or(ShardEpoch::FIRST, |row| row.epoch), self.latest().next());
+        let mut actions = self.stand_downs(host, to);
+        let (copy, taken_by) = (copy.epoch, copy.taken_by);
+        actions.push(Action::TakeBack { host: host.clone(), epoch, copy, taken_by, to });
+        Judgement::Do { host: host.clone(), epoch: to, actions }
+    }
+
+    /// Those who own it by their own word, and are given up, stand down first.
+    fn stand_downs(&self, owner: &HostName, since: ShardEpoch) -> Vec<Action> {
+        let owns = |known: &Known| known.row.as_ref().is_some_and(|row| !matches!(row.state, Owning::Moved(_)));
+        let owners = self.answers().filter(|(host, known)| *host != owner && owns(known));
+        owners.map(|(host, known)| stand_down(host, known, owner, since)).collect()
+    }
+
+    /// Hosts that say nothing: they may have the shard by a later epoch than anybody knows.
+    fn unheard(&self) -> Option<Settled<'a>> {
+        let silent = self.said.iter().filter(|said| matches!(said.answer, Answer::Silent(_)));
+        let silent: BTreeSet<&HostName> =
+            silent.map(|said| &said.host).filter(|host| !self.given_up.contains(*host)).collect();
+        (!silent.is_empty()).then(|| Settled::Blocked(vec![silent]))
+    }
+
+    fn answers(&self) -> impl Iterator<Item = (&'a HostName, &'a Known)> {
+        self.said.iter().filter_map(|said| match &said.answer {
+            Answer::Known(known) => Some((&said.host, &**known)),
+            Answer::Silent(_) => None,
+        })
+    }
+
+    /// Those that answer and are not given up.
+    fn trusted(&self) -> impl Iterator<Item = (&'a HostName, &'a Known)> {
+        self.answers().filter(|(host, _)| !self.given_up.contains(*host))
+    }
+
+    /// Who owns it by its own word, the latest first.
+    fn owners(&self) -> Vec<Owner<'a>> {
+        let owner = |(host, known): (&'a HostName, &'a Known)| {
+            let row = known.row.as_ref().filter(|row| !matches!(row.state, Owning::Moved(_)))?;
+            Some(Owner { host, epoch: row.epoch })
+        };
+        let mut owners: Vec<Owner<'a>> = self.trusted().filter_map(owner).collect();
+        owners.sort_by_key(|owner| (std::cmp::Reverse(owner.epoch), owner.host));
+        owners
+    }
+
+    /// The last that was given to somebody who is not given up, and who does not know of it.
+    fn dangling(&self) -> Option<Dangling<'a>> {
+        let given = self.trusted().filter_map(|(from, known)| match known.row.as_ref() {
+            Some(row) => match &row.state {
+                Owning::Moved(to) if !self.given_up.contains(to) => Some(Dangling { epoch: row.epoch, from, to }),
+                _ => None,
+            },
+            None => None,
+        });
+        let unknown = |given: &Dangling<'_>| {
+            let there = self.answers().find(|(host, _)| *host == given.to).and_then(|(_, known)| known.row.as_ref());
+            there.is_none_or(|row| row.epoch < given.epoch)
+        };
+        given.filter(unknown).max_by_key(|given| given.epoch)
+    }
+
+    /// The old copy of the latest epoch, on a host that is not given up and does not serve the shard.
+    fn newest_copy(&self) -> Option<(&'a HostName, &'a OldCopy)> {
+        let away = |known: &Known| known.row.as_ref().is_some_and(|row| matches!(row.state, Owning::Moved(_)));
+        let copies = self.trusted().filter(|(_, known)| away(known));
+        let copies = copies.flat_map(|(host, known)| known.copies.iter().map(move |copy| (host, copy)));
+        copies.max_by_key(|(host, copy)| (copy.epoch, *host))
+    }
+
+    /// The latest epoch that anybody names.
+    fn latest(&self) -> ShardEpoch {
+        let named = self.answers().flat_map(|(_, known)| {
+            let row = known.row.iter().map(|row| row.epoch);
+            row.chain(known.incoming.iter().map(|incoming| incoming.epoch))
+        });
+        named.max().unwrap_or(ShardEpoch::FIRST)
+    }
+}
+
+fn stand_down(host: &HostName, known: &Known, owner: &HostName, since: ShardEpoch) -> Action {
+    let epoch = known.row.as_ref().map_or(ShardEpoch::FIRST, |row| row.epoch);
+    let open = known.journal.iter().find(|told| !told.phase.is_ended() && told.target == *owner);
+    let back_of = open.and_then(|told| told.back_of);
+    Action::StandDown { host: host.clone(), epoch, owner: owner.clone(), since, back_of }
+}

@@ -1,0 +1,231 @@
+//! A shard about which hosts contradict each other: two serve it, or nobody does, since a host has lost what it had
+//! said.
+//!
+//! [`read`](facts::read) asks every host, [`judge`](judge::judge) decides, the control schema's functions do it, each a
+//! compare-and-swap: what has changed meanwhile is refused, and the same command looks again. Dies halfway: the same
+//! command goes on.
+
+mod facts;
+mod judge;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use crate::map::{Changes, HostName, Placement, ShardEpoch};
+use crate::mover::command::repair::judge::{Action, Judgement};
+use crate::mover::control::context::Context;
+use crate::mover::control::session::Session;
+use crate::mover::protocol::error::{Error, chain};
+use crate::mover::protocol::names::{MoveId, Names};
+use crate::mover::step::old_copy;
+use crate::mover::stream::row_index;
+use crate::pg::quote_ident;
+use crate::schema::catalog::{self, Namespace};
+use crate::schema::fingerprint::fingerprint;
+use crate::shard::ShardId;
+use crate::store;
+
+pub use plan::{HostSays, Repair, RepairPlan, RepairWay};
+
+/// What the journals say of whatever a repair has ended.
+const WHY: &str = "hosts contradicted each other about the shard: `pgshard moves repair` has decided";
+
+/// Asks every host and judges. No writes.
+pub(in crate::mover) async fn plan(
+    context: &Context,
+    shard: ShardId,
+    given_up: &BTreeSet<HostName>,
+) -> Result<RepairPlan, Error> {
+    let said = facts::read(context, shard).await?;
+    Ok(RepairPlan::of(shard, &context.prefix, &said, given_up))
+}
+
+/// Does what a plan says is sure, and tells the map. Of a shard with which all is well only the map is told: a repair
+/// may have died before it had told it.
+pub(in crate::mover) async fn repair(context: &Context, plan: &RepairPlan) -> Result<(), Error> {
+    let (host, epoch, actions) = match &plan.judgement {
+        Judgement::Do { host, epoch, actions } => (host, epoch, &actions[..]),
+        Judgement::Fine { host, epoch } => (host, epoch, &[][..]),
+        Judgement::Choose(_) | Judgement::Nothing => return Ok(()),
+    };
+    let at = Work { context, shard: plan.shard, names: Names { schema: context.prefix.schema(plan.shard) } };
+    for action in actions {
+        at.act(action).await?;
+    }
+    let placement = Placement { host: host.clone(), epoch: *epoch };
+    let changes = Changes::from_iter([(plan.shard, placement)]);
+    store::publish_merged(&*context.store, &changes).await.map_err(Error::Publish)?;
+    Ok(())
+}
+
+struct Work<'a> {
+    context: &'a Context,
+    shard: ShardId,
+    names: Names,
+}
+
+impl Work<'_> {
+    async fn act(&self, action: &Action) -> Result<(), Error> {
+        match action {
+            Action::Raise { host, epoch, to } => {
+                let sql = "SELECT pgshard.raise_epoch($1, $2, $3, $4)";
+                let at = self.open(host).await?;
+                self.call(&at, sql, &[&epoch.as_i32(), &to.as_i32(), &WHY]).await
+            }
+            Action::StandDown { host, epoch, owner, since, back_of } => {
+                let at = self.open(host).await?;
+                self.stand_down(&at, *epoch, owner, *since).await?;
+                match back_of {
+                    Some(former) => self.end_former(owner, *former).await,
+                    None => Ok(()),
+                }
+            }
+            Action::TakeBack { host, epoch, copy, taken_by, to } => {
+                let at = self.open(host).await?;
+                if let Some(taker) = taken_by {
+                    self.give_back(&at, *taker).await?;
+                }
+                let sql = "SELECT pgshard.take_back($1, $2, $3, $4, $5)";
+                self.call(&at, sql, &[&epoch.as_i32(), &copy.as_i32(), &to.as_i32(), &WHY]).await?;
+                self.validate(&at).await;
+                Ok(())
+            }
+            Action::Open { host, by, id, epoch } => {
+                let at = self.open(host).await?;
+                match by {
+                    Some(by) => self.open_decided(&at, by, *id).await,
+                    None => {
+                        let sql = "SELECT pgshard.open_given_up($1, $2, $3)";
+                        self.call(&at, sql, &[id.uuid(), &epoch.as_i32()]).await
+                    }
+                }?;
+                self.validate(&at).await;
+                Ok(())
+            }
+        }
+    }
+
+    async fn open(&self, host: &HostName) -> Result<Session, Error> {
+        Ok(self.context.hosts.open(host).await?.for_shard(self.shard))
+    }
+
+    /// A function of the control schema whose first parameter is the shard.
+    async fn call(&self, at: &Session, sql: &str, params: &[&(dyn ToSql + Sync)]) -> Result<(), Error> {
+        let shard = self.shard.as_i32();
+        let mut all: Vec<&(dyn ToSql + Sync)> = vec![&shard];
+        all.extend(params);
+        at.row("repairing the shard", sql, &all).await.map(drop)
+    }
+
+    /// The old copy's definition is written down as it is now: `complete` drops it only if nobody has altered it. That
+    /// is in one transaction with the rest, for no other repair would write it.
+    ///
+    /// Locks: as pgshard.stand_down says, while the catalogs of one schema are read.
+    async fn stand_down(
+        &self,
+        at: &Session,
+        epoch: ShardEpoch,
+        owner: &HostName,
+        since: ShardEpoch,
+    ) -> Result<(), Error> {
+        let what = "standing the shard down";
+        at.batch(what, "BEGIN").await?;
+        let stood_down = self.stand_down_in_transaction(at, epoch, owner, since).await;
+        at.batch(what, if stood_down.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+        stood_down
+    }
+
+    async fn stand_down_in_transaction(
+        &self,
+        at: &Session,
+        epoch: ShardEpoch,
+        owner: &HostName,
+        since: ShardEpoch,
+    ) -> Result<(), Error> {
+        let (id, holder) = (MoveId::new(), &self.context.options.holder);
+        let sql = "SELECT pgshard.stand_down($1, $2, $3, $4, $5, $6, $7)";
+        let (owner, since) = (owner.as_str(), since.as_i32());
+        self.call(at, sql, &[&epoch.as_i32(), &owner, &since, id.uuid(), holder, &WHY]).await?;
+        self.context.options.at("after stand down")?;
+        let kept = catalog::read(at.client.client(), &Namespace::from(self.names.left(epoch).as_str())).await;
+        let mut kept = kept.map_err(|source| Error::Catalog { host: at.host.clone(), source })?;
+        row_index::leave_out(&mut kept);
+        let sql = "UPDATE pgshard.move SET fingerprint = $3 WHERE move_id = $1 AND shard_id = $2";
+        let (shard, kept) = (self.shard.as_i32(), fingerprint(&kept));
+        at.execute("writing what the old copy is", sql, &[id.uuid(), &shard, &kept.as_str()]).await.map(drop)
+    }
+
+    /// The move that a rollback took back is over, as at the rollback's own end.
+    ///
+    /// Locks: two rows of the control tables, for one transaction.
+    async fn end_former(&self, owner: &HostName, former: MoveId) -> Result<(), Error> {
+        let (at, what, shard) = (self.open(owner).await?, "ending the move that was taken back", self.shard.as_i32());
+        at.batch(what, "BEGIN").await?;
+        let sql = "UPDATE pgshard.move SET phase = 'completed', last_error = 'it was taken back',
+            updated_at = clock_timestamp()
+            WHERE move_id = $1 AND shard_id = $2 AND phase = 'kept'";
+        at.execute(what, sql, &[former.uuid(), &shard]).await?;
+        let sql = "DELETE FROM pgshard.back WHERE move_id = $1 AND shard_id = $2";
+        at.execute(what, sql, &[former.uuid(), &shard]).await?;
+        at.batch(what, "COMMIT").await
+    }
+
+    /// The old copy that a rollback has taken is an old copy again.
+    ///
+    /// Locks: rows of the control tables and the tuple of pg_namespace, for one transaction.
+    async fn give_back(&self, at: &Session, taker: MoveId) -> Result<(), Error> {
+        let (what, shard) = ("giving the old copy back", self.shard.as_i32());
+        at.batch(what, "BEGIN").await?;
+        let given = old_copy::give_back(at, &self.names.schema, taker, self.shard).await?;
+        let sql = "DELETE FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2";
+        at.execute(what, sql, &[&shard, taker.uuid()]).await?;
+        at.batch(what, if given { "COMMIT" } else { "ROLLBACK" }).await
+    }
+
+    /// Opens what was decided, by the token that the deciding host has. A move that was kept already has no way back
+    /// any more: what its slot had was the lost server's.
+    async fn open_decided(&self, at: &Session, by: &HostName, id: MoveId) -> Result<(), Error> {
+        let source = self.open(by).await?;
+        let what = "reading what was decided";
+        let sql = "SELECT open_token FROM pgshard.shard WHERE shard_id = $1 AND state = 'moved' AND move_id = $2";
+        let rows = source.rows(what, sql, &[&self.shard.as_i32(), id.uuid()]).await?;
+        let token: Option<Uuid> = match rows.first() {
+            Some(row) => row.get(0)?,
+            None => None,
+        };
+        // Before the open: afterwards nothing would tell another repair that this was not done.
+        if source.entry(id, self.shard).await?.phase.is_ended() {
+            let why = format!("{} had lost its open, and was opened anew", at.host);
+            old_copy::lose(&source, id, self.shard, &why).await?;
+        }
+        self.call(at, "SELECT pgshard.finish_open($1, $2)", &[&token]).await
+    }
+
+    /// Foreign keys that the open has added unproved are proved.
+    ///
+    /// Locks: SHARE UPDATE EXCLUSIVE on one table at a time and ROW SHARE on what it refers to.
+    async fn validate(&self, at: &Session) {
+        let validated = async {
+            let what = "looking for foreign keys";
+            let sql = "SELECT c.relname::text, k.conname::text FROM pg_constraint k
+                JOIN pg_class c ON c.oid = k.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = $1 AND k.contype = 'f' AND NOT k.convalidated ORDER BY 1, 2";
+            for row in at.rows(what, sql, &[&self.names.schema]).await? {
+                let (table, key): (&str, &str) = (row.get(0)?, row.get(1)?);
+                let (schema, table, key) = (quote_ident(&self.names.schema), quote_ident(table), quote_ident(key));
+                let sql = format!("ALTER TABLE {schema}.{table} VALIDATE CONSTRAINT {key}");
+                at.batch("proving a foreign key", &sql).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        if let Err(error) = validated.await {
+            let error = chain(&error);
+            tracing::warn!(shard = %self.shard, error, "foreign keys hold, but were not validated");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What is known of a shard and what would be done, in words, for the operator who decides.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use crate::map::HostName;
+use crate::mover::command::repair::facts::{Answer, Known, Owning, Said};
+use crate::mover::command::repair::judge::{Action, Choice, Judgement, View, judge};
+use crate::mover::protocol::names::Names;
+use crate::mover::protocol::state::Phase;
+use crate::shard::{SchemaPrefix, ShardId};
+
+/// What hosts say of a shard, and what can be made true of it without losing rows that were acknowledged.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RepairPlan {
+    /// The shard.
+    pub shard: ShardId,
+    /// What each host says first-hand.
+    pub hosts: Vec<HostSays>,
+    /// What is to be done.
+    pub repair: Repair,
+    pub(super) judgement: Judgement,
+}
+
+/// What one host says of a shard.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HostSays {
+    /// The host.
+    pub host: HostName,
+    /// What it says, or why it says nothing.
+    pub says: String,
+}
+
+/// What is to be done with a shard.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Repair {
+    /// Nothing: one host serves it, and no other says otherwise.
+    Fine {
+        /// That host.
+        host: HostName,
+    },
+    /// This, and it is sure.
+    Do(RepairWay),
+    /// One of these, each of which gives something up: an operator must say what.
+    Choose(Vec<RepairWay>),
+    /// Nothing can be: no host that can be asked has the shard or a whole copy of it.
+    Nothing,
+}
+
+/// A way to have one host serve the shard.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RepairWay {
+    /// The hosts that an operator must give up for it, with all that they have of the shard.
+    pub give_up: Vec<HostName>,
+    /// The host that serves the shard then.
+    pub host: HostName,
+    /// What is done, in this order.
+    pub steps: Vec<String>,
+    /// Which rows the shard may lack then, and where they are.
+    pub at_risk: Vec<String>,
+}
+
+impl RepairPlan {
+    pub(super) fn of(
+        shard: ShardId,
+        prefix: &SchemaPrefix,
+        said: &[Said],
+        given_up: &BTreeSet<HostName>,
+    ) -> RepairPlan {
+        let names = Names { schema: prefix.schema(shard) };
+        let judgement = judge(&View { said, given_up });
+        let way = |give_up: &BTreeSet<HostName>, host: &HostName, actions: &[Action]| RepairWay {
+            give_up: give_up.iter().cloned().collect(),
+            host: host.clone(),
+            steps: actions.iter().map(|action| step(action, &names)).collect(),
+            at_risk: at_risk(said, give_up, actions, &names),
+        };
+        let repair = match &judgement {
+            Judgement::Fine { host, .. } => Repair::Fine { host: host.clone() },
+            Judgement::Do { host, actions, .. } => Repair::Do(way(given_up, host, actions)),
+            Judgement::Choose(choices) => {
+                let each = |choice: &Choice| way(&choice.give_up, &choice.host, &choice.actions);
+                Repair::Choose(choices.iter().map(each).collect())
+            }
+            Judgement::Nothing => Repair::Nothing,
+        };
+        let hosts = said.iter().map(|said| HostSays { host: said.host.clone(), says: says(said, &names) }).collect();
+        RepairPlan { shard, hosts, repair, judgement }
+    }
+}
+
+/// All that a host says, in a line.
+fn says(said: &Said, names: &Names) -> String {
+    let known = match &said.answer {
+        Answer::Known(known) => known,
+        Answer::Silent(why) => return format!("says nothing: {why}"),
+    };
+    let mut text = match &known.row {
+        None => "does not know it".to_owned(),
+        Some(row) => match &row.state {
+            Owning::Serving => format!("serves it since epoch {}", row.epoch),
+            Owning::Fenced => format!("has it at epoch {}, closed by a move", row.epoch),
+            Owning::Moved(peer) => format!("has given it to {peer} at epoch {}", row.epoch),
+        },
+    };
+    if let Some(incoming) = &known.incoming {
+        let how =
+            if incoming.ready.is_some() { "all of it is there, and not opened" } else { "not all of it is there" };
+        let (source, epoch, id) = (&incoming.source, incoming.epoch, incoming.move_id);
+        let _ = write!(text, "; the move {id} brings it from {source} for epoch {epoch}: {how}");
+    }
+    if known.row.as_ref().is_some_and(|row| matches!(row.state, Owning::Moved(_))) {
+        for copy in &known.copies {
+            let name = copy.taken_by.map_or_else(|| names.left(copy.epoch), |_| names.incoming());
+            let fed = if copy.fed { ", fed with changes since" } else { ", as it was when it left" };
+            let _ = write!(text, "; its old copy of epoch {} is kept ({name}{fed})", copy.epoch);
+        }
+    }
+    for told in known.journal.iter().filter(|told| !matches!(told.phase, Phase::Completed | Phase::Aborted)) {
+        let _ = write!(text, "; its journal has the move {} to {} as {}", told.id, told.target, told.phase);
+    }
+    let server = known.server;
+    let _ = write!(text, " (system {}, timeline {}", server.system, server.timeline);
+    match server.recorded {
+        Some(recorded) if recorded < server.timeline => {
+            let _ = write!(text, ": it was promoted or restored since it recorded timeline {recorded})");
+        }
+        _ => text.push(')'),
+    }
+    text
+}
+
+/// One action in words.
+fn step(action: &Action, names: &Names) -> String {
+    match action {
+        Action::Raise { host, epoch, to } => {
+            format!("{host} serves it at epoch {to} in place of {epoch}, with the rows that it has")
+        }
+        Action::StandDown { host, epoch, owner, .. } => format!(
+            "{host} refuses it and leads to {owner}; what it has is kept as {}, and nothing of it is dropped",
+            names.left(*epoch)
+        ),
+        Action::TakeBack { host, copy, to, .. } => {
+            format!("{host} makes its old copy of epoch {copy} the shard again, and serves it at epoch {to}")
+        }
+        Action::Open { host, by: Some(by), id, epoch } => {
+            format!("{host} opens what the move {id} brought, as {by} decided, and serves it at epoch {epoch}")
+        }
+        Action::Open { host, by: None, id, epoch } => format!(
+            "{host} opens what the move {id} brought, although nobody can say whether its source had decided, and \
+             serves it at epoch {epoch}"
+        ),
+    }
+}
+
+/// Which acknowledged rows the shard may lack, and where they are.
+fn at_risk(said: &[Said], give_up: &BTreeSet<HostName>, actions: &[Action], names: &Names) -> Vec<String> {
+    let answer = |host: &HostName| said.iter().find(|said| said.host == *host).map(|said| &said.answer);
+    let known = |host: &HostName| match answer(host) {
+        Some(Answer::Known(known)) => Some(&**known),
+        _ => None,
+    };
+    let mut risks = Vec::new();
+    for host in give_up {
+        match known(host) {
+            None => risks.push(format!(
+                "whatever {host} took while it had the shard, if it had: nobody else has that but by a feed. It must \
+                 not come back as it was before `pgshard check` has seen it"
+            )),
+            Some(known) => risks.extend(given_up(host, known, actions)),
+        }
+    }
+    for action in actions {
+        match action {
+            Action::StandDown { host, epoch, owner, .. } => risks.push(format!(
+                "what {host} took since the shard went to another: it is in {} on {host} only. Compare it with the \
+                 shard on {owner}: `pgshard moves audit`",
+                names.left(*epoch)
+            )),
+            Action::TakeBack { host, copy, .. } if !is_fed(known(host), *copy) => {
+                risks.push(format!("what was written to it after it had left {host} at epoch {copy}"));
+            }
+            Action::TakeBack { host, .. } => risks.push(format!(
+                "what was written to it after it had left {host}, but for what was fed to the old copy since"
+            )),
+            Action::Open { host, by: Some(by), id, .. } => {
+                let told = known(by).and_then(|known| known.journal.iter().find(|told| told.id == *id));
+                if told.is_some_and(|told| matches!(told.phase, Phase::Opened | Phase::Kept)) {
+                    risks.push(format!(
+                        "what {host} took after it had opened the shard: its server of today has lost that, as after a \
+                         fail-over, and nobody else has it"
+                    ));
+                }
+            }
+            Action::Open { host, by: None, .. } => {
+                risks.push(format!("what the source took after {host} had all of it, if its fence was taken back"));
+            }
+            Action::Raise { .. } => {}
+        }
+    }
+    risks
+}
+
+fn is_fed(known: Option<&Known>, epoch: crate::map::ShardEpoch) -> bool {
+    known.is_some_and(|known| known.copies.iter().any(|copy| copy.epoch == epoch && copy.fed))
+}
+
+/// What a host has that is given up although it answers.
+fn given_up(host: &HostName, known: &Known, actions: &[Action]) -> Option<String> {
+    let stands_down = |action: &Action| matches!(action, Action::StandDown { host: other, .. } if other == host);
+    if actions.iter().any(stands_down) {
+        return None;
+    }
+    Some(match known.copies.last() {
+        Some(copy) => {
+            format!("what the old copy of epoch {} on {host} has, and others have not: it stays there", copy.epoch)
+        }
+        None => format!("what {host} took while it had the shard: its server of today does not have it; a backup may"),
+    })
+}
