@@ -10,6 +10,7 @@ from .directory import Directory
 from .errors import (
     ConfigError,
     HostDiffers,
+    HostUnreachable,
     LookUpFailed,
     NotHere,
     PgshardError,
@@ -30,7 +31,7 @@ from .stale import Met, met
 __version__ = "0.1.0"
 
 __all__ = [
-    "Asking", "Config", "ConfigError", "Directory", "Host", "HostDiffers", "Id", "KeyKind", "LookUpFailed", "Met",
-    "NotHere", "PgshardError", "Placement", "Recovery", "ShardMap", "ShardUnavailable", "TooManyWaiting", "UnknownHost",
-    "WrongId", "WrongKey", "WrongServer", "connect", "met",
+    "Asking", "Config", "ConfigError", "Directory", "Host", "HostDiffers", "HostUnreachable", "Id", "KeyKind",
+    "LookUpFailed", "Met", "NotHere", "PgshardError", "Placement", "Recovery", "ShardMap", "ShardUnavailable",
+    "TooManyWaiting", "UnknownHost", "WrongId", "WrongKey", "WrongServer", "connect", "met",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -9,13 +10,22 @@ from typing import Any
 
 import psycopg
 
+from .circuit import is_unreachable, told
 from .errors import WrongServer
 from .hosts import Host
 from .lookout import look_out
-from .reach import Linked, own_records, reach
+from .reach import Linked, NoAnswer, own_records, reach
+
+log = logging.getLogger("pgshard")
 
 OTHERS_MAX = 2.0
 """Seconds that the other addresses of a host have once one has answered, when a process meets it."""
+
+
+# A server that is silent is found out after as long as by the Rust router.
+_KEEPALIVE = {
+    "keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3", "tcp_user_timeout": "60000",
+}  # fmt: skip
 
 
 def connect(host: Host, **options: Any) -> Linked:
@@ -23,12 +33,50 @@ def connect(host: Host, **options: Any) -> Linked:
 
     Several addresses are tried one after the other, the one that answered last first; for the first connection of a process all
     are asked, and the primary of the latest timeline is taken. The server is asked who it is, in one round trip. Once a later
-    timeline of the host is known, connections to an earlier one are cut.
+    timeline of the host is known, connections to an earlier one are cut. While the host is out of reach this fails at once
+    (`pgshard.circuit`).
 
-    Raises `WrongServer` where what answers is not the host (any more), other `psycopg.Error`s where nothing does, `ConfigError`
-    where the password cannot be read.
+    Raises `HostUnreachable` where nothing answers, or nothing did a moment ago, `WrongServer` where what answers is not the host
+    (any more), other `psycopg.Error`s where it refuses, `ConfigError` where the password cannot be read.
     """
-    attempts = [{"keepalives_idle": "5", **args, **options} for args in host.attempts()]
+    host.circuit.check(host.name, lambda: _start_try(host))
+    return _noting(host, options, tried=False)
+
+
+def _start_try(host: Host) -> None:
+    """Finds out whether a host is there again. Nobody's call does it, for it may take as long as an address is silent."""
+    threading.Thread(target=_try, args=(host,), name="pgshard try", daemon=True).start()
+
+
+def _try(host: Host) -> None:
+    try:
+        _noting(host, {"application_name": "pgshard try"}, tried=True).close()
+    except psycopg.Error:
+        pass  # It has been noted.
+    except Exception as error:  # noqa: BLE001 # such as a password file that is gone: the next call says so
+        log.debug("host %s: %s", host.name, error)
+        host.circuit.answered(host.name)
+
+
+def _noting(host: Host, options: dict[str, Any], *, tried: bool) -> Linked:
+    """Connects, and notes in the circuit what comes of it."""
+    generation = host.circuit.generation
+    try:
+        connection = _open(host, options)
+    except psycopg.Error as error:
+        if is_unreachable(error):
+            host.circuit.failed(host.name, error, _is_silent(error), tried=tried)
+            raise told(host.name, error) from error
+        # A server that refuses is there.
+        host.circuit.answered(host.name)
+        raise
+    host.circuit.answered(host.name)
+    connection.circuit, connection.generation = host.circuit, generation
+    return connection
+
+
+def _open(host: Host, options: dict[str, Any]) -> Linked:
+    attempts = [{**_KEEPALIVE, **args, **options} for args in host.attempts()]
     if len(attempts) == 1 or host.known.settled or not host.is_for_primary:
         connection = _in_turn(host, attempts)
     else:
@@ -143,6 +191,14 @@ def _admitted(host: Host, index: int, connection: Linked) -> Linked:
 def _told(host: Host, errors: list[psycopg.Error]) -> psycopg.Error:
     if len(errors) == 1:
         return errors[0]
-    kind = WrongServer if any(isinstance(error, WrongServer) for error in errors) else psycopg.OperationalError
+    # One that was reached and refuses says more of the host than those that were not.
+    kind: type[psycopg.Error] = NoAnswer if any(_is_silent(error) for error in errors) else psycopg.OperationalError
+    if any(isinstance(error, WrongServer) for error in errors):
+        kind = WrongServer
     words = "; ".join(str(error).strip() for error in errors)
     return kind(f"host {host.name}: none of its addresses can be used: {words}")
+
+
+def _is_silent(error: psycopg.Error) -> bool:
+    """Whether there was no answer at all, until the time was over."""
+    return isinstance(error, (psycopg.errors.ConnectionTimeout, NoAnswer))

@@ -92,7 +92,9 @@ class Control:
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()
-                if not connection.closed:
+                if connection.is_retired:
+                    connection.close()
+                elif not connection.closed:
                     connection.answer_max = ANSWER_MAX
                     return connection, False
         connection = connect(self.host, application_name="pgshard look", prepare_threshold=None)

@@ -40,6 +40,10 @@ class WrongServer(PgshardError, psycopg.OperationalError):
     """What answers under a host's name is not, or not any more, the host. Nothing was sent there."""
 
 
+class HostUnreachable(PgshardError, psycopg.OperationalError):
+    """A host could not be connected to, just now or a moment ago. Nothing was sent there. Other hosts' shards can be used."""
+
+
 class LookUpFailed(PgshardError):
     """A host did not say where a shard is."""
 

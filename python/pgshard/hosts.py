@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from .circuit import Circuit
 from .errors import ConfigError
 from .identity import Known
 
@@ -36,6 +37,8 @@ class Host:
     """Whether statements may be prepared by name: not through PgBouncer in transaction mode."""
     known: Known = field(default_factory=Known, compare=False, repr=False)
     """Which server it is, as far as this process knows."""
+    circuit: Circuit = field(default_factory=Circuit, compare=False, repr=False)
+    """Whether it can be reached, as far as this process knows."""
 
     @property
     def address(self) -> str:

@@ -17,6 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from .connect import connect
 from .hosts import Host
+from .reach import Linked
 
 WAIT_MAX = 5.0
 """Seconds that a caller waits for a place."""
@@ -27,12 +28,13 @@ Connection = psycopg.Connection[Any]
 
 
 def is_alive(connection: Connection) -> bool:
-    """Whether an idle connection has not been seen to end. Asks the socket, not the server: nothing is sent.
+    """Whether an idle connection has not been seen to end, nor its host to be silent. Asks the socket, not the server: nothing
+    is sent.
 
     What a server sends to an idle connection is its farewell, as a rule: it is shut down, or has terminated the session. (That
     a setting was changed by a reload is taken for one, too, and costs a new connection.)
     """
-    if connection.closed:
+    if connection.closed or (isinstance(connection, Linked) and connection.is_retired):
         return False
     try:
         ready = select.poll()

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from .circuit import Circuit
 from .identity import Identity, Record, Server, timeline_of
 
 T = TypeVar("T")
@@ -33,11 +34,19 @@ _OWN_RECORDS = (
 _RECORDS = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity"
 
 
+class NoAnswer(psycopg.OperationalError):
+    """A server was silent until the time for its answer was over."""
+
+
 class Linked(psycopg.Connection[Any]):
     """A connection that knows who answers, and can be ended from another thread."""
 
     server = Server()
     """Who it is, as it said when the connection was opened."""
+    circuit: Circuit | None = None
+    """Its host's."""
+    generation = 0
+    """The circuit's when it was opened."""
     answer_max: float | None = None
     """Seconds after which each wait ends, also when the server has stopped and its machine has not."""
 
@@ -48,7 +57,12 @@ class Linked(psycopg.Connection[Any]):
             return super().wait(_until(gen, time.monotonic() + self.answer_max), *args, **kwargs)
         except TimeoutError:
             self.pgconn.finish()
-            raise psycopg.OperationalError(f"no answer within {self.answer_max:g} s") from None
+            raise NoAnswer(f"no answer within {self.answer_max:g} s") from None
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether its host went silent since it was opened, so that it may only look alive."""
+        return self.circuit is not None and self.circuit.generation != self.generation
 
     def cut(self) -> None:
         """Ends the connection, from any thread: whoever waits for an answer gets the error of a lost connection."""

@@ -8,6 +8,7 @@ believed before that host's own row confirms it.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -156,6 +157,25 @@ def repeatable(sql: str) -> bool:
         elif word == "CONCURRENTLY":
             return False
     return True
+
+
+_ABOUT_NAMES = re.compile(
+    r"\b(?:pg_get_serial_sequence|pg_relation_size|pg_total_relation_size|pg_table_size|pg_indexes_size|to_reg[a-z]+"
+    r"|has_[a-z_]+_privilege|(?:obj|col|shobj)_description|information_schema|pg_class|pg_attribute|pg_description|pg_tables|pg_sequences)\b",
+    re.IGNORECASE,
+)
+
+
+def asks_about_names(sql: str) -> bool:
+    """Whether the answer would be another one, and no error, where a signpost stands in the shard's place: the statement asks the
+    catalogs about a name. It is only believed once the host has said that it served the shard."""
+    # Looking takes longer than all else that is done with a statement; applications have a few, again and again.
+    return _asks(sql) if len(sql) < 4096 else _ABOUT_NAMES.search(sql) is not None
+
+
+@functools.lru_cache(maxsize=512)
+def _asks(sql: str) -> bool:
+    return _ABOUT_NAMES.search(sql) is not None
 
 
 def _past_comment(sql: str, at: int) -> int:

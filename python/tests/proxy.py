@@ -8,10 +8,10 @@ import threading
 class Proxy:
     """Forwards connections to the port `target`. Those that are open stay where they are, until `cut`."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, port: int = 0) -> None:
         self.target = target
         self._open: list[socket.socket] = []
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server(("127.0.0.1", port))
         self.port = self._server.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -32,6 +32,9 @@ class Proxy:
 
     def close(self) -> None:
         """Takes no more, and ends those that are open."""
+        with contextlib.suppress(OSError):
+            # Whoever waits in accept() would keep it open.
+            self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
         self.cut()
 

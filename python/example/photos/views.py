@@ -1,41 +1,72 @@
-"""The pages, in JSON. IDs are texts, for browsers know no integers as large."""
+"""The pages, by Django REST framework. Every query set names its shard, by the user in the address or by the photo's ID."""
 
-import json
-
-from django.http import HttpRequest, JsonResponse
-from django.shortcuts import get_object_or_404
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from rest_framework import generics
+from rest_framework.pagination import CursorPagination
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from photos import actions
-from photos.models import Photo
+from photos.models import Follow, Photo
+from photos.serializers import FollowSerializer, LikeSerializer, PhotoSerializer
 
 
-def _shown(photo: Photo) -> dict[str, object]:
-    return {"id": str(photo.pk), "user": photo.user_id, "title": photo.title, "likes": photo.likes}
+class Newest(CursorPagination):
+    """The newest first: an ID begins with its time."""
+
+    ordering = "-id"
+    page_size = 20
 
 
-@require_http_methods(["GET", "POST"])
-def photos(request: HttpRequest, user: int) -> JsonResponse:
-    """A user's newest photos, or a new one."""
-    if request.method == "POST":
-        return JsonResponse(_shown(actions.upload(user, json.loads(request.body)["title"])), status=201)
-    newest = Photo.objects.filter(user_id=user).order_by("-id")[:20]
-    return JsonResponse({"photos": [_shown(photo) for photo in newest]})
+class Photos(generics.ListCreateAPIView):
+    """A user's photos, and new ones."""
+
+    serializer_class = PhotoSerializer
+    pagination_class = Newest
+
+    def get_queryset(self):
+        """On the user's shard."""
+        return Photo.objects.filter(user_id=self.kwargs["user"])
+
+    def perform_create(self, serializer):
+        """On the user's shard, which makes the ID."""
+        serializer.save(user_id=self.kwargs["user"])
 
 
-@require_GET
-def feed(request: HttpRequest, user: int) -> JsonResponse:
-    """The newest photos of those whom a user follows."""
-    return JsonResponse({"photos": [_shown(photo) for photo in actions.feed(user)]})
-
-
-@require_GET
-def photo(request: HttpRequest, id: int) -> JsonResponse:
+class OnePhoto(generics.RetrieveUpdateDestroyAPIView):
     """A photo, whose ID knows its shard."""
-    return JsonResponse(_shown(get_object_or_404(Photo, pk=id)))
+
+    queryset = Photo.objects.all()
+    serializer_class = PhotoSerializer
 
 
-@require_POST
-def likes(request: HttpRequest, id: int) -> JsonResponse:
-    """Likes a photo."""
-    return JsonResponse({"liked": actions.like(id, json.loads(request.body)["by"])})
+class Feed(APIView):
+    """The newest photos of those whom a user follows, of as many shards."""
+
+    def get(self, request: Request, user: int) -> Response:
+        """Them."""
+        return Response(PhotoSerializer(actions.feed(user), many=True).data)
+
+
+class Follows(generics.ListCreateAPIView):
+    """Whom a user follows."""
+
+    serializer_class = FollowSerializer
+
+    def get_queryset(self):
+        """On the shard of who looks."""
+        return Follow.objects.filter(user_id=self.kwargs["user"]).order_by("whom")
+
+    def perform_create(self, serializer):
+        """Once is enough."""
+        Follow.objects.get_or_create(user_id=self.kwargs["user"], **serializer.validated_data)
+
+
+class Likes(APIView):
+    """Who likes a photo."""
+
+    def post(self, request: Request, pk: int) -> Response:
+        """Likes it, once."""
+        asked = LikeSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        return Response({"liked": actions.like(pk, asked.validated_data["by"])})

@@ -1,11 +1,14 @@
 """The pages."""
 
+from django.contrib import admin
 from django.urls import path
 from photos import views
 
 urlpatterns = [
-    path("users/<int:user>/photos", views.photos),
-    path("users/<int:user>/feed", views.feed),
-    path("photos/<int:id>", views.photo),
-    path("photos/<int:id>/likes", views.likes),
+    path("users/<int:user>/photos", views.Photos.as_view()),
+    path("users/<int:user>/feed", views.Feed.as_view()),
+    path("users/<int:user>/follows", views.Follows.as_view()),
+    path("photos/<int:pk>", views.OnePhoto.as_view()),
+    path("photos/<int:pk>/likes", views.Likes.as_view()),
+    path("admin/", admin.site.urls),
 ]

@@ -19,9 +19,9 @@ class PgshardConfig(AppConfig):
     def ready(self) -> None:
         """Connects the signals."""
         from . import checks as checks
-        from .backend.pools import release
+        from .backend.pools import release, request_ended
 
-        request_finished.connect(release, dispatch_uid="pgshard release")
+        request_finished.connect(request_ended, dispatch_uid="pgshard release")
         celery: Any = sys.modules.get("celery")
         if celery is not None:
             from celery import signals

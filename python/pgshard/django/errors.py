@@ -40,8 +40,8 @@ class ConnectionLost(OperationalError):
 
 
 class InDoubt(OperationalError):
-    """The connection was lost while a statement outside of transactions, or a COMMIT, was on its way: it has taken effect, or it
-    has not. Look before it is made again; or let a unique constraint say so."""
+    """The connection was lost, or the time for many shards was over, while a statement outside of transactions, or a COMMIT, was
+    on its way: it has taken effect, or it has not. Look before it is made again; or let a unique constraint say so."""
 
 
 class ShardUnavailable(OperationalError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -9,16 +10,19 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import psycopg
 from django.db import DatabaseError, OperationalError, connections
 
 from .backend.pools import release
 from .cluster import alias
-from .errors import ShardUnavailable
+from .errors import InDoubt, ShardUnavailable
 
 T = TypeVar("T")
 
 WIDTH = 8
 """Shards that are asked at the same time, unless said otherwise; each has a thread and a connection."""
+CANCEL_MAX = 5.0
+"""Seconds that a host may take to be told that nobody waits for a statement any more."""
 
 
 class Partial(OperationalError):
@@ -52,10 +56,11 @@ def gather(
 ) -> Gathered[T]:
     """Does `work` with the alias of each shard, so many at a time.
 
-    `timeout`: seconds for all together. A shard that was not asked by then is not; one whose work had begun is waited for, at
-    most as long as its statement takes. Errors of databases are gathered; any other ends the call.
+    `timeout`: seconds for all together. A shard that was not asked by then is not, and gives `ShardUnavailable`; one that has
+    not answered gives `InDoubt`, and its statement is cancelled. Errors of databases are gathered; any other ends the call.
 
-    Shards that this thread has a transaction on are worked upon in this thread, so that they see what it has done.
+    Shards that this thread has a transaction on are worked upon in this thread, so that they see what it has done: these are
+    waited for.
     """
     if width < 1:
         raise ValueError(f"width must be 1 or more, not {width}")
@@ -66,7 +71,7 @@ def gather(
     for shard in shards:
         wrapper = getattr(connections._connections, alias(shard), None)
         (here if wrapper is not None and wrapper.in_atomic_block else elsewhere).append(shard)
-    if len(elsewhere) == 1 or width == 1:
+    if end is None and (len(elsewhere) == 1 or width == 1):
         here, elsewhere = here + elsewhere, []
     for shard in here:
         _one(result, shard, lambda shard=shard: work(alias(shard)), end)  # type: ignore[misc]
@@ -89,27 +94,70 @@ def _one(result: Gathered[T], shard: int, work: Callable[[], T], end: float | No
         result.errors[shard] = error
 
 
-def _threads(result: Gathered[T], shards: list[int], work: Callable[[str], T], width: int, end: float | None) -> None:
-    def run(shard: int) -> T:
+class Errand:
+    """Work on a shard in a thread of its own, that another thread may give up."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._wrapper: Any = None
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[str], T]) -> T:
+        """Does the work, and gives back what it took."""
+        with self._lock:
+            self._wrapper = connections[self._where]
         try:
-            return work(alias(shard))
+            return work(self._where)
         finally:
+            # Before the connection is anybody else's: a cancellation would meet their statement.
+            with self._lock:
+                self._wrapper = None
             release()
 
+    def _cancel(self) -> None:
+        with self._lock:
+            connection = self._wrapper and self._wrapper.connection
+            if connection is not None:
+                try:
+                    connection.cancel_safe(timeout=CANCEL_MAX)
+                except (psycopg.Error, OSError):
+                    pass  # The host is silent: the connection's own limits end it.
+
+    @staticmethod
+    def give_up(errands: Iterable[Errand]) -> None:
+        """Cancels what they wait for, without waiting for the hosts to hear it."""
+        for errand in errands:
+            threading.Thread(target=errand._cancel, name="pgshard cancel", daemon=True).start()
+
+
+def _threads(result: Gathered[T], shards: list[int], work: Callable[[str], T], width: int, end: float | None) -> None:
     queue = iter(shards)
-    with ThreadPoolExecutor(width, thread_name_prefix="pgshard gather") as pool:
-        running: dict[Any, int] = {}
-        while True:
+    pool = ThreadPoolExecutor(width, thread_name_prefix="pgshard gather")
+    running: dict[Any, tuple[int, Errand]] = {}
+    late = False
+    try:
+        while not late:
             for shard in queue:
                 if end is not None and time.monotonic() >= end:
                     result.errors[shard] = _late()
                     continue
+                errand = Errand(alias(shard))
                 # What the caller has chosen by context variables holds there too.
-                running[pool.submit(copy_context().run, run, shard)] = shard
+                running[pool.submit(copy_context().run, errand.run, work)] = shard, errand
                 if len(running) >= width:
                     break
             if not running:
                 return
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            left = None if end is None else max(end - time.monotonic(), 0)
+            done, _ = wait(running, left, return_when=FIRST_COMPLETED)
             for future in done:
-                _one(result, running.pop(future), future.result, None)
+                _one(result, running.pop(future)[0], future.result, None)
+            late = not done
+        for shard, _ in running.values():
+            result.errors[shard] = InDoubt(
+                "no answer: the time for all shards together was over; what was to be written may be"
+            )
+        result.errors.update((shard, _late()) for shard in queue)
+        Errand.give_up(errand for _, errand in running.values())
+    finally:
+        pool.shutdown(wait=not late)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ from django.db import models
 from django.db.models.constants import LOOKUP_SEP
 
 from ..errors import WrongId, WrongKey
+from .batch import fetch
 from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
@@ -68,8 +70,9 @@ class ShardedQuerySet(models.QuerySet):
     ) -> Any:
         """The objects with these IDs, of whatever shards, in their order; those that are not there are left out.
 
-        Shards are asked a few at a time. `timeout`: seconds for all together. Raises `Partial` where a shard failed; with
-        `partial`, what the others have is given back instead.
+        Of each host many shards are asked by one statement, and a few statements are on their way at a time; with
+        `prefetch_related` or `values`, and where anything fails, each shard by its own. `timeout`: seconds for all together.
+        Raises `Partial` where a shard failed; with `partial`, what the others have is given back instead.
         """
         wanted = list(ids)
         groups: dict[int, list[int]] = {}
@@ -84,7 +87,11 @@ class ShardedQuerySet(models.QuerySet):
             assert shard is not None, "gather gives aliases of shards"
             return list(self._on(where).filter(pk__in=groups[shard]))
 
-        result = gather(groups, work, width=width, timeout=timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        together = fetch(self, groups, width, end)
+        left = [shard for shard in groups if shard not in together]
+        result = gather(left, work, width=width, timeout=None if end is None else max(end - time.monotonic(), 0))
+        result.values.update(together)
         if not partial:
             result.all()
         found = {row.pk: row for rows in result.values.values() for row in rows}

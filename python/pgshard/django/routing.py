@@ -155,9 +155,16 @@ def where_it_belongs(instance: Any) -> Iterator[None]:
 @contextmanager
 def shard_of(key: Any) -> Iterator[str]:
     """Within it, queries and writes of sharded models that name no shard go to this key's. Gives its alias."""
-    token = _chosen.set(alias_of_key(key))
+    with within(alias_of_key(key)) as where:
+        yield where
+
+
+@contextmanager
+def within(where: str) -> Iterator[str]:
+    """Within it, queries and writes of sharded models that name no shard go to the one with this alias."""
+    token = _chosen.set(where)
     try:
-        yield _chosen.get() or ""
+        yield where
     finally:
         _chosen.reset(token)
 
@@ -215,5 +222,5 @@ def run_in_shard(key: Any, work: Callable[[], T]) -> T:
 
 __all__ = [
     "ShardRouter", "WrongId", "alias_of_id", "alias_of_instance", "alias_of_key", "check_instance", "refuse", "release",
-    "run_in_shard", "run_on", "shard_of", "shard_of_key",
+    "run_in_shard", "run_on", "shard_of", "shard_of_key", "within",
 ]  # fmt: skip

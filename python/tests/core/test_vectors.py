@@ -9,7 +9,7 @@ import pytest
 from pgshard import Config, ConfigError, Directory, KeyKind, Met, Placement, ShardMap, WrongId, WrongKey, ids, met
 from pgshard.identity import Identity, Record, timeline_of
 from pgshard.keys import key_of_text, shard_of_key
-from pgshard.stale import Do, Look, judge, judge_peer, repeatable
+from pgshard.stale import Do, Look, asks_about_names, judge, judge_peer, repeatable
 from pgshard.template import render
 
 FOLDER = Path(__file__).parents[3] / "tests" / "vectors"
@@ -134,6 +134,11 @@ def test_what_an_error_met(case):
 @pytest.mark.parametrize("case", cases("statements", "statements"), ids=lambda case: case["sql"])
 def test_statements(case):
     assert repeatable(case["sql"]) is case["repeatable"]
+
+
+@pytest.mark.parametrize("case", cases("statements", "asking"), ids=lambda case: case["sql"])
+def test_questions_about_names(case):
+    assert asks_about_names(case["sql"]) is case["asks"]
 
 
 @pytest.mark.parametrize("case", cases("templates", "templates"), ids=lambda case: case["sql"])

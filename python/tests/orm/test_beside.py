@@ -168,6 +168,41 @@ def test_the_admin_needs_a_shard(m, p, admin):
     assert not m.Photo.objects.for_key(V).exists()
 
 
+# -------------------------------------------------------------------------------------------------------- debug toolbar
+
+
+def test_the_debug_toolbars_panel_sees_shards(m, p):
+    from debug_toolbar.toolbar import DebugToolbar
+    from django.db import connections
+    from django.http import HttpResponse
+    from django.test import RequestFactory
+
+    from pgshard.django.backend import pools
+    from pgshard.django.contrib.debug_toolbar import ShardedSQLPanel
+
+    m.Photo.objects.bulk_create([m.Photo(user_id=U, title=f"{n:03d}") for n in range(30)])
+    request = RequestFactory().get("/")
+    panel = ShardedSQLPanel(DebugToolbar(request, lambda request: HttpResponse()), lambda request: HttpResponse())
+    # One alias has been used before, and one is made now.
+    assert "shard-3" in pools.slots().touched
+    assert "shard-12" not in pools.slots().touched
+    panel.enable_instrumentation()
+    try:
+        assert m.Photo.objects.for_key(V).count() == 0
+        m.Photo.objects.create(user_id=U, title="x")
+        assert len(list(m.Photo.objects.filter(user_id=U).iterator(chunk_size=7))) == 31
+        assert m.Category.objects.count() == 0
+    finally:
+        panel.disable_instrumentation()
+    assert [query["alias"] for query in panel._queries] == ["shard-12", "shard-3", "shard-3", "default"]
+    assert '"shard_0012"."photos_photo"' in panel._queries[0]["sql"]
+    m.Photo.objects.for_key(U).count()
+    assert len(panel._queries) == 4
+    # A request later nothing is left of it.
+    pools.release()
+    assert not hasattr(connections["shard-3"], "_djdt_cursor")
+
+
 # ------------------------------------------------------------------------------------------------------- content types
 
 

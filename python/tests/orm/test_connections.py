@@ -5,8 +5,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+
+PROJECT = Path(__file__).parents[1] / "project"
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -126,6 +129,35 @@ def test_a_pool_that_is_exhausted_says_so(m, pools, monkeypatch):
         for connection in taken:
             pool.give_back(connection)
     assert m.Photo.objects.for_key(U).count() == 0
+
+
+def test_a_connection_has_the_time_zone_of_the_settings(m, pools):
+    """Also one that was opened while they said another, as in tests that override them."""
+    from django.db import connections
+    from django.test import override_settings
+
+    def zone():
+        try:
+            with connections["shard-3"].cursor() as cursor:
+                cursor.execute("SHOW timezone")
+                return cursor.fetchone()
+        finally:
+            pools.release()
+
+    assert zone() == ("UTC",)
+    with override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo"):
+        assert zone() == ("Asia/Tokyo",)
+    assert zone() == ("UTC",)
+
+
+def test_the_compilers_are_those_of_postgresql():
+    """Django's for PostgreSQL refuse dangerous aliases, and insert many rows faster."""
+    from django.db.backends.postgresql import compiler as djangos
+
+    from pgshard.django.backend import compiler as ours
+
+    for name in ("SQLCompiler", "SQLAggregateCompiler", "SQLInsertCompiler", "SQLUpdateCompiler", "SQLDeleteCompiler"):
+        assert issubclass(getattr(ours, name), getattr(djangos, name, object))
 
 
 def end_all(world, host):
@@ -284,3 +316,36 @@ def test_behind_a_pooler_no_cursor_stays_on_the_server(world, m, pools, monkeypa
     next(rows)
     assert in_use(pools) == {"db1": 1}, "the rows are here already"
     rows.close()
+
+
+def test_celery_with_processes_of_its_own(world, m, tmp_path):
+    """Forked from a process with open connections; each task gives back what it took, also one that fails."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "CELERY_FOLDER": str(tmp_path),
+    }
+    line = [sys.executable, "-m", "celery", "--app", "worker", "worker", "--concurrency", "2", "--loglevel", "warning"]
+    with (tmp_path / "log").open("w") as log:
+        worker = subprocess.Popen(
+            [*line, "--without-gossip", "--without-mingle", "--without-heartbeat"],
+            env=env, cwd=PROJECT, stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            send = "import worker; [worker.add.delay(user, user % 4 == 0) for user in range(16)]"
+            subprocess.run([sys.executable, "-c", send], env=env, cwd=PROJECT, check=True)
+            end = time.monotonic() + 120
+            while m.Photo.objects.across_shards().count() < 17 and time.monotonic() < end and worker.poll() is None:
+                time.sleep(0.1)
+        finally:
+            worker.terminate()
+            code = worker.wait(timeout=120)
+    said = (tmp_path / "log").read_text()
+    titles = sorted(photo.title for photo in m.Photo.objects.across_shards().list(limit=100))
+    assert code == 0, said
+    parents = [title for title in titles if title.startswith("parent")]
+    assert parents == ["parent", "parent ended"], said
+    tasks = [title.split(" had ") for title in titles if not title.startswith("parent")]
+    assert len(tasks) == 16, said
+    assert len({pid for pid, _ in tasks}) == 2
+    assert {before for _, before in tasks} == {"0"}

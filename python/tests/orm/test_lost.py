@@ -22,6 +22,7 @@ def m(world):
 @pytest.fixture
 def through(world, monkeypatch):
     """Leads db1 through a proxy, whose target can be another server."""
+    from pgshard.circuit import Circuit
     from pgshard.django.backend import pools
     from pgshard.django.cluster import cluster
     from pgshard.identity import Known
@@ -31,7 +32,7 @@ def through(world, monkeypatch):
     host = directory.host("db1")
     proxy = Proxy(int(host.params["port"]))
     params = {**host.params, "port": str(proxy.port)}
-    led = dataclasses.replace(host, params=params, known=Known())
+    led = dataclasses.replace(host, params=params, known=Known(), circuit=Circuit())
     monkeypatch.setattr(directory, "_hosts", {**directory._hosts, "db1": led})
     yield proxy
     pools.close_all()
@@ -164,3 +165,40 @@ def test_a_host_that_is_a_standby_for_a_moment_is_no_error(world, m, through):
     finally:
         through.target = primary
         standby.control("stop", "-m", "immediate")
+
+
+def test_a_host_that_is_dead_fails_at_once_and_its_neighbours_go_on(world, m, through):
+    """The first call notices, the others are told; and once it answers again it is used again."""
+    from django.db import OperationalError
+
+    from pgshard.django import ShardUnavailable, alias_of_key, release
+    from pgshard.django.cluster import cluster
+
+    other = next(user for user in range(16) if world.host_of(user) == "db2")
+    m.Tag.objects.create(user_id=U, word="before")
+    release()
+    port = through.port
+    through.close()
+    with pytest.raises(OperationalError):
+        m.Tag.objects.for_key(U).count()
+    for _ in range(100):
+        with pytest.raises(ShardUnavailable, match=r"host db1 is out of reach: .*refused"):
+            m.Tag.objects.for_key(U).count()
+        m.Tag.objects.create(user_id=other, word="x").delete()
+    assert cluster().directory.host("db1").circuit.is_open
+    gathered = m.Tag.objects.across_shards().run(lambda rows: rows.count())
+    failed = {alias_of_key(shard) for shard in gathered.errors}
+    assert failed == {f"shard-{shard}" for shard in range(16) if world.host_of(shard) == "db1"}
+    again = Proxy(through.target, port)
+    try:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            try:
+                found = m.Tag.objects.for_key(U).count()
+                break
+            except ShardUnavailable:
+                time.sleep(0.01)
+        assert found == 1
+    finally:
+        release()
+        again.close()

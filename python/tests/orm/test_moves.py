@@ -339,3 +339,69 @@ def test_a_shard_that_moved_twice_is_found(world, m, stale):
     m.Tag.objects.create(user_id=user, word="y")
     rows = m.Tag.objects.for_key(user).iterator()
     assert len(list(rows)) == 2
+
+
+def test_an_answer_that_a_signpost_changed_is_not_believed(world, m, monkeypatch):
+    """Where the shard was, questions about names are answered without an error: with NULL, or of the signpost's views."""
+    from django.db import connections, transaction
+
+    from pgshard.django import ShardMoved
+    from pgshard.django.cluster import cluster
+
+    user = 13
+    ask = "SELECT pg_get_serial_sequence('{shard}.photos_photo_tags', 'id'), %s::text"
+
+    def answer(using):
+        with connections[using].cursor() as cursor:
+            cursor.execute(ask, ["x"])
+            return cursor.fetchone()
+
+    expected = ("shard_0013.photos_photo_tags_id_seq", "x")
+    directory = cluster().directory
+    assert answer("shard-13") == expected
+    # The map's file is not looked at: this process knows the old place.
+    monkeypatch.setattr(directory._follower, "glance", lambda: None)
+
+    def moved():
+        before = directory.place(user)
+        world.move(user)
+        assert directory.place(user) == before
+
+    moved()
+    assert answer("shard-13") == expected
+    moved()
+    with transaction.atomic(using="shard-13"):
+        assert answer("shard-13") == expected, "as the first statement it is run again"
+        m.Tag.objects.create(user_id=user, word="x")
+    moved()
+
+    def read_and_ask():
+        with transaction.atomic(using="shard-13"):
+            with connections["shard-13"].cursor() as cursor:
+                cursor.execute("SELECT 1")
+            return answer("shard-13")
+
+    with pytest.raises(ShardMoved):
+        read_and_ask()
+    # Who meets the signpost itself learns where the shard is.
+    assert m.Tag.objects.for_key(user).count() == 1
+    assert read_and_ask() == expected
+    # A column that is called like such a function costs nothing.
+    asked = cluster().asking.questions(world.host_of(user)).asked
+    with connections["shard-13"].cursor() as cursor:
+        cursor.execute("SELECT word AS short_description FROM {shard}.photos_tag")
+    assert cluster().asking.questions(world.host_of(user)).asked == asked
+
+
+def test_rows_of_many_shards_are_found_when_one_has_moved(world, m, monkeypatch):
+    """One statement for all of a host meets its signpost; the shards are asked one by one then."""
+    from pgshard.django import batch
+    from pgshard.django.cluster import cluster
+
+    photos = [m.Photo.objects.create(user_id=user, title="x") for user in range(16)]
+    monkeypatch.setattr(cluster().directory._follower, "glance", lambda: None)
+    plain, given = batch._in_thread, []
+    monkeypatch.setattr(batch, "_in_thread", lambda *args: given.append(plain(*args)) or given[-1])
+    world.move(14)
+    assert m.Photo.objects.by_ids([photo.pk for photo in photos]) == photos
+    assert sorted(map(bool, given)) == [False, True]

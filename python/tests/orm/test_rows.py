@@ -1,5 +1,8 @@
 """Rows go where they belong, are found there, and a query that names no shard is refused."""
 
+import threading
+import time
+
 import pytest
 from world import World
 
@@ -232,6 +235,49 @@ def test_many_shards_at_once(m, p):
         m.Photo.objects.order_by("album__name").across_shards().list(limit=1)
 
 
+@pytest.fixture
+def together(monkeypatch):
+    """What each statement over many shards gave: none where it failed."""
+    from pgshard.django import batch
+
+    plain, given = batch._in_thread, []
+    monkeypatch.setattr(batch, "_in_thread", lambda *args: given.append(plain(*args)) or given[-1])
+    return given
+
+
+def test_rows_of_many_shards_by_one_statement_a_host(m, together):
+    from django.db.models.functions import Upper
+
+    albums = [m.Album.objects.create(user_id=user, name=f"album {user}") for user in range(16)]
+    photos = [m.Photo.objects.create(user_id=user, title=f"p{user:02d}", album=albums[user % 16]) for user in range(48)]
+    ids = [photo.pk for photo in photos]
+    query = m.Photo.objects.filter(title__lt="p40").select_related("album").annotate(upper=Upper("title"))
+    found = query.by_ids([*ids, ids[0]])
+    assert [photo.pk for photo in found] == [*ids[:40], ids[0]]
+    for photo in found:
+        assert (photo._state.db, photo.album._state.db) == (f"shard-{photo.user_id % 16}",) * 2
+        assert (photo.album.name, photo.upper) == (f"album {photo.user_id % 16}", photo.title.upper())
+        assert photo.likes == 0
+    assert sum(len(one) for one in together) == 16
+    assert len(together) == 2
+    found[0].likes = 3
+    found[0].save()
+    assert m.Photo.objects.get(pk=ids[0]).likes == 3
+    assert m.Photo.objects.only("title").by_ids(ids[:2])[1].user_id == 1
+    del together[:]
+    # What is not plain goes by single shards.
+    assert [list(photo.tags.all()) for photo in m.Photo.objects.prefetch_related("tags").by_ids(ids[:2])] == [[], []]
+    assert list(m.Photo.objects.values_list("title", flat=True).filter(pk__in=[ids[0]])) == ["p00"]
+    assert together == []
+
+
+def test_a_literal_place_for_the_schema_in_a_row_stays(m, together):
+    photos = [m.Photo.objects.create(user_id=user, title="{shard} %s %") for user in range(16)]
+    found = m.Photo.objects.filter(title="{shard} %s %").by_ids([photo.pk for photo in photos])
+    assert found == photos
+    assert sum(len(one) for one in together) == 16
+
+
 def test_what_fails_in_part_gives_the_rest(m, p, monkeypatch):
     from django.db import OperationalError
 
@@ -253,6 +299,35 @@ def test_what_fails_in_part_gives_the_rest(m, p, monkeypatch):
     with pytest.raises(p.Partial, match="was over"):
         m.Photo.objects.by_ids([photo.pk for photo in photos], timeout=0)
     assert m.Photo.objects.by_ids([photo.pk for photo in photos], timeout=0, partial=True) == []
+
+
+def test_a_shard_that_does_not_answer_is_not_waited_for(m, p, world):
+    from pgshard.django import InDoubt
+    from pgshard.django.backend import pools
+
+    def in_use():
+        return sum(pool.in_use for pool in pools._pools.by_host.values())
+
+    photos = [m.Photo.objects.create(user_id=user, title=f"{user}") for user in range(16)]
+    p.release()
+    with world.superuser(world.host_of(2)) as keeper:
+        keeper.execute("BEGIN; LOCK TABLE shard_0002.photos_photo")
+        # So that a test that fails ends.
+        free = threading.Timer(30, lambda: keeper.execute("ROLLBACK"))
+        free.start()
+        gathered = m.Photo.objects.across_shards(timeout=3).run(lambda rows: rows.count())
+        assert isinstance(gathered.errors.pop(2), InDoubt)
+        assert {type(error) for error in gathered.errors.values()} <= {p.ShardUnavailable}
+        found = m.Photo.objects.by_ids([photo.pk for photo in photos], timeout=3, partial=True)
+        assert photos[2] not in found
+        # Nor has it kept anything: the statements were cancelled.
+        end = time.monotonic() + 25
+        while in_use() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert in_use() == 0
+        assert free.is_alive()
+        free.cancel()
+        keeper.execute("ROLLBACK")
 
 
 def test_within_a_transaction_its_own_writes_are_seen_by_many_shards(m, p):

@@ -43,7 +43,7 @@ def untouched(world, db):
 @pytest.mark.usefixtures("untouched")
 def test_djangos_runner(world):
     said = run(world, "manage.py", "test", "--noinput", "--keepdb")
-    assert "Ran 8 tests" in said
+    assert "Ran 9 tests" in said
     assert databases(world) == ["test_app_shards", "test_website"]
     said = run(world, "manage.py", "test", "--noinput", "photos.tests.Flush")
     assert "Ran 2 tests" in said
@@ -52,7 +52,7 @@ def test_djangos_runner(world):
 @once
 @pytest.mark.usefixtures("untouched")
 def test_djangos_runner_with_several_processes(world):
-    assert "Ran 8 tests" in run(world, "manage.py", "test", "--noinput", "--parallel", "2")
+    assert "Ran 9 tests" in run(world, "manage.py", "test", "--noinput", "--parallel", "2")
 
 
 @once
@@ -60,4 +60,4 @@ def test_djangos_runner_with_several_processes(world):
 def test_pytest_django(world):
     line = ("-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(PROJECT), "-p", "no:cacheprovider")
     said = run(world, *line, "-p", "pgshard.django.pytest_plugin", "photos/tests.py")
-    assert "8 passed" in said
+    assert "9 passed" in said

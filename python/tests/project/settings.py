@@ -22,13 +22,37 @@ _default = {
 DATABASES = pgshard.django.databases(default=_default)
 DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]
 INSTALLED_APPS = [
+    "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
+    "django.contrib.messages",
     "django.contrib.postgres",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "debug_toolbar",
     "pgshard.django",
     "photos",
     "shop",
 ]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+STATIC_URL = "/static/"
 ROOT_URLCONF = "photos.urls"
 ALLOWED_HOSTS = ["*"]
 TEST_RUNNER = "pgshard.django.test.ShardedTestRunner"

@@ -18,6 +18,7 @@ import psycopg
 from django.db import DatabaseError, NotSupportedError, OperationalError, ProgrammingError
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql import base as postgresql
+from django.dispatch import Signal
 from psycopg import IsolationLevel
 from psycopg.pq import TransactionStatus
 
@@ -26,7 +27,7 @@ from ...map import Placement
 from ...pool import Connection, Pool, is_alive
 from ...reach import is_lost, is_standby
 from ...recovery import Recovery
-from ...stale import Met, met
+from ...stale import Met, asks_about_names, met
 from ...stale import repeatable as may_repeat
 from ...template import quote_name, render
 from ..cluster import cluster, shard_of_alias
@@ -40,8 +41,10 @@ from .operations import DatabaseOperations
 from .schema import refuse
 
 READ_ONLY = "25006"
+alias_created = Signal()
+"""Sent as a thread makes its connection object of a shard, `wrapper`: no look at all databases finds it."""
 _ENSURE_CONNECTION = BaseDatabaseWrapper.ensure_connection
-_PASSING = (core.ShardUnavailable, core.TooManyWaiting, core.LookUpFailed)
+_PASSING = (core.ShardUnavailable, core.TooManyWaiting, core.LookUpFailed, core.HostUnreachable, core.WrongServer)
 
 
 @contextmanager
@@ -87,6 +90,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self._counts = True
         self._streams = 0
         pools.touch(alias)
+        alias_created.send(sender=type(self), wrapper=self)
 
     # ------------------------------------------------------------------------------------------------------ connections
 
@@ -136,6 +140,16 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
     def _pool(self, host: str) -> Pool:
         return pools.pool(host, self)
 
+    def _taken(self, pool: Pool) -> Connection:
+        """A connection for this object alone."""
+        connection = pool.take()
+        try:
+            self._configure_timezone(connection)
+        except BaseException:
+            pool.discard(connection)
+            raise
+        return connection
+
     def _attach(self) -> None:
         """Takes the thread's connection to the shard's host, opened or replaced if need be."""
         place = cluster().directory.place(self.shard)
@@ -147,6 +161,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 held[0].discard(held[1])
             pool = self._pool(place.host)
             held = mine.shared[place.host] = (pool, pool.take())
+        if held[1] is not self.connection:
+            self._configure_timezone(held[1])
         self._place, self.connection = place, held[1]
 
     def _set_autocommit(self, autocommit: bool) -> None:
@@ -196,8 +212,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         )
 
     def is_usable(self) -> bool:
-        """Whether the connection has not been seen to end."""
-        return self.connection is not None and is_alive(self.connection)
+        """Whether the connection has not been seen to end, and takes statements: Django's tests ask it after each test."""
+        return self.connection is not None and is_alive(self.connection) and not self.has_failed()
 
     def close_if_health_check_failed(self) -> None:
         """Every statement looks whether its connection has ended."""
@@ -217,7 +233,13 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         return DebugCursor(cursor, self)
 
     def _cursor(self, name: str | None = None) -> Any:
-        wrapped = super()._cursor(name)
+        known = BaseDatabaseWrapper.ensure_connection is _ENSURE_CONNECTION
+        if name is None and known and self.connection is not None and not self.connection.closed:
+            # Whatever it is on: `_ready` looks before each statement, and once is enough.
+            with self.wrap_database_errors:
+                wrapped = self._prepare_cursor(self.create_cursor())
+        else:
+            wrapped = super()._cursor(name)
         wrapped.server_side_name = name
         if name is not None:
             wrapped.pid = os.getpid()
@@ -233,7 +255,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             return super().chunked_cursor()
         with self.wrap_database_errors, djangos():
             pool = self._pool(self._place.host)
-            raw = pool.take()
+            raw = self._taken(pool)
         try:
             self._named_cursor_idx += 1
             name = f"pgshard_{id(raw)}_{self._named_cursor_idx}"
@@ -243,6 +265,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             raise
         wrapped.server_side_name, wrapped.stream, wrapped.pid = name, (pool, raw), os.getpid()
         self._streams += 1
+        pools.slots().streams.add(wrapped)
         return wrapped
 
     def stream_ended(self, pool: Pool, connection: Connection, discard: bool = False) -> None:
@@ -278,8 +301,16 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             if self._own is not None and self._sent == 0:
                 self._began = began
             try:
-                result = execute()
+                if not asks_about_names(sql):
+                    result = execute()
+                else:
+                    recovery = recovery or Recovery(cluster().asking, self.shard)
+                    believed, result = self._believed(cursor, sql, execute, recovery, began, repeatable)
+                    if not believed:
+                        continue
             except DatabaseError as error:
+                if isinstance(error, (ShardMoved, ShardUnavailable)):
+                    raise
                 cause = error.__cause__
                 how = met(getattr(cause, "sqlstate", None), _message(cause))
                 repeatable = repeatable and may_repeat(sql) and not _several(sql)
@@ -304,6 +335,34 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             self._count()
             self._left_open(cursor)
             return result
+
+    def _believed(
+        self, cursor: Any, sql: str, execute: Callable[[], Any], recovery: Recovery, began: float, repeatable: bool
+    ) -> tuple[bool, Any]:
+        """Runs a statement that a signpost would answer without an error, and asks the host whether it has served the shard:
+        False where it has not, nothing of the statement stays, and it is worth another try.
+        """
+        repeatable = repeatable and may_repeat(sql) and not _several(sql)
+        if self._own is not None or cursor.stream is not None or not repeatable:
+            result = execute()
+            if repeatable and (self._sent == 0 or cursor.stream is not None):
+                return not self._recovered(cursor, recovery, Met.RELATIVE, began), result
+            self._refuse(Met.RELATIVE, began, None)
+            return True, result
+        with self.wrap_database_errors:
+            self.connection.execute("BEGIN", prepare=False)
+        try:
+            result = execute()
+            if self._recovered(cursor, recovery, Met.RELATIVE, began):
+                return False, None
+            with self.wrap_database_errors:
+                self.connection.execute("COMMIT", prepare=False)
+        except BaseException:
+            if self.connection is not None and not self.connection.closed:
+                with self.wrap_database_errors:
+                    self.connection.execute("ROLLBACK", prepare=False)
+            raise
+        return True, result
 
     def _count(self) -> None:
         self._sent += self._counts
@@ -334,8 +393,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             held[0].discard(held[1])
         self.connection = None
 
-    def _refuse(self, how: Met, began: float, error: BaseException) -> None:
-        """Raises `ShardMoved` unless the error is the application's own."""
+    def _refuse(self, how: Met, began: float, error: BaseException | None) -> None:
+        """Raises `ShardMoved` unless the error, or the answer, is the application's own."""
         since = self._began if self._own is not None else began
         with djangos():
             if Recovery(cluster().asking, self.shard).is_own(how, self._place, since):
@@ -434,13 +493,13 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         if cursor.stream is not None:
             self._place = cluster().directory.place(self.shard)
             pool = self._pool(self._place.host)
-            cursor.stream = (pool, pool.take())
+            cursor.stream = (pool, self._taken(pool))
             cursor.cursor = self._on(cursor.stream[1], cursor.server_side_name)
             return
         if self._own is not None:
             self._place = cluster().directory.place(self.shard)
             self._own = self._pool(self._place.host)
-            self.connection = self._own.take()
+            self.connection = self._taken(self._own)
             self.connection.autocommit = False
             for sid in self._savepoints:
                 self.connection.execute(self.ops.savepoint_create_sql(sid))

@@ -15,8 +15,18 @@ from django.db.models.sql.datastructures import BaseTable, Join
 from ..errors import WrongShard
 from ..sharded import unsharded_tables
 
-# Django before 6.1 has no compiler of its own for PostgreSQL's INSERT.
-_Insert: Any = getattr(postgresql, "SQLInsertCompiler", standard.SQLInsertCompiler)
+
+def _django(name: str) -> Any:
+    """PostgreSQL's compiler, which refuses and does more than the standard one: Django's versions have not the same of them."""
+    return getattr(postgresql, name, getattr(standard, name))
+
+
+# For mypy each is of any type, as all of Django's.
+_Select: Any = _django("SQLCompiler")
+_Aggregate: Any = _django("SQLAggregateCompiler")
+_Insert: Any = _django("SQLInsertCompiler")
+_Update: Any = _django("SQLUpdateCompiler")
+_Delete: Any = _django("SQLDeleteCompiler")
 
 
 def _put(sql: str, before: str, schema: str) -> str:
@@ -51,11 +61,11 @@ class _Qualified:
             )
 
 
-class SQLCompiler(_Qualified, standard.SQLCompiler):
+class SQLCompiler(_Qualified, _Select):
     """SELECT."""
 
 
-class SQLAggregateCompiler(_Qualified, standard.SQLAggregateCompiler):
+class SQLAggregateCompiler(_Qualified, _Aggregate):
     """SELECT of aggregates over a subquery."""
 
 
@@ -68,7 +78,7 @@ class SQLInsertCompiler(_Qualified, _Insert):
         return [(_put(sql, "INSERT INTO ", schema), params) for sql, params in super().as_sql()]
 
 
-class SQLUpdateCompiler(_Qualified, standard.SQLUpdateCompiler):
+class SQLUpdateCompiler(_Qualified, _Update):
     """UPDATE."""
 
     def as_sql(self) -> Any:
@@ -79,7 +89,7 @@ class SQLUpdateCompiler(_Qualified, standard.SQLUpdateCompiler):
         return sql, params
 
 
-class SQLDeleteCompiler(_Qualified, standard.SQLDeleteCompiler):
+class SQLDeleteCompiler(_Qualified, _Delete):
     """DELETE."""
 
     def _as_sql(self, query: Any) -> Any:

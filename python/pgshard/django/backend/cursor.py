@@ -56,7 +56,7 @@ class _Moving:
 
     def close(self) -> None:
         """Closes the cursor. A server-side one outside of transactions gives its connection back."""
-        stream, self.stream = self.stream, None
+        stream = self._take_stream()
         if self.pid not in (None, os.getpid()):
             # In the child of a fork: the cursor is the parent's, and closing it here would close it there.
             abandoned.append((self.cursor, stream))
@@ -69,9 +69,18 @@ class _Moving:
 
     def __del__(self, getpid: Any = os.getpid) -> None:
         # One that nobody has closed, in the process that opened it.
-        if self.stream is not None and self.pid == getpid():
-            stream, self.stream = self.stream, None
+        if self.pid == getpid():
+            self.end_stream()
+
+    def end_stream(self) -> None:
+        """For who has opened a server-side cursor outside of transactions, and is gone: closes its connection if it is open."""
+        stream = self._take_stream()
+        if stream is not None:
             self.db.stream_ended(*stream, discard=True)
+
+    def _take_stream(self) -> tuple[Pool, Connection] | None:
+        # At once: the thread that opened it and the one that collects it may come here together.
+        return self.__dict__.pop("stream", None)
 
 
 class Cursor(_Moving, CursorWrapper):

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from typing import Any
 
 from asgiref.local import Local
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
 from django.db import connections
 from django.dispatch import Signal
 
@@ -44,6 +47,8 @@ class Slots:
         """By host: the connection in autocommit."""
         self.touched: dict[str, None] = {}
         """Aliases that have a connection object in this thread, in the order of their making."""
+        self.streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Server-side cursors that this thread has opened outside of transactions, and that may be open yet."""
 
     def give_back(self, getpid: Any = os.getpid) -> None:
         """Gives all connections back. In the child of a fork they are the parent's, and left alone."""
@@ -52,7 +57,15 @@ class Slots:
             for pool, connection in shared.values():
                 pool.give_back(connection)
 
-    __del__ = give_back
+    def end_streams(self) -> None:
+        """Closes the cursors that have a connection for themselves."""
+        for cursor in list(self.streams):
+            cursor.end_stream()
+
+    def __del__(self, getpid: Any = os.getpid) -> None:
+        self.give_back(getpid)
+        if self.pid == getpid():
+            self.end_streams()
 
 
 def slots() -> Slots:
@@ -108,6 +121,17 @@ def release(**_: Any) -> None:
     mine = slots()
     _forget(mine, 0)
     mine.give_back()
+
+
+def request_ended(sender: Any = None, **_: Any) -> None:
+    """At the end of a request: `release`, and what it has left open on a server-side cursor is closed.
+
+    A browser that leaves cancels its request, and the exception that does so refers to itself and to the iterator that it met:
+    Python would close that some day. A test's client is no server, and its test may be in the midst of an iterator.
+    """
+    if isinstance(sender, type) and issubclass(sender, (ASGIHandler, WSGIHandler)):
+        slots().end_streams()
+    release()
 
 
 def touch(alias: str) -> None:

@@ -1,6 +1,6 @@
 """Tests as users write them; `manage.py test` and pytest run them."""
 
-from django.db import transaction
+from django.db import DataError, connections, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.test.testcases import DatabaseOperationForbidden
 
@@ -38,6 +38,11 @@ class Rollback(TestCase):
         with self.captureOnCommitCallbacks(using="shard-2") as hooks:
             run_in_shard(2, work)
         self.assertEqual(len(hooks), 1)
+
+    def test_an_error_at_the_end(self):
+        # Django looks at deferred constraints after each test, and must not where the transaction has failed.
+        with self.assertRaises(DataError), connections["shard-1"].cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
 
     def test_views(self):
         for _ in range(2):

@@ -1,0 +1,30 @@
+"""The admin's pages: a list shows one user's rows, which is typed into its search box."""
+
+from django.contrib import admin
+
+from pgshard.django.admin import ShardedModelAdmin
+from photos.models import Follow, Like, Photo
+
+
+@admin.register(Photo)
+class PhotoAdmin(ShardedModelAdmin):
+    """Photos."""
+
+    list_display = ["id", "title", "likes"]
+    raw_id_fields = ["user"]
+
+
+@admin.register(Like)
+class LikeAdmin(ShardedModelAdmin):
+    """Who likes which photo."""
+
+    list_display = ["id", "photo_id", "by"]
+    raw_id_fields = ["user", "photo"]
+
+
+@admin.register(Follow)
+class FollowAdmin(ShardedModelAdmin):
+    """Who follows whom."""
+
+    list_display = ["id", "user_id", "whom"]
+    raw_id_fields = ["user"]

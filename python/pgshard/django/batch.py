@@ -1,0 +1,144 @@
+"""Rows of many shards by one statement a host: `SELECT … FROM "shard_0001"… UNION ALL SELECT … FROM "shard_0002"…`.
+
+It is only a shorter way: whatever it cannot do, or meets a move or any other error on, is left for the way by single shards,
+which knows what to do and says whose error it is.
+
+Invariant: nothing but SELECT is sent, in autocommit; and a shard that this thread has a transaction on is left.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
+from typing import Any
+
+from django.db import DatabaseError, connections, models
+from django.db.models.query import ModelIterable
+from django.db.utils import InterfaceError
+
+from ..errors import PgshardError
+from ..template import quote_name, render
+from .cluster import alias, cluster, state
+from .fields import ShardedBigAutoField
+from .gather import Errand
+
+SHARDS_MAX = 64
+"""Shards in one statement: a server plans it in a few milliseconds, and it takes a few hundred locks of its table for all."""
+_SCHEMA = '"pgshard schema of this arm"'
+
+
+@ShardedBigAutoField.register_lookup
+class AnyOf(models.Lookup):
+    """An ID of a list, which is one parameter."""
+
+    lookup_name = "pgshard_any"
+    prepare_rhs = False
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        """For Django."""
+        lhs, params = self.process_lhs(compiler, connection)
+        return f"{lhs} = ANY(%s)", [*params, self.rhs]
+
+
+def fetch(queryset: Any, groups: dict[int, list[int]], width: int, end: float | None) -> dict[int, list[Any]]:
+    """The objects with these IDs, by shard; shards that are not in it are to be asked one by one. `end`: of `time.monotonic`."""
+    batches = _batches(groups) if _is_plain(queryset) else []
+    asked = [batch for batch in batches if len(batch) > 1]
+    found: dict[int, list[Any]] = {}
+    if not asked:
+        return found
+    pool = ThreadPoolExecutor(min(width, len(asked)), thread_name_prefix="pgshard batch")
+    late = False
+    try:
+        errands = {}
+        for batch in asked:
+            errand = Errand(alias(batch[0]))
+            # What the caller has chosen by context variables holds there too.
+            running = pool.submit(
+                copy_context().run, errand.run, lambda _, batch=batch: _in_thread(queryset, groups, batch, end)
+            )
+            errands[running] = errand
+        done, left = wait(errands, None if end is None else max(end - time.monotonic(), 0))
+        for future in done:
+            found.update(future.result())
+        late = bool(left)
+        Errand.give_up(errands[future] for future in left)
+    finally:
+        pool.shutdown(wait=not late, cancel_futures=late)
+    return found
+
+
+def _is_plain(queryset: Any) -> bool:
+    """Whether it gives objects, as they are in a table, and nobody wants to see its statements: tests count them."""
+    query = queryset.query
+    return (
+        queryset._iterable_class is ModelIterable
+        and not (queryset._prefetch_related_lookups or queryset._known_related_objects)
+        and not (query.combinator or query.is_sliced or query.is_empty() or query.select_for_update)
+        and not state.visible
+        and isinstance(queryset.model._meta.pk, ShardedBigAutoField)
+    )
+
+
+def _batches(groups: dict[int, list[int]]) -> list[list[int]]:
+    """The shards by host, so many at a time."""
+    directory = cluster().directory
+    hosts: dict[str, list[int]] = {}
+    for shard in groups:
+        wrapper = getattr(connections._connections, alias(shard), None)
+        if wrapper is None or not (wrapper.in_atomic_block or wrapper.execute_wrappers or wrapper.queries_logged):
+            hosts.setdefault(directory.place(shard).host, []).append(shard)
+    return [
+        shards[at : at + SHARDS_MAX] for shards in hosts.values() for at in range(0, len(shards), SHARDS_MAX)
+    ]  # fmt: skip
+
+
+def _in_thread(
+    queryset: Any, groups: dict[int, list[int]], batch: list[int], end: float | None
+) -> dict[int, list[Any]]:
+    if end is not None and time.monotonic() >= end:
+        return {}
+    try:
+        return _ask(queryset, groups, batch)
+    except (DatabaseError, InterfaceError, PgshardError):
+        return {}
+
+
+def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[int, list[Any]]:
+    where = alias(batch[0])
+    wrapper = connections[where]
+    wanted = object()
+    query = queryset._on(where).filter(pk__pgshard_any=wanted)
+    compiler = query.query.get_compiler(using=where)
+    real, wrapper.quoted_schema = wrapper.quoted_schema, _SCHEMA
+    try:
+        sql, params = compiler.as_sql()
+    finally:
+        wrapper.quoted_schema = real
+    arms: list[str] = []
+    values: list[Any] = []
+    for shard in batch:
+        schema = cluster().config.schema(shard)
+        arms.append(f"({render(sql.replace(_SCHEMA, quote_name(schema)), schema)})")
+        values += [groups[shard] if value is wanted else value for value in params]
+    wrapper.ensure_connection()
+    with wrapper.wrap_database_errors, wrapper.create_cursor() as cursor:
+        cursor.execute(" UNION ALL ".join(arms), values, prepare=False)
+        rows = cursor.fetchall()
+    compiler.execute_sql = lambda *args, **more: [rows]
+    query.query.get_compiler = lambda *args, **more: compiler
+    found: dict[int, list[Any]] = {shard: [] for shard in batch}
+    for one in ModelIterable(query):
+        shard = cluster().directory.shard_of_id(one.pk)
+        _put(one, alias(shard))
+        found[shard].append(one)
+    return found
+
+
+def _put(one: models.Model, where: str) -> None:
+    """Notes where an object, and what was selected with it, is from."""
+    one._state.db = where
+    for related in one._state.fields_cache.values():
+        if isinstance(related, models.Model):
+            _put(related, where)

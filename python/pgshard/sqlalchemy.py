@@ -1,0 +1,460 @@
+"""pgshard for SQLAlchemy 2.1: one set of models for all shards, an engine a host, and transactions that are run again, whole,
+when their shard moves.
+
+    class Base(DeclarativeBase):
+        metadata = MetaData(schema=SCHEMA)
+
+    class Photo(Base):
+        __tablename__ = "photos"
+        id: Mapped[int] = shard_id()
+        user_id: Mapped[int] = shard_key()
+
+    shards = Shards.open("pgshard.toml")
+    photo_id = shards.run(user, lambda session: add(session, Photo(user_id=user)).id)
+    photo = shards.run_by_id(photo_id, lambda session: session.get(Photo, photo_id))
+
+`AsyncShards` is the same for asyncio. The name `shard` of the tables' schema stands for the schema of the shard that a
+transaction is on (SQLAlchemy's schema_translate_map), so that a statement is compiled once for all; texts say `{shard}`.
+
+Invariant: a transaction is committed only if no statement of it was answered by a signpost, also where `work` did not notice; and
+COMMIT is sent once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import BigInteger, Connection, Engine, FetchedValue, event
+from sqlalchemy import create_engine as _create_engine
+from sqlalchemy import inspect as _inspect
+from sqlalchemy.exc import DBAPIError, DisconnectionError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import create_async_engine as _create_async_engine
+from sqlalchemy.orm import MappedColumn, Session, mapped_column
+
+from .connect import connect
+from .directory import Directory
+from .errors import PgshardError, WrongId, WrongKey
+from .hosts import Host
+from .map import Placement
+from .pool import WAIT_MAX, is_alive
+from .reach import Linked, is_lost, is_standby
+from .recovery import RETRY_FOR, Asking, Recovery
+from .stale import Met, asks_about_names, met
+from .template import render
+
+T = TypeVar("T")
+
+SCHEMA = "shard"
+"""The schema of sharded tables in models: `MetaData(schema=SCHEMA)`."""
+_KEY, _ID = "pgshard key", "pgshard id"
+_ATTEMPT = "pgshard_attempt"
+_READ_ONLY = "25006"
+_WAITERS_MAX = 32
+"""Threads in which calls of asyncio wait for the end of moves, and connect; those that come then wait for one of these."""
+
+
+class WrongShard(PgshardError):
+    """An object belongs on another shard than the transaction is on, by its key or its ID. Nothing of it was kept."""
+
+
+class InDoubt(PgshardError):
+    """The connection was lost while COMMIT was on its way: the transaction has taken effect, or it has not."""
+
+
+class TransactionFailed(PgshardError):
+    """A statement failed and `work` went on without a savepoint: PostgreSQL rolls back what it did, whatever COMMIT says."""
+
+
+class ShardMoved(PgshardError):
+    """The shard has moved since the transaction began. Raised within `work`, which is run again; it does not leave `run`."""
+
+
+def shard_id(**options: Any) -> MappedColumn[Any]:
+    """The primary key, an ID that the shard makes: its column is `bigint DEFAULT {shard}.next_id() PRIMARY KEY`."""
+    return mapped_column(BigInteger, primary_key=True, server_default=FetchedValue(), info={_ID: True}, **options)
+
+
+def shard_key(*args: Any, **options: Any) -> MappedColumn[Any]:
+    """The sharding key. A session refuses objects whose key, whose ID, or whose reference to one
+    is another shard's."""
+    return mapped_column(*args, info={_KEY: True}, **options)
+
+
+class _Attempt:
+    """One transaction on one shard, as the events of its connection see it."""
+
+    def __init__(self, asking: Asking, shard: int) -> None:
+        self.asking = asking
+        self.shard = shard
+        self.began = time.monotonic()
+        self.place: Placement = asking.directory.place(shard)
+        self.schema = asking.directory.schema(shard)
+        self.met: Met | None = None
+        self.read_only = False
+        self._sent = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of its connection."""
+        return {"schema_translate_map": {SCHEMA: self.schema}, _ATTEMPT: self}
+
+    def before(self, sql: str) -> str:
+        """A statement is about to be sent: as it is to be sent."""
+        if self._sent and self.asking.directory.epoch(self.shard) > self.place.epoch:
+            # It can only have read so far, for a write would have kept the shard where it is; and what it read next could be the
+            # old copy, by a plan made before.
+            self.met = Met.SIGNPOST
+            raise ShardMoved(f"shard {self.shard} has moved since the transaction began")
+        self._sent += 1
+        if asks_about_names(sql):
+            # Only believed when the host says that it served the shard.
+            self.met = self.met or Met.RELATIVE
+        return render(sql, self.schema)
+
+    def failed(self, error: BaseException | None) -> None:
+        """A statement failed."""
+        if not isinstance(error, psycopg.Error):
+            return
+        how = met(error.sqlstate, error.diag.message_primary or "")
+        self.met = self.met if self.met is Met.SIGNPOST else how or self.met
+        self.read_only = self.read_only or error.sqlstate == _READ_ONLY
+
+    def check(self, session: Session) -> None:
+        """Refuses objects that belong elsewhere. Raises `WrongShard`."""
+        for one in (*session.new, *session.dirty):
+            state = _inspect(one)
+            for name, column in state.mapper.columns.items():
+                value = state.dict.get(name)
+                if value is None:
+                    continue
+                if column.info.get(_KEY):
+                    self._is_here(one, name, self.asking.directory.shard_of_key(value))
+                elif column.info.get(_ID) or any(key.column.info.get(_ID) for key in column.foreign_keys):
+                    self._is_here(one, name, self.asking.directory.shard_of_id(value))
+
+    def _is_here(self, one: object, name: str, shard: int) -> None:
+        if shard != self.shard:
+            raise WrongShard(
+                f"{type(one).__name__}.{name} is of shard {shard}, and the transaction is on shard {self.shard}: a row does not "
+                "change its shard, make a new one there and delete this one"
+            )
+
+    def before_commit(self, driver: Any) -> None:
+        """Raises `TransactionFailed`."""
+        if self.met is None and driver is not None and driver.pgconn.transaction_status == TransactionStatus.INERROR:
+            raise TransactionFailed(
+                f"a statement on shard {self.shard} failed and `work` went on without a savepoint: what it did is rolled back; "
+                "catch errors outside of `with session.begin_nested()`"
+            )
+
+    def believe(self) -> None:
+        """Before COMMIT, of a transaction that met something: asks the host whether that was the application's own.
+
+        Raises `ShardMoved`.
+        """
+        own = Recovery(self.asking, self.shard).is_own(Met.RELATIVE, self.place, self.began)
+        if self.met is Met.SIGNPOST or not own:
+            raise ShardMoved(f"shard {self.shard} was moved, or closed for a move, during the transaction")
+        self.met = None
+
+    def is_worth_another_try(self, recovery: Recovery) -> bool:
+        """After it was rolled back: waits, for seconds perhaps, until it may be run again; False at once where what it met is its
+        own doing."""
+        if self.met is not None:
+            return recovery.after(self.met, self.place, self.began)
+        if self.read_only:
+            try:
+                standby = self.asking.questions(self.place.host).control.run(is_standby)
+            except psycopg.Error:
+                return False
+            if standby:
+                recovery.failed_over(self.place)
+            return standby
+        return False
+
+
+def _listen(engine: Engine) -> None:
+    """Lets the attempts see what happens on the engine's connections."""
+
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
+    def before(connection: Connection, cursor: Any, sql: str, parameters: Any, context: Any, many: bool) -> Any:
+        attempt = connection.get_execution_options().get(_ATTEMPT)
+        return (sql if attempt is None else attempt.before(sql)), parameters
+
+    @event.listens_for(engine, "handle_error")
+    def failed(context: Any) -> None:
+        connection = context.connection
+        attempt = None if connection is None else connection.get_execution_options().get(_ATTEMPT)
+        if attempt is not None:
+            attempt.failed(context.original_exception)
+        if isinstance(context.original_exception, psycopg.Error) and connection is not None:
+            # SQLAlchemy tells lost connections by the words of their errors.
+            driver = _driver(connection)
+            if driver is not None and is_lost(context.original_exception, driver):
+                context.is_disconnect, context.invalidate_pool_on_disconnect = True, False
+
+    @event.listens_for(engine, "checkout")
+    def checked_out(dbapi: Any, record: Any, proxy: Any) -> None:
+        driver = getattr(dbapi, "driver_connection", dbapi)
+        if not is_alive(getattr(driver, "linked", driver)):
+            raise DisconnectionError("it has ended while nobody used it")
+
+
+def _driver(connection: Connection) -> Any:
+    """psycopg's connection; None where there is none any more."""
+    return None if connection.invalidated or connection.closed else connection.connection.driver_connection
+
+
+def _make_session_check(attempt: _Attempt, session: Session) -> None:
+    event.listen(session, "before_flush", lambda session, context, instances: attempt.check(session))
+
+
+class _Engines:
+    """What both kinds of shards have: the directory, and an engine for each host, made when it is first used."""
+
+    def __init__(self, directory: Directory, *, retry_for: float = RETRY_FOR, **options: Any) -> None:
+        """`options` are for SQLAlchemy's `create_engine`, such as `echo`."""
+        self.directory = directory
+        self._asking = Asking(directory, retry_for)
+        self._options = options
+        self._met: set[str] = set()
+        self._forget()
+        _all.add(self)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: dict[str, Any] = {}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str] | None = None, **options: Any) -> Any:
+        """The shards of a config file; without a name, of the one that `Config.find` finds."""
+        return cls(Directory.open(path), **options)
+
+    def _connected(self, host: Host) -> Linked:
+        named: dict[str, Any] = {} if host.named else {"prepare_threshold": None}
+        connection = connect(host, **named)
+        if host.name not in self._met:
+            try:
+                self.directory.meet(connection, host)
+            except BaseException:
+                connection.close()
+                raise
+            self._met.add(host.name)
+        return connection
+
+    def _engine(self, name: str) -> Any:
+        found = self._engines.get(name)
+        if found is None:
+            host = self.directory.host(name)
+            options = {"pool_size": host.pool_size, "max_overflow": 0, "pool_timeout": WAIT_MAX, "pool_use_lifo": True}
+            made = self._made(host, {**options, **self._options})
+            with self._lock:
+                found = self._engines.setdefault(name, made)
+        return found
+
+    def _made(self, host: Host, options: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class Shards(_Engines):
+    """The shards of a cluster. For all threads of a process, and usable in the children of a fork."""
+
+    def _made(self, host: Host, options: dict[str, Any]) -> Engine:
+        def creator() -> Linked:
+            connection = self._connected(host)
+            connection.autocommit = False
+            return connection
+
+        engine = _create_engine("postgresql+psycopg://", creator=creator, **options)
+        _listen(engine)
+        return engine
+
+    def run(self, key: object, work: Callable[[Session], T]) -> T:
+        """Runs `work` in a transaction on the key's shard, again, whole, if the shard moves meanwhile. Its commit is at the end;
+        `work` may use savepoints, and must have no effect elsewhere that may not happen twice.
+
+        Raises what `work` raises, `ShardUnavailable`, `WrongShard`, `InDoubt`, `TransactionFailed`, and SQLAlchemy's
+        `DBAPIError`s; of one for a host that is out of reach `orig` is `HostUnreachable`.
+        """
+        return self.run_on(self.directory.shard_of_key(key), work)
+
+    def run_by_id(self, id: int, work: Callable[[Session], T]) -> T:
+        """As `run`, on the shard of an ID. Raises `WrongId`, too."""
+        return self.run_on(self.directory.shard_of_id(id), work)
+
+    def run_on(self, shard: int, work: Callable[[Session], T]) -> T:
+        """As `run`, on a shard by its number."""
+        recovery = Recovery(self._asking, shard)
+        while True:
+            attempt = _Attempt(self._asking, shard)
+            try:
+                return self._attempt(attempt, work)
+            except Exception:
+                if not attempt.is_worth_another_try(recovery):
+                    raise
+
+    def _attempt(self, attempt: _Attempt, work: Callable[[Session], T]) -> T:
+        with self._engine(attempt.place.host).connect() as plain:
+            connection = plain.execution_options(**attempt.options)
+            try:
+                begun = connection.begin()
+                with Session(bind=connection, join_transaction_mode="rollback_only", expire_on_commit=False) as session:
+                    _make_session_check(attempt, session)
+                    result = work(session)
+                    session.flush()
+                attempt.before_commit(_driver(connection))
+                if attempt.met is not None:
+                    attempt.believe()
+                _commit(begun.commit, attempt)
+                return result
+            except BaseException:
+                if attempt.met is not None and not connection.invalidated:
+                    # Its session may remember a signpost.
+                    connection.invalidate()
+                raise
+
+    def close(self) -> None:
+        """Closes the connections that nobody uses."""
+        engines, self._engines = self._engines, {}
+        for engine in engines.values():
+            engine.dispose()
+        self._asking.close()
+
+    def after_fork(self) -> None:
+        """In the child of a fork, whose connections are the parent's. Called by itself."""
+        engines = self._engines
+        self._forget()
+        for engine in engines.values():
+            engine.dispose(close=False)
+
+
+def _commit(commit: Callable[[], None], attempt: _Attempt) -> None:
+    try:
+        commit()
+    except DBAPIError as error:
+        raise _of_commit(error, attempt) from error
+
+
+def _of_commit(error: DBAPIError, attempt: _Attempt) -> Exception:
+    if error.connection_invalidated:
+        return InDoubt(f"the connection to host {attempt.place.host} was lost during COMMIT: {error.orig}")
+    return error
+
+
+class AsyncLinked(psycopg.AsyncConnection[Any]):
+    """A connection of asyncio to a server that was asked who it is, by `linked`, whose connection it goes on with."""
+
+    linked: Linked
+
+
+class AsyncShards(_Engines):
+    """The shards of a cluster, for asyncio. For the tasks of one event loop."""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._executor = ThreadPoolExecutor(_WAITERS_MAX, thread_name_prefix="pgshard")
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _made(self, host: Host, options: dict[str, Any]) -> AsyncEngine:
+        async def creator() -> AsyncLinked:
+            linked = await self._in_thread(lambda: self._connected(host))
+            connection = AsyncLinked(linked.pgconn)
+            connection.linked = linked
+            connection.prepare_threshold = linked.prepare_threshold
+            return connection
+
+        engine = _create_async_engine("postgresql+psycopg://", async_creator=creator, **options)
+        _listen(engine.sync_engine)
+        return engine
+
+    async def run(self, key: object, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        """Runs `work` in a transaction on the key's shard, as `Shards.run`.
+
+        A task that is cancelled meanwhile leaves nothing of the transaction, unless its COMMIT was on its way.
+        """
+        return await self.run_on(self.directory.shard_of_key(key), work)
+
+    async def run_by_id(self, id: int, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        """As `run`, on the shard of an ID. Raises `WrongId`, too."""
+        return await self.run_on(self.directory.shard_of_id(id), work)
+
+    async def run_on(self, shard: int, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        """As `run`, on a shard by its number."""
+        recovery = Recovery(self._asking, shard)
+        while True:
+            attempt = _Attempt(self._asking, shard)
+            try:
+                return await self._attempt(attempt, work)
+            except Exception:
+                if attempt.met is None and not attempt.read_only:
+                    raise
+                again = await self._in_thread(lambda attempt=attempt: attempt.is_worth_another_try(recovery))  # type: ignore[misc]
+                if not again:
+                    raise
+
+    async def _attempt(self, attempt: _Attempt, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        async with self._engine(attempt.place.host).connect() as plain:
+            connection: AsyncConnection = await plain.execution_options(**attempt.options)
+            try:
+                begun = await connection.begin()
+                session = AsyncSession(bind=connection, join_transaction_mode="rollback_only", expire_on_commit=False)
+                async with session:
+                    _make_session_check(attempt, session.sync_session)
+                    result = await work(session)
+                    await session.flush()
+                attempt.before_commit(await connection.run_sync(_driver))
+                if attempt.met is not None:
+                    await self._in_thread(attempt.believe)
+                try:
+                    await begun.commit()
+                except DBAPIError as error:
+                    raise _of_commit(error, attempt) from error
+                return result
+            except BaseException:
+                if attempt.met is not None and not connection.invalidated:
+                    # Its session may remember a signpost.
+                    await connection.invalidate()
+                raise
+
+    async def close(self) -> None:
+        """Closes the connections that nobody uses."""
+        engines, self._engines = self._engines, {}
+        for engine in engines.values():
+            await engine.dispose()
+        await self._in_thread(self._asking.close)
+
+    def after_fork(self) -> None:
+        """In the child of a fork, whose connections and threads are the parent's. Called by itself."""
+        abandoned.append(self._engines)
+        self._forget()
+
+
+abandoned: list[Any] = []
+"""What belongs to the parent of this process, and must not be collected here: that would close it."""
+_all: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for one in list(_all):
+        one.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+__all__ = [
+    "SCHEMA", "AsyncShards", "InDoubt", "ShardMoved", "Shards", "TransactionFailed", "WrongId", "WrongKey", "WrongShard",
+    "shard_id", "shard_key",
+]  # fmt: skip

@@ -1,0 +1,116 @@
+"""Django's admin on shards: real pages, as a superuser's browser asks for them."""
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("db")
+
+U, V = 3, 12
+LIST = "/admin/photos/photo/"
+
+
+@pytest.fixture
+def m(world):
+    from photos import models
+
+    return models
+
+
+@pytest.fixture
+def client(world):
+    from django.contrib.admin.models import LogEntry
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    LogEntry.objects.all().delete()
+    root, _ = User.objects.get_or_create(username="root", is_staff=True, is_superuser=True)
+    made = Client()
+    made.force_login(root)
+    return made
+
+
+def titles(answer):
+    assert answer.status_code == 200
+    return [photo.title for photo in answer.context_data["cl"].result_list]
+
+
+def form(user, title, **more):
+    return {"user_id": user, "title": title, "likes": 0, **more}
+
+
+def test_a_list_is_of_one_key(m, client):
+    mine = [m.Photo.objects.create(user_id=U, title=f"p{n}") for n in range(3)]
+    # Of another key on the same shard, and of another shard.
+    m.Photo.objects.create(user_id=U + 16, title="neighbour")
+    m.Photo.objects.create(user_id=V, title="of another")
+    m.Photo.objects.filter(pk=mine[0].pk).update(album=m.Album.objects.create(user_id=U, name="Trips"))
+    nothing = client.get(LIST)
+    assert titles(nothing) == []
+    assert b"Name a user id: it says on which shard the rows are" in nothing.content
+    assert titles(client.get(LIST, {"user_id": U})) == ["p2", "p1", "p0"]
+    found = client.get(LIST, {"q": str(U)})
+    assert titles(found) == ["p2", "p1", "p0"]
+    assert b"Album object" in found.content
+    assert titles(client.get(LIST, {"user_id": U, "q": "p1"})) == ["p1"]
+    assert titles(client.get(LIST, {"user_id__exact": V})) == ["of another"]
+    for wrong in ("x", "9" * 60, ""):
+        assert titles(client.get(LIST, {"q": wrong})) == []
+    assert client.get("/admin/photos/tag/", {"q": str(U)}).status_code == 200
+
+
+def test_a_row_is_added_changed_and_deleted_where_it_belongs(m, client):
+    album = m.Album.objects.create(user_id=U, name="Trips")
+    tag = m.Tag.objects.create(user_id=U, word="w")
+    empty = client.get(f"{LIST}add/", {"user_id": U})
+    assert b"Album object" in empty.content
+    assert client.get(f"{LIST}add/").status_code == 200
+    assert client.post(f"{LIST}add/", form(U, "new", album=album.pk, tags=[tag.pk])).status_code == 302
+    photo = m.Photo.objects.filter(user_id=U).get()
+    assert (photo.title, photo.album, list(photo.tags.all())) == ("new", album, [tag])
+    page = f"{LIST}{photo.pk}/change/"
+    assert b"Album object" in client.get(page).content
+    assert client.post(page, form(U, "changed", album=album.pk, tags=[tag.pk])).status_code == 302
+    assert m.Photo.objects.get(pk=photo.pk).title == "changed"
+    assert b"Added." in client.get(f"{LIST}{photo.pk}/history/").content
+    assert client.get(f"{LIST}{photo.pk}/delete/").status_code == 200
+    assert client.post(f"{LIST}{photo.pk}/delete/", {"post": "yes"}).status_code == 302
+    assert not m.Photo.objects.for_key(U).exists()
+    # Nothing is found where nothing is.
+    for id in (photo.pk, 2**62, "x"):
+        assert client.get(f"{LIST}{id}/change/").status_code == 302
+
+
+def test_a_mistake_in_a_form_is_shown_and_a_key_that_is_none_saves_nothing(m, client):
+    assert client.post(f"{LIST}add/", form("x", "new")).status_code == 200
+    assert client.post(f"{LIST}add/", form("", "new")).status_code == 200
+    assert not m.Photo.objects.across_shards().exists()
+
+
+def test_actions_are_for_the_rows_of_the_list(m, client):
+    photos = [m.Photo.objects.create(user_id=U, title=f"p{n}") for n in range(3)]
+    chosen = {"action": "delete_selected", "_selected_action": [photos[0].pk, photos[2].pk]}
+    assert client.post(f"{LIST}?user_id={U}", chosen).status_code == 200
+    assert client.post(f"{LIST}?user_id={U}", {**chosen, "post": "yes"}).status_code == 302
+    assert [photo.title for photo in m.Photo.objects.for_key(U)] == ["p1"]
+
+
+def test_a_key_that_is_a_reference(m, client):
+    from django.contrib.auth.models import User
+
+    user, _ = User.objects.get_or_create(username="writer")
+    assert client.post("/admin/photos/note/add/", {"user": user.pk, "text": "hello"}).status_code == 302
+    (note,) = user.notes.all()
+    assert client.get("/admin/photos/note/", {"user__id__exact": user.pk}).status_code == 200
+    assert b"hello" in client.get(f"/admin/photos/note/{note.pk}/change/").content
+    listed = client.get("/admin/photos/note/", {"q": str(user.pk)})
+    assert [one.text for one in listed.context_data["cl"].result_list] == ["hello"]
+
+
+def test_a_row_does_not_go_to_another_shard_by_a_form(m, client):
+    from pgshard.django import WrongShard
+
+    photo = m.Photo.objects.create(user_id=U, title="x")
+    album, tag = m.Album.objects.create(user_id=U, name="Trips"), m.Tag.objects.create(user_id=U, word="w")
+    with pytest.raises(WrongShard):
+        client.post(f"{LIST}{photo.pk}/change/", form(V, "y", album=album.pk, tags=[tag.pk]))
+    assert m.Photo.objects.get(pk=photo.pk).title == "x"
+    assert not m.Photo.objects.for_key(V).exists()

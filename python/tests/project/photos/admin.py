@@ -1,0 +1,29 @@
+"""The admin's pages."""
+
+from django.contrib import admin
+
+from pgshard.django.admin import ShardedModelAdmin
+
+from .models import Note, Photo, Tag
+
+
+@admin.register(Photo)
+class PhotoAdmin(ShardedModelAdmin):
+    """Photos, with their albums and tags."""
+
+    fields = ["user_id", "title", "likes", "album", "tags"]
+    list_display = ["id", "title", "album"]
+    list_select_related = ["album"]
+    search_fields = ["title"]
+
+
+@admin.register(Tag)
+class TagAdmin(ShardedModelAdmin):
+    """Words, searched for by nothing."""
+
+
+@admin.register(Note)
+class NoteAdmin(ShardedModelAdmin):
+    """Notes, whose key is a reference."""
+
+    raw_id_fields = ["user"]
