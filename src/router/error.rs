@@ -60,7 +60,7 @@ pub enum Error {
         /// The router's N.
         shards: ShardCount,
     },
-    /// A map of an earlier version than the router's: by it, requests would go where shards were before.
+    /// A map of an earlier version than the router's: it would send requests to hosts where shards were before.
     #[error("the map is version {given}, and the router has version {current}: publish it with a larger version")]
     OlderMap {
         /// The version of the map given.
@@ -73,7 +73,7 @@ pub enum Error {
     UnknownHost {
         /// The shard.
         shard: ShardId,
-        /// What the map, or the shard's former host, says.
+        /// The host's name, from the map or from the shard's former host.
         host: String,
     },
     /// The host has never had the shard, so the map is wrong.
@@ -90,7 +90,7 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// What was to be run by [`Reads`](super::Reads) is something else. Nothing was sent.
+    /// The statement given to [`Reads`](super::Reads) is not a read. Nothing was sent.
     #[error("shard {shard}: a read begins with SELECT, WITH, VALUES, TABLE or SHOW")]
     NotARead {
         /// The shard.
@@ -106,21 +106,22 @@ pub enum Error {
         /// Why.
         source: Arc<pg::ConnectError>,
     },
-    /// The host could not be connected to a moment ago, and is not asked again before its time. Nothing was sent.
+    /// A connection to the host failed a moment ago, and the router does not try again yet. Nothing was sent.
     #[error("host {host} of shard {shard} is out of reach, and is tried again in {again_in_ms} ms")]
     HostDown {
         /// The shard.
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// Until then; 0 while it is being tried.
+        /// How long until the router may try again; 0 when that is now.
         again_in_ms: u128,
         /// Why it could not be connected to.
         source: Arc<pg::ConnectError>,
     },
-    /// The call took longer than it may ([`Shard::within`](super::Shard::within),
-    /// [`Options::statement_timeout`](super::Options::statement_timeout)), or the call over many shards that this one
-    /// had not answered yet ([`Shards::deadline`](crate::fanout::Shards::deadline)). What it had sent is cancelled.
+    /// The call reached its time limit ([`Shard::within`](super::Shard::within),
+    /// [`Options::statement_timeout`](super::Options::statement_timeout)), or a call over many shards reached its own
+    /// ([`Shards::deadline`](crate::fanout::Shards::deadline)) before this shard had answered. What was sent is
+    /// cancelled.
     #[error(
         "shard {shard} on host {host} gave no answer within {limit_ms} ms{}",
         if *may_have_run { ", and the statement may have run" } else { "" }
@@ -128,16 +129,16 @@ pub enum Error {
     TimedOut {
         /// The shard.
         shard: ShardId,
-        /// The host that the router takes to serve it.
+        /// The host that serves the shard, as far as the router knows.
         host: HostName,
         /// The limit.
         limit_ms: u128,
-        /// Whether it may have taken effect. Not where nothing was on its way, nor for one that only reads by the
-        /// caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)), nor in a transaction
+        /// Whether it may have taken effect. False when nothing was on its way, when the statement only reads by the
+        /// caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)), and in a transaction
         /// whose COMMIT was not sent.
         may_have_run: bool,
     },
-    /// No connection to the host could be had in time.
+    /// The call got no connection to the host in time.
     #[error("host {host} of shard {shard}: {phase} took longer than {limit_ms} ms")]
     PoolTimeout {
         /// The shard.
@@ -149,14 +150,14 @@ pub enum Error {
         /// The limit.
         limit_ms: u128,
     },
-    /// As many calls as may wait do so already. Nothing was done for this one, or what was done is rolled back.
+    /// As many calls wait already as may. Nothing was done for this one, or it was rolled back.
     #[error("{limit} calls to shard {shard} on host {host} wait {queue} already")]
     TooManyWaiting {
         /// The shard.
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// For what.
+        /// What they wait for.
         queue: Queue,
         /// How many may wait.
         limit: u32,
@@ -171,9 +172,10 @@ pub enum Error {
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// Whether the statement may have taken effect. Never within a transaction (it is rolled back), nor for one
-        /// that only reads by the caller's word ([`Sql::reading`](super::Sql::reading), [`Selects`](super::Selects)). A
-        /// SELECT without it may have: it can call a function that writes.
+        /// Whether the statement may have taken effect. False within a transaction, because that is rolled back, and
+        /// for a statement that only reads by the caller's word ([`Sql::reading`](super::Sql::reading),
+        /// [`Selects`](super::Selects)). A SELECT without that word may have taken effect: it can call a function that
+        /// writes.
         may_have_run: bool,
         /// What the driver says.
         source: tokio_postgres::Error,
@@ -197,7 +199,7 @@ pub enum Error {
         shard: ShardId,
         /// Its host.
         host: HostName,
-        /// What they say.
+        /// What the server or the driver says.
         source: tokio_postgres::Error,
     },
     /// A statement that must not be run again by itself (CALL, DO, …) met a shard that is being moved. What it had
@@ -214,7 +216,7 @@ pub enum Error {
         /// What the server said.
         source: tokio_postgres::Error,
     },
-    /// Not the number of rows that was asked for.
+    /// The statement did not give the number of rows that was asked for.
     #[error("shard {shard} gave {got} rows where {expected} wanted")]
     RowCount {
         /// The shard.
@@ -225,13 +227,13 @@ pub enum Error {
         got: usize,
     },
     /// The shard stayed closed, or its hosts disagreed about it, for longer than the router waits.
-    #[error("shard {shard} was not to be had for {waited_ms} ms (last on host {host}: {reason})")]
+    #[error("shard {shard} was not available for {waited_ms} ms (last on host {host}: {reason})")]
     ShardUnavailable {
         /// The shard.
         shard: ShardId,
         /// The host asked last.
         host: HostName,
-        /// How long it was waited for.
+        /// How long the call waited.
         waited_ms: u128,
         /// What stood in the way last.
         reason: String,
@@ -243,10 +245,10 @@ pub enum Error {
         shard: ShardId,
         /// The host.
         host: HostName,
-        /// Why not. Shared by everybody who waited for the same answer.
+        /// Why not. All calls that waited for the same answer share it.
         source: Arc<LookUpError>,
     },
-    /// The router was [closed](super::Router::close). Nothing was sent for this call, or what was is rolled back.
+    /// The router was [closed](super::Router::close). Nothing was sent for this call, or what was sent is rolled back.
     #[error("the router is closed")]
     Closed,
     /// A [`Transaction`](super::Transaction) was used after its closure had returned.
@@ -255,8 +257,8 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// A statement on a transaction one of whose savepoints is open elsewhere: what it did would be undone with that.
-    /// Nothing was sent.
+    /// A statement was run on a transaction beside one of its open savepoints, where a rollback to the savepoint would
+    /// undo it too. Nothing was sent.
     #[error(
         "the transaction on shard {shard} has a savepoint open: a statement runs within it, or before or after it, not \
          beside it"
@@ -265,9 +267,9 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// The closure succeeded although one of its statements had failed, or one of its statements or savepoints was
-    /// given up, so that there was nothing to commit: it was rolled back. Of a statement that came after such a one:
-    /// nothing was sent.
+    /// The closure returned `Ok` although one of its statements had failed, or a statement or savepoint had been given
+    /// up. There was nothing to commit, so the transaction was rolled back. A later statement in such a transaction
+    /// gets this error too, and is not sent.
     #[error(
         "the transaction on shard {shard} is rolled back: a statement in it failed or was given up, and the closure \
          went on without a savepoint"
@@ -276,28 +278,28 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// A call over many shards of which some failed: what [`Partial`](crate::fanout::Partial) becomes for `?`. The
-    /// others did what was wanted of them, so that making the whole call again would do that twice;
-    /// [`Partial::of`](crate::fanout::Partial::of) finds out of the error what is done and what is not.
+    /// A call over many shards failed on some of them; `?` turns [`Partial`](crate::fanout::Partial) into this error.
+    /// The other shards have done what was asked, so repeating the whole call would do that twice.
+    /// [`Partial::of`](crate::fanout::Partial::of) reads from the error what is done and what is not.
     #[error("{failed} of {shards} shards failed, and the others did what was wanted of them")]
     Partial {
         /// How many shards failed.
         failed: usize,
         /// How many shards the call was for.
         shards: usize,
-        /// Whether anything of it may have taken effect: on a shard that did not fail, or on one that may have run.
+        /// Whether any part of it may have taken effect: on a shard that did not fail, or on one where the statement
+        /// may have run.
         may_have_run: bool,
         /// Whether every failure is the application's ([`Error::is_application`]).
         application: bool,
-        /// Whether the whole may be made again: nothing has taken effect, and each failure is one that passes.
+        /// Whether the whole call may be made again: nothing has taken effect, and each failure is temporary.
         retryable: bool,
         /// The [`Partial`](crate::fanout::Partial) itself, with what is done.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// What a host recorded at bootstrap and the router was told otherwise. By either of them keys would go to other
-/// shards.
+/// What a host recorded at bootstrap differs from the router's options, which would send keys to other shards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostDiffers {
@@ -351,10 +353,10 @@ pub enum LookUpError {
 pub enum PoolPhase {
     /// All connections of the pool were in use.
     Wait,
-    /// The same, and the call was made within a transaction's closure, which keeps a connection of that pool meanwhile:
-    /// as many such transactions as the pool has connections wait for each other.
+    /// All connections of the pool were in use, and the call was made within the closure of a transaction, which holds
+    /// one of them. Once there are as many such transactions as connections, they wait for each other.
     WaitWithin,
-    /// As many connections as there may be to all hosts together were in use
+    /// The connections in use to all hosts together were as many as there may be
     /// ([`Options::max_connections`](super::Options::max_connections)).
     Limit,
 }
@@ -406,8 +408,8 @@ impl std::fmt::Display for Expected {
 }
 
 impl Error {
-    /// Whether the same call may well succeed later, and nothing of this one has taken effect, so that it is safe to
-    /// make it again. An application answers such an error with "try again" (HTTP 503).
+    /// Whether the same call may succeed later, and nothing of this one has taken effect, so that it is safe to make it
+    /// again. An application answers such an error with "try again" (HTTP 503).
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::Connect { .. }

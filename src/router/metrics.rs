@@ -1,7 +1,7 @@
-//! What a router counts and measures, by the `metrics` crate; the names are in `docs/metrics.md` too.
+//! What a router counts and measures, with the `metrics` crate; the names are in `docs/metrics.md` too.
 //!
-//! Without a recorder it costs nothing worth a word; with one, a few additions a request, because each host keeps the
-//! handles of its own. They are made when the host is first used: install the recorder before.
+//! Without a recorder this costs next to nothing. With one it costs a few additions a request, because each host keeps
+//! its handles. They are made when the host is first used, so a recorder must be installed before.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::map::{HostName, MapVersion};
 
 /// Statements and transactions, by host and outcome.
 const REQUESTS: &str = "pgshard_requests_total";
-/// From the call to its answer, retries and waiting included.
+/// The time from the call to its answer, retries and waiting included.
 const REQUEST_SECONDS: &str = "pgshard_request_seconds";
-/// From asking for a connection to having it.
+/// The time from asking for a connection to having it.
 const POOL_WAIT_SECONDS: &str = "pgshard_pool_wait_seconds";
-/// Connections that were not to be had.
+/// Requests for a connection that got none.
 const POOL_FAILURES: &str = "pgshard_pool_failures_total";
 /// The most connections that a host's pools may have.
 const POOL_SIZE: &str = "pgshard_pool_size";
@@ -42,7 +42,7 @@ const RETRIES: &str = "pgshard_retries_total";
 const READS: &str = "pgshard_reads_total";
 /// How old what a standby shows may be, as far as the router knows.
 const REPLICA_LAG_SECONDS: &str = "pgshard_replica_lag_seconds";
-/// Of the map that the router has.
+/// The version of the map that the router has.
 const MAP_VERSION: &str = "pgshard_map_version";
 
 /// Tells the recorder what the names mean.
@@ -50,7 +50,7 @@ fn describe() {
     describe_counter!(REQUESTS, Unit::Count, "Statements and transactions, by host and outcome");
     describe_histogram!(REQUEST_SECONDS, Unit::Seconds, "From the call to its answer, retries included");
     describe_histogram!(POOL_WAIT_SECONDS, Unit::Seconds, "From asking for a connection to having it");
-    describe_counter!(POOL_FAILURES, Unit::Count, "Connections that were not to be had");
+    describe_counter!(POOL_FAILURES, Unit::Count, "Requests for a connection that got none");
     describe_gauge!(POOL_SIZE, Unit::Count, "The most connections that a host's pools may have");
     describe_gauge!(POOL_CONNECTIONS, Unit::Count, "Connections of a host's pools, by state");
     describe_gauge!(POOL_WAITING, Unit::Count, "Calls that wait for a connection");
@@ -68,7 +68,7 @@ fn describe() {
 pub(super) struct HostMetrics(OnceLock<Handles>);
 
 struct Handles {
-    /// By outcome.
+    /// One for each outcome.
     requests: [Counter; Outcome::ALL.len()],
     seconds: Histogram,
     pool_wait: Histogram,
@@ -115,12 +115,12 @@ pub(super) enum Reason {
     Moved,
     /// It was fenced, and is open again.
     Fenced,
-    /// A name was not there, and the host had not served the shard all the time.
+    /// A name was missing, and the host had not served the shard all the time.
     Error,
 }
 
 impl Reason {
-    /// What a verdict that ends in another try counts as.
+    /// How a verdict that leads to another try is counted.
     pub(super) fn of(signal: MoveSignal, verdict: &Verdict) -> Reason {
         match (verdict, signal) {
             (Verdict::Ask { .. }, _) => Reason::Moved,
@@ -153,19 +153,19 @@ impl HostMetrics {
         self.handles(host).look_ups.increment(1);
     }
 
-    /// A statement met a move there.
+    /// Counts a statement that met a move there.
     pub(super) fn move_signal(&self, host: &HostName, signal: MoveSignal) {
         if signal == MoveSignal::Signpost {
             self.handles(host).signposts.increment(1);
         }
     }
 
-    /// And waits because the shard is closed.
+    /// Counts a call that waits because its shard is closed.
     pub(super) fn fence(&self, host: &HostName) {
         self.handles(host).fences.increment(1);
     }
 
-    /// A read has ended at a standby, or goes to the primary.
+    /// Counts a read that a standby answered, or that goes to the primary for this reason.
     pub(super) fn read(&self, host: &HostName, primary: Option<Why>) {
         let handles = self.handles(host);
         match primary {
@@ -186,7 +186,7 @@ impl HostMetrics {
     }
 }
 
-/// How many connections a pool has, as it was last told to the recorder. Pools of one host add up.
+/// What the recorder was last told about a pool. The gauges of a host's pools add up.
 pub(super) struct PoolGauges {
     host: HostName,
     size: usize,
@@ -225,12 +225,12 @@ impl Drop for PoolGauges {
     }
 }
 
-/// So old may be what the standby at this address shows.
+/// Sets how old the data may be that the standby at this address shows.
 pub(super) fn replica_lag(host: &HostName, standby: &str, lag: Duration) {
     gauge!(REPLICA_LAG_SECONDS, "host" => host.to_string(), "standby" => standby.to_owned()).set(lag.as_secs_f64());
 }
 
-/// The router has another map, or its first.
+/// Sets the version of the router's map.
 pub(super) fn map_version(version: MapVersion) {
     gauge!(MAP_VERSION).set(version.get() as f64);
 }
