@@ -1,24 +1,24 @@
-//! Parameters bound to the types that the server named, so that they need nothing of the caller's any more.
+//! A call's parameters, encoded for the types that the server named: they no longer borrow from the caller.
 
 use std::sync::Arc;
 
 use bytes::BytesMut;
 use tokio_postgres::types::{Format, IsNull, Kind, ToSql, Type};
 
-/// Values as they are sent, all alike for each shard.
+/// The values as they are sent. Every shard gets the same bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Bound(Arc<[Value]>);
 
 #[derive(Debug)]
 struct Value {
-    /// The type that it was made for.
+    /// The type that the bytes were made for.
     ty: Type,
     format: Format,
     /// `None` is NULL.
     bytes: Option<Box<[u8]>>,
 }
 
-/// A shard calls for another type than the one that the value was made for.
+/// A shard's parameter has another type than the one that the value was made for.
 #[derive(Debug, thiserror::Error)]
 #[error("the parameter was made for {made}, and {wanted} is wanted")]
 pub(super) struct OtherType {
@@ -27,7 +27,7 @@ pub(super) struct OtherType {
 }
 
 impl Bound {
-    /// `None` where the driver refuses, and will say why when the statement is run by itself.
+    /// Encodes the parameters. `None` when the driver refuses one: it says why when the statement is run by itself.
     pub(crate) fn new(params: &[&(dyn ToSql + Sync)], types: &[Type]) -> Option<Bound> {
         if params.len() != types.len() {
             return None;
@@ -49,7 +49,8 @@ impl Bound {
 }
 
 impl Value {
-    /// The bytes of composite types and arrays hold numbers of types, which differ from shard to shard.
+    /// Whether the bytes are right for `wanted` too. Those of an enum are its label, so another shard's enum with the
+    /// same labels takes them. Those of composite types and arrays contain type OIDs, which differ from shard to shard.
     fn fits(&self, wanted: &Type) -> bool {
         match (self.ty.kind(), wanted.kind()) {
             (Kind::Enum(made), Kind::Enum(wanted)) => made == wanted,

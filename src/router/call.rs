@@ -1,4 +1,4 @@
-//! One call of an application: its limit, its span and its count, however it ends.
+//! One call of an application: its time limit, its span and its count, however the call ends.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,8 +10,8 @@ use super::error::Error;
 use super::handle::Shard;
 use super::outcome::Outcome;
 
-/// A span of a call, with the fields that are known when it has ended; by OpenTelemetry's names for clients of
-/// databases, and ours.
+/// Makes the span of a call. The empty fields are filled when the call ends. The names with dots are OpenTelemetry's
+/// for database clients, the others are ours.
 macro_rules! call_span {
     ($name:literal, $shard:expr) => {
         tracing::debug_span!(
@@ -34,7 +34,7 @@ pub(super) struct Call<'r> {
     shard: Shard<'r>,
     began: Instant,
     span: Span,
-    /// What is on its way may take effect.
+    /// Whether what was sent may take effect on the server.
     sent: AtomicBool,
     tries: AtomicU32,
     ended: bool,
@@ -71,8 +71,8 @@ impl<'r> Call<'r> {
         }
     }
 
-    /// Runs a call to its end, or to its limit. The work comes boxed: it is large, and whoever calls keeps it in a
-    /// future of their own.
+    /// Runs a call to its end, or to its time limit. The work is boxed because it is large: without the box, every
+    /// future that awaits the call would contain it.
     pub(super) async fn limited<T, E: From<Error>>(
         &self,
         work: Pin<Box<impl Future<Output = Result<T, E>>>>,
@@ -85,17 +85,17 @@ impl<'r> Call<'r> {
         }
     }
 
-    /// It has ended like this; `fault` says what an error of its means.
+    /// Records how the call ended; `fault` says what an error means.
     pub(super) fn ended<T, E>(mut self, result: &Result<T, E>, fault: impl FnOnce(&E) -> Fault) {
         self.end(result.as_ref().err().map(fault));
     }
 
-    /// Another try begins.
+    /// Counts another try.
     pub(super) fn tries(&self) {
         self.tries.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// From now on what is on its way may take effect, or cannot.
+    /// Says whether what is on its way may take effect. The error of a call that reaches its limit tells the caller.
     pub(super) fn may_take_effect(&self, may: bool) {
         self.sent.store(may, Ordering::Relaxed);
     }

@@ -1,11 +1,12 @@
-//! Whether a host can be reached: what keeps calls from waiting for one that cannot.
+//! Keeps calls from waiting for a host that cannot be reached.
 //!
-//! Closed, calls connect by themselves. The first connection that fails opens it: from then on calls fail at once,
-//! those that waited too, and a task of its own tries again, ever more seldom. What that finds out counts for
-//! everybody.
+//! While the circuit is closed, each call connects by itself. The first connection that fails opens the circuit. From
+//! then on calls fail at once, also those that wait already, and a task tries to connect again, with growing pauses.
+//! What a try finds out counts for all calls.
 //!
-//! Invariant: a host that answers again is used again, within [`Circuit::PAUSE_MAX`] and the time of one try;
-//! nothing is tried where nobody calls; and an error that the server itself gave opens nothing, for it was reached.
+//! Invariant: a host that answers again is used again within [`Circuit::PAUSE_MAX`] and the time of one try. No try is
+//! made while nobody calls. An error that the server itself gave does not open the circuit, because the server was
+//! reached.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +19,8 @@ use crate::pg::{ConnectError, ConnectOptions};
 /// The state of one host, shared by its pools.
 pub(super) struct Circuit {
     state: watch::Sender<CircuitState>,
-    /// Connections of an earlier one are closed instead of used: the host went silent, or is the primary no more.
+    /// Connections of an earlier generation are closed instead of used: the host went silent, or is no longer the
+    /// primary.
     generation: AtomicU32,
     connect: ConnectOptions,
     application_name: String,
@@ -28,13 +30,13 @@ pub(super) struct Circuit {
 #[derive(Clone, Debug)]
 enum CircuitState {
     Closed {
-        /// When somebody last doubted it.
+        /// When a call last doubted that the host is there.
         doubted: Option<Instant>,
     },
     Open {
         /// Until when nothing is tried.
         until: Instant,
-        /// How long that was.
+        /// How long this pause is; the next one is twice as long.
         pause: Duration,
         cause: Arc<ConnectError>,
         /// Since when a try is on its way.
@@ -42,10 +44,10 @@ enum CircuitState {
     },
 }
 
-/// The host is out of reach, as was found out earlier.
+/// The host is out of reach: an earlier try found that out.
 pub(super) struct Down {
     pub(super) cause: Arc<ConnectError>,
-    /// Until it is tried again; zero while that happens.
+    /// How long until the host may be tried again; zero when that is now.
     pub(super) again_in: Duration,
 }
 
@@ -59,11 +61,12 @@ impl CircuitState {
         }
     }
 
-    /// After a connection failed: open, for twice as long as before. `chance`, 0 to 1, spreads the tries of a fleet.
+    /// The state after a connection failed: open, for twice as long as before. `chance`, 0 to 1, spreads the tries of a
+    /// fleet.
     fn failed(&self, cause: Arc<ConnectError>, now: Instant, chance: f64) -> CircuitState {
         let pause = match self {
             CircuitState::Closed { .. } => Circuit::PAUSE_MIN,
-            // Of calls that began before it was open; only a try counts.
+            // This call began before the circuit opened. Only a try may lengthen the pause.
             CircuitState::Open { trying: None, .. } => return self.clone(),
             CircuitState::Open { pause, .. } => (*pause * 2).min(Circuit::PAUSE_MAX),
         };
@@ -75,12 +78,12 @@ impl CircuitState {
 impl Circuit {
     /// How long nothing is tried after the first failure.
     pub(super) const PAUSE_MIN: Duration = Duration::from_millis(100);
-    /// How long at most.
+    /// The longest time in which nothing is tried.
     pub(super) const PAUSE_MAX: Duration = Duration::from_secs(2);
-    /// How long after its start calls wait for what a try says, where the last one was answered. A host that is there
-    /// answers within a few milliseconds.
+    /// How long after a try's start calls wait for its result, unless the host was silent the last time. A host that is
+    /// up answers within a few milliseconds.
     const TRY_WAIT: Duration = Duration::from_millis(200);
-    /// A closed circuit is doubted at most so often.
+    /// The least time between two doubts of a closed circuit.
     const DOUBT_EVERY: Duration = Duration::from_secs(1);
 
     pub(super) fn new(connect: ConnectOptions, application_name: String, try_max: Duration) -> Circuit {
@@ -100,7 +103,7 @@ impl Circuit {
 
     /// From now on every connection that was opened with this generation is closed instead of used.
     pub(super) fn retire(&self, generation: u32) {
-        // Somebody else may have been faster.
+        // Another call may have retired it already.
         let next = generation.wrapping_add(1);
         let _ = self.generation.compare_exchange(generation, next, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -108,7 +111,7 @@ impl Circuit {
     /// Whether a call may go on to the host.
     ///
     /// # Cancel safety
-    /// Changes nothing but that a try may have begun, which goes on.
+    /// A try that this call started goes on. Nothing else changes.
     pub(super) async fn pass(self: &Arc<Self>) -> Result<(), Down> {
         if matches!(*self.state.borrow(), CircuitState::Closed { .. }) {
             return Ok(());
@@ -129,7 +132,7 @@ impl Circuit {
             self.clone().start_try();
         }
         let waits = match &*seen.borrow_and_update() {
-            // One that was silent may be silent again.
+            // A host that was silent may be silent again.
             CircuitState::Open { cause, .. } if matches!(**cause, ConnectError::TimedOut { .. }) => Duration::ZERO,
             CircuitState::Open { trying: Some(since), .. } => Self::TRY_WAIT.saturating_sub(since.elapsed()),
             _ => Duration::ZERO,
@@ -141,7 +144,7 @@ impl Circuit {
         self.state.borrow().down(Instant::now()).map_or(Ok(()), Err)
     }
 
-    /// Comes back when the circuit is open.
+    /// Returns once the circuit is open.
     pub(super) async fn opened(&self) -> Down {
         let mut seen = self.state.subscribe();
         loop {
@@ -154,7 +157,7 @@ impl Circuit {
         }
     }
 
-    /// A connection could not be opened. Gives back the cause, to be shown to the caller too.
+    /// Takes note that a connection could not be opened. Returns the cause, for the caller's own error.
     pub(super) fn failed(&self, cause: ConnectError) -> Arc<ConnectError> {
         let cause = Arc::new(cause);
         if !cause.is_unreachable() {
@@ -177,7 +180,7 @@ impl Circuit {
         cause
     }
 
-    /// Something was lost, or took too long: finds out whether the host is still there. Nobody waits for it.
+    /// A connection was lost, or an answer took too long: starts a task that finds out whether the host is still there.
     pub(super) fn doubt(self: &Arc<Self>) {
         let now = Instant::now();
         let begins = self.state.send_if_modified(|state| match state {
@@ -192,13 +195,13 @@ impl Circuit {
         }
     }
 
-    /// The limit of one try, as an error where the pool gives none.
+    /// The error of a connection that was not opened within the limit of one try.
     pub(super) fn timed_out(&self) -> ConnectError {
         ConnectError::TimedOut { to: self.connect.to_string(), timeout_ms: self.try_max.as_millis() }
     }
 
     fn start_try(self: Arc<Self>) {
-        // Dropped before its end where the runtime ends first.
+        // Made here and moved into the task: it is dropped even if the runtime ends before the task runs.
         let trying = Trying(self.clone());
         tokio::spawn(async move {
             let _trying = trying;
@@ -210,10 +213,11 @@ impl Circuit {
             match outcome {
                 Err(error) if error.is_unreachable() => {
                     self.failed(error);
-                    // The state is open, whatever it was; whoever waits for the try is to know that it ended.
+                    // `failed` only announces a circuit that opens, but the calls that wait for this try must learn
+                    // that it ended.
                     self.state.send_modify(|_| ());
                 }
-                // A server that refuses is there.
+                // A server that refuses the connection is up.
                 _ => {
                     self.state.send_if_modified(|state| {
                         let was_open = matches!(state, CircuitState::Open { .. });
@@ -229,7 +233,8 @@ impl Circuit {
     }
 }
 
-/// Ends with its try, however that ends: a router outlives the runtime that a try began in.
+/// Says that no try is on its way once this one ends, however it ends: a router can outlive the runtime that the try
+/// ran in.
 struct Trying(Arc<Circuit>);
 
 impl Drop for Trying {

@@ -1,4 +1,4 @@
-//! The end of a router, and hosts that are reached otherwise from now on.
+//! Closing a router, and the state of its pools.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,15 +11,16 @@ use super::host::Host;
 use super::pool::PoolState;
 
 impl Router {
-    /// Closes the router, with all its clones: whoever asks for a connection from now on, or waits for one, gets
-    /// [`Error::Closed`](super::Error::Closed). Calls and transactions that have one may go on for as long as `limit`;
-    /// then their connections are closed, and what was on its way is an error that says whether it may have run. Gives
-    /// back how many those were. Connections count that lead to where a host was before its URL was corrected.
+    /// Closes the router and all its clones: a call that asks for a connection from now on, or waits for one, gets
+    /// [`Error::Closed`](super::Error::Closed). Calls and transactions that have a connection may go on for as long as
+    /// `limit`. Then their connections are closed, and their errors say whether what was on its way may have run.
+    /// Returns how many connections were closed in this way. Connections to a host's address before its URL was
+    /// corrected count too.
     ///
-    /// A router that is dropped closes its connections too, but waits for nobody.
+    /// A router that is dropped closes its connections too, but waits for no call.
     ///
     /// # Cancel safety
-    /// The router is closed all the same, but what is in use is not ended.
+    /// The router stays closed, but connections that are in use are not ended.
     pub async fn close(&self, limit: Duration) -> usize {
         let inner = self.inner();
         inner.closed.store(true, Ordering::SeqCst);
@@ -32,7 +33,7 @@ impl Router {
             Ok(_) => 0,
             Err(_) => pools.iter().map(|pool| pool.cut()).sum(),
         };
-        // Whoever goes on may have had a question to a host until now.
+        // A call that went on may have needed a lookup until now.
         for pool in hosts.iter().flat_map(|host| host.look_up_pools()) {
             pool.close();
             pool.cut();
@@ -41,7 +42,7 @@ impl Router {
     }
 
     /// How many connections each pool has, and how many calls wait; sorted by host. A pool is made when the router
-    /// first hears of its host, and opens nothing before it is needed.
+    /// first hears of its host, and opens no connection before one is needed.
     pub fn pools(&self) -> Vec<PoolState> {
         let hosts = self.inner().hosts.load();
         let of_host =

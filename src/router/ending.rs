@@ -1,13 +1,14 @@
-//! The end of a connection on which an answer may still be awaited.
+//! Ends connections on which an answer may still be awaited.
 //!
-//! What nobody waits for any more is ended on the server, and only then the slot is another's: there are never more
-//! backends than slots, and what was given up does not take effect later.
+//! A statement that nobody waits for any more is ended on the server first, and only then another call gets its slot.
+//! So there are never more backends than slots, and an abandoned statement does not take effect later.
 //!
-//! A pooler is left with nothing on its way. PgBouncer before 1.21 takes a server for ready that was so once, although
-//! the client had more on its way: when that client leaves, the next one gets the session with what is still to be
-//! answered in it, and so each answer goes to the one after. So a connection is closed once everything is answered; in
-//! a transaction too, whose session PgBouncer closes then, with all that was prepared there. And nothing more is sent
-//! for that: it could be what is answered too late.
+//! A pooler must not be left with an answer on its way. PgBouncer before 1.21 takes a server connection for ready once
+//! it was ready at one moment, although the client had sent more. When that client leaves, the next client gets the
+//! server connection with the outstanding answers on it, and takes each for the answer to a statement of its own. So a
+//! connection is closed only once everything is answered. This holds in a transaction too: PgBouncer then closes the
+//! server connection, with everything that was prepared there. Nothing is sent to avoid that, because its answer could
+//! be the one that comes too late.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +19,11 @@ use tokio::sync::Semaphore;
 use super::pool::Slot;
 use super::session::{Session, close};
 
-/// What the ends of a host's connections share.
+/// The limits that the ending connections of a host share.
 pub(super) struct Ends {
-    /// Requests to cancel that are on their way.
+    /// A permit for each cancel request that is on its way.
     cancels: Arc<Semaphore>,
-    /// Connections without a slot, whose last answers are waited for.
+    /// A permit for each connection that waits for its last answers after its slot was freed.
     lingering: Arc<Semaphore>,
 }
 
@@ -32,22 +33,22 @@ impl Default for Ends {
     }
 }
 
-/// How long a statement that was to be cancelled may go on before it is asked again.
+/// The pause between two cancel requests for the same connection.
 const CANCEL_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a slot waits for what was given up to end on the server.
+/// How long a slot is kept while its connection's statements end on the server.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// How long a connection to a pooler waits for that without a slot. A pooler that was silent for longer is mostly gone;
-/// and what waits for the client itself, as COPY FROM STDIN does, ends only with its connection.
+/// How long a connection to a pooler goes on waiting after its slot was freed. A pooler that is silent for longer is
+/// most likely gone. A statement that waits for the client, as COPY FROM STDIN does, ends only with its connection.
 const LINGER_MAX: Duration = Duration::from_secs(60);
 
-/// How long a statement may end by itself of which it is not known whether there is one.
+/// How long to wait before the first cancel request when it is not known whether a statement is running.
 pub(super) const GRACE: Duration = Duration::from_millis(20);
 
-/// Ends on the server what nobody waits for any more, and only then gives its slot to others. It is asked to end again
-/// and again, for several statements may be on their way one behind the other. The session is closed: a request to
-/// cancel that comes late is nobody else's.
+/// Ends on the server what nobody waits for any more, and only then gives its slot to others. The cancel request is
+/// repeated, because several statements may be on their way one behind the other. The session is closed, so a cancel
+/// request that comes late hits nobody else's statement.
 pub(super) fn end_on_server(session: Box<Session>, slot: Slot, grace: Duration) {
     let Ok(runtime) = Handle::try_current() else { return close(session, slot) };
     if session.connection.is_closed() {
@@ -63,9 +64,9 @@ async fn end(session: Box<Session>, slot: Slot, grace: Duration) {
     let mut finishing = std::pin::pin!(connection.finish());
     let asking = async {
         tokio::time::sleep(grace).await;
-        // The host fell silent, or another server is the primary: no answer will come.
+        // Once the generation is retired (the host fell silent, or another server is the primary) no answer will come.
         while generation == circuit.generation() {
-            // Nobody closes it; and whoever waits has a slot, so that they are not many.
+            // The semaphore is never closed. Each task that waits here holds a slot, so there are few.
             let turn = ends.cancels.acquire().await;
             let _ = canceller.clone().cancel().await;
             drop(turn);

@@ -3,8 +3,8 @@
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSqlOwned;
 
-/// What a row can be read as: a tuple of its columns in their order, or a struct ([`from_row!`](crate::from_row) makes
-/// that of its fields' names).
+/// A type that a row can be read as: a tuple of its columns in their order, or a struct ([`from_row!`](crate::from_row)
+/// reads each field from the column of its name).
 ///
 /// ```no_run
 /// use pgshard::from_row;
@@ -25,7 +25,7 @@ pub trait FromRow: Sized {
     /// Reads the row.
     ///
     /// # Errors
-    /// When a column is not there, or of another type, or NULL where that has no place.
+    /// When a column is missing, has another type, or is NULL where the type has no NULL.
     fn from_row(row: &Row) -> Result<Self, tokio_postgres::Error>;
 }
 

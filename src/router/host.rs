@@ -22,10 +22,10 @@ use crate::shard::ShardId;
 
 pub(super) struct Host {
     pub(super) name: HostName,
-    /// What it was made of.
+    /// The options that it was made from.
     pub(super) options: HostOptions,
     pool: Arc<Pool>,
-    /// For look-ups. Of their own, because they must get through when every other connection waits for their answer.
+    /// Connections for lookups only: a lookup must get through when every other connection waits for its answer.
     look_ups: Arc<Pool>,
     pub(super) circuit: Arc<Circuit>,
     pub(super) ownership_lookups: OwnershipLookups,
@@ -36,7 +36,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Connections for look-ups. An answer takes well under a millisecond.
+    /// How many connections there are for lookups. Two are enough: an answer takes well under a millisecond.
     pub(super) const LOOK_UPS: usize = 2;
 
     /// Makes the pools; no connection is opened.
@@ -115,7 +115,7 @@ impl Host {
         })
     }
 
-    /// Borrows a connection that nobody uses, or opens one if there may be another; does not wait for one.
+    /// Borrows an idle connection, or opens one if there may be another. Does not wait until one is given back.
     pub(super) async fn lease_if_free(&self) -> Option<Lease> {
         self.circuit.pass().await.ok()?;
         tokio::select! {
@@ -136,13 +136,13 @@ impl Host {
         std::iter::once(self.pool.clone()).chain(standbys).collect()
     }
 
-    /// The pools for look-ups, its own and those of its standbys.
+    /// The pools for lookups, its own and those of its standbys.
     pub(super) fn look_up_pools(&self) -> Vec<Arc<Pool>> {
         let standbys = self.replicas.hosts().map(|standby| standby.look_ups.clone());
         std::iter::once(self.look_ups.clone()).chain(standbys).collect()
     }
 
-    /// Borrows a connection for a look-up.
+    /// Borrows a connection for a lookup.
     pub(super) async fn control(&self) -> Result<Lease, LookUpError> {
         self.connection(self.look_ups.get(None)).await.map_err(|fault| match fault {
             PoolFault::Connect(source) | PoolFault::Down { cause: source, .. } => LookUpError::Connect(source),
@@ -153,11 +153,11 @@ impl Host {
         })
     }
 
-    /// What a pool gives, or the news that the host is out of reach as soon as anybody finds that out.
+    /// Waits for a connection of a pool. Fails as soon as any call finds out that the host is out of reach.
     async fn connection(&self, getting: impl Future<Output = Result<Lease, GetError>>) -> Result<Lease, PoolFault> {
         let down = |down: Down| PoolFault::Down { cause: down.cause, again_in: down.again_in };
         self.circuit.pass().await.map_err(down)?;
-        // The first only is polled where a connection is free.
+        // `biased`: where a connection is free, only the first branch is ever polled.
         tokio::select! {
             biased;
             got = getting => got.map_err(|error| self.pool_fault(error)),

@@ -1,8 +1,8 @@
-//! Who takes a host's writes at its other addresses: a standby that was promoted is seen there even where the former
-//! primary lives on, frozen or as it was, and says nothing of it.
+//! Asks a host's other addresses whether a server there takes writes. A standby that was promoted is found in this way
+//! even while the former primary lives on, frozen or unaware of it.
 //!
-//! Invariant: a host with one address costs nothing; of the others each is asked once in [`Lookout::EVERY`], by a
-//! connection that is kept, and nobody's call waits for it.
+//! Invariant: a host with one address costs nothing. Each other address is asked once in [`Lookout::EVERY`], on a
+//! connection that is kept, and no call waits for the answer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,15 +18,15 @@ pub(super) struct Lookout {
     host: HostName,
     connect: ConnectOptions,
     application_name: String,
-    /// Whether there are others.
+    /// Whether the host has other addresses to look at.
     several: bool,
     looking: AtomicBool,
-    /// Whether it was told that another server takes writes.
+    /// Whether the log says already that another server takes writes.
     warned: AtomicBool,
 }
 
 impl Lookout {
-    /// From one look to the next.
+    /// The time between two looks.
     const EVERY: Duration = Duration::from_secs(3);
     /// How long an answer may take, the connection included.
     const ANSWER_MAX: Duration = Duration::from_secs(2);
@@ -37,7 +37,7 @@ impl Lookout {
         Lookout { host, connect, application_name, several, looking, warned }
     }
 
-    /// Begins, if that was not done yet.
+    /// Starts looking, unless that was done already.
     pub(super) fn start(self: &Arc<Self>) {
         if !self.several || self.looking.swap(true, Ordering::Relaxed) {
             return;
@@ -107,7 +107,7 @@ impl Lookout {
     }
 }
 
-/// Ends with its task: a router outlives the runtime that it began in.
+/// Notes that nobody looks once the task ends: a router can outlive the runtime that the task ran in.
 struct Looking(Weak<Lookout>);
 
 impl Drop for Looking {

@@ -1,7 +1,7 @@
 //! Whether a migration has run in every shard, for applications that start while it runs.
 //!
-//! Invariant: "everywhere" is the hosts' own word about each of the N shards. A shard that nobody says he serves is not
-//! done.
+//! Invariant: "everywhere" means that a host said so of each of the N shards. A shard that no host says it serves
+//! counts as not done.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,11 +24,11 @@ const ASK: &str = "SELECT has, lacks, on_host, checksums FROM pgshard.migrated($
 /// How long a host's answer may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// From one question to the next, at first and at most.
+/// The pause between two questions, at first and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// How far a migration is, by the word of the hosts. As text: what is missing.
+/// How far a migration is, as the hosts say. Its text (`Display`) says what is missing.
 #[derive(Debug)]
 pub struct Migrated {
     /// Its name: that of its file, without `.sql`.
@@ -39,11 +39,11 @@ pub struct Migrated {
     pub having: BTreeSet<ShardId>,
     /// The shards that lack it.
     pub lacking: BTreeSet<ShardId>,
-    /// The hosts that have it, as one that runs once in each host's database.
+    /// The hosts that have it, if it is a migration that runs once in each host's database.
     pub hosts: BTreeSet<HostName>,
     /// The hosts that answered.
     pub asked: BTreeSet<HostName>,
-    /// The hosts that did not, and why.
+    /// The hosts that did not answer, and why.
     pub silent: BTreeMap<HostName, LookUpError>,
     /// SHA-256 of the texts that have run, in hexadecimal: more than one where the file was changed in between.
     pub checksums: BTreeSet<String>,
@@ -93,15 +93,15 @@ impl fmt::Display for Migrated {
 #[derive(Debug, thiserror::Error)]
 #[error("after {} s {how_far}", waited.as_secs())]
 pub struct NotMigrated {
-    /// How long was waited.
+    /// How long the call waited.
     pub waited: Duration,
     /// How far it was at last.
     pub how_far: Box<Migrated>,
 }
 
 impl Router {
-    /// Asks every host how far a migration is: the name of its file, with or without `.sql`. A role that may use the
-    /// cluster may ask.
+    /// Asks every host how far a migration is. `name` is the name of its file, with or without `.sql`. Any role that
+    /// may use the cluster may ask.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -128,15 +128,15 @@ impl Router {
                 Err(error) => drop(how_far.silent.insert(host, error)),
             }
         }
-        // A move that opened it in between: it is counted as the later answer has it, which cannot be told, so as
-        // lacking.
+        // A move may have opened the shard elsewhere between two answers. Which answer is the later one is not known,
+        // so the shard counts as lacking it.
         how_far.having.retain(|shard| !how_far.lacking.contains(shard));
         how_far
     }
 
-    /// Waits until a migration has run in every shard of the cluster (or on every host, if it is one of those): for an
-    /// application that is started before `pgshard migrate up` has ended. The name is that of its file, with or without
-    /// `.sql`.
+    /// Waits until a migration has run in every shard of the cluster, or on every host if it runs once per host. For an
+    /// application that is started before `pgshard migrate up` has ended. `name` is the name of its file, with or
+    /// without `.sql`.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router) -> Result<(), Box<dyn std::error::Error>> {
@@ -145,8 +145,8 @@ impl Router {
     /// ```
     ///
     /// # Errors
-    /// [`NotMigrated`] when it has not by then, with how far it is, the shards that no host serves and the hosts that
-    /// did not answer.
+    /// [`NotMigrated`] when the time is over first. It says how far the migration is, which shards no host serves and
+    /// which hosts did not answer.
     ///
     /// # Cancel safety
     /// Only reads; may be dropped and called again.
@@ -195,7 +195,8 @@ async fn ask(host: &Host, name: &str) -> Result<Answer, LookUpError> {
         let mut lease = host.control().await?;
         match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&name], Prepare::Once).await {
             Ok(rows) => return rows.first().ok_or_else(|| LookUpError::Answer("no row".to_owned())).and_then(read),
-            // A connection that died while it was idle is found out by its first use; a later one is new.
+            // Only its use shows that a connection died while it was idle. After so many tries every one of them is
+            // new.
             Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
             Err(failed) => {
                 let old = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];

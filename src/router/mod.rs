@@ -1,4 +1,4 @@
-//! The router: from a key or an ID to a connection that reaches its shard, moves or no moves.
+//! The router: from a key or an ID to a connection that reaches its shard, also while shards move.
 //!
 //! - [`Router`] knows the map and the hosts; [`Shard`] runs SQL on one shard; [`Transaction`] is what a closure gets.
 //! - [`Reads`] are statements that a standby may answer.
@@ -6,16 +6,16 @@
 //!
 //! # Moves
 //!
-//! A shard that is being moved is closed for some milliseconds, and afterwards it is elsewhere. Statements that run
-//! into that are held back and run again by the router, [`Options::retry_for`] long at most. The exceptions, which get
-//! a clear error instead: CALL, DO and whatever else can commit in its middle ([`Error::NotRepeated`]), everything on a
+//! A shard that is being moved is closed for some milliseconds, and afterwards it is elsewhere. The router holds back
+//! statements that run into that and runs them again, [`Options::retry_for`] long at most. The exceptions get a clear
+//! error instead: CALL, DO and all else that can commit before its end ([`Error::NotRepeated`]), everything on a
 //! [`RawClient`], and a connection that is lost while a writing statement or COMMIT is on its way.
 //!
-//! An error that a move can have made (a name is not there, say) costs one question to the shard's host before the
+//! An error that a move can have caused (a missing name, say) costs one question to the shard's host before the
 //! application gets it.
 //!
-//! Invariant: the router never decides who serves a shard. It only believes a host about itself, and the
-//! signpost on a host that does not serve the shard any more refuses whatever a router sends there by mistake.
+//! Invariant: the router never decides who serves a shard. It believes a host only about itself, and the signpost on a
+//! host that no longer serves the shard refuses whatever a router sends there by mistake.
 
 mod bound;
 mod call;
@@ -96,8 +96,7 @@ pub struct Router(Arc<Inner>);
 /// What a router has done about moves since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Lookups of who owns a shard, each a question to a host. Callers who want to know at the same time share one,
-    /// each about its shard.
+    /// Questions to hosts about who owns a shard. Callers that ask a host at the same time share one.
     pub look_ups: u64,
     /// Statements and transactions that were run again.
     pub retries: u64,
@@ -136,8 +135,9 @@ impl Router {
     /// The shard of a key: any integer type, or a text or UUID where the cluster's keys are those. No I/O, no
     /// allocation.
     ///
-    /// A key of another kind than the cluster's is refused: whatever is run on the handle gives [`Error::WrongKey`],
-    /// before anything is sent. Its number means nothing then; who takes only that uses [`Router::try_by_key`].
+    /// A key of another kind than the cluster's is refused: every call on the handle gives [`Error::WrongKey`] before
+    /// anything is sent. The shard number of such a handle means nothing; code that uses only the number calls
+    /// [`Router::try_by_key`] instead.
     pub fn by_key<K: Key>(&self, key: K) -> Shard<'_> {
         Shard::of_key(self, self.0.shards.shard_of_key(key), K::KIND)
     }
@@ -184,14 +184,14 @@ impl Router {
         &self.0.prefix
     }
 
-    /// The hosts that it has met, sorted by name.
+    /// The hosts that the router knows, sorted by name.
     pub fn hosts(&self) -> Vec<HostName> {
         let mut hosts: Vec<HostName> = self.0.hosts.load().keys().cloned().collect();
         hosts.sort_unstable();
         hosts
     }
 
-    /// The map, without what hosts have said since; [`Shard::host`] counts that in.
+    /// The map, without what hosts have said since; [`Shard::host`] includes that.
     pub fn map(&self) -> Arc<ShardMap> {
         self.0.snapshot.load().map.clone()
     }
@@ -205,10 +205,9 @@ impl Router {
         self.0.set_map(map)
     }
 
-    /// Takes the current map of a store and every one that replaces it, whatever its version (of a store that was
-    /// restored it is an earlier one), and what the [`HostSource`] says of how hosts
-    /// are reached, until the store is gone or the last clone of the router is dropped. A second call ends the first
-    /// one's following.
+    /// Takes the current map of a store and every map that replaces it, whatever its version (a restored store has an
+    /// earlier one). It also asks the [`HostSource`] how the hosts are reached. This goes on until the store is gone or
+    /// the last clone of the router is dropped. A second call ends what the first one started.
     ///
     /// # Panics
     /// Outside a tokio runtime.
@@ -226,7 +225,8 @@ impl Router {
                 drop(router);
                 map = loop {
                     let Some(router) = inner.upgrade() else { return };
-                    // It may read a file. Whether it could is for the next time.
+                    // The source may read a file, so this must not run on a worker thread. If it panics, the next round
+                    // asks again.
                     let _ = tokio::task::spawn_blocking(move || router.renew_hosts()).await;
                     tokio::select! {
                         newer = maps.changed() => match newer {
@@ -245,9 +245,9 @@ impl Router {
         }
     }
 
-    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, whatever it waits for,
-    /// and asks the [`HostSource`] for the hosts; for the signal that says "read your config again". Returns at once,
-    /// and does nothing where no store is followed.
+    /// Makes the store that the router [follows](Router::follow) look for a newer map at once, and asks the
+    /// [`HostSource`] for the hosts. Call it on the signal that means "read your config again". Returns at once, and
+    /// does nothing when the router follows no store.
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router) -> std::io::Result<()> {
@@ -275,17 +275,17 @@ impl Router {
         }
     }
 
-    /// Whether a statement changes nothing, by the caller's word or that of the options.
+    /// Whether a statement changes nothing, by the caller's word or by the options.
     pub(crate) fn only_reads(&self, sql: &Sql) -> bool {
         sql.only_reads(self.0.options.selects)
     }
 
-    /// How long a call may take where nothing else is said.
+    /// How long a call may take, unless it has a limit of its own.
     pub(crate) fn statement_timeout(&self) -> Option<Duration> {
         self.0.options.statement_timeout
     }
 
-    /// Counts a call that has ended, at the host that serves its shard by now.
+    /// Counts a call that has ended, for the host that serves its shard by now, and returns that host's name.
     pub(crate) fn count(&self, shard: ShardId, took: Duration, outcome: Outcome) -> Option<HostName> {
         let place = self.0.place(shard).ok()?;
         place.host.metrics.request(&place.host.name, took, outcome);

@@ -48,7 +48,7 @@ impl Opener {
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub(super) async fn open(&self, ends_at: Option<Instant>) -> Result<Session, OpenError> {
-        // What is retired while this one is being opened may be what it is opened to.
+        // Taken before the connection is opened: a server that is retired meanwhile may be the one that it leads to.
         let generation = self.circuit.generation();
         let opening = async {
             let connection = self.connect.connect(&self.application_name).await?;
@@ -72,10 +72,10 @@ impl Opener {
         }))
     }
 
-    /// Whether a session that was idle can be used, cleaned if that was not done when it came back.
+    /// Whether an idle session can be used. Cleans it first, if that was not done when it came back.
     ///
     /// # Cancel safety
-    /// What is being cleaned when the future is dropped is not to be used again.
+    /// A session that was being cleaned when the future was dropped must not be used again.
     pub(super) async fn checks(&self, session: &Session) -> bool {
         if session.is_worn() {
             return false;
@@ -87,16 +87,16 @@ impl Opener {
         true
     }
 
-    /// On the first connection to a host: whether it makes shards of keys as this router does. A host that has recorded
-    /// nothing is none of a cluster, and says so to every statement. Then what it has recorded of the other hosts and
-    /// itself.
+    /// On the first connection to a host, checks that the host maps keys to shards as this router does, and then takes
+    /// in what it has recorded of the other hosts and itself. A host that has recorded nothing belongs to no cluster.
+    /// It passes here: every statement on a shard fails there by itself.
     async fn admit(&self, connection: &Connection) -> Result<(), OpenError> {
         if self.admitted.load(Ordering::Relaxed) {
             return Ok(());
         }
         let recorded = connection.query_typed("SELECT shards, key_kind FROM pgshard.cluster", &[]).await;
         if let Ok([row]) = recorded.as_deref() {
-            // A row that cannot be read is no answer to this, and a connection that gives such ones is not used.
+            // A row that cannot be read answers nothing, so a connection that gives one is not used.
             let strange = |source| ConnectError::Refused { to: self.connect.to_string(), source };
             let (shards, key): (i32, String) = (row.try_get(0).map_err(strange)?, row.try_get(1).map_err(strange)?);
             if shards != i32::from(self.shards.get()) {

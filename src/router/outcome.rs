@@ -1,25 +1,25 @@
-//! What an error means to whoever answers for it: the application's developer, or the cluster's operator.
+//! Whether an error is for the application's developer to look into, or for the cluster's operator.
 
 use tokio_postgres::error::SqlState;
 
 use super::error::{Error, Expected, LookUpError};
 use crate::pg::state;
 
-/// How a call ended, for those who count.
+/// How a call ended, as the metrics count it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Ok,
     /// A constraint refused it.
     Constraint,
-    /// Another mistake of the application's.
+    /// The application made another mistake.
     Application,
     /// The closure of a transaction gave an error, and none of its statements had failed.
     RolledBack,
-    /// Its time was over.
+    /// It reached its time limit.
     Timeout,
     /// The cluster could not do it.
     Cluster,
-    /// Nobody waited for its end.
+    /// Its future was dropped before it ended.
     Dropped,
 }
 
@@ -56,19 +56,19 @@ impl Outcome {
     }
 }
 
-/// Whether the SQLSTATE is of those that the statement or its values are to blame for: everything but trouble of the
-/// server, of its load, and of others at the same rows.
+/// Whether the statement or its values are to blame for this SQLSTATE. That is every code but those for trouble of the
+/// server, for its load, and for conflicts with other transactions.
 fn is_applications(code: &SqlState) -> bool {
     const CLUSTERS: [&str; 9] = ["08", "25006", "40", "53", "55P03", "57", "58", "F0", "XX"];
     code.code() != state::SHARD_MOVED && !CLUSTERS.iter().any(|class| code.code().starts_with(class))
 }
 
-/// What an application asks of an error. Every error is the application's or the cluster's; whether it is worth another
-/// try, and whether the call may have taken effect, are questions of their own ([`Error::is_retryable`],
+/// What an application wants to know of an error. Every error is the application's or the cluster's. Whether it is
+/// worth another try, and whether the call may have taken effect, are separate questions ([`Error::is_retryable`],
 /// [`Error::may_have_run`]). `examples/photo_app.rs` answers HTTP requests by these.
 impl Error {
-    /// Whether the application asked for what cannot be: a constraint, a type, a name, a key of another kind, another
-    /// number of rows. The same call gives the same error, however well the cluster is.
+    /// Whether the application asked for something impossible: a constraint, a type, a name, a key of another kind,
+    /// another number of rows. The same call gives the same error, however healthy the cluster is.
     pub fn is_application(&self) -> bool {
         match self {
             Error::NoSuchId { .. }
@@ -88,7 +88,7 @@ impl Error {
     }
 
     /// Whether the cluster could not do it: a host out of reach, a pool or a server too busy, a move that takes long, a
-    /// lost connection, a time that was over, a transaction that stood in another's way.
+    /// lost connection, a time limit, a conflict with another transaction.
     pub fn is_cluster(&self) -> bool {
         !self.is_application()
     }
@@ -98,8 +98,8 @@ impl Error {
         matches!(self, Error::RowCount { expected: Expected::One, got: 0, .. } | Error::NoSuchId { .. })
     }
 
-    /// Whether the time was over: the call's, a pool's, or the server's `statement_timeout` (or somebody cancelled it
-    /// there).
+    /// Whether a time limit was reached: the call's, a pool's, or the server's `statement_timeout` (or somebody
+    /// cancelled the statement there).
     pub fn is_timeout(&self) -> bool {
         match self {
             Error::TimedOut { .. } | Error::PoolTimeout { .. } => true,
@@ -108,7 +108,7 @@ impl Error {
         }
     }
 
-    /// Whether a unique or primary key, or an exclusion constraint's relative of them, has the value already.
+    /// Whether a primary key, a unique constraint or a unique index has the value already.
     pub fn is_unique_violation(&self) -> bool {
         self.code() == Some(&SqlState::UNIQUE_VIOLATION)
     }

@@ -1,8 +1,8 @@
-//! Asking a host about shards: one question at a time, however many callers want to know about however many shards.
+//! Asks a host about its shards. Callers share questions, however many they are and however many shards they ask about.
 //!
-//! Invariant: a caller only gets an answer to a question that was asked after the caller wanted to know. An
-//! older answer may be from before the very fence that the caller ran into. And questions are so far apart that an
-//! application whose statements are all wrong cannot make a storm of them.
+//! Invariant: a caller only gets an answer to a question that was sent after the caller asked. An older answer may be
+//! from before the very fence that the caller ran into. There is a pause between questions, so that an application
+//! whose statements are all wrong cannot flood the host with them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,24 +29,26 @@ const LOOK: &str = "SELECT asked.shard, state, epoch, peer, deadline_in_ms, last
 /// How long a question may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// The shards in one question. A host with more that are wanted is asked again at once.
+/// The most shards in one question. The next question asks about the others.
 const SHARDS_MAX: usize = 512;
 
 /// The lookups at one host.
 pub(super) struct OwnershipLookups {
-    /// Of callers that met a signpost. There is one a move, mostly, and what it is asked for ends a pause: hardly held
-    /// back.
+    /// Callers that met a signpost. A move causes about one question of theirs, and the answer ends a pause, so they
+    /// are hardly held back.
     signposts: Callers,
-    /// Of callers whose error is the application's own as often as not. Apart, so that they never hold up the others.
+    /// Callers whose error may just as well be the application's own. They ask apart, so that they never hold up the
+    /// others.
     relatives: Callers,
-    /// Who is at a move that stands still; by shard, at most N.
+    /// For each shard whose move stood still: when a call last tried to mend that. A call holds the lock while it
+    /// tries. At most N entries.
     mending: Mutex<HashMap<ShardId, Arc<Turn<Option<Instant>>>>>,
     asked: AtomicU64,
 }
 
-/// Those who ask for the same reason, and share lookups.
+/// The callers that ask for the same reason. They share questions.
 struct Callers {
-    /// From one question to the next.
+    /// The least time between two questions.
     spacing: Duration,
     /// What the next question will be about. Never locked across a wait.
     wanted: Mutex<BTreeSet<ShardId>>,
@@ -100,9 +102,9 @@ impl Callers {
 }
 
 impl OwnershipLookups {
-    /// A signpost is asked behind at once.
+    /// Behind a signpost, callers ask almost at once.
     const SIGNPOST_SPACING: Duration = Duration::from_millis(1);
-    /// What may be the application's own mistake is asked about at most so often.
+    /// Questions about what may be the application's own mistake can wait a little.
     const RELATIVE_SPACING: Duration = Duration::from_millis(10);
 
     pub(super) fn new() -> OwnershipLookups {
@@ -119,10 +121,10 @@ impl OwnershipLookups {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// Asks, or takes part in a question that begins from now on.
+    /// Asks about a shard, or shares a question that is sent from now on.
     ///
     /// # Cancel safety
-    /// Whoever waits next asks instead, about its own shard and those that are still wanted.
+    /// The caller that waits next asks instead, about its own shard and those that are still wanted.
     pub(super) async fn ask(
         &self,
         host: &Host,
@@ -138,7 +140,7 @@ impl OwnershipLookups {
         let mut last = callers.last.lock().await;
         let known = last.answers.get(&shard).filter(|(asked, _)| *asked >= wanted);
         if known.is_none() {
-            // Callers that come while this one holds back share its answer: they want it before it is asked.
+            // Callers that come during this pause share the answer, since the question is sent after they asked.
             if let Some(early) = last.asked.and_then(|asked| callers.spacing.checked_sub(asked.elapsed())) {
                 tokio::time::sleep(early).await;
             }
@@ -167,8 +169,8 @@ impl OwnershipLookups {
         }
     }
 
-    /// Does something about what the answer asked for at `seen` said, unless somebody has since: then it may be done.
-    /// True if this call did it.
+    /// Mends what the answer to the question sent at `seen` showed, unless another call has tried since then. True if
+    /// this call did it.
     pub(super) async fn mend(
         &self,
         host: &Host,
@@ -185,7 +187,7 @@ impl OwnershipLookups {
             Ok(done) => done,
             Err(_) => Err(LookUpError::TimedOut(ANSWER_MAX)),
         };
-        // Whatever came of it, what was seen is not acted upon twice.
+        // Whatever the result, no call acts on the same answer again.
         *mended = Some(Instant::now());
         done
     }
@@ -217,8 +219,8 @@ async fn act(host: &Host, shard: ShardId, mend: Mend) -> Result<bool, LookUpErro
 }
 
 async fn act_on(lease: &mut Lease, shard: i32, mend: Mend) -> Result<bool, LookUpError> {
-    // The row may be in the hands of the mover, who is then at it already. What the role's transactions are otherwise
-    // does not matter: a role that only reads can end a dead mover's fence as well.
+    // The short lock timeout: if the mover holds the row, it is at work, and there is nothing to mend. READ WRITE,
+    // because a role whose transactions are read only by default must be able to end a dead mover's fence too.
     lease
         .begin("BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE; SET LOCAL lock_timeout = '200ms'")
         .await
@@ -261,7 +263,7 @@ fn read(row: &SqlRow) -> Result<(ShardId, OwnershipLookup), LookUpError> {
         Some(other) => return Err(LookUpError::Answer(other.to_owned())),
     };
     let epoch = epoch(row.try_get("epoch").map_err(column)?)?.ok_or_else(strange)?;
-    // A clock that was set back makes a fence of the future: it counts as just now.
+    // If the clock was set back, the fence lies in the future. It then counts as just now.
     let last_fence_ago = last_fence_ago_ms.map(|ms| Duration::try_from_secs_f64(ms / 1000.0).unwrap_or_default());
     Ok((shard, OwnershipLookup { row: Some(Row { state, epoch, last_fence_ago }), incoming }))
 }

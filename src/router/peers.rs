@@ -10,7 +10,7 @@ use crate::pg::{self, ConnectOptions, Record};
 
 const RECORDS: &str = "SELECT host_name, generation, system_identifier, timeline FROM pgshard.identity";
 
-/// The hosts of a router by name, with what one of them has recorded of each.
+/// The hosts of a router by name, with what any of them has recorded of each.
 #[derive(Default)]
 pub(super) struct Peers(Mutex<HashMap<String, Peer>>);
 
@@ -21,7 +21,7 @@ struct Peer {
 }
 
 impl Peers {
-    /// A host that is reached like this.
+    /// Adds a host, and how it is reached.
     pub(super) fn add(&self, name: &HostName, connect: &ConnectOptions) {
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let peer = peers.entry(name.to_string()).or_default();
@@ -31,7 +31,7 @@ impl Peers {
         }
     }
 
-    /// Asks one host what it has recorded of all. One whose control schema is older has recorded nothing.
+    /// Asks one host what it has recorded of all hosts. A host with an older control schema has recorded nothing.
     pub(super) async fn ask(&self, client: &Client) {
         let Ok(rows) = client.query_typed(RECORDS, &[]).await else { return };
         let mut peers = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,8 +1,8 @@
-//! A connection to a host on which statements of several shards are on their way at a time, one behind the other.
+//! A connection to a host that carries statements of several shards at a time, one behind the other.
 //!
-//! Invariant: while a caller has one, it waits for nothing that needs another connection. A
-//! statement that met a move is given back as [`Ran::Again`], to be run by [`Shard::query`](super::Shard::query) once
-//! the connection is given back. And one on which an answer is still awaited never goes back to its pool.
+//! Invariant: a caller that holds such a connection waits for nothing that needs another one. A statement that met a
+//! move is given back as [`Ran::Again`], and [`Shard::query`](super::Shard::query) runs it once the connection is given
+//! back. A connection that still awaits an answer never goes back to its pool.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ use crate::shard::ShardId;
 pub(crate) enum Ran {
     /// With its rows, or with an error that another try would not change.
     Done(Result<Vec<Row>, Error>),
-    /// It has had no effect, and is worth the whole of what the router does about moves.
+    /// It has had no effect. It is to be run again in the way that handles moves.
     Again,
 }
 
@@ -43,36 +43,36 @@ struct Shared {
     lease: Option<Lease>,
     /// Statements whose answers are awaited.
     awaited: AtomicUsize,
-    /// The session may remember a signpost, or is lost, or was asked to cancel something: it does not go back, and
-    /// nothing more is sent there.
+    /// The session may remember a signpost, or is lost, or was asked to cancel something. The connection does not go
+    /// back to its pool, and nothing more is sent on it.
     spoiled: AtomicBool,
     /// A statement was cancelled.
     cancelled: AtomicBool,
 }
 
 impl Router {
-    /// Opens one to the host that serves this shard now; waits for a free connection as long as any other call.
+    /// Borrows one to the host that serves this shard now; waits for it as long as any other call.
     pub(crate) async fn pipelined_connection(&self, shard: ShardId) -> Result<PipelinedConnection, Error> {
         let place = self.inner().place(shard)?;
         let lease = place.lease(shard).await?;
         Ok(PipelinedConnection::new(self, place.host, lease))
     }
 
-    /// The same, if the host's pool has a connection that nobody uses or waits for.
+    /// The same, but only if the host's pool has a connection that nobody uses or waits for.
     pub(crate) async fn pipelined_connection_if_free(&self, shard: ShardId) -> Option<PipelinedConnection> {
         let place = self.inner().place(shard).ok()?;
         let lease = place.host.lease_if_free().await?;
         Some(PipelinedConnection::new(self, place.host, lease))
     }
 
-    /// How many of them a call may have to the host of this shard: half of the pool, so that one call never takes all
-    /// connections.
+    /// How many such connections a call may have to the host of this shard: half of the pool, so that one call never
+    /// takes all connections.
     pub(crate) fn pipelined_connections_max(&self, shard: ShardId) -> usize {
         self.inner().place(shard).map_or(1, |place| (place.host.pool_size() / 2).max(1))
     }
 
-    /// The types of a statement's parameters on a shard; the connection goes back. `None` where it may not be
-    /// pipelined, or the server refuses it.
+    /// The types of a statement's parameters on a shard. `None` when the statement may not be pipelined, or the server
+    /// refuses it.
     pub(crate) async fn parameter_types(&self, shard: ShardId, sql: &Sql) -> Result<Option<Vec<Type>>, Error> {
         if !may_be_pipelined(sql) {
             return Ok(None);
@@ -120,8 +120,8 @@ impl PipelinedConnection {
         self.0.lease().session().can_pipeline()
     }
 
-    /// Prepares the statement here, so that [`PipelinedConnection::query`] sends it at once when it is first polled,
-    /// and reports what is wrong with it.
+    /// Prepares the statement here, so that [`PipelinedConnection::query`] sends it as soon as it is polled. That also
+    /// reports what is wrong with it.
     pub(crate) async fn prepare(&self, shard: ShardId, sql: &Sql) {
         let shared = &*self.0;
         if self.may_run(shard, sql) {
@@ -176,8 +176,8 @@ impl PipelinedConnection {
         if failed.may_be_remembered() || is_unexpected(&failed.error) {
             shared.spoiled.store(true, Ordering::Relaxed);
         }
-        // One that may not write may have become a standby. And one that was cancelled for another's sake is not to
-        // blame.
+        // A server that refuses to write may have become a standby. A statement that was cancelled for another one's
+        // sake is not to blame.
         let cancelled =
             shared.cancelled.load(Ordering::Relaxed) && failed.error.code() == Some(&SqlState::QUERY_CANCELED);
         if MoveSignal::of(&failed.error).is_some()
@@ -193,7 +193,8 @@ impl PipelinedConnection {
         Ran::Done(Err(error))
     }
 
-    /// What a statement says whose time is over, since `began`. From now on what is cancelled here is run again.
+    /// The error of a statement that reached its time limit. From now on, a statement that is cancelled on this
+    /// connection is run again.
     pub(crate) fn timed_out(&self, shard: ShardId, limit: Duration, may_have_run: bool) -> Error {
         let shared = &*self.0;
         shared.spoiled.store(true, Ordering::Relaxed);
@@ -203,7 +204,7 @@ impl PipelinedConnection {
         late.unwrap_or_else(|error| error)
     }
 
-    /// Asks the server to end the statement that it is at.
+    /// Asks the server to cancel the statement that it is running.
     pub(crate) async fn cancel(&self) {
         let session = self.0.lease().session();
         let _ = session.connection.cancel().await;

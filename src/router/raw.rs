@@ -1,4 +1,4 @@
-//! A connection handed out as it is.
+//! A connection that the application uses directly.
 
 use std::ops::{Deref, DerefMut};
 
@@ -9,8 +9,8 @@ use crate::map::HostName;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-/// A connection to the host of a shard: a [`tokio_postgres::Client`]. When it is dropped it is cleaned, a transaction
-/// that is open rolled back, and goes back to its pool.
+/// A connection to the host of a shard: a [`tokio_postgres::Client`]. When it is dropped, an open transaction is rolled
+/// back, and the connection is cleaned and goes back to its pool.
 pub struct RawClient {
     lease: Lease,
     shard: ShardId,
