@@ -1,9 +1,9 @@
 //! The connections of one host: borrowed, waited for, opened, checked, and closed when they are old.
 //!
-//! Which connection a call gets, and who waits, is decided in [`slots`](super::slots); here it is done.
+//! [`slots`](super::slots) decides which connection a call gets and which call waits. This file carries that out.
 //!
-//! Invariant: a slot is given back exactly once, by whoever held it last: the caller, or the task that cleans or ends
-//! what the caller left. Nothing is closed, and nobody is called, while the slots are locked.
+//! Invariant: a slot is given back exactly once, by its last holder: the caller, or the task that cleans or ends what
+//! the caller left. No connection is closed while the slots are locked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,14 +24,14 @@ use crate::shard::ShardId;
 type Tell = oneshot::Sender<Grant<Box<Session>>>;
 type Shared = Mutex<Slots<Box<Session>, Tell>>;
 
-/// The most connections to all hosts together, look-ups not counted.
+/// The most connections to all hosts together, those for lookups not counted.
 pub(super) struct ConnectionLimit(Arc<Shared>);
 
 /// The connections of one host.
 pub(super) struct Pool {
-    /// Those of the other pools under the same limit are there too.
+    /// This pool's slots, together with those of the other pools under the same limit.
     slots: Arc<Shared>,
-    /// This pool among them.
+    /// This pool's number in `slots`.
     number: usize,
     size: usize,
     has_limit: bool,
@@ -39,9 +39,9 @@ pub(super) struct Pool {
     wait_max: Duration,
     idle_timeout: Option<Duration>,
     max_lifetime: Option<Duration>,
-    /// By slot: what ends its connection, whoever uses it.
+    /// By slot: the handle that ends its connection, also while a call uses it.
     drivers: Mutex<Box<[Option<AbortHandle>]>>,
-    /// Wakes who waits for the pool's end whenever a slot is given back after it was closed.
+    /// Wakes [`Pool::unused`] whenever a slot is given back after the pool was closed.
     given_back: Notify,
     is_closed: AtomicBool,
     sweeping: AtomicBool,
@@ -56,8 +56,8 @@ pub(super) struct PoolOptions<'a> {
     pub(super) limit: Option<&'a ConnectionLimit>,
 }
 
-/// The connections of a pool at one time. Those of a host's standbys are in pools of their own, and those for look-ups
-/// in none of these.
+/// The connections of a pool at one time. A host's standbys have pools of their own. Connections for lookups are not
+/// counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolState {
@@ -89,16 +89,16 @@ impl ConnectionLimit {
     }
 }
 
-/// How long a call waits for a connection of its own pool before it takes what another one has no use for: opening
-/// costs some milliseconds, and the other pool may have to open it again a moment later.
+/// How long a call waits for a connection of its own pool before it makes another pool close an idle one. Opening a
+/// connection costs some milliseconds, and the other pool may have to open its own again a moment later.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// From one look at what is idle to the next.
+/// The time between two sweeps, at most and at least.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 const SWEEP_EVERY_MIN: Duration = Duration::from_millis(10);
 
 impl Pool {
-    /// No connection is opened.
+    /// Makes the pool. Opens no connection.
     pub(super) fn new(pool: PoolOptions<'_>, options: &Options, opener: Opener) -> Arc<Pool> {
         let size = pool.size.max(1);
         let slots = match pool.limit {
@@ -129,7 +129,7 @@ impl Pool {
         self.size
     }
 
-    /// What is there now.
+    /// The pool's connections now.
     pub(super) fn state(&self, host: &HostName) -> PoolState {
         let Counts { idle, used, waiting } = self.lock().counts(self.number);
         PoolState { host: host.clone(), size: self.size, idle, used, waiting }
@@ -139,12 +139,12 @@ impl Pool {
     pub(super) fn borrow_idle(self: &Arc<Self>, shard: ShardId) -> Option<Lease> {
         let grant = self.lock().ask_if_idle(self.number, Some(usize::from(shard.get())))?;
         let slot = Slot::new(self, grant.slot);
-        // One that cannot goes, and its slot is empty.
+        // A session that cannot be used as it is is closed, and its slot stays empty.
         let session = grant.connection.filter(|session| !session.is_worn() && !session.is_dirty())?;
         Some(Lease::new(session, slot))
     }
 
-    /// A connection, once there is one; for a statement on `shard`, its favourite if that is idle.
+    /// Waits for a connection. A statement on `shard` gets the shard's favourite if that is idle.
     ///
     /// # Cancel safety
     /// The slot is free again when the future is dropped.
@@ -159,7 +159,7 @@ impl Pool {
         self.ready(grant).await
     }
 
-    /// A connection that nobody uses, or one that may be opened; nobody's is closed for it, and nothing waited for.
+    /// An idle connection, or a new one if there is room. Closes no other connection for it, and waits for none.
     ///
     /// # Cancel safety
     /// As [`Pool::get`].
@@ -177,7 +177,7 @@ impl Pool {
         (asked, receiver)
     }
 
-    /// Checks the slot's connection, or opens one. The slot is held by the future.
+    /// Checks the slot's connection, or opens one. The future holds the slot.
     async fn ready(self: &Arc<Self>, grant: Grant<Box<Session>>) -> Result<Lease, GetError> {
         let slot = Slot::new(self, grant.slot);
         if let Some(session) = grant.connection
@@ -186,14 +186,14 @@ impl Pool {
             return Ok(Lease::new(session, slot));
         }
         let ends_at = self.max_lifetime.map(|most| Instant::now() + spread(most));
-        // Boxed: what every call carries along otherwise.
+        // Boxed, because every call's future would contain it otherwise.
         let session = Box::pin(self.opener.open(ends_at)).await.map_err(GetError::Open)?;
         let mut drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = drivers.get_mut(grant.slot) {
             *driver = Some(session.connection.driver());
         }
         drop(drivers);
-        // Whoever closes it by force may have come before the driver was known.
+        // The pool may have been closed, and its connections cut, before this driver was known.
         if self.is_closed.load(Ordering::SeqCst) {
             return Err(GetError::Closed);
         }
@@ -217,7 +217,7 @@ impl Pool {
         follow(slots, effects);
     }
 
-    /// From now on it gives no connection, and whoever waits is told so.
+    /// From now on the pool gives no connection, and calls that wait are told so.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         let mut slots = self.lock();
@@ -226,7 +226,7 @@ impl Pool {
         drop(dismissed);
     }
 
-    /// Comes back when no connection of a closed pool is in use.
+    /// Returns once no connection of a closed pool is in use.
     pub(super) async fn unused(&self) {
         loop {
             let mut given_back = std::pin::pin!(self.given_back.notified());
@@ -238,14 +238,14 @@ impl Pool {
         }
     }
 
-    /// Ends the connections that are in use: whoever uses one gets an error. Gives back how many they are.
+    /// Ends the connections that are in use; their calls get an error. Returns how many they are.
     pub(super) fn cut(&self) -> usize {
         let drivers = self.drivers.lock().unwrap_or_else(PoisonError::into_inner);
         drivers.iter().flatten().for_each(AbortHandle::abort);
         self.lock().counts(self.number).used
     }
 
-    /// Looks after what is idle for as long as there is a connection.
+    /// Starts the task that closes idle connections, unless it runs. It goes on for as long as there is a connection.
     fn start_sweeping(self: &Arc<Self>) {
         if self.sweeping.swap(true, Ordering::SeqCst) {
             return;
@@ -260,15 +260,15 @@ impl Pool {
         });
     }
 
-    /// Closes what is old or was idle for too long, and publishes how many there are. False when there are none any
-    /// more.
+    /// Closes connections that are too old or were idle for too long, and publishes the counts. False when no
+    /// connection is left.
     fn sweep(&self) -> bool {
         let now = Instant::now();
         let mut slots = self.lock();
         let effects = slots.close_idle(self.number, |session| session.is_over(now, self.idle_timeout));
         let counts = slots.counts(self.number);
         let goes_on = counts != Counts::default();
-        // Under the lock, so that who takes a slot after this starts anew.
+        // Under the lock, so that a call that takes a slot after this starts the task again.
         self.sweeping.store(goes_on, Ordering::SeqCst);
         follow(slots, effects);
         self.gauges.lock().unwrap_or_else(PoisonError::into_inner).publish(counts);
@@ -288,29 +288,30 @@ impl Drop for Pool {
     }
 }
 
-/// Tells who was granted a slot, and closes what is to be closed once the slots are unlocked.
+/// Hands out the slots that were granted, and closes connections once the slots are unlocked.
 fn follow(slots: MutexGuard<'_, Slots<Box<Session>, Tell>>, effects: Effects<Box<Session>, Tell>) {
     for (tell, grant) in effects.grants {
-        // It is received: a waiter goes only after he has cancelled, which he does under the same lock.
+        // This is always received: a waiter leaves only after it has cancelled, and it does that under the same lock.
         let _ = tell.send(grant);
     }
     drop(slots);
     drop(effects.closed);
 }
 
-/// Nine tenths of it to the whole, so that connections that were opened together do not end together.
+/// Nine tenths of the limit or more, so that connections that were opened together do not end together.
 fn spread(limit: Duration) -> Duration {
     limit.mul_f64(0.9 + fastrand::f64() / 10.0)
 }
 
-/// Ends with its task, however that ends: a router outlives the runtime that it began in.
+/// Notes that no sweep runs once its task ends, however it ends: a router can outlive the runtime that the task ran in.
 struct Sweeping(Weak<Pool>);
 
 impl Drop for Sweeping {
     fn drop(&mut self) {
         let Some(pool) = self.0.upgrade() else { return };
         let slots = pool.lock();
-        // Where it ended by itself, another may have begun.
+        // If the task ended by itself, no connection was left. `sweep` has noted it then, and another task may have
+        // begun.
         if slots.counts(pool.number) != Counts::default() {
             pool.sweeping.store(false, Ordering::SeqCst);
         }
@@ -363,7 +364,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// A slot that somebody holds. Dropped, it is empty and free.
+/// A slot that is held. Dropping it frees the slot, without a connection.
 pub(super) struct Slot {
     pool: Arc<Pool>,
     /// `None` once it was given back.
@@ -380,7 +381,7 @@ impl Slot {
         let Some(number) = self.number.take() else { return };
         let worn = session.is_worn() || session.begin_idle(Instant::now());
         if worn {
-            // Closed before the slot is free.
+            // The connection is closed before the slot is free, so that there are never more connections than slots.
             drop(session);
             return self.pool.give_back(number, None);
         }

@@ -1,5 +1,5 @@
-//! What a call does between a statement that met a move and the next try: asks, waits, goes to the other host, and
-//! finishes what a dead mover left. The decisions are [`super::stale`]'s.
+//! What a call does between a statement that met a move and the next try: it asks, waits, goes to the other host, and
+//! finishes what a dead mover left. [`super::stale`] makes the decisions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,11 +17,12 @@ use super::stale::{MoveSignal, PeerVerdict, Verdict, judge, judge_peer, pause};
 use crate::map::{Placement, ShardEpoch};
 use crate::shard::ShardId;
 
-/// A router opens a shard itself when its move has been decided, and not finished, for this long. The mover does it
-/// within a millisecond or so.
+/// How long a router waits before it opens a shard itself whose move is decided but not finished. A mover needs about a
+/// millisecond for that.
 const OPEN_GRACE: Duration = Duration::from_millis(100);
 
-/// The hosts that one answer may lead through. Each has a larger epoch than the one before, so that a circle ends too.
+/// How many hosts a call follows from signpost to signpost. Each has a larger epoch than the one before, so that a
+/// circle ends too.
 const HOPS_MAX: usize = 8;
 
 /// One call's way through a move.
@@ -32,9 +33,9 @@ pub(super) struct Recovery<'r> {
     since: Option<Instant>,
     /// Statements that were run again.
     rounds: u32,
-    /// When a decided move was first found not opened.
+    /// When a move was first found decided but not opened.
     unopened: Option<Instant>,
-    /// Why the call is on its way again.
+    /// Why the statement is run again.
     reason: Reason,
 }
 
@@ -52,19 +53,19 @@ impl<'r> Recovery<'r> {
         Recovery { router, shard, since: None, rounds: 0, unopened: None, reason: Reason::Error }
     }
 
-    /// Only asks: whether the failed statement's error is the application's own.
+    /// Asks whether the failed statement's error is the application's own, and does nothing else.
     pub(super) async fn is_own(&mut self, signal: MoveSignal, place: &Place, began: Instant) -> Result<bool, Error> {
         let _waiting = self.enter(&place.host)?;
         let answered = self.ask(&place.host, signal).await?;
         Ok(judge(signal, &answered.lookup, began.elapsed(), place.epoch) == Verdict::Own)
     }
 
-    /// Comes back when the statement that was sent to `place` at `began` is worth another try, or at once when it is
-    /// not. The connection in `lease` is given back before any waiting: closed, because the session may remember a
-    /// signpost; it is left where it is when the answer is [`Next::Own`].
+    /// Returns when the statement that was sent to `place` at `began` is worth another try, or at once when it is not.
+    /// Before it waits for the shard it closes the connection in `lease`, because the session may remember a signpost.
+    /// It leaves the connection in place when the answer is [`Next::Own`].
     ///
     /// # Errors
-    /// When the time for retries is over, or there is nobody to ask.
+    /// When the time for retries is over, or no host can be asked.
     #[tracing::instrument(
         level = "debug",
         name = "pgshard.recover",
@@ -121,8 +122,8 @@ impl<'r> Recovery<'r> {
         }
     }
 
-    /// After a statement found that the server is a standby, which nothing was written to: comes back when it is worth
-    /// another try, on a connection that is opened anew. The first time that is at once.
+    /// After a statement found that its server is a standby, so that nothing was written. Returns when the statement is
+    /// worth another try on a new connection; the first time at once.
     pub(super) async fn failed_over(&mut self, place: &Place, lease: Lease) -> Result<(), Error> {
         let _waiting = self.enter(&place.host)?;
         self.since.get_or_insert_with(Instant::now);
@@ -137,7 +138,7 @@ impl<'r> Recovery<'r> {
         }
     }
 
-    /// Goes after a shard that has moved. True when its new host has been found and learned.
+    /// Follows a shard that has moved. True when its new host was found and learned.
     async fn chase(&mut self, peer: String, epoch: ShardEpoch, token: Option<Uuid>) -> Result<bool, Error> {
         let (mut peer, mut epoch, mut token) = (peer, epoch, token);
         for _ in 0..HOPS_MAX {
@@ -165,8 +166,8 @@ impl<'r> Recovery<'r> {
         Ok(false)
     }
 
-    /// Takes a place among those who wait, who are so many at most that their memory and their coming back are nothing
-    /// to fear.
+    /// Takes a place among the calls that wait for the shard. Their number is limited, so that neither their memory nor
+    /// their return all at once does harm.
     fn enter(&self, host: &Host) -> Result<Waiting<'r>, Error> {
         let limit = self.router.options.waiters_per_shard;
         let router = self.router;
@@ -185,7 +186,7 @@ impl<'r> Recovery<'r> {
         asked.map_err(|source| Error::LookUp { shard: self.shard, host: host.name.clone(), source })
     }
 
-    /// Expires or opens; true if this call did it. A refusal means that somebody else is at it.
+    /// Expires a fence or opens a shard; true if this call did it. When the server refuses, somebody else is at it.
     async fn mend(&self, host: &Host, seen: &Answered, mend: Mend) -> Result<bool, Error> {
         match host.ownership_lookups.mend(host, self.shard, seen.asked, mend).await {
             Ok(done) => {
@@ -206,7 +207,8 @@ impl<'r> Recovery<'r> {
         self.router.learn(self.shard, Placement { host: host.name.clone(), epoch });
     }
 
-    /// The first try after a lookup is at once. One after another, hosts and signposts contradict each other: slower.
+    /// The first try after a lookup is at once. Further tries wait, because hosts and signposts contradict each other
+    /// then.
     async fn again(&mut self, host: &Host) -> Result<Next, Error> {
         self.rounds += 1;
         self.router.retries.fetch_add(1, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! What a statement may leave behind in its session, and whether a signpost could answer it, by its text. Pure.
 //!
-//! Invariant: a text is only taken for one that leaves nothing where everything it calls is known. What it cannot show
-//! (a trigger, a view, a default that calls a function) is not seen: for certainty there is
-//! [`Recycle::Clean`](super::Recycle).
+//! Invariant: a text counts as leaving nothing only if everything that it calls is known. What the text does not show
+//! (a trigger, a view, a default that calls a function) is missed. [`Recycle::Clean`](super::Recycle) does not depend
+//! on the text.
 
 use super::statement_class::{StatementClass, past_comment};
 
@@ -19,8 +19,8 @@ pub(super) fn leaves(sql: &str, class: StatementClass) -> bool {
     }
 }
 
-/// Whether the answer would be another one, and no error, where a signpost stands in the shard's place: the statement
-/// asks the catalogs about a name.
+/// Whether a signpost in the shard's place would change the answer without an error, because the statement asks the
+/// catalogs about a name.
 pub(super) fn asks_about_names(sql: &str) -> bool {
     const ASKING: [&str; 11] = [
         "pg_get_serial_sequence",
@@ -35,7 +35,7 @@ pub(super) fn asks_about_names(sql: &str) -> bool {
         "pg_tables",
         "pg_sequences",
     ];
-    // Functions' names end so; columns' names do, too.
+    // Names of functions end like this. Names of columns do too, so only a call counts.
     const CALLED: [&str; 2] = ["_privilege", "_description"];
     let sql = sql.to_ascii_lowercase();
     let is_called = |name: &str| sql.split(name).skip(1).any(|after| after.trim_start().starts_with('('));
@@ -54,8 +54,8 @@ fn explains(tokens: &[Token<'_>]) -> bool {
     tokens.first().is_some_and(|first| first.is("EXPLAIN")) && tokens.iter().any(|token| token.is("ANALYZE"))
 }
 
-/// What follows a backslash depends on a setting of the server, so that its words could be in a string here and not
-/// there.
+/// A setting of the server decides what a backslash in a string means. So what follows it may be in a string for this
+/// reader and outside of it for the server.
 fn hides(sql: &str) -> bool {
     let words = ["into", "set_config", "advisory_lock"];
     sql.contains('\\') && words.iter().any(|word| sql.to_ascii_lowercase().contains(word))
@@ -66,14 +66,14 @@ fn calls_unknown(tokens: &[Token<'_>]) -> bool {
         let name = open - 1;
         let (qualifier, first) = match name.checked_sub(2) {
             Some(before) if tokens[name - 1] == Token::Other('.') => match tokens[before] {
-                // Of `{shard}`.
+                // The end of `{shard}`.
                 Token::Other('}') => ("{shard}", before.saturating_sub(2)),
                 Token::Word(qualifier) => (qualifier, before),
                 _ => ("?", before),
             },
             _ => ("", name),
         };
-        // What stands there is a name that gets a list of columns.
+        // A name after these words has a list of columns and is not called.
         let names = ["INTO", "AS", "WITH", "RECURSIVE", "ON", "CONFLICT", "VIEW", "TABLE"];
         if first.checked_sub(1).is_some_and(|before| names.iter().any(|word| tokens[before].is(word))) {
             return false;
@@ -118,7 +118,7 @@ fn is_local(call: &[Token<'_>]) -> bool {
 /// The ID functions of a shard.
 const OWN: [&str; 4] = ["ID_HIGH_WATER", "NEXT_ID", "NEXT_IDS", "RESUME_AFTER"];
 
-/// Words that a parenthesis follows without being called.
+/// Words before a parenthesis that are no functions.
 #[rustfmt::skip]
 const BEFORE_A_LIST: [&str; 55] = [
     "ALL", "AND", "ANY", "ARRAY", "AS", "BETWEEN", "BIT", "BY", "CASE", "CHAR", "CHARACTER", "CONFLICT", "CUBE", "DATE",

@@ -1,7 +1,7 @@
-//! Hosts that are reached otherwise than before: a URL that was corrected, a server that went elsewhere.
+//! Hosts whose options change while the router runs: a URL was corrected, or a server has a new address.
 //!
-//! Invariant: what the program that made the router said of a host holds until the source says something else than it
-//! said before; and what is known of a host, which server it is, stays known.
+//! Invariant: the options that a host was made with hold until the source's answer about the host changes. The router
+//! does not forget which server a host is.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -14,27 +14,28 @@ use super::pool::Pool;
 use super::routing::Inner;
 use crate::map::HostName;
 
-/// How often the source is asked what it says of the hosts by now.
+/// How often the source is asked about all hosts.
 pub(super) const RENEW_EVERY: Duration = Duration::from_secs(5);
 
-/// What the source said last of each host, and what became of it.
+/// The last answer of the source about each host, and the pools that new answers have replaced.
 #[derive(Default)]
 pub(super) struct Said(Mutex<Renewed>);
 
 #[derive(Default)]
 struct Renewed {
     said: HashMap<HostName, HostOptions>,
-    /// Pools of hosts as they were reached before. One is gone when nobody uses a connection of it any more.
+    /// The pools that were replaced. Such a pool is gone once nobody uses a connection of it.
     former: Vec<Weak<Pool>>,
 }
 
 impl Inner {
-    /// Asks the source for every host, and makes new pools for those that are reached otherwise; the old ones end as
-    /// their connections are given back. The source may read a file: this blocks.
+    /// Asks the source about every host, and makes new pools for those that are reached in another way now. The old
+    /// pools end as their connections are given back. This blocks, since the source may read a file.
     pub(super) fn renew_hosts(&self) {
         let Some(source) = &self.options.host_source else { return };
         let mut renewed = self.said.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever closes the router has looked for its pools, or waits for the lock.
+        // `Router::close` sets `closed` and then lists the pools under this lock. A pool that is made later would stay
+        // open.
         if self.closed.load(Ordering::SeqCst) {
             return;
         }
@@ -49,7 +50,7 @@ impl Inner {
         }
     }
 
-    /// The pools of all hosts, and those that somebody still uses although the host is reached otherwise by now.
+    /// The pools of all hosts, and the replaced ones that are still in use.
     pub(super) fn pools(&self) -> Vec<Arc<Pool>> {
         let renewed = self.said.0.lock().unwrap_or_else(PoisonError::into_inner);
         let hosts = self.hosts.load();
@@ -62,7 +63,7 @@ impl Inner {
         let options = HostOptions { connect, replicas: now.replicas, ..former.options.clone() };
         self.peers.add(&options.name, &options.connect);
         let host = Arc::new(Host::new(&options, &self.options, self.limit.as_ref(), &self.peers));
-        tracing::info!(host = %options.name, to = %options.connect, "is reached otherwise from now on");
+        tracing::info!(host = %options.name, to = %options.connect, "is reached in another way from now on");
         self.hosts.rcu(|hosts| {
             let mut hosts = HashMap::clone(hosts);
             hosts.insert(options.name.clone(), host.clone());

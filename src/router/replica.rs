@@ -1,16 +1,15 @@
 //! The standbys of a host: which of them a read may be sent to, and whether one has what the reader wants to see.
 //!
-//! How old it is what a standby shows, the router finds out with its own clock. It asks the primary where its log is; a
-//! standby that has replayed as much has all that had been committed when the primary was asked. A standby that nothing
-//! reaches any more is found out like that too, which its own word would not tell.
+//! The router finds out with its own clock how old the data is that a standby shows. It asks the primary where its log
+//! is. A standby that has replayed as much shows all that had been committed when the primary was asked. That also
+//! finds a standby that receives nothing any more, which it would not say itself.
 //!
-//! An address may lead to several standbys, and to another one tomorrow. So what the checks find out only says where a
-//! read is worth a try: the connection that it runs on is asked itself, unless it was not long ago; it leads to one
-//! server for as long as it is there (but through a pooler, which is to have one server behind it).
+//! An address may lead to several standbys, and to another one tomorrow. So the checks only say where a read is worth a
+//! try. The connection that the read runs on is asked itself, unless it was asked a short time ago: a connection leads
+//! to one server for as long as it lives. (A pooler must have only one server behind it, because this is not so there.)
 //!
-//! Invariant: no read goes to a standby that is not known, by now, to show everything that is older than
-//! [`Options::max_replica_lag`]; nobody's call waits for that to be found out; and servers are asked at a bounded rate,
-//! however many read.
+//! Invariant: a read goes only to a standby that is known to show everything that is older than
+//! [`Options::max_replica_lag`]. No call waits for the checks, and they ask at a bounded rate, however many calls read.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -32,21 +31,23 @@ use super::sql::{Rendered, Sql};
 use crate::map::HostName;
 use crate::pg::ConnectOptions;
 
-/// Who it is and where its log. What is flushed counts: more than that no standby gets. No row from a standby.
+/// Asks a primary for its identity and the position of its log. The flushed position counts, because no standby gets
+/// more than that. A standby gives no row.
 ///
-/// A server is known by its system's number, which standbys share, and by the host's name that bootstrap recorded:
-/// servers that were made of one backup share the number.
+/// The identity is the system identifier, which standbys share, with the host's name that bootstrap recorded: servers
+/// that were made from one backup have the same identifier.
 const PRIMARY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM pgshard.cluster)), \
     pg_catalog.pg_current_wal_flush_lsn() FROM pg_catalog.pg_control_system() WHERE NOT pg_catalog.pg_is_in_recovery()";
 
-/// No row from a primary: one that was promoted is no standby of this host any more, as far as we know.
+/// Asks a standby for its identity and how far it has replayed. A primary gives no row: for all that we know, a server
+/// that was promoted is no standby of this host any more.
 const STANDBY: &str = "SELECT pg_catalog.concat_ws(' ', system_identifier, (SELECT host_name FROM pgshard.cluster)), \
     pg_catalog.pg_last_wal_replay_lsn() FROM pg_catalog.pg_control_system() WHERE pg_catalog.pg_is_in_recovery()";
 
 /// How long an answer may take, the connection included.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// A standby that readers wait for is asked so often how far it is, and one that does not answer so much less often.
+/// How often a standby that readers wait for is asked how far it is, and how often one that does not answer.
 const POLL_EVERY: Duration = Duration::from_millis(2);
 const POLL_FAILED: Duration = Duration::from_millis(50);
 
@@ -55,11 +56,11 @@ pub(super) struct Replicas {
     standbys: Vec<Arc<Standby>>,
     lag_max: Duration,
     wait_max: Duration,
-    /// Whose turn it is.
+    /// The standby whose turn it is.
     next: AtomicUsize,
     /// When all were last asked.
     checked: Mutex<Option<Instant>>,
-    /// Whether that goes on.
+    /// Whether a check is running.
     checking: AtomicBool,
     primary: Mutex<Primary>,
 }
@@ -69,22 +70,22 @@ pub(super) struct Standby {
     /// Its pools and its circuit, under the name of the host whose standby it is.
     pub(super) host: Host,
     address: String,
-    /// It is known to show all that was committed by then.
+    /// The standby is known to show all that was committed by then.
     fresh_at: Mutex<Option<Instant>>,
     /// How far it is.
     replayed: watch::Sender<u64>,
-    /// Whether it is being asked on behalf of those who wait.
+    /// Whether a task asks it for the calls that wait.
     polling: AtomicBool,
-    /// Whether it was told that the server is none.
+    /// Whether the log says already that the server is no standby of this host.
     warned: AtomicBool,
 }
 
 /// What a connection's server showed when it was asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown {
-    /// All that was committed by then; `None`: not known how old it is.
+    /// The server shows all that was committed by then. `None`: it is not known how old its data is.
     fresh_at: Option<Instant>,
-    /// How far it is. No server goes back while a connection to it lives.
+    /// How far it has replayed. A server does not go back while a connection to it lives.
     replayed: u64,
 }
 
@@ -99,7 +100,7 @@ impl Shown {
 #[derive(Default)]
 struct Primary {
     identity: Option<String>,
-    /// The newest last; those before it so far apart that they reach back beyond the limit.
+    /// The newest is last. The others are so far apart that they reach back beyond the limit.
     positions: VecDeque<(Instant, u64)>,
 }
 
@@ -110,7 +111,7 @@ pub(super) enum Why {
     Lagging,
     /// None has reached the reader's position in time.
     Behind,
-    /// The standby did not answer, or with an error.
+    /// The standby did not answer, or gave an error.
     Failed,
 }
 
@@ -131,7 +132,7 @@ impl Primary {
         self.positions.push_back((asked, position));
     }
 
-    /// By when everything was committed that one shows who has replayed so much.
+    /// A server that has replayed up to `replayed` shows everything that was committed by this time.
     fn fresh_at(&self, replayed: u64) -> Option<Instant> {
         let reached = self.positions.iter().rev().find(|(_, position)| *position <= replayed);
         reached.map(|(asked, _)| *asked)
@@ -139,7 +140,7 @@ impl Primary {
 }
 
 impl Replicas {
-    /// No connection is opened.
+    /// Makes the standbys. Opens no connection.
     pub(super) fn new(
         host: &HostOptions,
         options: &Options,
@@ -177,13 +178,13 @@ impl Replicas {
         self.standbys.is_empty()
     }
 
-    /// From one check to the next. What it finds out holds for the rest of the limit.
+    /// The time between two checks. What a check finds out holds for the rest of the limit.
     fn checks_every(&self) -> Duration {
         (self.lag_max / 4).clamp(Duration::from_millis(25), Duration::from_secs(1))
     }
 
-    /// A standby for one read; in turn, of those that are within the limit. With `position` it has replayed that, which
-    /// may be waited for.
+    /// Chooses a standby for one read, in turn among those within the limit. With `position`, the standby has replayed
+    /// that; the call may wait for it.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -206,10 +207,10 @@ impl Replicas {
         if standby.reaches(position, self.wait_max).await { Ok(Arc::clone(standby)) } else { Err(Why::Behind) }
     }
 
-    /// Whether the server of this very connection is near enough, and has replayed `position`.
+    /// Whether this connection's server is within the limit, and has replayed `position`.
     ///
     /// # Errors
-    /// Why not, or that it does not say; then the connection may be closed.
+    /// Why not. With [`Why::Failed`] the server has not answered, and the connection may be closed.
     pub(super) async fn shows(&self, lease: &mut Lease, position: Option<u64>) -> Result<(), Why> {
         let why = |shown: Shown| match position {
             Some(position) if shown.replayed < position => Why::Behind,
@@ -234,7 +235,7 @@ impl Replicas {
         if shown.is_enough(position, self.lag_max) { Ok(()) } else { Err(why(shown)) }
     }
 
-    /// Asks primary and standbys, if that was not done lately; in a task of its own.
+    /// Starts a task that asks primary and standbys, unless they were asked a short time ago.
     fn check_if_due(&self, host: &Arc<Host>, now: Instant) {
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         let early = checked.is_some_and(|at| now.saturating_duration_since(at) < self.checks_every());
@@ -264,7 +265,7 @@ impl Replicas {
     }
 }
 
-/// Ends with its task, however that ends.
+/// Notes that no check runs once its task ends, however it ends.
 struct Checking<'a>(&'a AtomicBool);
 
 impl Drop for Checking<'_> {
@@ -301,13 +302,13 @@ impl Standby {
                 }
                 self.warned.store(false, Ordering::Relaxed);
                 let before = self.replayed.send_replace(replayed);
-                // One that has reached none of them is what it was, and ages; but for one that is behind what it was:
-                // it is another.
+                // A standby that has reached none of the primary's positions keeps its time, which grows old. But if it
+                // is behind what it had replayed before, it is another server.
                 if fresh_at.is_some() || replayed < before {
                     self.set_fresh_at(fresh_at);
                 }
             }
-            // Of several addresses of a host, one is the primary.
+            // The server is a primary. A host's own address may be in the list.
             Ok(None) => self.set_fresh_at(None),
             Err(LookUpError::Differs(error)) => strange(&error.to_string()),
             Err(error) => {
@@ -319,8 +320,8 @@ impl Standby {
         }
     }
 
-    /// Comes back when the standby has replayed so much, or the time is over: then false. However many wait, it is
-    /// asked once for all.
+    /// Waits until the standby has replayed `position`; false when the time is over first. However many calls wait, one
+    /// task asks for all of them.
     async fn reaches(self: &Arc<Self>, position: u64, wait_max: Duration) -> bool {
         let mut replayed = self.replayed.subscribe();
         self.poll();
@@ -346,7 +347,7 @@ impl Standby {
                 tokio::time::sleep(pause).await;
                 if standby.replayed.receiver_count() == 0 {
                     standby.polling.store(false, Ordering::Release);
-                    // Who came meanwhile relied on this task.
+                    // A call that came meanwhile found `polling` set, and relies on this task.
                     if standby.replayed.receiver_count() == 0 || standby.polling.swap(true, Ordering::AcqRel) {
                         return;
                     }
@@ -356,7 +357,8 @@ impl Standby {
     }
 }
 
-/// Asks a server who it is and where in its log. `None` when it is not what the question is for.
+/// Asks a server for its identity and its position in the log. `None` if it is a standby and the question is for a
+/// primary, or the other way round.
 async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
     let asking = async {
@@ -366,7 +368,8 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
             let mut lease = host.control().await?;
             match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[], Prepare::Once).await {
                 Ok(rows) => return read(&rows),
-                // A connection that died while it was idle is found out by its first use; a later one is new.
+                // Only its use shows that a connection died while it was idle. After so many tries every one of them is
+                // new.
                 Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
                 Err(failed) => return Err(LookUpError::Statement(failed.error)),
             }
@@ -381,7 +384,7 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
     }
 }
 
-/// The same on a connection that a read is to run on.
+/// Asks the same on the connection that a read will run on.
 async fn ask(lease: &mut Lease, text: &'static str) -> Result<Option<(String, u64)>, LookUpError> {
     let sql = Sql::new(text);
     let rows: Result<Vec<SqlRow>, _> = lease.run(Rendered::alone(&sql), &[], Prepare::Once).await;
@@ -429,7 +432,7 @@ mod tests {
         assert_eq!(primary.positions.len(), Primary::POSITIONS_MAX);
         assert_eq!(primary.fresh_at(300), None, "too long ago");
 
-        // With a large limit as well, what it needs to know is known: the newest, and some as far back as the limit.
+        // A large limit works as well: the newest position is kept, and some as far back as the limit.
         let mut primary = Primary::default();
         for seconds in 0..1000 {
             add(&mut primary, seconds, seconds, 60);

@@ -22,7 +22,7 @@ use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::Refresh;
 
-/// How long a host that nobody knows is not asked for again: the source reads a file.
+/// How long the source is not asked for any new host after it did not know one, since it may read a file.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What every handle of a router shares.
@@ -30,37 +30,37 @@ pub(super) struct Inner {
     pub(super) shards: ShardCount,
     pub(super) prefix: SchemaPrefix,
     pub(super) key: KeyKind,
-    /// Those it was made with, and those it has met since and been told of. A host is never taken out, only replaced
-    /// when it is reached otherwise: its pool is empty once nobody uses it.
+    /// The hosts that the router was made with, and those that it has met since. A host is never taken out, because its
+    /// pool is empty once nobody uses it. It is only replaced, when it is reached in another way.
     pub(super) hosts: ArcSwap<HashMap<HostName, Arc<Host>>>,
-    /// What the pools of all hosts share.
+    /// The limit that the pools of all hosts share.
     pub(super) limit: Option<ConnectionLimit>,
     /// What hosts have recorded of each other.
     pub(super) peers: Arc<Peers>,
-    /// What pools are made from; its hosts and map are those of the start.
+    /// The options, from which pools are made. Their hosts and map are those of the start.
     pub(super) options: Options,
     /// When the source of hosts last did not know one.
     pub(super) unknown_at: Mutex<Option<Instant>>,
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) sql: SqlCache,
     pub(super) retry_for: Duration,
-    /// Calls of each shard that are held up by a move, or ask whether they are.
+    /// How many calls of each shard are held up by a move, or ask whether they are.
     pub(super) waiting: Box<[AtomicU32]>,
-    /// The task that follows a store's maps, and what makes the store look.
+    /// The task that follows a store's maps, and what makes the store look for a newer one.
     pub(super) follower: Mutex<Option<(AbortHandle, Refresh)>>,
     /// Statements and transactions that were run again.
     pub(super) retries: AtomicU64,
     pub(super) closed: AtomicBool,
     /// What the source of hosts said last.
     pub(super) said: Said,
-    /// Wakes who asks it again.
+    /// Wakes the task that asks the source of hosts.
     pub(super) hosts_wanted: Arc<Notify>,
 }
 
 /// A map and the placements learned since. A try uses one snapshot: either the old one or the new, never a mixture.
 pub(super) struct Snapshot {
     pub(super) map: Arc<ShardMap>,
-    /// Only newer than the map, so at most N.
+    /// Only placements that are newer than the map's, so at most N.
     learned: Changes,
 }
 
@@ -94,7 +94,7 @@ impl Snapshot {
         }
     }
 
-    /// The same knowledge under a new map: what the map knows as well or better is dropped.
+    /// This snapshot with a new map. Learned placements that are not newer than the map's are dropped.
     fn with_map(&self, map: Arc<ShardMap>) -> Snapshot {
         let newer = |shard, placement: &Placement| map.epoch(shard).is_some_and(|epoch| epoch < placement.epoch);
         let kept = self.learned.iter().filter(|(shard, placement)| newer(*shard, placement));
@@ -102,7 +102,7 @@ impl Snapshot {
         Snapshot { map, learned }
     }
 
-    /// With one more placement, or `None` when that is no news.
+    /// This snapshot with one more placement, or `None` when that is no news.
     fn with(&self, shard: ShardId, placement: &Placement) -> Option<Snapshot> {
         if self.placement(shard)?.1 >= placement.epoch {
             return None;
@@ -114,7 +114,7 @@ impl Snapshot {
 }
 
 impl Inner {
-    /// The host of this name. One that the router has not met is asked for.
+    /// The host of this name. If the router has not met it, the source of hosts is asked.
     pub(super) fn host(&self, name: &str) -> Option<Arc<Host>> {
         match self.hosts.load().get(name) {
             Some(host) => Some(host.clone()),
@@ -126,7 +126,7 @@ impl Inner {
     fn meet(&self, name: &str) -> Option<Arc<Host>> {
         let source = self.options.host_source.as_ref()?;
         let mut unknown_at = self.unknown_at.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever waited for the lock may find it done.
+        // Another call may have met the host while this one waited for the lock.
         if let Some(host) = self.hosts.load().get(name) {
             return Some(host.clone());
         }
@@ -161,12 +161,12 @@ impl Inner {
         }
     }
 
-    /// At which epoch the router takes the shard to be served.
+    /// The epoch at which the shard is served, as far as the router knows.
     pub(super) fn epoch(&self, shard: ShardId) -> Option<ShardEpoch> {
         self.snapshot.load().placement(shard).map(|(_, epoch)| epoch)
     }
 
-    /// The name of the host that the router takes to serve the shard.
+    /// The name of the host that serves the shard, as far as the router knows.
     pub(super) fn host_name(&self, shard: ShardId) -> Option<HostName> {
         self.snapshot.load().placement(shard).map(|(name, _)| name.clone())
     }
@@ -186,9 +186,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes the map that a store keeps now, whatever version it is of: one that was restored, or put right by hand,
-    /// may be of an earlier one, and nobody publishes the others again. What is older in it costs a look-up: what hosts
-    /// have said since counts by its epoch, and signposts lead on.
+    /// Takes the map that a store keeps now, whatever its version. A map that was restored or put right by hand may
+    /// have an earlier version, and nobody will publish the later ones again. Old placements in it cost a lookup: what
+    /// hosts have said since counts if its epoch is larger, and signposts lead to the shard.
     pub(super) fn follow_map(&self, map: Arc<ShardMap>) -> Result<(), Error> {
         if map.shards() != self.shards {
             return Err(Error::OtherCluster { given: map.shards(), shards: self.shards });
@@ -203,7 +203,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Takes in what a host has said of itself.
+    /// Takes in what a host has said about a shard that it serves.
     pub(super) fn learn(&self, shard: ShardId, placement: Placement) {
         self.snapshot.rcu(|snapshot| match snapshot.with(shard, &placement) {
             Some(newer) => Arc::new(newer),
@@ -213,7 +213,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// Takes no more maps of a store.
+    /// Ends the task that takes the maps of a store.
     pub(super) fn stop_following(&self) {
         if let Some((follower, _)) = self.follower.lock().unwrap_or_else(PoisonError::into_inner).take() {
             follower.abort();
@@ -256,8 +256,8 @@ mod tests {
         ]
     }
 
-    /// What somebody tells a router, at whatever time: a version of the map, which were published one after the other
-    /// with epochs that grow, or a shard's placement then, as a host says it.
+    /// What a router is told, in any order: a version of the map, or a shard's placement at that version, as a host
+    /// says it. The versions were published one after the other, with epochs that grow.
     fn told() -> impl Strategy<Value = Vec<(bool, usize, u16)>> {
         prop::collection::vec((any::<bool>(), 0..12_usize, 0..3_u16), 1..40)
     }
@@ -280,8 +280,8 @@ mod tests {
     }
 
     proptest! {
-        /// Maps and words of hosts come in any order, late and twice, from several threads: no request is ever sent to
-        /// an older epoch than the one before it.
+        /// Maps and answers of hosts come in any order, late and twice, from several threads: no request is ever sent
+        /// to an older epoch than the one before it.
         #[test]
         fn never_back_to_an_older_epoch(first in told(), second in told()) {
             let maps = history();

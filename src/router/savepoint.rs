@@ -1,14 +1,14 @@
 //! Which savepoint of a transaction a statement belongs to.
 //!
-//! Invariant: what runs while a savepoint is open runs within it, so that nothing is undone which somebody was told is
-//! done; and a savepoint that is given up in its middle leaves nothing to commit.
+//! Invariant: a statement that runs while a savepoint is open runs within it, so that nothing is undone that somebody
+//! was told is done. A savepoint that is given up before its end leaves nothing to commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 tokio::task_local! {
-    /// The savepoints within which a future is polled just now. It belongs to that future, whatever thread it is on; a
-    /// task that it spawns has none.
+    /// The savepoints that the current future runs in. They belong to the future, whatever thread it is on. A task that
+    /// it spawns is in none.
     static WITHIN: Arc<Scope>;
 }
 
@@ -17,7 +17,7 @@ struct Scope {
     /// The transaction.
     key: usize,
     number: u32,
-    /// What is around it: of the same transaction, or of another shard's.
+    /// The savepoint around it, of the same transaction or of another shard's.
     outer: Option<Arc<Scope>>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Savepoint<'a> {
 }
 
 impl<'a> Savepoint<'a> {
-    /// `key`: what the transaction is known by while it runs.
+    /// `key` identifies the transaction while it runs.
     pub(super) fn new(broken: &'a AtomicBool, key: usize, number: u32) -> Savepoint<'a> {
         Savepoint { broken: Some(broken), key, number }
     }
@@ -53,14 +53,14 @@ impl Drop for Savepoint<'_> {
     }
 }
 
-/// Runs `work` as what the savepoint is around.
+/// Runs `work` within the savepoint.
 pub(super) async fn within<F: Future>(savepoint: &Savepoint<'_>, work: F) -> F::Output {
     let outer = WITHIN.try_with(Arc::clone).ok();
     let scope = Scope { key: savepoint.key, number: savepoint.number, outer };
     WITHIN.scope(Arc::new(scope), work).await
 }
 
-/// The innermost savepoint of this transaction that is around the future which is polled now.
+/// The innermost savepoint of this transaction that the current future runs in.
 pub(super) fn current(key: usize) -> Option<u32> {
     let mut scope = WITHIN.try_with(Arc::clone).ok();
     while let Some(now) = scope {

@@ -24,8 +24,8 @@ use super::statements::StatementCache;
 use super::unnamed::{self, Learned};
 use crate::pg::Connection;
 
-/// Everything that a session can have been left with, as far as it can be undone without forgetting the prepared
-/// statements of the driver itself (so not DISCARD ALL).
+/// Undoes everything that a session can have been left with, but keeps the driver's own prepared statements (so this is
+/// not DISCARD ALL).
 macro_rules! clean {
     () => {
         "CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
@@ -33,13 +33,13 @@ macro_rules! clean {
     };
 }
 
-/// Of a session of our own, and of one that a pooler takes back with the answer.
+/// Cleans a session of our own, and one that a pooler takes back with the answer.
 pub(super) const ROLLBACK_AND_CLEAN: &str = concat!("ROLLBACK; ", clean!());
 
 /// How a pool's sessions prepare statements.
 #[derive(Clone)]
 pub(super) enum Statements {
-    /// By name, so many a session at most; 0 keeps none.
+    /// By name, at most `max` in each session; 0 keeps none.
     Named { max: usize },
     /// Without names.
     Unnamed(Arc<Learned>),
@@ -51,25 +51,25 @@ pub(super) struct Session {
     statements: Prepared,
     /// Whether something of its user may be left in the session.
     dirty: AtomicBool,
-    /// What the server showed when it was last asked, where it is a standby.
+    /// What the server showed when it was last asked, if it is a standby.
     pub(super) shown: Mutex<Option<Shown>>,
-    /// The circuit's when it was opened.
+    /// The circuit's generation when the session was opened.
     pub(super) generation: u32,
     pub(super) circuit: Arc<Circuit>,
     recycle: Recycle,
     recycle_max: Duration,
     pub(super) ends: Arc<Ends>,
-    /// When it is not used any more, however well it works. `None`: never.
+    /// From this time on it is not used again, however well it works. `None`: there is no such time.
     ends_at: Option<Instant>,
     /// When it was last given back.
     idle_since: Instant,
 }
 
-/// What a session is made of.
+/// What a session is made from.
 pub(super) struct Opened {
     pub(super) connection: Connection,
     pub(super) statements: Statements,
-    /// The circuit's when the connection was asked for.
+    /// The circuit's generation when the connection was asked for.
     pub(super) generation: u32,
     pub(super) circuit: Arc<Circuit>,
     pub(super) recycle: Recycle,
@@ -91,7 +91,7 @@ pub(super) enum Prepare {
     Anew,
 }
 
-/// A statement that did not come through.
+/// A statement that failed.
 pub(super) struct Failed {
     pub(super) error: tokio_postgres::Error,
     /// It had been prepared earlier, so that what it was prepared for may have changed since.
@@ -113,8 +113,9 @@ impl Failed {
         self.prepared_before && (code == Some("26000") || MoveSignal::of(&self.error) == Some(MoveSignal::Relative))
     }
 
-    /// Whether the session may remember what it saw of a signpost: a function from outside the shard ran into it, and
-    /// has been compiled for the signpost's columns. The three lines of CONTEXT are those of the signpost itself.
+    /// Whether the session may remember what it saw of a signpost. A function from outside the shard that ran into a
+    /// signpost was compiled for the signpost's columns. The signpost itself gives three lines of CONTEXT, so a longer
+    /// one has such a function in it.
     pub(super) fn may_be_remembered(&self) -> bool {
         match MoveSignal::of(&self.error) {
             None => false,
@@ -127,7 +128,7 @@ impl Failed {
     }
 }
 
-/// Whether the error ended the connection: none of the server's, or one of those with which it closes it.
+/// Whether the error ended the connection: the socket failed, or the server closed the connection with this error.
 pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
     match error.as_db_error() {
         Some(error) => crate::pg::state::ends_the_connection(error),
@@ -138,7 +139,8 @@ pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
     }
 }
 
-/// Whether the server's answer was not one to what was asked: that of COPY to a query, or one to another statement.
+/// Whether the server's answer does not fit the request: it is COPY's answer to a query, or the answer to another
+/// statement.
 pub(super) fn is_unexpected(error: &tokio_postgres::Error) -> bool {
     error.as_db_error().is_none() && !error.is_closed() && std::error::Error::source(error).is_none()
 }
@@ -222,13 +224,13 @@ impl Session {
         self.connection.is_closed() || self.generation != self.circuit.generation()
     }
 
-    /// It is idle from now on. True when its time is over.
+    /// Marks it as idle from now on. True when it may not be used again, by `ends_at`.
     pub(super) fn begin_idle(&mut self, now: Instant) -> bool {
         self.idle_since = now;
         self.ends_at.is_some_and(|ends_at| ends_at <= now)
     }
 
-    /// Whether an idle one is to be closed.
+    /// Whether an idle session must be closed.
     pub(super) fn is_over(&self, now: Instant, idle_timeout: Option<Duration>) -> bool {
         let idle = now.saturating_duration_since(self.idle_since);
         self.is_worn()
@@ -236,9 +238,9 @@ impl Session {
             || idle_timeout.is_some_and(|limit| idle >= limit)
     }
 
-    /// Runs one statement; several at a time follow each other on the connection, where it is pipelined
-    /// ([`Session::can_pipeline`]). Whoever calls this without [`Lease::run`] says himself what the session is in the
-    /// middle of.
+    /// Runs one statement. Several at a time follow each other on a connection that can pipeline
+    /// ([`Session::can_pipeline`]). A caller that does not go through [`Lease::run`] must tell the lease itself whether
+    /// answers are awaited.
     pub(super) async fn run<A: Answer>(
         &self,
         statement: Rendered<'_>,
@@ -273,12 +275,12 @@ impl Session {
         }
     }
 
-    /// Whether it may be a pooler's, who gives each transaction another session of the server.
+    /// Whether it may lead to a pooler, which gives each transaction another session of the server.
     pub(super) fn is_pooled(&self) -> bool {
         matches!(self.statements, Prepared::Unnamed(_))
     }
 
-    /// From now on something of its user may be left in it.
+    /// Notes that something of its user may be left in it.
     pub(super) fn set_dirty(&self) {
         self.dirty.store(true, Ordering::Relaxed);
     }
@@ -287,9 +289,9 @@ impl Session {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// Undoes what may be left in it; a transaction, if one is open, too. False where that cannot be done.
+    /// Undoes what may be left in it, and rolls back a transaction that is open. False when that cannot be done.
     pub(super) async fn clean(&self) -> bool {
-        // What would be cleaned is another session.
+        // Behind a pooler, the cleaning would go to another session.
         if self.is_pooled() {
             return false;
         }
@@ -299,7 +301,8 @@ impl Session {
         cleaned
     }
 
-    /// What ends a transaction, with what is left of it where the session is a pooler's and so goes to somebody else.
+    /// The SQL that ends a transaction. A dirty session of a pooler is cleaned with it, because it then goes to
+    /// somebody else.
     fn ending(&self, end: End) -> &'static str {
         let with_session = self.is_dirty() && matches!(self.statements, Prepared::Unnamed(_));
         match (end, with_session) {
@@ -310,7 +313,7 @@ impl Session {
         }
     }
 
-    /// A transaction was ended as [`Session::ending`] says.
+    /// Notes that a transaction was ended as [`Session::ending`] says.
     fn ended(&self) {
         if matches!(self.statements, Prepared::Unnamed(_)) {
             self.dirty.store(false, Ordering::Relaxed);
@@ -334,7 +337,7 @@ impl Session {
         })
     }
 
-    /// The statement as it is prepared here, and whether it was before.
+    /// The statement as it is prepared here, and whether it was prepared before.
     async fn named(
         &self,
         statements: &Mutex<StatementCache<Statement>>,
@@ -355,8 +358,8 @@ impl Session {
         Ok((prepared, false))
     }
 
-    /// Prepares a statement for those that run it later, and gives the types of its parameters. `None` where statements
-    /// have no names.
+    /// Prepares a statement for later runs, and returns the types of its parameters. `None` when statements have no
+    /// names.
     pub(super) async fn prepare(&self, sql: Rendered<'_>) -> Result<Option<Vec<Type>>, Failed> {
         match &self.statements {
             Prepared::Named(statements) => {
@@ -367,8 +370,8 @@ impl Session {
         }
     }
 
-    /// Whether several statements may be on their way at a time. Without names one can be a transaction of its own, in
-    /// which no other may be caught.
+    /// Whether several statements may be on their way at a time. Without names, a statement may be a transaction of its
+    /// own, and no other statement may end up in that.
     pub(super) fn can_pipeline(&self) -> bool {
         matches!(self.statements, Prepared::Named(_))
     }
@@ -382,7 +385,7 @@ impl Session {
     }
 }
 
-/// Nothing is half done when a panic lets go of it.
+/// A panic under this lock leaves nothing half done, so a poisoned lock is as good as any.
 fn lock<T>(statements: &Mutex<T>) -> MutexGuard<'_, T> {
     statements.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -391,32 +394,33 @@ fn lock<T>(statements: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answers {
     Settled,
-    /// A statement was sent and its answer not waited for (yet).
+    /// A statement was sent, and its answer has not come (yet).
     Awaited,
-    /// Whoever has the client itself does not tell.
+    /// The application has the client itself, so it is not known.
     Unknown,
-    /// None is waited for any more: it is closed.
+    /// No answer is waited for any more. The connection is closed when the lease is dropped.
     Ending,
 }
 
-/// A session borrowed from a pool. Dropped, it goes back; in the middle of something it is closed instead.
+/// A session borrowed from a pool. When the lease is dropped, the session goes back. If it is in the middle of
+/// something, it is closed instead.
 pub(super) struct Lease {
     /// `None` only while it is being dropped, like `slot`.
     session: Option<Box<Session>>,
     answers: Answers,
-    /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. Apart from `answers`: a statement that was given
-    /// up in a transaction leaves both.
+    /// BEGIN was sent, and neither COMMIT nor ROLLBACK was answered. It is separate from `answers`, because both are so
+    /// after a statement was given up in a transaction.
     in_transaction: bool,
     slot: Option<Slot>,
 }
 
-/// COMMIT is no error in a transaction that has failed: the server rolls it back, and only the command tag says so,
-/// which the driver does not show. A savepoint is refused there, and where no transaction is open, so that COMMIT is
-/// not reached.
+/// COMMIT gives no error in a transaction that has failed: the server rolls back, and only the command tag says so,
+/// which the driver does not show. SAVEPOINT is refused there, and outside a transaction too, so that COMMIT is not
+/// reached.
 const COMMIT: &str = "SAVEPOINT pgshard_end; COMMIT";
 
-/// The same, with the session as it was. Nothing may fail after COMMIT, so all of it comes before; and what a setting
-/// is still needed for, deferred triggers, before that.
+/// Commits, and cleans the session. Nothing may fail after COMMIT, so the cleaning comes before it. Deferred triggers
+/// run before the cleaning, because they may need a setting.
 pub(super) const CLEAN_AND_COMMIT: &str =
     concat!("SET CONSTRAINTS ALL IMMEDIATE; ", clean!(), "; SAVEPOINT pgshard_end; COMMIT");
 
@@ -449,14 +453,14 @@ impl Lease {
     ) -> Result<A, Failed> {
         self.answers = Answers::Awaited;
         let answer = self.session().run(statement, params, prepare, self.in_transaction).await;
-        // What the driver did not expect is the answer to something else, or goes on, or waits for what nobody sends:
-        // nobody else is to meet that.
+        // An answer that the driver did not expect belongs to another statement, or goes on, or waits for what nobody
+        // sends. No other caller may meet that.
         let unexpected = answer.as_ref().is_err_and(|failed: &Failed| is_unexpected(&failed.error));
         self.answers = if unexpected { Answers::Ending } else { Answers::Settled };
         answer
     }
 
-    /// BEGIN in the form given. After an error the connection is closed with the lease.
+    /// Sends BEGIN in the form given. After an error the connection is closed with the lease.
     pub(super) async fn begin(&mut self, begin: &str) -> Result<(), tokio_postgres::Error> {
         (self.answers, self.in_transaction) = (Answers::Awaited, true);
         self.session().connection.batch_execute(begin).await?;
@@ -464,8 +468,8 @@ impl Lease {
         Ok(())
     }
 
-    /// COMMIT. `Ok` means that the server has committed. After an error that has not ended the connection nothing is
-    /// committed, and the transaction is over.
+    /// Commits. `Ok` means that the server has committed. After an error that has not ended the connection, nothing is
+    /// committed and the transaction is over.
     pub(super) async fn commit(&mut self) -> Result<(), tokio_postgres::Error> {
         self.answers = Answers::Awaited;
         let session = self.session();
@@ -481,7 +485,7 @@ impl Lease {
         Err(error)
     }
 
-    /// ROLLBACK, also where no transaction is open.
+    /// Rolls back; works without a transaction too.
     pub(super) async fn roll_back(&mut self) -> Result<(), tokio_postgres::Error> {
         self.answers = Answers::Awaited;
         let session = self.session();
@@ -491,7 +495,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Whether the server is a standby, so that it is not the statement's fault if it would not write.
+    /// Whether the server is a standby. Then the statement is not to blame if the server refused to write.
     pub(super) async fn is_on_standby(&mut self) -> bool {
         self.answers = Answers::Awaited;
         let said = self.session().connection.query_typed("SELECT pg_catalog.pg_is_in_recovery()", &[]).await;
@@ -504,17 +508,18 @@ impl Lease {
         self.answers != Answers::Settled
     }
 
-    /// From now on answers may be awaited that nobody tells of here: dropped, the connection is closed.
+    /// From now on, answers may be awaited that the lease does not know of. The connection is closed when the lease is
+    /// dropped.
     pub(super) fn set_unsettled(&mut self) {
         self.answers = Answers::Awaited;
     }
 
-    /// From now on somebody else uses the client: whether an answer is awaited is not known.
+    /// From now on the application uses the client itself, and it is not known whether an answer is awaited.
     pub(super) fn set_unknown(&mut self) {
         self.answers = Answers::Unknown;
     }
 
-    /// Every answer has come after all.
+    /// Every answer has come after all, so the connection may go back.
     pub(super) fn set_settled(&mut self) {
         self.answers = Answers::Settled;
     }
@@ -529,7 +534,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let (Some(session), Some(slot)) = (self.session.take(), self.slot.take()) else { return };
         match self.answers {
-            // Nobody knows how the transaction is to end.
+            // It is not known how the transaction should end.
             Answers::Settled if self.in_transaction => close(session, slot),
             Answers::Settled if session.is_dirty() => clean(session, slot),
             Answers::Settled => slot.give_back(session),
@@ -547,11 +552,11 @@ pub(super) fn close(session: Box<Session>, slot: Slot) {
     drop(slot);
 }
 
-/// Cleans a session that has come back, and only then gives its slot to others: locks that its user left are gone soon,
-/// and nobody waits for the cleaning but those who wait anyhow. Where no runtime is there, it is cleaned when it is
-/// borrowed again.
+/// Cleans a session that has come back, in a task, and only then gives its slot to others. So locks that its user left
+/// are gone soon, and a call waits for the cleaning only if it has to wait for a slot anyway. Without a runtime, the
+/// session is cleaned when it is borrowed again.
 fn clean(session: Box<Session>, slot: Slot) {
-    // What would be cleaned is another session.
+    // Behind a pooler, the cleaning would go to another session.
     if session.is_pooled() {
         return close(session, slot);
     }

@@ -15,8 +15,7 @@ use crate::shard::{SchemaPrefix, ShardId};
 
 /// A statement read beforehand: [`Template`] and what the router may do with it. Cheap to clone.
 ///
-/// Every method that takes SQL takes a text as well; this type is for those who want to spare the look into the cache
-/// of texts.
+/// Every method that takes SQL takes a text as well. This type saves the search in the cache of texts.
 #[derive(Clone, Debug)]
 pub struct Sql {
     parsed: Arc<Parsed>,
@@ -32,7 +31,7 @@ struct Parsed {
     asks_about_names: bool,
     /// The text as it was given: the same for every shard.
     text: Box<str>,
-    /// Of the text.
+    /// The hash of the text.
     hash: u64,
 }
 
@@ -49,7 +48,7 @@ enum Tables<'a> {
     /// It names no shard.
     Named,
     Shard(&'a SchemaPrefix, ShardId),
-    /// Those of `search_path`, with types of their own in each shard.
+    /// Those that `search_path` finds, with other types in each shard.
     SearchPath(&'a SchemaPrefix, ShardId),
 }
 
@@ -59,12 +58,12 @@ impl<'a> Rendered<'a> {
         Rendered { sql, tables: if names_shard { Tables::Shard(prefix, shard) } else { Tables::Named } }
     }
 
-    /// Without a shard, as the router's own questions.
+    /// A statement without a shard, such as the router's own questions.
     pub(super) fn alone(sql: &'a Sql) -> Rendered<'a> {
         Rendered { sql, tables: Tables::Named }
     }
 
-    /// In a transaction whose `search_path` is the shard's.
+    /// A statement in a transaction whose `search_path` is the shard's.
     pub(super) fn by_search_path(sql: &'a Sql, prefix: &'a SchemaPrefix, shard: ShardId) -> Rendered<'a> {
         Rendered { sql, tables: Tables::SearchPath(prefix, shard) }
     }
@@ -73,21 +72,22 @@ impl<'a> Rendered<'a> {
         self.sql
     }
 
-    /// As it is sent.
+    /// The text that is sent.
     pub(super) fn text(self) -> Cow<'a, str> {
         let template = &self.sql.parsed.template;
         match self.tables {
             Tables::Named => Cow::Owned(template.render("")),
             Tables::Shard(prefix, shard) => Cow::Owned(template.render(&prefix.schema(shard))),
             Tables::SearchPath(prefix, shard) => {
-                // One text means other tables in each shard: a prepared statement is for one.
+                // The same text means other tables in each shard. The comment makes the texts differ, so that a
+                // prepared statement is for one shard.
                 let schema = prefix.schema(shard);
                 Cow::Owned(format!("/* {schema} */ {}", template.render(&schema)))
             }
         }
     }
 
-    /// Which shard the prepared statement is for, and by which way it names it; `None` where it is for all.
+    /// Which shard the prepared statement is for, and in which way it names the shard; `None` when it is for all.
     pub(super) fn shard(self) -> Option<u32> {
         match self.tables {
             Tables::Named => None,
@@ -132,11 +132,11 @@ impl Sql {
         Sql { parsed: Arc::new(parsed), reading: false }
     }
 
-    /// As [`Sql::new`], with the caller's word that the statement changes nothing, nor does any function that it calls,
-    /// and that it does no harm if it runs twice. So when its connection is lost, or its time is over, nothing
-    /// [may have run](super::Error::may_have_run), and the same call may be made again; a call over many shards makes
-    /// it by itself. A SELECT alone does not say that: the functions that it calls may write, and views, operators and
-    /// policies call functions too.
+    /// As [`Sql::new`], with the caller's word that neither the statement nor any function that it calls changes
+    /// anything, and that running it twice does no harm. So when its connection is lost or its time limit is reached,
+    /// nothing [may have run](super::Error::may_have_run), and the same call may be made again. A call over many shards
+    /// makes it again by itself. A SELECT alone does not promise that: the functions that it calls may write, and
+    /// views, operators and policies call functions too.
     pub fn reading(sql: &str) -> Sql {
         Sql::new(sql).with_word()
     }
@@ -150,7 +150,7 @@ impl Sql {
         Arc::ptr_eq(&self.parsed, &other.parsed) || self.parsed.text == other.parsed.text
     }
 
-    /// Whether running it changes nothing, by the caller's word or that of the options.
+    /// Whether running it changes nothing, by the caller's word or by the options.
     pub(super) fn only_reads(&self, selects: Selects) -> bool {
         self.reading || (selects == Selects::OnlyRead && self.parsed.class == StatementClass::Read)
     }
@@ -159,13 +159,12 @@ impl Sql {
         self.parsed.class
     }
 
-    /// Whether its first word is one of those that queries begin with. One that begins with WITH can write all the
-    /// same.
+    /// Whether its first word is one that queries begin with. A statement that begins with WITH can write nevertheless.
     pub(super) fn may_only_read(&self) -> bool {
         self.parsed.class == StatementClass::Read || StatementClass::is_with(&self.parsed.text)
     }
 
-    /// Whether its answer would be another one, and no error, on a host that does not serve the shard.
+    /// Whether a host that does not serve the shard would give another answer to it instead of an error.
     pub(super) fn asks_about_names(&self) -> bool {
         self.parsed.asks_about_names
     }
@@ -182,7 +181,7 @@ pub enum SqlText<'a> {
 }
 
 impl SqlText<'_> {
-    /// The statement, read if it was not. For statements that run many times.
+    /// The statement; a text is read now. For statements that run many times.
     pub fn to_sql(self) -> Sql {
         match self {
             SqlText::Text(text) => Sql::new(text),
@@ -209,7 +208,7 @@ impl<'a> From<&'a Sql> for SqlText<'a> {
     }
 }
 
-/// The same in all of a process, so that a statement is found whoever read it.
+/// One hasher for the whole process: equal texts have equal hashes, wherever they were read.
 fn hash(text: &str) -> u64 {
     static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     HASHER.hash_one(text)

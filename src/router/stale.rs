@@ -1,8 +1,8 @@
-//! What a failed statement means for where its shard is: the decisions, without I/O.
+//! Decides what a failed statement says about where its shard is. There is no I/O here.
 //!
-//! Invariant: an error is only believed to be the application's own when the shard's host, asked after the
-//! statement failed, says that it serves the shard and that no fence stood since the statement began. And nothing said
-//! about another host is believed before that host's own row confirms it.
+//! Invariant: an error is only believed to be the application's own when the shard's host, asked after the statement
+//! failed, says that it serves the shard and that no fence stood since the statement began. What a host says about
+//! another one is not believed before that host's own row confirms it.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use uuid::Uuid;
 use crate::map::ShardEpoch;
 use crate::pg::state;
 
-/// How a statement's error can have to do with a move.
+/// How a statement's error may come from a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MoveSignal {
     /// A signpost answered: the shard is closed or elsewhere. Always worth another try.
     Signpost,
-    /// A name was not there, or not what it was: the application's mistake, or a signpost in a place where it could not
-    /// say so.
+    /// A name is missing, or means something else than before. Either the application made a mistake, or a signpost
+    /// stands where it cannot answer as one.
     Relative,
 }
 
 impl MoveSignal {
     /// `None` for errors that no move can cause.
     pub(super) fn of(error: &tokio_postgres::Error) -> Option<MoveSignal> {
-        // A statement prepared on a signpost sees text where the shard has a type of its own, and then it is the
-        // driver that refuses the parameter.
+        // A statement that is prepared on a signpost sees text where the shard has a type of its own. Then the driver
+        // refuses the parameter.
         let wrong_type = || {
             let cause = std::error::Error::source(error);
             cause.is_some_and(|cause| cause.is::<tokio_postgres::types::WrongType>())
@@ -41,8 +41,8 @@ impl MoveSignal {
     }
 }
 
-/// Whether the server looked for something by a number that it had, of a type of the shard's own as it was before the
-/// shard went away and came back, say. The words of internal errors are the same in every language.
+/// Whether the server looked for something by an OID that is gone. A type of the shard's own, say, gets another OID
+/// when the shard goes away and comes back. Internal errors are never translated, so the message can be compared.
 fn names_what_is_gone(error: &tokio_postgres::Error) -> bool {
     let gone = |error: &DbError| error.message().starts_with("cache lookup failed for ");
     error.code() == Some(&SqlState::INTERNAL_ERROR) && error.as_db_error().is_some_and(gone)
@@ -61,7 +61,7 @@ pub(super) struct OwnershipLookup {
 pub(super) struct Row {
     pub(super) state: OwnershipState,
     pub(super) epoch: ShardEpoch,
-    /// Since the last swap, there or back, decision or open. `None`: never.
+    /// The time since the shard was last fenced, swapped back, decided or opened. `None`: never.
     pub(super) last_fence_ago: Option<Duration>,
 }
 
@@ -81,7 +81,7 @@ pub(super) enum Verdict {
     Own,
     /// The shard is closed for a moment.
     Wait,
-    /// The shard is closed and whoever closed it is late: open it again.
+    /// The shard is closed, and its fence's deadline has passed: open it again.
     Expire,
     /// The shard went to another host: ask there.
     Ask { peer: String, epoch: ShardEpoch, token: Option<Uuid> },
@@ -89,12 +89,12 @@ pub(super) enum Verdict {
     NotHere,
 }
 
-/// Clocks run on while an answer is on its way and statements start before the server sees them; a fence that is older
-/// than the statement by less than this counts as younger. The price of a wrong guess is one more try.
+/// A fence that is older than the statement by less than this counts as younger: answers take time on their way, and
+/// statements begin before the server sees them. A wrong guess costs one more try.
 const MARGIN: Duration = Duration::from_millis(50);
 
-/// `ran`: from before the statement (its transaction) was sent until the answer came. `expected`: the epoch at which
-/// the statement was sent.
+/// `ran`: the time from before the statement (or its transaction) was sent until the host's answer came. `expected`:
+/// the epoch at which the statement was sent.
 pub(super) fn judge(signal: MoveSignal, lookup: &OwnershipLookup, ran: Duration, expected: ShardEpoch) -> Verdict {
     let Some(row) = &lookup.row else {
         return if lookup.incoming.is_some() { Verdict::Wait } else { Verdict::NotHere };
@@ -114,20 +114,20 @@ pub(super) fn judge(signal: MoveSignal, lookup: &OwnershipLookup, ran: Duration,
     }
 }
 
-/// What the host that a shard is said to have moved to answers.
+/// Where a shard is, by the answer of the host that it is said to have moved to.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum PeerVerdict {
     /// It is there (or was, and is being moved on from there), at this epoch.
     Here { epoch: ShardEpoch },
     /// It was there and has gone on.
     Onward { peer: String, epoch: ShardEpoch, token: Option<Uuid> },
-    /// Decided, but not opened there yet.
+    /// The move there is decided, but the shard is not open there yet.
     Unopened,
     /// The two hosts do not agree (yet).
     Wait,
 }
 
-/// `epoch`: the one at which the shard is said to be there.
+/// `epoch`: the epoch at which the shard is said to be there.
 pub(super) fn judge_peer(epoch: ShardEpoch, lookup: &OwnershipLookup) -> PeerVerdict {
     match &lookup.row {
         Some(row) if row.epoch >= epoch => match &row.state {
@@ -143,8 +143,8 @@ pub(super) fn judge_peer(epoch: ShardEpoch, lookup: &OwnershipLookup) -> PeerVer
     }
 }
 
-/// How long to wait before asking again, when `waited` has passed already: a quarter of it, 2 to 50 ms, less up to half
-/// of that by chance. So the wait adds little to a short pause, and long ones are not asked about often.
+/// How long to wait before asking again when `waited` has passed already: a quarter of it, 2 to 50 ms, less up to half
+/// of that by chance. So a short move is made little longer, and a long one causes few questions.
 pub(super) fn pause(waited: Duration, chance: f64) -> Duration {
     let pause = (waited / 4).clamp(Duration::from_millis(2), Duration::from_millis(50));
     pause.mul_f64(1.0 - chance.clamp(0.0, 1.0) / 2.0)

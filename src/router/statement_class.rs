@@ -10,7 +10,7 @@ pub(super) enum StatementClass {
     Write,
     /// Leaves something behind in the session: SET, LISTEN, CREATE (TEMP), … All or nothing too.
     Session,
-    /// Can commit in its middle, or work outside a transaction: CALL, DO, VACUUM, … CONCURRENTLY.
+    /// Can commit before its end, or work outside a transaction: CALL, DO, VACUUM, … CONCURRENTLY.
     Once,
     /// SAVEPOINT, RELEASE.
     Savepoint,
@@ -87,7 +87,7 @@ impl Iterator for Words<'_> {
     }
 }
 
-/// What follows a block comment. They nest; one that does not end takes the rest.
+/// What follows a block comment. Block comments nest; one that does not end takes the rest.
 pub(super) fn past_comment(text: &str) -> &str {
     let mut depth = 0usize;
     let mut rest = text;

@@ -1,9 +1,10 @@
 //! The statements that a session keeps prepared: by template and shard, without their texts.
 //!
-//! Which of them gives way to a new one is found by CLOCK: a hand goes round and takes the first that was not used
-//! since it last passed. That is about the one used longest ago, and a use costs no more than setting a bit.
+//! The CLOCK algorithm finds which of them gives way to a new one: a hand goes round and takes the first that was not
+//! used since it last passed. That is about the one used longest ago, and a use costs no more than setting a bit.
 //!
-//! Invariant: never more than the bound; and what is found was prepared for this text in this shard.
+//! Invariant: a cache never keeps more than its bound. A statement that is found was prepared for this text in this
+//! shard.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -14,7 +15,7 @@ use super::sql::{Rendered, Sql};
 pub(super) struct StatementCache<S> {
     max: usize,
     entries: Vec<Entry<S>>,
-    /// Where the entry of a key is. Two statements of one key do not stay beside each other.
+    /// The index of each key's entry. Of two statements with the same key, only the later is kept.
     at: HashMap<u64, usize, BuildHasherDefault<AsItIs>>,
     hand: usize,
 }
@@ -63,8 +64,8 @@ impl<S: Clone> StatementCache<S> {
         self.find(wanted).is_some_and(|at| self.entries[at].statement.is_some())
     }
 
-    /// Keeps a statement, which has to be used again to count as used, in the place of one that was not used lately if
-    /// there are enough.
+    /// Keeps a statement. If the cache is full, it takes the place of one that was not used lately. It counts as used
+    /// only from its next use on.
     pub(super) fn put(&mut self, prepared: Rendered<'_>, statement: S) {
         if self.max == 0 {
             return;
@@ -84,7 +85,7 @@ impl<S: Clone> StatementCache<S> {
         }
     }
 
-    /// From now on it is prepared anew.
+    /// Forgets a statement, so that it is prepared anew when it is next run.
     pub(super) fn forget(&mut self, outdated: Rendered<'_>) {
         if let Some(at) = self.find(outdated) {
             let entry = &mut self.entries[at];
@@ -177,7 +178,7 @@ mod tests {
         assert_eq!(cache.get(Rendered::alone(&sql)), Some(7));
         // By search_path it means other tables in each shard.
         assert_eq!(cache.get(Rendered::by_search_path(&sql, &prefix, shard(2))), None);
-        // Another text that is the same was read elsewhere.
+        // The same text, read a second time, is the same statement.
         assert_eq!(cache.get(Rendered::alone(&Sql::new("SELECT 1"))), Some(7));
     }
 }

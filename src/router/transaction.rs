@@ -30,7 +30,7 @@ pub struct TransactionBuilder<'r> {
     shard: Shard<'r>,
     isolation: Option<IsolationLevel>,
     read_only: bool,
-    /// What follows the shard's schema in `search_path`; `None` where that is left as it is.
+    /// What follows the shard's schema in `search_path`; `None` when `search_path` is left as it is.
     behind: Option<Vec<String>>,
 }
 
@@ -39,13 +39,13 @@ impl<'r> TransactionBuilder<'r> {
         TransactionBuilder { router, shard, isolation: None, read_only: false, behind: None }
     }
 
-    /// The isolation level; the session's own, mostly READ COMMITTED, where it is not given.
+    /// Sets the isolation level. The default is the session's own, usually READ COMMITTED.
     pub fn isolation_level(mut self, level: IsolationLevel) -> Self {
         self.isolation = Some(level);
         self
     }
 
-    /// READ ONLY, or not.
+    /// Whether the transaction is READ ONLY.
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
         self
@@ -96,7 +96,7 @@ impl<'r> TransactionBuilder<'r> {
             let mut lease = place.lease(shard).await?;
             let began = Instant::now();
             if let Err(source) = lease.begin(&self.begin()).await {
-                // Dead before anything was done.
+                // The connection was dead before anything was done.
                 if is_lost(&source) && !reconnected {
                     reconnected = true;
                     continue;
@@ -105,7 +105,7 @@ impl<'r> TransactionBuilder<'r> {
             }
             let named = if self.behind.is_some() { Named::BySearchPath } else { Named::InFull };
             let transaction = Transaction::new(self.router, shard, &place, lease, (prepare, named));
-            // However this ends, nobody who has a clone goes on with it.
+            // However this ends, a clone of the transaction is of no use afterwards.
             let last = transaction.ends_with();
             let result = nesting::within(&place.host.name, work(transaction.clone())).await;
             let Ended { mut lease, noted } = transaction.end().await;
@@ -113,8 +113,8 @@ impl<'r> TransactionBuilder<'r> {
             if noted.failed || result.is_err() || noted.signal == Some(MoveSignal::Signpost) {
                 lease = rolled_back(lease).await;
             }
-            // A server that would not write may be a standby by now, and then nothing that was read there counts, even
-            // where a savepoint has caught the refusal.
+            // A server that refused to write may be a standby by now. Then nothing that was read there counts, even if
+            // a savepoint caught the refusal.
             if noted.read_only
                 && !self.read_only
                 && let Some(mut asked) = lease.take()
@@ -125,10 +125,10 @@ impl<'r> TransactionBuilder<'r> {
                 }
                 lease = Some(asked);
             }
-            // What the closure met counts, not what it says of it.
+            // What the closure met counts, not what it returned.
             if let Some(signal) = noted.signal {
                 if signal == MoveSignal::Signpost {
-                    // There will be waiting, for which no connection is held.
+                    // The call will wait, and must not hold a connection meanwhile.
                     lease = None;
                 }
                 match recovery.after(signal, &place, began, &mut lease).await? {
@@ -147,7 +147,8 @@ impl<'r> TransactionBuilder<'r> {
             call.may_take_effect(true);
             let Err(source) = lease.commit().await else { return Ok(value) };
             call.may_take_effect(false);
-            // The server has not said how it ended; or somebody has ended it before, with a COMMIT perhaps.
+            // The server has not said how the transaction ended, or a statement has ended it before, perhaps with
+            // COMMIT.
             let told = source.as_db_error().is_some() && !is_lost(&source);
             if !told || source.code() == Some(&SqlState::NO_ACTIVE_SQL_TRANSACTION) {
                 return Err(Failure::Router(Error::InDoubt { shard, host: host(), source }));
@@ -155,7 +156,7 @@ impl<'r> TransactionBuilder<'r> {
             if source.code() == Some(&SqlState::IN_FAILED_SQL_TRANSACTION) {
                 return Err(Failure::Router(Error::TransactionFailed { shard }));
             }
-            // Refused, so nothing is committed: by a deferred trigger, say, that ran into the signpost.
+            // COMMIT was refused, so nothing is committed. A deferred trigger may have run into the signpost, say.
             let Some(signal) = MoveSignal::of(&source) else {
                 return Err(Failure::Router(Error::Statement { shard, host: host(), source }));
             };
@@ -184,18 +185,18 @@ impl<'r> TransactionBuilder<'r> {
                 begin.push_str(", ");
                 begin.push_str(&quote_ident(schema));
             }
-            // Else it comes first: a temporary table in the place of the shard's.
+            // Where it is not named, it comes first, and a temporary table would hide the shard's.
             begin.push_str(", pg_temp");
         }
         begin
     }
 }
 
-/// Why a transaction gives an error.
+/// The error of a transaction.
 pub(super) enum Failure<E> {
-    /// The router says so.
+    /// It is the router's error.
     Router(Error),
-    /// The closure does; and what the last of its statements that failed had met.
+    /// It is the closure's error, with what the last statement that failed had met.
     Closure(E, Option<Fault>),
 }
 
@@ -231,7 +232,7 @@ fn lost_or_refused(shard: ShardId, host: HostName, source: tokio_postgres::Error
     }
 }
 
-/// Rolls back, if there is something to. A connection on which that fails, or an answer is still awaited, is closed.
+/// Rolls back, if there is a connection. Closes the connection when that fails, or when an answer is still awaited.
 async fn rolled_back(lease: Option<Lease>) -> Option<Lease> {
     let mut lease = lease?;
     if lease.is_unsettled() || lease.roll_back().await.is_err() {

@@ -1,8 +1,8 @@
-//! Statements without names, for a pooler (PgBouncer in transaction mode) that gives every transaction another session:
-//! what one prepared there, the next does not find.
+//! Statements without names, for a pooler (PgBouncer in transaction mode) that gives every transaction another session.
+//! What one transaction prepared, the next does not find.
 //!
-//! The server has to be told the types of the parameters then. They are asked for once, within a transaction of their
-//! own, and remembered for the host; from then on a statement is one round trip.
+//! So the server must be told the types of the parameters. The router asks for them once, within a transaction of their
+//! own, and remembers them for the host. From then on a statement is one round trip.
 //!
 //! Invariant: outside a transaction nothing is left prepared in a session that another will get.
 
@@ -17,7 +17,8 @@ use super::session::{Answer, CLEAN_AND_COMMIT, Failed, Prepare, ROLLBACK_AND_CLE
 use super::sql::Rendered;
 use super::stale::MoveSignal;
 
-/// The types of parameters by statement. The same in every shard, unless one is a type of the shard's own.
+/// The types of the parameters of each statement. They are the same in every shard, unless one is a type of the shard's
+/// own.
 pub(super) struct Learned(Mutex<LruCache<Box<str>, Box<[Type]>>>);
 
 impl Learned {
@@ -76,7 +77,7 @@ pub(super) async fn run<A: Answer>(
             found
         }
     };
-    // The number of parameters is the caller's; with a wrong one the server says so.
+    // The caller gives the number of parameters. If it is wrong, the server says so.
     let types = types.iter().cloned().chain(std::iter::repeat(Type::UNKNOWN));
     let params = params.iter().copied().zip(types).collect();
     A::ask_typed(client, &statement.text(), params).await.map_err(|error| {
@@ -88,8 +89,8 @@ pub(super) async fn run<A: Answer>(
     })
 }
 
-/// Runs a statement that may leave something in its session as a transaction of its own, which takes that back: whoever
-/// gets the session from the pooler next gets it as it was.
+/// Runs a statement that may leave something in its session. It runs in a transaction of its own, which also cleans up:
+/// the pooler's next client gets the session as it was.
 pub(super) async fn run_and_clean<A: Answer>(
     client: &Client,
     learned: &Learned,
@@ -115,8 +116,8 @@ pub(super) async fn run_and_clean<A: Answer>(
     answer
 }
 
-/// Asks for the types of a statement's parameters. What that prepares is dropped within the same transaction, and so in
-/// the same session.
+/// Asks for the types of a statement's parameters. The statement that this prepares is closed within the same
+/// transaction, and so in the same session.
 async fn learn(client: &Client, sql: &str, in_transaction: bool) -> Result<Box<[Type]>, tokio_postgres::Error> {
     if in_transaction {
         return Ok(client.prepare(sql).await?.params().into());

@@ -1,4 +1,4 @@
-//! The vectors that every client of a cluster must meet (`tests/vectors`), and the Python package does too.
+//! Checks the vectors (`tests/vectors`) that every client of a cluster must meet. The Python package checks them too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -252,7 +252,7 @@ fn what_was_learned_against_the_map() {
         let router = Router::new(Options::new(Vec::new(), map(1, &[1, 1, 1])));
         for news in &history.news {
             match news {
-                // One that is older than the present is refused.
+                // A map that is older than the present one is refused.
                 News::Map((version, epochs)) => drop(router.set_map(map(*version, epochs))),
                 News::Look((shard, name, at)) => {
                     let placement = Placement { host: host(name), epoch: epoch(*at) };
