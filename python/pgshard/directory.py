@@ -40,7 +40,7 @@ class _Snapshot(NamedTuple):
     learned: Mapping[int, Placement]
 
     def placement(self, shard: int) -> Placement:
-        return self.learned.get(shard) or self.map.placement(shard)
+        return self.learned.get(shard) or self.map.placements[shard]
 
     def with_map(self, map: ShardMap) -> _Snapshot:
         kept = {shard: place for shard, place in self.learned.items() if map.epochs[shard] < place.epoch}

@@ -37,7 +37,7 @@ def shard_of_key(kind: KeyKind, key: object, shards: int) -> int:
 
     Raises `WrongKey` for a value of another type, `bool` among them, and for an integer of more than 128 bits.
     """
-    if kind is KeyKind.INTEGER and not isinstance(key, bool) and hasattr(key, "__index__"):
+    if kind is KeyKind.INTEGER and (type(key) is int or (not isinstance(key, bool) and hasattr(key, "__index__"))):
         number = operator.index(key)
         if -(1 << 127) <= number < 1 << 128:
             # Python's remainder is Euclidean for a positive N.

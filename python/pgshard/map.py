@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .errors import ConfigError
@@ -115,6 +115,11 @@ class ShardMap:
     """By shard: its host."""
     epochs: tuple[int, ...]
     """By shard: the epoch of its placement."""
+    placements: tuple[Placement, ...] = field(init=False, repr=False, compare=False)
+    """By shard: both. Each statement asks for one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "placements", tuple(map(Placement, self.hosts, self.epochs)))
 
     @property
     def shards(self) -> int:
@@ -123,7 +128,7 @@ class ShardMap:
 
     def placement(self, shard: int) -> Placement:
         """Host and epoch of a shard."""
-        return Placement(self.hosts[shard], self.epochs[shard])
+        return self.placements[shard]
 
     def ranges(self, host: str) -> str:
         """A host's shards in the notation of the config."""

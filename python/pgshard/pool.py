@@ -6,7 +6,6 @@ Invariant: there are never more connections than places, and a connection that i
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ WAIT_MAX = 5.0
 IDLE_MAX = 60.0
 """Seconds after which a connection that nobody uses is closed, when another is given back."""
 
-Connection = psycopg.Connection[Any]
+Connection = Linked
 
 
 def is_alive(connection: Connection) -> bool:
@@ -34,12 +33,10 @@ def is_alive(connection: Connection) -> bool:
     What a server sends to an idle connection is its farewell, as a rule: it is shut down, or has terminated the session. (That
     a setting was changed by a reload is taken for one, too, and costs a new connection.)
     """
-    if connection.closed or (isinstance(connection, Linked) and connection.is_retired):
+    if connection.closed or connection.is_retired:
         return False
     try:
-        ready = select.poll()
-        ready.register(connection.fileno(), select.POLLIN)
-        return not ready.poll(0)
+        return not connection.has_news()
     except (psycopg.Error, OSError):
         return False
 
@@ -133,7 +130,7 @@ class Pool:
             connection.close()
 
     def _open(self) -> Connection:
-        connection: Connection = connect(self.host, **self._options())
+        connection = connect(self.host, **self._options())
         try:
             self._configure(connection)
         except BaseException:

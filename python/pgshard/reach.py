@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections.abc import Generator, Mapping
@@ -58,6 +59,15 @@ class Linked(psycopg.Connection[Any]):
         except TimeoutError:
             self.pgconn.finish()
             raise NoAnswer(f"no answer within {self.answer_max:g} s") from None
+
+    _news: select.poll | None = None
+
+    def has_news(self) -> bool:
+        """Whether the server has sent something, or has ended it. Of an open connection: it has one socket for as long."""
+        if self._news is None:
+            self._news = select.poll()
+            self._news.register(self.fileno(), select.POLLIN)
+        return bool(self._news.poll(0))
 
     @property
     def is_retired(self) -> bool:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import cached_property
 
 from ..config import Config
 from ..directory import Directory
 from ..errors import ConfigError
+from ..keys import KeyKind, shard_of_key
 from ..recovery import Asking
 
 ENGINE = "pgshard.django.backend"
@@ -26,22 +28,31 @@ class Cluster:
     def __init__(self, config: Config, options: dict[str, Any]) -> None:
         self.config = config
         self.options = options
+        self.shards = config.shards
+        """N."""
+        self.has_integer_keys = config.key is KeyKind.INTEGER
+        self.by_alias: dict[str, int] = {}
+        """Shards by their aliases, as far as anybody has asked for them."""
         self._lock = threading.RLock()
         self._asking: Asking | None = None
 
-    @property
+    # Each statement asks for both: they are looked up in no lock, once they are there.
+    @cached_property
     def asking(self) -> Asking:
         """How this process finds out where shards are."""
-        if self._asking is None:
-            with self._lock:
-                if self._asking is None:
-                    self._asking = Asking(Directory(self.config))
-        return self._asking
+        with self._lock:
+            if self._asking is None:
+                self._asking = Asking(Directory(self.config))
+            return self._asking
 
-    @property
+    @cached_property
     def directory(self) -> Directory:
         """Which host a shard is on."""
         return self.asking.directory
+
+    def shard_of_key(self, key: Any) -> int:
+        """The shard of a key. Raises `WrongKey`."""
+        return shard_of_key(self.config.key, key, self.shards)
 
     def after_fork(self) -> None:
         """In the child the lock may be held by a thread that is not here."""
@@ -74,12 +85,18 @@ def alias(shard: int) -> str:
 
 def shard_of_alias(name: object) -> int | None:
     """The shard that an alias names; None for any other name, and for a shard that the cluster does not have."""
-    if not isinstance(name, str) or not name.startswith(PREFIX) or state.cluster is None:
+    current = state.cluster
+    if not isinstance(name, str) or current is None:
         return None
+    found = current.by_alias.get(name)
+    if found is not None or not name.startswith(PREFIX):
+        return found
     digits = name[len(PREFIX) :]
     if not digits.isascii() or not digits.isdigit() or (digits[0] == "0" and digits != "0"):
         return None
-    return int(digits) if len(digits) <= 4 and int(digits) < state.cluster.config.shards else None
+    if len(digits) > 4 or int(digits) >= current.shards:
+        return None
+    return current.by_alias.setdefault(name, int(digits))
 
 
 class Databases(dict[str, Any]):

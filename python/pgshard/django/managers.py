@@ -14,11 +14,13 @@ from .batch import fetch
 from .cluster import alias, cluster, shard_of_alias
 from .errors import NoShard, WrongShard
 from .gather import WIDTH, Gathered, Partial, gather
-from .routing import alias_of_id, alias_of_instance, alias_of_key, check_instance, refuse, run_on
-from .sharded import has_shard_id, key_fields, key_names
+from .routing import alias_of_id, alias_of_instance, alias_of_key, alias_of_value, check_instance, refuse, run_on
+from .sharded import key_names, shard_names
 
 T = TypeVar("T")
 
+_LOOKUPS = frozenset(("", "exact", "in", "pk", "pk__exact", "id", "id__exact"))
+"""Those of a condition that can name a shard."""
 _NOWHERE = "shard-0"
 """Where a query is sent, or rather not, that cannot have a result."""
 
@@ -140,26 +142,15 @@ class ShardedQuerySet(models.QuerySet):
     def _named(self, name: str, value: Any) -> str | None:
         """The shard that one condition names; None where it names none, or several."""
         field, _, lookup = name.partition(LOOKUP_SEP)
-        pk = self.model._meta.pk
-        by_id = has_shard_id(self.model) and field in ("pk", pk.name, pk.attname)
-        by_key = field in key_names(self.model)
-        if not (by_id or by_key) or lookup not in ("", "exact", "in", "pk", "pk__exact", "id", "id__exact"):
+        names = shard_names(self.model)
+        if field not in names or lookup not in _LOOKUPS:
             return None
         if lookup == "in":
             if isinstance(value, (models.QuerySet, str)) or not isinstance(value, Iterable):
                 return None
-            places = {self._place(by_id, field, one) for one in value}
+            places = {_place(names[field], one) for one in value}
             return places.pop() if len(places) == 1 else None
-        return self._place(by_id, field, value)
-
-    def _place(self, by_id: bool, name: str, value: Any) -> str | None:
-        if value is None or hasattr(value, "resolve_expression"):
-            return None
-        value = value.pk if isinstance(value, models.Model) else value
-        if by_id:
-            return None if value is None else alias_of_id(int(value))
-        field = next(field for field in key_fields(self.model) if name in (field.name, field.attname))
-        return None if value is None else alias_of_key(field.to_python(value))
+        return _place(names[field], value)
 
     def _write_to(self, pairs: Iterable[tuple[str, Any]]) -> Any:
         """This query set, on the shard that the values of a new row name if it is on none yet."""
@@ -170,6 +161,16 @@ class ShardedQuerySet(models.QuerySet):
         made._narrow(named)
         return made
 
+    def _of_row(self, values: dict[str, Any]) -> str | None:
+        """The shard that the values of a new row name; None where they name none. Raises `WrongShard` and `WrongId`."""
+        found: str | None = None
+        for name, key in shard_names(self.model).items():
+            where = _place(key, values[name]) if name in values else None
+            if where is not None and found not in (None, where):
+                raise WrongShard(f"{self.model.__name__}: the row's key and its ID disagree: {found} and {where}")
+            found = where or found
+        return found
+
     # ------------------------------------------------------------------------------------------------------------ writes
 
     def _whole(self, work: Callable[[], T]) -> T:
@@ -179,7 +180,13 @@ class ShardedQuerySet(models.QuerySet):
 
     def create(self, **kwargs: Any) -> Any:
         """As Django's, on the shard of the new row's key."""
-        return super(ShardedQuerySet, self._write_to(kwargs.items())).create(**kwargs)
+        at = self
+        if self._db is None:
+            # Where the row goes says nothing of this query, which is not made for it: only its class and hints are.
+            at = type(self).__new__(type(self))
+            at.__dict__.update(self.__dict__)
+            at._db = self._of_row(kwargs)
+        return super(ShardedQuerySet, at).create(**kwargs)
 
     def get_or_create(self, defaults: Any = None, **kwargs: Any) -> Any:
         """As Django's."""
@@ -251,18 +258,30 @@ class ShardedQuerySet(models.QuerySet):
 
     def _unmoved(self, values: dict[str, Any]) -> None:
         """Refuses values of the key that are not of this shard, or cannot be known."""
-        for field in key_fields(self.model):
-            for name in {field.name, field.attname} & set(values):
-                try:
-                    there = self._place(False, name, values[name])
-                except WrongKey:
-                    there = None
-                self._for_write = True
-                if there is None or there != self.db:
-                    raise WrongShard(
-                        f"{self.model.__name__}.{name} is the key and says where the row is: it cannot be set here. "
-                        f"Make a new row on the other shard, then delete this one"
-                    )
+        for name, key in key_names(self.model).items():
+            if name not in values:
+                continue
+            try:
+                there = _place(key, values[name])
+            except WrongKey:
+                there = None
+            self._for_write = True
+            if there is None or there != self.db:
+                raise WrongShard(
+                    f"{self.model.__name__}.{name} is the key and says where the row is: it cannot be set here. "
+                    f"Make a new row on the other shard, then delete this one"
+                )
+
+
+def _place(key: Any, value: Any) -> str | None:
+    """The shard of a value of this field of the key, or without one of an ID; None where it says none."""
+    if type(value) is not int:
+        if value is None or hasattr(value, "resolve_expression"):
+            return None
+        value = value.pk if isinstance(value, models.Model) else value
+        if value is None:
+            return None
+    return alias_of_id(int(value)) if key is None else alias_of_value(key, value)
 
 
 def _conditions(q: models.Q) -> list[tuple[str, Any]]:

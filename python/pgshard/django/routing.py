@@ -12,6 +12,9 @@ from django.db import DEFAULT_DB_ALIAS, connections, models, transaction
 from django.db.transaction import TransactionManagementError
 
 from ..errors import WrongId
+from ..ids import shard_of_id
+from ..keys import KeyKind
+from ..keys import shard_of_key as remainder
 from ..recovery import Recovery
 from .backend.pools import release
 from .cluster import alias, cluster, shard_of_alias
@@ -25,7 +28,7 @@ _chosen: contextvars.ContextVar[str | None] = contextvars.ContextVar("pgshard_sh
 
 def shard_of_key(key: Any) -> int:
     """The shard of a key; of a model's object, of its primary key. Raises `WrongKey`."""
-    return cluster().directory.shard_of_key(key.pk if isinstance(key, models.Model) else key)
+    return cluster().shard_of_key(key.pk if isinstance(key, models.Model) else key)
 
 
 def alias_of_key(key: Any) -> str:
@@ -35,7 +38,15 @@ def alias_of_key(key: Any) -> str:
 
 def alias_of_id(id: int) -> str:
     """The database alias of an ID's shard. Raises `WrongId`."""
-    return alias(cluster().directory.shard_of_id(id))
+    return alias(shard_of_id(id, cluster().shards))
+
+
+def alias_of_value(field: Any, value: Any) -> str:
+    """The database alias of a key's shard, from what somebody gave for its field. Raises `WrongKey`."""
+    current = cluster()
+    if type(value) is int and current.has_integer_keys:
+        return alias(remainder(KeyKind.INTEGER, value, current.shards))
+    return alias_of_key(field.to_python(value))
 
 
 def refuse(model: Any, what: str) -> NoReturn:
@@ -55,8 +66,8 @@ def alias_of_instance(instance: Any) -> str | None:
     found: str | None = None
     for field in key_fields(model):
         value = getattr(instance, field.attname)
-        if value is not None and not hasattr(value, "resolve_expression"):
-            by_key = alias_of_key(field.to_python(value))
+        if value is not None and (type(value) is int or not hasattr(value, "resolve_expression")):
+            by_key = alias_of_value(field, value)
             if found not in (None, by_key):
                 raise WrongShard(f"{model.__name__}: its keys are of {found} and of {by_key}")
             found = by_key
@@ -171,14 +182,13 @@ def within(where: str) -> Iterator[str]:
 
 def run_on(using: str, work: Callable[[], T]) -> T:
     """Runs `work` on a shard, again, whole, if it met a move and nothing of it stayed. Within a transaction, once."""
-    if shard_of_alias(using) is None or connections[using].in_atomic_block:
-        return work()
     recovery: Recovery | None = None
     while True:
         try:
             return work()
         except ShardMoved as moved:
-            if getattr(moved, "shard", None) != shard_of_alias(using) or not moved.whole:
+            ours = moved.whole and moved.shard == shard_of_alias(using)
+            if not ours or connections[using].in_atomic_block:
                 raise
             recovery = recovery or Recovery(cluster().asking, moved.shard)
             wait_out(recovery, moved)

@@ -43,18 +43,31 @@ def key_fields(model: Any) -> tuple[Any, ...]:
     return found
 
 
-def key_names(model: Any) -> frozenset[str]:
-    """What a query may call the key: `user` and `user_id`."""
-    found: frozenset[str] | None = model.__dict__.get("_pgshard_key_names")
+def key_names(model: Any) -> dict[str, Any]:
+    """What a query may call the key, `user` and `user_id`, with its field."""
+    found: dict[str, Any] | None = model.__dict__.get("_pgshard_key_names")
     if found is None:
-        found = frozenset(name for field in key_fields(model) for name in (field.name, field.attname))
+        found = {name: field for field in key_fields(model) for name in (field.name, field.attname)}
         model._pgshard_key_names = found
+    return found
+
+
+def shard_names(model: Any) -> dict[str, Any]:
+    """What a query may call that which says the shard: the names of the key, and those of the ID with None."""
+    found: dict[str, Any] | None = model.__dict__.get("_pgshard_names")
+    if found is None:
+        pk = model._meta.pk
+        found = {**key_names(model), **dict.fromkeys(("pk", pk.name, pk.attname) if has_shard_id(model) else ())}
+        model._pgshard_names = found
     return found
 
 
 def has_shard_id(model: Any) -> bool:
     """Whether the primary key was made by a shard, so that it says which."""
-    return isinstance(_root_pk(model), ShardedBigAutoField)
+    found: bool | None = model.__dict__.get("_pgshard_id")
+    if found is None:
+        found = model._pgshard_id = isinstance(_root_pk(model), ShardedBigAutoField)
+    return found
 
 
 def sharded_references(model: Any) -> tuple[Any, ...]:

@@ -81,6 +81,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         self.quoted_schema = quote_name(self.schema)
         self.autocommit = True
         self._place = Placement("", 0)
+        self._shared: dict[str, tuple[Pool, Connection]] = {}  # The thread's connections, by host, once one was taken.
         self._own: Pool | None = None  # The pool of self.connection, while that is for this object alone.
         self._sent = 0  # Statements of the transaction, savepoints apart.
         self._began = 0.0  # When its first one was sent.
@@ -131,6 +132,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             return
         if self.in_atomic_block and self.closed_in_transaction:
             raise ProgrammingError("Cannot open a new connection in an atomic block.")
+        if self._is_attached():
+            return
         with self.wrap_database_errors, djangos():
             if self.connection is None or self._own is not None:
                 self.connect()
@@ -150,10 +153,23 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
             raise
         return connection
 
+    def _is_attached(self) -> bool:
+        """Whether it has the thread's connection to the host where the shard is now, and that has not been seen to end. Asked
+        before each statement."""
+        if self.connection is None or self._own is not None:
+            return False
+        place = cluster().directory.place(self.shard)
+        held = self._shared.get(place.host)
+        if held is None or held[1] is not self.connection or not is_alive(held[1]):
+            return False
+        self._place = place
+        return True
+
     def _attach(self) -> None:
         """Takes the thread's connection to the shard's host, opened or replaced if need be."""
         place = cluster().directory.place(self.shard)
         mine = pools.slots()
+        self._shared = mine.shared
         held = mine.shared.get(place.host)
         if held is None or not is_alive(held[1]):
             if held is not None:
@@ -240,9 +256,8 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                 wrapped = self._prepare_cursor(self.create_cursor())
         else:
             wrapped = super()._cursor(name)
-        wrapped.server_side_name = name
         if name is not None:
-            wrapped.pid = os.getpid()
+            wrapped.server_side_name, wrapped.pid = name, os.getpid()
         return wrapped
 
     def chunked_cursor(self) -> Any:
@@ -285,7 +300,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
         """SQL with this shard's schema for `{shard}`."""
         if not isinstance(sql, str):
             sql = sql.as_string(self.connection)
-        return render(sql, self.schema)
+        return render(sql, self.schema) if "{shard}" in sql else sql
 
     # ------------------------------------------------------------------------------------------------------------ moves
 

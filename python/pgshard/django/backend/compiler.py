@@ -38,8 +38,17 @@ def _put(sql: str, before: str, schema: str) -> str:
 class _Qualified:
     connection: Any
     query: Any
+    compile: Any
 
-    def compile(self, node: Any) -> Any:
+    def get_from_clause(self) -> Any:
+        # Only here are tables compiled. All else is compiled by Django's own `compile`, which is called for each column.
+        self.compile = self._compile_from
+        try:
+            return super().get_from_clause()  # type: ignore[misc]
+        finally:
+            del self.compile
+
+    def _compile_from(self, node: Any) -> Any:
         sql, params = super().compile(node)  # type: ignore[misc]
         if isinstance(node, (BaseTable, Join)):
             self._known(node.table_name)

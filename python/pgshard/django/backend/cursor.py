@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import NotSupportedError
@@ -36,11 +37,10 @@ class _Moving:
         return super().executemany(self.db.rendered(sql), param_list)  # type: ignore[misc]
 
     def _execute(self, sql: Any, params: Any, *ignored: Any) -> Any:
-        run: Callable[[], Any] = lambda: super(_Moving, self)._execute(sql, params)  # type: ignore[misc] # noqa: E731
-        return self.db.run(self, sql, run)
+        return self.db.run(self, sql, partial(CursorWrapper._execute, self, sql, params))
 
     def _executemany(self, sql: Any, param_list: Any, *ignored: Any) -> Any:
-        run: Callable[[], Any] = lambda: super(_Moving, self)._executemany(sql, param_list)  # type: ignore[misc] # noqa: E731
+        run = partial(CursorWrapper._executemany, self, sql, param_list)
         # Some of its statements may have taken effect, and the parameters may be a generator.
         return self.db.run(self, sql, run, repeatable=False)
 
@@ -56,8 +56,11 @@ class _Moving:
 
     def close(self) -> None:
         """Closes the cursor. A server-side one outside of transactions gives its connection back."""
+        if self.pid is None:
+            self.cursor.close()
+            return
         stream = self._take_stream()
-        if self.pid not in (None, os.getpid()):
+        if self.pid != os.getpid():
             # In the child of a fork: the cursor is the parent's, and closing it here would close it there.
             abandoned.append((self.cursor, stream))
             return
@@ -69,7 +72,7 @@ class _Moving:
 
     def __del__(self, getpid: Any = os.getpid) -> None:
         # One that nobody has closed, in the process that opened it.
-        if self.pid == getpid():
+        if self.pid is not None and self.pid == getpid():
             self.end_stream()
 
     def end_stream(self) -> None:

@@ -8,12 +8,17 @@ from django.db import models
 from django.db.backends.postgresql.operations import DatabaseOperations as PostgresqlOperations
 
 from ..fields import ShardedBigAutoField
+from . import compiler
 
 
 class DatabaseOperations(PostgresqlOperations):
     """With the shard's schema."""
 
     compiler_module = "pgshard.django.backend.compiler"
+
+    def compiler(self, compiler_name: str) -> Any:
+        """As Django's, which imports the module anew for each connection object."""
+        return getattr(compiler, compiler_name)
 
     def sql_flush(
         self, style: Any, tables: Any, *, reset_sequences: bool = False, allow_cascade: bool = False

@@ -52,7 +52,9 @@ class Slots:
 
     def give_back(self, getpid: Any = os.getpid) -> None:
         """Gives all connections back. In the child of a fork they are the parent's, and left alone."""
-        shared, self.shared = self.shared, {}
+        # The dictionary stays: connection objects look into it.
+        shared = dict(self.shared)
+        self.shared.clear()
         if self.pid == getpid():
             for pool, connection in shared.values():
                 pool.give_back(connection)
@@ -165,6 +167,9 @@ def _after_fork() -> None:
     abandoned.append((_pools, mine, wrappers))
     _pools = _Pools()
     if mine is not None:
+        # For who has kept a connection object.
+        abandoned.append(dict(mine.shared))
+        mine.shared.clear()
         for alias in mine.touched:
             if hasattr(connections._connections, alias):
                 delattr(connections._connections, alias)
