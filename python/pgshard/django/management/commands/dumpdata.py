@@ -10,9 +10,10 @@ from django.core.management.commands.dumpdata import Command as DumpData
 
 from ...cluster import shard_of_alias
 from ...sharded import is_sharded
+from ..database import AnyDatabase
 
 
-class Command(DumpData):
+class Command(AnyDatabase, DumpData):
     """As Django's, of one shard; or of a database without sharded models."""
 
     def handle(self, *app_labels: str, **options: Any) -> None:

@@ -8,18 +8,26 @@ import shutil
 import subprocess
 from typing import Any
 
+from django.core.management.base import CommandError
 from django.core.management.commands.migrate import Command as Migrate
+from django.db import NotSupportedError
 
 from ...cluster import cluster, shard_of_alias, state
 from ...migrations import CannotMake, sharded_apps, unwritten
+from ..database import AnyDatabase
 
 
-class Command(Migrate):
+class Command(AnyDatabase, Migrate):
     """As Django's."""
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Migrates, then looks at the shards."""
-        super().handle(*args, **options)
+        try:
+            super().handle(*args, **options)
+        except NotSupportedError as error:
+            if shard_of_alias(options.get("database")) is None:
+                raise
+            raise CommandError(str(error)) from None
         if (
             options.get("verbosity", 1) < 1
             or state.cluster is None

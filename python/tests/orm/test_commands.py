@@ -1,0 +1,64 @@
+"""Django's own commands, as they are typed: on a shard as on any database."""
+
+import pytest
+
+U = 3
+AT = ("--database", "shard-3")
+
+
+@pytest.fixture
+def manage(world, db, capfd):
+    """`manage.py`, and what it prints."""
+    from django.core.management import ManagementUtility
+
+    def run(*args):
+        capfd.readouterr()
+        try:
+            ManagementUtility(["manage.py", *args]).execute()
+        except SystemExit as end:
+            return f"exit code {end.code}: {capfd.readouterr().err}"
+        return capfd.readouterr().out
+
+    return run
+
+
+def test_rows_are_dumped_flushed_and_loaded(manage, tmp_path):
+    from photos.models import Photo
+
+    file = str(tmp_path / "rows.json")
+    photo = Photo.objects.create(user_id=U, title="Prague")
+    manage("dumpdata", "photos", *AT, "--output", file)
+    assert manage("flush", "--no-input", *AT) == ""
+    assert not Photo.objects.for_key(U).exists()
+    assert manage("loaddata", file, *AT) == "Installed 1 object(s) from 1 fixture(s)\n"
+    assert Photo.objects.get(pk=photo.pk).title == "Prague"
+
+
+def test_psql_opens_in_the_shard(manage):
+    from photos.models import Photo
+
+    Photo.objects.create(user_id=U, title="Prague")
+    assert manage("dbshell", *AT, "--", "-Atc", "SELECT title FROM photos_photo") == "Prague\n"
+    assert "psql ended" not in manage("dbshell", *AT, "--", "-c", "SELECT 1")
+
+
+def test_models_are_made_of_a_shards_tables(manage):
+    said = manage("inspectdb", *AT)
+    assert "class PhotosAlbum(models.Model):\n    id = pgshard.django.ShardedBigAutoField(primary_key=True)" in said
+    assert "    user_id = models.BigIntegerField()" in said
+    assert "album = models.ForeignKey(PhotosAlbum, models." in said
+    assert "unique_together = (('user_id', 'word'),)" in said
+    assert "class PhotosCategory" not in said, "it is in no shard"
+    assert "Unable to inspect" not in said
+    from django.db import connections
+
+    with connections["shard-3"].cursor() as cursor:
+        there = connections["shard-3"].introspection
+        assert [one["column"] for one in there.get_sequences(cursor, "photos_photo_tags")] == ["id"]
+        assert there.get_primary_key_column(cursor, "photos_photo") == "id"
+        assert there.get_table_description(cursor, "photos_photo")[0].name == "id"
+
+
+def test_what_is_no_database_or_not_for_a_shard_is_refused(manage):
+    assert "invalid choice: 'shard-16'" in manage("dumpdata", "--database", "shard-16")
+    assert "shards makesql" in manage("migrate", *AT)
