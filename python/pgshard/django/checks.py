@@ -7,6 +7,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core import checks
+from django.db import models
 
 from ..keys import KeyKind
 from .cluster import state
@@ -73,6 +74,10 @@ def _check_sharded(model: Any) -> list[Any]:
             found.append(
                 _error(8, f"{target._meta.label} is not in the shards, so no constraint can refer to it", hint, field)
             )
+        elif field.remote_field.on_delete is not models.DO_NOTHING:
+            hint = "on_delete=models.DO_NOTHING, and delete by key what belongs to it"
+            message = f"{target._meta.label} is not in the shards: who deletes one cannot look for this in all of them"
+            found.append(_error(11, message, hint, field))
     for field in model._meta.local_many_to_many:
         target = field.remote_field.model
         if not isinstance(target, str) and not is_sharded(target):

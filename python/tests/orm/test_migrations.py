@@ -151,6 +151,7 @@ class NoKey(ShardedModel):
 class Constraint(ShardedModel):
     user_id = ShardKeyField()
     user = models.ForeignKey(User, models.CASCADE, related_name="+")
+    owner = models.ForeignKey(User, models.CASCADE, related_name="+", db_constraint=False)
     friends = models.ManyToManyField(User, related_name="+")
     email = models.EmailField(unique=True)
     Meta = Meta
@@ -187,6 +188,7 @@ def test_system_checks_name_each_mistake(world):
         ("pgshard.E008", "Constraint"),
         ("pgshard.E009", "Constraint"),
         ("pgshard.E010", "FromOutside"),
+        ("pgshard.E011", "Constraint"),
         ("pgshard.W001", "Constraint"),
     ]
     assert all(one.hint for one in found)

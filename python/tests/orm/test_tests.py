@@ -43,7 +43,7 @@ def untouched(world, db):
 @pytest.mark.usefixtures("untouched")
 def test_djangos_runner(world):
     said = run(world, "manage.py", "test", "--noinput", "--keepdb")
-    assert "Ran 9 tests" in said
+    assert "Ran 10 tests" in said
     assert databases(world) == ["test_app_shards", "test_website"]
     said = run(world, "manage.py", "test", "--noinput", "photos.tests.Flush")
     assert "Ran 2 tests" in said
@@ -52,7 +52,15 @@ def test_djangos_runner(world):
 @once
 @pytest.mark.usefixtures("untouched")
 def test_djangos_runner_with_several_processes(world):
-    assert "Ran 9 tests" in run(world, "manage.py", "test", "--noinput", "--parallel", "2")
+    assert "Ran 10 tests" in run(world, "manage.py", "test", "--noinput", "--parallel", "2")
+
+
+@once
+@pytest.mark.usefixtures("untouched")
+def test_a_runner_that_knows_no_shards_reaches_no_real_one(world):
+    line = ("manage.py", "test", "--noinput", "--testrunner", "django.test.runner.DiscoverRunner")
+    with pytest.raises(AssertionError, match="give them shards of their own by TEST_RUNNER"):
+        run(world, *line, "photos.tests.Rollback")
 
 
 @once
@@ -60,4 +68,4 @@ def test_djangos_runner_with_several_processes(world):
 def test_pytest_django(world):
     line = ("-m", "pytest", "-q", "-c", os.devnull, "--rootdir", str(PROJECT), "-p", "no:cacheprovider")
     said = run(world, *line, "-p", "pgshard.django.pytest_plugin", "photos/tests.py")
-    assert "9 passed" in said
+    assert "10 passed" in said

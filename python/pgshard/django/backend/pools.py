@@ -9,6 +9,8 @@ import weakref
 from typing import Any
 
 from asgiref.local import Local
+from django.core import mail
+from django.core.exceptions import ImproperlyConfigured
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connections
@@ -80,11 +82,18 @@ def slots() -> Slots:
 
 
 def pool(name: str, wrapper: Any) -> Pool:
-    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`."""
+    """The pool of a host. `wrapper` says how Django wants its connections. Raises `UnknownHost`, and
+    `ImproperlyConfigured` where tests would reach a real shard."""
     current = cluster()
     found = _pools.by_host.get(name) if _pools.cluster is current else None
     if found is not None:
         return found
+    if hasattr(mail, "outbox") and not state.visible:
+        # Only while tests run there is one.
+        raise ImproperlyConfigured(
+            "tests run, and this is the first one to use a real shard: give them shards of their own by "
+            'TEST_RUNNER = "pgshard.django.test.ShardedTestRunner", or by pytest with pytest-django'
+        )
     directory = current.directory
     host = directory.host(name)
     met: list[bool] = []

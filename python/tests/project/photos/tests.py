@@ -52,6 +52,19 @@ class Rollback(TestCase):
 
 
 class Fixtures(TestCase):
+    """Rows of a file, of two users and of nobody, are each where they belong."""
+
+    databases = "__all__"
+    fixtures = ["rows"]
+
+    def test_rows_are_there_once(self):
+        self.assertEqual(Photo.objects.across_shards().count(), 2)
+        self.assertEqual([photo.title for photo in Photo.objects.filter(user_id=1)], ["of the first"])
+        self.assertEqual([tag.word for tag in Photo.objects.for_key(2).get().tags.all()], ["blue"])
+        self.assertEqual(Category.objects.count(), 1)
+
+
+class Named(TestCase):
     """Only the shards that are named may be used."""
 
     databases = {"shard-1"}

@@ -1,9 +1,26 @@
-"""Django's `loaddata`, for a shard too."""
+"""Django's `loaddata`: of one shard, what belongs there."""
+
+from __future__ import annotations
+
+from typing import Any
 
 from django.core.management.commands.loaddata import Command as LoadData
 
+from ...cluster import shard_of_alias
+from ...routing import alias_of_instance, check_instance
+from ...sharded import is_sharded
 from ..database import AnyDatabase
 
 
 class Command(AnyDatabase, LoadData):
-    """As Django's."""
+    """As Django's. A test case loads its fixtures into each database: each shard takes its own rows, and leaves the others'."""
+
+    using: str
+
+    def save_obj(self, obj: Any) -> bool:
+        """Saves an object where it belongs. Raises `WrongShard` where it refers to a row of another shard."""
+        if is_sharded(type(obj.object)) and shard_of_alias(self.using) is not None:
+            if alias_of_instance(obj.object) not in (None, self.using):
+                return False
+            check_instance(obj.object, self.using)
+        return bool(super().save_obj(obj))
