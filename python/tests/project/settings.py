@@ -1,58 +1,26 @@
-"""A project on the cluster of PGSHARD_CONFIG; Django's own tables are in the database `default` of the first host's server."""
+"""The example's settings for another application, with its own tables in a database of the first host's server."""
 
 import os
+import runpy
+from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
 
 import pgshard.django
 from pgshard import Config
 
-SECRET_KEY = "test"
-USE_TZ = True
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+_example = runpy.run_path(str(Path(__file__).parents[2] / "example" / "website" / "settings.py"))
+globals().update({name: value for name, value in _example.items() if name.isupper()})
 
 _server = conninfo_to_dict(Config.load(Config.find()).hosts["db1"].server_conninfo())
-_default = {
-    "ENGINE": "django.db.backends.postgresql",
-    "NAME": os.environ.get("PGSHARD_TEST_DEFAULT", "website"),
-    "USER": "app",
-    "HOST": _server["host"],
-    "PORT": _server["port"],
-}
-DATABASES = pgshard.django.databases(default=_default)
-DATABASE_ROUTERS = ["pgshard.django.ShardRouter"]
-INSTALLED_APPS = [
-    "django.contrib.admin",
-    "django.contrib.auth",
-    "django.contrib.contenttypes",
-    "django.contrib.messages",
-    "django.contrib.postgres",
-    "django.contrib.sessions",
-    "django.contrib.staticfiles",
-    "debug_toolbar",
-    "pgshard.django",
-    "photos",
-    "shop",
-]
-MIDDLEWARE = [
-    "django.contrib.sessions.middleware.SessionMiddleware",
-    "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "django.contrib.messages.middleware.MessageMiddleware",
-]
-TEMPLATES = [
-    {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {
-            "context_processors": [
-                "django.template.context_processors.request",
-                "django.contrib.auth.context_processors.auth",
-                "django.contrib.messages.context_processors.messages",
-            ]
-        },
+DATABASES = pgshard.django.databases(
+    default={
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": os.environ.get("PGSHARD_TEST_DEFAULT", "website"),
+        "USER": "app",
+        "HOST": _server["host"],
+        "PORT": _server["port"],
     }
-]
-STATIC_URL = "/static/"
+)
+INSTALLED_APPS = [*_example["INSTALLED_APPS"], "django.contrib.postgres", "debug_toolbar", "shop"]
 ROOT_URLCONF = "photos.urls"
-ALLOWED_HOSTS = ["*"]
-TEST_RUNNER = "pgshard.django.test.ShardedTestRunner"
