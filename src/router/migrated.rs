@@ -195,8 +195,8 @@ async fn ask(host: &Host, name: &str) -> Result<Answer, LookUpError> {
         let mut lease = host.control().await?;
         match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&name], Prepare::Once).await {
             Ok(rows) => return rows.first().ok_or_else(|| LookUpError::Answer("no row".to_owned())).and_then(read),
-            // Only its use shows that a connection died while it was idle. After so many tries every one of them is
-            // new.
+            // A connection may have died while it was idle, which only its use shows. Once the idle ones were tried,
+            // the next is new.
             Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
             Err(failed) => {
                 let old = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME];

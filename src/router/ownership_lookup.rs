@@ -202,7 +202,8 @@ async fn look_up(host: &Host, shards: &[ShardId]) -> Result<Vec<(ShardId, Owners
         let mut lease = host.control().await?;
         match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[&shards], Prepare::Once).await {
             Ok(rows) => return rows.iter().map(read).collect(),
-            // A connection that died while it was idle is found out by its first use; a later one is new.
+            // A connection may have died while it was idle, which only its use shows. Once the idle ones were tried,
+            // the next is new.
             Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
             Err(failed) => return Err(LookUpError::Statement(failed.error)),
         }

@@ -368,8 +368,8 @@ async fn answer(host: &Host, text: &'static str) -> Result<Option<(String, u64)>
             let mut lease = host.control().await?;
             match lease.run::<Vec<SqlRow>>(Rendered::alone(&sql), &[], Prepare::Once).await {
                 Ok(rows) => return read(&rows),
-                // Only its use shows that a connection died while it was idle. After so many tries every one of them is
-                // new.
+                // A connection may have died while it was idle, which only its use shows. Once the idle ones were
+                // tried, the next is new.
                 Err(failed) if failed.lost(&lease.session().connection) && tries <= Host::LOOK_UPS => lease.discard(),
                 Err(failed) => return Err(LookUpError::Statement(failed.error)),
             }
