@@ -1,7 +1,7 @@
 //! What all calls over many shards are made of: a [`Batch`] of jobs, one a shard, and the stream of their answers.
 //!
-//! The statements are sent by tasks, one a host ([`Crew`]), which go on while the caller does something else: so no
-//! connection is held by a call whose caller is slow, but where its answers would need more memory than they may.
+//! Tasks send the statements, one for each host ([`Crew`]), and go on while the caller does something else. So a slow
+//! caller holds no connection, unless its answers would need more memory than they may.
 //!
 //! Invariant: every job gives exactly one answer, whatever happens to the others; and no more statements of a
 //! host are on their way than its [`Pace`] allows.
@@ -34,8 +34,7 @@ pub(super) struct Pace {
     pub(super) width: usize,
     /// Statements on their way on one connection, at least 1.
     pub(super) depth: usize,
-    /// From the first answer that is asked for.
-    /// `None`: as long as any call.
+    /// How long the batch may take, from when its first answer is asked for. `None`: as long as any call.
     pub(super) deadline: Option<Duration>,
 }
 
@@ -60,12 +59,12 @@ pub(super) struct Answers<'a> {
     deadline: Option<Duration>,
     span: Span,
     failed: usize,
-    /// The next job that is told of the deadline.
+    /// The next job whose answer is that the deadline has passed.
     late: usize,
 }
 
 enum Phase<'a> {
-    /// Nothing was asked for.
+    /// No answer was asked for yet.
     New,
     Running(Running<'a>),
     /// The deadline has passed.
@@ -77,7 +76,8 @@ struct Running<'a> {
     /// Jobs with borrowed parameters that cannot be pipelined.
     alone: FuturesUnordered<BoxFuture<'a, Answer>>,
     alone_max: usize,
-    /// Hosts that had no connection in time for one of these: those behind it have waited as long.
+    /// Hosts that had no connection in time for one of these jobs. The jobs behind it have waited as long, and fail
+    /// too.
     busy: BTreeMap<HostName, (PoolPhase, u128)>,
     alarm: Option<Pin<Box<Sleep>>>,
     began: Instant,
@@ -98,7 +98,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// One task a host.
+    /// Starts one task for each host.
     fn start(&self, outbox: &Arc<Outbox>, deadline: Option<Duration>, span: &Span) -> Running<'a> {
         let mut by_host: BTreeMap<_, VecDeque<usize>> = BTreeMap::new();
         for (at, shard) in self.shards.iter().enumerate() {
@@ -121,7 +121,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// One job with all that the router does about moves, and the caller's own parameters.
+    /// Runs one job in the way that handles moves, with the caller's own parameters.
     fn alone(&self, at: usize, params: &'a [&'a (dyn ToSql + Sync)]) -> BoxFuture<'a, Answer> {
         let (router, sql, shard) = (self.router.clone(), self.sql.clone(), self.shards[at]);
         Box::pin(async move {
@@ -135,7 +135,7 @@ impl<'a> Batch<'a> {
 }
 
 impl<'a> Running<'a> {
-    /// What only the caller's future can do: its parameters never leave it.
+    /// Does what only the caller's future can do, because the parameters never leave it.
     fn with_params(
         &mut self,
         batch: &Batch<'a>,
@@ -144,7 +144,7 @@ impl<'a> Running<'a> {
         context: &mut Context<'_>,
     ) {
         while let Some(question) = outbox.question() {
-            // Who asked may be gone.
+            // The task that asked may be gone.
             let _ = question.answer.send(Bound::new(params, &question.types));
         }
         loop {
@@ -222,14 +222,14 @@ impl Answers<'_> {
         this.outbox.register(context);
         if let Phase::Running(running) = &mut this.phase {
             while let Poll::Ready(Some(ended)) = running.crews.poll_join_next(context) {
-                // A parameter's own code, most likely: the caller's panic.
+                // Most likely a parameter's own code has panicked, so the caller gets the panic.
                 if let Err(error) = ended
                     && let Ok(panic) = error.try_into_panic()
                 {
                     std::panic::resume_unwind(panic);
                 }
             }
-            // What a crew has left has to be seen after its end.
+            // This comes after the crews' ends, because a crew may leave jobs for the caller when it ends.
             if let Source::Borrowed(params) = this.batch.params {
                 running.with_params(&this.batch, &this.outbox, params, context);
             }
@@ -242,7 +242,7 @@ impl Answers<'_> {
             if running.alarm.as_mut().is_none_or(|alarm| alarm.as_mut().poll(context).is_pending()) {
                 return Poll::Pending;
             }
-            // Connections on which an answer is awaited are closed with it.
+            // This drops the tasks, and so closes the connections on which an answer is awaited.
             this.phase = Phase::Over;
         }
         if let Some(answer) = this.outbox.take() {

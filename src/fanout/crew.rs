@@ -1,8 +1,9 @@
-//! What works on the jobs of one host: a task with a few connections, which goes on while the caller does something
+//! The task that works on the jobs of one host. It has a few connections, and goes on while the caller does something
 //! else.
 //!
-//! Invariant: who holds a pipelined connection waits for no other one; it goes back as soon as no statement is on its
-//! way there. And a statement that stands still holds up itself only: those behind it go elsewhere, where that is safe.
+//! Invariant: work that holds a pipelined connection waits for no other one, and gives it back as soon as no statement
+//! is on its way there. A statement that stands still holds up only itself: those behind it go to another connection,
+//! where that is safe.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,13 +32,13 @@ pub(super) struct Crew {
     make: Option<Make>,
     /// Jobs that no connection has taken.
     waiting: Mutex<VecDeque<usize>>,
-    /// Fires when there is none any more.
+    /// Fires when no job waits any more.
     none_waits: Notify,
     /// Jobs that cannot be pipelined.
     again: Mutex<Vec<usize>>,
     /// Connections whose first statement stands still.
     stuck: AtomicUsize,
-    /// Fires when one more does.
+    /// Fires when one more connection is stuck.
     one_is_stuck: Notify,
     began: Instant,
 }
@@ -102,18 +103,18 @@ impl Crew {
         if borrowed { self.outbox.leave(again) } else { self.alone(again, width).await }
     }
 
-    /// So many connections while all is well, and one more for each that is stuck, up to `most`.
+    /// Works on `width` connections, and on one more for each that is stuck, up to `most`.
     async fn on_connections(&self, width: usize, most: usize) {
         let mut connections = FuturesUnordered::new();
-        // Whether another one is worth a try.
+        // Whether it is worth asking for another connection.
         let mut free = true;
-        // No connection came in time, and no other one has done work since.
+        // The error of a connection that did not come, unless another one has done work since.
         let mut failed = None;
         loop {
             let stuck = self.stuck.load(Ordering::Relaxed);
             let works = self.first().is_some() && self.outbox.has_room();
             while works && free && connections.len() < (width + stuck).min(most) {
-                // One is waited for; the others are taken if they are free.
+                // The crew waits for one connection, and takes the others if they are free.
                 connections.push(self.connection(connections.is_empty() || connections.len() == stuck));
             }
             if connections.is_empty() {
@@ -132,7 +133,7 @@ impl Crew {
                 Some(end) = connections.next() => match end {
                     End::Done => (free, failed) = (true, None),
                     End::NoneFree => free = false,
-                    // Others may have connections, and go on.
+                    // Other connections may go on.
                     End::Failed(error) => (free, failed) = (false, Some(error)),
                 },
                 () = self.one_is_stuck.notified() => free = true,
@@ -140,7 +141,7 @@ impl Crew {
         }
     }
 
-    /// What one connection does.
+    /// Gets one connection and works on it.
     async fn connection(&self, waits: bool) -> End {
         let Some(first) = self.first() else { return End::Done };
         let connection = if waits {
@@ -170,7 +171,7 @@ impl Crew {
         End::Done
     }
 
-    /// There is no connection to the host.
+    /// No connection to the host came: answers the jobs for which that is known.
     fn failed(&self, error: Error) {
         let mut jobs = std::mem::take(&mut *lock(&self.waiting));
         let Some(first) = jobs.pop_front() else { return };
@@ -181,21 +182,21 @@ impl Crew {
                 self.refuse(at, Error::PoolTimeout { shard, host, phase: *phase, limit_ms: *limit_ms });
             }
         } else {
-            // That is the first job's answer. The host may be better off when it is the others' turn.
+            // The error answers the first job. The others run later, when the host may be well again.
             lock(&self.again).extend(jobs);
         }
         self.refuse(first, error);
     }
 
-    /// An error for which nothing was sent.
+    /// Answers a job with an error. Nothing was sent for it.
     fn refuse(&self, at: usize, error: Error) {
         self.router.count(self.shards[at], self.began.elapsed(), Outcome::of(&error));
         self.outbox.give(at, Err(error));
     }
 
-    /// Jobs one by one, each with all that the router does about moves.
+    /// Runs jobs by themselves, `width` at a time, in the way that handles moves.
     async fn alone(&self, jobs: Vec<usize>, width: usize) {
-        // Those that wait for a connection wait together: once, not one after the other.
+        // The jobs wait for a connection once, together. When one has waited in vain, the others fail at once.
         let busy = Mutex::new(None);
         let busy = &busy;
         let one = |at: usize| async move {
@@ -238,7 +239,7 @@ impl Crew {
         let mut waiting = lock(&self.waiting);
         let next = loop {
             match waiting.pop_front() {
-                // It has come through after all, where it stood.
+                // It was answered after all, on the connection that had it first.
                 Some(at) if self.outbox.is_answered(at) => {}
                 next => break next,
             }
@@ -265,18 +266,18 @@ impl Crew {
         warm
     }
 
-    /// Jobs that a connection gives back: they are the next.
+    /// Takes back jobs from a connection; they are the next.
     pub(super) fn give_back(&self, jobs: impl DoubleEndedIterator<Item = usize>) {
         let mut waiting = lock(&self.waiting);
         jobs.rev().for_each(|at| waiting.push_front(at));
     }
 
-    /// A job that cannot be pipelined.
+    /// Takes note of a job that cannot be pipelined.
     pub(super) fn again(&self, at: usize) {
         lock(&self.again).push(at);
     }
 
-    /// A connection's first statement stands still, until the mark is dropped.
+    /// Takes note that a connection's first statement stands still, until the mark is dropped.
     pub(super) fn mark_stuck(&self) -> Stuck<'_> {
         self.stuck.fetch_add(1, Ordering::Relaxed);
         self.one_is_stuck.notify_one();

@@ -30,7 +30,7 @@ impl Router {
     }
 }
 
-/// Shards to run a statement on, all alike.
+/// Shards to run the same statement on.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Shards {
@@ -40,29 +40,29 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// How many connections to one host are used at a time where nothing is said: 8.
+    /// How many connections to one host are used at a time by default: 8.
     pub const WIDTH: usize = 8;
 
-    /// How many connections to one host are used at a time, at least 1. One is waited for; the others are taken if they
-    /// are free; never more than half of the host's `pool_size`.
+    /// How many connections to one host are used at a time, at least 1. The call waits for one, takes the others if
+    /// they are free, and never takes more than half of the host's `pool_size`.
     pub fn width(mut self, connections_per_host: usize) -> Shards {
         self.pace.width = connections_per_host.max(1);
         self
     }
 
-    /// How many statements are on their way on one connection, each behind the other, at least 1; 1 where nothing is
-    /// said. More is faster for statements that take less time than the way to the host; one that takes long holds up
-    /// those behind it. After half a second reads behind it are sent again on another connection, where they are known
-    /// to be reads ([`Sql::reading`](crate::router::Sql::reading), [`Selects`](crate::router::Selects)). Where
-    /// statements have no names ([`PrepareMode::Unnamed`](crate::router::PrepareMode::Unnamed)) it is 1.
+    /// How many statements are on their way on one connection, each behind the other, at least 1. Default 1. More is
+    /// faster for statements that take less time than the way to the host, but a statement that takes long holds up
+    /// those behind it. After half a second, those behind it are sent again on another connection if they are known to
+    /// be reads ([`Sql::reading`](crate::router::Sql::reading), [`Selects`](crate::router::Selects)). When statements
+    /// have no names ([`PrepareMode::Unnamed`](crate::router::PrepareMode::Unnamed)), the depth is always 1.
     pub fn depth(mut self, statements_per_connection: usize) -> Shards {
         self.pace.depth = statements_per_connection.max(1);
         self
     }
 
-    /// How long the whole may take, from when the first result is asked for; as long as any call may
-    /// ([`Options::statement_timeout`](crate::router::Options::statement_timeout)) where nothing is said. Every shard
-    /// that has not answered by then fails with [`Error::TimedOut`].
+    /// How long the whole call may take, from when its first result is asked for. By default as long as any call may
+    /// ([`Options::statement_timeout`](crate::router::Options::statement_timeout)). Every shard that has not answered
+    /// by then fails with [`Error::TimedOut`].
     pub fn deadline(mut self, deadline: Duration) -> Shards {
         self.pace.deadline = Some(deadline);
         self
@@ -98,13 +98,13 @@ impl Shards {
 /// error.
 ///
 /// The statements go on while the caller does something with a result, and their connections are given back, so that
-/// the caller may use the router for every result. Results that nobody takes are kept up to 4 MiB or 16,384 rows; with
-/// more, no further statement is sent, and of those that are pipelined ([`Shards::depth`]) the connection is held and
-/// the server waits.
+/// the caller may use the router for every result. Results that the caller has not taken are kept, up to 4 MiB or
+/// 16,384 rows. Past that, no further statement is sent; where statements are pipelined ([`Shards::depth`]), their
+/// connection is held and the server waits.
 #[must_use = "nothing is sent before the first result is asked for"]
 pub struct Gather<'a> {
     answers: Answers<'a>,
-    /// By job.
+    /// The shard of each job.
     shards: Vec<ShardId>,
 }
 

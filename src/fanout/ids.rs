@@ -17,10 +17,10 @@ use crate::router::{Error, Router, SqlText};
 use crate::shard::ShardId;
 
 impl Router {
-    /// The rows of these IDs, wherever they are: one statement for all IDs of a shard, many statements on their way at
-    /// a time.
+    /// The rows of these IDs, wherever they are. One statement asks a shard for all its IDs, and many statements are on
+    /// their way at a time.
     ///
-    /// - An ID that is there twice is asked for once.
+    /// - An ID that is given twice is asked for once.
     /// - An ID that no row has gives no row.
     /// - An ID that names a shard the cluster does not have fails with [`Error::NoSuchId`], as its own shard's failure;
     ///   the others are not held up.
@@ -44,7 +44,7 @@ impl Router {
 pub struct ByIds {
     router: Router,
     wanted: Arc<[(ShardId, Vec<i64>)]>,
-    /// Where each ID stands among all, each counted once.
+    /// The place of each ID in the list, each counted once.
     order: HashMap<i64, usize>,
     pace: Pace,
 }
@@ -59,35 +59,35 @@ impl Params for Vec<i64> {
 pub type MissingIds<T> = Partial<T, i64>;
 
 impl ByIds {
-    /// Statements are short: many on few connections.
+    /// The statements are short, so that many are on their way on few connections.
     const PACE: Pace = Pace { width: 2, depth: 32, deadline: None };
 
-    /// How many connections to one host are used at a time, at least 1; 2 where nothing is said. As
+    /// How many connections to one host are used at a time, at least 1. Default 2. See
     /// [`Shards::width`](super::Shards::width).
     pub fn width(mut self, connections_per_host: usize) -> ByIds {
         self.pace.width = connections_per_host.max(1);
         self
     }
 
-    /// How many statements are on their way on one connection, at least 1; 32 where nothing is said. As
+    /// How many statements are on their way on one connection, at least 1. Default 32. See
     /// [`Shards::depth`](super::Shards::depth).
     pub fn depth(mut self, statements_per_connection: usize) -> ByIds {
         self.pace.depth = statements_per_connection.max(1);
         self
     }
 
-    /// How long the whole may take; as [`Shards::deadline`](super::Shards::deadline).
+    /// How long the whole call may take; see [`Shards::deadline`](super::Shards::deadline).
     pub fn deadline(mut self, deadline: Duration) -> ByIds {
         self.pace.deadline = Some(deadline);
         self
     }
 
-    /// Runs the statement on each of the shards, with that shard's IDs as `$1`, a `bigint[]`
-    /// (`WHERE id = ANY($1)`). All rows with their shards; in no order.
+    /// Runs the statement on each of the shards, with that shard's IDs as `$1`, a `bigint[]` (`WHERE id = ANY($1)`).
+    /// Returns all rows with their shards, in no order.
     ///
     /// # Errors
-    /// When a shard failed: with the rows of the others, and its IDs. `?` in a function that gives [`Error`] makes
-    /// [`Error::Partial`] of it.
+    /// When a shard failed. The error has the rows of the other shards, and the IDs of those that failed. `?` in a
+    /// function that gives [`Error`] makes an [`Error::Partial`] of it.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
@@ -146,7 +146,7 @@ impl ByIds {
         batch.run()
     }
 
-    /// Runs the statement, gives the rows of each shard to `take`, and comes back with what failed.
+    /// Runs the statement, gives the rows of each shard to `take`, and returns what failed.
     async fn run(
         &self,
         sql: SqlText<'_>,
@@ -168,7 +168,7 @@ impl ByIds {
     }
 }
 
-/// Rows that are not what the call needs.
+/// The error for rows that are not what the call needs.
 pub(super) fn refused(router: &Router, shard: ShardId, source: tokio_postgres::Error) -> Error {
     match router.shard(shard) {
         Ok(handle) => Error::Statement { shard, host: handle.host(), source },

@@ -16,7 +16,7 @@ use crate::router::{Error, Router, SqlText};
 use crate::shard::{Key, ShardId};
 
 impl Router {
-    /// Rows to insert, each on the shard of the key that `key` says.
+    /// Rows to insert, each on the shard of its key, which `key` gives.
     ///
     /// ```no_run
     /// # struct Photo { user: i64, title: String }
@@ -63,10 +63,10 @@ pub struct InsertMany<'r, T> {
 pub struct Inserted {
     /// The shard.
     pub shard: ShardId,
-    /// Where they stand in the list that was given, in its order.
+    /// Their places in the list that was given, in its order.
     pub places: Vec<usize>,
-    /// What RETURNING gave: of `INSERT … SELECT … FROM unnest`, in the order of `places`. Fewer with ON CONFLICT DO
-    /// NOTHING.
+    /// What RETURNING gave. Rows of `INSERT … SELECT … FROM unnest` are in the order of `places`. ON CONFLICT DO
+    /// NOTHING gives fewer.
     pub rows: Vec<Row>,
 }
 
@@ -86,7 +86,7 @@ impl fmt::Debug for Columns {
     }
 }
 
-/// The columns of all shards, and whose these are.
+/// The columns of all shards, and the place of this shard's among them.
 struct OfShard(Arc<[Columns]>, usize);
 
 impl Params for OfShard {
@@ -105,21 +105,21 @@ macro_rules! columns {
 }
 
 impl<T: Sync> InsertMany<'_, T> {
-    /// How many connections to one host are used at a time, at least 1; 2 where nothing is said. As
+    /// How many connections to one host are used at a time, at least 1. Default 2. See
     /// [`Shards::width`](super::Shards::width).
     pub fn width(mut self, connections_per_host: usize) -> Self {
         self.pace.width = connections_per_host.max(1);
         self
     }
 
-    /// How many statements are on their way on one connection, at least 1; 8 where nothing is said. As
+    /// How many statements are on their way on one connection, at least 1. Default 8. See
     /// [`Shards::depth`](super::Shards::depth).
     pub fn depth(mut self, statements_per_connection: usize) -> Self {
         self.pace.depth = statements_per_connection.max(1);
         self
     }
 
-    /// How long the whole may take; as [`Shards::deadline`](super::Shards::deadline).
+    /// How long the whole call may take; see [`Shards::deadline`](super::Shards::deadline).
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.pace.deadline = Some(deadline);
         self
@@ -129,14 +129,15 @@ impl<T: Sync> InsertMany<'_, T> {
     /// as its parameters: `INSERT … SELECT * FROM unnest($1::bigint[], $2::text[])`.
     ///
     /// `columns` is called for all shards before anything is sent. All rows of a shard are in one statement: all of
-    /// them are inserted or none. Shards have nothing to do with each other: those that did not fail keep their rows.
-    /// (No COPY: it gives no IDs back, knows no ON CONFLICT, and what it saves by the row is lost where each shard gets
-    /// few. For a bulk load into one shard, [`Shard::client`](crate::router::Shard::client) has it.)
+    /// them are inserted or none. Shards are independent of each other: those that did not fail keep their rows. (This
+    /// is not COPY, which gives no IDs back, knows no ON CONFLICT, and saves little when each shard gets few rows. For
+    /// a bulk load into one shard, COPY through [`Shard::client`](crate::router::Shard::client).)
     ///
     /// # Errors
-    /// When a shard failed: with what the others took, and the places of its rows. Where its error
-    /// [`may_have_run`](Error::may_have_run), the rows may be there. `?` in a function that gives [`Error`] makes
-    /// [`Error::Partial`] of it, which keeps all of that: a caller that makes the whole call again has rows twice.
+    /// When a shard failed. The error has what the other shards took, and the places of the rows that failed. If a
+    /// shard's error [`may_have_run`](Error::may_have_run), its rows may be there. `?` in a function that gives
+    /// [`Error`] makes an [`Error::Partial`] of it, which keeps all of that. A caller that makes the whole call again
+    /// has rows twice.
     ///
     /// # Cancel safety
     /// When the future is dropped, some shards may have their rows.

@@ -1,4 +1,4 @@
-//! One statement for many keys, and the newest rows of all of them: the feed.
+//! One statement for many keys, and the newest rows of all of them, as for a feed.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -18,7 +18,7 @@ use crate::router::{Error, Router, SqlText};
 use crate::shard::{Key, ShardId};
 
 impl Router {
-    /// The rows of these keys, wherever they are. A key that is there twice is asked for once.
+    /// The rows of these keys, wherever they are. A key that is given twice is asked for once.
     ///
     /// # Errors
     /// [`Error::WrongKey`] when the cluster's keys are of another kind.
@@ -53,7 +53,7 @@ pub struct ByKeys<K> {
 pub struct Page {
     /// The newest first: by their IDs, as `bigint` orders them.
     pub rows: Vec<(ShardId, Row)>,
-    /// What to ask for next: rows with smaller IDs than this. `None` when there are no more.
+    /// The `before` of the next page, whose rows have smaller IDs than this. `None` when there are no more.
     pub next: Option<i64>,
 }
 
@@ -80,31 +80,31 @@ impl<K: ToSql + Send + Sync> Params for Keys<K> {
 }
 
 impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
-    /// How many connections to one host are used at a time, at least 1; 2 where nothing is said. As
+    /// How many connections to one host are used at a time, at least 1. Default 2. See
     /// [`Shards::width`](super::Shards::width).
     pub fn width(mut self, connections_per_host: usize) -> ByKeys<K> {
         self.pace.width = connections_per_host.max(1);
         self
     }
 
-    /// How many statements are on their way on one connection, at least 1; 32 where nothing is said. As
+    /// How many statements are on their way on one connection, at least 1. Default 32. See
     /// [`Shards::depth`](super::Shards::depth).
     pub fn depth(mut self, statements_per_connection: usize) -> ByKeys<K> {
         self.pace.depth = statements_per_connection.max(1);
         self
     }
 
-    /// How long the whole may take; as [`Shards::deadline`](super::Shards::deadline).
+    /// How long the whole call may take; see [`Shards::deadline`](super::Shards::deadline).
     pub fn deadline(mut self, deadline: Duration) -> ByKeys<K> {
         self.pace.deadline = Some(deadline);
         self
     }
 
-    /// Runs the statement on each of the shards, with that shard's keys as `$1`, an array. All rows with their shards;
-    /// in no order.
+    /// Runs the statement on each of the shards, with that shard's keys as `$1`, an array. Returns all rows with their
+    /// shards, in no order.
     ///
     /// # Errors
-    /// When a shard failed: with the rows of the others, and its keys.
+    /// When a shard failed. The error has the rows of the other shards, and the keys of those that failed.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
@@ -126,7 +126,7 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
     }
 
     /// The newest rows of all these keys together: the first `limit` by ID that are older than `before`, merged from
-    /// all shards. For the first page `before` is `i64::MAX`, for another it is [`Page::next`] of the page before.
+    /// all shards. For the first page `before` is `i64::MAX`. For another page it is [`Page::next`] of the page before.
     ///
     /// The first column of the statement is the ID, a `bigint`. It is run once a shard, with `$1` that shard's keys,
     /// `$2` and `$3` the IDs between which its rows are wanted, both excluded, and `$4` how many:
@@ -139,12 +139,12 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
     /// # Ok(()) }
     /// ```
     ///
-    /// Memory: `limit` rows, and those of the shards that answer at that moment. `$2` is the smallest ID that could
-    /// still get into the page when the shard is asked, so that the later ones send little. Two rows with the same ID
-    /// may fall on both sides of a page's end, and then the second is on no page: IDs are meant to be unique.
+    /// This needs memory for `limit` rows, and for those of the shards that answer at that moment. Once the page is
+    /// full, `$2` is the smallest ID on it, so that the later shards send little. Two rows with the same ID may fall on
+    /// both sides of a page's end, and then the second is on no page: IDs are meant to be unique.
     ///
     /// # Errors
-    /// When a shard failed: with the page of the others, and its keys.
+    /// When a shard failed. The error has the page of the other shards, and the keys of those that failed.
     ///
     /// # Cancel safety
     /// As [`Shard::query`](crate::router::Shard::query).
@@ -201,12 +201,12 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
     }
 }
 
-/// The largest of all that come, so many at most.
+/// Keeps the largest of all that come, `limit` at most.
 struct Merge<T> {
     limit: usize,
     /// The smallest on top.
     kept: BinaryHeap<Reverse<Kept<T>>>,
-    /// What is not larger than this is not among them.
+    /// Only what is larger than this can still get in.
     floor: Arc<AtomicI64>,
 }
 
@@ -230,11 +230,11 @@ impl<T> Merge<T> {
         }
     }
 
-    /// The largest first, and the smallest of a full page.
+    /// The smallest ID of a full page, and the values, the one with the largest ID first.
     fn end(self) -> (Option<i64>, Vec<T>) {
         let full = self.limit > 0 && self.kept.len() == self.limit;
         let next = self.kept.peek().filter(|_| full).map(|Reverse(smallest)| smallest.id);
-        // Smallest first, each in reverse.
+        // The smallest `Reverse` comes first, which is the largest ID.
         let kept = self.kept.into_sorted_vec();
         (next, kept.into_iter().map(|Reverse(kept)| kept.value).collect())
     }

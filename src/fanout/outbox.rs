@@ -1,8 +1,8 @@
-//! What the tasks of a call over many shards have for its caller: answers that the caller has not taken yet, and what
+//! What the tasks of a call over many shards keep for its caller: answers that the caller has not taken yet, and what
 //! only the caller's future can do.
 //!
-//! Invariant: each job has one answer, the first that is given. And what is kept here has a bound, in bytes and in
-//! rows: past it no task reads on but to the end of what holds a connection, and the servers wait.
+//! Invariant: each job has one answer, the first that is given. What is kept here has a bound, in bytes and in rows.
+//! Past the bound, a task only reads the last answer that its connection still waits for, and the servers wait.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use crate::router::{Bound, Error};
 /// Bytes of rows that wait for the caller, of one call.
 const BYTES_MAX: usize = 4 << 20;
 
-/// Rows that wait for the caller, of one call: what a row costs beside its bytes.
+/// Rows that wait for the caller, of one call. A row costs memory beside its bytes.
 const ROWS_MAX: usize = 16 << 10;
 
 #[derive(Debug)]
@@ -41,12 +41,12 @@ struct State {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Job {
-    /// It may have run.
+    /// Whether it may have run.
     sent: bool,
     answered: bool,
 }
 
-/// The types that a host wants the caller's parameters as.
+/// The types that a host wants for the caller's parameters.
 #[derive(Debug)]
 pub(super) struct Question {
     pub(super) types: Vec<Type>,
@@ -66,7 +66,7 @@ impl Outbox {
         Outbox { state: Mutex::new(state), caller: AtomicWaker::new(), room: Notify::new() }
     }
 
-    /// A job's answer; a second one is forgotten.
+    /// Keeps a job's answer. A second answer is dropped.
     pub(super) fn give(&self, at: usize, result: Result<Vec<Row>, Error>) {
         let mut state = self.lock();
         if !std::mem::replace(&mut state.jobs[at].answered, true) {
@@ -97,7 +97,7 @@ impl Outbox {
         self.lock().has_room()
     }
 
-    /// Comes back when the caller has taken enough.
+    /// Returns once the caller has taken enough answers.
     pub(super) async fn room(&self) {
         loop {
             let room = self.room.notified();
@@ -108,7 +108,7 @@ impl Outbox {
         }
     }
 
-    /// From now on a job may have run.
+    /// Takes note that a job may have run from now on.
     pub(super) fn sent(&self, at: usize) {
         self.lock().jobs[at].sent = true;
     }
@@ -117,7 +117,8 @@ impl Outbox {
         self.lock().jobs[at].answered
     }
 
-    /// The first of the jobs, from `from` on, that has no answer, and whether it may have run; marked as answered.
+    /// Finds the first job from `from` on that has no answer, and marks it as answered. Returns it, and whether it may
+    /// have run.
     pub(super) fn give_up(&self, from: &mut usize) -> Option<(usize, bool)> {
         let mut state = self.lock();
         while let Some(job) = state.jobs.get_mut(*from) {
@@ -142,7 +143,7 @@ impl Outbox {
         self.lock().questions.pop_front()
     }
 
-    /// Jobs for the caller's own future.
+    /// Leaves jobs to the caller's own future.
     pub(super) fn leave(&self, jobs: impl IntoIterator<Item = usize>) {
         self.lock().alone.extend(jobs);
         self.caller.wake();
@@ -152,7 +153,7 @@ impl Outbox {
         self.lock().alone.pop_front()
     }
 
-    /// The caller's future is polled: it is woken by whatever comes from now on.
+    /// The caller's future is being polled. From now on it is woken by whatever comes.
     pub(super) fn register(&self, context: &Context<'_>) {
         self.caller.register(context.waker());
     }

@@ -1,4 +1,4 @@
-//! The parameters of statements that a task of its own sends: owned, or bound to the types that the server named.
+//! The parameters of statements that a task sends: owned, or encoded for the types that the server named.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(super) type Make = Arc<dyn Fn(usize) -> Box<dyn Params> + Send + Sync>;
 #[derive(Clone)]
 pub(super) enum Source<'a> {
     Owned(Make),
-    /// They cannot leave the caller's future: they are bound there, once the types are known.
+    /// They cannot leave the caller's future, and are encoded there once the types are known.
     Borrowed(&'a [&'a (dyn ToSql + Sync)]),
 }
 
@@ -31,7 +31,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The same for every job.
+/// Makes the same parameters for every job.
 pub(super) fn make(bound: Bound) -> Make {
     Arc::new(move |_| Box::new(bound.clone()))
 }

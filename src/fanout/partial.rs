@@ -1,4 +1,4 @@
-//! How a call over many shards fails: with what succeeded, and the rest by name.
+//! How a call over many shards fails: the error has what succeeded, and names the rest.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use super::batch::Answers;
 use crate::router::Error;
 use crate::shard::ShardId;
 
-/// Some shards did not give what was wanted of them. What the others gave is here all the same.
+/// Some shards failed. What the others gave is kept here.
 ///
-/// `T` is what the call would have given; `W` is how the caller named what he wanted of a shard: IDs, keys, or places
+/// `T` is what the call would have given. `W` is how the caller named what it wanted of a shard: IDs, keys, or places
 /// in a list.
 #[derive(Debug)]
 pub struct Partial<T, W> {
@@ -34,7 +34,7 @@ pub struct Failed<W> {
 }
 
 impl<T, W> Partial<T, W> {
-    /// Whether the same call for what failed may well succeed later, and nothing of that has taken effect.
+    /// Whether the same call for what failed may succeed later, and nothing of that has taken effect.
     pub fn is_retryable(&self) -> bool {
         self.failed.iter().all(|failed| failed.error.is_retryable())
     }
@@ -52,7 +52,7 @@ pub(super) struct Failures<W> {
 }
 
 impl<W> Failures<W> {
-    /// Of the batch that gives these answers.
+    /// No failures yet, for the batch that gives these answers.
     pub(super) fn new(answers: &Answers<'_>) -> Failures<W> {
         Failures { failed: Vec::new(), only_reads: answers.only_reads() }
     }
@@ -89,7 +89,7 @@ impl<T: fmt::Debug, W: fmt::Debug> std::error::Error for Partial<T, W> {
 }
 
 impl<T: fmt::Debug + 'static, W: fmt::Debug + 'static> Partial<T, W> {
-    /// What an [`Error::Partial`] was made of, where it was made of this: `?` keeps what is done.
+    /// The `Partial` that an [`Error::Partial`] was made from, if its types are these: `?` keeps what is done.
     ///
     /// ```
     /// # use pgshard::fanout::{Inserted, Partial};
@@ -107,8 +107,8 @@ impl<T: fmt::Debug + 'static, W: fmt::Debug + 'static> Partial<T, W> {
     }
 }
 
-/// For `?`: an error that says that the call was done in part, and keeps what was. A call for one shard is done or not,
-/// and gives that shard's error.
+/// For `?`: the error says that the call was done in part, and keeps what was done. A call for one shard is either done
+/// or not, so it gives that shard's error.
 impl<T, W> From<Partial<T, W>> for Error
 where
     T: fmt::Debug + Send + Sync + 'static,

@@ -1,8 +1,8 @@
 //! The statements on their way on one connection, one behind the other, and the time that each may take.
 //!
 //! A statement's time begins when the one before it has answered. One that stands still (behind a lock, say) is noticed
-//! early: the reads behind it, and what was not sent yet, go to another connection. What else stands behind it waits,
-//! for it may run as soon as the first has ended.
+//! early: the reads behind it, and statements that were not sent yet, go to another connection. Other statements behind
+//! it wait, because they may run as soon as the first has ended.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use tracing::Span;
 use super::crew::{Crew, Stuck, lock};
 use crate::router::{PipelinedConnection, Ran};
 
-/// A statement that has not answered for so long after the one before it holds up those behind it.
+/// A statement that has not answered this long after the one before it holds up those behind it.
 const STUCK_AFTER: Duration = Duration::from_millis(500);
 
 /// How long a statement that was cancelled may go on before its connection is given up.
@@ -42,13 +42,13 @@ pub(super) struct Pipeline<'c> {
 struct Wire {
     /// By job, in the order in which it was sent.
     sent: VecDeque<(usize, Sent)>,
-    /// When the first of it got its turn.
+    /// When the first of them got its turn.
     since: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sent {
-    /// Nothing has run.
+    /// It was sent to be prepared, so nothing has run.
     ToPrepare,
     ToRun,
 }
@@ -76,7 +76,7 @@ enum State<'c> {
     Flowing,
     /// The first statement stands still.
     Stuck(Stuck<'c>),
-    /// Its time is over, and the server was asked to end it.
+    /// The first statement reached its time limit, and the server was asked to end it.
     Cancelled(#[expect(dead_code, reason = "held until the server has ended it")] Stuck<'c>),
 }
 
@@ -97,7 +97,7 @@ impl<'c> Pipeline<'c> {
         }
     }
 
-    /// Comes back when nothing is on its way here, and there is nothing to do or no room for its answer.
+    /// Returns when nothing is on its way here and there is nothing to do, or no room for answers.
     pub(super) async fn run(mut self) {
         let depth = if self.connection.can_pipeline() { self.crew.pace.depth } else { 1 };
         let outbox = &self.crew.outbox;
@@ -114,7 +114,7 @@ impl<'c> Pipeline<'c> {
                 self.crew.give_back(self.warm.drain(..));
                 return;
             }
-            // What is alone on its way is read to its end, so that the connection can go back.
+            // A statement that is alone on its way is read to its end, so that the connection can go back.
             let reads = self.on_way.len() == 1 || outbox.has_room();
             let patience = self.patience();
             let since = lock(&self.wire).since;
@@ -153,7 +153,7 @@ impl<'c> Pipeline<'c> {
     }
 
     fn done(&mut self, done: Option<(usize, Ran)>) {
-        // Another connection has it.
+        // It was aborted here: another connection has it.
         let Some((at, ran)) = done else { return };
         lock(&self.wire).answered(at);
         self.on_way.retain(|(on_way, _)| *on_way != at);
@@ -172,7 +172,7 @@ impl<'c> Pipeline<'c> {
     /// How long to wait for the first statement before something is done about it. `None`: as long as it takes.
     fn patience(&self) -> Option<Duration> {
         let limit = self.crew.router.statement_timeout();
-        // Where one follows the other by the caller's wish, each has its connection for itself.
+        // With depth 1 each statement has its connection for itself, and holds up no other.
         let holds_up =
             self.crew.pace.depth > 1 && (self.on_way.len() > 1 || !self.warm.is_empty() || self.crew.has_waiting());
         match self.state {
@@ -182,7 +182,7 @@ impl<'c> Pipeline<'c> {
         }
     }
 
-    /// False when the connection is of no use any more.
+    /// Acts on a first statement that took too long. False when the connection is of no use any more.
     async fn out_of_patience(&mut self, since: Instant) -> bool {
         let limit = self.crew.router.statement_timeout();
         match std::mem::replace(&mut self.state, State::Flowing) {
@@ -200,14 +200,14 @@ impl<'c> Pipeline<'c> {
         }
     }
 
-    /// Whom everything else waits for.
+    /// The job that all others here wait for.
     fn first(&self) -> Option<usize> {
         let first = lock(&self.wire).sent.front().map(|(at, _)| *at);
         first.or_else(|| self.on_way.first().map(|(at, _)| *at))
     }
 
-    /// The first statement stays; the others go elsewhere where nobody minds if they run twice, or where they have not
-    /// run.
+    /// The first statement stays. The others go to another connection, if it does no harm that they run twice, or if
+    /// they have not run.
     fn move_aside(&mut self) {
         let first = self.first();
         let mut wire = lock(&self.wire);
@@ -222,7 +222,7 @@ impl<'c> Pipeline<'c> {
         self.crew.give_back(jobs.into_iter());
     }
 
-    /// The first statement's time is over. The server ends it, and goes on with the next.
+    /// The first statement reached its time limit. Asks the server to end it, and to go on with the next.
     async fn cancel(&mut self, stuck: Option<Stuck<'c>>) -> bool {
         let Some(first) = self.first() else { return true };
         let may_have_run = !self.crew.only_reads && lock(&self.wire).may_have_run(first);
@@ -239,7 +239,7 @@ impl<'c> Pipeline<'c> {
         self.crew.outbox.give(at, Err(self.connection.timed_out(self.crew.shards[at], limit, may_have_run)));
     }
 
-    /// The server does not end what was cancelled: the connection is closed, with all that was sent there.
+    /// The server did not end what was cancelled. Gives up all that was sent here; the connection is closed.
     fn give_up(&mut self) {
         for (at, handle) in std::mem::take(&mut self.on_way) {
             handle.abort();
