@@ -41,7 +41,7 @@ impl Diagnostic {
 
     /// The part of the line that is shown, and how many characters stand in it before the place.
     fn excerpt(&self, line: &str) -> (String, usize) {
-        // A tab as wide as any character, so that the marks below stand under what they mean.
+        // A tab is shown as one space, so that the marks below stand under what they mean.
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         let before = self.column - 1;
         if line.chars().count() <= Self::EXCERPT_MAX {

@@ -1,8 +1,7 @@
 //! The map in the `[map]` table of the config file.
 //!
-//! Invariant: the file is always a whole one, the old or the new, whenever the power fails; a publication
-//! changes the values of `[map]` and not one byte beside them; and it never replaces what somebody else wrote
-//! meanwhile.
+//! Invariant: the file is always whole, the old one or the new one, even when the power fails. A publication changes
+//! the values of `[map]` and no other byte, and never replaces what somebody else wrote meanwhile.
 
 use std::fs;
 use std::io;
@@ -22,9 +21,8 @@ use crate::shard::ShardCount;
 
 /// Keeps the map in the config file.
 ///
-/// Publishers in several processes wait for each other on an advisory lock (`flock`) of the file; on a network file
-/// system that has none, and against editors, which take none, the file is looked at once more just before it is
-/// replaced.
+/// Publishers in several processes wait for each other on an advisory lock (`flock`) of the file. Some network file
+/// systems have no such lock, and editors take none. So the file is looked at once more just before it is replaced.
 #[derive(Clone, Debug)]
 pub struct FileStore {
     path: PathBuf,
@@ -33,11 +31,11 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// How often a watched file is looked at, unless said otherwise. Where its file system tells of changes, which
-    /// local ones do, this is only the net.
+    /// How often a watched file is looked at, unless said otherwise. Local file systems report changes, so there this
+    /// is only for reports that got lost.
     pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-    /// A store in this file, for a cluster of so many shards. Nothing is read yet.
+    /// A store in this file, for a cluster of this many shards. Nothing is read yet.
     pub fn new(path: impl Into<PathBuf>, shards: ShardCount) -> FileStore {
         FileStore { path: path.into(), shards, poll_interval: Self::POLL_INTERVAL }
     }
@@ -78,7 +76,7 @@ impl FileStore {
         Err(StoreError::Unsteady { path: target }.into())
     }
 
-    /// The text with the new map, known to read as that map.
+    /// The text with the new map. It has been read back, and gives that map.
     fn edited(&self, text: &str, kept: &ShardMap, map: &ShardMap) -> Result<String, StoreError> {
         let unwritable = |diagnostics| StoreError::Unwritable { path: self.path.clone(), diagnostics };
         let new_text = edit_map(text, kept, map).ok_or_else(|| unwritable(Vec::new()))?;
@@ -90,8 +88,8 @@ impl FileStore {
     }
 }
 
-/// How long to wait after a change before the file is looked at: who writes into it, instead of replacing it, is then
-/// done.
+/// How long to wait after a change before the file is looked at. A program that writes into the file, instead of
+/// replacing it, is then done.
 const SETTLE: Duration = Duration::from_millis(10);
 
 /// How often a publication starts over because the file was edited under it.
@@ -111,7 +109,7 @@ impl MapStore for FileStore {
     fn watch(&self) -> BoxFuture<'_, Result<MapWatch, StoreError>> {
         async move {
             let store = self.clone();
-            // What is looked at first is told of a change in between.
+            // The folders come first and the map last, so that a change in between is noticed.
             let (folders, seen, map) = blocking(move || (Folders::of(&store.path), store.stamp(), store.read())).await;
             let sender = MapSender::new(Arc::new(map?));
             let watch = sender.subscribe();
@@ -342,7 +340,7 @@ mod tests {
         assert_eq!(next(&mut watch).await.as_str(), "db2");
     }
 
-    /// Where nothing tells of changes, SIGHUP's way is left.
+    /// Where the file system reports no changes, a reader can still ask, as on SIGHUP.
     #[tokio::test]
     async fn a_reader_can_ask() {
         let (folder, store) = Folder::with(TEXT);

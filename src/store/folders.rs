@@ -1,8 +1,11 @@
-//! Told by the kernel when something changes beside a file: its folder is watched, and that of what it links to.
+//! Learns from the kernel when something changes beside a file. It watches the file's folder, and the folders of what
+//! the file links to.
 //!
-//! Folders, because nobody writes into the file itself: editors and publications put another in its place, and
-//! Kubernetes swaps the link `..data` that the file's own link goes through. Invariant: an event only means "look". A
-//! file system that has none, or a watch that cannot be had, makes the next look late, no more.
+//! It watches folders because nobody writes into the file itself: editors and publications put another in its place,
+//! and Kubernetes swaps the link `..data` that the file's own link goes through.
+//!
+//! Invariant: an event only means "look". Where a file system has no events, or cannot be watched, the next look is
+//! late, and nothing worse happens.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +16,7 @@ use tokio::sync::Notify;
 /// The folders of one file.
 pub(super) struct Folders {
     path: PathBuf,
-    /// `None` where the system gives none.
+    /// `None` where the system gives no watcher.
     watcher: Option<RecommendedWatcher>,
     watched: Vec<PathBuf>,
     changed: Arc<Notify>,
@@ -36,8 +39,8 @@ impl Folders {
         folders
     }
 
-    /// Watches what are the folders now: a link may lead elsewhere than before, and a folder may be another of its
-    /// name.
+    /// Watches the folders as they are now: a link may lead to another folder than before, and a folder may have been
+    /// replaced by one of the same name.
     pub(super) fn renew(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         for folder in self.watched.drain(..) {
@@ -55,13 +58,13 @@ impl Folders {
     /// Waits for a change beside the file.
     ///
     /// # Cancel safety
-    /// A change that was not waited for stays.
+    /// No change is lost: the next call returns at once.
     pub(super) async fn changed(&self) {
         self.changed.notified().await;
     }
 }
 
-/// The folder of the file, and those of the links on the way to what it is; each once.
+/// The folders of the file, of the links on the way, and of the file that they lead to; each once.
 fn links_and_target(path: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let mut add = |path: &Path| {

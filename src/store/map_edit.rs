@@ -43,7 +43,7 @@ pub(super) fn edit_map(text: &str, old: &ShardMap, new: &ShardMap) -> Option<Str
     for (at, with) in edits.iter().rev() {
         out.replace_range(at.clone(), with);
     }
-    // In an inline table, or one of dotted keys, there is no line to add: toml_edit knows how.
+    // An inline table, or one of dotted keys, has no place for a new line. toml_edit adds the host there.
     if lines.is_none() && !added.is_empty() {
         let mut document: DocumentMut = out.parse().ok()?;
         let lists = document.get_mut("map")?.get_mut("placement")?.as_table_like_mut()?;

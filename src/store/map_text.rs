@@ -19,7 +19,7 @@ pub(super) fn parse_map(text: &str, file: &Path, shards: ShardCount) -> Result<S
     let mut findings = Findings::new(file, text);
     let Some(document) = parse_toml(&mut findings) else { return Err(findings.into_sorted()) };
     let root = Section::root(document.get_ref());
-    // What is wrong with the other sections is not this reader's to say.
+    // This reader does not report what is wrong with the other sections.
     let section = |name| root.get(name).and_then(|entry| Some(Section::root(entry.as_table()?)));
     let given = section("cluster").and_then(|cluster| cluster.get("shards"));
     let given = given.and_then(|entry| Some((entry.key_at(), entry.as_integer()?)));
@@ -29,7 +29,7 @@ pub(super) fn parse_map(text: &str, file: &Path, shards: ShardCount) -> Result<S
         findings.add(&at, message, Some(hint));
         return Err(findings.into_sorted());
     }
-    // A name that is no host's cannot be told from one that is not there.
+    // A name in [hosts] that is not valid counts as missing here.
     let valid = |name: &&str| HostName::new(name).is_ok();
     let hosts: Option<Vec<&str>> = section("hosts").map(|hosts| hosts.names().filter(valid).collect());
     let section = root.need("map", MAP_REMEDY, &mut findings).and_then(|map| map.section(&mut findings));
@@ -51,8 +51,7 @@ pub(crate) fn parse_toml<'a>(findings: &mut Findings<'a>) -> Option<Spanned<DeTa
             let end = findings.text().len();
             let at = error.span().unwrap_or(end..end);
             let message = format!("this is not TOML: {}", error.message().replace('\n', ", "));
-            // A string without an end leaves its rest on lines of their own: below [hosts] and [map] that may be a
-            // password.
+            // The rest of a string without an end is on lines of its own. Below [hosts] and [map] it may be a password.
             let before = findings.text().get(..at.start).unwrap_or_default();
             let header = before.lines().rev().find(|line| line.trim_start().starts_with('['));
             if header.is_some_and(|header| header.contains("hosts") || header.trim_start().starts_with("[map]")) {
@@ -151,7 +150,7 @@ fn read_lists<'t>(
             });
             findings.add(&entry.key_at(), format!("unknown host {host:?} in [map.placement]"), Some(hint));
         }
-        // With hosts known, a wrong name is told where the host stands.
+        // If the hosts are known, a name that is not valid is reported where the host is defined.
         if let (None, Err(error)) = (hosts, HostName::new(host)) {
             findings.add(&entry.key_at(), error.to_string(), None);
         }

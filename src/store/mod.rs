@@ -1,7 +1,7 @@
 //! Where the shard map is kept: [`MapStore`], in memory, in the config file, or in PostgreSQL.
 //!
-//! Invariant: a store publishes with compare-and-swap on the version, so that of two publishers that started
-//! from the same map one is told so; and a map that cannot be read is never handed out in place of one that could.
+//! Invariant: a store publishes with compare-and-swap on the version: of two publishers that started from the same map,
+//! one gets a conflict. A map that cannot be read is never handed out in place of one that could.
 
 mod diagnostic;
 mod file;
@@ -33,7 +33,7 @@ use crate::map::{Changes, MapVersion, ShardMap};
 use crate::pg;
 use crate::shard::ShardCount;
 
-/// Keeps the shard map of a cluster. Object-safe: who uses it holds an `Arc<dyn MapStore>`.
+/// Keeps the shard map of a cluster. The trait is object-safe: its users hold an `Arc<dyn MapStore>`.
 pub trait MapStore: fmt::Debug + Send + Sync {
     /// The map as it is kept now.
     ///
@@ -44,19 +44,19 @@ pub trait MapStore: fmt::Debug + Send + Sync {
     /// Reads only: may be dropped at any time.
     fn load(&self) -> BoxFuture<'_, Result<ShardMap, StoreError>>;
 
-    /// Replaces the map of version `expected` by `map`, whose version must be larger. Use [`publish_merged`] to
-    /// publish single placements beside others who do.
+    /// Replaces the map of version `expected` by `map`, whose version must be larger. Use [`publish_merged`] to publish
+    /// single placements while others do so too.
     ///
     /// # Errors
-    /// [`PublishError::Conflict`] when the map kept is not of that version; then, and with every other error, it stays
-    /// as it was.
+    /// [`PublishError::Conflict`] when the map kept is not of that version. After every error the map kept stays as it
+    /// was.
     ///
     /// # Cancel safety
     /// When dropped, the map may be published or not; nothing between.
     fn publish<'a>(&'a self, expected: MapVersion, map: &'a ShardMap) -> BoxFuture<'a, Result<(), PublishError>>;
 
-    /// Follows the map: the current one, then every one that replaces it. One that cannot be read is left out and the
-    /// one before it stays; [`MapWatch::last_error`] says why. Must be called inside a tokio runtime.
+    /// Follows the map: the current one, then every one that replaces it. A map that cannot be read is left out, and
+    /// the one before it stays; [`MapWatch::last_error`] says why. Must be called inside a tokio runtime.
     ///
     /// # Errors
     /// When the map cannot be read now.
@@ -100,7 +100,7 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// Written into the file, the map could not be read back. Nothing was written.
+    /// The map could not be read back after it was written into the file's text. The file was not changed.
     #[error(
         "the map cannot be written into {}: {}",
         path.display(),
@@ -180,7 +180,7 @@ impl StoreError {
     pub fn is_retryable(&self) -> bool {
         match self {
             StoreError::Locked { .. } | StoreError::Unsteady { .. } => true,
-            // Of two statements on the map's row one may be told to begin again, as the server's settings are.
+            // With some settings of the server, one of two statements on the map's row is told to begin again.
             StoreError::Sql { source, .. } => {
                 source.code().is_some_and(|code| ["40001", "40P01"].contains(&code.code()))
             }
@@ -188,8 +188,8 @@ impl StoreError {
         }
     }
 
-    /// Whether the map's database could not be asked, as against one that gave an answer: only then a copy may stand
-    /// in.
+    /// Whether the map's database could not be asked. Only then may a copy stand in for it; any answer counts more than
+    /// a copy.
     pub fn is_away(&self) -> bool {
         match self {
             StoreError::Connect { .. } | StoreError::TimedOut { .. } => true,
@@ -247,8 +247,8 @@ impl PublishError {
 /// the same moment and each gets through.
 const MERGE_ATTEMPTS: u32 = 64;
 
-/// Publishes placements beside others who do: loads the map, takes in each placement whose epoch is larger than the
-/// map's, publishes the result, and starts over when somebody else was faster. Gives the map that then holds; nothing
+/// Publishes placements while others do so too: loads the map, takes in each placement whose epoch is larger than the
+/// map's, publishes the result, and starts over when somebody else was faster. Returns the map that then holds. Nothing
 /// is published when no placement is newer.
 ///
 /// # Errors

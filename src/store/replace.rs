@@ -1,4 +1,4 @@
-//! A file replaced whole: under a lock, and only if it is still the one that was read.
+//! Replaces a file as a whole, under a lock, and only if it is still the one that was read.
 //!
 //! Invariant: whenever the power fails or the process is killed, the file is the old one or the new one.
 
@@ -70,11 +70,12 @@ pub(crate) fn lock(target: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// Replaces the file by one with this text; `false`, and nothing done, when it is not the one seen any more.
+/// Replaces the file by one with this text. Returns `false`, and does nothing, when the file is not the one seen any
+/// more.
 pub(crate) fn write_over(target: &Path, old: &File, seen: Stamp, text: &str) -> Result<bool, StoreError> {
     let folder = target.parent().unwrap_or(Path::new("/"));
     let failed_to_write = failed("write the new file beside", target);
-    // Removed again when dropped, whatever fails on the way.
+    // The new file is removed when it is dropped, whatever fails on the way.
     let new = tempfile::Builder::new().prefix(".pgshard-").suffix(".tmp").tempfile_in(folder);
     let mut new = new.map_err(&failed_to_write)?;
     new.write_all(text.as_bytes()).map_err(&failed_to_write)?;
@@ -97,7 +98,7 @@ fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
         // Only root may give a file away; anybody may give it to a group of their own.
         let both = fchown(new, Some(old.uid()), Some(old.gid()));
         if both.is_err() && ours.gid() != old.gid() && fchown(new, None, Some(old.gid())).is_err() {
-            // What the old group could read another may not.
+            // Another group must not read what the old group could.
             mode &= !0o070;
             tracing::warn!("the config's group {} could not be kept: the group's rights are taken away", old.gid());
         }
@@ -105,13 +106,13 @@ fn keep_owner_and_mode(new: &File, old: &Metadata) -> io::Result<()> {
     new.set_permissions(fs::Permissions::from_mode(mode))
 }
 
-/// File systems block: their calls run beside the runtime.
+/// Runs a call to the file system on a thread of its own, because it blocks.
 pub(super) async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(call).await {
         Ok(value) => value,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // Only a runtime that is being shut down cancels; then this task goes next.
+            // Only a runtime that shuts down cancels the call, and it ends this task next.
             Err(_) => std::future::pending().await,
         },
     }

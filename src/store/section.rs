@@ -184,7 +184,7 @@ impl<'t> Entry<'t> {
     pub(crate) fn text_place(&self, findings: &Findings<'_>) -> TextPlace {
         let whole = self.at();
         let start = self.as_str().zip(findings.text().get(whole.clone())).and_then(|(text, raw)| {
-            // The quotes, and the line end that TOML drops after the three of a multi-line string.
+            // Skips the quotes, and the line end that TOML drops after the three quotes of a multi-line string.
             let body = raw.trim_start_matches(['"', '\'']);
             let body = if raw.starts_with(r#"""""#) || raw.starts_with("'''") {
                 body.strip_prefix("\r\n").or_else(|| body.strip_prefix('\n')).unwrap_or(body)
@@ -222,7 +222,7 @@ pub(crate) fn similar<'k>(name: &str, known: impl IntoIterator<Item = impl AsRef
     let allowed = if name.chars().count() < 6 { 1 } else { 2 };
     let best = known.into_iter().map(|known| (near(known.as_ref()), known.as_ref().to_owned())).min();
     let (distance, best) = best?;
-    // A name that merely was cut short or carried on is near, too.
+    // A name that was only cut short or continued is near, too.
     let cut = name.len() >= 3 && (best.starts_with(name) || (best.len() >= 3 && name.starts_with(&best)));
     (distance <= allowed || cut).then(|| format!("did you mean {best:?}?"))
 }

@@ -17,7 +17,7 @@ pub struct MapSender {
 
 /// A reader's end: the map as it is, and as it becomes.
 ///
-/// Holds one map, however many were published meanwhile: who is slow sees the newest, not all.
+/// Holds one map, however many were published meanwhile: a slow reader sees the newest, not all.
 #[derive(Clone, Debug)]
 pub struct MapWatch {
     maps: watch::Receiver<Arc<ShardMap>>,
@@ -30,8 +30,8 @@ pub struct MapWatch {
 pub struct Refresh(Arc<Notify>);
 
 impl Refresh {
-    /// Makes the store look at once, whatever it waits for. Without effect where it is told of every change anyhow (in
-    /// memory). Returns at once; several calls may make one look.
+    /// Makes the store look at once, whatever it waits for. Has no effect on a store that hears of every change anyway
+    /// (in memory). Returns at once; several calls may make one look.
     pub fn now(&self) {
         self.0.notify_one();
     }
@@ -43,7 +43,7 @@ impl MapSender {
         MapSender { maps: watch::Sender::new(map), error: watch::Sender::new(None), refresh: Arc::default() }
     }
 
-    /// A new reader, who sees the current map first.
+    /// A new reader. It sees the current map first.
     pub fn subscribe(&self) -> MapWatch {
         let refresh = Refresh(self.refresh.clone());
         MapWatch { maps: self.maps.subscribe(), error: self.error.subscribe(), refresh }
@@ -82,7 +82,7 @@ impl MapSender {
     /// Waits until a reader wants the store to look ([`Refresh::now`]).
     ///
     /// # Cancel safety
-    /// A wish that was not waited for stays.
+    /// No wish is lost: the next call returns at once.
     pub async fn refresh_wanted(&self) {
         self.refresh.notified().await;
     }

@@ -1,6 +1,6 @@
 //! The copy of the map on disk, for a start while the control database is away.
 //!
-//! Invariant: the file is always a whole one, whenever the power fails and however many processes write it.
+//! Invariant: the file is always whole, even when the power fails, and however many processes write it.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -40,7 +40,8 @@ impl Copy {
         blocking(read).await
     }
 
-    /// Writes the map, unless it is there: the processes of a machine share the file, and all are told of each map.
+    /// Writes the map, unless it is there already: the processes of a machine share the file, and each of them hears of
+    /// every map.
     pub(super) async fn write(&self, map: &Arc<ShardMap>, from: &ConnectOptions) -> Result<(), StoreError> {
         let (path, map) = (self.path.clone(), map.clone());
         let head =

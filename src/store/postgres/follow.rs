@@ -1,4 +1,5 @@
-//! A watch: told by LISTEN, asks by itself now and then, and goes on with the last map while the database is away.
+//! A watch on the database. It hears of a new map by LISTEN, also asks now and then, and keeps the last map while the
+//! database is away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +21,11 @@ struct Follower {
     store: PostgresStore,
     /// Woken by notifications and by the end of the connection.
     heard: Arc<Notify>,
-    /// `None` when it is to be opened.
+    /// `None` when the next look must open it.
     session: Option<Session>,
     /// The publication handed out last; `None` when it was the copy on disk.
     seen: Option<Uuid>,
-    /// Looks that failed, one after the other.
+    /// How many looks in a row have failed.
     failures: u32,
 }
 
@@ -56,7 +57,7 @@ impl Follower {
     async fn follow(mut self, sender: MapSender) {
         loop {
             tokio::select! {
-                // Not while the database fails: the end of a connection is heard, too, and would be no pause.
+                // Not while the database fails: the end of a connection is heard too, and there would be no pause.
                 () = self.heard.notified(), if self.failures == 0 => {}
                 () = sender.refresh_wanted() => {}
                 () = tokio::time::sleep(self.wait()) => {}
@@ -94,7 +95,7 @@ impl Follower {
         }
     }
 
-    /// The map, when it is not the one that was seen.
+    /// Reads the map. `None` when it is the one that was seen.
     async fn look(&mut self) -> Result<Option<ShardMap>, StoreError> {
         // Whatever goes wrong, the next look begins with a new connection.
         let session = match (self.session.take(), self.store.follow) {
@@ -120,7 +121,8 @@ impl Follower {
         }))
     }
 
-    /// Until the next look that nobody asks for, give or take a quarter: a fleet does not come in step.
+    /// How long until the next look that nobody asks for, give or take a quarter, so that a fleet does not look in
+    /// step.
     fn wait(&self) -> Duration {
         let interval = self.store.poll_interval;
         let wait = match self.failures {

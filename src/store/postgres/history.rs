@@ -1,4 +1,4 @@
-//! The maps that were: when, by whom and why each was published. For people; nothing is decided by it.
+//! Earlier maps: when, by whom and why each was published. They are for people; nothing is decided by them.
 
 use jiff::Timestamp;
 
@@ -26,7 +26,7 @@ impl PostgresStore {
     /// The most publications that the database keeps.
     pub const HISTORY_MAX: usize = 1000;
 
-    /// The newest publications, at most so many, the newest first.
+    /// The newest publications, at most `count`, the newest first.
     ///
     /// # Errors
     /// When the database cannot be asked, or holds what is no map.
@@ -38,7 +38,7 @@ impl PostgresStore {
         session.history(self.shards, count.min(Self::HISTORY_MAX) as i64).await
     }
 
-    /// The newest map of the history that is one, for when what is kept is none; `None` when there is none.
+    /// The newest map of the history that can be read, for when the map that is kept cannot. `None` when there is none.
     ///
     /// # Errors
     /// When the database cannot be asked.

@@ -1,7 +1,7 @@
 //! The map in a table of a control database, so that a fleet of application servers follows it.
 //!
-//! Invariant: publishing is a compare-and-swap in one statement; a database that cannot be asked takes nobody's
-//! map away; and the copy on disk is used only while the database cannot be asked.
+//! Invariant: publishing is a compare-and-swap in one statement. A reader keeps its map while the database cannot be
+//! asked, and only then the copy on disk is used.
 
 mod copy;
 mod follow;
@@ -29,13 +29,13 @@ pub enum Follow {
     /// By LISTEN on a connection of its own, which is also asked at every poll interval.
     #[default]
     Listening,
-    /// By asking at every poll interval only, over a connection that is opened for it: where connections are dear, or a
-    /// pooler in transaction mode stands between, through which LISTEN hears nothing.
+    /// By asking at every poll interval only, over a connection that is opened for it. For servers with few connections
+    /// to spare, and for a pooler in transaction mode, through which LISTEN hears nothing.
     Polling,
 }
 
-/// Keeps the map in the schema `pgshard_map` of one database, one cluster's map a database. `pgshard map import` makes
-/// it, or [`PostgresStore::install`].
+/// Keeps the map in the schema `pgshard_map` of one database; a database has the map of one cluster. `pgshard map
+/// import` makes the schema, or [`PostgresStore::install`].
 ///
 /// A watch holds one connection; loading and publishing open one each time.
 #[derive(Clone, Debug)]
@@ -67,11 +67,11 @@ pub enum Installed {
 }
 
 impl PostgresStore {
-    /// How often a watch asks the database, unless said otherwise. Notifications come by themselves: this is for those
-    /// that got lost.
+    /// How often a watch asks the database, unless said otherwise. Notifications come at once; this is for those that
+    /// got lost.
     pub const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-    /// A store in this database, for a cluster of so many shards. Nothing is connected yet.
+    /// A store in this database, for a cluster of this many shards. Nothing is connected yet.
     pub fn new(connect: ConnectOptions, shards: ShardCount) -> PostgresStore {
         let (follow, poll_interval) = (Follow::default(), Self::POLL_INTERVAL);
         PostgresStore { connect: Arc::new(connect), shards, copy: None, follow, poll_interval, reason: "".into() }
@@ -83,7 +83,7 @@ impl PostgresStore {
         PostgresStore { copy: Some(Copy::new(path.into(), self.shards)), ..self }
     }
 
-    /// The same store that asks so often, give or take a quarter; at least every millisecond.
+    /// The same store that asks this often, give or take a quarter; at most once a millisecond.
     #[must_use]
     pub fn with_poll_interval(self, interval: Duration) -> PostgresStore {
         PostgresStore { poll_interval: interval.max(Duration::from_millis(1)), ..self }
@@ -111,8 +111,8 @@ impl PostgresStore {
         self.copy.as_ref().map(Copy::path)
     }
 
-    /// Makes the tables where they are missing, and keeps this map where there is none. Two that do so at the same time
-    /// wait for each other.
+    /// Makes the tables where they are missing, and keeps this map where there is none. Two calls at the same time wait
+    /// for each other.
     ///
     /// # Errors
     /// When the database cannot be asked, or the role may not create schemas there, or the map kept is of another
@@ -128,8 +128,9 @@ impl PostgresStore {
         Ok(Installed::Kept(session.map(self.shards).await?))
     }
 
-    /// Puts these placements in the place of what is kept, which is no map, or where nothing is kept. Gives the map, of
-    /// the version that follows what was there; where that is the last there can be, what follows the history.
+    /// Keeps these placements in place of what is kept now, for when that cannot be read as a map, or nothing is kept.
+    /// Returns the map. Its version is the next after the one kept. If there is none, or none can follow it, it is the
+    /// next after the newest map of the history that can be read.
     ///
     /// # Errors
     /// When the database cannot be asked, when its tables are of another format, and [`PublishError::Conflict`] when

@@ -25,7 +25,7 @@ const FORMAT: i32 = 1;
 /// How long one statement may take. They touch one row, or read as many as asked for.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// One installs at a time: the bytes "pgsh", and which.
+/// Only one install runs at a time. The lock's key is the bytes "pgsh" and a number of its own.
 const LOCK: &str = "SET LOCAL lock_timeout = '10s'; SELECT pg_catalog.pg_advisory_xact_lock(1885827944, 1001)";
 
 /// A connection to the control database.
@@ -56,7 +56,7 @@ impl Session {
         Ok(Session { connection, to: connect.to_string() })
     }
 
-    /// Notifications from now on.
+    /// Asks for notifications from now on.
     pub(super) async fn listen(&self) -> Result<(), StoreError> {
         self.within("listen for new maps", self.connection.batch_execute("LISTEN pgshard_map")).await
     }
@@ -96,7 +96,7 @@ impl Session {
         rows.iter().map(publication).collect()
     }
 
-    /// The newest map of the history that is one.
+    /// The newest map of the history that can be read.
     pub(super) async fn last_readable(&self, shards: ShardCount) -> Result<Option<ShardMap>, StoreError> {
         let sql = "SELECT version, shards, placement::text FROM pgshard_map.history ORDER BY version DESC";
         let rows = self.rows("read the map's history", sql, &[]).await?;
@@ -126,7 +126,8 @@ impl Session {
         rows.first().map(|row| self.map_of(shards, row)).transpose()
     }
 
-    /// Replaces the map of a version, or, without one, makes the first. Whether it was done, and the version found.
+    /// Replaces the map of a version, or, without one, makes the first. Returns whether it was done, and the version
+    /// found.
     pub(super) async fn publish(
         &self,
         expected: Option<MapVersion>,
@@ -153,7 +154,7 @@ impl Session {
         Ok((self.column(row, 0)?, found.map(|found| MapVersion::new(found.unsigned_abs()))))
     }
 
-    /// Makes the tables where there are none, and the first map where there is none; whether the latter was done.
+    /// Makes the tables where there are none, and the first map where there is none. Returns whether it made the map.
     pub(super) async fn install(&mut self, map: &ShardMap, reason: &str) -> Result<bool, StoreError> {
         self.within("begin", self.connection.batch_execute("BEGIN")).await?;
         self.within("get the lock on the map's tables", self.connection.batch_execute(LOCK)).await?;
@@ -167,7 +168,7 @@ impl Session {
         Ok(made)
     }
 
-    /// There is no map.
+    /// The error when there is no map.
     pub(super) fn empty(&self) -> StoreError {
         StoreError::NoMap { to: self.to.clone() }
     }

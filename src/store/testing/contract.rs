@@ -1,5 +1,5 @@
-//! What every store promises, as a test. Compiled with the library's own tests and with those on servers: it takes all
-//! that it needs from the module above it.
+//! What every store promises, as a test. It is compiled with the library's own tests and with those on servers, so it
+//! takes all that it needs from the module above it.
 
 use std::sync::Arc;
 
