@@ -1,9 +1,9 @@
-//! Asking a server to end the statement that a connection is at.
+//! Asks a server to end the statement that runs on a connection.
 //!
-//! The driver closes the connection of such a request as soon as it is written. A pooler takes that for a client that
-//! has changed its mind, and drops the request; PgBouncer before 1.19 may even die of it. And what the server is still
-//! to be told may reach it when the session has another user. So it is waited for here, as libpq does, until the other
-//! side closes: then it has done what it was asked for.
+//! The driver closes the connection of such a request as soon as the request is written. A pooler takes that for a
+//! client that has changed its mind, and drops the request; PgBouncer before 1.19 may even crash. And the request may
+//! reach the server when another user has the session. So this waits, as libpq does, until the other side closes the
+//! connection: then it has done what it was asked for.
 
 use std::io;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub(super) enum Address {
 /// How long a request may take.
 const CANCEL_MAX: Duration = Duration::from_secs(2);
 
-/// A name has a few addresses.
+/// The most addresses of a name that are asked.
 const ADDRESSES_MAX: usize = 8;
 
 /// What is needed to cancel the statements of a connection, without the connection.
@@ -36,7 +36,7 @@ const ADDRESSES_MAX: usize = 8;
 pub(crate) struct Canceller {
     pub(super) token: CancelToken,
     pub(super) address: Address,
-    /// Whose certificate is asked for.
+    /// The host's name, which the server's certificate is checked against.
     pub(super) host: String,
     pub(super) tls: Option<MakeRustlsConnect>,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Canceller {
 impl Canceller {
     /// As [`Connection::cancel`](super::Connection::cancel).
     pub(crate) async fn cancel(self) -> io::Result<()> {
-        // Of its own, so that nobody gives it up.
+        // A task of its own, so that the request goes on when the caller gives up.
         let asking = tokio::spawn(async move {
             let late = || io::Error::from(io::ErrorKind::TimedOut);
             tokio::time::timeout(CANCEL_MAX, self.ask_each()).await.unwrap_or_else(|_| Err(late()))
@@ -57,8 +57,8 @@ impl Canceller {
             Address::Unix(path) => self.ask(UnixStream::connect(path).await?).await,
             Address::Tcp(host, port) => {
                 let mut last = None;
-                // Of a name with several addresses it is not known which one the connection has: one that does not know
-                // the connection does nothing.
+                // It is not known which of a name's addresses the connection leads to, so all are asked. A server that
+                // does not know the connection does nothing.
                 for address in tokio::net::lookup_host((host.as_str(), *port)).await?.take(ADDRESSES_MAX) {
                     let asked = match TcpStream::connect(address).await {
                         Ok(stream) => self.ask(stream).await,
@@ -88,7 +88,7 @@ impl Canceller {
     }
 }
 
-/// A stream whose end is the other side's: told to shut down, it waits for that.
+/// A stream that, when it is told to shut down, waits until the other side closes it.
 struct UntilClosed<S>(S);
 
 impl<S: AsyncRead + Unpin> AsyncRead for UntilClosed<S> {
@@ -111,7 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for UntilClosed<S> {
             let mut bytes = [0; 64];
             let mut buffer = ReadBuf::new(&mut bytes);
             let read = ready!(Pin::new(&mut self.0).poll_read(cx, &mut buffer));
-            // However it ends: it is closed.
+            // Whether this is the end or an error: the stream is closed.
             if read.is_err() || buffer.filled().is_empty() {
                 return Poll::Ready(Ok(()));
             }

@@ -24,15 +24,15 @@ use super::tls::{SslMode, TlsError};
 /// A client and the task that drives its socket. Dropping it ends the task and so closes the socket; the server then
 /// rolls an open transaction back.
 pub struct Connection {
-    /// Ended before the client is dropped, who would still say good-bye.
+    /// It comes before `client` so that it ends first: a client that is dropped before would still send a good-bye.
     driver: Driver,
     client: Client,
     canceller: Canceller,
-    /// Who it is that answers, as it said when the connection was opened.
+    /// Which server answers, as it said when the connection was opened.
     server: Server,
 }
 
-/// The task, which ends with it.
+/// The task that drives the socket. It ends when this is dropped.
 struct Driver(JoinHandle<()>);
 
 impl Drop for Driver {
@@ -77,7 +77,7 @@ pub enum ConnectError {
         /// The limit.
         timeout_ms: u128,
     },
-    /// The server takes no writes and is to, or takes some and is not to.
+    /// The server takes no writes and should, or takes writes and should not.
     #[error(
         "{to}: {address} is not what target_session_attrs asks for: it {}",
         if *read_only { "takes no writes" } else { "takes writes" }
@@ -87,7 +87,7 @@ pub enum ConnectError {
         to: String,
         /// The one of its addresses.
         address: String,
-        /// Whether it takes none.
+        /// Whether it takes no writes.
         read_only: bool,
     },
     /// The server is not, or not any more, the one that belongs under this name. Nothing was sent to it.
@@ -118,11 +118,11 @@ pub enum ConnectError {
 impl ConnectOptions {
     /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string says otherwise.
     ///
-    /// Several addresses are tried one after the other, the one that answered last first; for the first connection all
-    /// are asked, and the primary of the latest timeline is taken. `connect_timeout` bounds the way to each, and twice
-    /// that the whole of it (a server that takes the connection but then says nothing is caught too). The server is
-    /// asked who it is, in one round trip. Once a later timeline of the host is known, to any clone of these options,
-    /// connections to an earlier one are closed.
+    /// Several addresses are tried one after the other, beginning with the one that answered last. For the first
+    /// connection all are asked, and the primary of the latest timeline is taken. `connect_timeout` limits the time
+    /// until an address is connected, and twice that limits all that is done there (so a server that takes the
+    /// connection but then says nothing is noticed too). The server is asked which one it is, in one round trip. Once
+    /// any clone of these options knows of a later timeline of the host, connections to an earlier one are closed.
     ///
     /// # Errors
     /// When the password or certificates cannot be read, or the server cannot be reached, refuses, is silent, or is not
@@ -165,7 +165,7 @@ impl ConnectOptions {
     ) -> Result<Connection, ConnectError> {
         let mut last = None;
         for index in self.order() {
-            // Boxed: with both ways to connect it is larger than everything around it.
+            // Boxed, because with both ways to connect the future is larger than everything around it.
             let reached = Box::pin(self.reach(index, application_name, heard.clone())).await;
             let admitted = match reached.and_then(|connection| self.fit(index, connection)) {
                 Ok(connection) => self.admit(index, connection).await,
@@ -179,8 +179,8 @@ impl ConnectOptions {
         Err(last.expect("a connection string names at least one address"))
     }
 
-    /// The first connection of a process, where there are several addresses: all are asked, for the first in the text
-    /// may be a former primary. Once one has answered, the others have [`Self::OTHERS_MAX`].
+    /// Opens the first connection of a process when there are several addresses. All are asked, because the first in
+    /// the text may be a former primary. Once one has answered, the others have [`Self::OTHERS_MAX`] to answer.
     async fn open_newest(
         &self,
         application_name: &str,
@@ -236,14 +236,14 @@ impl ConnectOptions {
         Err(last.expect("a connection string names at least one address"))
     }
 
-    /// Asks every address who is there, all at the same time. Nobody is refused, and nothing is learned.
+    /// Asks every address which server is there, all at the same time. No server is refused, and nothing is learned.
     #[cfg(feature = "ops")]
     pub(crate) async fn ask_each(&self, application_name: &str) -> Vec<Result<Connection, ConnectError>> {
         let ask = |index| Box::pin(self.reach(index, application_name, None));
         join_all((0..self.addresses().len()).map(ask)).await
     }
 
-    /// Opens a connection to one address and asks who is there.
+    /// Opens a connection to one address and asks which server is there.
     pub(crate) async fn reach(
         &self,
         index: usize,
@@ -252,7 +252,7 @@ impl ConnectOptions {
     ) -> Result<Connection, ConnectError> {
         let to = || self.to_string();
         let mut config = self.at(index);
-        // Asked with the rest.
+        // `fit` checks this later, with the other answers of the server.
         config.target_session_attrs(TargetSessionAttrs::Any);
         if config.get_application_name().is_none() {
             config.application_name(application_name);
@@ -288,7 +288,7 @@ impl ConnectOptions {
             let mut connection = open().await?;
             connection.server = match connection.ask().await {
                 Ok(server) => server,
-                // Somebody has ended it: that is no word about the server.
+                // The connection was ended. That says nothing about the server, so it is asked once more.
                 Err(_) => {
                     connection = open().await?;
                     connection.ask().await.map_err(refused)?
@@ -302,7 +302,7 @@ impl ConnectOptions {
         }
     }
 
-    /// The connection, if its server is of the kind that is asked for.
+    /// The connection, if its server is of the kind that `target_session_attrs` asks for.
     fn fit(&self, index: usize, connection: Connection) -> Result<Connection, ConnectError> {
         let read_only = connection.server.read_only;
         let wanted = match self.config.get_target_session_attrs() {
@@ -319,7 +319,7 @@ impl ConnectOptions {
         let admit = || self.known.admit(connection.server, connection.driver());
         let mut admitted = admit();
         if admitted.is_err() {
-            // The same host by an operator's word?
+            // An operator may have accepted this server as the host.
             let records = tokio::time::timeout(Self::OTHERS_MAX, identity::own_records(&connection)).await;
             if self.known.accept(&records.unwrap_or_default()) {
                 admitted = admit();
@@ -334,8 +334,8 @@ impl ConnectOptions {
         ConnectError::Impostor { to: self.to_string(), address: self.address(index), source }
     }
 
-    /// Takes in what is known of the host from elsewhere, and closes all connections to servers that are not the host
-    /// by it.
+    /// Takes in what is known of the host from elsewhere. Closes all connections to servers that cannot be the host
+    /// then.
     pub(crate) fn learn(&self, record: Record) {
         self.known.learn(record);
     }
@@ -353,8 +353,8 @@ impl ConnectOptions {
         }
     }
 
-    /// Takes in who answered at an address. Where it is a later primary, connections begin with it from now on, and
-    /// those to an earlier one are closed.
+    /// Takes in which server answered at an address. If it is a later primary, connections begin with its address from
+    /// now on, and those to an earlier one are closed.
     pub(crate) fn learn_of(&self, index: usize, server: Server) -> Seen {
         let seen = self.known.learn_of(server);
         if seen == Seen::Later {
@@ -365,8 +365,8 @@ impl ConnectOptions {
 }
 
 impl ConnectError {
-    /// Whether the server could not be spoken with, or none that answered is the host's primary: what passes, and what
-    /// another try at once does not help with. Not when it answered with an error.
+    /// Whether the server could not be reached, or no server that answered is the host's primary. This may pass, but
+    /// another try at once does not help. False when the server answered with an error.
     pub fn is_unreachable(&self) -> bool {
         match self {
             ConnectError::TimedOut { .. }
@@ -375,7 +375,7 @@ impl ConnectError {
             | ConnectError::TwoPrimaries { .. } => true,
             ConnectError::Refused { source, .. } => {
                 let cause = std::error::Error::source(source).and_then(|cause| cause.downcast_ref::<std::io::Error>());
-                // Of a handshake that failed the library speaks as of invalid data.
+                // The TLS library reports a handshake that failed as invalid data.
                 let broken = |error: &std::io::Error| error.kind() != std::io::ErrorKind::InvalidData;
                 source.as_db_error().is_none() && (source.is_closed() || cause.is_some_and(broken))
             }
@@ -403,7 +403,7 @@ where
                 }
             }
         }
-        // Before the waking, so that who is woken finds the client closed.
+        // This comes before the wake-up, so that a task that wakes finds the client closed.
         drop(connection);
         if let Some(heard) = heard {
             heard.notify_one();
@@ -417,24 +417,24 @@ impl Connection {
         &self.client
     }
 
-    /// Who answers, as it said when the connection was opened.
+    /// Which server answers, as it said when the connection was opened.
     pub fn server(&self) -> Server {
         self.server
     }
 
-    /// What ends the connection, even while it is used.
+    /// A handle that ends the connection, even while it is used.
     pub(crate) fn driver(&self) -> AbortHandle {
         self.driver.0.abort_handle()
     }
 
-    /// Asks the server who it is; a standby may have become a primary.
+    /// Asks the server which one it is; a standby may have become a primary.
     pub(crate) async fn ask(&self) -> Result<Server, tokio_postgres::Error> {
         identity::ask(&self.client).await
     }
 
-    /// Asks the server, over a connection of its own, to end the statement that runs on this one, and comes back when
-    /// it has taken note. Whether one runs, and which, is found out there: the answer is no word about it. The future
-    /// does not need the connection any more.
+    /// Asks the server, over another connection, to end the statement that runs on this one. Returns when the server
+    /// has taken note; that does not say whether a statement ran, or which. The future does not need this connection
+    /// any more.
     ///
     /// # Errors
     /// When the server cannot be asked, or takes no note within two seconds.
@@ -445,12 +445,12 @@ impl Connection {
         self.canceller.clone().cancel()
     }
 
-    /// What asks for that when the connection is not at hand any more.
+    /// Can ask for that without the connection.
     pub(crate) fn canceller(&self) -> Canceller {
         self.canceller.clone()
     }
 
-    /// Closes the connection once everything that was sent on it is answered, and comes back then. Dropping the future
+    /// Closes the connection once everything that was sent on it is answered, and then returns. Dropping the future
     /// closes it at once.
     pub(crate) async fn finish(self) {
         let Connection { mut driver, client, .. } = self;

@@ -1,12 +1,12 @@
 //! Which server answers under a host's name, and whether it is still the host.
 //!
-//! After a fail-over the former primary may come back as it was: it takes writes that the promoted server never has.
-//! The two are told apart by their timeline, which a promotion raises; a server of another cluster is told by its
-//! system identifier. What is known of a host, its [`Record`], only grows: by generation, which an operator raises by
-//! accepting a server, then by timeline.
+//! After a fail-over the former primary may come back as it was: it takes writes that the promoted server never gets. A
+//! promotion raises the timeline, which tells the two apart. The system identifier tells a server of another cluster.
+//! What is known of a host, its [`Record`], only grows: by generation, which an operator raises by accepting a server,
+//! then by timeline.
 //!
-//! Invariant: once a process has seen a host at a timeline, no connection of an older one is used there: new ones are
-//! refused, those that are open are closed, whatever they are in the middle of.
+//! Invariant: once a process has seen a host at a timeline, no connection of an older one is used there. New ones are
+//! refused, and open ones are closed, whatever they are in the middle of.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -17,14 +17,13 @@ use tokio_postgres::{Client, Row};
 /// Which server it is, as it says itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The system identifier, which a server has in common with its standbys, and with whatever else is a copy of its
-    /// files.
+    /// The system identifier, which a server has in common with its standbys, and with any other copy of its files.
     pub system: i64,
-    /// The timeline that it writes. `None` of a standby.
+    /// The timeline that it writes. `None` for a standby.
     pub timeline: Option<u32>,
 }
 
-/// What one server says when it is asked who it is.
+/// What a server says when it is asked which one it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Server {
     /// `None` where it does not say: some services have taken the functions away.
@@ -88,21 +87,21 @@ pub enum Impostor {
     },
 }
 
-/// One round trip. No function of it needs a right. The timeline is that of the log: the one in
-/// `pg_control_checkpoint()` is the former for as long as a promoted server has not made a checkpoint.
+/// This is one round trip, and no function in it needs a privilege. The timeline is that of the log:
+/// `pg_control_checkpoint()` shows the former one until a promoted server has made a checkpoint.
 pub(super) const WHO: &str = "SELECT pg_catalog.current_setting('transaction_read_only'), \
     CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END, \
     (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
     pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time())";
 
-/// The same where a server gives only a part of that.
+/// Asks a server that refuses [`WHO`] at least whether it takes writes.
 const WHETHER_IT_WRITES: &str = "SELECT pg_catalog.current_setting('transaction_read_only')";
 
 /// What the server has recorded of its own host, the last generation first.
 const OWN_RECORDS: &str = "SELECT i.generation, i.system_identifier, i.timeline FROM pgshard.identity i \
     JOIN pgshard.cluster c ON c.host_name = i.host_name ORDER BY i.generation DESC";
 
-/// Asks a server who it is.
+/// Asks a server which one it is.
 ///
 /// # Errors
 /// When the connection is lost, or the server does not even say whether it takes writes.
@@ -133,7 +132,8 @@ pub(super) fn timeline(file: &str) -> Option<u32> {
     u32::from_str_radix(file.get(..8)?, 16).ok()
 }
 
-/// What the server has recorded of its own host, if it is one of a cluster: for where it is not whom one knew.
+/// What the server has recorded of its own host, if it belongs to a cluster. This is asked when the server is not the
+/// one that was known.
 pub(super) async fn own_records(client: &Client) -> Vec<Record> {
     let rows = client.query_typed(OWN_RECORDS, &[]).await.unwrap_or_default();
     rows.iter().filter_map(|row| record(row, 0)).collect()
@@ -148,7 +148,7 @@ pub(crate) fn record(row: &Row, first: usize) -> Option<Record> {
 }
 
 impl Server {
-    /// The timeline that it writes. `None` of a standby, and where it does not say.
+    /// The timeline that it writes. `None` for a standby, and where it does not say.
     pub fn timeline(&self) -> Option<u32> {
         self.identity?.timeline
     }
@@ -158,7 +158,7 @@ impl Server {
         self.started == other.started && self.identity == other.identity
     }
 
-    /// Whether both take writes, and neither is the later.
+    /// Whether both take writes, and neither is known to be the later.
     pub fn rivals(&self, other: &Server) -> bool {
         let (Some(one), Some(two)) = (self.identity, other.identity) else { return false };
         let primaries = one.timeline.is_some() && two.timeline.is_some();
@@ -168,7 +168,7 @@ impl Server {
 
 #[cfg(test)]
 impl Server {
-    /// A server that was started at its number.
+    /// A server whose start time is this number.
     pub(crate) fn of_test(identity: Option<Identity>, number: usize) -> Server {
         Server { identity, read_only: false, started: number as f64 }
     }
@@ -189,7 +189,8 @@ impl Record {
         }
     }
 
-    /// What is known with both. What contradicts the one, without an operator's word, is left out.
+    /// What is known with both. If `other` contradicts this record, and no operator has decided it, `other` is left
+    /// out.
     #[must_use]
     pub fn with(self, other: Record) -> Record {
         let (former, latter) = if other.generation < self.generation { (other, self) } else { (self, other) };
@@ -199,7 +200,7 @@ impl Record {
         if former.generation == latter.generation { self } else { latter }
     }
 
-    /// The last of these records of one server, if by them it took the place of this one.
+    /// The last of these records, which are one server's, if they say that it took the place of this one.
     fn replaced_by(&self, records: &[Record]) -> Option<Record> {
         let last = *records.first()?;
         let knew = |record: &&Record| record.system == self.system && record.generation == self.generation;
@@ -219,7 +220,7 @@ struct State {
     record: Option<Record>,
     /// Whether all addresses were asked once.
     settled: bool,
-    /// Who answered on the newest connection, of those that say it.
+    /// The primary that answered on the newest connection, if it said which one it is.
     host: Server,
     open: Vec<(Identity, AbortHandle)>,
 }
@@ -260,7 +261,7 @@ impl Known {
         self.state().learn(record);
     }
 
-    /// Takes in a server's own word, where it is of the system that is known.
+    /// Takes in what a server says of itself, if it is of the known system.
     pub(super) fn learn_of(&self, server: Server) -> Seen {
         let Some(Identity { system, timeline: Some(timeline) }) = server.identity else { return Seen::Nothing };
         let mut state = self.state();
@@ -276,8 +277,8 @@ impl Known {
         }
     }
 
-    /// Takes a connection as one to the host, until a later server is known; or says why it is none. A server that does
-    /// not say who it is, is taken.
+    /// Takes a connection as one to the host, until a later server is known; or says why it leads elsewhere. A server
+    /// that does not say which one it is is taken.
     pub(super) fn admit(&self, server: Server, driver: AbortHandle) -> Result<(), Impostor> {
         let Some(identity) = server.identity else { return Ok(()) };
         let mut state = self.state();
@@ -294,8 +295,7 @@ impl Known {
         Ok(())
     }
 
-    /// Takes in what a server has recorded, if by that an operator has accepted it in the place of the one that is
-    /// known.
+    /// Takes in what a server has recorded, if that says that an operator has accepted it in place of the known one.
     pub(super) fn accept(&self, records: &[Record]) -> bool {
         let mut state = self.state();
         let replaced = state.record.and_then(|known| known.replaced_by(records));

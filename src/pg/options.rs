@@ -78,14 +78,14 @@ pub enum OptionsError {
     },
 }
 
-/// The limits that the text does not say.
+/// Sets the limits that the text does not give.
 fn set_limits(config: &mut tokio_postgres::Config) {
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(ConnectOptions::CONNECT_TIMEOUT);
     }
-    // Half-open connections are found within a minute: the kernel takes two hours to look, eleven minutes more to
-    // believe it, and a quarter of an hour for what was sent and never acknowledged. A mover whose target is cut off
-    // keeps its shard closed for as long.
+    // Half-open connections are found within a minute. The kernel alone takes two hours to look and eleven minutes more
+    // to give up, and a quarter of an hour for what was sent and never acknowledged. A mover whose target is cut off
+    // would keep its shard closed for as long.
     if config.get_keepalives_idle() == tokio_postgres::Config::new().get_keepalives_idle() {
         config.keepalives_idle(Duration::from_secs(30));
     }
@@ -100,7 +100,7 @@ fn set_limits(config: &mut tokio_postgres::Config) {
     }
 }
 
-/// What the driver reads.
+/// The config as the driver reads it.
 fn driver_config(text: &str) -> Result<tokio_postgres::Config, OptionsError> {
     tokio_postgres::Config::from_str(text).map_err(|error| {
         let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
@@ -117,7 +117,8 @@ impl ConnectOptions {
     /// How long one address may take to answer, unless the string says `connect_timeout`.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-    /// How long a server that has answered waits for what other addresses say, before it is taken for the host.
+    /// How long the other addresses have to answer once one server has answered. Then that server is taken for the
+    /// host.
     pub(super) const OTHERS_MAX: Duration = Duration::from_secs(2);
 
     /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
@@ -159,7 +160,7 @@ impl ConnectOptions {
         })?;
         if let Some(name) = &service {
             let config = driver_config(&rest)?;
-            // Of a URL, what stands before the `?`. With a host comes its port: 5432 where it says none.
+            // The keys that a URL has before its `?`. A host there comes with a port: 5432 when it names none.
             let before = [
                 ("host", !config.get_hosts().is_empty()),
                 ("port", !config.get_ports().is_empty()),
@@ -215,7 +216,7 @@ impl ConnectOptions {
         self
     }
 
-    /// The same options with certificate and key files that are not absolute taken as below `folder`.
+    /// The same options, with certificate, key and password files that are not absolute taken as below `folder`.
     #[must_use]
     pub fn with_files_below(mut self, folder: &Path) -> ConnectOptions {
         let files = [&mut self.tls.root_cert, &mut self.tls.cert, &mut self.tls.key];
@@ -268,7 +269,7 @@ impl ConnectOptions {
         &self.tls
     }
 
-    /// The environment and files that the password is looked for in; never the password.
+    /// Where the password comes from. Its `Debug` never shows the password.
     pub fn password(&self) -> &Password {
         &self.password
     }
@@ -278,7 +279,7 @@ impl ConnectOptions {
         self.config == other.config && self.tls == other.tls && self.password == other.password
     }
 
-    /// These options for the same host as others, of which is known which server it is.
+    /// These options for the host of `others`: what is known about which server that is stays known.
     pub(crate) fn for_host_of(mut self, others: &ConnectOptions) -> ConnectOptions {
         self.known = others.known.clone();
         self
@@ -304,7 +305,7 @@ impl ConnectOptions {
         self.config.get_hosts().len().max(self.config.get_hostaddrs().len())
     }
 
-    /// The addresses as they are to be tried.
+    /// The addresses in the order in which they are tried.
     pub(super) fn order(&self) -> impl Iterator<Item = usize> + use<> {
         let count = self.count();
         let first = match self.config.get_load_balance_hosts() {
@@ -320,7 +321,7 @@ impl ConnectOptions {
         self.answered.store(index, Ordering::Relaxed);
     }
 
-    /// What the driver takes for one of the addresses.
+    /// The driver's config for one of the addresses.
     pub(super) fn at(&self, index: usize) -> tokio_postgres::Config {
         let from = &self.config;
         let mut config = tokio_postgres::Config::new();
@@ -367,7 +368,7 @@ impl ConnectOptions {
         }
     }
 
-    /// Where a request to cancel goes that concerns a connection to this address.
+    /// Where a cancel request for a connection to this address goes.
     pub(super) fn cancel_address(&self, index: usize) -> Address {
         let port = self.port(index);
         match (self.config.get_hosts().get(index), self.config.get_hostaddrs().get(index)) {

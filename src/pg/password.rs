@@ -1,9 +1,9 @@
-//! Where a password comes from: an environment variable, a file, `~/.pgpass` or the URL; and that it is never shown.
+//! Where a password comes from: an environment variable, a file, `~/.pgpass` or the URL. It is never shown.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A source of a password. Read anew at every connection, so that a rotated password needs no restart.
+/// A source of a password. It is read again for every connection, so that a rotated password needs no restart.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Password {
     /// `PGPASSWORD`, then the file `PGPASSFILE` names or `~/.pgpass`, then none.

@@ -1,7 +1,7 @@
 //! A connection in replication mode, which `tokio_postgres` does not have: sockets, TLS and passwords as for ordinary
 //! connections, then replication commands and the stream of one slot.
 //!
-//! Only what a logical stream needs: it is a client of `START_REPLICATION`, and of commands that answer with a row.
+//! It does only what a logical stream needs: `START_REPLICATION`, and commands that answer with a row.
 
 use std::io;
 use std::time::Duration;
@@ -23,11 +23,11 @@ use super::tls::{SslMode, TlsError};
 /// A message longer than this is none: PostgreSQL's own limit for one allocation.
 const LONGEST_MESSAGE: usize = 0x3fff_ffff;
 
-/// System identifier and, of a primary, the log file that it writes, which begins with its timeline.
+/// The system identifier and, from a primary, the log file that it writes, whose name begins with the timeline.
 const WHO: &str = "SELECT pg_catalog.concat_ws(' ', (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
     CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()) END)";
 
-/// Room that is read into at once.
+/// How much is read at once, at most.
 const READ_BYTES: usize = 64 * 1024;
 
 /// Why a replication connection cannot be opened, or broke.
@@ -127,8 +127,8 @@ pub(crate) struct Writer {
 }
 
 impl ConnectOptions {
-    /// Opens a connection in replication mode to the host's primary: of several addresses, the first that takes it, is
-    /// not in recovery, and not a former primary; the one that answered last is tried first.
+    /// Opens a connection in replication mode to the host's primary. Of several addresses it takes the first that
+    /// accepts it, is not in recovery, and is not a former primary; it tries the one that answered last first.
     ///
     /// # Cancel safety
     /// Dropping the future closes the socket.
@@ -153,7 +153,7 @@ impl ConnectOptions {
         Err(failed.expect("at least one address was tried"))
     }
 
-    /// That the server writes the timeline at which the host is known. One that does not say, is taken.
+    /// Checks that the server writes the timeline at which the host is known. A server that does not say is taken.
     async fn check_primary(&self, index: usize, connection: &mut Replication) -> Result<(), ReplicationError> {
         let unfit = |what: String| ReplicationError::Unsupported { to: self.to_string(), what };
         let said = match connection.value(WHO).await {
@@ -185,7 +185,7 @@ impl ConnectOptions {
             ("client_encoding", "UTF8"),
             ("application_name", name),
         ];
-        // The texts of values, as in every session of a mover.
+        // These settings decide the texts of values; every session of a mover has them.
         let options = format!(
             "{} -c datestyle=ISO,YMD -c intervalstyle=postgres -c timezone=UTC -c extra_float_digits=1 \
              -c bytea_output=hex -c xmloption=content -c lc_monetary=C",
@@ -203,7 +203,7 @@ impl ConnectOptions {
     async fn open_socket(&self, index: usize) -> Result<(Box<dyn Stream>, String), ReplicationError> {
         let failed = |source| ReplicationError::Socket { to: self.to_string(), source };
         let port = self.port(index);
-        // As libpq: `hostaddr` says where to, `host` what name the certificate must have.
+        // As in libpq, `hostaddr` is where to connect to, and `host` is the name that the certificate must have.
         let address = self.config.get_hostaddrs().get(index).map(ToString::to_string);
         let name = match self.config.get_hosts().get(index) {
             Some(Host::Unix(folder)) => {
@@ -239,7 +239,7 @@ impl ConnectOptions {
         Ok((Box::new(connect.connect(stream).await.map_err(failed)?), name))
     }
 
-    /// The kernel's settings that `tokio_postgres` makes from the same options.
+    /// Makes the settings of the kernel that `tokio_postgres` makes from the same options.
     fn keep_alive(&self, stream: &TcpStream) -> rustix::io::Result<()> {
         use rustix::net::sockopt;
         sockopt::set_socket_keepalive(stream, self.config.get_keepalives())?;
@@ -273,7 +273,7 @@ impl Replication {
             read.map_err(|source| ReplicationError::Password { to: to.clone(), source })?
                 .ok_or_else(|| unsupported("the server asks for a password and none is given"))
         };
-        // Whatever way the server would ask for: none of them binds here, and one without a password binds nothing.
+        // It is refused whichever way the server would ask for: no way that is known here binds the channel.
         if options.config.get_channel_binding() == ChannelBinding::Require {
             return Err(unsupported("channel_binding=require is not possible on a replication connection"));
         }
@@ -319,7 +319,7 @@ impl Replication {
         }
     }
 
-    /// A command that answers with at most one row; its first column.
+    /// Runs a command that answers with at most one row, and returns its first column.
     pub(crate) async fn value(&mut self, command: &str) -> Result<Option<String>, ReplicationError> {
         self.writer.query(command).await?;
         let mut value = None;
@@ -349,7 +349,7 @@ impl Replication {
 }
 
 impl Reader {
-    /// The next message; an error of the server as an error.
+    /// The next message. An error of the server is an `Err`.
     async fn answer(&mut self) -> Result<Message, ReplicationError> {
         loop {
             if let Some(message) = self.buffered()? {
@@ -402,14 +402,14 @@ impl Writer {
         self.send(&buffer).await
     }
 
-    /// Says how far everything is durable, on a stream that runs. `reply`: the server shall answer at once.
+    /// Tells the server, on a running stream, up to where everything is durable.
     pub(crate) async fn status(&mut self, durable: u64) -> Result<(), ReplicationError> {
         let mut data = Vec::with_capacity(34);
         data.push(b'r');
         for _written_flushed_applied in 0..3 {
             data.extend_from_slice(&durable.to_be_bytes());
         }
-        // The time of day, by which the server only shows how old this is.
+        // The time of day. The server only uses it to show how old this status is.
         let since_2000 = Duration::from_secs(946_684_800);
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let now = i64::try_from(now.saturating_sub(since_2000).as_micros()).unwrap_or(i64::MAX);

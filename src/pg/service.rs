@@ -1,8 +1,8 @@
 //! `service=NAME`: the rest of a connection string, from a section of libpq's `pg_service.conf`.
 //! <https://www.postgresql.org/docs/current/libpq-pgservice.html>
 //!
-//! Invariant: what a string says itself counts, whatever the file says; and no message repeats a value, nor a key
-//! that is not known: either may be a password in the wrong place.
+//! Invariant: what a string says itself counts more than the file. No message repeats a value or an unknown key,
+//! because either may be a password in the wrong place.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use super::options::OptionsError;
 
-/// Where services are looked for, the first file that has the section counting: the one that `PGSERVICEFILE` names, or
-/// `~/.pg_service.conf`; then `pg_service.conf` in the folder `PGSYSCONFDIR`. libpq's own folder, which it was built
-/// with, we cannot know.
+/// The files in which services are looked for; the first that has the section counts. They are the file that
+/// `PGSERVICEFILE` names, or `~/.pg_service.conf`, and then `pg_service.conf` in the folder `PGSYSCONFDIR`. libpq also
+/// looks into a folder that is fixed when it is built, which we cannot know.
 pub(super) fn standard_files() -> Vec<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let own = variable("PGSERVICEFILE").or_else(|| Some(variable("HOME")?.join(".pg_service.conf")));
@@ -45,14 +45,14 @@ pub(super) fn find(service: &str, files: &[PathBuf]) -> Result<(PathBuf, Vec<Pai
     Err(OptionsError::NoSuchService { service: service.to_owned(), files: files.to_vec() })
 }
 
-/// That something is wrong with a line of a service.
+/// The error for a line of a service.
 pub(super) fn wrong(file: &Path, service: &str, line: usize, reason: &str) -> OptionsError {
     let reason = format!("line {line} {reason}");
     OptionsError::ServiceFile { file: file.to_owned(), service: service.to_owned(), reason }
 }
 
-/// As libpq reads it: `[name]` begins a section, `#` a comment; white space counts at neither end of a line, but around
-/// `=`.
+/// Reads the file as libpq does: `[name]` begins a section, `#` a comment. White space does not count at the ends of a
+/// line, but it does around `=`.
 fn section(text: &str, service: &str, file: &Path) -> Result<Option<Vec<Pair>>, OptionsError> {
     let mut found: Option<Vec<Pair>> = None;
     for (number, line) in (1..).zip(text.lines().map(str::trim)) {

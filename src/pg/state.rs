@@ -14,10 +14,10 @@ pub fn is_signpost(error: &tokio_postgres::Error) -> bool {
 }
 
 /// Whether a shard that is fenced, has moved or is not open yet can make a statement fail like this, besides
-/// [`is_signpost`]: classes 42 (a name is not, or not what it was), 0A (not on a view), 3F (no such schema) and 55
-/// (object not in the right state).
+/// [`is_signpost`]: classes 42 (a name is missing, or means something else), 0A (not on a view), 3F (no such schema)
+/// and 55 (object not in the right state).
 ///
-/// Such an error is the application's own mistake as often as not: look at the host's `pgshard.shard` row before
+/// Such an error may just as well be the application's own mistake: look at the host's `pgshard.shard` row before
 /// believing either.
 pub fn may_be_moved(error: &tokio_postgres::Error) -> bool {
     error.code().is_some_and(|code| ["42", "0A", "3F", "55"].iter().any(|class| code.code().starts_with(class)))
@@ -30,8 +30,8 @@ pub fn is_transient(code: &SqlState) -> bool {
         || code.code().starts_with("08")
 }
 
-/// Whether the server would not write: a transaction that is to read only, or a server that is a standby (since a
-/// fail-over, say).
+/// Whether the server refused to write: the transaction may only read, or the server is a standby (since a fail-over,
+/// say).
 pub fn is_read_only(error: &tokio_postgres::Error) -> bool {
     error.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION)
 }
