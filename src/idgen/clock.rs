@@ -1,4 +1,4 @@
-//! The clocks that sources read, as a value: tests put one there that steps.
+//! The clocks that sources read, as a value: tests use one that steps.
 
 use std::fmt;
 use std::sync::Arc;

@@ -91,7 +91,7 @@ impl FromStr for FlakeId {
     }
 }
 
-/// Who makes flakes.
+/// The number of the worker that makes flakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Worker {
     /// 48 random bits with the multicast bit set, new for each source and each process.
@@ -104,7 +104,7 @@ pub enum Worker {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Who makes them.
+    /// The worker's number.
     pub worker: Worker,
     /// No flake of an earlier Unix millisecond is made: for a given worker, the [`Flake::last_ms`] that the source
     /// before it left, plus one. 0 for none.
@@ -127,7 +127,7 @@ pub struct Flake {
     clock: Arc<dyn Clock>,
     chosen: Worker,
     maker: ArcSwap<Maker>,
-    /// Of several threads of a forked process one draws the number.
+    /// Held by the thread that draws the number of a forked process, so that only one does.
     drawing: Mutex<()>,
     wait_max: Duration,
     // 48 bits are left for the milliseconds, which is enough until the year 10889.
@@ -136,7 +136,7 @@ pub struct Flake {
 
 const MS_END: u64 = 1 << (64 - SEQ_BITS);
 
-/// Whose number it is.
+/// A worker's number, and the process that it is for.
 #[derive(Debug)]
 struct Maker {
     process: Process,

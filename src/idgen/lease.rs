@@ -1,11 +1,11 @@
 //! Leases on the worker numbers of [snowflakes](super::snowflake), kept in PostgreSQL.
 //!
-//! Invariant: every grant and renewal carries a **ceiling**, the last millisecond that the holder may put into an
-//! ID, and the next grant of the number begins after it; who gives a number back says which millisecond was its last,
-//! and the next begins after that. This holds by the rows alone; no clock has to be right for it. That a lease ends by
-//! the clock only decides when the number may go to somebody else. A table that may have gone back in time, because its
-//! server was restored, promoted or restarted, grants nothing until the longest lease has ended of which it may have
-//! lost the row. All holders of a space have one epoch, and a clock that is not far from the server's.
+//! Invariant: every grant and renewal carries a **ceiling**, the last millisecond that the holder may put into an ID,
+//! and the next grant of the number begins after it. A holder that gives a number back says which millisecond was its
+//! last, and the next grant begins after that. This holds by the rows alone; no clock has to be right for it. The end
+//! of a lease by the clock only decides when the number may go to another holder. A table that may have gone back in
+//! time, because its server was restored, promoted or restarted, grants nothing until the longest lease whose row it
+//! may have lost has ended. All holders of a space have one epoch, and a clock that is not far from the server's.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ use crate::pg::{ConnectError, ConnectOptions, Connection};
 /// How many worker numbers there are.
 pub const WORKERS: u16 = 1024;
 
-/// How far a generator's clock may be from that of the database that grants the leases. Its functions have the same
-/// number.
+/// How far a generator's clock may be from that of the database that grants the leases. The functions in the database
+/// have the same number.
 pub const CLOCK_OFF_MAX_MS: i64 = 10_000;
 
 /// A worker number, granted.
@@ -76,14 +76,14 @@ pub enum Freed {
 pub enum Elsewhere {
     /// There were never any.
     Nobody,
-    /// Some may lease from another table, or from one that is lost: nothing is granted until their leases have ended.
+    /// Some may lease from another table, or from one that is lost. Nothing is granted until their leases have ended.
     Perhaps,
 }
 
 /// What the database knows of a worker number, see [`WorkerLeases::status`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseStatus {
-    /// The IDs that differ from each other.
+    /// The space: its IDs differ from each other.
     pub space: String,
     /// The number, `0..=1023`.
     pub worker: u16,
@@ -112,7 +112,7 @@ pub enum Error {
          promoted or made anew, and may have lost who holds one"
     )]
     OnHold {
-        /// Until leases that may be lost have ended, in milliseconds.
+        /// How long until leases that may be lost have ended, in milliseconds.
         left_ms: u64,
     },
     /// The IDs of the space have another epoch.
@@ -123,7 +123,7 @@ pub enum Error {
     OtherEpoch {
         /// The space.
         space: String,
-        /// The epoch of those who were first, Unix milliseconds.
+        /// The epoch of the first holders, Unix milliseconds.
         recorded_ms: i64,
         /// The epoch of this one, Unix milliseconds.
         asked_ms: i64,
@@ -173,7 +173,7 @@ pub enum Error {
     },
 }
 
-/// Keeps leases. PostgreSQL does, and in tests a store in memory.
+/// Keeps leases: in PostgreSQL, and in tests in memory.
 pub trait LeaseStore: Send + Sync + 'static {
     /// Grants a number that nobody holds; for a token that was granted one, the same.
     ///
@@ -181,11 +181,11 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// When all are held, the epoch or the clock is not that of the others, or the store is out of reach.
     ///
     /// # Cancel safety
-    /// When dropped, a number may be granted: to who asks again with this token, else to nobody until `keep` has
-    /// passed.
+    /// When dropped, a number may be granted. A call that asks again with this token gets it, else nobody does until
+    /// `keep` has passed.
     fn acquire(&self, token: Uuid, term: Term) -> impl Future<Output = Result<Grant, Error>> + Send;
 
-    /// Renews a grant: the same with a later ceiling; `None` when the number is somebody else's by now.
+    /// Renews a grant: the same with a later ceiling; `None` when another holder has the number by now.
     ///
     /// # Errors
     /// When the store is out of reach. The grant may be renewed or not, then.
@@ -194,8 +194,8 @@ pub trait LeaseStore: Send + Sync + 'static {
     /// When dropped, the grant may be renewed or not.
     fn renew(&self, grant: Grant, term: Term) -> impl Future<Output = Result<Option<Grant>, Error>> + Send;
 
-    /// Takes a number back, whose holder makes no ID any more and made none past this Unix millisecond. Where it is
-    /// somebody else's by now nothing is done.
+    /// Takes a number back whose holder makes no more IDs, and made none past this Unix millisecond. Does nothing when
+    /// another holder has it by now.
     ///
     /// # Errors
     /// When the store is out of reach.
@@ -205,27 +205,27 @@ pub trait LeaseStore: Send + Sync + 'static {
     fn release(&self, grant: Grant, last_ms: u64) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-/// The leases in one PostgreSQL database, in the schema `pgshard_workers`. Connects for each call: that is every few
-/// seconds, and survives restarts of the server without care.
+/// The leases in one PostgreSQL database, in the schema `pgshard_workers`. It connects for each call: that is only
+/// every few seconds, and it survives restarts of the server.
 #[derive(Clone, Debug)]
 pub struct WorkerLeases {
     connect: ConnectOptions,
     space: String,
 }
 
-/// What makes each version out of the one before it.
+/// The scripts that make each version from the one before it.
 const VERSIONS: [&str; 3] = [
     include_str!("../../migrations/workers/0001_workers.sql"),
     include_str!("../../migrations/workers/0002_restored.sql"),
     include_str!("../../migrations/workers/0003_epochs_and_release.sql"),
 ];
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What is left is negative for a number that is free again.
+/// The time that is left is negative for a number that is free again.
 const STATUS: &str = "SELECT space, worker, ceiling_ms,
     pg_catalog.floor(pg_catalog.date_part('epoch', expires_at - pg_catalog.clock_timestamp()) * 1000)::int8
     FROM pgshard_workers.lease ORDER BY space, worker";
 const VERSION: &str = "SELECT version FROM pgshard_workers.version";
-/// "pgsh", and which.
+/// The lock's key is the bytes "pgsh" and a number.
 const LOCK: &str = "SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock(1885827944, 1001)";
 
 impl WorkerLeases {
@@ -268,9 +268,9 @@ impl WorkerLeases {
         })
     }
 
-    /// Grants no number in any space for so long from now on, or for the longest lease that was ever asked for: after
-    /// the table's rows were restored, or while generators still lease from another table. Renewals go on. Gives until
-    /// when.
+    /// Makes the database grant no number in any space for `length` from now on, or, without it, for the longest lease
+    /// that was ever asked for. It is for when the table's rows were restored, or while generators still lease from
+    /// another table. Renewals go on. Returns until when.
     ///
     /// # Errors
     /// When the database is out of reach, does not answer in time, or lacks the schema.
@@ -286,9 +286,9 @@ impl WorkerLeases {
         row.try_get(0).map_err(|source| failure(doing, source))
     }
 
-    /// Takes a number back whose holder is gone, before its lease ends; whether it was held. Should the holder be
-    /// there, it goes on until its lease ends, and the next begins after that: for leases of hours, not to hurry those
-    /// of seconds.
+    /// Takes a number back whose holder is gone, before its lease ends. Returns whether it was held. If the holder is
+    /// not gone, it goes on until its lease ends, and the next begins after that. This is for leases of hours; leases
+    /// of seconds end soon enough.
     ///
     /// # Errors
     /// When the database is out of reach, does not answer in time, or lacks the schema.
@@ -347,7 +347,7 @@ impl WorkerLeases {
         self.asked(doing, async |transaction| transaction.query_one(text, values).await).await
     }
 
-    /// One question in a transaction, over a connection of its own.
+    /// Asks one question in a transaction, over a connection of its own.
     async fn asked(
         &self,
         doing: &'static str,
@@ -356,8 +356,8 @@ impl WorkerLeases {
         let answer = async {
             let mut connection = self.connection().await?;
             let sql = |source| failure(doing, source);
-            // Whatever the database's default: under an older snapshot, generators that start together would end each
-            // other.
+            // The isolation level does not depend on the database's default: under an older snapshot, generators that
+            // start together would make each other fail.
             let transaction = connection.build_transaction().isolation_level(IsolationLevel::ReadCommitted);
             let transaction = transaction.start().await.map_err(sql)?;
             let row = ask(&transaction).await.map_err(sql)?;
@@ -368,7 +368,7 @@ impl WorkerLeases {
     }
 }
 
-/// The holder's wall clock now: connecting took its time, which is no difference of clocks.
+/// The holder's wall clock now. The time that connecting took must not count as a difference of the clocks.
 fn now_ms(term: Term, begun: Instant) -> i64 {
     bigint(u128::from(term.now_ms) + begun.elapsed().as_millis())
 }

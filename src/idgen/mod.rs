@@ -46,14 +46,14 @@ pub trait IdSource: Send + Sync {
     /// When the source cannot give one that is certainly new within its limits of time.
     ///
     /// # Cancel safety
-    /// Nothing is given twice. An ID that was taken for a future that is dropped is never given to anybody.
+    /// Nothing is given twice. An ID that was taken for a future that is dropped is never given at all.
     fn next(&self) -> impl Future<Output = Result<Self::Id, Self::Error>> + Send;
 
     /// Exactly `count` IDs, `0..=BATCH_MAX`, for bulk loads. Cheaper than one by one.
     ///
     /// # Errors
     /// As [`IdSource::next`], and when `count` is above [`BATCH_MAX`]. IDs that were taken before it failed are never
-    /// given to anybody.
+    /// given at all.
     ///
     /// # Cancel safety
     /// As [`IdSource::next`].
@@ -88,7 +88,7 @@ pub enum Error {
         /// Its last.
         last_ms: i64,
     },
-    /// The lease on the worker number has ended and cannot be had anew.
+    /// The lease on the worker number has ended, and no new one was granted.
     #[error("no worker number is leased, and none could be had")]
     NoLease(#[source] Arc<lease::Error>),
     /// The lease was renewed again and again, and had always ended already.
@@ -100,7 +100,7 @@ pub enum Error {
     /// The worker number was given to the process that forked this one, which goes on using it.
     #[error("the worker number is that of the process that forked this one: make a source with another number")]
     Forked,
-    /// More than a source gives at once.
+    /// The call asked for more than a source gives at once.
     #[error("{count} IDs at once are more than {BATCH_MAX}: ask several times")]
     BatchTooLarge {
         /// How many were asked for.
@@ -108,7 +108,7 @@ pub enum Error {
     },
 }
 
-/// How long a source waits for a clock that stepped back, where its options say nothing.
+/// How long a source waits by default for a clock that stepped back.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
 
 fn check_batch(count: usize) -> Result<(), Error> {

@@ -1,5 +1,5 @@
-//! Which process this is. What a source has in its memory is, after fork(), in the memory of two processes: its worker
-//! number, its block of tickets. Only the one that got it may use it.
+//! Which process this is. After fork() two processes have in their memory what a source had: its worker number, its
+//! block of tickets. Only the process that got it may use it.
 
 /// A process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ impl Process {
         Process(std::process::id())
     }
 
-    /// Whether it is this one: a call of the system, some tens of nanoseconds.
+    /// Whether it is this one. This is a system call, which takes some tens of nanoseconds.
     pub(super) fn is_current(self) -> bool {
         self == Process::current()
     }

@@ -1,5 +1,5 @@
-//! Random numbers that differ between machines, threads and forked processes: what is drawn in bulk is seeded by the
-//! system, whose own randomness costs a call of it.
+//! Random numbers that differ between machines, threads and forked processes. The system's own randomness costs a
+//! system call each time, so it only seeds the generators that most numbers come from.
 
 use std::cell::RefCell;
 
@@ -18,7 +18,7 @@ thread_local! {
         RefCell::new((Process::current(), fastrand::Rng::with_seed(of_the_system())));
 }
 
-/// The lowest so many bits, at most 32. No secret.
+/// A random number of `count` bits, at most 32. It is not secret.
 pub(super) fn bits(count: u32) -> u32 {
     DRAWN.with_borrow_mut(|(process, rng)| {
         if !process.is_current() {

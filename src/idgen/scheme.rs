@@ -1,4 +1,4 @@
-//! Taking IDs of any kind apart: text in, named fields out.
+//! Takes IDs of any kind apart: text in, named fields out.
 
 use std::fmt;
 use std::str::FromStr;
@@ -36,7 +36,7 @@ pub enum Field {
     Number(u64),
     /// Bits that are no number, in hexadecimal.
     Bits(String),
-    /// A time; `None` where the epoch is not known, or the time cannot be written.
+    /// A time; `None` when the epoch is not known, or the time cannot be written.
     Time(Option<Timestamp>),
 }
 
@@ -85,9 +85,8 @@ impl Scheme {
         }
     }
 
-    /// Takes an ID apart. The epoch is for `Shard`, whose time is not known without it, and for `Snowflake`, which
-    /// takes the first snowflakes' ([`snowflake::TWITTER_EPOCH_MS`]) where none is given. Numbers may be signed or
-    /// unsigned.
+    /// Takes an ID apart. The epoch is for `Shard`, whose time is not known without it, and for `Snowflake`, where the
+    /// default is that of the first snowflakes ([`snowflake::TWITTER_EPOCH_MS`]). Numbers may be signed or unsigned.
     ///
     /// ```
     /// use pgshard::idgen::Scheme;
@@ -246,7 +245,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever stands there, it is decoded or refused.
+        /// Every text and every number is decoded or refused.
         #[test]
         fn total(text in "[0-9a-f-]{0,40}", number: i64) {
             for scheme in [Scheme::Shard, Scheme::Snowflake, Scheme::Flake, Scheme::Simpleflake, Scheme::Uuid7,

@@ -104,7 +104,7 @@ pub const fn decode(id: i64) -> Option<Fields> {
     Some(Fields { ms: id as u64 >> RANDOM_BITS, random: (id & ((1 << RANDOM_BITS) - 1)) as u32 })
 }
 
-/// How likely it is that two are the same, of `per_ms` IDs in each of so many milliseconds:
+/// How likely it is that two of the IDs are the same, with `per_ms` IDs in each of `milliseconds`:
 /// `1 - exp(-milliseconds * per_ms (per_ms - 1) / 2^23)`.
 ///
 /// ```

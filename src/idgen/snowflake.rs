@@ -6,9 +6,9 @@
 //! core busy. Needs a worker number of its own, leased from the database every few seconds (`lease`); an ID itself
 //! needs no round trip.
 //!
-//! Invariant: no ID is made outside the milliseconds that the lease grants, so that a process that was stopped for
-//! however long makes none that the next holder of its number makes. Besides that, a generator stops a margin before
-//! its lease ends by the monotonic clock. What fails: with the database away for longer than the lease, there are no
+//! Invariant: no ID is made outside the milliseconds that the lease grants. So a process that was stopped, for however
+//! long, makes no ID that the next holder of its number makes. Besides that, a generator stops a margin before its
+//! lease ends by the monotonic clock. What fails: when the database is away for longer than the lease, there are no
 //! IDs; a clock that steps back makes callers wait, and beyond [`Options::wait_max`] fail; the last ID is 69.7 years
 //! after the epoch.
 
@@ -71,11 +71,12 @@ impl Fields {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The zero of the clock. The same for ever and for all generators of the IDs.
+    /// The zero of the clock. It must be the same for all generators of the IDs, and never change.
     pub epoch: Epoch,
-    /// How long a lease is. Long: the database may be away for so long. Short: a number is free again sooner.
+    /// How long a lease is. With a long one the database may be away for longer; with a short one a number is free
+    /// again sooner.
     pub lease: Duration,
-    /// So long before its end a lease is taken as ended. Less than the lease.
+    /// How long before its end a lease counts as ended. Less than the lease.
     pub margin: Duration,
     /// How long a call waits for a clock that stepped back.
     pub wait_max: Duration,
@@ -104,7 +105,7 @@ impl<S: LeaseStore> Clone for Snowflake<S> {
     }
 }
 
-/// What ends with the last clone: the renewing, and the lease.
+/// What ends with the last clone: the task that renews, and the lease.
 #[derive(Debug)]
 struct Hold<S: LeaseStore> {
     inner: Arc<Inner<S>>,
@@ -137,23 +138,23 @@ struct Inner<S> {
     renewing: Mutex<Renewing>,
 }
 
-/// A grant, and until when by this process's monotonic clock.
+/// A grant, and until when it holds by this process's monotonic clock.
 #[derive(Debug)]
 struct Held {
     grant: Grant,
     until: Duration,
-    /// Who it was granted to.
+    /// The process that it was granted to.
     process: Process,
 }
 
 type Renewed = Result<(), Arc<lease::Error>>;
 
-/// One renewal for all callers, in a task of its own: a caller that gives up ends nothing.
+/// One renewal for all callers, in a task of its own, so that a caller that gives up does not end it.
 #[derive(Debug)]
 struct Renewing {
     process: Process,
     under_way: Option<watch::Receiver<Option<Renewed>>>,
-    /// With which a number was asked for, as long as no answer has come: it may be granted already.
+    /// The token with which a number was asked for, until an answer comes: the number may be granted already.
     token: Option<Uuid>,
 }
 
@@ -164,12 +165,12 @@ impl Renewing {
 }
 
 impl<S: LeaseStore> Snowflake<S> {
-    /// A generator that has a worker number and keeps it: a task renews the lease three times in its length, and leases
-    /// another number where that one was lost. When the last clone is dropped the number is given back, by a task: wait
-    /// for [`Snowflake::release`] before the runtime ends, or the number is free only when its lease has ended.
+    /// A generator that has a worker number and keeps it. A task renews the lease three times in its length, and leases
+    /// another number if that one was lost. When the last clone is dropped, a task gives the number back. Wait for
+    /// [`Snowflake::release`] before the runtime ends, or the number is free only when its lease has ended.
     ///
-    /// Waits while the database grants none because it may have gone back in time ([`lease::Error::OnHold`]): for about
-    /// the longest lease.
+    /// This waits while the database grants no number because it may have gone back in time ([`lease::Error::OnHold`]),
+    /// for about the longest lease.
     ///
     /// # Errors
     /// When no number can be leased.
@@ -206,7 +207,7 @@ impl<S: LeaseStore> Snowflake<S> {
         let (held, renewing) = (ArcSwapOption::empty(), Mutex::new(Renewing::none()));
         let inner = Inner { store, clock, options, epoch_ms, ticks: Ticks::from(0), held, renewing };
         let inner = Arc::new(inner);
-        // From here on, so that a start that is given up gives back what it was granted.
+        // It exists from here on, so that a start that is given up gives back what it was granted.
         let generator = Snowflake { hold: Arc::new(Hold { inner: inner.clone(), keeper: None }), inner };
         let mut waits = 0;
         loop {
@@ -227,7 +228,7 @@ impl<S: LeaseStore> Snowflake<S> {
         }
     }
 
-    /// Renews the lease, or leases another number where that one was lost. Callers that ask meanwhile wait for the same
+    /// Renews the lease, or leases another number if that one was lost. Callers that ask meanwhile wait for the same
     /// renewal.
     ///
     /// # Errors
@@ -239,8 +240,8 @@ impl<S: LeaseStore> Snowflake<S> {
         self.inner.renew().await.map_err(Error::NoLease)
     }
 
-    /// Gives the worker number back, for the next generator to begin at once, if this is the last clone; else it only
-    /// drops this one.
+    /// Gives the worker number back, so that the next generator may begin at once, if this is the last clone. Else it
+    /// only drops this one.
     ///
     /// # Errors
     /// When the store is out of reach: the number is free when its lease has ended.
@@ -282,7 +283,7 @@ impl<S: LeaseStore> Inner<S> {
     }
 
     async fn renew(self: &Arc<Self>) -> Renewed {
-        // The task of another runtime may end without an answer; the next is this caller's own.
+        // A renewal in a task of another runtime may end without an answer. The next one is this caller's own.
         for _ in 0..2 {
             let mut under_way = self.renewal();
             if let Ok(answer) = under_way.wait_for(Option::is_some).await {
@@ -292,7 +293,7 @@ impl<S: LeaseStore> Inner<S> {
         Err(Arc::new(lease::Error::Ended))
     }
 
-    /// For a caller without a lease: somebody may have renewed it meanwhile.
+    /// Renews the lease for a caller that has none, unless another call has renewed it meanwhile.
     async fn renew_unless_held(self: &Arc<Self>) -> Renewed {
         let usable = self.held.load().as_ref().is_some_and(|held| self.check(held, self.clock.unix_ms()).is_ok());
         if usable { Ok(()) } else { self.renew().await }
@@ -316,7 +317,7 @@ impl<S: LeaseStore> Inner<S> {
 
     async fn renew_alone(&self) -> Result<(), lease::Error> {
         let held = self.held.load_full().filter(|held| held.process.is_current());
-        // From before the request: the store counts from when it got it, which is later.
+        // Taken before the request: the store counts from when it got the request, which is later.
         let asked_at = self.clock.monotonic();
         let now_ms = self.clock.unix_ms();
         let length = self.options.lease;
@@ -341,9 +342,9 @@ impl<S: LeaseStore> Inner<S> {
         Ok(())
     }
 
-    /// For the last that has it: nobody makes an ID any more.
+    /// Gives the number back, for the last clone: no more IDs are made.
     async fn release(&self) -> Result<(), lease::Error> {
-        // A renewal that is under way would lease behind it.
+        // A renewal that is still under way could lease a number after this.
         let under_way = self.renewing().under_way.clone();
         if let Some(mut under_way) = under_way {
             under_way.wait_for(Option::is_some).await.ok();
@@ -395,7 +396,7 @@ impl<S: LeaseStore> Inner<S> {
 /// meanwhile.
 const HOLDS_MAX: u32 = 3;
 
-/// How often one call has the lease renewed.
+/// How often one call may have the lease renewed.
 const RENEWALS_MAX: u32 = 3;
 
 impl<S: LeaseStore> IdSource for Snowflake<S> {

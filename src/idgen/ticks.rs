@@ -16,7 +16,7 @@ pub enum Later {
         /// How long until it is there.
         by_ms: u64,
     },
-    /// The lease on the worker number has ended, or is near enough to its end.
+    /// The lease on the worker number has ended, or its end is too near.
     Lease,
     /// The worker number is that of the process that forked this one.
     Forked,
@@ -42,7 +42,7 @@ pub(super) struct Taken {
 impl<const BITS: u32> Ticks<BITS> {
     const SEQ_MAX: u64 = (1 << BITS) - 1;
 
-    /// Nothing before `floor_ms` will be given.
+    /// Begins at `floor_ms`: nothing before it will be given.
     pub(super) fn from(floor_ms: u64) -> Ticks<BITS> {
         Ticks(AtomicU64::new((floor_ms.max(1) << BITS) - 1))
     }
@@ -107,7 +107,7 @@ impl<'a> Patience<'a> {
         Ok(())
     }
 
-    /// What was waited for came.
+    /// Notes that the wait was not in vain: the limit counts anew.
     pub(super) fn rewarded(&mut self) {
         self.begun = None;
     }

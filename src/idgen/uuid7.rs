@@ -2,9 +2,9 @@
 //! at random in each millisecond, variant, 32 random bits.
 //!
 //! Sortable by time, ordered within a process (also when the clock steps back a little: the crate's counter goes on),
-//! needs no worker number and no database. What fails: nothing is checked, so uniqueness is a matter of odds, though
-//! against very long ones; 16 bytes are twice a `bigint` in every index; the time it was made at is in it for all to
-//! see.
+//! needs no worker number and no database. What fails: nothing is checked, so uniqueness rests on probability, though
+//! the odds are very good; 16 bytes are twice a `bigint` in every index; everybody can see the time at which it was
+//! made.
 
 use uuid::Uuid;
 

@@ -105,8 +105,8 @@ proptest! {
         prop_assert_eq!(fields(id).cmp(&fields(other)), id.cmp(&other));
     }
 
-    /// Two generators over one number, with stops, clock steps of both, and a store that goes away: whatever happens,
-    /// no ID comes twice, and those of each grow.
+    /// Two generators over one number, with processes that stop, clocks that step, and a store that goes away: whatever
+    /// happens, no ID comes twice, and the IDs of each grow.
     #[test]
     fn never_twice(steps in proptest::collection::vec((0_usize..2, 0_u8..7, 1_u64..15_000), 1..120)) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -219,7 +219,7 @@ async fn a_paused_process_is_fenced() {
     let clock = FakeClock::new(NOW, Duration::ZERO);
     let paused = generator(&store, &clock).await;
     let ceiling = paused.inner.held.load_full().unwrap().grant.ceiling_ms;
-    // The latest that it may ever have made, had it been stopped after its last look at the clock.
+    // The latest ID that it may ever have made, if it was stopped after its last look at the clock.
     let latest = Fields { ms: ceiling - TWITTER_EPOCH_MS as u64, worker: 0, seq: 4095 }.encode().unwrap();
     store.clock.pass(Duration::from_secs(3600));
 

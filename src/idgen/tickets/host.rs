@@ -13,18 +13,18 @@ use crate::map::HostName;
 pub(super) struct Facts {
     /// The series and its layout.
     pub(super) series: Option<(Uuid, Layout)>,
-    /// Whose each residue is.
+    /// The host that each residue belongs to.
     pub(super) claims: BTreeMap<u32, String>,
-    /// What the host itself gives.
+    /// The tickets that the host itself gives.
     pub(super) ticket: Option<Ticket>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) residue: u32,
-    /// Whose they are, as the host recorded.
+    /// The host whose tickets they are, as this host recorded it.
     pub(super) host_name: String,
-    /// The last that was given; `None` before the first.
+    /// The last ticket that was given; `None` before the first.
     pub(super) last: Option<i64>,
 }
 

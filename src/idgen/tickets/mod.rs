@@ -33,12 +33,12 @@ pub use setup::{Create, Created, Refusal, Role, create};
 pub use source::{Options, Tickets};
 pub use status::{HostStatus, NameStatus, status};
 
-/// How far apart the tickets of one host are, where nothing is said.
+/// How many residues there are by default.
 pub const STRIDE_DEFAULT: u32 = 16;
 /// The largest stride.
 pub const STRIDE_MAX: u32 = 1024;
 
-/// How many numbers in a row are one host's, where nothing is said: the largest N.
+/// How many numbers in a row are one host's by default: the largest N.
 pub const RUN_DEFAULT: u32 = 8192;
 /// The longest run.
 pub const RUN_MAX: u32 = 1 << 20;
@@ -92,7 +92,7 @@ impl FromStr for TicketName {
     }
 }
 
-/// A host that has tickets, or is to have some.
+/// A host that has tickets, or will have some.
 #[derive(Clone, Debug)]
 pub struct TicketHost {
     /// Its name in the config.
@@ -105,7 +105,7 @@ pub struct TicketHost {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The series is not to be created so.
+    /// The series cannot be created like this.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Refused(Vec<Refusal>),
     /// A host cannot be reached.
@@ -174,7 +174,7 @@ pub enum Error {
         /// The name.
         name: TicketName,
     },
-    /// More than is given at once.
+    /// The call asked for more tickets than are given at once.
     #[error("{count} tickets at once are more than {}: ask several times", super::BATCH_MAX)]
     BatchTooLarge {
         /// How many were asked for.
@@ -182,7 +182,7 @@ pub enum Error {
     },
 }
 
-/// An error and what caused it. Of several there is no one source that a report could follow.
+/// An error and what caused it. Several errors have no single source that a report could follow.
 fn with_causes(error: &Error) -> String {
     let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
@@ -194,8 +194,8 @@ impl Error {
     }
 }
 
-/// Which numbers are whose: `ticket = (count / run * stride + residue) * run + count % run`, where `count` is what the
-/// residue's host counts. The same for all hosts of a name, for ever.
+/// Which numbers belong to which host: `ticket = (count / run * stride + residue) * run + count % run`, where `count`
+/// is what the residue's host counts. It is the same for all hosts of a name, and never changes.
 ///
 /// ```
 /// use pgshard::idgen::tickets::Layout;
@@ -222,7 +222,7 @@ impl Default for Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fields {
-    /// The host's.
+    /// The residue of the host that gave it.
     pub residue: u32,
     /// How many the host had given before.
     pub count: u64,
@@ -251,7 +251,7 @@ impl Layout {
         let (run, start) = (u64::from(self.run), start.max(1).cast_unsigned());
         let period = run * u64::from(self.stride);
         let (before, within) = (start / period * run, start % period);
-        // Before the residue's run, inside it, or after.
+        // `within` lies before the residue's run, inside it, or after it.
         let count = before + within.saturating_sub(u64::from(residue) * run).min(run);
         self.ticket(residue, count).and_then(|_| i64::try_from(count).ok())
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::idgen::process::Process;
 
-/// Whether a host rests.
+/// Whether a host rests, shared by its callers and the task that looks for it.
 #[derive(Clone, Debug)]
 pub(super) struct Rest {
     first: Duration,
@@ -18,7 +18,7 @@ struct State {
     on: bool,
     /// The process in which a task looks for the host.
     looked_for: Option<Process>,
-    /// Until the next look.
+    /// The pause before the next look.
     pause: Duration,
 }
 
@@ -37,13 +37,13 @@ impl Rest {
         self.state().on
     }
 
-    /// It gave tickets.
+    /// The host gave tickets: it rests no longer.
     pub(super) fn end(&self) {
         let mut state = self.state();
         (state.on, state.pause) = (false, self.first);
     }
 
-    /// It failed: what the task that looks for it holds; `None` while there is one already.
+    /// The host failed. Returns what the task that looks for it must hold; `None` if there is such a task already.
     pub(super) fn begin(&self) -> Option<Resting> {
         let mut state = self.state();
         state.on = true;
@@ -55,8 +55,8 @@ impl Rest {
     }
 }
 
-/// Held by the task that looks for a host. Without it the host does not rest: where the task's runtime ended, the next
-/// caller asks.
+/// Held by the task that looks for a host. Without it the host does not rest: if the task's runtime has ended, the next
+/// caller asks the host.
 pub(super) struct Resting(Rest);
 
 impl Resting {

@@ -1,7 +1,7 @@
-//! Creating tickets on hosts: which host gets which residue.
+//! Creates tickets on hosts, and decides which host gets which residue.
 //!
-//! Invariant: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no second host
-//! can write beside it. So any two creators that have one host in common cannot give it twice; two that have none make
+//! Invariant: a residue is claimed on **all** hosts before its host gives a ticket, by rows that no second host can
+//! write beside it. So two creators that have a host in common cannot give it twice. Two that have none in common make
 //! two series, which are never used together.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use crate::map::HostName;
 use crate::pg::Connection;
 
 const VERSION_1: &str = include_str!("../../../migrations/tickets/0001_tickets.sql");
-/// "pgsh", and which.
+/// The lock's key is the bytes "pgsh" and a number.
 const LOCK: &str = "SET lock_timeout = '10s'; SELECT pg_advisory_lock(1885827944, 1000)";
 
 /// What is to be created.
@@ -22,13 +22,14 @@ const LOCK: &str = "SET lock_timeout = '10s'; SELECT pg_advisory_lock(1885827944
 pub struct Create {
     /// The name of the series.
     pub name: TicketName,
-    /// The hosts that are to give tickets, of those given to [`create`].
+    /// The hosts that will give tickets, out of those given to [`create`].
     pub hosts: BTreeSet<HostName>,
     /// How many hosts there can ever be, `1..=STRIDE_MAX`; `None`: as recorded, else 16. It cannot change.
     pub stride: Option<u32>,
     /// How many tickets in a row are one host's, `1..=RUN_MAX`; `None`: as recorded, else 8,192. It cannot change.
     pub run: Option<u32>,
-    /// No ticket of these hosts is below: a host that gives tickets already goes on from there if it is not past it.
+    /// No new ticket of these hosts is below this. A host that gives tickets already goes on from here, unless it is
+    /// past it.
     pub start: Option<i64>,
     /// A host that is lost for ever, whose residue the one host in `hosts` takes over. Needs `start`, above every
     /// ticket that the lost one may have given.
@@ -55,35 +56,35 @@ pub struct Created {
     pub host: HostName,
     /// Its residue.
     pub residue: u32,
-    /// Which numbers are its.
+    /// Which numbers are its own.
     pub layout: Layout,
     /// What became of it.
     pub role: Role,
 }
 
-/// Why a series is not created so. Nothing was written.
+/// Why a series is not created like this. Nothing was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// A host that was asked for is none.
+    /// There is no host of a name that was asked for.
     #[error("there is no host {0}")]
     NoSuchHost(HostName),
-    /// Nobody was asked for.
+    /// No host was asked for.
     #[error("no host is to give tickets")]
     NoHosts,
-    /// Too small, or too large.
+    /// The stride is too small or too large.
     #[error("the stride must be 1 to {STRIDE_MAX}, not {0}")]
     Stride(u32),
-    /// Too short, or too long.
+    /// The run is too short or too long.
     #[error("a run must be 1 to {RUN_MAX} tickets, not {0}")]
     Run(u32),
-    /// Another run than before.
+    /// The run differs from the one that is recorded.
     #[error("a run is {recorded} tickets and cannot change: leave --run out")]
     RunDiffers {
         /// The run there.
         recorded: u32,
     },
-    /// Another stride than before.
+    /// The stride differs from the one that is recorded.
     #[error("the stride is {recorded} and cannot change: leave --stride out")]
     StrideDiffers {
         /// The stride there.
@@ -145,10 +146,10 @@ pub enum Refusal {
     Full {
         /// How many there are.
         stride: u32,
-        /// Who has them.
+        /// The hosts that have them.
         hosts: Vec<String>,
     },
-    /// A lost host's residue without a start.
+    /// A lost host's residue was asked for without a start.
     #[error("the residue of {0} is used again only from a start that is above every ticket it gave: --start N")]
     NoFloor(HostName),
     /// A host gave tickets, the others say, and has no record of them: it was built anew, or restored from before.
@@ -173,7 +174,7 @@ pub enum Refusal {
     /// The lost host is not lost.
     #[error("{0} cannot be replaced while it is a host in the config: take it out")]
     NotLost(HostName),
-    /// The lost host never was one.
+    /// The lost host never gave tickets of this name.
     #[error("{0} has no tickets of this name")]
     NothingToReplace(HostName),
     /// Only one host can take over.
@@ -181,7 +182,7 @@ pub enum Refusal {
     OneReplaces,
 }
 
-/// Who gets what: pure, so that every case can be tried.
+/// Which host gets what. It is made without I/O, so that every case can be tested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Plan {
     series: Uuid,
@@ -192,7 +193,7 @@ struct Plan {
 }
 
 /// Makes hosts give tickets. `all` are all hosts of the config: each must answer, so that every residue is known, and
-/// records them. Doing it again changes nothing.
+/// each records them. Doing it again changes nothing.
 ///
 /// A host that is lost is taken out of the config; its residue stays taken.
 ///
@@ -210,7 +211,7 @@ pub async fn create(all: &[TicketHost], request: &Create, new_series: Uuid) -> R
         hosts.insert(host.name.clone(), connection);
     }
     let mut known = BTreeMap::new();
-    // In the order of their names, so that two creators wait for each other instead of for ever.
+    // The locks are taken in the order of the names, so that two creators cannot wait for each other for ever.
     for (host, connection) in &mut hosts {
         connection.batch_execute(LOCK).await.map_err(Error::sql(host, "get the lock on tickets"))?;
         let installed = is_installed(connection, host).await?;
@@ -223,8 +224,8 @@ pub async fn create(all: &[TicketHost], request: &Create, new_series: Uuid) -> R
         );
     }
     let plan = plan(&known, request, new_series).map_err(Error::Refused)?;
-    // Those that begin first: a host that has a claim of its own and gives no tickets was interrupted before it gave
-    // one. One that the others know, and that has none, has lost them.
+    // Hosts that begin now record the claims first. If this is interrupted, such a host has a claim of its own and no
+    // tickets, so it never gave one. A host that the others know, and that has no claim itself, has lost its record.
     for begins in [true, false] {
         for (host, connection) in hosts.iter_mut().filter(|(host, _)| request.hosts.contains(*host) == begins) {
             claim(connection, host, request, &plan).await?;
@@ -246,7 +247,7 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
     }
     refusals.extend(request.stride.filter(|stride| !(1..=STRIDE_MAX).contains(stride)).map(Refusal::Stride));
     refusals.extend(request.run.filter(|run| !(1..=RUN_MAX).contains(run)).map(Refusal::Run));
-    // Room for every residue above it, at the least.
+    // This leaves room for every residue above it.
     let start_max = i64::MAX - 2 * i64::from(STRIDE_MAX) * i64::from(RUN_MAX);
     refusals.extend(request.start.filter(|start| !(1..=start_max).contains(start)).map(Refusal::Start));
 
@@ -269,7 +270,7 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
             let replaced = |name: &str| request.replace.as_ref().is_some_and(|lost| lost.as_str() == name);
             match claims.get(&residue) {
                 Some(other) if other == name || replaced(name) => {}
-                // Half of the hosts know of the replacement already: it is done again.
+                // Some hosts know of the replacement already: it is being done again.
                 Some(other) if replaced(other) => _ = claims.insert(residue, name.clone()),
                 Some(other) => {
                     let (first, second) = (other.clone(), name.clone());
@@ -294,7 +295,7 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
     if request.run.is_some_and(|asked| asked != layout.run) {
         refusals.push(Refusal::RunDiffers { recorded: layout.run });
     }
-    // Of records that contradict each other nothing follows.
+    // Nothing follows from records that contradict each other.
     if refusals.is_empty() {
         refusals.extend(too_few(known, request, &claims));
         refusals.extend(forgotten(known, request, &claims));
@@ -309,7 +310,7 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
                 if claims.values().any(|name| name == host.as_str()) {
                     continue;
                 }
-                // 1 first, and 0 last: a stride of 2 is odd, then even.
+                // Residue 1 comes first and 0 last, so that a stride of 2 gives odd, then even numbers.
                 let Some(free) = (1..stride).chain([0]).find(|residue| !claims.contains_key(residue)) else {
                     let hosts = claims.values().cloned().collect();
                     return Err(vec![Refusal::Full { stride, hosts }]);
@@ -324,7 +325,8 @@ fn plan(known: &BTreeMap<HostName, Facts>, request: &Create, new_series: Uuid) -
     Ok(Plan { series: series.map_or(new_series, |(_, id, _)| id), layout, claims, start })
 }
 
-/// Any two sets of more than half have a host in common, and that one knows what either has claimed.
+/// Refuses when too few hosts were asked. Any two sets of more than half have a host in common, and that host knows
+/// what either has claimed.
 fn too_few(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMap<u32, String>) -> Option<Refusal> {
     let lost = |name: &str| request.lost.iter().chain(&request.replace).any(|lost| lost.as_str() == name);
     let claimed: BTreeSet<&str> = claims.values().map(String::as_str).filter(|name| !lost(name)).collect();
@@ -333,8 +335,8 @@ fn too_few(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMa
     (missing.len() * 2 >= claimed.len().max(1)).then_some(Refusal::TooFew { missing })
 }
 
-/// The hosts that the others know and that know nothing of it. What they gave would come again, but from a start above
-/// it.
+/// The hosts that the others know as givers, and that know nothing of it themselves. They would give the same tickets
+/// again, unless a start is above those.
 fn forgotten(known: &BTreeMap<HostName, Facts>, request: &Create, claims: &BTreeMap<u32, String>) -> Vec<Refusal> {
     let has = |claims: &BTreeMap<u32, String>, host: &HostName| claims.values().any(|name| name == host.as_str());
     let blank = |host: &&HostName| {
@@ -362,7 +364,7 @@ fn take_over(
         return Err(Refusal::OneReplaces);
     };
     if claims.values().any(|name| name == heir.as_str()) {
-        // Nothing is left of the lost one where it was done already.
+        // If it was done already, the lost host has no residue any more.
         let done = !claims.values().any(|name| name == lost.as_str());
         return if done { Ok(()) } else { Err(Refusal::OneReplaces) };
     }
@@ -372,7 +374,8 @@ fn take_over(
     Ok(())
 }
 
-/// Records on a host whose the residues are; on every host before any of them gives a ticket.
+/// Records on a host which residue belongs to which host. All hosts must have it recorded before any of them gives a
+/// ticket.
 async fn claim(connection: &mut Connection, host: &HostName, request: &Create, plan: &Plan) -> Result<(), Error> {
     let sql = Error::sql(host, "record the residues of tickets");
     let installed = is_installed(connection, host).await?;
@@ -388,7 +391,7 @@ async fn claim(connection: &mut Connection, host: &HostName, request: &Create, p
     transaction.execute(text, &[&name, &plan.series, &stride, &run]).await.map_err(&sql)?;
     let lost = request.replace.as_ref().map_or("", HostName::as_str);
     for (residue, owner) in &plan.claims {
-        // A compare-and-swap: of a residue that is somebody else's by now no row comes back.
+        // This is a compare-and-swap: it writes no row for a residue that belongs to another host by now.
         let text = "INSERT INTO pgshard_tickets.claim AS c (name, residue, host_name)
             SELECT name, $3, $4 FROM pgshard_tickets.series WHERE name = $1 AND series = $2
             ON CONFLICT (name, residue) DO UPDATE SET host_name = excluded.host_name
@@ -425,7 +428,7 @@ async fn serve(connection: &mut Connection, host: &HostName, request: &Create, p
         transaction.batch_execute(&text).await.map_err(&sql)?;
         Role::Created
     } else if let Some(start) = request.start {
-        // Any ALTER takes the lock that nextval() waits for: nobody is given a ticket between the look and the restart.
+        // Any ALTER takes the lock that nextval() waits for, so no ticket is given between the look and the restart.
         transaction.batch_execute(&format!("ALTER SEQUENCE {sequence} OWNED BY NONE")).await.map_err(&sql)?;
         let text = format!("SELECT last_value, is_called FROM {sequence}");
         let row = transaction.query_one(&text, &[]).await.map_err(&sql)?;

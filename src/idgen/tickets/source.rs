@@ -1,4 +1,4 @@
-//! Taking tickets: the hosts in turn, blocks ahead, past hosts that are down or slow.
+//! Takes tickets: from the hosts in turn, in blocks ahead, and past hosts that are down or slow.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,20 +23,20 @@ use crate::pg::Connection;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Which.
+    /// The name of the series.
     pub name: TicketName,
     /// The hosts that give them.
     pub hosts: Vec<TicketHost>,
-    /// How many are taken at once, `1..=BLOCK_MAX`; outside it, the nearer end. Those that are not used when the
-    /// process ends are lost. 1: none ahead, each call asks the next host.
+    /// How many are taken at once, `1..=BLOCK_MAX`; a number outside becomes the nearer end. Tickets that are not used
+    /// when the process ends are lost. With 1, none is taken ahead and each call asks the next host.
     pub block: usize,
     /// How long one host may take to answer, connecting included.
     pub host_limit: Duration,
-    /// A host that has not answered for so long is not waited for alone: the next one is asked beside it.
+    /// How long a host may take before the next one is asked as well.
     pub impatience: Duration,
-    /// A host that failed is left alone for so long while another gives tickets, and twice as long after each further
-    /// failure. Then a task connects to it; callers wait for it only once that has succeeded, or when no other host
-    /// gives tickets.
+    /// How long a host that failed is left alone while another gives tickets; twice as long after each further failure.
+    /// Then a task connects to it. Callers wait for it only once that has succeeded, or when no other host gives
+    /// tickets.
     pub rest: Duration,
     /// The longest rest.
     pub rest_max: Duration,
@@ -76,19 +76,19 @@ struct Inner {
     series: Mutex<Known>,
 }
 
-/// What the hosts so far have in common.
+/// What the hosts that have answered so far have in common.
 #[derive(Default)]
 struct Known {
     series: Option<(Uuid, Layout)>,
     residues: BTreeMap<u32, HostName>,
 }
 
-/// Taken and not given yet: at most two blocks.
+/// Tickets that were taken and not given yet: at most two blocks.
 struct Ahead {
-    /// Whose they are: after fork() parent and child have the same in their memory.
+    /// The process that they belong to: after fork() parent and child have the same in their memory.
     process: Process,
     tickets: VecDeque<i64>,
-    /// One block is fetched at a time, so that callers do not each bring one.
+    /// Held while a block is fetched, so that only one is fetched at a time.
     fetching: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -105,7 +105,7 @@ struct Host {
 }
 
 struct Session {
-    /// Who opened it: a socket that parent and child share carries the words of neither.
+    /// The process that opened the connection: a socket that parent and child share is of no use to either.
     process: Process,
     open: Option<(Connection, Statement)>,
     /// The last ticket that this source was given by the host.
@@ -154,7 +154,7 @@ impl Tickets {
         Some(ticket)
     }
 
-    /// The next block, while the rest of this one is used up. Ends by itself, each host within its limit.
+    /// Fetches the next block while the rest of this one is used up. Each host has its limit, so this ends by itself.
     fn fetch_behind(&self) {
         let Ok(guard) = self.inner.ahead(|ahead| ahead.fetching.clone()).try_lock_owned() else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -169,13 +169,13 @@ impl Tickets {
         });
     }
 
-    /// So many tickets, fetched by a task: what a host is seen to do is kept when the caller waits no longer.
+    /// Fetches tickets in a task, so that what it learns of the hosts is kept when the caller gives up.
     async fn fetch(&self, count: usize) -> Result<Vec<i64>, Error> {
         let inner = self.inner.clone();
         self.joined(tokio::spawn(async move { inner.fetch(count).await })).await
     }
 
-    /// A block: the first ticket is the caller's, which does not have to race for it.
+    /// Fetches a block. The caller gets the first ticket, so that it does not have to race for one.
     async fn fetch_block(&self, guard: OwnedMutexGuard<()>) -> Result<i64, Error> {
         let inner = self.inner.clone();
         let fetched = tokio::spawn(async move {
@@ -235,7 +235,7 @@ impl IdSource for Tickets {
 }
 
 impl Inner {
-    /// The tickets in memory, which are this process's.
+    /// Gives access to the tickets in memory that are this process's.
     fn ahead<T>(&self, use_them: impl FnOnce(&mut Ahead) -> T) -> T {
         let mut ahead = lock(&self.ahead);
         if !ahead.process.is_current() {
@@ -244,16 +244,16 @@ impl Inner {
         use_them(&mut ahead)
     }
 
-    /// Exactly so many tickets, of the first host that gives them: hosts are asked in turn, the next one when the one
-    /// before has failed, and beside it when it takes its time.
+    /// Fetches exactly `count` tickets, from the first host that gives them. Hosts are asked in turn: the next one when
+    /// the one before has failed, and also when that one takes its time.
     async fn fetch(self: &Arc<Self>, count: usize) -> Result<Vec<i64>, Error> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let at = |step: usize| (turn + step) % self.hosts.len();
-        // Those that failed a moment ago come last.
+        // Hosts that failed a moment ago come last.
         let (rested, resting): (Vec<_>, Vec<_>) =
             (0..self.hosts.len()).map(at).partition(|place| !self.hosts[*place].rest.is_on());
         let mut waiting = rested.into_iter().chain(resting);
-        // Those whose session has this request: another may only stand in the queue for it.
+        // Set for the hosts whose session has this request. A request to another host may still wait for the session.
         let heard: Vec<AtomicBool> = self.hosts.iter().map(|_| AtomicBool::new(false)).collect();
         let mut asked = FuturesUnordered::new();
         let mut last = None;
@@ -272,7 +272,8 @@ impl Inner {
                 Ok(Some(Ok(tickets))) => return Ok(tickets),
                 Ok(Some(Err(error))) => failed.push(error),
                 Ok(None) => break,
-                // A caller that comes now does not begin with it. Should it answer first all the same, it is back.
+                // A caller that comes now does not begin with this host. If the host answers first after all, it no
+                // longer rests.
                 Err(_) => {
                     if let Some(place) = last.filter(|place| heard[*place].load(Ordering::Relaxed)) {
                         self.rest(place);
@@ -284,7 +285,7 @@ impl Inner {
         if failed.is_empty() { Err(Error::NoHosts { name }) } else { Err(Error::AllFailed { name, failed }) }
     }
 
-    /// One host within its limit.
+    /// Asks one host, within its limit.
     async fn attempt(self: &Arc<Self>, place: usize, count: usize, heard: &AtomicBool) -> Result<Vec<i64>, Error> {
         let (host, limit) = (&self.hosts[place], self.options.host_limit);
         let late = |_| Error::TimedOut { host: host.host.name.clone(), limit_ms: limit.as_millis() };
@@ -302,8 +303,8 @@ impl Inner {
         }
     }
 
-    /// Leaves a host alone, and has a task look for it afterwards, which ends when the host can be connected to, or
-    /// with the source.
+    /// Leaves a host alone, and starts a task that looks for it afterwards. The task ends when it can connect to the
+    /// host, or with the source.
     fn rest(self: &Arc<Self>, place: usize) {
         let Some(resting) = self.hosts[place].rest.begin() else { return };
         let source = Arc::downgrade(self);
@@ -325,15 +326,15 @@ impl Inner {
         });
     }
 
-    /// Tickets of one host. `heard` is set once the host is asked.
+    /// Takes tickets from one host. `heard` is set once the host is asked.
     async fn take(&self, host: &Host, count: usize, heard: &AtomicBool) -> Result<Vec<i64>, Error> {
         let mut session = host.session.lock().await;
         heard.store(true, Ordering::Relaxed);
         if !session.process.is_current() {
             *session = Session { process: Process::current(), open: None, last: session.last };
         }
-        // A connection may have died while it was idle: then once more with a new one. Should the first have been heard
-        // after all, its tickets are lost, not given twice.
+        // A connection may have died while it was idle, so this asks once more on a new one. If the first request was
+        // heard after all, its tickets are lost, not given twice.
         if let Some((connection, statement)) = session.open.take() {
             match self.ask(&connection, &statement, host, count).await {
                 Ok(row) => return self.accept(&mut session, (connection, statement), host, &row),
@@ -371,7 +372,7 @@ impl Inner {
         row.map_err(Error::sql(&host.host.name, "take tickets"))
     }
 
-    /// Whether these tickets are the ones that the config means. Only then are they given.
+    /// Checks that these tickets are the ones that the config means. Only then are they given.
     fn accept(
         &self,
         session: &mut Session,
@@ -406,7 +407,8 @@ impl Inner {
         if let Some(wrong) = tickets.iter().find(|ticket| !right(ticket)) {
             return Err(mismatch(format!("its sequence gave {wrong}, which has not its residue {residue}")));
         }
-        // One session asks at a time, so that what a host gives it grows; what goes down has been given before.
+        // Only one session asks at a time, so the numbers that a host gives grow. A number that is not larger was given
+        // before.
         let mut last = session.last;
         for ticket in &tickets {
             if *ticket <= last {

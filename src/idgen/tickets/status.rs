@@ -13,17 +13,17 @@ use crate::map::HostName;
 pub struct NameStatus {
     /// The name.
     pub name: TicketName,
-    /// Which numbers are whose.
+    /// Which numbers belong to which host.
     pub layout: Layout,
-    /// One for all hosts of the name: two that began on their own have two.
+    /// All hosts of the name have the same; two that began on their own have different ones.
     pub series: Uuid,
-    /// Whose tickets the host gives, as it recorded; `None` where it gives none.
+    /// The host whose tickets it gives, as it recorded; `None` when it gives none.
     pub host_name: Option<String>,
-    /// This host's residue; `None` where it only records those of the others.
+    /// This host's residue; `None` when it only records those of the others.
     pub residue: Option<u32>,
     /// The last ticket that this host gave; `None` before the first.
     pub last: Option<i64>,
-    /// Whose each residue is.
+    /// The host that each residue belongs to.
     pub claims: BTreeMap<u32, String>,
 }
 
