@@ -1,7 +1,7 @@
 //! The vocabulary of sharding: [`ShardId`], [`ShardCount`] (the N of `key mod N`) and the schema a shard lives in.
 //!
-//! Pure values, no I/O. Invariant: [`ShardCount::shard_of_key`] is for ever. A change of one result would
-//! send a user's rows to a shard where nobody looks for them.
+//! Pure values, no I/O. Invariant: [`ShardCount::shard_of_key`] never changes. Another result for one key would send a
+//! user's rows to a shard where nobody looks for them.
 
 mod key;
 
@@ -98,8 +98,8 @@ impl ShardCount {
         self.0
     }
 
-    /// The shard of a sharding key: of an integer `key mod N`, Euclidean, so that it is never negative; of texts and
-    /// UUIDs as [`KeyKind`] says.
+    /// The shard of a sharding key. For an integer it is `key mod N`, Euclidean, so that it is never negative; for
+    /// texts and UUIDs see [`KeyKind`].
     ///
     /// ```
     /// use pgshard::ShardCount;

@@ -16,9 +16,9 @@ pub struct Cluster {
     pub shards: ShardCount,
     /// The zero of the IDs' clock.
     pub epoch: Epoch,
-    /// What stands before the number in a shard's schema; `shard_` where the config says nothing.
+    /// What stands before the number in a shard's schema. Default `shard_`.
     pub prefix: SchemaPrefix,
-    /// How a key becomes a shard; integers where the config says nothing.
+    /// How a key becomes a shard. Default integers.
     pub key: KeyKind,
     /// The folder of the application's shard migrations, if it has any: absolute, or from the working directory.
     pub migrations: Option<PathBuf>,

@@ -22,12 +22,12 @@ pub enum ConnectError {
     Map(#[source] StoreError),
 }
 
-/// A router for the cluster of this config file. It follows the map: what a move publishes, it takes. A host that was
-/// added to the file since is met when the first shard is there.
+/// A router for the cluster of this config file. It follows the map, and takes what a move publishes. It meets a host
+/// that was added to the file later when the first shard is there.
 ///
-/// No host is connected to before it is needed, so that one that is down keeps nobody from starting. The database of a
-/// map that is kept in PostgreSQL may be away, too, if the config names a `cache` and that has a copy. The background
-/// task that follows the map ends when the last clone of the router is dropped.
+/// No host is connected to before it is needed, so that a host that is down does not keep the program from starting.
+/// The database of a map that is kept in PostgreSQL may be away, too, if the config names a `cache` and that has a
+/// copy. The background task that follows the map ends when the last clone of the router is dropped.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -54,7 +54,8 @@ pub async fn connect(path: impl AsRef<Path>) -> Result<Router, ConnectError> {
 }
 
 impl Config {
-    /// What a router of this cluster takes to begin with this map; to be changed as need be before [`Router::new`].
+    /// The options of a router of this cluster that begins with this map. The caller may change them before
+    /// [`Router::new`].
     pub fn router_options(&self, map: Arc<ShardMap>) -> Options {
         let hosts = self.hosts.values().map(|host| host.router_options(&self.router));
         let mut options = Options::new(hosts.collect(), map);
@@ -82,7 +83,7 @@ struct Reread {
 }
 
 impl Reread {
-    /// A file that cannot be read just now names nobody; what the map says of it is told elsewhere.
+    /// A file that cannot be read right now knows no host. The map's own watch reports what is wrong with the file.
     fn host(&self, name: &str) -> Option<HostOptions> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = Stamp::of(&std::fs::metadata(&self.path).ok()?);

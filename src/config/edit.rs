@@ -1,7 +1,7 @@
-//! A host written into the config file, and taken out of it.
+//! Writes a host into the config file, and takes one out of it.
 //!
-//! Invariant: everything else in the file stays as somebody wrote it, comments too; what is written can be read;
-//! and nothing that somebody else wrote meanwhile is replaced.
+//! Invariant: everything else in the file stays as somebody wrote it, comments too. What is written can be read, and
+//! replaces nothing that somebody else wrote meanwhile.
 
 use std::fs;
 use std::io;
@@ -14,16 +14,16 @@ use crate::map::HostName;
 use crate::store::StoreError;
 use crate::store::replace::{Stamp, failed, lock, write_over};
 
-/// A host that is to be written down.
+/// A host to be written into the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewHost {
     /// Its name.
     pub name: HostName,
-    /// The libpq URL or key=value string, as the file shall say it; without a password.
+    /// The libpq URL or key=value string as it will stand in the file, without a password.
     pub url: String,
     /// The environment variable that holds the password.
     pub password_env: Option<String>,
-    /// The file that holds it.
+    /// The file that holds the password.
     pub password_file: Option<String>,
 }
 
@@ -76,7 +76,7 @@ impl Config {
     /// Writes a host into the file: a section behind those of the other hosts. Blocks for as long as others write.
     ///
     /// # Errors
-    /// As [`Config::with_host`], and when the file cannot be written. It is as it was then.
+    /// As [`Config::with_host`], and when the file cannot be written. The file then stays as it was.
     pub fn add_host(&self, host: &NewHost) -> Result<Config, EditError> {
         edit(&self.path, |text| with_host(text, &self.path, host))
     }
@@ -93,7 +93,7 @@ impl Config {
     /// Takes a host out of the file, and its empty line in the map. Blocks for as long as others write.
     ///
     /// # Errors
-    /// As [`Config::without_host`], and when the file cannot be written. It is as it was then.
+    /// As [`Config::without_host`], and when the file cannot be written. The file then stays as it was.
     pub fn remove_host(&self, name: &HostName) -> Result<Config, EditError> {
         edit(&self.path, |text| without_host(text, name))
     }
@@ -120,7 +120,7 @@ fn hosts(document: &mut DocumentMut) -> Result<&mut Table, EditError> {
 }
 
 fn parsed(text: &str, path: &Path) -> Result<DocumentMut, EditError> {
-    // What is wrong with it, our own reader says better.
+    // Our own reader says better what is wrong with the text.
     text.parse().map_err(|_| match Config::parse(text, path) {
         Err(error) => error.into(),
         Ok(_) => EditError::Form,
@@ -142,7 +142,8 @@ fn with_host(text: &str, path: &Path, host: &NewHost) -> Result<String, EditErro
         section.insert("password_file", value(file));
     }
     section.decor_mut().set_prefix("\n");
-    // Tables are written in the order of their positions: right behind the last host, before what follows it.
+    // Tables are written in the order of their positions. This one comes right behind the last host, before what
+    // follows it.
     let last = table.iter().filter_map(|(_, item)| item.as_table()?.position()).max();
     section.set_position(last);
     table.insert(host.name.as_str(), Item::Table(section));

@@ -18,25 +18,25 @@ use crate::store::section::{Entry, Section, similar};
 pub struct HostConfig {
     /// Its name in the config.
     pub name: HostName,
-    /// How to connect, with the source of the password and all files as absolute as the config's own path.
+    /// How to connect, with the source of the password. Paths of files are as absolute as the config's own path.
     pub connect: ConnectOptions,
     /// The largest number of connections a router opens to it, `1..=HostConfig::POOL_SIZE_MAX`.
     pub pool_size: usize,
-    /// How routers connect, where that is another address: a pooler's.
+    /// How routers connect, if that is by another address, a pooler's.
     pub router_connect: Option<ConnectOptions>,
-    /// How routers prepare statements there, where it is not as `[router]` says.
+    /// How routers prepare statements there, if that differs from `[router]`.
     pub prepare: Option<PrepareMode>,
-    /// The servers that may answer what only reads, one address each; empty where the host itself answers all.
+    /// The servers that may answer what only reads, one address each. Empty when the host itself answers everything.
     pub replicas: Vec<ConnectOptions>,
     /// What `rebalance` gives it.
     pub limits: HostLimits,
 }
 
 impl HostConfig {
-    /// `pool_size` where the config says nothing.
+    /// The default of `pool_size`.
     pub const POOL_SIZE_DEFAULT: usize = 16;
 
-    /// The largest `pool_size`. Past it a server spends its memory on processes; put PgBouncer between instead.
+    /// The largest `pool_size`. With more, a server spends its memory on processes: put PgBouncer between instead.
     pub const POOL_SIZE_MAX: usize = 1000;
 }
 
@@ -197,7 +197,7 @@ pub(super) fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) 
     }
 }
 
-/// The keys of a connection string that a slip may have missed.
+/// The keys of a connection string that a misspelt key may have meant.
 const URL_KEYS: [&str; 23] = [
     "application_name",
     "channel_binding",
@@ -224,8 +224,8 @@ const URL_KEYS: [&str; 23] = [
     "user",
 ];
 
-/// Reads the connection string. It may hold a password, whole or, mistyped, in a part that the parser takes for
-/// something else: so nothing of it is ever shown but names that we know anyway.
+/// Reads the connection string. It may hold a password, even in a part that the parser takes for something else when it
+/// is mistyped. So no part of it is ever shown except names that we know anyway.
 pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<ConnectOptions> {
     let text = entry.string(findings)?;
     let error = match ConnectOptions::parse(text) {

@@ -21,7 +21,7 @@ pub enum ConfigStore {
 }
 
 impl ConfigStore {
-    /// The same store that records this reason with what it publishes, where it records anything.
+    /// The same store that records this reason with what it publishes, if it records reasons.
     #[must_use]
     pub fn with_reason(self, reason: &str) -> ConfigStore {
         match self {
@@ -30,8 +30,8 @@ impl ConfigStore {
         }
     }
 
-    /// The map as it is kept now; where it is kept in a database that cannot be asked, the copy on disk, with a warning
-    /// in the log. For those who only read: a stale map is a hint like any other.
+    /// The map as it is kept now. If the database that keeps it cannot be asked, this is the copy on disk, with a
+    /// warning in the log. It is for callers that only read: a stale map is a hint like any other.
     ///
     /// # Errors
     /// As [`MapStore::load`], when there is no copy.
@@ -67,7 +67,7 @@ impl MapStore for ConfigStore {
     }
 }
 
-/// Reads the section. `shards` and `hosts` are `None` where they are wrong themselves.
+/// Reads the section. `shards` and `hosts` are `None` when they are wrong themselves.
 pub(super) fn read(
     section: &Section<'_>,
     path: &Path,

@@ -51,7 +51,7 @@ pub struct Config {
     pub router: RouterConfig,
     /// Where `rebalance` may put shards.
     pub rebalance: Rebalance,
-    /// The map as it stood in the file, later ones come from [`Config::map_store`]; `None` where it is kept elsewhere.
+    /// The map as it stood in the file; later ones come from [`Config::map_store`]. `None` where it is kept elsewhere.
     pub map: Option<ShardMap>,
     store: ConfigStore,
 }
@@ -84,14 +84,14 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// The file's name where nothing else is said.
+    /// The file's default name.
     pub const FILE_NAME: &str = "pgshard.toml";
 
     /// The environment variable that names the file.
     pub const ENVIRONMENT: &str = "PGSHARD_CONFIG";
 
     /// Where the config is: the file given (`--config`), else the one that `PGSHARD_CONFIG` names, else
-    /// `./pgshard.toml`. Whether it is there, [`Config::load`] finds out.
+    /// `./pgshard.toml`. [`Config::load`] finds out whether it is there.
     pub fn find(explicit: Option<&Path>) -> PathBuf {
         Self::find_in(explicit, std::env::var_os(Self::ENVIRONMENT).map(PathBuf::from))
     }

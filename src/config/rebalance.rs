@@ -1,4 +1,4 @@
-//! What `pgshard rebalance` heeds: `[rebalance]`, and the keys of hosts about their share.
+//! What `pgshard rebalance` goes by: `[rebalance]`, and the keys of hosts about their share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use crate::shard::{ShardCount, ShardId};
 use crate::store::Findings;
 use crate::store::section::{Entry, Section, similar};
 
-/// Where shards may be, beside the limits of each host. Nothing but `rebalance` and `drain` looks at it.
+/// Where shards may be, besides the limits of each host. Only `rebalance` and `drain` look at it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rebalance {
     /// Shards that belong on a host.
@@ -84,7 +84,7 @@ fn read_apart(entry: &Entry<'_>, shards: ShardCount, rebalance: &mut Rebalance, 
             findings.add(&at, message, Some(APART_HINT.to_owned()));
             continue;
         };
-        // Behind the quote, where there is nothing but the text between two of them.
+        // The place is behind the quote, if the value is nothing but the text between two quotes.
         let plain = at.len() == text.len() + 2;
         let part = |range: &Range<usize>| {
             if plain { at.start + 1 + range.start..at.start + 1 + range.end } else { at.clone() }
@@ -200,7 +200,7 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     let unit = text[end..].trim();
     let (_, size) = UNITS.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(unit))?;
     let bytes = number * size as f64;
-    // Past that an f64 no longer counts bytes, and nobody has such a disk.
+    // Above that an f64 no longer counts single bytes, and nobody has such a disk.
     (bytes < (1u64 << 53) as f64).then_some(bytes as u64)
 }
 

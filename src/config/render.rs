@@ -24,9 +24,9 @@ pub struct Settings {
     pub prefix: SchemaPrefix,
     /// How a key becomes a shard.
     pub key: KeyKind,
-    /// The folder of the application's migrations, as the file shall say it.
+    /// The folder of the application's migrations, as it will stand in the file.
     pub migrations: Option<PathBuf>,
-    /// The hosts, in the order in which they shall stand.
+    /// The hosts, in the order in which they will stand in the file.
     pub hosts: Vec<HostSettings>,
     /// The map.
     pub map: ShardMap,
@@ -48,7 +48,7 @@ setters!(Settings: prefix: SchemaPrefix, key: KeyKind, migrations: Option<PathBu
 pub struct HostSettings {
     /// Its name.
     pub name: HostName,
-    /// The libpq URL or key=value string, as the file shall say it.
+    /// The libpq URL or key=value string, as it will stand in the file.
     pub url: String,
     /// The environment variable that holds the password.
     pub password_env: Option<String>,

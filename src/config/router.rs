@@ -10,8 +10,7 @@ use crate::store::section::{Entry, Section, similar};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RouterConfig {
-    /// The most connections of one router to all hosts together; `None` where each host's `pool_size` is the only
-    /// limit.
+    /// The most connections of one router to all hosts together. `None`: each host's `pool_size` is the only limit.
     pub max_connections: Option<usize>,
     /// How long a call may take, all waiting included; `None` for as long as it takes.
     pub statement_timeout: Option<Duration>,
@@ -23,9 +22,9 @@ pub struct RouterConfig {
     pub selects: Selects,
     /// How long a connection that nobody uses is kept, zero for as long as it works; `None` for the router's default.
     pub idle_timeout: Option<Duration>,
-    /// After how long a connection is replaced, zero for never; `None` for the router's default.
+    /// The age at which a connection is replaced, zero for never; `None` for the router's default.
     pub max_lifetime: Option<Duration>,
-    /// How old what a replica shows may be; `None` for the router's default.
+    /// How old the data may be that a replica shows; `None` for the router's default.
     pub max_replica_lag: Option<Duration>,
     /// How long a read waits for a replica; `None` for the router's default.
     pub replica_wait: Option<Duration>,
@@ -55,7 +54,8 @@ pub(super) fn read(section: &Section<'_>, findings: &mut Findings<'_>) -> Router
         u64::try_from(number).ok()
     };
     let max_connections = at_least(1, "max_connections", "no limit", findings);
-    // More often than it is asked how far it is, a replica cannot be found near enough.
+    // A replica is asked how far it is four times within this limit, and at most every 25 ms. With a smaller limit none
+    // would be found near enough.
     let max_replica_lag = at_least(100, "max_replica_lag_ms", "5 seconds", findings);
     RouterConfig {
         max_connections: max_connections.map(|number| usize::try_from(number).unwrap_or(usize::MAX)),
@@ -92,7 +92,7 @@ fn read_word<T: Copy + Default>(
     T::default()
 }
 
-/// Reads `prepare`, here or of a host.
+/// Reads `prepare`, of this section or of a host.
 pub(super) fn read_prepare(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option<PrepareMode> {
     let text = entry.string(findings)?;
     match text {

@@ -1,10 +1,10 @@
-//! How much a host shall have: what its part of a config says, and what a rebalance plans by.
+//! How much a host should have: what its part of a config says, and what a rebalance plans by.
 
-/// How much a host shall have, and may have.
+/// How much a host should have, and may have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostLimits {
-    /// Its share beside the other hosts': with 2 it gets twice what a host with 1 gets. At least 0; a host with 0 takes
-    /// no shards and loses those it has.
+    /// Its share compared with the other hosts': with 2 it gets twice what a host with 1 gets. At least 0; a host with
+    /// 0 takes no shards and loses those it has.
     pub weight: f64,
     /// The most shards, if there is a limit.
     pub shards_max: Option<u32>,

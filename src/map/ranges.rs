@@ -78,7 +78,7 @@ pub enum RangesFault {
     EpochHere,
 }
 
-/// Reads a list such as `"0-2047, 17@3"`. The empty text is the empty list. Overlaps are the caller's to judge: they
+/// Reads a list such as `"0-2047, 17@3"`. The empty text is the empty list. The caller looks for overlaps, since they
 /// can lie in different lists.
 ///
 /// # Errors

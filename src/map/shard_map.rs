@@ -130,7 +130,7 @@ impl fmt::Display for ShardEpoch {
 pub struct Placement {
     /// The host that serves the shard.
     pub host: HostName,
-    /// The epoch since which it does.
+    /// The epoch since which it serves the shard.
     pub epoch: ShardEpoch,
 }
 
@@ -215,7 +215,7 @@ impl ShardMap {
             return Err(errors);
         }
         let slots: Vec<Placement> = slots.into_iter().flatten().collect();
-        // Neighbours are on one host as a rule: then a handful of names is sorted and looked up, instead of thousands.
+        // Neighbours are usually on one host. Then a handful of names is sorted and looked up, instead of thousands.
         let mut hosts: Vec<HostName> = Vec::new();
         for placement in &slots {
             if hosts.last() != Some(&placement.host) {
@@ -285,7 +285,7 @@ impl ShardMap {
         print_ranges(self.iter().filter(|(_, on, _)| *on == host).map(|(shard, _, epoch)| (shard, epoch)))
     }
 
-    /// What is different in `newer`: every shard whose host or epoch is not the same, in order.
+    /// What is different in `newer`: every shard whose host or epoch differs, in order.
     ///
     /// # Panics
     /// When the maps have different numbers of shards: they are then not maps of one cluster.
@@ -303,8 +303,8 @@ impl ShardMap {
     }
 
     /// The map with these placements taken in, and the next version. A placement is taken where its epoch is larger
-    /// than the map's; so movers that publish side by side never take each other's result back. The same map, version
-    /// and all, when none of them is newer.
+    /// than the map's, so movers that publish side by side never undo each other's result. When no placement is newer,
+    /// the map that is returned is the same, and so is its version.
     #[must_use]
     pub fn merged(&self, changes: &Changes) -> ShardMap {
         let newer = |(shard, to): &(ShardId, &Placement)| self.epoch(*shard).is_some_and(|mine| mine < to.epoch);

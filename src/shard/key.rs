@@ -1,7 +1,7 @@
 //! Keys: integers by remainder, texts and UUIDs by the first 60 bits of their SHA-256, remainder of that.
 //!
-//! Invariant: the shard of a key is for ever, and every language can compute it (`docs/keys.md` has the vectors).
-//! Never the hash of a language or a library's version of one.
+//! Invariant: the shard of a key never changes, and every language can compute it (`docs/keys.md` has the vectors). So
+//! it is never a hash that belongs to one language or to one version of a library.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,7 +29,7 @@ impl KeyKind {
     /// All kinds.
     pub const ALL: [KeyKind; 3] = [KeyKind::Integer, KeyKind::String, KeyKind::Uuid];
 
-    /// The name in config and databases. It names the hash, so that another would be another kind.
+    /// The name in config and databases. It contains the hash, so that another hash would be another kind.
     pub const fn as_str(self) -> &'static str {
         match self {
             KeyKind::Integer => "integer",
@@ -99,7 +99,8 @@ pub struct KeyTextError {
 
 /// A sharding key: any integer type, `str` and `String`, [`Uuid`], and references to them.
 ///
-/// Sealed: a key of another type is made one of these first, so that every program does it in the same way.
+/// The trait is sealed: a key of another type must be made one of these first, so that every program does it in the
+/// same way.
 ///
 /// ```compile_fail
 /// # let shards = pgshard::ShardCount::new(4096).unwrap();
@@ -130,7 +131,7 @@ impl<K: Key + ?Sized> Key for &K {
     }
 }
 
-/// Integers, each computed in the type given, which holds all of them.
+/// Implements [`Key`] for integers, each computed in the type after `as`, which holds all of its values.
 macro_rules! integers {
     ($($integer:ty as $wide:ty),+) => {$(
         impl sealed::Sealed for $integer {}
@@ -160,7 +161,8 @@ integers!(
     u128 as u128
 );
 
-/// The first 60 bits, so that the number is positive as `bigint` and as every language's 64-bit integer.
+/// The shard by the first 60 bits of the hash, so that the number is positive as `bigint` and as every language's
+/// 64-bit integer.
 fn shard_of_bytes(bytes: &[u8], shards: ShardCount) -> ShardId {
     let hash = Sha256::digest(bytes);
     let first = hash.iter().take(8).fold(0, |number: u64, byte| number << 8 | u64::from(*byte)) >> 4;
