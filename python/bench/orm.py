@@ -166,11 +166,27 @@ class Bench:
     def get_elsewhere(self) -> None:
         """One row, of another shard each time."""
         size = len(self.ids)
+        for id in self.ids:
+            self.photo.objects.get(pk=id)
         pairs(
             "get, another shard",
             lambda n: self.photo.objects.get(pk=self.ids[n % size]),
             lambda n: self.plain.objects.get(pk=self.plain_ids[n % size]),
         )
+
+    def get_anew(self) -> None:
+        """One row, of a shard that the thread has not met since the request began."""
+        from pgshard.django.backend import pools
+
+        size, kept = len(self.ids), pools.WRAPPERS_MAX
+        pools.release()
+        pools.WRAPPERS_MAX = 64
+        pairs(
+            "get, a shard's first",
+            lambda n: self.photo.objects.get(pk=self.ids[n % size]),
+            lambda n: self.plain.objects.get(pk=self.plain_ids[n % size]),
+        )
+        pools.WRAPPERS_MAX = kept
 
     def create(self) -> None:
         """A row."""
@@ -278,7 +294,6 @@ def child() -> None:
             connections[f"shard-{shard}"]
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         pools.release()
-        pools.WRAPPERS_MAX = 2000
         tracemalloc.start()
         for shard in range(1000):
             connections[f"shard-{shard}"]
@@ -286,7 +301,7 @@ def child() -> None:
     print(json.dumps({"start_ms": start[0], "start_cpu_ms": start[1], "aliases_kib": kib, "grown_kib": grown}))
 
 
-ALL = ("get", "get_elsewhere", "create", "update", "atomic", "request", "by_ids", "start")
+ALL = ("get", "get_elsewhere", "get_anew", "create", "update", "atomic", "request", "by_ids", "start")
 
 
 def main() -> None:
