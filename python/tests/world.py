@@ -107,6 +107,9 @@ class World:
         """Stops the servers and removes everything."""
         for standby in self._standbys:
             standby.control("stop", "-m", "immediate", check=False)
+        for host in ("db1", "db2"):
+            # An orderly stop waits for subscriptions, of moves that a test has left where they were: ten seconds and more.
+            control(self.server(host), "stop", "-m", "immediate", check=False)
         self.run("dev", "down", "--dir", str(self.folder), "--yes", may_fail=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
