@@ -81,7 +81,7 @@ fn range() {
 
 #[test]
 fn mistakes() {
-    let mistakes: [&[&str]; 8] = [
+    let mistakes: [&[&str]; 9] = [
         &["id", "decode", "1e3"],
         &["id", "decode", "18446744073709551616"],
         &["id", "encode", "--time", "2026-11-01", "--shard", "1"],
@@ -90,6 +90,8 @@ fn mistakes() {
         &["id", "encode", "--ms", "1", "--shard", "8192"],
         &["id", "range", "--from", "2046-01-01", "--to", "2047-01-01", "--epoch", "2012-01-01"],
         &["id", "range", "--from", "last week", "--to", "2047-01-01", "--epoch", "2012-01-01"],
+        // Whose midnight was not asked for.
+        &["id", "range", "--from", "2026-11-01T10:00", "--to", "2026-11-08", "--epoch", "2011-01-01"],
     ];
     let shown = mistakes.map(|args| format!("$ pgshard {}\n{}", args.join(" "), alone(args).shown()));
     insta::assert_snapshot!(shown.join("\n"));
