@@ -11,6 +11,7 @@ use tokio_postgres::types::ToSql;
 
 use super::case::{Case, Failures};
 use super::proxy::Polls;
+use super::round::World;
 
 pub(crate) const SHARDS: i64 = 8;
 
@@ -20,11 +21,12 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(4);
 /// What a slow machine may need beside a call's limit.
 const REST: Duration = Duration::from_secs(30);
 
-pub(crate) const STEPS: [&str; 12] = [
+pub(crate) const STEPS: [&str; 16] = [
     "insert",
     "echo",
     "transaction",
     "savepoints",
+    "lapse",
     "clone",
     "raw",
     "panic",
@@ -33,6 +35,9 @@ pub(crate) const STEPS: [&str; 12] = [
     "fanout",
     "state",
     "runtime",
+    "abandon",
+    "stuck",
+    "budget",
 ];
 
 const INSERT: &str = "INSERT INTO {shard}.photos (id, title) VALUES ($1, 'x')";
@@ -73,10 +78,19 @@ pub(crate) struct Caller {
     pub(crate) rng: Rng,
     pub(crate) next: i64,
     pub(crate) failures: Arc<Failures>,
+    pub(crate) world: Arc<World>,
 }
 
-/// What is inserted by a transaction, as its last run had it.
-type Notes = Mutex<(BTreeSet<i64>, BTreeSet<i64>)>;
+/// What a transaction has done, as its last run had it.
+#[derive(Clone, Default)]
+struct Noted {
+    inserted: BTreeSet<i64>,
+    undone: BTreeSet<i64>,
+    /// Something of it was given up in its middle, so that it can only be rolled back.
+    given_up: bool,
+}
+
+type Notes = Mutex<Noted>;
 
 impl Caller {
     /// All steps, one after the other.
@@ -94,7 +108,7 @@ impl Caller {
         told
     }
 
-    fn id(&mut self) -> i64 {
+    pub(crate) fn id(&mut self) -> i64 {
         self.next += 1;
         self.next
     }
@@ -115,6 +129,9 @@ impl Caller {
             "panic" => self.panic().await,
             "state" => self.state().await,
             "runtime" => self.runtime().await,
+            "abandon" => self.abandon().await,
+            "stuck" => self.stuck().await,
+            "budget" => self.budget().await,
             step => self.transaction(step).await,
         }
     }
@@ -275,7 +292,7 @@ impl Caller {
     async fn transaction(&mut self, step: &'static str) -> Vec<Told> {
         let key = self.id();
         let rest: Vec<(u8, i64, i64)> =
-            (0..self.rng.u8(1..4)).map(|_| (self.rng.u8(..4), self.id(), self.id())).collect();
+            (0..self.rng.u8(1..4)).map(|_| (self.rng.u8(..5), self.id(), self.id())).collect();
         let left = self.polls();
         let notes = Notes::default();
         let (notes, kept) = (&notes, &Mutex::new(None));
@@ -283,10 +300,10 @@ impl Caller {
             *notes.lock().unwrap() = Default::default();
             insert(&tx, key, notes).await?;
             for part in &rest {
-                if step == "savepoints" {
-                    savepoint(&tx, *part, notes).await?;
-                } else {
-                    insert(&tx, part.1, notes).await?;
+                match step {
+                    "savepoints" => savepoint(&tx, *part, notes).await?,
+                    "lapse" => lapse(&tx, *part, notes).await?,
+                    _ => insert(&tx, part.1, notes).await?,
                 }
             }
             if step == "clone" {
@@ -302,14 +319,35 @@ impl Caller {
         {
             self.failures.add("ghost", "a clone of a transaction outlives it");
         }
-        let (inserted, undone) = notes.lock().unwrap().clone();
+        let Noted { inserted, undone, given_up } = notes.lock().unwrap().clone();
+        if given_up && matches!(said, Some(Ok(()))) {
+            self.failures.add("half", format!("{step}: committed, though a part was given up: {inserted:?}"));
+        }
         vec![Told::new(step, inserted, undone, said.as_ref())]
     }
 }
 
 async fn insert(tx: &Transaction, id: i64, notes: &Notes) -> Result<(), Error> {
     tx.execute(INSERT, &[&id]).await?;
-    notes.lock().unwrap().0.insert(id);
+    notes.lock().unwrap().inserted.insert(id);
+    Ok(())
+}
+
+/// A statement is given up, and the closure goes on as if nothing were, with one that nobody has sent before.
+async fn lapse(tx: &Transaction, (kind, first, second): (u8, i64, i64), notes: &Notes) -> Result<(), Error> {
+    insert(tx, first, notes).await?;
+    let slow = tx.execute("SELECT pg_sleep(0.02)", &[]);
+    let given_up = Polls { future: Box::pin(slow), left: 1 }.await.is_none();
+    notes.lock().unwrap().given_up |= given_up;
+    let fresh = format!("{INSERT} /* {second} */");
+    let inserted = tx.execute(&fresh, &[&second]).await;
+    match kind {
+        0 => return Ok(()),
+        1 => drop(inserted?),
+        2 => tx.execute("SELECT 1/0", &[]).await.map(drop)?,
+        _ => return Err(inserted.err().unwrap_or(Error::Closed)),
+    }
+    notes.lock().unwrap().inserted.insert(second);
     Ok(())
 }
 
@@ -321,8 +359,8 @@ async fn savepoint(tx: &Transaction, (kind, first, second): (u8, i64, i64), note
     };
     let undo = || {
         let mut notes = notes.lock().unwrap();
-        notes.0.remove(&first);
-        notes.1.insert(first);
+        notes.inserted.remove(&first);
+        notes.undone.insert(first);
     };
     match kind {
         0 => tx.savepoint(insert(tx, first, notes)).await,
@@ -337,8 +375,22 @@ async fn savepoint(tx: &Transaction, (kind, first, second): (u8, i64, i64), note
                 tokio::task::yield_now().await;
                 insert(tx, second, notes).await
             };
-            let _ = Polls { future: Box::pin(tx.savepoint(half)), left: (first % 7) as u32 }.await;
+            let left = (first % 7) as u32;
+            let given_up = Polls { future: Box::pin(tx.savepoint(half)), left }.await.is_none();
+            // One that was never begun has done nothing.
+            notes.lock().unwrap().given_up |= given_up && left > 0;
             Ok(())
+        }
+        // The server would not write within it, as a standby would not.
+        3 => {
+            let refused = async {
+                insert(tx, first, notes).await?;
+                tx.execute("SET LOCAL transaction_read_only = on", &[]).await?;
+                tx.execute("DELETE FROM {shard}.photos WHERE id = -1", &[]).await.map(drop)
+            };
+            let _: Result<(), Error> = tx.savepoint(refused).await;
+            undo();
+            insert(tx, second, notes).await
         }
         _ => {
             let _ = tokio::join!(tx.savepoint(fails), tx.savepoint(insert(tx, second, notes)));

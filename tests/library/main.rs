@@ -6,6 +6,7 @@ mod by_hand;
 mod caller;
 mod case;
 mod fates;
+mod limits;
 #[path = "../it/router/pooler.rs"]
 mod pooler;
 #[path = "../it/router/proxy.rs"]

@@ -15,6 +15,7 @@ use super::by_hand::schema;
 use super::caller::{Caller, LIMIT, SHARDS, Told};
 use super::case::{Case, Failure, Failures};
 use super::fates::{self, Place};
+use super::limits::Hiccups;
 use super::pooler::Pooler;
 
 /// How a round went.
@@ -26,9 +27,30 @@ pub(crate) struct Outcome {
     pub(crate) seconds: f64,
 }
 
+/// What the callers of a round share beside their router.
+pub(crate) struct World {
+    pub(crate) place: Place,
+    pub(crate) options: Options,
+    /// Every server answers all the time, so that whatever takes long is the library's fault.
+    pub(crate) calm: bool,
+    pub(crate) hiccups: Hiccups,
+}
+
+impl World {
+    /// The callers' backends at a host of which this is true.
+    pub(crate) async fn backends(&self, host: usize, which: &str) -> i64 {
+        let callers = "application_name LIKE 'library%'";
+        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE {callers} AND ({which})");
+        self.place.app(host).await.query_one(&sql, &[]).await.expect("a host answers").get(0)
+    }
+}
+
 /// Connections beside the pool's: two for look-ups, one that tries the host, one that looks for a later primary, and
 /// those just ending.
-const BESIDE: i64 = 2 + 1 + 1 + 4;
+const BESIDE: i64 = 2 + 1 + 1 + 2;
+
+/// How many looks in a row see a connection too many before it is one: what ends needs a moment.
+const LOOKS: u32 = 20;
 
 pub(crate) async fn round(case: &Case) -> Outcome {
     let begun = Instant::now();
@@ -36,24 +58,17 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     let allowed = |kind: &str| !case.without.contains(kind);
     // One in four goes through poolers, and one in three has a standby; those are for themselves.
     let pooled = rng.u8(..4) == 0 && allowed("pooler");
-    let standby = (!pooled && rng.u8(..3) == 0 && allowed("failover")).then(|| rng.usize(..2));
+    // And in one of three every server answers all the time.
+    let calm = rng.u8(..3) == 0 || !fates::EXCUSES.iter().any(|fate| allowed(fate));
+    let standby = (!calm && !pooled && rng.u8(..3) == 0 && allowed("failover")).then(|| rng.usize(..2));
     let place = Place::start(case.version, SHARDS as u16, standby).await;
     let mut options = place.shards.options();
-    let mut poolers = Vec::new();
-    for (host, options) in options.hosts.iter_mut().enumerate() {
-        if pooled {
-            let lines = "default_pool_size = 5\nserver_login_retry = 1";
-            let pooler = Pooler::with(&place.shards.cluster, host, lines).await;
-            place.proxies[host].lead_to(pooler.port());
-            poolers.push(pooler);
-        }
-        let url = format!("postgres://app@127.0.0.1:{}/app?sslmode=disable", place.proxies[host].port);
-        options.connect = ConnectOptions::parse(&url).expect("a URL");
-    }
+    let poolers = on_the_way(&place, &mut options, pooled).await;
     vary(&mut options, &mut rng, pooled);
     let most = options.hosts[0].pool_size as i64 + BESIDE;
     let mut story = vec![format!(
-        "pools of {}, {:?} in all, {:?}, {:?}{}{}",
+        "{}pools of {}, {:?} in all, {:?}, {:?}{}{}",
+        if calm { "calm, " } else { "" },
         options.hosts[0].pool_size,
         options.max_connections,
         options.hosts[0].prepare,
@@ -61,15 +76,16 @@ pub(crate) async fn round(case: &Case) -> Outcome {
         if pooled { ", through PgBouncer" } else { "" },
         if standby.is_some() { ", with a standby" } else { "" },
     )];
-    let router = Router::new(options);
+    let router = Router::new(options.clone());
+    let world = Arc::new(World { place, options, calm, hiccups: Hiccups::default() });
     let failures = Arc::new(Failures::default());
     let done = AtomicBool::new(false);
     let mut callers = JoinSet::new();
     for number in 0..case.callers {
         let rng = Rng::with_seed(case.seed * 1000 + number);
         let next = number as i64 * 1_000_000;
-        let (router, failures, case) = (router.clone(), failures.clone(), case.clone());
-        callers.spawn(Caller { case, router, rng, next, failures }.play());
+        let (router, failures, case, world) = (router.clone(), failures.clone(), case.clone(), world.clone());
+        callers.spawn(Caller { case, router, rng, next, failures, world }.play());
     }
     let calling = async {
         let mut told = Vec::new();
@@ -82,31 +98,56 @@ pub(crate) async fn round(case: &Case) -> Outcome {
         done.store(true, Ordering::Relaxed);
         told
     };
-    // A pooler keeps its own number.
-    let excused = pooled || fates::EXCUSES.iter().any(|fate| allowed(fate));
     let watching = async {
-        while !excused && !done.load(Ordering::Relaxed) {
-            for host in 0..2 {
-                let count = backends(&place, host, "true").await;
-                if count > most {
+        let mut too_many = [0; 2];
+        // A pooler keeps its own number.
+        while calm && !pooled && !done.load(Ordering::Relaxed) {
+            for (host, too_many) in too_many.iter_mut().enumerate() {
+                let count = world.backends(host, "application_name = 'library'").await;
+                *too_many = if count > most { *too_many + 1 } else { 0 };
+                if *too_many == LOOKS {
                     failures.add("connections", format!("{count} at db{}, {most} at most", host + 1));
                 }
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let befalls = fates::play(case, &place, &done, rng);
-    let (told, befell, ()) = tokio::join!(calling, befalls, watching);
+    let mut fate = case.clone();
+    if calm {
+        fate.without.extend(fates::EXCUSES.map(str::to_owned));
+    }
+    let befalls = fates::play(&fate, &world.place, &done, rng);
+    let befalls = async { tokio::join!(calling, befalls, watching) };
+    let (told, befell, ()) = tokio::select! {
+        ended = befalls => ended,
+        () = world.hiccups.watch() => unreachable!("it watches until the others have ended"),
+    };
     story.extend(befell);
-    let counts = judge(&place, &told, &failures).await;
+    let counts = judge(&world, &told, &failures).await;
     drop((router, poolers));
-    nothing_left(&place, "true", "connections of a router that is gone", &failures).await;
+    nothing_left(&world, "true", "connections of a router that is gone", &failures).await;
     Outcome { failure: failures.first(), story, counts, seconds: begun.elapsed().as_secs_f64() }
+}
+
+/// What the hosts' addresses lead through: proxies, and a pooler behind each where one is wanted.
+async fn on_the_way(place: &Place, options: &mut Options, pooled: bool) -> Vec<Pooler> {
+    let mut poolers = Vec::new();
+    for (host, options) in options.hosts.iter_mut().enumerate() {
+        if pooled {
+            let lines = "default_pool_size = 5\nserver_login_retry = 1";
+            let pooler = Pooler::with(&place.shards.cluster, host, lines).await;
+            place.proxies[host].lead_to(pooler.port());
+            poolers.push(pooler);
+        }
+        let url = format!("postgres://app@127.0.0.1:{}/app?sslmode=disable", place.proxies[host].port);
+        options.connect = ConnectOptions::parse(&url).expect("a URL");
+    }
+    poolers
 }
 
 /// Pools and ways of sending, by chance.
 fn vary(options: &mut Options, rng: &mut Rng, pooled: bool) {
-    let size = rng.usize(1..5);
+    let size = [1, 2, 3, 4, 12][rng.usize(..5)];
     let prepare = if rng.bool() && !pooled { PrepareMode::Named } else { PrepareMode::Unnamed };
     for host in &mut options.hosts {
         (host.pool_size, host.prepare) = (size, prepare);
@@ -120,18 +161,12 @@ fn vary(options: &mut Options, rng: &mut Rng, pooled: bool) {
     options.application_name = "library".to_owned();
 }
 
-/// The callers' backends at a host of which this is true.
-async fn backends(place: &Place, host: usize, which: &str) -> i64 {
-    let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'library' AND ({which})");
-    place.app(host).await.query_one(&sql, &[]).await.expect("a host answers").get(0)
-}
-
 /// Waits until there are no such backends.
-async fn nothing_left(place: &Place, which: &str, what: &str, failures: &Failures) {
+async fn nothing_left(world: &World, which: &str, what: &str, failures: &Failures) {
     for host in 0..2 {
         let mut left = 0;
         for _ in 0..600 {
-            left = backends(place, host, which).await;
+            left = world.backends(host, which).await;
             if left == 0 {
                 break;
             }
@@ -144,11 +179,11 @@ async fn nothing_left(place: &Place, which: &str, what: &str, failures: &Failure
 }
 
 /// Compares what is there with what the callers were told.
-async fn judge(place: &Place, told: &[Told], failures: &Failures) -> [usize; 3] {
-    nothing_left(place, "state <> 'idle'", "statements or transactions", failures).await;
+async fn judge(world: &World, told: &[Told], failures: &Failures) -> [usize; 3] {
+    nothing_left(world, "state <> 'idle'", "statements or transactions", failures).await;
     let mut there = BTreeSet::new();
     for host in 0..2 {
-        let client = place.app(host).await;
+        let client = world.place.app(host).await;
         let sql = "SELECT shard_id FROM pgshard.shard WHERE state = 'serving'";
         for row in client.query(sql, &[]).await.expect("a host answers") {
             let number = row.get::<_, i32>(0);

@@ -7,6 +7,8 @@ mod caller;
 mod case;
 #[path = "../../library/fates.rs"]
 mod fates;
+#[path = "../../library/limits.rs"]
+mod limits;
 #[path = "../../library/round.rs"]
 mod round;
 
@@ -26,9 +28,9 @@ async fn plays(seed: u64, version: u32, without: &[&str]) {
 }
 
 on_each_version! {
-    /// What befalls the servers is told at once, so that connections can be counted.
+    /// What befalls the servers is told at once, so that connections can be counted and time be judged.
     async fn with_moves_and_locks(version) {
-        plays(1, version, &["silent", "restart"]).await;
+        plays(1, version, &["silent", "restart", "failover"]).await;
     }
 
     /// Everything.
