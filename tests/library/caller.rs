@@ -5,8 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use pgshard::id::Id;
 use pgshard::router::{Error, Transaction};
-use pgshard::{Router, columns};
+use pgshard::{Router, ShardId, columns};
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::case::{Case, Failures};
@@ -136,10 +138,20 @@ impl Caller {
         }
     }
 
+    /// An ID that names a shard.
+    fn id_of_shard(&mut self) -> i64 {
+        let shard = ShardId::new(self.rng.u16(..SHARDS as u16)).expect("there are few shards");
+        Id::new(self.id() as u64, shard, 0).expect("there are few IDs").encode()
+    }
+
     async fn insert(&mut self) -> Vec<Told> {
-        let (id, left) = (self.id(), self.polls());
+        let (by_id, left) = (self.rng.bool(), self.polls());
+        let id = if by_id { self.id_of_shard() } else { self.id() };
         let limit = if self.rng.bool() { LIMIT } else { Duration::from_millis(self.rng.u64(1..400)) };
-        let call = async { self.router.by_key(id).within(limit).execute(INSERT, &[&id]).await };
+        let call = async {
+            let shard = if by_id { self.router.by_id(id)? } else { self.router.by_key(id) };
+            shard.within(limit).execute(INSERT, &[&id]).await
+        };
         let said = Polls { future: Box::pin(call), left }.await;
         vec![Told::new("insert", BTreeSet::from([id]), BTreeSet::new(), said.as_ref())]
     }
@@ -201,17 +213,24 @@ impl Caller {
         }
     }
 
-    /// Rows by a statement for each of many keys: each shard answers for itself.
+    /// Rows by a statement for each of many keys or IDs: each shard answers for itself.
     async fn ids(&mut self) -> Vec<Told> {
-        let (keys, left): (Vec<i64>, _) = ((0..self.rng.i64(1..40)).collect(), self.polls());
+        let (by_id, left) = (self.rng.bool(), self.polls());
+        let many = self.rng.i64(1..40);
+        let ids: Vec<i64> = (0..many).map(|key| if by_id { self.id_of_shard() } else { key }).collect();
         let sql = "SELECT unnest($1::bigint[]), '{shard}'";
-        let call = async { self.router.by_keys(&keys).expect("keys are integers").query(sql).await };
-        if let Some(Ok(rows)) = (Polls { future: Box::pin(call), left }).await {
-            let wrong = |(shard, row): &&(pgshard::ShardId, tokio_postgres::Row)| {
-                row.get::<_, i64>(0) % SHARDS != i64::from(shard.get())
-            };
-            if rows.len() != keys.len() || rows.iter().any(|row| wrong(&row)) {
-                self.failures.add("foreign", format!("{} rows of {} keys", rows.len(), keys.len()));
+        let call = async {
+            if by_id {
+                self.router.by_ids(&ids).query(sql).await.ok()
+            } else {
+                self.router.by_keys(&ids).expect("keys are integers").query(sql).await.ok()
+            }
+        };
+        if let Some(Some(rows)) = (Polls { future: Box::pin(call), left }).await {
+            let shard_of = |id: i64| if by_id { Id::decode(id).shard().get() } else { (id % SHARDS) as u16 };
+            let wrong = |(shard, row): &(ShardId, Row)| shard_of(row.get(0)) != shard.get();
+            if rows.len() != ids.len() || rows.iter().any(wrong) {
+                self.failures.add("foreign", format!("{} rows of {} keys", rows.len(), ids.len()));
             }
         }
         Vec::new()

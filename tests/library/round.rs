@@ -181,6 +181,8 @@ async fn nothing_left(world: &World, which: &str, what: &str, failures: &Failure
 /// Compares what is there with what the callers were told.
 async fn judge(world: &World, told: &[Told], failures: &Failures) -> [usize; 3] {
     nothing_left(world, "state <> 'idle'", "statements or transactions", failures).await;
+    let locks = "pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory')";
+    nothing_left(world, locks, "sessions with a lock", failures).await;
     let mut there = BTreeSet::new();
     for host in 0..2 {
         let client = world.place.app(host).await;
