@@ -1,4 +1,5 @@
-//! What a router counts and measures, with the `metrics` crate; the names are in `docs/metrics.md` too.
+//! What a router counts and measures, with the `metrics` crate; the names are in `docs/metrics.md` too: OpenTelemetry's
+//! where it has one for clients of databases, and ours.
 //!
 //! Without a recorder this costs next to nothing. With one it costs a few additions a request, because each host keeps
 //! its handles. They are made when the host is first used, so a recorder must be installed before.
@@ -7,7 +8,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use metrics::{
-    Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Counter, Gauge, Histogram, Label, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
 };
 
 use super::outcome::Outcome;
@@ -19,17 +21,17 @@ use crate::map::{HostName, MapVersion};
 /// Statements and transactions, by host and outcome.
 const REQUESTS: &str = "pgshard_requests_total";
 /// The time from the call to its answer, retries and waiting included.
-const REQUEST_SECONDS: &str = "pgshard_request_seconds";
+const OPERATION_DURATION: &str = "db.client.operation.duration";
 /// The time from asking for a connection to having it.
-const POOL_WAIT_SECONDS: &str = "pgshard_pool_wait_seconds";
+const POOL_WAIT_TIME: &str = "db.client.connection.wait_time";
 /// Requests for a connection that got none.
 const POOL_FAILURES: &str = "pgshard_pool_failures_total";
 /// The most connections that a host's pools may have.
-const POOL_SIZE: &str = "pgshard_pool_size";
+const POOL_MAX: &str = "db.client.connection.max";
 /// Connections, by what they do.
-const POOL_CONNECTIONS: &str = "pgshard_pool_connections";
+const POOL_CONNECTIONS: &str = "db.client.connection.count";
 /// Calls that wait for a connection.
-const POOL_WAITING: &str = "pgshard_pool_waiting";
+const POOL_PENDING: &str = "db.client.connection.pending_requests";
 /// Lookups of who owns a shard.
 const LOOK_UPS: &str = "pgshard_look_ups_total";
 /// Answers of signposts.
@@ -45,15 +47,20 @@ const REPLICA_LAG_SECONDS: &str = "pgshard_replica_lag_seconds";
 /// The version of the map that the router has.
 const MAP_VERSION: &str = "pgshard_map_version";
 
+/// Which pool it is: its host. OpenTelemetry wants it of every metric of connections.
+const POOL_LABEL: &str = "db.client.connection.pool.name";
+/// Idle or used.
+const STATE_LABEL: &str = "db.client.connection.state";
+
 /// Tells the recorder what the names mean.
 fn describe() {
     describe_counter!(REQUESTS, Unit::Count, "Statements and transactions, by host and outcome");
-    describe_histogram!(REQUEST_SECONDS, Unit::Seconds, "From the call to its answer, retries included");
-    describe_histogram!(POOL_WAIT_SECONDS, Unit::Seconds, "From asking for a connection to having it");
+    describe_histogram!(OPERATION_DURATION, Unit::Seconds, "From the call to its answer, retries included");
+    describe_histogram!(POOL_WAIT_TIME, Unit::Seconds, "From asking for a connection to having it");
     describe_counter!(POOL_FAILURES, Unit::Count, "Requests for a connection that got none");
-    describe_gauge!(POOL_SIZE, Unit::Count, "The most connections that a host's pools may have");
+    describe_gauge!(POOL_MAX, Unit::Count, "The most connections that a host's pools may have");
     describe_gauge!(POOL_CONNECTIONS, Unit::Count, "Connections of a host's pools, by state");
-    describe_gauge!(POOL_WAITING, Unit::Count, "Calls that wait for a connection");
+    describe_gauge!(POOL_PENDING, Unit::Count, "Calls that wait for a connection");
     describe_counter!(LOOK_UPS, Unit::Count, "Questions to a host about who owns a shard");
     describe_counter!(SIGNPOSTS, Unit::Count, "Answers of signposts");
     describe_counter!(FENCES, Unit::Count, "Times that a call waited because its shard was fenced");
@@ -70,7 +77,8 @@ pub(super) struct HostMetrics(OnceLock<Handles>);
 struct Handles {
     /// One for each outcome.
     requests: [Counter; Outcome::ALL.len()],
-    seconds: Histogram,
+    /// One for each outcome.
+    durations: [Histogram; Outcome::ALL.len()],
     pool_wait: Histogram,
     pool_failures: Counter,
     look_ups: Counter,
@@ -91,8 +99,14 @@ impl Handles {
         let host = || host.to_string();
         Handles {
             requests: Outcome::ALL.map(|outcome| counter!(REQUESTS, "host" => host(), "outcome" => outcome.as_str())),
-            seconds: histogram!(REQUEST_SECONDS, "host" => host()),
-            pool_wait: histogram!(POOL_WAIT_SECONDS, "host" => host()),
+            durations: Outcome::ALL.map(|outcome| {
+                let mut labels = vec![Label::new("host", host()), Label::new("db.system.name", "postgresql")];
+                if outcome != Outcome::Ok {
+                    labels.push(Label::new("error.type", outcome.as_str()));
+                }
+                histogram!(OPERATION_DURATION, labels)
+            }),
+            pool_wait: histogram!(POOL_WAIT_TIME, "host" => host(), POOL_LABEL => host()),
             pool_failures: counter!(POOL_FAILURES, "host" => host()),
             look_ups: counter!(LOOK_UPS, "host" => host()),
             signposts: counter!(SIGNPOSTS, "host" => host()),
@@ -138,7 +152,7 @@ impl HostMetrics {
     pub(super) fn request(&self, host: &HostName, took: Duration, outcome: Outcome) {
         let handles = self.handles(host);
         handles.requests[outcome as usize].increment(1);
-        handles.seconds.record(took);
+        handles.durations[outcome as usize].record(took);
     }
 
     pub(super) fn pool(&self, host: &HostName, waited: Duration, succeeded: bool) {
@@ -210,10 +224,12 @@ impl PoolGauges {
             }
         };
         let host = || self.host.to_string();
-        tell(gauge!(POOL_SIZE, "host" => host()), size_before, size);
-        tell(gauge!(POOL_CONNECTIONS, "host" => host(), "state" => "idle"), before.idle, counts.idle);
-        tell(gauge!(POOL_CONNECTIONS, "host" => host(), "state" => "used"), before.used, counts.used);
-        tell(gauge!(POOL_WAITING, "host" => host()), before.waiting, counts.waiting);
+        tell(gauge!(POOL_MAX, "host" => host(), POOL_LABEL => host()), size_before, size);
+        let connections =
+            |state| gauge!(POOL_CONNECTIONS, "host" => host(), POOL_LABEL => host(), STATE_LABEL => state);
+        tell(connections("idle"), before.idle, counts.idle);
+        tell(connections("used"), before.used, counts.used);
+        tell(gauge!(POOL_PENDING, "host" => host(), POOL_LABEL => host()), before.waiting, counts.waiting);
     }
 }
 
@@ -266,10 +282,10 @@ mod tests {
         assert_eq!(
             told,
             [
-                ("pgshard_pool_connections db1 idle", 3.0),
-                ("pgshard_pool_connections db1 used", 0.0),
-                ("pgshard_pool_size db1", 4.0),
-                ("pgshard_pool_waiting db1", 0.0),
+                ("db.client.connection.count db1 db1 idle", 3.0),
+                ("db.client.connection.count db1 db1 used", 0.0),
+                ("db.client.connection.max db1 db1", 4.0),
+                ("db.client.connection.pending_requests db1 db1", 0.0),
             ]
         );
     }

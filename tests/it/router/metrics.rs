@@ -68,8 +68,10 @@ on_each_version! {
         router.by_key(0).transaction(async |tx| tx.execute(INSERT, &[&3_i64, &"x"]).await).await.unwrap();
         router.by_key(2).query(COUNT, &[]).await.unwrap();
         assert_counted(&recorded, &[
-            ("pool_wait_seconds db1", 5), ("pool_wait_seconds db2", 1),
-            ("request_seconds db1", 5), ("request_seconds db2", 1),
+            ("db.client.connection.wait_time db1 db1", 5), ("db.client.connection.wait_time db2 db2", 1),
+            ("db.client.operation.duration db1 postgresql", 4),
+            ("db.client.operation.duration db1 postgresql constraint", 1),
+            ("db.client.operation.duration db2 postgresql", 1),
             ("requests_total db1 constraint", 1), ("requests_total db1 ok", 4), ("requests_total db2 ok", 1),
         ]);
 
@@ -85,15 +87,15 @@ on_each_version! {
         assert!(matches!(error, Error::PoolTimeout { .. }), "{error:?}");
         drop(held);
         assert_counted(&recorded, &[
-            ("pool_failures_total db1", 1), ("pool_wait_seconds db1", 2),
-            ("request_seconds db1", 1), ("requests_total db1 cluster", 1),
+            ("pool_failures_total db1", 1), ("db.client.connection.wait_time db1 db1", 2),
+            ("db.client.operation.duration db1 postgresql cluster", 1), ("requests_total db1 cluster", 1),
         ]);
 
         // The application's own mistake.
         router.by_key(1).query("SELECT * FROM {shard}.nothing", &[]).await.unwrap_err();
         assert_counted(&recorded, &[
-            ("look_ups_total db1", 1), ("pool_wait_seconds db1", 1),
-            ("request_seconds db1", 1), ("requests_total db1 application", 1),
+            ("look_ups_total db1", 1), ("db.client.connection.wait_time db1 db1", 1),
+            ("db.client.operation.duration db1 postgresql application", 1), ("requests_total db1 application", 1),
         ]);
 
         // A fence that goes away again.
@@ -107,7 +109,7 @@ on_each_version! {
         write.unwrap();
         let counted = recorded.since();
         for (name, count) in [
-            ("fences_total db1", 1), ("pool_wait_seconds db1", 2), ("requests_total db1 ok", 1),
+            ("fences_total db1", 1), ("db.client.connection.wait_time db1 db1", 2), ("requests_total db1 ok", 1),
             ("retries_total db1 fenced", 1), ("signposts_total db1", 1),
         ] {
             assert_eq!(counted.get(name), Some(&count), "{name}: {counted:?}");
@@ -122,9 +124,9 @@ on_each_version! {
         router.by_key(0).query(COUNT, &[]).await.unwrap();
         assert_counted(&recorded, &[
             ("look_ups_total db1", 1), ("look_ups_total db2", 1),
-            ("pool_wait_seconds db1", 1), ("pool_wait_seconds db2", 1),
+            ("db.client.connection.wait_time db1 db1", 1), ("db.client.connection.wait_time db2 db2", 1),
             // The shard is there by now.
-            ("request_seconds db2", 1), ("requests_total db2 ok", 1),
+            ("db.client.operation.duration db2 postgresql", 1), ("requests_total db2 ok", 1),
             ("retries_total db1 moved", 1), ("signposts_total db1", 1),
         ]);
         router.set_map(Arc::new(shards.map.with_version(router.map().version().next()))).unwrap();
