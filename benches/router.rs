@@ -8,13 +8,16 @@
 //!   that are half a millisecond away, as they are in a data centre (a proxy in this process delays every packet by
 //!   0.25 ms);
 //! - what it costs to bound the connections to both hosts together to the number of callers (`max_connections`);
+//! - what it costs to end at the server what a caller gives up: with the next call on the only connection, beside the
+//!   same by hand (cancel, connect anew); and the rate of all calls while one in a hundred is given up, beside one in
+//!   a hundred that takes as long and is waited for;
 //! - what it costs to clean every session between two callers, and what a transaction costs beside BEGIN and COMMIT by
 //!   hand;
 //! - a server process's memory after 20 statements on each of 4096 shards, with the bound on prepared statements and
 //!   without.
 //!
-//! `cargo bench --bench router -- [points] [limit] [ids] [sessions] [memory] [--seconds N] [--rounds N]`; without a
-//! name, all of them.
+//! `cargo bench --bench router -- [points] [limit] [cancelling] [ids] [sessions] [memory] [--seconds N] [--rounds N]`;
+//! without a name, all of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,6 +44,8 @@ const IN_FLIGHT: usize = 32;
 const CALLERS: usize = 12;
 const FEW: u16 = 100;
 const STATEMENTS: usize = 20;
+/// After so long a call is given up.
+const GIVEN_UP_AFTER: Duration = Duration::from_millis(2);
 const SELECT: &str = "SELECT id, title FROM {shard}.photos WHERE id = $1";
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -60,7 +65,7 @@ impl Arguments {
             match name.as_str() {
                 "--seconds" => read.seconds = number()?,
                 "--rounds" => read.rounds = number()? as usize,
-                "points" | "limit" | "ids" | "sessions" | "memory" => read.parts.push(name),
+                "points" | "limit" | "cancelling" | "ids" | "sessions" | "memory" => read.parts.push(name),
                 // What `cargo bench` says to every bench.
                 "--bench" => {}
                 other => return Err(format!("unknown argument {other}").into()),
@@ -89,6 +94,10 @@ async fn main() -> Outcome<()> {
     }
     if bench.arguments.wants("limit") {
         bench.limit().await?;
+    }
+    if bench.arguments.wants("cancelling") {
+        bench.next_after_giving_up().await?;
+        bench.others_while_giving_up().await?;
     }
     if bench.arguments.wants("ids") {
         bench.ids("on this machine", &bench.urls).await?;
@@ -259,6 +268,63 @@ impl Bench {
         Ok(())
     }
 
+    /// A call is given up, and the next needs its connection: by hand the statement is cancelled, and a connection
+    /// opened.
+    async fn next_after_giving_up(&self) -> Outcome<()> {
+        println!("\na call that is given up after 2 ms, and a point read on the only connection of its host");
+        let one = self.router(&self.urls, 1, None)?;
+        let mut client = connect(&self.urls[0]).await?;
+        let (mut hand, mut ours) = (Vec::new(), Vec::new());
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(self.arguments.seconds) * 4 {
+            hand.push(timed(give_up_by_hand(&self.urls[0], &mut client)).await?);
+            ours.push(
+                timed(async {
+                    slow(&one, 0, Slow::GivenUp).await?;
+                    read(&one, 0).await
+                })
+                .await?,
+            );
+        }
+        let (hand, ours) = (median(&mut hand), median(&mut ours));
+        println!("  by hand {hand:6.0} µs, router {ours:6.0} µs, {:.3} ×", ours / hand);
+        Ok(())
+    }
+
+    /// The same number of slow calls among many short ones: waited for, and given up.
+    async fn others_while_giving_up(&self) -> Outcome<()> {
+        println!("\npoint reads by {CALLERS} callers, one call in a hundred of 2 ms: waited for, or given up by then");
+        let slice = Duration::from_millis(500);
+        let router = self.router(&self.urls, CALLERS, None)?;
+        let mut ratios = Vec::new();
+        for round in 0..=self.arguments.rounds {
+            let mut done = [0, 0];
+            for how in [Slow::WaitedFor, Slow::GivenUp, Slow::GivenUp, Slow::WaitedFor] {
+                let calling = in_flight(CALLERS, slice, |_| {
+                    let router = router.clone();
+                    move |shard| {
+                        let router = router.clone();
+                        async move {
+                            match fastrand::u8(..100) {
+                                0 => slow(&router, shard % FEW, how).await,
+                                _ => read(&router, shard % FEW).await,
+                            }
+                        }
+                    }
+                });
+                done[usize::from(how == Slow::GivenUp)] += calling.await?;
+            }
+            // The first round is not counted.
+            if round > 0 {
+                let [waited_for, given_up] = done.map(|done| done as f64 / (2.0 * slice.as_secs_f64()));
+                println!("  waited for {waited_for:6.0}/s, given up {given_up:6.0}/s, {:.3} ×", given_up / waited_for);
+                ratios.push(given_up / waited_for);
+            }
+        }
+        println!("  median of rounds: {:.3} ×", median(&mut ratios));
+        Ok(())
+    }
+
     async fn sessions(&self) -> Outcome<()> {
         println!("\nsessions between two callers, point reads on one shard");
         let (fast, length) = (self.router(&self.urls, 1, None)?, Duration::from_secs(self.arguments.seconds));
@@ -396,6 +462,36 @@ impl Hand {
 async fn read(router: &Router, shard: u16) -> Outcome<()> {
     let id = id(shard);
     router.by_id(id)?.query_one(SELECT, &[&id]).await?;
+    Ok(())
+}
+
+/// What becomes of a call that takes long.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slow {
+    WaitedFor,
+    GivenUp,
+}
+
+async fn slow(router: &Router, shard: u16, how: Slow) -> Outcome<()> {
+    let shard = router.by_id(id(shard))?;
+    match how {
+        Slow::WaitedFor => drop(shard.query("SELECT pg_catalog.pg_sleep(0.002)", &[]).await?),
+        Slow::GivenUp => {
+            let said = shard.within(GIVEN_UP_AFTER).query("SELECT pg_catalog.pg_sleep(60)", &[]).await;
+            assert!(said.is_err_and(|error| error.is_timeout()), "it is given up");
+        }
+    }
+    Ok(())
+}
+
+/// What a careful application does without the router: a request to cancel may come late, so the connection is not used
+/// again.
+async fn give_up_by_hand(url: &str, client: &mut Client) -> Outcome<()> {
+    let slow = tokio::time::timeout(GIVEN_UP_AFTER, client.query("SELECT pg_catalog.pg_sleep(60)", &[])).await;
+    assert!(slow.is_err(), "it is given up");
+    client.cancel_token().cancel_query(NoTls).await?;
+    *client = connect(url).await?;
+    client.query_one(&by_hand(0), &[&id(0)]).await?;
     Ok(())
 }
 
