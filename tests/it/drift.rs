@@ -51,6 +51,68 @@ on_each_version! {
         world.run(&["check"]).await.ended(0);
     }
 
+    /// What can be altered by hand beside tables and columns, thing by thing: it is seen, and so is that it was put
+    /// right.
+    async fn each_is_seen(version) {
+        let world = World::new(&[version, version], 4).await;
+        for shard in 0..4 {
+            let client = world.servers.app(shard / 2).await;
+            let tables = format!(
+                "CREATE TABLE shard_000{shard}.a (id bigint PRIMARY KEY, t text);
+                CREATE TABLE shard_000{shard}.b (id bigint REFERENCES shard_000{shard}.a)"
+            );
+            client.batch_execute(&tables).await.unwrap();
+        }
+        world.run(&["check", "--ddl"]).await.ended(0);
+        let superuser = world.servers.superuser(0).await;
+        superuser.batch_execute("CREATE ROLE other").await.unwrap();
+        for (breaks, mends, seen) in [
+            (
+                "ALTER FUNCTION SHARD.next_id() OWNER TO other",
+                "ALTER FUNCTION SHARD.next_id() OWNER TO app",
+                "function next_id(): owner: other, elsewhere app",
+            ),
+            (
+                "REVOKE INSERT ON SHARD.a FROM app",
+                "GRANT INSERT ON SHARD.a TO app",
+                "table a: INSERT taken from its owner: only here",
+            ),
+            (
+                "GRANT SELECT (t) ON SHARD.a TO other",
+                "REVOKE SELECT (t) ON SHARD.a FROM other",
+                "table a, column t: SELECT granted to other: only here",
+            ),
+            (
+                "ALTER TABLE SHARD.b DISABLE TRIGGER ALL",
+                "ALTER TABLE SHARD.b ENABLE TRIGGER ALL",
+                "table b: triggers of constraint b_id_fkey: only here",
+            ),
+            (
+                "ALTER TABLE SHARD.a ALTER t SET STORAGE EXTERNAL",
+                "ALTER TABLE SHARD.a ALTER t SET STORAGE EXTENDED",
+                "table a: column t: text storage e, elsewhere text",
+            ),
+            (
+                "ALTER TABLE SHARD.a CLUSTER ON a_pkey",
+                "ALTER TABLE SHARD.a SET WITHOUT CLUSTER",
+                "index a_pkey: what CLUSTER goes by: only here",
+            ),
+            (
+                "ALTER SCHEMA SHARD OWNER TO other; GRANT ALL ON SCHEMA SHARD TO app",
+                "ALTER SCHEMA SHARD OWNER TO app; REVOKE ALL ON SCHEMA SHARD FROM other",
+                "the schema: owner: other, elsewhere app",
+            ),
+        ] {
+            superuser.batch_execute(&breaks.replace("SHARD", "shard_0001")).await.unwrap();
+            let said = findings(&world, &["check", "--ddl"]).await;
+            let begin = "ddl_differs: shard 1: made otherwise than 3 others: ";
+            let of_shard = said.iter().find_map(|said| said.strip_prefix(begin));
+            assert!(of_shard.is_some_and(|said| said.split("; ").any(|said| said == seen)), "{breaks}: {said:#?}");
+            superuser.batch_execute(&mends.replace("SHARD", "shard_0001")).await.unwrap();
+            world.run(&["check", "--ddl"]).await.ended(0);
+        }
+    }
+
     /// A schema that was dropped and made anew, and one that has lost a table: found by both, and not moved.
     async fn emptied_schemas(version) {
         let world = World::new(&[version, version], 16).await;
