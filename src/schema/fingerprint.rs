@@ -99,7 +99,12 @@ fn properties(facts: &Facts) -> Properties {
     let names = facts.names();
     let name = |class: &str, oid: u32| names.get(&Address::new(class, oid)).map_or("?", |name| name.plain.as_str());
     for relation in &facts.relations {
-        list.relation(name("pg_class", relation.oid), relation);
+        let object = name("pg_class", relation.oid);
+        list.relation(object, relation);
+        list.put_some(object, "partitioned by", relation.partition_key.clone().unwrap_or_default());
+        if let Some(partition) = &relation.partition {
+            list.put(object, "partition", format!("of {} {}", facts.relation_name(partition.parent), partition.bound));
+        }
     }
     for sequence in &facts.sequences {
         let owner = sequence.owned_by.as_ref().map(|by| {
@@ -113,6 +118,9 @@ fn properties(facts: &Facts) -> Properties {
         let unique = if index.unique { "unique " } else { "" };
         list.put(object, "", format!("{unique}on {} {}", facts.relation_name(index.relation), index.definition));
         list.put_some(object, "storage parameters", sorted(&index.options));
+        if let Some(parent) = index.parent {
+            list.put(object, "attached to", name("pg_class", parent).to_owned());
+        }
         list.flag(object, "not valid", !index.valid);
         list.flag(object, "cluster mark", index.clustered);
         list.flag(object, "replica identity", index.replica_identity);
@@ -241,7 +249,7 @@ impl List {
 impl Column {
     /// The NOT NULL's name, if somebody chose it: PostgreSQL's own choice says nothing, and before 18 there is none.
     pub(crate) fn chosen_not_null_name(&self, relation: &str) -> Option<&str> {
-        let name = self.not_null_name.as_deref()?;
+        let name = self.not_null_name.as_deref().filter(|_| !self.not_null_inherited)?;
         // Long names are cut on both sides of the first underscore; what is left is still recognised by its end.
         let default = format!("{relation}_{}_not_null", self.name);
         let cut = default.len() > 63 && name.ends_with("_not_null");

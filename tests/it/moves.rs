@@ -13,6 +13,7 @@ mod many_tables;
 mod online;
 mod online_holes;
 mod operators;
+mod partitions;
 mod refusals;
 mod repair;
 mod restart;

@@ -63,6 +63,8 @@ pub(crate) struct Table {
     /// How many values keys take.
     pub(crate) values: u32,
     pub(crate) rows: u32,
+    /// Those that have rows, quoted; none of a plain table.
+    pub(crate) partitions: Vec<String>,
     create: String,
     after: String,
 }
@@ -99,7 +101,8 @@ const SHORT: &str = "
 ";
 
 /// What a schema can have, beside what it always has; `--without` takes these names.
-pub(crate) const FEATURES: [&str; 6] = ["always", "deferrable", "identity-full", "composites", "short", "generated"];
+pub(crate) const FEATURES: [&str; 7] =
+    ["always", "deferrable", "identity-full", "composites", "short", "generated", "partitions"];
 
 impl Schema {
     /// The tables with these numbers, of a schema of a number that the seed gives.
@@ -147,6 +150,13 @@ impl Schema {
         self.tables.iter().for_each(|table| sql += &table.after);
         sql
     }
+}
+
+/// How a table is cut: the key, the statements that make the partitions of `{table}`, and those that have rows.
+struct Partitioned {
+    by: String,
+    made: String,
+    leaves: Vec<String>,
 }
 
 struct Maker<'a> {
@@ -254,7 +264,13 @@ impl Maker<'_> {
         };
         parts.extend(primary);
         let storage = if self.rng.u8(0..4) == 0 { " WITH (fillfactor = 60)" } else { "" };
-        writeln!(self.sql, "CREATE TABLE {{shard}}.{name} ({}){storage};", parts.join(", ")).unwrap();
+        let partitioned = self.partitioned(&columns, &key, key_kind);
+        let (by, made) = match &partitioned {
+            Some(Partitioned { by, made, .. }) => (format!(" PARTITION BY {by}"), made.as_str()),
+            None => (storage.to_owned(), ""),
+        };
+        writeln!(self.sql, "CREATE TABLE {{shard}}.{name} ({}){by};", parts.join(", ")).unwrap();
+        self.sql += &made.replace("{table}", &name);
         match key_kind {
             Key::Index => {
                 let unique = quote_ident(&format!("Uq {}", self.number));
@@ -282,9 +298,62 @@ impl Maker<'_> {
             columns,
             values,
             rows,
+            partitions: partitioned.map(|partitioned| partitioned.leaves).unwrap_or_default(),
             create: self.sql,
             after: self.after,
         }
+    }
+
+    /// Cuts every fourth table by a column of its key, where nothing but the key is unique. Its numbers are small, so
+    /// that rows go from one partition to another.
+    fn partitioned(&mut self, columns: &[Column], key: &[usize], key_kind: Key) -> Option<Partitioned> {
+        // Of a generator of its own: tables without partitions stay what they were.
+        let mut rng = Rng::with_seed(self.rng.clone().u64(..));
+        let alone = columns.iter().all(|column| !["\"position\"", "\"during\""].contains(&column.name.as_str()));
+        let plain = |name: &String| !columns.iter().any(|column| column.name == *name && column.nullable);
+        if !self.has("partitions") || !alone || key_kind == Key::Deferrable || rng.u8(0..4) > 0 {
+            return None;
+        }
+        let column = &columns[key[rng.usize(0..key.len())]];
+        let (name, number) = (&column.name, self.number);
+        let leaf = |part: &str| quote_ident(&format!("p{number} {part}"));
+        let make = |part: &str, of: &str, bound: &str| {
+            format!("CREATE TABLE {{shard}}.{} PARTITION OF {{shard}}.{of} {bound};\n", leaf(part))
+        };
+        let hashed = |of: &str| {
+            let parts = (0..3).map(|n| {
+                let bound = format!("FOR VALUES WITH (MODULUS 3, REMAINDER {n})");
+                make(&format!("h{n}"), of, &bound)
+            });
+            parts.collect::<String>()
+        };
+        let hashes = || (0..3).map(|n| leaf(&format!("h{n}"))).collect::<Vec<_>>();
+        let by_number = column.kind.is_number() && plain(name);
+        Some(match rng.u8(0..3) {
+            0 if by_number => {
+                let low = make("low", "{table}", "FOR VALUES FROM (MINVALUE) TO (7)");
+                let some = make("some", "{table}", "FOR VALUES FROM (7) TO (20)");
+                let rest = make("rest", "{table}", &format!("DEFAULT PARTITION BY HASH ({name})"));
+                let leaves = [vec![leaf("low"), leaf("some")], hashes()].concat();
+                Partitioned {
+                    by: format!("RANGE ({name})"),
+                    made: low + &some + &rest + &hashed(&leaf("rest")),
+                    leaves,
+                }
+            }
+            1 if by_number => {
+                let some = make("some", "{table}", "FOR VALUES IN (1, 2, 3, 5, 8, 13, 21)");
+                let rest = make("rest", "{table}", "DEFAULT");
+                let leaves = vec![leaf("some"), leaf("rest")];
+                Partitioned { by: format!("LIST ({name})"), made: some + &rest, leaves }
+            }
+            // An enum's hash is another on every host.
+            _ if column.kind == Kind::Mood => {
+                let made = make("sad", "{table}", "FOR VALUES IN ('sad')") + &make("rest", "{table}", "DEFAULT");
+                Partitioned { by: format!("LIST ({name})"), made, leaves: vec![leaf("sad"), leaf("rest")] }
+            }
+            _ => Partitioned { by: format!("HASH ({name})"), made: hashed("{table}"), leaves: hashes() },
+        })
     }
 
     fn key_kind(&mut self) -> Key {

@@ -226,7 +226,10 @@ impl Statements<'_> {
                 format!("SELECT count(*) FROM (SELECT FROM {name} WHERE {} FOR {strength}) AS locked", some(rng, 5))
             }
             // Often would leave nothing to be moved.
-            "truncate" if rng.u8(0..12) == 0 => format!("TRUNCATE {name} CASCADE"),
+            "truncate" if rng.u8(0..12) == 0 => match table.partitions.get(rng.usize(0..6)) {
+                Some(partition) => format!("TRUNCATE {{shard}}.{partition} CASCADE"),
+                None => format!("TRUNCATE {name} CASCADE"),
+            },
             "read" => format!("SELECT count(*), max(md5(one_row::text)) FROM {name} AS one_row"),
             _ => return None,
         };

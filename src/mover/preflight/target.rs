@@ -9,7 +9,7 @@ use crate::mover::control::session::Session;
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_ident;
-use crate::schema::catalog::{Facts, Grantee, RelationKind};
+use crate::schema::catalog::{Facts, Grantee};
 
 /// What the target lacks that the schema of `facts` needs: types, functions and whatever else its objects use from
 /// outside, roles that are granted something, and that nothing is added: default privileges of the connecting role.
@@ -147,7 +147,7 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
         .chain(facts.relations.iter().map(|relation| &relation.name))
         .map(String::as_str)
         .collect();
-    for relation in facts.relations.iter().filter(|relation| relation.kind == RelationKind::Table) {
+    for relation in facts.relations.iter().filter(|relation| relation.kind.is_table()) {
         for column in &relation.columns {
             let used_by = || format!("column {}.{}", relation.name, column.name);
             // The schema's own types are the ones without a schema; so are the built-in ones.

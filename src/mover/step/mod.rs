@@ -4,6 +4,7 @@
 mod copy;
 mod fence;
 pub(crate) mod identity;
+mod keys;
 pub(crate) mod old_copy;
 mod online;
 mod open;

@@ -232,7 +232,10 @@ fn take_off(facts: &mut Facts, schema: &str) -> String {
     let mut gone = Vec::new();
     let table = |oid: u32| format!("{}.{}", quote_ident(schema), quote_ident(facts.relation_name(oid)));
     for trigger in &facts.triggers {
-        drops.push_str(&format!("DROP TRIGGER {} ON {};\n", quote_ident(&trigger.name), table(trigger.relation)));
+        // A partition's goes with its parent's.
+        if trigger.parent.is_none() {
+            drops.push_str(&format!("DROP TRIGGER {} ON {};\n", quote_ident(&trigger.name), table(trigger.relation)));
+        }
         gone.push(Address::new("pg_trigger", trigger.oid));
     }
     for key in facts.constraints.iter().filter(|constraint| constraint.kind == ConstraintKind::ForeignKey) {

@@ -21,6 +21,7 @@ use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::Phase;
+use crate::mover::step::keys::is_key;
 use crate::mover::step::{Blueprint, ShardMove};
 use crate::mover::stream::follower::Follower;
 use crate::schema::catalog::{Namespace, preamble};
@@ -235,29 +236,6 @@ impl ShardMove<'_> {
         self.target.batch(what, "COMMIT").await
     }
 
-    /// Proves foreign keys that the open has added unproved. Nobody waits for it.
-    ///
-    /// Locks: SHARE UPDATE EXCLUSIVE on one table and ROW SHARE on the table that it refers to, for a scan of the
-    /// former.
-    pub(crate) async fn validate(&self, creation: &Creation) {
-        for statement in creation.after_data.iter().filter(|statement| statement.stage == Stage::ForeignKey) {
-            let Some(sql) = validation(&statement.sql) else { continue };
-            let validated = async {
-                let what = "validating foreign keys";
-                self.target.batch(what, &format!("BEGIN; {}", preamble(&self.names.schema))).await?;
-                self.target
-                    .batch(what, &sql.replace(&quoted(&self.names.incoming()), &quoted(&self.names.schema)))
-                    .await?;
-                self.target.batch(what, "COMMIT").await
-            };
-            if let Err(error) = validated.await {
-                tracing::warn!(shard = %self.hold.shard, %error, statement = sql, "a foreign key holds, but was not \
-                    validated");
-                let _ = self.target.batch("validating foreign keys", "ROLLBACK").await;
-            }
-        }
-    }
-
     /// Drops the records of an online move at the target.
     ///
     /// Locks: rows of the control tables, for one transaction.
@@ -287,29 +265,4 @@ pub(crate) fn at_open(creation: &Creation) -> String {
             _ => format!("{};\n", statement.sql),
         })
         .collect()
-}
-
-/// Whether the statement adds a foreign key that the source has proved.
-fn is_key(sql: &str) -> bool {
-    sql.starts_with("ALTER TABLE") && sql.contains(" ADD CONSTRAINT ") && !sql.ends_with(" NOT VALID")
-}
-
-/// `ALTER TABLE t VALIDATE CONSTRAINT c`, of `ALTER TABLE t ADD CONSTRAINT c FOREIGN KEY …`.
-fn validation(sql: &str) -> Option<String> {
-    let (table, rest) = sql.split_once(" ADD CONSTRAINT ").filter(|_| is_key(sql))?;
-    let (constraint, _) = rest.split_once(" FOREIGN KEY ")?;
-    Some(format!("{table} VALIDATE CONSTRAINT {constraint}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_foreign_key_is_validated_later_unless_it_never_was() {
-        let sql = "ALTER TABLE s__incoming.photos ADD CONSTRAINT \"it's\" FOREIGN KEY (a) REFERENCES users(id)";
-        assert_eq!(validation(sql).as_deref(), Some("ALTER TABLE s__incoming.photos VALIDATE CONSTRAINT \"it's\""));
-        assert_eq!(validation(&format!("{sql} NOT VALID")), None);
-        assert_eq!(validation("COMMENT ON CONSTRAINT x ON photos IS 'y ADD CONSTRAINT z'"), None);
-    }
 }

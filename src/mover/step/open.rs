@@ -52,7 +52,7 @@ impl ShardMove<'_> {
         // By the schema's members in pg_depend: pg_class has no index by namespace.
         let members = "SELECT c.relname::text FROM pg_namespace n, pg_depend d, pg_class c
             WHERE n.nspname = $1 AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
-                AND d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind = 'r' ORDER BY 1";
+                AND d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind IN ('r', 'p') ORDER BY 1";
         let rows = target.rows(what, members, &[&incoming]).await?;
         let names = rows.iter().map(|row| row.get::<_, &str>(0)).collect::<Result<Vec<_>, _>>()?;
         let tables: Vec<String> =
@@ -60,7 +60,8 @@ impl ShardMove<'_> {
         if tables.is_empty() {
             return self.begin_open(target).await.map(|()| None);
         }
-        let all = format!("BEGIN; LOCK TABLE {} IN SHARE UPDATE EXCLUSIVE MODE NOWAIT", tables.join(", "));
+        // Each by itself: of a partitioned table the partitions are in the list.
+        let all = format!("BEGIN; LOCK TABLE ONLY {} IN SHARE UPDATE EXCLUSIVE MODE NOWAIT", tables.join(", ONLY "));
         let until = Instant::now() + HOLD_WITHIN;
         while !locked(target, what, &all).await? {
             for table in &tables {
@@ -69,7 +70,7 @@ impl ShardMove<'_> {
                     "BEGIN; SELECT set_config('lock_timeout',
                         (1000 + extract(epoch FROM current_setting('deadlock_timeout')::interval) *
                             1000)::integer::text, true);
-                     LOCK TABLE {table} IN SHARE UPDATE EXCLUSIVE MODE; COMMIT"
+                     LOCK TABLE ONLY {table} IN SHARE UPDATE EXCLUSIVE MODE; COMMIT"
                 );
                 if Instant::now() >= until || !locked(target, what, &one).await? {
                     return in_the_way(target, table).await.map(Some);

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::map::{Changes, Placement};
 use crate::mover::control::journal::Note;
+use crate::mover::control::session::Session;
 use crate::mover::definition::ddl::Creation;
 use crate::mover::preflight::facts;
 use crate::mover::preflight::table;
@@ -36,7 +37,7 @@ impl ShardMove<'_> {
         match self.mode {
             Mode::Blocking => self.analyze(&self.names.schema, &BTreeSet::new()).await,
             Mode::Online => {
-                self.validate_keys(built).await;
+                self.validate_keys(built).await?;
                 self.forget_chunks().await?;
                 self.at("after forgotten")?;
                 if let Some(taken_back) = self.back_of {
@@ -75,6 +76,9 @@ impl ShardMove<'_> {
                     let (schema, table) = (quote_ident(schema), quote_ident(&table.name));
                     self.target.batch("analyzing", &format!("ANALYZE {schema}.{table}")).await?;
                 }
+                for statement in analyze_partitioned(&self.target, oid).await? {
+                    self.target.batch("analyzing", &statement).await?;
+                }
             }
             Ok::<(), Error>(())
         };
@@ -85,7 +89,7 @@ impl ShardMove<'_> {
 
     /// Proves the foreign keys that the open has added unproved. A mover that did not build the target reads what they
     /// were from the old copy.
-    async fn validate_keys(&self, built: Option<&Creation>) {
+    async fn validate_keys(&self, built: Option<&Creation>) -> Result<(), Error> {
         let read = async {
             match facts::schema_oid(&self.source, &self.names.left(self.epoch)).await? {
                 Some(left) => self.creation(&self.facts_at_source(&Namespace::Oid(left)).await?).await.map(Some),
@@ -96,11 +100,26 @@ impl ShardMove<'_> {
             Some(creation) => self.validate(creation).await,
             None => match read.await {
                 Ok(Some(creation)) => self.validate(&creation).await,
-                Ok(None) => {}
+                Ok(None) => Ok(()),
                 Err(error) => {
                     tracing::warn!(shard = %self.hold.shard, %error, "foreign keys hold, but were not validated");
+                    Ok(())
                 }
             },
         }
     }
+}
+
+/// What gives partitioned tables statistics of all their rows, which no autovacuum does: each by itself where
+/// PostgreSQL can (18), else from the top, with the partitions once more.
+///
+/// Locks: ACCESS SHARE on catalogs, for one statement.
+async fn analyze_partitioned(session: &Session, schema: u32) -> Result<Vec<String>, Error> {
+    let sql = "SELECT format('ANALYZE %s%I.%I', CASE WHEN v.has_only THEN 'ONLY ' END, n.nspname, c.relname)
+        FROM pg_namespace n JOIN pg_depend d ON d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
+            AND d.classid = 'pg_class'::regclass
+        JOIN pg_class c ON c.oid = d.objid AND c.relkind = 'p',
+        LATERAL (SELECT current_setting('server_version_num')::integer >= 180000 AS has_only) AS v
+        WHERE n.oid = $1 AND (v.has_only OR NOT c.relispartition) ORDER BY 1";
+    session.rows("looking for partitioned tables", sql, &[&schema]).await?.iter().map(|row| row.get(0)).collect()
 }

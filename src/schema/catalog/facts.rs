@@ -103,7 +103,7 @@ pub(crate) struct Name {
     pub(crate) on: Option<(&'static str, String)>,
 }
 
-/// What kind of relation. Only [`Table`](RelationKind::Table) and [`View`](RelationKind::View) can be carried.
+/// What kind of relation. Materialized views and foreign tables are not carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RelationKind {
     /// An ordinary table.
@@ -132,6 +132,11 @@ impl RelationKind {
             RelationKind::MaterializedView => "MATERIALIZED VIEW",
             RelationKind::ForeignTable => "FOREIGN TABLE",
         }
+    }
+
+    /// Whether it has columns of its own, whose values are rows or are routed to partitions.
+    pub(crate) fn is_table(self) -> bool {
+        matches!(self, RelationKind::Table | RelationKind::PartitionedTable)
     }
 
     /// `table`, `view` …, telling partitioned tables from others.
@@ -189,8 +194,14 @@ pub(crate) struct Relation {
     pub(crate) force_row_security: bool,
     /// `CREATE TABLE … OF type`.
     pub(crate) typed: bool,
-    /// It has parents or children.
+    /// It has parents or children by INHERITS.
     pub(crate) inherits: bool,
+    /// By what it is partitioned: `RANGE (made)`.
+    pub(crate) partition_key: Option<String>,
+    /// Which partition a row belongs to depends on OIDs, which are others on another host.
+    pub(crate) hashes_oids: bool,
+    /// What it is a partition of.
+    pub(crate) partition: Option<Partition>,
     /// The query of a view.
     pub(crate) definition: Option<String>,
     /// Columns, in order, without dropped ones.
@@ -202,6 +213,17 @@ impl Relation {
     pub(crate) fn column(&self, number: i32) -> Option<&Column> {
         self.columns.iter().find(|column| column.number == number)
     }
+}
+
+/// What makes a table a partition.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Partition {
+    /// OID of the partitioned table.
+    pub(crate) parent: u32,
+    /// `FOR VALUES FROM (…) TO (…)`, `DEFAULT` …
+    pub(crate) bound: String,
+    /// A DETACH … CONCURRENTLY of it was begun and not ended.
+    pub(crate) detaching: bool,
 }
 
 /// A column.
@@ -222,11 +244,13 @@ pub(crate) struct Column {
     pub(crate) not_null: bool,
     /// The NOT NULL's name (PostgreSQL 18).
     pub(crate) not_null_name: Option<String>,
+    /// It is that of the partitioned table, and its name one that PostgreSQL gave it.
+    pub(crate) not_null_inherited: bool,
     /// False for a NOT NULL that is NOT VALID (PostgreSQL 18).
     pub(crate) not_null_validated: bool,
     /// The comment on a NOT NULL (PostgreSQL 18).
     pub(crate) not_null_comment: Option<String>,
-    /// `a`lways, by `d`efault, or empty.
+    /// `a`lways, by `d`efault, or empty; empty too where it is the partitioned table's.
     pub(crate) identity: String,
     /// `s`tored, `v`irtual, or empty.
     pub(crate) generated: String,
@@ -302,6 +326,8 @@ pub(crate) struct Index {
     pub(crate) definition: String,
     /// OID of the constraint whose index this is.
     pub(crate) constraint: Option<u32>,
+    /// OID of the partitioned table's index that it is attached to.
+    pub(crate) parent: Option<u32>,
     /// Storage parameters, `name=value`.
     pub(crate) options: Vec<String>,
     /// Where it is stored if not in the database's default tablespace.
@@ -507,6 +533,8 @@ pub(crate) struct Trigger {
     pub(crate) relation: u32,
     /// `O`rigin (the usual), `D`isabled, `R`eplica, `A`lways.
     pub(crate) enabled: String,
+    /// OID of the partitioned table's trigger that it came with.
+    pub(crate) parent: Option<u32>,
     /// The whole `CREATE TRIGGER`, with the table's name unqualified.
     pub(crate) definition: String,
 }

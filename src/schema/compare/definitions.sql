@@ -31,7 +31,9 @@
         CASE WHEN relrowsecurity THEN 'row security' END, CASE WHEN relforcerowsecurity THEN 'forced' END,
         CASE coalesce((SELECT l.former FROM lent l WHERE l.shard_id = rel.shard_id AND l.table_name = rel.relname), relreplident::pg_catalog.text)
             WHEN 'f' THEN 'replica identity full' WHEN 'i' THEN 'replica identity index' END,
-        pg_catalog.array_to_string(reloptions, ', '), pg_catalog.pg_get_expr(relpartbound, oid),
+        pg_catalog.array_to_string(reloptions, ', '), 
+        (SELECT 'partition of ' || o.relname FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class o ON o.oid = h.inhparent
+         WHERE h.inhrelid = rel.oid AND relpartbound IS NOT NULL), pg_catalog.pg_get_expr(relpartbound, oid),
         CASE relkind WHEN 'p' THEN pg_catalog.pg_get_partkeydef(oid) WHEN 'v' THEN pg_catalog.pg_get_viewdef(oid)
             WHEN 'm' THEN pg_catalog.pg_get_viewdef(oid) END)
     FROM rel WHERE relkind IN ('r', 'p', 'v', 'm', 'f')
@@ -54,6 +56,8 @@
     WHERE r.relkind IN ('r', 'p', 'f', 'c', 'm')
     UNION ALL
     SELECT r.shard_id, r.object, '', pg_catalog.pg_get_indexdef(r.oid) || CASE WHEN i.indisvalid THEN '' ELSE ', not valid' END
+        || coalesce((SELECT ', attached to ' || o.relname FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class o ON o.oid = h.inhparent
+            WHERE h.inhrelid = r.oid), '')
     FROM rel r JOIN pg_catalog.pg_index i ON i.indexrelid = r.oid
     UNION ALL
     SELECT r.shard_id, r.object, 'what CLUSTER goes by', ''
@@ -61,6 +65,8 @@
     UNION ALL
     SELECT r.shard_id, 'constraint ' || k.conname || ' of ' || r.relname, '', pg_catalog.pg_get_constraintdef(k.oid)
     FROM rel r JOIN pg_catalog.pg_constraint k ON k.conrelid = r.oid WHERE k.contype <> 'n' AND k.contype <> 't'
+        -- A partition's follow from its parent's, and have whatever names PostgreSQL found.
+        AND NOT (k.contype = 'f' AND k.conparentid <> 0)
     UNION ALL
     SELECT r.shard_id, r.object, '', pg_catalog.format('%s %s..%s by %s from %s, cache %s%s', pg_catalog.format_type(q.seqtypid, NULL),
         q.seqmin, q.seqmax, q.seqincrement, q.seqstart, q.seqcache, CASE WHEN q.seqcycle THEN ', cycle' END)

@@ -1,5 +1,7 @@
 //! A schema's definition: read from the catalogs of one server, made again on another, and compared.
 
+use std::process::Command;
+
 use crate::SchemaPrefix;
 use crate::mover::definition::border::crossings;
 use crate::mover::definition::ddl::{Creation, Target, create};
@@ -10,6 +12,7 @@ use crate::schema::fingerprint::{differences, fingerprint};
 use tokio_postgres::{Client, IsolationLevel};
 
 use super::servers::Servers;
+use crate::dev::Binaries;
 
 mod border;
 mod refusals;
@@ -64,6 +67,20 @@ async fn make(client: &mut Client, creation: &Creation, schema: &str) {
     }
 }
 
+/// What pg_dump says of the schema, without comments and settings, the statements sorted.
+fn dumped(url: &str) -> Vec<String> {
+    let program = Binaries::of_major(18).unwrap().program("pg_dump");
+    let dump = Command::new(program).args(["--schema-only", "--schema=shard_0007", "--dbname", url]).output().unwrap();
+    assert!(dump.status.success(), "{}", String::from_utf8_lossy(&dump.stderr));
+    let text = String::from_utf8(dump.stdout).unwrap();
+    let said =
+        |line: &&str| !["--", "SET ", "\\", "SELECT pg_catalog.set_config"].iter().any(|no| line.starts_with(no));
+    let text = text.lines().filter(said).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
+    let mut statements: Vec<String> = text.split(";\n").map(str::to_owned).collect();
+    statements.sort();
+    statements
+}
+
 /// Carries the rich schema from one server to the other, past an old signpost of the same name, and compares.
 async fn carry(source: &Servers, target: &Servers) {
     roles(source).await;
@@ -76,6 +93,7 @@ async fn carry(source: &Servers, target: &Servers) {
     }
     run(&from, RICH).await;
     let before = facts(&mut from, "shard_0007").await;
+    let dumped_before = dumped(&source.server(0).url());
 
     // Everything in it has a name that the shard has too: what is looked up by name would find it.
     run(
@@ -109,6 +127,17 @@ async fn carry(source: &Servers, target: &Servers) {
     let again = create(&after, &goal).unwrap_or_else(|refusals| panic!("{refusals:#?}"));
     if version(&from).await == version(&to).await {
         assert_eq!(creation, again);
+    }
+
+    // PostgreSQL's own tool finds no difference either.
+    if version(&from).await == version(&to).await {
+        let dumped_after = dumped(&target.server(target.count() - 1).url());
+        let only = |these: &[String], those: &[String]| {
+            these.iter().filter(|one| !those.contains(one)).cloned().collect::<Vec<_>>()
+        };
+        let (lost, new) = (only(&dumped_before, &dumped_after), only(&dumped_after, &dumped_before));
+        assert_eq!((lost, new), (Vec::new(), Vec::new()));
+        assert_eq!(dumped_before.len(), dumped_after.len());
     }
 
     // It works: defaults by function, identity, serial and sequence; generated columns; checks; keys.
@@ -196,6 +225,24 @@ on_each_version! {
             ("REVOKE USAGE ON SCHEMA shard_0007 FROM reader", "schema: USAGE granted reader: is there vs nothing"),
             ("DROP INDEX users_gin", "index users_gin: on users USING gin (tags) vs nothing"),
             ("CREATE STATISTICS s ON id, name FROM users", "statistics s: nothing vs CREATE STATISTICS s "),
+            ("ALTER TABLE events DETACH PARTITION events_2020", "table events_2020: partition: of events FOR VALUES"),
+            (
+                "ALTER TABLE events ATTACH PARTITION events_2020 FOR VALUES FROM ('2020-02-01') TO ('2021-01-01')",
+                "table events_2020: partition: nothing vs of events FOR VALUES FROM ('2020-02-01')",
+            ),
+            (
+                "CREATE TABLE more PARTITION OF events_of_events DEFAULT",
+                "table more: partition: nothing vs of events_of_events DEFAULT",
+            ),
+            (
+                "CREATE INDEX i ON events_rest_0 (mood); CREATE INDEX j ON ONLY events_rest (mood)",
+                "index j: not valid: nothing vs is there",
+            ),
+            ("ALTER INDEX j ATTACH PARTITION i", "index i: attached to: nothing vs index j"),
+            (
+                "ALTER TABLE events_rest_1 DISABLE TRIGGER on_events",
+                "trigger on_events on events_rest_1: enabled: O vs D",
+            ),
             ("CREATE RULE r AS ON INSERT TO marked DO NOTHING", "rule r on table marked"),
             ("CREATE POLICY p ON users", "policy p on users: nothing vs permissive for * to PUBLIC"),
         ] {

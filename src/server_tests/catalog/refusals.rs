@@ -52,7 +52,16 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
     ("CREATE CONVERSION mine FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8", "conversion mine", "a conversion"),
     ("CREATE TYPE a AS (x int); CREATE CAST (a AS text) WITH INOUT", "cast from a to text", "a cast is not carried"),
-    ("CREATE TABLE t (id int) PARTITION BY RANGE (id)", "partitioned table t", "is not carried"),
+    (
+        "CREATE TYPE e AS ENUM ('a'); CREATE TABLE t (c e) PARTITION BY HASH (c)",
+        "partitioned table t",
+        "by the hash of an enum",
+    ),
+    (
+        "CREATE TYPE e AS ENUM ('a'); CREATE TABLE t (i int, c e[]) PARTITION BY HASH (i, c)",
+        "partitioned table t",
+        "by the hash of an enum",
+    ),
     ("CREATE TABLE t (id int); CREATE TABLE u () INHERITS (t)", "table u", "inherit"),
     ("CREATE TABLE t (id int); CREATE TABLE public.u () INHERITS (t)", "table t", "inherit"),
     ("CREATE TABLE t (id int); REVOKE INSERT ON t FROM app", "table t", "its owner has no INSERT"),

@@ -101,6 +101,48 @@ ALTER TABLE no_identity REPLICA IDENTITY NOTHING;
 -- Hides the catalog's where the schema comes first.
 CREATE TABLE pg_class (id int);
 
+-- Several levels and every kind; a partition whose columns stand in another order and that has keys of its own, a default.
+CREATE TABLE events (
+    id bigint NOT NULL DEFAULT next_id(), gone int, "On" date NOT NULL DEFAULT '2020-01-01', mood mood,
+    user_id bigint REFERENCES users ON DELETE SET NULL, twice bigint GENERATED ALWAYS AS (id * 2) STORED,
+    CHECK (id > 0), CONSTRAINT events_key PRIMARY KEY ("On", id)
+) PARTITION BY RANGE ("On");
+ALTER TABLE events DROP COLUMN gone;
+CREATE TABLE events_2020 PARTITION OF events FOR VALUES FROM ('2020-01-01') TO ('2021-01-01') WITH (fillfactor = 70);
+CREATE TABLE "events ""odd""" (mood mood DEFAULT 'sad', twice bigint GENERATED ALWAYS AS (id * 2) STORED, user_id bigint, "On" date NOT NULL,
+    id bigint NOT NULL CONSTRAINT own UNIQUE, CONSTRAINT events_id_check CHECK (id > 0), CONSTRAINT "its key" PRIMARY KEY ("On", id),
+    CONSTRAINT local CHECK (id <> 7), CONSTRAINT "its fk" FOREIGN KEY (user_id) REFERENCES users ON DELETE SET NULL);
+ALTER TABLE events ATTACH PARTITION "events ""odd""" FOR VALUES FROM (MINVALUE) TO ('2020-01-01');
+CREATE TABLE events_rest PARTITION OF events DEFAULT PARTITION BY HASH (id);
+CREATE TABLE events_rest_0 PARTITION OF events_rest FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+CREATE TABLE events_rest_1 PARTITION OF events_rest FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+CREATE INDEX events_mood ON events (mood) WHERE id > 5;
+CREATE UNIQUE INDEX alone ON events_2020 (id, user_id);
+CREATE INDEX unfinished ON ONLY events (user_id);
+CREATE INDEX finished_in_part ON events_2020 (user_id);
+ALTER INDEX unfinished ATTACH PARTITION finished_in_part;
+COMMENT ON INDEX events_mood IS 'of all of them';
+COMMENT ON TABLE events IS 'what happened';
+COMMENT ON COLUMN events_2020.mood IS 'then';
+GRANT SELECT ON events TO reader;
+GRANT INSERT ON events_2020 TO writer;
+ALTER TABLE events ALTER COLUMN mood SET STATISTICS 70;
+ALTER TABLE events_2020 ALTER COLUMN mood SET STATISTICS 7;
+ALTER TABLE events_2020 ALTER COLUMN "On" SET DEFAULT '2020-12-31';
+ALTER TABLE events REPLICA IDENTITY FULL;
+CREATE TABLE by_mood (m mood, t text) PARTITION BY LIST (m);
+CREATE TABLE by_mood_sad PARTITION OF by_mood FOR VALUES IN ('sad', NULL);
+CREATE TABLE by_length (t text) PARTITION BY RANGE (lower(t), pg_catalog.length(t));
+CREATE TABLE by_length_some PARTITION OF by_length FOR VALUES FROM ('mine: a', 1) TO ('mine: b', MAXVALUE);
+CREATE TABLE of_events (at date, event bigint, FOREIGN KEY (at, event) REFERENCES events ON UPDATE CASCADE DEFERRABLE);
+CREATE TABLE events_of_events ("On" date, id bigint, parent bigint, FOREIGN KEY ("On", parent) REFERENCES events) PARTITION BY LIST (id);
+CREATE TABLE events_of_events_1 PARTITION OF events_of_events FOR VALUES IN (1);
+CREATE TABLE no_partitions (a int UNIQUE) PARTITION BY HASH (a);
+CREATE VIEW events_by_key AS SELECT "On", id, mood, count(*) FROM events GROUP BY "On", id;
+ALTER TABLE events ENABLE ROW LEVEL SECURITY;
+CREATE POLICY all_of_them ON events FOR SELECT USING (id > 0);
+CREATE STATISTICS of_events_both ON mood, user_id FROM events;
+
 CREATE INDEX "on expression" ON users (shout(name), pg_catalog.lower(name) DESC NULLS LAST) WITH (fillfactor = 60);
 ALTER INDEX "on expression" ALTER COLUMN 1 SET STATISTICS 300;
 CREATE UNIQUE INDEX "partial ""unique""" ON users (nick) WHERE state = 'sad'::mood AND added > 3;
@@ -168,5 +210,12 @@ CREATE TRIGGER replica AFTER TRUNCATE ON users EXECUTE FUNCTION other();
 ALTER TABLE users ENABLE REPLICA TRIGGER replica;
 CREATE CONSTRAINT TRIGGER at_the_end AFTER INSERT ON "Order's (1)" DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION other();
 CREATE TRIGGER instead INSTEAD OF INSERT ON "Over view" FOR EACH ROW EXECUTE FUNCTION other();
+CREATE TRIGGER on_events AFTER INSERT OR UPDATE ON events FOR EACH ROW EXECUTE FUNCTION other();
+CREATE TRIGGER before_events BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION other('x');
+CREATE TRIGGER of_one AFTER DELETE ON events_rest_1 FOR EACH ROW EXECUTE FUNCTION other();
+ALTER TABLE events ENABLE ALWAYS TRIGGER before_events;
+ALTER TABLE events_2020 DISABLE TRIGGER on_events;
+ALTER TABLE events_rest_0 ENABLE TRIGGER before_events;
+COMMENT ON TRIGGER on_events ON events IS 'notes';
 COMMENT ON TRIGGER "touch it" ON users IS 'touches';
 RESET search_path;

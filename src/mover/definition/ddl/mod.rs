@@ -13,6 +13,7 @@
 //! without harm is in [`Creation::notes`].
 
 mod order;
+mod partitions;
 mod refuse;
 mod statements;
 
@@ -42,10 +43,15 @@ pub enum Stage {
     PrimaryKey,
     /// Unique and exclusion constraints, all other indexes.
     Index,
+    /// Keys and indexes of partitioned tables, to which those of their partitions are attached.
+    Attached,
     /// Checks.
     Check,
-    /// Foreign keys inside the schema.
+    /// Foreign keys inside the schema; before PostgreSQL 18, of partitioned tables those of each partition.
     ForeignKey,
+    /// Foreign keys of partitioned tables before PostgreSQL 18, which takes none there that is not proved: those of the
+    /// partitions become parts of them.
+    Proved,
     /// Triggers, in the state they are in.
     Trigger,
     /// Replica identity, CLUSTER mark, extended statistics.
@@ -65,6 +71,8 @@ pub(crate) enum Online {
     CaughtUp,
     /// When the target is opened: what acts on changes, or refuses them.
     Open,
+    /// When the foreign keys that the open has made are proved.
+    Proved,
 }
 
 /// One statement.
@@ -86,7 +94,8 @@ impl Statement {
             Stage::Definition | Stage::PrimaryKey => Online::Loaded,
             // A unique index, a constraint, and what is said about either of them once it is there.
             Stage::Index if self.sql.starts_with("CREATE INDEX") => Online::Loaded,
-            Stage::Index | Stage::Check | Stage::Finish => Online::CaughtUp,
+            Stage::Index | Stage::Attached | Stage::Check | Stage::Finish => Online::CaughtUp,
+            Stage::Proved => Online::Proved,
             Stage::ForeignKey | Stage::Trigger | Stage::Dismantle => Online::Open,
         }
     }
@@ -123,7 +132,9 @@ impl Creation {
 pub(crate) fn create(facts: &Facts, target: &Target<'_>) -> Result<Creation, Vec<Refusal>> {
     let (mut refusals, notes) = refuse::examine(facts, target);
     let nodes = statements::nodes(facts, target, &mut refusals);
-    let ordered = match order::order(nodes, &facts.edges) {
+    let mut edges = facts.edges.clone();
+    edges.extend(partitions::edges(facts));
+    let ordered = match order::order(nodes, &edges) {
         Ok(ordered) => ordered,
         Err(stuck) => {
             refusals.extend(stuck);

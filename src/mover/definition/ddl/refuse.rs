@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::mover::definition::ddl::Target;
 use crate::mover::definition::refusal::Refusal;
-use crate::schema::catalog::{Address, ConstraintKind, Facts, Function, Grantee, Persistence, RelationKind, TypeKind};
+use crate::schema::catalog::{
+    Address, ConstraintKind, Facts, Function, Grantee, Persistence, Relation, RelationKind, TypeKind,
+};
 
 /// All reasons to refuse, and the notes.
 pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<String>) {
@@ -64,13 +66,9 @@ impl Examined<'_> {
         for relation in &self.facts.relations {
             let object = format!("{} {}", relation.kind.plain(), relation.name);
             match relation.kind {
-                RelationKind::Table | RelationKind::View => {}
+                RelationKind::Table | RelationKind::View | RelationKind::PartitionedTable => {}
                 RelationKind::MaterializedView => {
                     self.refuse(&object, "is not carried", "drop it and create it after the move");
-                    continue;
-                }
-                RelationKind::PartitionedTable => {
-                    self.refuse(&object, "is not carried", "make it a plain table");
                     continue;
                 }
                 RelationKind::ForeignTable => {
@@ -82,9 +80,10 @@ impl Examined<'_> {
                 self.refuse(
                     &object,
                     "inherits or is inherited from",
-                    "end it with ALTER TABLE … NO INHERIT or DETACH PARTITION",
+                    "end it with ALTER TABLE … NO INHERIT, or make the parent a partitioned table",
                 );
             }
+            self.partition(&object, relation);
             if relation.force_row_security && !self.facts.reader_bypasses {
                 let reader = &self.facts.reader;
                 self.refuse(
@@ -123,8 +122,41 @@ impl Examined<'_> {
         }
     }
 
+    /// What of a partitioned table or of a partition cannot be made at the target.
+    fn partition(&mut self, object: &str, relation: &Relation) {
+        if relation.hashes_oids {
+            self.refuse(
+                object,
+                "is partitioned by the hash of an enum or a row type, which is another on every host",
+                "partition it by list or range, or by the hash of a plain type",
+            );
+        }
+        if relation.partition.as_ref().is_some_and(|partition| partition.detaching) {
+            let remedy = "end it with ALTER TABLE … DETACH PARTITION … FINALIZE";
+            self.refuse(object, "is a partition whose DETACH … CONCURRENTLY was not ended", remedy);
+        }
+        let is_partitioned = relation.kind == RelationKind::PartitionedTable;
+        if is_partitioned && relation.access_method.as_deref().is_some_and(|method| method != "heap") {
+            self.since(17, object, "an access method although it is partitioned");
+        }
+        for column in relation.columns.iter().filter(|column| !column.identity.is_empty()) {
+            let object = format!("column {}.{}", relation.name, column.name);
+            if relation.partition.is_some() && self.target.version >= 170_000 {
+                self.refuse(
+                    object,
+                    "is an identity of a partition's own, which PostgreSQL 17 and later do not take",
+                    "ALTER TABLE … ALTER COLUMN … DROP IDENTITY, and SET DEFAULT nextval(…)",
+                );
+            } else if is_partitioned && self.target.version < 170_000 && self.facts.version >= 170_000 {
+                self.notes.push(format!(
+                    "{object}: before PostgreSQL 17, an INSERT into a partition itself takes no value of this identity."
+                ));
+            }
+        }
+    }
+
     fn columns(&mut self) {
-        for relation in self.facts.relations.iter().filter(|relation| relation.kind == RelationKind::Table) {
+        for relation in self.facts.relations.iter().filter(|relation| relation.kind.is_table()) {
             for column in &relation.columns {
                 let object = format!("column {}.{}", relation.name, column.name);
                 if !column.not_null_validated {
@@ -166,7 +198,9 @@ impl Examined<'_> {
         let names = self.facts.names();
         for index in &self.facts.indexes {
             let object = format!("index {}", index.name);
-            if !index.valid {
+            // That of a partitioned table is as valid as those that are attached to it.
+            let table = self.facts.relation(index.relation);
+            if !index.valid && table.is_none_or(|table| table.kind != RelationKind::PartitionedTable) {
                 self.refuse(
                     &object,
                     "is not valid, as after a failed CREATE INDEX CONCURRENTLY",
@@ -187,6 +221,16 @@ impl Examined<'_> {
                 .get(&Address::new("pg_constraint", constraint.oid))
                 .map_or_else(String::new, |name| name.plain.clone());
             let definition = &constraint.definition;
+            let table = self.facts.relation(constraint.relation);
+            if table.is_some_and(|table| table.kind == RelationKind::PartitionedTable) {
+                match constraint.kind {
+                    ConstraintKind::Exclusion => self.since(17, &object, "an exclusion over a partitioned table"),
+                    ConstraintKind::ForeignKey if !constraint.validated => {
+                        self.since(18, &object, "a foreign key of a partitioned table that is not valid");
+                    }
+                    _ => {}
+                }
+            }
             if !constraint.refers_inside {
                 let remedy = "drop it: a shard must be closed, or writes could pass its fence";
                 self.refuse(&object, "refers to a table outside the schema", remedy);
@@ -326,7 +370,7 @@ impl Examined<'_> {
         let evaluated = |address: &Address| match address.class.as_str() {
             "pg_class" => {
                 facts.sequences.iter().all(|s| s.oid != address.oid)
-                    && facts.relation(address.oid).is_none_or(|r| r.kind == RelationKind::Table)
+                    && facts.relation(address.oid).is_none_or(|r| r.kind.is_table())
             }
             "pg_type" => true,
             "pg_constraint" => true,

@@ -48,16 +48,28 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
         nodes.push(writer.node("pg_class", sequence.oid, Stage::Definition, 3, writer.sequence(sequence)));
     }
     for constraint in facts.constraints.iter().filter(|constraint| constraint.relation != 0) {
-        nodes.push(writer.constraint(constraint));
+        match constraint.kind {
+            ConstraintKind::ForeignKey => {
+                let parts = writer.key_by_partitions(constraint);
+                nodes.extend(parts.unwrap_or_else(|| vec![writer.constraint(constraint)]));
+            }
+            _ => nodes.push(writer.constraint(constraint)),
+        }
     }
     for index in facts.indexes.iter().filter(|index| index.constraint.is_none()) {
         let table = quote_ident(facts.relation_name(index.relation));
         let unique = if index.unique { "UNIQUE " } else { "" };
         let name = quote_ident(&index.name);
-        let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {}.{table} {}", writer.schema(), index.definition)];
+        let (only, schema) = (writer.only(index.relation), writer.schema());
+        let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {only}{schema}.{table} {}", index.definition)];
+        sql.extend(writer.attach_indexes(index));
         sql.extend(writer.index_statistics(index));
-        // By it changes find their rows.
-        let stage = if index.replica_identity { Stage::PrimaryKey } else { Stage::Index };
+        let stage = match index.replica_identity {
+            _ if writer.is_partitioned(index.relation) => Stage::Attached,
+            // By it changes find their rows.
+            true => Stage::PrimaryKey,
+            false => Stage::Index,
+        };
         let mut node = writer.node("pg_class", index.oid, stage, 1, sql);
         node.table = Some(facts.relation_name(index.relation).to_owned());
         node.may_wait = true;
@@ -82,9 +94,9 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
     nodes
 }
 
-struct Writer<'a> {
-    facts: &'a Facts,
-    target: &'a Target<'a>,
+pub(super) struct Writer<'a> {
+    pub(super) facts: &'a Facts,
+    pub(super) target: &'a Target<'a>,
     names: BTreeMap<Address, Name>,
 }
 
@@ -93,11 +105,11 @@ impl Writer<'_> {
         quote_ident(self.target.schema)
     }
 
-    fn qualified(&self, name: &str) -> String {
+    pub(super) fn qualified(&self, name: &str) -> String {
         format!("{}.{}", self.schema(), quote_ident(name))
     }
 
-    fn node(&self, class: &str, oid: u32, stage: Stage, rank: u8, mut sql: Vec<String>) -> Node {
+    pub(super) fn node(&self, class: &str, oid: u32, stage: Stage, rank: u8, mut sql: Vec<String>) -> Node {
         let address = Address::new(class, oid);
         sql.extend(self.said(&address));
         let what = self.names.get(&address).map_or_else(|| class.to_owned(), |name| name.plain.clone());
@@ -230,11 +242,14 @@ impl Writer<'_> {
         let columns: Vec<String> = table.columns.iter().map(|column| self.column(table, column)).collect();
         let mut options = table.options.clone();
         options.extend(table.toast_options.iter().map(|option| format!("toast.{option}")));
+        let by = table.partition_key.as_ref().map(|key| format!(" PARTITION BY {key}")).unwrap_or_default();
         let method = match table.access_method.as_deref() {
-            None | Some("heap") => String::new(),
+            None => String::new(),
+            // A partitioned table has one only if somebody said so.
+            Some("heap") if by.is_empty() || self.target.version < 170_000 => String::new(),
             Some(method) => format!(" USING {}", quote_ident(method)),
         };
-        let mut sql = vec![format!("CREATE TABLE {name} ({}){method}{}", columns.join(", "), with(&options))];
+        let mut sql = vec![format!("CREATE TABLE {name} ({}){by}{method}{}", columns.join(", "), with(&options))];
         if table.row_security {
             sql.push(format!("ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"));
         }
@@ -266,6 +281,7 @@ impl Writer<'_> {
         for sequence in identities {
             sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
         }
+        sql.extend(self.attach(table));
         sql
     }
 
@@ -292,7 +308,8 @@ impl Writer<'_> {
             _ => {}
         }
         if column.not_null {
-            match column.chosen_not_null_name(&table.name) {
+            let inherited = column.not_null_name.as_deref().filter(|_| column.not_null_inherited);
+            match column.chosen_not_null_name(&table.name).or(inherited) {
                 Some(name) if self.target.version >= 180000 => {
                     sql += &format!(" CONSTRAINT {} NOT NULL", quote_ident(name))
                 }
@@ -309,8 +326,8 @@ impl Writer<'_> {
             .filter_map(|column| {
                 let (oid, default) = (column.default_oid?, column.default.as_deref()?);
                 let (name, column) = (self.qualified(&relation.name), quote_ident(&column.name));
-                let keyword = relation.kind.keyword();
-                let sql = format!("ALTER {keyword} {name} ALTER COLUMN {column} SET DEFAULT {default}");
+                let (keyword, only) = (relation.kind.keyword(), self.only(relation.oid));
+                let sql = format!("ALTER {keyword} {only}{name} ALTER COLUMN {column} SET DEFAULT {default}");
                 let mut node = self.node("pg_attrdef", oid, Stage::Definition, 5, vec![sql]);
                 node.may_wait = true;
                 Some(node)
@@ -330,17 +347,20 @@ impl Writer<'_> {
 
     fn constraint(&self, constraint: &Constraint) -> Node {
         let index = self.facts.indexes.iter().find(|index| index.constraint == Some(constraint.oid));
-        let (stage, rank) = match constraint.kind {
-            ConstraintKind::PrimaryKey => (Stage::PrimaryKey, 0),
-            ConstraintKind::Unique if index.is_some_and(|index| index.replica_identity) => (Stage::PrimaryKey, 0),
-            ConstraintKind::Unique | ConstraintKind::Exclusion => (Stage::Index, 0),
-            ConstraintKind::Check => (Stage::Check, 0),
-            ConstraintKind::ForeignKey => (Stage::ForeignKey, 0),
+        let stage = match constraint.kind {
+            ConstraintKind::Check => Stage::Check,
+            ConstraintKind::ForeignKey => Stage::ForeignKey,
+            _ if self.is_partitioned(constraint.relation) => Stage::Attached,
+            ConstraintKind::PrimaryKey => Stage::PrimaryKey,
+            ConstraintKind::Unique if index.is_some_and(|index| index.replica_identity) => Stage::PrimaryKey,
+            ConstraintKind::Unique | ConstraintKind::Exclusion => Stage::Index,
         };
         let table = self.qualified(self.facts.relation_name(constraint.relation));
+        let only = if stage == Stage::Attached { "ONLY " } else { "" };
         let name = quote_ident(&constraint.name);
-        let mut sql = vec![format!("ALTER TABLE {table} ADD CONSTRAINT {name} {}", constraint.definition)];
+        let mut sql = vec![format!("ALTER TABLE {only}{table} ADD CONSTRAINT {name} {}", constraint.definition)];
         if let Some(index) = index {
+            sql.extend(self.attach_indexes(index));
             if !index.options.is_empty() {
                 let name = self.qualified(&index.name);
                 sql.push(format!("ALTER INDEX {name} SET ({})", options_list(&index.options)));
@@ -348,7 +368,7 @@ impl Writer<'_> {
             sql.extend(self.index_statistics(index));
             sql.extend(self.said(&Address::new("pg_class", index.oid)));
         }
-        let mut node = self.node("pg_constraint", constraint.oid, stage, rank, sql);
+        let mut node = self.node("pg_constraint", constraint.oid, stage, 0, sql);
         node.table = Some(self.facts.relation_name(constraint.relation).to_owned());
         node.may_wait = true;
         node
@@ -363,9 +383,12 @@ impl Writer<'_> {
 
     fn trigger(&self, trigger: &Trigger, refusals: &mut Vec<Refusal>) -> Node {
         let table = self.qualified(self.facts.relation_name(trigger.relation));
-        let mut sql = vec![trigger.definition.clone()];
+        let is_clone = trigger.parent.is_some();
+        let mut sql = if is_clone { Vec::new() } else { vec![trigger.definition.clone()] };
         let state = match trigger.enabled.as_str() {
-            "O" => None,
+            _ if is_clone && !self.differs_from_parent(trigger) => None,
+            "O" if !is_clone => None,
+            "O" => Some("ENABLE TRIGGER"),
             "D" => Some("DISABLE TRIGGER"),
             "R" => Some("ENABLE REPLICA TRIGGER"),
             "A" => Some("ENABLE ALWAYS TRIGGER"),
@@ -403,7 +426,7 @@ impl Writer<'_> {
 
     /// The marks that need the indexes.
     fn finish(&self, table: &Relation) -> Option<Node> {
-        if table.kind != RelationKind::Table {
+        if !table.kind.is_table() {
             return None;
         }
         let name = self.qualified(&table.name);

@@ -27,6 +27,10 @@ WITH inside AS MATERIALIZED (
     FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_index WHERE indexrelid = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_class'::pg_catalog.regclass
     UNION ALL
+    SELECT pg_catalog.concat_ws(' ', 'inherits', i.oid, x.inhparent, x.xmin)
+    FROM inside i, LATERAL (SELECT inhparent, xmin FROM pg_catalog.pg_inherits WHERE inhrelid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_class'::pg_catalog.regclass
+    UNION ALL
     SELECT pg_catalog.concat_ws(' ', 'sequence', i.oid, x.xmin)
     FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_sequence WHERE seqrelid = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_class'::pg_catalog.regclass

@@ -5,12 +5,13 @@ SELECT pg_catalog.json_build_object(
         -- Only what follows the names: those stand there with their schema.
         SELECT CASE WHEN pg_catalog.starts_with(whole, head) THEN pg_catalog.substr(whole, pg_catalog.length(head) + 1) END
         FROM (SELECT pg_catalog.pg_get_indexdef(c.oid) AS whole,
-                     pg_catalog.format('CREATE %sINDEX %I ON %I.%I ', CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END,
-                            c.relname, n.nspname, t.relname) AS head) AS deparsed),
+                     pg_catalog.format('CREATE %sINDEX %I ON %s%I.%I ', CASE WHEN i.indisunique THEN 'UNIQUE ' ELSE '' END,
+                            c.relname, CASE c.relkind WHEN 'I' THEN 'ONLY ' ELSE '' END, n.nspname, t.relname) AS head) AS deparsed),
     'constraint', (
         SELECT d.refobjid::bigint FROM pg_catalog.pg_depend d
         WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid AND d.deptype = 'i'
             AND d.refclassid = 'pg_catalog.pg_constraint'::pg_catalog.regclass),
+    'parent', (SELECT h.inhparent::bigint FROM pg_catalog.pg_inherits h WHERE h.inhrelid = c.oid),
     'options', coalesce(c.reloptions, '{}'),
     'tablespace', (SELECT spcname FROM pg_catalog.pg_tablespace WHERE oid = c.reltablespace),
     'clustered', i.indisclustered, 'replica_identity', i.indisreplident,

@@ -8,7 +8,23 @@ SELECT pg_catalog.json_build_object(
     'replica_identity', c.relreplident,
     'row_security', c.relrowsecurity, 'force_row_security', c.relforcerowsecurity,
     'typed', c.reloftype <> 0,
-    'inherits', EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhrelid = c.oid) OR EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhparent = c.oid),
+    'inherits', NOT c.relispartition AND EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhrelid = c.oid)
+        OR c.relkind <> 'p' AND EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhparent = c.oid),
+    'partition_key', CASE WHEN c.relkind = 'p' THEN pg_catalog.pg_get_partkeydef(c.oid) END,
+    -- Enums and rows are hashed by OIDs, and so are arrays and ranges of them.
+    'hashes_oids', EXISTS (
+        SELECT FROM pg_catalog.pg_partitioned_table k,
+            LATERAL ROWS FROM (pg_catalog.unnest(k.partattrs), pg_catalog.unnest(k.partclass)) AS u(number, class)
+        JOIN pg_catalog.pg_opclass o ON o.oid = u.class
+        LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number AND u.number > 0
+        WHERE k.partrelid = c.oid AND k.partstrat = 'h'
+            AND (o.opcintype IN ('pg_catalog.anyenum'::pg_catalog.regtype, 'pg_catalog.record'::pg_catalog.regtype)
+                OR o.opcintype::pg_catalog.regtype::text IN ('anyarray', 'anyrange', 'anymultirange')
+                    AND coalesce(a.atttypid::bigint, 16384) >= 16384)),
+    'partition', CASE WHEN c.relispartition THEN (
+        SELECT pg_catalog.json_build_object('parent', h.inhparent::bigint, 'bound', pg_catalog.pg_get_expr(c.relpartbound, c.oid),
+            'detaching', coalesce((pg_catalog.to_jsonb(h) ->> 'inhdetachpending')::boolean, false))
+        FROM pg_catalog.pg_inherits h WHERE h.inhrelid = c.oid) END,
     'definition', CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END,
     'columns', (
         SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
@@ -19,9 +35,13 @@ SELECT pg_catalog.json_build_object(
                                   ELSE pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END
                       FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END,
             'not_null', a.attnotnull,
-            'not_null_name', k.conname, 'not_null_validated', coalesce(k.convalidated, true),
+            'not_null_name', k.conname, 'not_null_inherited', c.relispartition AND coalesce(k.coninhcount > 0, false),
+            'not_null_validated', coalesce(k.convalidated, true),
             'not_null_comment', pg_catalog.obj_description(k.oid, 'pg_constraint'),
-            'identity', a.attidentity, 'generated', a.attgenerated,
+            -- From 17 on a partition has the identity of its parent.
+            'identity', CASE WHEN c.relispartition AND pg_catalog.current_setting('server_version_num')::int >= 170000 THEN ''
+                ELSE a.attidentity END,
+            'generated', a.attgenerated,
             'default', pg_catalog.pg_get_expr(d.adbin, d.adrelid), 'default_oid', d.oid::bigint,
             'statistics', nullif(coalesce(a.attstattarget::int, -1), -1),
             'storage', CASE WHEN a.attstorage <> t.typstorage THEN a.attstorage END,

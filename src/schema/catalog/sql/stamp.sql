@@ -14,6 +14,10 @@
     FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_index WHERE indexrelid = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_class'::pg_catalog.regclass
     UNION ALL
+    SELECT 'pg_catalog.pg_inherits'::pg_catalog.regclass, i.oid, x.inhseqno, x.xmin
+    FROM inside i, LATERAL (SELECT inhseqno, xmin FROM pg_catalog.pg_inherits WHERE inhrelid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_class'::pg_catalog.regclass
+    UNION ALL
     SELECT 'pg_catalog.pg_sequence'::pg_catalog.regclass, i.oid, 0, x.xmin
     FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_sequence WHERE seqrelid = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_class'::pg_catalog.regclass

@@ -1,5 +1,6 @@
 SELECT pg_catalog.json_build_object(
     'oid', g.oid::bigint, 'name', g.tgname, 'relation', g.tgrelid::bigint, 'enabled', g.tgenabled,
+    'parent', nullif(g.tgparentid::bigint, 0),
     'definition', (
         -- The table's name without its schema, the rest as it is.
         SELECT CASE WHEN pg_catalog.starts_with(whole, head) AND pg_catalog.strpos(whole, qualified) > pg_catalog.length(head)

@@ -1,0 +1,104 @@
+//! Partitioned tables: how their keys, indexes and triggers come together with those of their partitions.
+//!
+//! A partition is made as a table of its own and attached while it is empty, so that its columns stand in their own
+//! order. Its indexes are built on it alone, as those of any table are; then the parent's is made of none, and they are
+//! attached to it. What a trigger or a check of the parent makes for each partition, PostgreSQL makes.
+
+use std::collections::BTreeMap;
+
+use crate::mover::definition::ddl::Stage;
+use crate::mover::definition::ddl::order::Node;
+use crate::mover::definition::ddl::statements::Writer;
+use crate::pg::quote_ident;
+use crate::schema::catalog::{Address, Constraint, Facts, Index, Relation, RelationKind, Trigger};
+
+/// The first version that takes a foreign key of a partitioned table that is not proved.
+const UNPROVED_SINCE: u32 = 180_000;
+
+/// What the catalogs do not say as we need it: a partitioned table's index is made after those that are attached to it,
+/// and the state of a partition's trigger is set after its parent's made it.
+pub(super) fn edges(facts: &Facts) -> Vec<(Address, Address)> {
+    let by_oid: BTreeMap<u32, &Index> = facts.indexes.iter().map(|index| (index.oid, index)).collect();
+    let indexes = facts.indexes.iter();
+    let indexes = indexes.filter_map(|index| Some((address(by_oid.get(&index.parent?)?), address(index))));
+    let trigger = |oid| Address::new("pg_trigger", oid);
+    let triggers = facts.triggers.iter().filter_map(|one| Some((trigger(one.oid), trigger(one.parent?))));
+    indexes.chain(triggers).collect()
+}
+
+/// An index of a constraint is made with that.
+fn address(index: &Index) -> Address {
+    match index.constraint {
+        Some(constraint) => Address::new("pg_constraint", constraint),
+        None => Address::new("pg_class", index.oid),
+    }
+}
+
+impl Writer<'_> {
+    pub(super) fn is_partitioned(&self, relation: u32) -> bool {
+        self.facts.relation(relation).is_some_and(|relation| relation.kind == RelationKind::PartitionedTable)
+    }
+
+    /// `ONLY ` where a statement on this relation would reach its partitions, too.
+    pub(super) fn only(&self, relation: u32) -> &'static str {
+        if self.is_partitioned(relation) { "ONLY " } else { "" }
+    }
+
+    /// Makes a table the partition that it is.
+    pub(super) fn attach(&self, table: &Relation) -> Option<String> {
+        let partition = table.partition.as_ref()?;
+        let parent = self.qualified(self.facts.relation_name(partition.parent));
+        let (name, bound) = (self.qualified(&table.name), &partition.bound);
+        Some(format!("ALTER TABLE ONLY {parent} ATTACH PARTITION {name} {bound}"))
+    }
+
+    /// Attaches their indexes to this one of a partitioned table.
+    pub(super) fn attach_indexes(&self, parent: &Index) -> Vec<String> {
+        let name = self.qualified(&parent.name);
+        let parts = self.facts.indexes.iter().filter(|index| index.parent == Some(parent.oid));
+        parts.map(|part| format!("ALTER INDEX {name} ATTACH PARTITION {}", self.qualified(&part.name))).collect()
+    }
+
+    /// A foreign key of a partitioned table, as long as it can be made only for rows that are proved: one of the same
+    /// kind for each partition, which is proved by itself, and then the whole, which takes them for its own.
+    pub(super) fn key_by_partitions(&self, key: &Constraint) -> Option<Vec<Node>> {
+        if !self.is_partitioned(key.relation) || self.target.version >= UNPROVED_SINCE {
+            return None;
+        }
+        let add = |relation: u32, name: &str| {
+            let table = self.qualified(self.facts.relation_name(relation));
+            format!("ALTER TABLE {table} ADD CONSTRAINT {} {}", quote_ident(name), key.definition)
+        };
+        let mut whole = self.node("pg_constraint", key.oid, Stage::Proved, 0, vec![add(key.relation, &key.name)]);
+        whole.may_wait = true;
+        let mut parts = Node { stage: Stage::ForeignKey, sql: Vec::new(), ..whole.clone() };
+        parts.address = Address::new("keys of partitions", key.oid);
+        for leaf in self.leaves(key.relation) {
+            let is_free = |name: &String| {
+                !self.facts.constraints.iter().any(|other| other.relation == leaf && other.name == *name)
+            };
+            let numbered = (1..).map(|n| format!("{}_{n}", key.name.chars().take(40).collect::<String>()));
+            let name = std::iter::once(key.name.clone()).chain(numbered).find(is_free).unwrap_or_default();
+            parts.sql.push(add(leaf, &name));
+        }
+        Some(vec![parts, whole])
+    }
+
+    /// The partitions below a table that have rows.
+    fn leaves(&self, parent: u32) -> Vec<u32> {
+        let of_parent = |one: &&Relation| one.partition.as_ref().is_some_and(|partition| partition.parent == parent);
+        let below = self.facts.relations.iter().filter(of_parent);
+        below
+            .flat_map(|one| match one.kind {
+                RelationKind::PartitionedTable => self.leaves(one.oid),
+                _ => vec![one.oid],
+            })
+            .collect()
+    }
+
+    /// What is said of a trigger that a partition has from its parent's: its state, where it is another.
+    pub(super) fn differs_from_parent(&self, trigger: &Trigger) -> bool {
+        let parent = self.facts.triggers.iter().find(|one| Some(one.oid) == trigger.parent);
+        parent.is_none_or(|parent| parent.enabled != trigger.enabled)
+    }
+}
