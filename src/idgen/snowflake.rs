@@ -134,13 +134,13 @@ struct Inner<S> {
     options: Options,
     epoch_ms: i64,
     ticks: Ticks<SEQ_BITS>,
-    held: ArcSwapOption<Held>,
+    held: ArcSwapOption<HeldGrant>,
     renewing: Mutex<Renewing>,
 }
 
 /// A grant, and until when it holds by this process's monotonic clock.
 #[derive(Debug)]
-struct Held {
+struct HeldGrant {
     grant: Grant,
     until: Duration,
     /// The process that it was granted to.
@@ -338,7 +338,7 @@ impl<S: LeaseStore> Inner<S> {
             }
         };
         let until = asked_at + length.saturating_sub(self.options.margin);
-        self.held.store(Some(Arc::new(Held { grant, until, process: Process::current() })));
+        self.held.store(Some(Arc::new(HeldGrant { grant, until, process: Process::current() })));
         Ok(())
     }
 
@@ -354,7 +354,7 @@ impl<S: LeaseStore> Inner<S> {
         self.store.release(held.grant, last_ms).await
     }
 
-    fn check(&self, held: &Held, unix_ms: u64) -> Result<(), Later> {
+    fn check(&self, held: &HeldGrant, unix_ms: u64) -> Result<(), Later> {
         let ended = unix_ms > held.grant.ceiling_ms || self.clock.monotonic() >= held.until;
         if ended || !held.process.is_current() {
             return Err(Later::Lease);

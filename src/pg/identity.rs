@@ -213,10 +213,10 @@ impl Record {
 /// What a process knows of one host, and its open connections there. All clones of one
 /// [`ConnectOptions`](super::ConnectOptions) share it.
 #[derive(Default)]
-pub(super) struct Known(Mutex<State>);
+pub(super) struct Known(Mutex<HostKnowledge>);
 
 #[derive(Default)]
-struct State {
+struct HostKnowledge {
     record: Option<Record>,
     /// Whether all addresses were asked once.
     settled: bool,
@@ -225,7 +225,7 @@ struct State {
     open: Vec<(Identity, AbortHandle)>,
 }
 
-impl State {
+impl HostKnowledge {
     /// Takes in a record, and closes what is not the host by it.
     fn learn(&mut self, record: Record) {
         let known = self.record.map_or(record, |known| known.with(record));
@@ -241,7 +241,7 @@ impl State {
 }
 
 impl Known {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HostKnowledge> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

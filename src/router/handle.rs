@@ -7,8 +7,9 @@ use tokio_postgres::types::ToSql;
 
 use super::Router;
 use super::call::{Call, Fault, call_span};
-use super::error::{Error, Expected};
+use super::error::Error;
 use super::from_row::FromRow;
+use super::queries::query_methods;
 use super::raw::RawClient;
 use super::recover::{Next, Recovery};
 use super::running::Transaction;
@@ -96,97 +97,19 @@ impl<'r> Shard<'r> {
         self.router.inner().host_name(self.id).expect("a handle is only made for a shard that the cluster has")
     }
 
-    /// Runs a statement and gives its rows. `{shard}` in it is the shard's schema.
-    ///
-    /// # Errors
-    /// See [`Error`]. An error of the server, or of the driver about a parameter, is [`Error::Statement`].
-    ///
-    /// # Cancel safety
-    /// The statement may have taken effect when its future is dropped; the connection is closed.
-    pub async fn query<'s>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Error> {
-        self.run(sql.into(), params).await
+    query_methods! {
+        /// Runs a statement and gives its rows. `{shard}` in it is the shard's schema.
+        ///
+        /// # Errors
+        /// See [`Error`]. An error of the server, or of the driver about a parameter, is [`Error::Statement`].
+        ///
+        /// # Cancel safety
+        /// The statement may have taken effect when its future is dropped; the connection is closed.
+        (self) self
     }
 
-    /// Runs a statement that gives exactly one row.
-    ///
-    /// # Errors
-    /// As [`Shard::query`], and [`Error::RowCount`] for another number of rows.
-    ///
-    /// # Cancel safety
-    /// As [`Shard::query`].
-    pub async fn query_one<'s>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Row, Error> {
-        one(self.id, self.run(sql.into(), params).await?)
-    }
-
-    /// Runs a statement that gives one row or none.
-    ///
-    /// # Errors
-    /// As [`Shard::query`], and [`Error::RowCount`] for more than one row.
-    ///
-    /// # Cancel safety
-    /// As [`Shard::query`].
-    pub async fn query_opt<'s>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Row>, Error> {
-        at_most_one(self.id, self.run(sql.into(), params).await?)
-    }
-
-    /// As [`Shard::query`], each row read as `T`.
-    ///
-    /// # Errors
-    /// As there, and [`Error::Statement`] for a row that is no `T`; what the statement has changed stays.
-    ///
-    /// # Cancel safety
-    /// As there.
-    pub async fn query_as<'s, T: FromRow>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<T>, Error> {
-        let rows = self.query(sql, params).await?;
-        rows.iter().map(|row| T::from_row(row).map_err(|source| self.strange_row(source))).collect()
-    }
-
-    /// As [`Shard::query_one`], the row read as `T`.
-    ///
-    /// # Errors
-    /// As [`Shard::query_as`].
-    ///
-    /// # Cancel safety
-    /// As [`Shard::query`].
-    pub async fn query_one_as<'s, T: FromRow>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<T, Error> {
-        let row = self.query_one(sql, params).await?;
-        T::from_row(&row).map_err(|source| self.strange_row(source))
-    }
-
-    /// As [`Shard::query_opt`], the row read as `T`.
-    ///
-    /// # Errors
-    /// As [`Shard::query_as`].
-    ///
-    /// # Cancel safety
-    /// As [`Shard::query`].
-    pub async fn query_opt_as<'s, T: FromRow>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<T>, Error> {
-        let row = self.query_opt(sql, params).await?;
-        row.map(|row| T::from_row(&row).map_err(|source| self.strange_row(source))).transpose()
+    fn shard_id(self) -> ShardId {
+        self.id
     }
 
     /// A row is not what the call wants.
@@ -418,20 +341,4 @@ pub(super) const NEXT_IDS: &str = "SELECT id FROM {shard}.next_ids($1) AS id";
 /// The function's argument. What does not fit is too much anyhow, which the server says.
 pub(super) fn reserved(count: u32) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
-}
-
-pub(super) fn one(shard: ShardId, mut rows: Vec<Row>) -> Result<Row, Error> {
-    match rows.pop() {
-        Some(row) if rows.is_empty() => Ok(row),
-        row => Err(Error::RowCount { shard, expected: Expected::One, got: rows.len() + usize::from(row.is_some()) }),
-    }
-}
-
-pub(super) fn at_most_one(shard: ShardId, mut rows: Vec<Row>) -> Result<Option<Row>, Error> {
-    match rows.pop() {
-        Some(_) if !rows.is_empty() => {
-            Err(Error::RowCount { shard, expected: Expected::AtMostOne, got: rows.len() + 1 })
-        }
-        row => Ok(row),
-    }
 }

@@ -37,6 +37,8 @@ mod ownership_lookup;
 mod peers;
 mod pipelined_connection;
 mod pool;
+mod pool_slots;
+mod queries;
 mod raw;
 mod reads;
 mod recover;

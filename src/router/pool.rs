@@ -16,8 +16,9 @@ use super::error::PoolPhase;
 use super::metrics::PoolGauges;
 use super::opener::{OpenError, Opener};
 use super::options::Options;
+use super::pool_slots::{Grant, Service};
 use super::session::{Lease, Session};
-use super::slots::{Asked, Counts, Effects, Grant, Service, Slots};
+use super::slots::{Asked, Counts, Effects, Slots};
 use crate::map::HostName;
 use crate::shard::ShardId;
 

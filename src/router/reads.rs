@@ -15,7 +15,8 @@ use tokio_postgres::types::{PgLsn, ToSql};
 use super::call::{Call, Fault, call_span};
 use super::error::Error;
 use super::from_row::FromRow;
-use super::handle::{Shard, at_most_one, one};
+use super::handle::Shard;
+use super::queries::query_methods;
 use super::replica::{Standby, Why};
 use super::routing::Place;
 use super::session::{Failed, Prepare};
@@ -138,98 +139,24 @@ impl Reads<'_> {
         self
     }
 
-    /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and gives its rows. `{shard}` in it is
-    /// the shard's schema.
-    ///
-    /// # Errors
-    /// As [`Shard::query`], and [`Error::NotARead`] for other statements.
-    ///
-    /// # Cancel safety
-    /// As [`Shard::query`].
-    pub async fn query<'s>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Error> {
-        self.run(sql.into(), params).await
+    query_methods! {
+        /// Runs a statement that begins with SELECT, WITH, VALUES, TABLE or SHOW, and gives its rows. `{shard}` in it
+        /// is the shard's schema.
+        ///
+        /// # Errors
+        /// As [`Shard::query`], and [`Error::NotARead`] for other statements.
+        ///
+        /// # Cancel safety
+        /// As [`Shard::query`].
+        (self) self
     }
 
-    /// Runs a statement that gives exactly one row.
-    ///
-    /// # Errors
-    /// As [`Reads::query`], and [`Error::RowCount`] for another number of rows.
-    ///
-    /// # Cancel safety
-    /// As [`Shard::query`].
-    pub async fn query_one<'s>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Row, Error> {
-        one(self.shard.id(), self.run(sql.into(), params).await?)
+    fn shard_id(self) -> ShardId {
+        self.shard.id()
     }
 
-    /// Runs a statement that gives one row or none.
-    ///
-    /// # Errors
-    /// As [`Reads::query`], and [`Error::RowCount`] for more than one row.
-    ///
-    /// # Cancel safety
-    /// As [`Shard::query`].
-    pub async fn query_opt<'s>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Row>, Error> {
-        at_most_one(self.shard.id(), self.run(sql.into(), params).await?)
-    }
-
-    /// As [`Reads::query`], each row read as `T`.
-    ///
-    /// # Errors
-    /// As there, and [`Error::Statement`] for a row that is no `T`.
-    ///
-    /// # Cancel safety
-    /// As there.
-    pub async fn query_as<'s, T: FromRow>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<T>, Error> {
-        let rows = self.query(sql, params).await?;
-        rows.iter().map(|row| T::from_row(row).map_err(|source| self.shard.strange_row(source))).collect()
-    }
-
-    /// As [`Reads::query_one`], the row read as `T`.
-    ///
-    /// # Errors
-    /// As [`Reads::query_as`].
-    ///
-    /// # Cancel safety
-    /// As [`Reads::query`].
-    pub async fn query_one_as<'s, T: FromRow>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<T, Error> {
-        let row = self.query_one(sql, params).await?;
-        T::from_row(&row).map_err(|source| self.shard.strange_row(source))
-    }
-
-    /// As [`Reads::query_opt`], the row read as `T`.
-    ///
-    /// # Errors
-    /// As [`Reads::query_as`].
-    ///
-    /// # Cancel safety
-    /// As [`Reads::query`].
-    pub async fn query_opt_as<'s, T: FromRow>(
-        self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<T>, Error> {
-        let row = self.query_opt(sql, params).await?;
-        row.map(|row| T::from_row(&row).map_err(|source| self.shard.strange_row(source))).transpose()
+    fn strange_row(self, source: tokio_postgres::Error) -> Error {
+        self.shard.strange_row(source)
     }
 
     async fn run(self, sql: SqlText<'_>, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Error> {

@@ -12,8 +12,9 @@ use super::Router;
 use super::call::Fault;
 use super::error::Error;
 use super::from_row::FromRow;
-use super::handle::{NEXT_IDS, at_most_one, one, reserved};
+use super::handle::{NEXT_IDS, reserved};
 use super::outcome::Outcome;
+use super::queries::query_methods;
 use super::routing::Place;
 use super::savepoint::{self, Savepoint};
 use super::session::{Answer, End, Failed, Lease, Prepare};
@@ -149,97 +150,19 @@ impl Transaction {
         &self.0.host
     }
 
-    /// Runs a statement and gives its rows. `{shard}` in it is the shard's schema.
-    ///
-    /// # Errors
-    /// See [`Error`]. After an error the transaction can only be rolled back, unless a savepoint catches it.
-    ///
-    /// # Cancel safety
-    /// When the future is dropped, the transaction can only be rolled back.
-    pub async fn query<'s>(
-        &self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, Error> {
-        self.run(sql.into(), params).await
+    query_methods! {
+        /// Runs a statement and gives its rows. `{shard}` in it is the shard's schema.
+        ///
+        /// # Errors
+        /// See [`Error`]. After an error the transaction can only be rolled back, unless a savepoint catches it.
+        ///
+        /// # Cancel safety
+        /// When the future is dropped, the transaction can only be rolled back.
+        (&self) self
     }
 
-    /// Runs a statement that gives exactly one row.
-    ///
-    /// # Errors
-    /// As [`Transaction::query`], and [`Error::RowCount`] for another number of rows.
-    ///
-    /// # Cancel safety
-    /// As [`Transaction::query`].
-    pub async fn query_one<'s>(
-        &self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Row, Error> {
-        one(self.0.shard, self.run(sql.into(), params).await?)
-    }
-
-    /// Runs a statement that gives one row or none.
-    ///
-    /// # Errors
-    /// As [`Transaction::query`], and [`Error::RowCount`] for more than one row.
-    ///
-    /// # Cancel safety
-    /// As [`Transaction::query`].
-    pub async fn query_opt<'s>(
-        &self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Row>, Error> {
-        at_most_one(self.0.shard, self.run(sql.into(), params).await?)
-    }
-
-    /// As [`Transaction::query`], each row read as `T`.
-    ///
-    /// # Errors
-    /// As there, and [`Error::Statement`] for a row that is no `T`.
-    ///
-    /// # Cancel safety
-    /// As there.
-    pub async fn query_as<'s, T: FromRow>(
-        &self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<T>, Error> {
-        let rows = self.query(sql, params).await?;
-        rows.iter().map(|row| T::from_row(row).map_err(|source| self.strange_row(source))).collect()
-    }
-
-    /// As [`Transaction::query_one`], the row read as `T`.
-    ///
-    /// # Errors
-    /// As [`Transaction::query_as`].
-    ///
-    /// # Cancel safety
-    /// As [`Transaction::query`].
-    pub async fn query_one_as<'s, T: FromRow>(
-        &self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<T, Error> {
-        let row = self.query_one(sql, params).await?;
-        T::from_row(&row).map_err(|source| self.strange_row(source))
-    }
-
-    /// As [`Transaction::query_opt`], the row read as `T`.
-    ///
-    /// # Errors
-    /// As [`Transaction::query_as`].
-    ///
-    /// # Cancel safety
-    /// As [`Transaction::query`].
-    pub async fn query_opt_as<'s, T: FromRow>(
-        &self,
-        sql: impl Into<SqlText<'s>>,
-        params: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<T>, Error> {
-        let row = self.query_opt(sql, params).await?;
-        row.map(|row| T::from_row(&row).map_err(|source| self.strange_row(source))).transpose()
+    fn shard_id(&self) -> ShardId {
+        self.0.shard
     }
 
     fn strange_row(&self, source: tokio_postgres::Error) -> Error {

@@ -16,6 +16,8 @@
 
 use std::collections::VecDeque;
 
+use super::pool_slots::{Grant, PoolSlots, Service, Waiter};
+
 /// The slots of pools that share a limit. `C` is a connection, `W` tells a waiter.
 pub(super) struct Slots<C, W> {
     /// The most connections of all pools together.
@@ -28,49 +30,6 @@ pub(super) struct Slots<C, W> {
     unused: Vec<usize>,
     /// The next waiter's.
     ticket: u64,
-}
-
-/// The slots of one pool.
-struct PoolSlots<C, W> {
-    /// By slot: its connection, while nobody uses it.
-    idle: Box<[Option<C>]>,
-    /// A bit for each slot that has one.
-    idle_bits: Box<[u64]>,
-    idle_count: usize,
-    /// Slots without a connection that nobody holds; the one to be used next on top.
-    empty: Vec<usize>,
-    /// How many slots have ever had a connection: those with the lowest numbers.
-    opened: usize,
-    /// Slots that somebody holds.
-    used: usize,
-    waiting: VecDeque<Waiter<W>>,
-    waiting_max: usize,
-    service: Service,
-}
-
-/// What a pool is good for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Service {
-    Open,
-    /// It serves who has found it, and keeps no connection that nobody waits for.
-    Retired,
-    /// It serves nobody.
-    Closed,
-}
-
-struct Waiter<W> {
-    ticket: u64,
-    shard: Option<usize>,
-    /// He has waited for a connection of his own pool long enough.
-    insists: bool,
-    tell: W,
-}
-
-/// A slot that somebody holds from now on. Without a connection he is to open one.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Grant<C> {
-    pub(super) slot: usize,
-    pub(super) connection: Option<C>,
 }
 
 /// What somebody gets who asks for a slot.
@@ -114,77 +73,6 @@ impl<C, W> Effects<C, W> {
     }
 }
 
-impl<C, W> PoolSlots<C, W> {
-    fn new(size: usize, waiting_max: usize) -> PoolSlots<C, W> {
-        PoolSlots {
-            idle: std::iter::repeat_with(|| None).take(size).collect(),
-            idle_bits: vec![0; size.div_ceil(64)].into(),
-            idle_count: 0,
-            empty: (0..size).rev().collect(),
-            opened: 0,
-            used: 0,
-            waiting: VecDeque::new(),
-            waiting_max,
-            service: Service::Open,
-        }
-    }
-
-    fn connections(&self) -> usize {
-        self.idle_count + self.used
-    }
-
-    /// The first slot with an idle connection, from the shard's favourite on and round.
-    fn nearest(&self, shard: Option<usize>) -> Option<usize> {
-        if self.idle_count == 0 {
-            return None;
-        }
-        let favourite = shard.map_or(0, |shard| shard % self.opened.max(1));
-        let (first, bit) = (favourite / 64, favourite % 64);
-        let words = self.idle_bits.len();
-        let found = |word: usize, bits: u64| (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize);
-        found(first, self.idle_bits[first] & (u64::MAX << bit)).or_else(|| {
-            // Round to the first word again, whose lower bits come last.
-            (1..=words).map(|step| (first + step) % words).find_map(|word| found(word, self.idle_bits[word]))
-        })
-    }
-
-    fn take_idle(&mut self, slot: usize) -> Option<C> {
-        let connection = self.idle[slot].take()?;
-        self.idle_bits[slot / 64] &= !(1 << (slot % 64));
-        self.idle_count -= 1;
-        Some(connection)
-    }
-
-    fn put_idle(&mut self, slot: usize, connection: C) {
-        self.idle[slot] = Some(connection);
-        self.idle_bits[slot / 64] |= 1 << (slot % 64);
-        self.idle_count += 1;
-    }
-
-    /// Grants the nearest idle connection.
-    fn grant_idle(&mut self, shard: Option<usize>) -> Option<Grant<C>> {
-        let slot = self.nearest(shard)?;
-        let connection = self.take_idle(slot);
-        self.used += 1;
-        Some(Grant { slot, connection })
-    }
-
-    /// Grants a slot without a connection.
-    fn grant_empty(&mut self) -> Option<Grant<C>> {
-        let slot = self.empty.pop()?;
-        self.opened = self.opened.max(slot + 1);
-        self.used += 1;
-        Some(Grant { slot, connection: None })
-    }
-
-    /// Takes the idle connection that no favourite is likely to want: the highest.
-    fn close_one(&mut self) -> Option<C> {
-        let slot = (0..self.idle.len()).rev().find(|slot| self.idle[*slot].is_some())?;
-        self.empty.push(slot);
-        self.take_idle(slot)
-    }
-}
-
 impl<C, W> Slots<C, W> {
     /// No pool yet; at least one connection.
     pub(super) fn new(limit: usize) -> Slots<C, W> {
@@ -217,7 +105,7 @@ impl<C, W> Slots<C, W> {
 
     /// Whether it is the limit, and not the pool's size, that keeps it from opening a connection.
     pub(super) fn is_limited(&self, pool: usize) -> bool {
-        !self.pools[pool].empty.is_empty()
+        self.pools[pool].has_empty()
     }
 
     /// Asks for a slot, for a statement on `shard`. Who is to wait is told by what `tell` gives.
@@ -282,18 +170,12 @@ impl<C, W> Slots<C, W> {
     /// A slot is given back, with its connection if that can be used again.
     pub(super) fn give_back(&mut self, pool: usize, slot: usize, connection: Option<C>) -> Effects<C, W> {
         let slots = &mut self.pools[pool];
-        slots.used -= 1;
         let (kept, closed) = match connection {
             Some(connection) if slots.service != Service::Open && slots.waiting.is_empty() => (None, Some(connection)),
             connection => (connection, None),
         };
-        match kept {
-            Some(connection) => slots.put_idle(slot, connection),
-            None => {
-                slots.empty.push(slot);
-                self.connections -= 1;
-            }
-        }
+        self.connections -= usize::from(kept.is_none());
+        slots.give_back(slot, kept);
         let mut effects = self.settle();
         effects.closed.extend(closed);
         effects
@@ -301,15 +183,8 @@ impl<C, W> Slots<C, W> {
 
     /// Closes the idle connections of a pool for which `ends` says so.
     pub(super) fn close_idle(&mut self, pool: usize, ends: impl Fn(&C) -> bool) -> Effects<C, W> {
-        let slots = &mut self.pools[pool];
-        let mut closed = Vec::new();
-        for slot in 0..slots.idle.len() {
-            if slots.idle[slot].as_ref().is_some_and(&ends) {
-                closed.extend(slots.take_idle(slot));
-                slots.empty.push(slot);
-                self.connections -= 1;
-            }
-        }
+        let closed = self.pools[pool].close_idle(ends);
+        self.connections -= closed.len();
         let mut effects = self.settle();
         effects.closed.extend(closed);
         effects
@@ -357,7 +232,7 @@ impl<C, W> Slots<C, W> {
         if own.idle_count > 0 {
             return Some(Source::Own);
         }
-        if own.empty.is_empty() {
+        if !own.has_empty() {
             return None;
         }
         if self.connections < self.limit {
@@ -402,25 +277,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn a_shards_choices_are_always_the_same() {
-        let nearest = |idle: &[usize], opened, shard| {
-            let mut slots = PoolSlots::<(), ()>::new(200, 0);
-            slots.opened = opened;
-            idle.iter().for_each(|slot| slots.put_idle(*slot, ()));
-            slots.nearest(Some(shard))
-        };
-        assert_eq!(nearest(&[3, 2, 1, 0], 4, 5), Some(1));
-        assert_eq!(nearest(&[0, 3], 4, 5), Some(3));
-        assert_eq!(nearest(&[0], 4, 5), Some(0));
-        assert_eq!(nearest(&[2, 0], 3, 8), Some(2));
-        assert_eq!(nearest(&[], 3, 8), None);
-        // Over more than a word, and round to what stands before the favourite in its own.
-        assert_eq!(nearest(&[70, 150], 200, 71), Some(150));
-        assert_eq!(nearest(&[65, 70], 200, 71), Some(65));
-        assert_eq!(nearest(&[199], 200, 0), Some(199));
-    }
 
     fn granted(asked: Asked<u32>) -> Grant<u32> {
         match asked {

@@ -218,7 +218,7 @@ impl Move {
     /// When the shards are fenced.
     pub(crate) fn fence_at(&self) -> FenceAt {
         match (self.hold, self.at) {
-            (true, _) => FenceAt::Told,
+            (true, _) => FenceAt::Go,
             (false, Some(at)) => FenceAt::Time(at),
             (false, None) => FenceAt::Ready,
         }

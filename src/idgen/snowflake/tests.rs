@@ -285,7 +285,11 @@ async fn a_forked_process_has_another_number() {
     let parent = generator(&store, &clock).await;
     let (before, held) = (parent.next().await.unwrap(), parent.inner.held.load_full().unwrap());
     let child = parent;
-    child.inner.held.store(Some(Arc::new(Held { grant: held.grant, until: held.until, process: Process::parent() })));
+    child.inner.held.store(Some(Arc::new(HeldGrant {
+        grant: held.grant,
+        until: held.until,
+        process: Process::parent(),
+    })));
     lock_of(&child).process = Process::parent();
     assert_eq!(child.try_next(), Err(Later::Lease));
     let after = child.next().await.unwrap();

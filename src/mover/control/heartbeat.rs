@@ -31,7 +31,7 @@ pub(in crate::mover) use crate::schema::control::LOCK_MOVERS as LOCK_CLASS;
 /// the lease's session lock.
 pub(crate) struct Heartbeat {
     session: Arc<Session>,
-    held: Arc<Mutex<Vec<Held>>>,
+    held: Arc<Mutex<Vec<HeldShard>>>,
     lost: watch::Receiver<BTreeSet<ShardId>>,
     desired: watch::Sender<BTreeMap<ShardId, DesiredState>>,
     asked: watch::Receiver<Option<StopRequest>>,
@@ -40,7 +40,7 @@ pub(crate) struct Heartbeat {
     task: JoinHandle<()>,
 }
 
-struct Held {
+struct HeldShard {
     hold: Hold,
     renewed: Instant,
 }
@@ -94,7 +94,7 @@ impl Heartbeat {
     /// Renews the lease of a shard, which is this mover's already, from now on.
     pub(crate) async fn hold(&self, hold: Hold) -> Result<(), Error> {
         // Nothing is half done when a panic lets go of the list.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Held { hold, renewed: Instant::now() });
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(HeldShard { hold, renewed: Instant::now() });
         // What was desired before us is known from the start.
         if let Some(desired) = renew(&self.session, hold, self.leases).await? {
             self.desired.send_modify(|all| {
@@ -190,7 +190,7 @@ impl Drop for Heartbeat {
 struct Beats {
     session: Arc<Session>,
     lease: Uuid,
-    held: Arc<Mutex<Vec<Held>>>,
+    held: Arc<Mutex<Vec<HeldShard>>>,
     leases: Leases,
     report: watch::Sender<BTreeSet<ShardId>>,
     desired: watch::Sender<BTreeMap<ShardId, DesiredState>>,
@@ -219,7 +219,7 @@ impl Beats {
         }
     }
 
-    fn held(&self) -> std::sync::MutexGuard<'_, Vec<Held>> {
+    fn held(&self) -> std::sync::MutexGuard<'_, Vec<HeldShard>> {
         // Nothing is half done when a panic lets go of the list.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -67,7 +67,7 @@ pub(crate) async fn copy_all(
     shards: Vec<ShardCopy>,
     options: &CopyOptions,
 ) -> (Vec<(ShardId, Result<Copied, Error>)>, Option<Instant>) {
-    let parts = shards.iter().map(|_| Part::default()).collect();
+    let parts = shards.iter().map(|_| Progress::default()).collect();
     let tasks = (0..shards.len()).map(Task::Cut).collect();
     let desk = Mutex::new(Desk { parts, tasks, ..Desk::default() });
     let all = Arc::new(All { hosts: hosts.clone(), options: options.clone(), shards, desk, changed: Notify::new() });
@@ -113,7 +113,7 @@ struct All {
 #[derive(Default)]
 struct Desk {
     /// In the order of the shards.
-    parts: Vec<Part>,
+    parts: Vec<Progress>,
     tasks: VecDeque<Task>,
     /// How many workers have a task in hand, from which others may come.
     busy: usize,
@@ -135,7 +135,7 @@ struct Bundle {
 
 /// How far a shard is.
 #[derive(Default)]
-struct Part {
+struct Progress {
     /// How many chunks are missing, and what there is, by table. `None`: not cut yet.
     tables: Option<BTreeMap<String, (usize, Copied)>>,
     failed: Option<Error>,
@@ -166,7 +166,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-impl Part {
+impl Progress {
     fn end(self, shard: ShardId) -> Result<Copied, Error> {
         if let Some(error) = self.failed {
             return Err(error);

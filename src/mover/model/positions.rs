@@ -35,7 +35,7 @@ enum Mutant {
 
 /// A shard at the target, as one transaction writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Place {
+enum TargetState {
     /// It has no row yet: not copied, or, for reverse replication, not opened.
     None,
     Open {
@@ -75,7 +75,7 @@ struct World {
     /// What the worker has told and the server has not read yet.
     on_its_way: Option<u8>,
     /// `durable`: what the standby has.
-    target: Stored<[Place; 2]>,
+    target: Stored<[TargetState; 2]>,
     worker: Worker,
     /// A rollback has the first shard: whoever works is that rollback.
     taken: bool,
@@ -159,7 +159,7 @@ impl Rule {
                     return None;
                 }
                 let shard = usize::from(world.log[usize::from(position)]);
-                if let Place::Open { applied, rows } = &mut world.target.live[shard]
+                if let TargetState::Open { applied, rows } = &mut world.target.live[shard]
                     && follows[shard]
                     && *applied <= position
                 {
@@ -175,21 +175,21 @@ impl Rule {
         let (mut others, mut follows, mut from) = ([None; 2], [false; 2], world.length);
         for shard in 0..2 {
             match world.target.live[shard] {
-                Place::Open { .. } | Place::None if world.lost[shard] => {}
+                TargetState::Open { .. } | TargetState::None if world.lost[shard] => {}
                 // A rollback has the first only; whether the other lacks something its feed finds out.
-                Place::Open { applied, .. } if world.taken && shard == 1 => {
+                TargetState::Open { applied, .. } if world.taken && shard == 1 => {
                     others[shard] = (!self.is(Mutant::ForgetTheFed)).then_some(applied);
                 }
-                Place::Open { applied, .. } if applied < confirmed && !self.is(Mutant::GoOnAtConfirmed) => {
+                TargetState::Open { applied, .. } if applied < confirmed && !self.is(Mutant::GoOnAtConfirmed) => {
                     world.lost[shard] = true;
                 }
-                Place::Open { applied, .. } => {
+                TargetState::Open { applied, .. } => {
                     follows[shard] = true;
                     from = from.min(applied);
                 }
-                Place::None if self.is(Mutant::LeaveOutTheOthers) => {}
-                Place::None => others[shard] = Some(confirmed),
-                Place::Ended { .. } => {}
+                TargetState::None if self.is(Mutant::LeaveOutTheOthers) => {}
+                TargetState::None => others[shard] = Some(confirmed),
+                TargetState::Ended { .. } => {}
             }
         }
         // The server sends from what it has confirmed by now, whatever it is asked for.
@@ -200,8 +200,8 @@ impl Rule {
     fn told(&self, world: &World) -> Option<u8> {
         let Worker::Up { position, others, follows } = world.worker else { return None };
         let followed = (0..2).filter(|shard| follows[*shard]).filter_map(|shard| match world.target.live[shard] {
-            Place::Open { applied, .. } => Some(applied),
-            Place::None | Place::Ended { .. } => None,
+            TargetState::Open { applied, .. } => Some(applied),
+            TargetState::None | TargetState::Ended { .. } => None,
         });
         Some(followed.chain(others.into_iter().flatten()).min().unwrap_or(position))
     }
@@ -209,12 +209,12 @@ impl Rule {
     /// A shard that has everything opens, and needs the stream no more.
     fn end(&self, world: &mut World, shard: usize) -> Option<()> {
         let Worker::Up { position, others, follows } = world.worker else { return None };
-        let Place::Open { applied, rows } = world.target.live[shard] else { return None };
+        let TargetState::Open { applied, rows } = world.target.live[shard] else { return None };
         let all = applied == world.length || position == world.length;
         if !all || !follows[shard] {
             return None;
         }
-        world.target.live[shard] = Place::Ended { rows };
+        world.target.live[shard] = TargetState::Ended { rows };
         // The open is a commit that waits for whatever may be promoted.
         world.target.flush();
         let mut follows = follows;
@@ -229,16 +229,16 @@ impl Rule {
     fn happen(&self, world: &mut World, action: Action) -> Option<()> {
         match action {
             Action::Write(shard) => {
-                let ended = matches!(world.target.live[usize::from(shard)], Place::Ended { .. });
+                let ended = matches!(world.target.live[usize::from(shard)], TargetState::Ended { .. });
                 if world.length == RECORDS || ended {
                     return None;
                 }
                 world.log[usize::from(world.length)] = shard;
                 world.length += 1;
             }
-            Action::Begin(shard) if world.target.live[shard] == Place::None => {
+            Action::Begin(shard) if world.target.live[shard] == TargetState::None => {
                 let rows = world.of(shard, world.length);
-                world.target.live[shard] = Place::Open { applied: world.length, rows };
+                world.target.live[shard] = TargetState::Open { applied: world.length, rows };
             }
             // Whoever looks from time to time sees that there is one more.
             Action::Round => {
@@ -257,7 +257,7 @@ impl Rule {
                 (world.taken, world.worker) = (true, Worker::Down);
             }
             Action::FeedBeside => {
-                let Place::Open { applied, .. } = world.target.live[1] else { return None };
+                let TargetState::Open { applied, .. } = world.target.live[1] else { return None };
                 if !world.taken || !self.is(Mutant::FeedBesideARollback) {
                     return None;
                 }
@@ -268,7 +268,7 @@ impl Rule {
             Action::Raise => {
                 let Worker::Up { position, follows, .. } = world.worker else { return None };
                 for shard in (0..2).filter(|shard| follows[*shard]) {
-                    if let Place::Open { applied, .. } = &mut world.target.live[shard] {
+                    if let TargetState::Open { applied, .. } = &mut world.target.live[shard] {
                         *applied = position.max(*applied);
                     }
                 }
@@ -290,7 +290,7 @@ impl Rule {
             }
             Action::Fault(shard) => {
                 let Worker::Up { position, mut others, mut follows } = world.worker else { return None };
-                let Place::Open { applied, .. } = world.target.live[shard] else { return None };
+                let TargetState::Open { applied, .. } = world.target.live[shard] else { return None };
                 world.left.faults =
                     world.left.faults.checked_sub(u8::from(follows[shard])).filter(|_| follows[shard])?;
                 follows[shard] = false;
@@ -307,18 +307,18 @@ const WHOLE: &str = "a shard has everything up to its position";
 const NEVER_LOST: &str = "without a fail-over no shard loses its stream";
 
 fn is_open(world: &World, shard: usize) -> bool {
-    matches!(world.target.live[shard], Place::Open { .. })
+    matches!(world.target.live[shard], TargetState::Open { .. })
 }
 
 fn ended(world: &World, shard: usize) -> bool {
-    matches!(world.target.live[shard], Place::Ended { .. })
+    matches!(world.target.live[shard], TargetState::Ended { .. })
 }
 
 fn is_whole(world: &World, shard: usize) -> bool {
     match world.target.live[shard] {
-        Place::None => true,
-        Place::Open { applied, rows } => world.lost[shard] || rows == world.of(shard, applied),
-        Place::Ended { rows } => rows == world.of(shard, world.length),
+        TargetState::None => true,
+        TargetState::Open { applied, rows } => world.lost[shard] || rows == world.of(shard, applied),
+        TargetState::Ended { rows } => rows == world.of(shard, world.length),
     }
 }
 
@@ -327,7 +327,7 @@ impl Model for Rule {
     type Action = Action;
 
     fn init_states(&self) -> Vec<World> {
-        let places = [Place::Open { applied: 0, rows: 0 }, Place::None];
+        let places = [TargetState::Open { applied: 0, rows: 0 }, TargetState::None];
         vec![World {
             log: [0; RECORDS as usize],
             length: 0,

@@ -38,7 +38,7 @@ enum Release {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum State {
+enum TransactionState {
     NotBegun,
     Running,
     Ended,
@@ -48,7 +48,7 @@ const WRITES: u8 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Transaction {
-    state: State,
+    state: TransactionState,
     writes: u8,
     /// Which of its writes were made while the table was published, as bits.
     published: u8,
@@ -107,7 +107,7 @@ struct Rule {
 }
 
 fn running(world: &World) -> u8 {
-    let bit = |(n, transaction): (usize, &Transaction)| u8::from(transaction.state == State::Running) << n;
+    let bit = |(n, transaction): (usize, &Transaction)| u8::from(transaction.state == TransactionState::Running) << n;
     world.transactions.iter().enumerate().map(bit).sum()
 }
 
@@ -149,7 +149,9 @@ impl Rule {
             At::Read => {
                 world.target = world.source;
                 world.copied = world.source != 0;
-                let unseen = |(n, transaction): (usize, &Transaction)| u8::from(transaction.state != State::Ended) << n;
+                let unseen = |(n, transaction): (usize, &Transaction)| {
+                    u8::from(transaction.state != TransactionState::Ended) << n
+                };
                 world.unseen = world.transactions.iter().enumerate().map(unseen).sum();
                 At::Done
             }
@@ -167,7 +169,7 @@ impl Rule {
             (Slot::Made, Release::Old) if published & 1 == 0 => 0,
             (Slot::Made, Release::Old) => all,
         };
-        world.transactions[n].state = State::Ended;
+        world.transactions[n].state = TransactionState::Ended;
         let place = n as u8 * WRITES;
         world.source |= all << place;
         // What is in the stream before the copy is there is passed over or applied later: by the snapshot alone.
@@ -194,7 +196,7 @@ impl Model for Rule {
             Found::Slot => Slot::Made,
         };
         vec![World {
-            transactions: [Transaction { state: State::NotBegun, writes: 0, published: 0 }; 2],
+            transactions: [Transaction { state: TransactionState::NotBegun, writes: 0, published: 0 }; 2],
             published: false,
             slot,
             mover: self.first(),
@@ -218,16 +220,16 @@ impl Model for Rule {
         match action {
             Action::Write(n) => {
                 let transaction = &mut after.transactions[n];
-                if transaction.state == State::Ended || transaction.writes == WRITES {
+                if transaction.state == TransactionState::Ended || transaction.writes == WRITES {
                     return None;
                 }
-                transaction.state = State::Running;
+                transaction.state = TransactionState::Running;
                 transaction.published |= u8::from(world.published) << transaction.writes;
                 transaction.writes += 1;
             }
-            Action::Commit(n) if world.transactions[n].state == State::Running => self.commit(&mut after, n),
-            Action::RollBack(n) if world.transactions[n].state == State::Running => {
-                after.transactions[n].state = State::Ended;
+            Action::Commit(n) if world.transactions[n].state == TransactionState::Running => self.commit(&mut after, n),
+            Action::RollBack(n) if world.transactions[n].state == TransactionState::Running => {
+                after.transactions[n].state = TransactionState::Ended;
             }
             Action::Commit(_) | Action::RollBack(_) => return None,
             Action::Mover => self.mover(&mut after)?,

@@ -71,7 +71,7 @@ pub enum FenceAt {
     #[default]
     Ready,
     /// Once somebody says so: [`Mover::want`](crate::mover::Mover::want) with [`DesiredState::Go`].
-    Told,
+    Go,
     /// At this time by the source's clock, or once somebody says so.
     Time(Timestamp),
 }
@@ -81,7 +81,7 @@ impl FenceAt {
     pub(crate) fn stop_request(self) -> (DesiredState, Option<Timestamp>) {
         match self {
             FenceAt::Ready => (DesiredState::Go, None),
-            FenceAt::Told => (DesiredState::Hold, None),
+            FenceAt::Go => (DesiredState::Hold, None),
             FenceAt::Time(at) => (DesiredState::Hold, Some(at)),
         }
     }

@@ -102,7 +102,7 @@ struct Head {
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct Component {
     #[serde(flatten)]
     address: Address,
     home_class: String,
@@ -181,7 +181,7 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
         reader.rows("grants", query!("grants.sql"), p),
         reader.rows("other objects", query!("others.sql"), p),
         reader.rows("references to the outside", query!("outside.sql"), p),
-        reader.rows::<Part>("parts", query!("parts.sql"), p),
+        reader.rows::<Component>("parts", query!("parts.sql"), p),
         reader.rows::<Edge>("dependencies", query!("edges.sql"), p),
         reader.check(&path),
         reader.set(&names, &before),
@@ -218,7 +218,7 @@ type Parameters<'a> = [(&'a (dyn tokio_postgres::types::ToSql + Sync), Type)];
 /// From dependencies between rows of the catalogs to dependencies between whole objects: a view's rule stands for the
 /// view, a row type for its table.
 #[expect(clippy::type_complexity, reason = "two lists, named where they are kept")]
-fn whole_objects(parts: Vec<Part>, edges: Vec<Edge>) -> (Vec<(Address, Address)>, Vec<(Address, Address, i32)>) {
+fn whole_objects(parts: Vec<Component>, edges: Vec<Edge>) -> (Vec<(Address, Address)>, Vec<(Address, Address, i32)>) {
     let homes: BTreeMap<Address, Address> =
         parts.into_iter().map(|part| (part.address, Address { class: part.home_class, oid: part.home })).collect();
     let home = |address: &Address| -> Option<Address> {

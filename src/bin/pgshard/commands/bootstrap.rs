@@ -76,7 +76,7 @@ pub(super) struct Watcher<'a> {
 
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-enum Told<'a> {
+enum BootstrapEvent<'a> {
     Planned {
         host: &'a str,
         to_do: usize,
@@ -134,24 +134,24 @@ impl Watcher<'_> {
         match event {
             Event::HostPlanned { host, to_do, unchanged } => {
                 let (to_do, unchanged) = (*to_do, *unchanged);
-                self.output.event(Told::Planned { host: host.as_str(), to_do, unchanged });
+                self.output.event(BootstrapEvent::Planned { host: host.as_str(), to_do, unchanged });
                 if to_do > 0 {
                     let bar = self.output.progress(host.to_string(), "shards", to_do as u64);
                     self.bars().insert((*host).clone(), bar);
                 }
             }
             Event::ControlInstalled { host, version } => {
-                self.output.event(Told::ControlInstalled { host: host.as_str(), version: *version });
+                self.output.event(BootstrapEvent::ControlInstalled { host: host.as_str(), version: *version });
             }
             Event::ShardDone { host, .. } => self.step(host),
             Event::ShardFailed { host, shard, fault } => {
                 let (message, remedy) = (fault.to_string(), fault.remedy());
-                self.output.event(Told::ShardFailed { host: host.as_str(), shard: *shard, message, remedy });
+                self.output.event(BootstrapEvent::ShardFailed { host: host.as_str(), shard: *shard, message, remedy });
                 self.step(host);
             }
             Event::HostFailed { host, fault } => {
                 let (message, remedy) = (fault.to_string(), fault.remedy());
-                self.output.event(Told::HostFailed { host: host.as_str(), message, remedy });
+                self.output.event(BootstrapEvent::HostFailed { host: host.as_str(), message, remedy });
             }
             Event::HostDone { host, .. } => {
                 if let Some(bar) = self.bars().remove(host.as_str()) {
@@ -192,7 +192,7 @@ pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
             let hosts = report.hosts.iter().map(|(name, host)| (name.to_string(), done(host))).collect();
             // A reader that stops early learns the exit code all the same.
             let unserved = print_shards(report.unserved.keys().copied());
-            output.event(Told::Done { hosts, unserved });
+            output.event(BootstrapEvent::Done { hosts, unserved });
         }
         Format::Text => {
             let columns = [

@@ -44,7 +44,7 @@ pub(super) struct Known {
     /// The old copies that it keeps, the latest last.
     pub(super) copies: Vec<OldCopy>,
     /// The moves of the shard in its journal, the latest last.
-    pub(super) journal: Vec<Told>,
+    pub(super) journal: Vec<JournaledMove>,
 }
 
 /// Which server it is.
@@ -108,7 +108,7 @@ pub(super) struct OldCopy {
 
 /// A move of the shard, as a journal has it.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
+pub(super) struct JournaledMove {
     pub(super) id: MoveId,
     pub(super) target: HostName,
     pub(super) phase: Phase,
@@ -207,11 +207,11 @@ async fn server(session: &Session) -> Result<ServerSaid, Error> {
     Ok(ServerSaid { system: row.get(0)?, timeline: row.get(1)?, recorded: row.get(2)? })
 }
 
-async fn journal(session: &Session, shard: ShardId) -> Result<Vec<Told>, Error> {
+async fn journal(session: &Session, shard: ShardId) -> Result<Vec<JournaledMove>, Error> {
     let sql = format!("SELECT {COLUMNS} FROM pgshard.move WHERE shard_id = $1 ORDER BY created_at, move_id");
     let mut entries = session.read_entries(WHAT, &sql, &[&shard.as_i32()]).await?;
     session.add_workers(&mut entries, None).await?;
-    let told = |entry: Entry| Told {
+    let told = |entry: Entry| JournaledMove {
         id: entry.id,
         target: entry.target,
         phase: entry.phase,

@@ -72,7 +72,7 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
             left_out.push(LeftOut { why: KNOWN.to_owned(), what: difference.what });
             continue;
         }
-        let (here, there) = (Place::of(&left, table), Place::of(&names.schema, table));
+        let (here, there) = (TableName::of(&left, table), TableName::of(&names.schema, table));
         let missing = |side: fn(&RowDifference) -> bool| difference.rows.iter().any(side);
         // The old copy takes nothing but what is fed to it.
         let fed = entry.reverse.as_ref().is_some_and(|back: &ReverseReplication| back.fed);
@@ -122,11 +122,11 @@ const SINCE_MARKER: &str =
     "SELECT age(xmin) FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2 ORDER BY attempt DESC LIMIT 1";
 
 /// A table, in SQL.
-struct Place(String);
+struct TableName(String);
 
-impl Place {
-    fn of(schema: &str, table: &str) -> Place {
-        Place(format!("{}.{}", quote_ident(schema), quote_ident(table)))
+impl TableName {
+    fn of(schema: &str, table: &str) -> TableName {
+        TableName(format!("{}.{}", quote_ident(schema), quote_ident(table)))
     }
 
     /// Whether a table may have been written to by a younger transaction than one. A row of such a one tells; that rows
@@ -147,8 +147,8 @@ impl Place {
     }
 
     /// Locks: ACCESS SHARE on the table, for one statement.
-    async fn told(&self, session: &Session, since: &str, entry: &Entry) -> Result<Told, Error> {
-        let (what, Place(name)) = ("looking for later writes", self);
+    async fn told(&self, session: &Session, since: &str, entry: &Entry) -> Result<WriteTraces, Error> {
+        let (what, TableName(name)) = ("looking for later writes", self);
         let sql = format!(
             "SELECT coalesce(bool_or(age(xmin) < coalesce(({since}), 2147483647)), false), count(*),
                 pg_stat_get_tuples_inserted($3::text::regclass), pg_stat_get_tuples_deleted($3::text::regclass)
@@ -157,7 +157,7 @@ impl Place {
         let params: [&(dyn ToSql + Sync); 3] = [entry.id.uuid(), &entry.shard.as_i32(), name];
         let row = session.row(what, &sql, &params).await?;
         let [rows, inserted, deleted] = [row.get(1)?, row.get(2)?, row.get(3)?];
-        Ok(Told { younger: row.get(0)?, rows, inserted, deleted })
+        Ok(WriteTraces { younger: row.get(0)?, rows, inserted, deleted })
     }
 }
 
@@ -168,7 +168,7 @@ const COUNTED_SINCE: u32 = 150_000;
 const COUNTED_WITHIN: Duration = Duration::from_secs(11);
 
 /// What a table and the server's statistics tell of later writes.
-struct Told {
+struct WriteTraces {
     /// It has a row of a younger transaction.
     younger: bool,
     rows: i64,
@@ -176,7 +176,7 @@ struct Told {
     deleted: i64,
 }
 
-impl Told {
+impl WriteTraces {
     fn may_have_deleted(&self) -> bool {
         self.deleted > 0 || self.inserted < self.rows
     }

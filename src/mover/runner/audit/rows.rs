@@ -34,7 +34,7 @@ pub(super) struct Comparison<'a> {
     pub(super) permits: Option<&'a CutOverPermits>,
     pub(super) until: Instant,
     tables: Vec<Pair>,
-    state: Mutex<State>,
+    state: Mutex<Progress>,
 }
 
 /// A table on both sides.
@@ -45,7 +45,7 @@ struct Pair {
 }
 
 /// How far it is.
-struct State {
+struct Progress {
     chunks: VecDeque<Chunk>,
     found: Vec<Found>,
 }
@@ -68,7 +68,7 @@ struct Chunk {
 }
 
 /// What became of a chunk.
-enum Told {
+enum ChunkOutcome {
     Same,
     Differs(String, Vec<RowDifference>),
     /// It cannot be told, for this reason.
@@ -112,7 +112,7 @@ impl<'a> Comparison<'a> {
         for chunk in &chunks {
             found[chunk.table].missing += 1;
         }
-        let state = Mutex::new(State { chunks, found });
+        let state = Mutex::new(Progress { chunks, found });
         Ok((Comparison { hashing, throttle, permits, until, tables, state }, differences))
     }
 
@@ -121,7 +121,7 @@ impl<'a> Comparison<'a> {
         self.state().chunks.iter().map(|chunk| chunk.bytes).sum()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Progress> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,7 +149,7 @@ impl<'a> Comparison<'a> {
     }
 
     /// One chunk, again after errors that may pass.
-    async fn persist(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<Told, Error> {
+    async fn persist(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<ChunkOutcome, Error> {
         let mut tries = 1;
         loop {
             let error = match self.compare(source, target, chunk).await {
@@ -162,11 +162,11 @@ impl<'a> Comparison<'a> {
             tokio::try_join!(source.end(), target.end())?;
             match code(&error) {
                 Some(code) if code == &SqlState::UNDEFINED_COLUMN => {
-                    return Ok(Told::Unknown("its columns were altered since".to_owned()));
+                    return Ok(ChunkOutcome::Unknown("its columns were altered since".to_owned()));
                 }
                 // It took longer than there is time.
                 Some(code) if code == &SqlState::QUERY_CANCELED => return Err(error),
-                _ if tries >= TRIES => return Ok(Told::Unknown(error.to_string())),
+                _ if tries >= TRIES => return Ok(ChunkOutcome::Unknown(error.to_string())),
                 _ => tracing::debug!(error = %error, "reading a chunk again"),
             }
             tokio::time::sleep(std::time::Duration::from_millis(100) * tries).await;
@@ -174,12 +174,12 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    async fn compare(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<Told, Error> {
+    async fn compare(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<ChunkOutcome, Error> {
         let Pair { shape, source: ours, target: theirs } = &self.tables[chunk.table];
         let (here, there) = tokio::try_join!(source.look(*ours, self.until), target.look(*theirs, self.until))?;
         let (Some(here), Some(there)) = (here, there) else {
             tokio::try_join!(source.end(), target.end())?;
-            return Ok(Told::Unknown("it was dropped since".to_owned()));
+            return Ok(ChunkOutcome::Unknown("it was dropped since".to_owned()));
         };
         let (here, there) = ((&source.session, here.as_str()), (&target.session, there.as_str()));
         let condition = chunk.range.condition(shape.first_key_column());
@@ -225,12 +225,12 @@ impl Found {
         self.unknown.is_some() || self.differs.as_ref().is_some_and(|(_, rows)| rows.len() >= TOLD_MAX)
     }
 
-    fn take(&mut self, told: Told) {
+    fn take(&mut self, told: ChunkOutcome) {
         self.missing = self.missing.saturating_sub(1);
         match told {
-            Told::Same => {}
-            Told::Unknown(why) => self.unknown = Some(why),
-            Told::Differs(how, more) => {
+            ChunkOutcome::Same => {}
+            ChunkOutcome::Unknown(why) => self.unknown = Some(why),
+            ChunkOutcome::Differs(how, more) => {
                 let (_, rows) = self.differs.get_or_insert_with(|| (how, Vec::new()));
                 rows.extend(more);
                 rows.truncate(TOLD_MAX);
@@ -241,12 +241,12 @@ impl Found {
 
 /// What two digests say when perhaps the rows were put elsewhere meanwhile: `moved`. An old snapshot sees none of what
 /// was truncated, or rewritten by ALTER TABLE; VACUUM FULL and CLUSTER leave it what it saw.
-fn judge(source: &Digest, target: &Digest, rows: Vec<RowDifference>, moved: bool) -> Told {
+fn judge(source: &Digest, target: &Digest, rows: Vec<RowDifference>, moved: bool) -> ChunkOutcome {
     match (source == target, moved) {
-        (true, false) => Told::Same,
-        (true, true) if source.rows > 0 => Told::Same,
-        (_, true) => Told::Unknown("it was truncated or rewritten since".to_owned()),
-        (false, false) => Told::Differs(format!("{source} at the source, {target} at the target"), rows),
+        (true, false) => ChunkOutcome::Same,
+        (true, true) if source.rows > 0 => ChunkOutcome::Same,
+        (_, true) => ChunkOutcome::Unknown("it was truncated or rewritten since".to_owned()),
+        (false, false) => ChunkOutcome::Differs(format!("{source} at the source, {target} at the target"), rows),
     }
 }
 
@@ -299,9 +299,9 @@ mod tests {
             (digest(0, "0"), digest(0, "0"), true, "unknown"),
         ] {
             let told = match judge(&source, &target, Vec::new(), moved) {
-                Told::Same => "same",
-                Told::Differs(..) => "differs",
-                Told::Unknown(_) => "unknown",
+                ChunkOutcome::Same => "same",
+                ChunkOutcome::Differs(..) => "differs",
+                ChunkOutcome::Unknown(_) => "unknown",
             };
             assert_eq!(told, expected, "{source} {target} {moved}");
         }

@@ -9,7 +9,7 @@ use pgshard::mover::{AuditState, Error, MoveId, Phase, Plan, Report, Rival};
 use serde::Serialize;
 
 use super::audit::{self, ShownAudit};
-use super::watch::Told;
+use super::watch::MoveEvent;
 use super::{Verb, chain, millis};
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -74,7 +74,7 @@ fn show(report: &Report, elapsed: Duration, output: &Output) -> Result<(), Failu
     };
     let pauses = report.done.iter().filter_map(|done| Some((done.shard, done.pause?)));
     if output.format() == Format::Json {
-        output.object(Told::Done(Done {
+        output.object(MoveEvent::Done(Done {
             r#move: report.id.to_string(),
             shards: print_shards(report.done.iter().map(|done| done.shard)),
             source: hosts(|done| &done.source),
@@ -148,7 +148,7 @@ fn hint_at_old_copies(verb: Verb, report: &Report, output: &Output) {
 
 /// A move of shards that are all there already.
 pub(crate) fn nothing_moved(plan: &Plan, output: &Output) -> Result<Exit, Failure> {
-    output.event(Told::Done(Done {
+    output.event(MoveEvent::Done(Done {
         r#move: String::new(),
         shards: String::new(),
         source: String::new(),

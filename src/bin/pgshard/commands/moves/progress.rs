@@ -33,7 +33,7 @@ pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Outp
     let id = the_move(&mover, id, |phase| !phase.is_ended()).await?;
     let board = output.is_board().then(|| output.board());
     let mut meter = Meter::default();
-    let mut told = Told::default();
+    let mut told = Printed::default();
     let mut ended_before = None;
     loop {
         let progress = mover.progress(id).await.map_err(failure)?;
@@ -282,12 +282,12 @@ fn reverse(progress: &StreamProgress) -> String {
 
 /// What was said of each shard and stream: said again only when it is otherwise.
 #[derive(Default)]
-struct Told {
+struct Printed {
     shards: BTreeMap<ShardId, String>,
     streams: BTreeMap<String, String>,
 }
 
-impl Told {
+impl Printed {
     fn tell(&mut self, progress: &Progress, rate: Option<Rate>, output: &Output) -> Result<(), Failure> {
         for shard in &progress.shards {
             // Neither a rate nor a lease that was renewed is news.

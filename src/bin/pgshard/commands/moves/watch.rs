@@ -14,7 +14,7 @@ use crate::output::Output;
 
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub(super) enum Told {
+pub(super) enum MoveEvent {
     Started { r#move: String, shards: usize },
     Reached { shard: ShardId, phase: &'static str },
     TableCopied { shard: ShardId, table: String, rows: u64, bytes: u64 },
@@ -70,44 +70,44 @@ impl Watcher {
                 let _ = self.id.set(id);
                 self.output.note(format_args!("move {id}"));
                 *self.bar() = Some(self.output.progress("moving".to_owned(), "shards", shards as u64));
-                Told::Started { r#move: id.to_string(), shards }
+                MoveEvent::Started { r#move: id.to_string(), shards }
             }
             Event::Reached { shard, phase } => {
                 if let (Phase::Kept, Some(bar)) = (phase, &*self.bar()) {
                     bar.inc(1);
                 }
-                Told::Reached { shard, phase: phase.as_str() }
+                MoveEvent::Reached { shard, phase: phase.as_str() }
             }
-            Event::TableCopied { shard, table, rows, bytes } => Told::TableCopied { shard, table, rows, bytes },
+            Event::TableCopied { shard, table, rows, bytes } => MoveEvent::TableCopied { shard, table, rows, bytes },
             Event::FenceRetried { shard, attempt, reason } => {
                 self.output.note(format_args!("shard {shard}: fence {attempt} was taken back, {reason}"));
-                Told::FenceRetried { shard, attempt, reason }
+                MoveEvent::FenceRetried { shard, attempt, reason }
             }
             Event::Waits { shard, desired } => {
                 let why = if desired == DesiredState::Pause { "paused" } else { "held before its fence" };
                 self.output.note(format_args!("shard {shard} is {why}, until `pgshard moves continue`"));
-                Told::Waits { shard, desired: desired.as_str() }
+                MoveEvent::Waits { shard, desired: desired.as_str() }
             }
             Event::Asked(stop_request) => {
                 self.output.note(format_args!("asked to {} by {}", stop_request.asked.as_str(), stop_request.by));
-                Told::Asked { asked: stop_request.asked.as_str(), by: stop_request.by }
+                MoveEvent::Asked { asked: stop_request.asked.as_str(), by: stop_request.by }
             }
             Event::Opened { shard, host, pause } => {
-                Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
+                MoveEvent::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
             }
-            Event::Audited { shard, audit } => Told::Audited { shard, audit: ShownAudit::of(&audit) },
+            Event::Audited { shard, audit } => MoveEvent::Audited { shard, audit: ShownAudit::of(&audit) },
             Event::Feeding { id, shards } => {
                 self.output.note(format_args!("the old copies of move {id} take changes: {shards} shards"));
-                Told::Feeding { r#move: id.to_string(), shards }
+                MoveEvent::Feeding { r#move: id.to_string(), shards }
             }
             Event::Fed { id, bytes, seconds, changes } => {
-                Told::Fed { r#move: id.to_string(), behind_bytes: bytes, behind_s: seconds, changes }
+                MoveEvent::Fed { r#move: id.to_string(), behind_bytes: bytes, behind_s: seconds, changes }
             }
             Event::NotFed { id, error } => {
                 self.output.note(format_args!("the old copies of move {id} take no changes for now: {error}"));
-                Told::NotFed { r#move: id.to_string(), message: error }
+                MoveEvent::NotFed { r#move: id.to_string(), message: error }
             }
-            Event::Failed { shard, error } => Told::Failed { shard, message: error },
+            Event::Failed { shard, error } => MoveEvent::Failed { shard, message: error },
             // Bytes under way move no bar yet, and would flood a pipe.
             _ => return,
         };

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::super::measure::words;
 use super::super::moves::{self, Verb, millis};
 use super::this_command;
-use super::watch::{Told, ToldGroup, Watcher};
+use super::watch::{RebalanceEvent, Watcher, WaveGroup};
 use crate::exit::Exit;
 use crate::failure::Failure;
 use crate::output::{Format, Output, counted, seconds, size};
@@ -227,16 +227,16 @@ impl<'a> Run<'a> {
     }
 
     fn tell_wave(&self, wave: &Wave, number: usize, waves: usize) {
-        let told = |group: &Group| ToldGroup {
+        let told = |group: &Group| WaveGroup {
             source: group.source.to_string(),
             target: group.target.to_string(),
             shards: print_shards(group.shards.iter().copied().collect::<BTreeSet<_>>()),
         };
-        let groups: Vec<ToldGroup> = wave.groups.iter().map(told).collect();
+        let groups: Vec<WaveGroup> = wave.groups.iter().map(told).collect();
         let words: Vec<String> =
             groups.iter().map(|group| format!("{} -> {}: {}", group.source, group.target, group.shards)).collect();
         self.output.note(format_args!("wave {number} of {waves}: {}", words.join("; ")));
-        self.watcher.tell(Told::Wave { wave: number, waves, groups });
+        self.watcher.tell(RebalanceEvent::Wave { wave: number, waves, groups });
     }
 
     /// Plans and runs one group; without the shards that preflight refuses.
@@ -319,7 +319,7 @@ impl<'a> Run<'a> {
         let elapsed = self.started.elapsed();
         if self.output.format() == Format::Json {
             let failed = |failed: &Failed| FailedShard { shard: failed.shard, message: failed.message.clone() };
-            self.watcher.tell(Told::Done(Done {
+            self.watcher.tell(RebalanceEvent::Done(Done {
                 moved: self.moved.len(),
                 finished: self.finished.len(),
                 there: self.there.len(),

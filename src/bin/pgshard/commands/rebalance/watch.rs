@@ -12,8 +12,8 @@ use crate::output::Output;
 
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub(super) enum Told {
-    Wave { wave: usize, waves: usize, groups: Vec<ToldGroup> },
+pub(super) enum RebalanceEvent {
+    Wave { wave: usize, waves: usize, groups: Vec<WaveGroup> },
     Started { r#move: String, shards: usize },
     FenceRetried { shard: ShardId, attempt: u32, reason: String },
     Opened { shard: ShardId, host: String, pause_ms: f64 },
@@ -23,7 +23,7 @@ pub(super) enum Told {
 }
 
 #[derive(Serialize)]
-pub(super) struct ToldGroup {
+pub(super) struct WaveGroup {
     pub(super) source: String,
     pub(super) target: String,
     pub(super) shards: String,
@@ -56,7 +56,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn tell(&self, told: Told) {
+    pub(super) fn tell(&self, told: RebalanceEvent) {
         self.output.event(told);
     }
 
@@ -67,22 +67,22 @@ impl Watcher {
 
     fn saw(&self, event: Event) {
         let told = match event {
-            Event::Started { id, shards } => Told::Started { r#move: id.to_string(), shards },
+            Event::Started { id, shards } => RebalanceEvent::Started { r#move: id.to_string(), shards },
             Event::Reached { phase, .. } => {
                 if let (Phase::Kept, Some(bar)) = (phase, &*self.bar()) {
                     bar.inc(1);
                 }
                 return;
             }
-            Event::FenceRetried { shard, attempt, reason } => Told::FenceRetried { shard, attempt, reason },
+            Event::FenceRetried { shard, attempt, reason } => RebalanceEvent::FenceRetried { shard, attempt, reason },
             Event::Asked(stop_request) => {
                 self.output.note(format_args!("asked to {} by {}", stop_request.asked.as_str(), stop_request.by));
-                Told::Asked { asked: stop_request.asked.as_str(), by: stop_request.by }
+                RebalanceEvent::Asked { asked: stop_request.asked.as_str(), by: stop_request.by }
             }
             Event::Opened { shard, host, pause } => {
-                Told::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
+                RebalanceEvent::Opened { shard, host: host.to_string(), pause_ms: millis(pause) }
             }
-            Event::Failed { shard, error } => Told::Failed { shard, message: error },
+            Event::Failed { shard, error } => RebalanceEvent::Failed { shard, message: error },
             // A rebalance is of thousands of tables: what becomes of each shard is enough.
             _ => return,
         };
