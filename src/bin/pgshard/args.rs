@@ -290,6 +290,9 @@ pub(crate) struct Pace {
     /// For pgshard's own tests: how much of a table is copied in one snapshot
     #[arg(long, hide = true, env = "PGSHARD_CHUNK_BYTES", value_name = "BYTES", default_value_t = 32 << 20)]
     pub(crate) chunk_bytes: u64,
+    /// For pgshard's own tests: how long an open waits for the snapshot of its audit
+    #[arg(long, hide = true, env = "PGSHARD_SNAPSHOT_MS", value_name = "MS", default_value_t = 50)]
+    pub(crate) snapshot_ms: u64,
 }
 
 impl Pace {
@@ -305,6 +308,7 @@ impl Pace {
             .wal_max(self.max_wal)
             .audit_max(Duration::from_secs(self.audit_max_s))
             .chunk_bytes(self.chunk_bytes)
+            .snapshot_max(Duration::from_millis(self.snapshot_ms))
             .failpoint(self.failpoint)
             .leases(Leases::of(Duration::from_millis(self.lease_ms)))
     }

@@ -60,6 +60,9 @@ pub struct Options {
     /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both hosts. What is not
     /// compared then, is named. Zero: nothing is audited.
     pub audit_max: Duration,
+    /// Online: how long the snapshot at the target may take, which the open waits for. A move whose snapshot is not
+    /// there in time is not audited.
+    pub snapshot_max: Duration,
     /// What [`complete`](crate::mover::Mover::complete) does with an old copy whose move was not audited, or differs.
     pub unaudited: Unaudited,
     /// How long lease and fence outlive the mover.
@@ -89,6 +92,7 @@ impl Default for Options {
             lag_max: Duration::from_millis(250),
             wal_max: 10 << 30,
             audit_max: Duration::from_secs(600),
+            snapshot_max: Duration::from_millis(50),
             unaudited: Unaudited::Kept,
             leases: Leases::default(),
             holder: format!("{node} pid {}", std::process::id()),
@@ -113,6 +117,7 @@ setters!(
     lag_max: Duration,
     wal_max: u64,
     audit_max: Duration,
+    snapshot_max: Duration,
     unaudited: Unaudited,
     leases: Leases,
     holder: String,

@@ -13,6 +13,8 @@
 /// }
 /// ```
 ///
+/// A test that waits for what never comes fails after ten minutes.
+///
 /// The runtime has two threads, so that background tasks (a writer, say) go on while a test blocks in
 /// `Server::restart`.
 macro_rules! on_each_version {
@@ -24,14 +26,19 @@ macro_rules! on_each_version {
 
             async fn body($version: u32) $body
 
+            async fn bounded(version: u32) {
+                let max = std::time::Duration::from_secs(600);
+                tokio::time::timeout(max, Box::pin(body(version))).await.expect("a test ends");
+            }
+
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn pg15() {
-                body(15).await;
+                bounded(15).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn pg18() {
-                body(18).await;
+                bounded(18).await;
             }
         }
     )+};

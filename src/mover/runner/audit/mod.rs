@@ -45,9 +45,6 @@ use crate::mover::step::ShardMove;
 use crate::mover::runner::audit::rows::Comparison;
 pub(in crate::mover) use crate::mover::runner::audit::side::Side;
 
-/// How long a snapshot may take that is taken beside the open. Nothing waits for a server that is slower.
-const SNAPSHOT_WITHIN: Duration = Duration::from_millis(50);
-
 /// A second pair of sessions pays for so many bytes.
 const BYTES_A_WORKER: u64 = 128 << 20;
 
@@ -56,6 +53,8 @@ pub(in crate::mover) struct Target {
     /// Or why there is none.
     side: Result<Side, String>,
     attempt: std::sync::OnceLock<i32>,
+    /// How long the open may wait for it.
+    snapshot_max: Duration,
 }
 
 impl Target {
@@ -70,7 +69,7 @@ impl Target {
                 .await
                 .map_err(|error| format!("there was no session for the snapshot: {}", chain(&error))),
         };
-        Target { side, attempt: Default::default() }
+        Target { side, attempt: Default::default(), snapshot_max: context.options.snapshot_max }
     }
 
     /// Behind the fence, once all is applied and before the open of this attempt commits: one round trip, beside the
@@ -79,7 +78,7 @@ impl Target {
     /// Locks: none.
     pub(in crate::mover) async fn take(&self, attempt: i32) {
         let Ok(side) = &self.side else { return };
-        if let Ok(Ok(())) = tokio::time::timeout(SNAPSHOT_WITHIN, side.take()).await {
+        if let Ok(Ok(())) = tokio::time::timeout(self.snapshot_max, side.take()).await {
             let _ = self.attempt.set(attempt);
         }
     }
