@@ -345,6 +345,11 @@ fn check_leftovers(findings: &mut Findings, host: &HostName, control: &ControlFa
         let remedy = "run `pgshard moves complete` when all is well; `pgshard move` brings it back by a new copy";
         findings.add_shard(Severity::Notice, "no_reverse", Some(host), *shard, what, remedy);
     }
+    for (shard, table) in &control.still_lent {
+        let what = format!("table {table} still has the replica identity that a move lent it");
+        let remedy = "run `pgshard moves gc`, which takes it back";
+        findings.add_shard(Severity::Notice, "identity_lent", Some(host), *shard, what, remedy);
+    }
     for object in &control.ledger {
         let (severity, code, what, remedy) = match (object.kind.as_str(), object.phase.as_deref()) {
             ("left", Some("kept")) => {

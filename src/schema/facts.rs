@@ -101,6 +101,9 @@ pub struct ControlFacts {
     pub audits: Vec<KeptAudit>,
     /// What moves have created here and somebody must drop one day.
     pub ledger: Vec<LedgerRow>,
+    /// Tables of the shards that are served here which still have a replica identity that a move lent them, although
+    /// no move needs it any more; nothing where the control schema is older.
+    pub still_lent: BTreeSet<(ShardId, String)>,
     /// What the host has written down of the cluster; nothing where the control schema is older than that.
     pub known: Record,
     /// Of the shards with a move that is at work or has stopped halfway: that move; nothing where the control schema is
@@ -342,6 +345,16 @@ SELECT (SELECT json_agg(json_build_array(host_name, shards)) FROM pgshard.known_
         FROM pgshard.move m LEFT JOIN pgshard.mover w USING (lease)
         WHERE m.phase NOT IN ('kept', 'completed', 'aborted') AND ($2::integer IS NULL OR m.shard_id = $2))::text";
 
+/// What control schemas have since version 8, apart for the same reason.
+const SINCE_8: &str = r"
+SELECT l.shard_id, l.table_name
+FROM pgshard.lent_identity l JOIN pgshard.shard s ON s.shard_id = l.shard_id AND s.state = 'serving'
+WHERE NOT EXISTS (SELECT FROM pgshard.move m WHERE m.shard_id = l.shard_id
+                  AND m.phase NOT IN ('kept', 'completed', 'aborted'))
+  AND NOT EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+                  WHERE r.prrelid = to_regclass(format('%I.%I', s.schema_name, l.table_name))
+                    AND p.pubname LIKE 'pgshard\_%')";
+
 /// Rows as JSON arrays, for their shortness: a host has thousands of shards.
 const CONTROL: &str = r#"
 SELECT json_build_object(
@@ -490,6 +503,9 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         if has_record {
             read_since_6(client, &mut control).await?;
         }
+        if control.migrations.iter().any(|migration| migration.version == 8) {
+            control.still_lent = read_still_lent(client).await?;
+        }
         Some(control)
     } else {
         None
@@ -519,6 +535,16 @@ async fn read_since_6(client: &Client, control: &mut ControlFacts) -> Result<(),
     }
     control.open_moves = open_moves(&row)?;
     Ok(())
+}
+
+async fn read_still_lent(client: &Client) -> Result<BTreeSet<(ShardId, String)>, FactsError> {
+    let failed = |source| FactsError::Query { what: "control schema", source };
+    let mut lent = BTreeSet::new();
+    for row in client.query(SINCE_8, &[]).await.map_err(failed)? {
+        let (number, table): (i32, String) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        lent.extend(ShardId::try_from(number).map(|shard| (shard, table)));
+    }
+    Ok(lent)
 }
 
 /// The moves in an answer to [`SINCE_6`].

@@ -241,6 +241,10 @@ async fn one_that_cannot_be_taken_back_is_named() {
     let lent = LENT.lines().find(|line| line.starts_with("members")).unwrap();
     let own = OWN.replace("members d", lent);
     assert_eq!(identities(&world, 1).await, own);
+    let check = world.run(&["check"]).await.last();
+    let found = check["findings"].as_array().unwrap().iter().find(|finding| finding["code"] == "identity_lent");
+    let words = "shard 0: table members still has the replica identity that a move lent it";
+    assert!(found.is_some_and(|finding| finding["message"] == words && finding["host"] == "db2"), "{check}");
     reader.batch_execute("COMMIT").await.unwrap();
     let gc = world.run(&["moves", "gc"]).await.ended(0).last();
     assert!(gc["cleaned"].to_string().contains("lent to table members"), "{gc}");
