@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::SimpleQueryMessage;
 
 use super::batch::{Alone, LOCK_WORK, Placed, Recipe, run_alone, run_many};
 use super::control::{Cluster, ControlError, LOCK_SPACE, install, pending};
@@ -29,6 +29,10 @@ use super::session;
 use crate::map::{HostName, ShardEpoch, print_ranges};
 use crate::pg::{ConnectOptions, Connection};
 use crate::shard::ShardId;
+
+/// How long a bootstrap, or a migration, waits for another one on the same host, and how often it looks.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
 /// The key, beside [`LOCK_SPACE`], of the lock that a bootstrap holds on every host that it has read.
 const LOCK_BOOTSTRAP: i32 = 2;
@@ -318,25 +322,52 @@ async fn open(host: &Host) -> Result<Connection, HostFault> {
 /// session's: that would outlive us behind a pooler.
 ///
 /// A bootstrap that was killed has lost this lock, but the server may still be at its last message. The second lock
-/// waits for that; rolling back to the savepoint gives it back.
+/// tells; rolling back to the savepoint gives it back.
+///
+/// Both are tried again and again: a statement that waits for a lock has a snapshot, and the CREATE INDEX CONCURRENTLY
+/// of the one who has the lock would wait for us.
 pub(super) async fn lock(session: Connection) -> Result<Connection, HostFault> {
-    let sql = format!(
-        "BEGIN; SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = 0; \
-         SELECT pg_catalog.pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_BOOTSTRAP}); SAVEPOINT work; \
-         SELECT pg_catalog.pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_WORK}); ROLLBACK TO SAVEPOINT work"
-    );
-    match session.batch_execute(&sql).await {
-        Ok(()) => Ok(session),
-        Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-            // In a transaction that has failed nothing can be asked.
-            let asked = async {
-                session.batch_execute("ROLLBACK").await?;
-                at_work(&session).await
-            };
-            Err(HostFault::Busy { processes: asked.await.unwrap_or_default() })
-        }
+    match take_locks(&session).await {
+        Ok(true) => Ok(session),
+        Ok(false) => Err(HostFault::Busy { processes: at_work(&session).await.unwrap_or_default() }),
         Err(error) => Err(HostFault::Unread { reason: chain(&error) }),
     }
+}
+
+/// False: somebody else has one of the locks. The transaction is open then, too.
+async fn take_locks(session: &Connection) -> Result<bool, tokio_postgres::Error> {
+    let begin = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0";
+    session.batch_execute(begin).await?;
+    let until = Instant::now() + LOCK_PATIENCE;
+    let own = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({LOCK_SPACE}, {LOCK_BOOTSTRAP})");
+    let work = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({LOCK_SPACE}, {LOCK_WORK})");
+    if !try_until(session, &own, until).await? {
+        return Ok(false);
+    }
+    session.batch_execute("SAVEPOINT work").await?;
+    let is_free = try_until(session, &work, until).await?;
+    session.batch_execute("ROLLBACK TO SAVEPOINT work").await?;
+    Ok(is_free)
+}
+
+/// By a simple query: an extended one leaves a portal in the transaction, and that has a snapshot.
+async fn try_until(session: &Connection, sql: &str, until: Instant) -> Result<bool, tokio_postgres::Error> {
+    loop {
+        if is_true(&session.simple_query(sql).await?) {
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        tokio::time::sleep(BETWEEN_TRIES).await;
+    }
+}
+
+/// Whether a simple query that gives one boolean has given true.
+pub(super) fn is_true(messages: &[SimpleQueryMessage]) -> bool {
+    messages
+        .iter()
+        .any(|message| matches!(message, SimpleQueryMessage::Row(row) if row.try_get(0).ok().flatten() == Some("t")))
 }
 
 /// The server processes that hold the host's lock, or are still at the work of one that has lost it. Locks: none.

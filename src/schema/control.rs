@@ -56,6 +56,10 @@ const SERVER_VERSION_MIN: i32 = 130_000;
 pub(super) const LOCK_SPACE: i32 = 0x7067_7368;
 const LOCK_CONTROL: i32 = 1;
 
+/// The first key of the locks of migrations that run without a transaction: `migr`. The second is the shard. Who has it
+/// shared keeps the shard from being fenced, without a transaction number for which a slot would wait.
+pub(crate) const LOCK_MIGRATION: i32 = 0x6d69_6772;
+
 /// The first key of the session locks of movers: `movr`. The second is the beginning of the lease.
 pub(crate) const LOCK_MOVERS: i32 = 0x6d6f_7672;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::{World, Writers};
+use crate::support::{Ran, World, Writers, lines};
 
 const ADD: (&str, &str) = ("migrations/0002_caption.sql", "ALTER TABLE {shard}.photos ADD COLUMN caption text");
 
@@ -317,6 +317,36 @@ on_each_version! {
         assert_eq!(made, ["CREATE UNIQUE INDEX photos_by ON ….photos USING btree (id)"]);
         assert_eq!(other.query_one(left, &[]).await.unwrap().get::<_, i64>(0), 0);
         assert_eq!(other.query_one(oid, &[]).await.unwrap().get::<_, i64>(0), first, "the other index is left alone");
+    }
+
+    /// An index that is built without a transaction and an online move of another shard of the host do not wait for
+    /// each other.
+    async fn an_index_beside_moves(version) {
+        let world = World::new(&[version, version], 8).await;
+        let (holder, other) = (world.servers.app(0).await, world.servers.superuser(0).await);
+        // CREATE INDEX CONCURRENTLY waits for its end. It has written nothing: a slot does not.
+        let hold = "BEGIN; LOCK TABLE shard_0001.photos IN ROW EXCLUSIVE MODE";
+        holder.batch_execute(hold).await.unwrap();
+        world.file(("migrations/0002_i.sql",
+            "-- pgshard: no-transaction\nCREATE INDEX CONCURRENTLY photos_title ON {shard}.photos (title)"));
+        let up = world.command(&["migrate", "up", "--only", "1"], &[]).spawn().unwrap();
+        let waits = "SELECT pid::text FROM pg_locks WHERE NOT granted AND locktype = 'virtualxid'";
+        let begun = Instant::now();
+        while lines(&other, waits).await.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        assert_eq!(lines(&other, waits).await.lines().count(), 1, "the index is not made yet");
+        // Its own shard is not moved with half an index.
+        let own = world.run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"]).await;
+        assert!(own.code() != 0 && own.stderr.contains("photos_title"), "{}\n{}", own.stdout, own.stderr);
+        holder.batch_execute("COMMIT").await.unwrap();
+        Ran::of(up).await.ended(0);
+        world.run(&["move", "1", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0);
+        assert_eq!((world.host_of(1), world.recorded("0002_i").await), (1, 1));
+        let there = "SELECT indexname::text FROM pg_indexes WHERE schemaname = 'shard_0001' AND indexname ~ 'title'";
+        assert_eq!(lines(&world.servers.app(1).await, there).await, "photos_title\n");
     }
 
     /// Killed in the middle, again and again: each shard has all of a migration or nothing, and the last run finishes.

@@ -115,6 +115,14 @@ pub enum Error {
         /// Who has locks on the shard's tables; empty if that was not asked.
         blockers: String,
     },
+    /// A migration that was there before the move does not end. The shard is served.
+    #[error("shard {shard}: a migration, or another transaction, has held it on host {host} for too long")]
+    MigrationBlocked {
+        /// The shard.
+        shard: ShardId,
+        /// The host that serves it.
+        host: HostName,
+    },
     /// The control schema found the row otherwise than this mover thought: somebody else went on with the move.
     #[error("shard {shard}: host {host} refused: {reason}")]
     Superseded {

@@ -5,7 +5,6 @@
 
 use std::time::{Duration, Instant};
 
-use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use crate::mover::definition::digest::CatalogDigest;
@@ -15,6 +14,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Online, Patience};
 use crate::mover::runner::permit::Permit;
+use crate::mover::step::HELD;
 use crate::mover::step::{Blueprint, ShardMove, Swapped, token_hash};
 use crate::mover::stream::follower::{Follower, write_watermark};
 
@@ -86,14 +86,11 @@ impl<'d> CutOver<'d> {
         let presets = self.work.preset().await?;
         let before = Instant::now();
         let swapped = match self.work.swap(permit.gate(), token).await {
-            Ok(swapped) => swapped,
+            Ok(Some(swapped)) => swapped,
+            // Nobody waits for us meanwhile.
+            Ok(None) => return Ok(Outcome::NotFenced(HELD.to_owned())),
             // A table that came after the signpost was built, or the shard is not ours any more.
             Err(Error::Superseded { reason, .. }) => return Ok(Outcome::Refused(reason)),
-            // Nobody waits for us meanwhile.
-            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                let reason = "a migration, or another transaction, holds the shard's row in pgshard.shard".to_owned();
-                return Ok(Outcome::NotFenced(reason));
-            }
             Err(error) => return Err(error),
         };
         self.done.fenced_at = Some(before);

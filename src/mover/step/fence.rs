@@ -7,6 +7,7 @@
 use std::time::Instant;
 
 use tokio::time::{Duration, sleep};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use uuid::Uuid;
 
@@ -16,6 +17,10 @@ use crate::mover::preflight::facts::Lock;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::Phase;
 use crate::mover::step::ShardMove;
+use crate::schema::control::LOCK_MIGRATION;
+
+/// Why there is no fence, for people.
+pub(crate) const HELD: &str = "a migration, or another transaction, holds the shard";
 
 /// What a swap gave.
 pub(crate) struct Swapped {
@@ -26,27 +31,39 @@ pub(crate) struct Swapped {
 }
 
 impl ShardMove<'_> {
-    /// The swap, for an open with this token. The pause starts while this waits for its answer.
+    /// The swap, for an open with this token. The pause starts while this waits for its answer. `None`: a migration, or
+    /// another transaction, holds the shard; nothing is fenced.
     ///
-    /// Locks: as pgshard.fence says: none on any table of the shard.
-    pub(crate) async fn swap(&self, source: &Session, token: Uuid) -> Result<Swapped, Error> {
+    /// Locks: as pgshard.fence says: none on any table of the shard; and the one of the shard's migrations, for which
+    /// it does not wait; all for this one transaction.
+    pub(crate) async fn swap(&self, source: &Session, token: Uuid) -> Result<Option<Swapped>, Error> {
         self.at("before swap")?;
         let began = Instant::now();
-        let sql = "SELECT attempt, left_oid FROM pgshard.fence($1, $2, $3, $4, $5)";
+        // The fence is made for the row of `held`, so that without one there is none.
+        let sql = "WITH held AS MATERIALIZED (SELECT $1::integer AS shard WHERE pg_try_advisory_xact_lock($6, $1))
+            SELECT fence.attempt, fence.left_oid
+            FROM held CROSS JOIN LATERAL pgshard.fence(held.shard, $2, $3, $4, $5) AS fence";
         let (shard, deadline) = (self.hold.shard.as_i32(), self.options.leases.fence_ms());
-        let params: [(&(dyn ToSql + Sync), Type); 5] = [
+        let params: [(&(dyn ToSql + Sync), Type); 6] = [
             (&shard, Type::INT4),
             (self.hold.id.uuid(), Type::UUID),
             (&self.hold.lease, Type::UUID),
             (&token, Type::UUID),
             (&deadline, Type::INT4),
+            (&LOCK_MIGRATION, Type::INT4),
         ];
-        let rows = source.typed_rows("fencing the shard", sql, &params).await?;
+        let rows = match source.typed_rows("fencing the shard", sql, &params).await {
+            Ok(rows) => rows,
+            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let Some(row) = rows.first() else { return Ok(None) };
         self.timings.since("swap", began);
         self.reached(Phase::Fenced);
         self.at("after swap")?;
-        let row = rows.first().expect("a function that returns no set gives one row");
-        Ok(Swapped { attempt: row.get(0)?, left: row.get(1)? })
+        Ok(Some(Swapped { attempt: row.get(0)?, left: row.get(1)? }))
     }
 
     /// The barrier. Gives who was in the way when the budget ran out; nobody is, in most cases, at the first look.

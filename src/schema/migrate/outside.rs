@@ -3,6 +3,10 @@
 //! A second connection holds the shard meanwhile, and commits the record. Before the statement the attempt is written
 //! down; so the next run after a crash knows that an index of the name, valid or not, is ours.
 //!
+//! The connection that holds the shard has neither a snapshot nor a transaction number. CREATE INDEX CONCURRENTLY would
+//! wait for the first; the slot of an online move, of whatever shard of the host, for the second, while the index waits
+//! for the slot.
+//!
 //! Invariant: no index is dropped, or taken for made, that is not ours; none is taken for made that another text of the
 //! file has begun; none that is not valid stays when we can help it; and while a server still works for a client that
 //! is gone, nobody begins anew.
@@ -16,7 +20,8 @@ use super::steps::{Step, record};
 use super::transaction::{HOLD, Outcome, begin, judge};
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::batch::LOCK_WORK;
-use crate::schema::control::LOCK_SPACE;
+use crate::schema::bootstrap::is_true;
+use crate::schema::control::{LOCK_MIGRATION, LOCK_SPACE};
 use crate::schema::fault::ShardFault;
 use crate::schema::script::Repeatable;
 use crate::schema::session::settle;
@@ -46,16 +51,22 @@ enum Begun {
 impl Alone<'_> {
     /// Runs the step on `client`, while `guard` holds the shard.
     ///
-    /// Locks: the shard's row FOR SHARE by the guard, to the end; on the table SHARE UPDATE EXCLUSIVE, behind which no
-    /// reader or writer waits.
+    /// Locks: [`LOCK_MIGRATION`] of the shard, shared, by the guard, to the end: a fence is tried again meanwhile; on
+    /// the table SHARE UPDATE EXCLUSIVE, behind which no reader or writer waits.
     ///
     /// # Errors
     /// When a connection is lost. The next run finds the attempt.
     pub(super) async fn run(&self, client: &Client, guard: &Client) -> Result<Outcome, tokio_postgres::Error> {
-        // READ COMMITTED, and idle: it has no snapshot for which CREATE INDEX CONCURRENTLY would wait.
-        if let Err(error) = guard.batch_execute(&begin(self.shard, self.lock_timeout)).await {
-            guard.batch_execute("ROLLBACK").await?;
-            return Ok(judge(&error, None, HOLD));
+        match self.hold(guard).await {
+            Ok(true) => {}
+            Ok(false) => {
+                guard.batch_execute("ROLLBACK").await?;
+                return Ok(Outcome::Failed(ShardFault::Moving(None)));
+            }
+            Err(error) => {
+                guard.batch_execute("ROLLBACK").await?;
+                return Ok(judge(&error, None, HOLD));
+            }
         }
         settle(client).await?;
         // Kept by the server's process for as long as it is at the statement, also if nobody waits for its end any
@@ -82,6 +93,23 @@ impl Alone<'_> {
                 Ok(judge(&error, None, "record the migrations"))
             }
         }
+    }
+
+    /// Holds the shard until the guard's transaction ends. False: it is not served here, or a move has claimed it.
+    ///
+    /// Locks: as [`Alone::run`]; waits for a fence that is being made, no longer than the lock timeout.
+    async fn hold(&self, guard: &Client) -> Result<bool, tokio_postgres::Error> {
+        let shard = self.shard.as_i32();
+        let lock = format!("SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_MIGRATION}, {shard})");
+        guard.batch_execute(&format!("{}; {lock}", begin(self.lock_timeout))).await?;
+        // A statement of its own, which sees a fence that committed while the lock was waited for; and a simple query,
+        // since an extended one leaves a portal in the transaction, which has a snapshot.
+        let sql = format!(
+            "SELECT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = {shard} AND state = 'serving')
+                AND NOT EXISTS (SELECT FROM pgshard.move
+                                WHERE shard_id = {shard} AND phase NOT IN ('kept', 'completed', 'aborted'))"
+        );
+        Ok(is_true(&guard.simple_query(&sql).await?))
     }
 
     async fn attempt(&self, client: &Client) -> Result<Outcome, tokio_postgres::Error> {

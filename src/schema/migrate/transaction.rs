@@ -43,7 +43,8 @@ pub(super) async fn run(
     lock_timeout: Duration,
 ) -> Result<Outcome, tokio_postgres::Error> {
     let local = local(lock_timeout);
-    let mut messages = vec![DISCARD.to_owned(), SETTINGS.to_owned(), begin(shard, lock_timeout)];
+    let begin = format!("{}; SELECT pgshard.hold_for_migration({shard})", begin(lock_timeout));
+    let mut messages = vec![DISCARD.to_owned(), SETTINGS.to_owned(), begin];
     let before = messages.len();
     // A text may end in a comment, or without its semicolon; and how it leaves the session must not matter to the next.
     messages.extend(steps.iter().map(|step| format!("{}\n;\n{RESET}{local}", step.sql)));
@@ -68,13 +69,9 @@ pub(super) async fn run(
     Ok(judge(&error, failed, doing))
 }
 
-/// The begin of every transaction of a migration, with the shard held.
-pub(super) fn begin(shard: ShardId, lock_timeout: Duration) -> String {
-    format!(
-        "BEGIN; {} SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK}); \
-         SELECT pgshard.hold_for_migration({shard})",
-        local(lock_timeout)
-    )
+/// The begin of every transaction of a migration.
+pub(super) fn begin(lock_timeout: Duration) -> String {
+    format!("BEGIN; {} SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK})", local(lock_timeout))
 }
 
 /// What is set in every transaction of a migration. Commits do not wait for the disk; the last one of the host does,

@@ -29,8 +29,8 @@ pub(crate) const TABLES: &str = "
     CREATE INDEX ON {shard}.photos (user_id, id);
 ";
 
-/// A machine that is busy with other tests may need longer for a snapshot than the open should wait for it, and then the
-/// move is not audited.
+/// A machine that is busy with other tests may need longer for a snapshot than the open should wait for it. The move
+/// would not be audited then.
 const SNAPSHOT_MAX: Duration = Duration::from_secs(5);
 
 /// The version that we test beside this one.

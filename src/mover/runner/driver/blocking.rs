@@ -11,7 +11,9 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Mode;
 use crate::mover::runner::driver::Driver;
+use crate::mover::step::HELD;
 use crate::mover::step::Outcome;
+use crate::schema::control::LOCK_MIGRATION;
 
 /// A shard whose tables are altered more often than this while it is moved is left alone.
 const REBUILDS_MAX: u32 = 3;
@@ -33,21 +35,25 @@ impl Driver<'_> {
     /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does,
     /// which an online move notices at its end only. Those that come now are refused.
     ///
-    /// Locks: the row of pgshard.shard, for one statement that does not wait.
+    /// Locks: the row of pgshard.shard and the one of the shard's migrations, for one statement that does not wait.
     async fn after_migrations(&self) -> Result<(), Error> {
         let (shard, until) = (self.work.hold.shard, Instant::now() + MIGRATION_PATIENCE);
         let what = "waiting for a migration of the shard to end";
-        let sql = "SELECT FROM pgshard.shard WHERE shard_id = $1 FOR NO KEY UPDATE NOWAIT";
+        let sql = "SELECT pg_try_advisory_xact_lock($2, $1) FROM pgshard.shard WHERE shard_id = $1
+            FOR NO KEY UPDATE NOWAIT";
         let mut told = false;
         loop {
-            let error = match self.work.source.rows(what, sql, &[&shard.as_i32()]).await {
-                Ok(_) => return Ok(()),
-                Err(error) => error,
-            };
             let unavailable = Some(&SqlState::LOCK_NOT_AVAILABLE);
-            let held = matches!(&error, Error::Database { source, .. } if source.code() == unavailable);
-            if !held || Instant::now() > until {
-                return Err(error);
+            match self.work.source.rows(what, sql, &[&shard.as_i32(), &LOCK_MIGRATION]).await {
+                Ok(rows) => match rows.first() {
+                    Some(row) if !row.get::<_, bool>(0)? => {}
+                    _ => return Ok(()),
+                },
+                Err(Error::Database { source, .. }) if source.code() == unavailable => {}
+                Err(error) => return Err(error),
+            }
+            if Instant::now() > until {
+                return Err(Error::MigrationBlocked { shard, host: self.work.source.host.clone() });
             }
             if self.context.is_stopped() {
                 return Err(Error::Interrupted { shard });
@@ -68,17 +74,14 @@ impl Driver<'_> {
         self.fences += 1;
         self.failing_since = None;
         match self.work.swap(&self.work.source, Uuid::new_v4()).await {
-            Ok(_) => {
+            Ok(Some(_)) => {
                 self.fenced_at = Some(before);
                 Ok(())
             }
+            // Nothing was fenced, so nobody waits for us meanwhile.
+            Ok(None) => self.again(HELD.to_owned()).await,
             // A table that came after the signpost was built; if it is anything else, the next look tells.
             Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
-            // A migration holds the shard's row to its end. Nothing was fenced, so nobody waits for us meanwhile.
-            Err(Error::Database { source, .. }) if source.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                let reason = "a migration, or another transaction, holds the shard's row in pgshard.shard".to_owned();
-                self.again(reason).await
-            }
             Err(error) => Err(error),
         }
     }
