@@ -268,8 +268,8 @@ pub enum Error {
         shard: ShardId,
     },
     /// The closure returned `Ok` although one of its statements had failed, or a statement or savepoint had been given
-    /// up. There was nothing to commit, so the transaction was rolled back. A later statement in such a transaction
-    /// gets this error too, and is not sent.
+    /// up. There was nothing to commit, so the transaction was rolled back. A statement that follows one that was given
+    /// up gets this error too, and is not sent.
     #[error(
         "the transaction on shard {shard} is rolled back: a statement in it failed or was given up, and the closure \
          went on without a savepoint"

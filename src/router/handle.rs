@@ -26,13 +26,13 @@ use crate::shard::{KeyKind, ShardId};
 /// connection.
 ///
 /// Each method borrows a connection to the host that serves the shard now, and gives it back. A statement that meets a
-/// move waits for it (see [the module](super)); its future can be long, but not longer than
-/// [`Options::retry_for`](super::Options::retry_for) and the time the statement itself takes.
+/// move waits for it (see [the module](super)). So a call can be long, but not longer than
+/// [`Options::retry_for`](super::Options::retry_for) and the time that the statement itself takes.
 #[derive(Clone, Copy, Debug)]
 pub struct Shard<'r> {
     router: &'r Router,
     id: ShardId,
-    /// The kind of the key that the handle was made of.
+    /// The kind of the key that the handle was made from.
     key: KeyKind,
     /// How long a call may take.
     limit: Option<Duration>,
@@ -47,9 +47,10 @@ impl<'r> Shard<'r> {
         Shard { router, id, key, limit: router.inner().options.statement_timeout }
     }
 
-    /// The same shard for calls that may take so long, all waiting and every try included, and a whole transaction;
-    /// instead of [`Options::statement_timeout`](super::Options::statement_timeout). Past it a call gives
-    /// [`Error::TimedOut`], and what it had sent is cancelled.
+    /// The same shard, for calls that may take this long instead of
+    /// [`Options::statement_timeout`](super::Options::statement_timeout). The limit includes all waiting and every try,
+    /// and is for a transaction as a whole. A call that reaches it gives [`Error::TimedOut`], and what it had sent is
+    /// cancelled.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Shard<'r> {
         self.limit = Some(limit);
@@ -61,18 +62,18 @@ impl<'r> Shard<'r> {
         self.limit
     }
 
-    /// What a call says that was given up at its limit.
+    /// The error of a call that was given up at its limit.
     pub(crate) fn timed_out(self, limit: Duration, may_have_run: bool) -> Error {
         let place = match self.router.inner().place(self.id) {
             Ok(place) => place,
             Err(error) => return error,
         };
-        // Whether it was the statement or the host is found out for those who come after.
+        // The calls that follow must know whether the statement was slow or the host is gone.
         place.host.circuit.doubt();
         Error::TimedOut { shard: self.id, host: place.host.name.clone(), limit_ms: limit.as_millis(), may_have_run }
     }
 
-    /// That the handle was made of a key of the cluster.
+    /// Checks that the handle was made from a key of the cluster's kind.
     pub(super) fn checked(self) -> Result<(), Error> {
         let cluster = self.router.key_kind();
         if self.key == cluster { Ok(()) } else { Err(Error::WrongKey { given: self.key, cluster }) }
@@ -92,7 +93,7 @@ impl<'r> Shard<'r> {
         self.router.prefix().schema(self.id)
     }
 
-    /// The host that the router takes to serve the shard now.
+    /// The host that serves the shard now, as far as the router knows.
     pub fn host(self) -> HostName {
         self.router.inner().host_name(self.id).expect("a handle is only made for a shard that the cluster has")
     }
@@ -112,7 +113,7 @@ impl<'r> Shard<'r> {
         self.id
     }
 
-    /// A row is not what the call wants.
+    /// The error for a row that is not what the call wants.
     pub(super) fn strange_row(self, source: tokio_postgres::Error) -> Error {
         Error::Statement { shard: self.id, host: self.host(), source }
     }
@@ -128,10 +129,10 @@ impl<'r> Shard<'r> {
         self.run(sql.into(), params).await
     }
 
-    /// Reserves `count` IDs of the shard at once, 1,000,000 at most, in growing order: to know the IDs before the rows
-    /// are written, or for a bulk load, where it costs a tenth of making them row by row.
+    /// Reserves `count` IDs of the shard at once, 1,000,000 at most, in growing order. Use it to know the IDs before
+    /// the rows are written, or for a bulk load, where it costs a tenth of making them row by row.
     ///
-    /// They are the caller's for good, wherever the shard is by the time they are used; those not used are gaps. They
+    /// They are the caller's for good, wherever the shard is when they are used; IDs that are not used are gaps. They
     /// are greater than every ID that the same connection was given before.
     ///
     /// # Errors
@@ -147,10 +148,10 @@ impl<'r> Shard<'r> {
     /// Runs a closure within a transaction: COMMIT when it gives `Ok`, ROLLBACK when it gives `Err` (or its future is
     /// dropped, or panics).
     ///
-    /// The closure is run again, whole, when one of its statements met a move, whatever it gave (and once when one had
-    /// been prepared before a migration of the application): so it may do nothing that it cannot do twice. A statement
-    /// that fails ends the transaction, as PostgreSQL has it; to go on after one, run it within a
-    /// [`Transaction::savepoint`].
+    /// The whole closure is run again when one of its statements met a move, whatever it returned, and once when a
+    /// statement had been prepared before a migration of the application. So it must do nothing that cannot be done
+    /// twice. A statement that fails ends the transaction, as always in PostgreSQL; to go on after a failure, run the
+    /// statement within a [`Transaction::savepoint`].
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::router::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -163,9 +164,9 @@ impl<'r> Shard<'r> {
     /// ```
     ///
     /// # Errors
-    /// The closure's own; and as `E`, whatever the router has to say: [`Error::InDoubt`] when the connection was lost
-    /// during COMMIT, which is never tried again, and [`Error::TransactionFailed`] when the closure gave `Ok` although
-    /// a statement had failed.
+    /// The closure's own, and, as `E`, those of the router: [`Error::InDoubt`] when the connection was lost during
+    /// COMMIT, which is never tried again, and [`Error::TransactionFailed`] when the closure gave `Ok` although a
+    /// statement had failed.
     ///
     /// # Cancel safety
     /// Rolled back when the future is dropped before COMMIT was sent.
@@ -189,14 +190,14 @@ impl<'r> Shard<'r> {
     /// # Ok(()) }
     /// ```
     ///
-    /// It is set by `SET LOCAL`, so it ends with the transaction, and no other user of the connection meets it; a
-    /// pooler in transaction mode is no obstacle. There is no such mode for single statements: they would need the
+    /// `SET LOCAL` sets it, so it ends with the transaction, no other user of the connection meets it, and it works
+    /// through a pooler in transaction mode. There is no such mode for single statements: they would need the
     /// transaction too.
     ///
-    /// Nothing is behind the shard's schema but `pg_catalog` and temporary tables: a table that the shard does not have
-    /// is an error, also where `public` has one of that name. Whoever needs what is in `public` (an extension's
-    /// functions) says so, with [`TransactionBuilder::search_path`]; and then a name that is missing in the shard does
-    /// fall through to `public`, where every shard reads and writes the same rows.
+    /// Behind the shard's schema there are only `pg_catalog` and temporary tables: a table that the shard does not have
+    /// is an error, even if `public` has one of that name. A caller that needs what is in `public` (an extension's
+    /// functions) adds it with [`TransactionBuilder::search_path`]. Then a name that is missing in the shard does fall
+    /// through to `public`, where every shard reads and writes the same rows.
     ///
     /// # Errors
     /// As [`Shard::transaction`].
@@ -217,15 +218,15 @@ impl<'r> Shard<'r> {
         TransactionBuilder::new(self.router, self)
     }
 
-    /// A connection to the host that the router takes to serve the shard now, for what this library does not cover:
-    /// COPY, LISTEN, streams, pipelines. Whoever holds it handles moves himself: an `SH001` (and its relatives, see
-    /// [`crate::pg::state`]) means to give the client back and to ask for another.
+    /// A connection to the host that serves the shard now, for what this library does not cover: COPY, LISTEN, streams,
+    /// pipelines. Its holder handles moves itself: after an `SH001` (or one of its relatives, see [`crate::pg::state`])
+    /// it gives the client back and asks for another.
     ///
     /// It comes from the same pool as every other connection; when it goes back, everything that a session can be left
     /// with is undone (one round trip).
     ///
     /// # Errors
-    /// When no connection is to be had.
+    /// When there is no connection to the host, or none is free in time.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -258,8 +259,8 @@ impl<'r> Shard<'r> {
             return Err(Error::TransactionControl { shard });
         }
         if sql.asks_about_names() && matches!(kind, StatementClass::Read | StatementClass::Write) {
-            // A signpost would have given another answer, and no error: committed once the host was asked whether it
-            // serves the shard.
+            // A signpost would have given another answer instead of an error. So this is a transaction: it commits only
+            // once the host has said that it serves the shard.
             let sql = &sql;
             let asking = |tx: Transaction| async move { tx.run(SqlText::Read(sql), params).await };
             return Box::pin(self.build_transaction().run_to_end(asking, call)).await.map_err(Failure::into_inner);
@@ -279,7 +280,7 @@ impl<'r> Shard<'r> {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
-            // What failed is undone, but for what can commit in its middle.
+            // What failed is undone, unless it can commit before its end.
             call.may_take_effect(!kind.repeatable());
             let host = || place.host.name.clone();
             if failed.lost(&lease.session().connection) {
@@ -308,14 +309,14 @@ impl<'r> Shard<'r> {
             };
             let mut lease = Some(lease);
             if signal == MoveSignal::Signpost {
-                // There will be waiting, for which no connection is held.
+                // The call will wait, and must not hold a connection meanwhile.
                 let lease = lease.take();
                 if let Some(lease) = lease.filter(|_| failed.may_be_remembered()) {
                     lease.discard();
                 }
             }
             if !kind.repeatable() {
-                // Where that cannot be found out, it may have been the move.
+                // If that cannot be found out, the move may have caused the error.
                 let own = signal == MoveSignal::Relative
                     && matches!(Box::pin(recovery.is_own(signal, &place, began)).await, Ok(true));
                 return Err(if own {
@@ -338,7 +339,7 @@ impl<'r> Shard<'r> {
 
 pub(super) const NEXT_IDS: &str = "SELECT id FROM {shard}.next_ids($1) AS id";
 
-/// The function's argument. What does not fit is too much anyhow, which the server says.
+/// The argument of `next_ids`. A count that does not fit is too large anyway, and the server says so.
 pub(super) fn reserved(count: u32) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }

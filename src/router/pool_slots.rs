@@ -1,6 +1,6 @@
-//! The slots of one pool: a connection each, idle or held by somebody, or none yet.
+//! The slots of one pool. Each has a connection that is idle or held, or has none yet.
 //!
-//! Invariant: a slot is idle, held or empty, one of the three.
+//! Invariant: a slot is either idle, held or empty.
 
 use std::collections::VecDeque;
 
@@ -8,39 +8,39 @@ use std::collections::VecDeque;
 pub(super) struct PoolSlots<C, W> {
     /// By slot: its connection, while nobody uses it.
     idle: Box<[Option<C>]>,
-    /// A bit for each slot that has one.
+    /// A bit for each slot that has an idle connection.
     idle_bits: Box<[u64]>,
     pub(super) idle_count: usize,
-    /// Slots without a connection that nobody holds; the one to be used next on top.
+    /// Slots that nobody holds and that have no connection. The one to be used next is on top.
     empty: Vec<usize>,
     /// How many slots have ever had a connection: those with the lowest numbers.
     opened: usize,
-    /// Slots that somebody holds.
+    /// How many slots are held.
     pub(super) used: usize,
     pub(super) waiting: VecDeque<Waiter<W>>,
     pub(super) waiting_max: usize,
     pub(super) service: Service,
 }
 
-/// What a pool is good for.
+/// What a pool still does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Service {
     Open,
-    /// It serves who has found it, and keeps no connection that nobody waits for.
+    /// It serves calls that still come, and keeps no connection for which no call waits.
     Retired,
-    /// It serves nobody.
+    /// It serves no call.
     Closed,
 }
 
 pub(super) struct Waiter<W> {
     pub(super) ticket: u64,
     pub(super) shard: Option<usize>,
-    /// He has waited for a connection of his own pool long enough.
+    /// Whether it has waited long enough for a connection of its own pool.
     pub(super) insists: bool,
     pub(super) tell: W,
 }
 
-/// A slot that somebody holds from now on. Without a connection he is to open one.
+/// A slot that is held from now on. Without a connection, its holder must open one.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Grant<C> {
     pub(super) slot: usize,
@@ -76,7 +76,7 @@ impl<C, W> PoolSlots<C, W> {
         let words = self.idle_bits.len();
         let found = |word: usize, bits: u64| (bits != 0).then(|| word * 64 + bits.trailing_zeros() as usize);
         found(first, self.idle_bits[first] & (u64::MAX << bit)).or_else(|| {
-            // Round to the first word again, whose lower bits come last.
+            // This goes round to the first word again, whose lower bits come last.
             (1..=words).map(|step| (first + step) % words).find_map(|word| found(word, self.idle_bits[word]))
         })
     }
@@ -110,7 +110,7 @@ impl<C, W> PoolSlots<C, W> {
         Some(Grant { slot, connection: None })
     }
 
-    /// Whoever held the slot gives it back, with its connection if that can be used again.
+    /// The holder gives the slot back, with its connection if that can be used again.
     pub(super) fn give_back(&mut self, slot: usize, connection: Option<C>) {
         self.used -= 1;
         match connection {
@@ -136,7 +136,7 @@ impl<C, W> PoolSlots<C, W> {
         !self.empty.is_empty()
     }
 
-    /// Takes the idle connection that no favourite is likely to want: the highest.
+    /// Takes the idle connection with the highest number, which is the least likely to be a favourite.
     pub(super) fn close_one(&mut self) -> Option<C> {
         let slot = (0..self.idle.len()).rev().find(|slot| self.idle[*slot].is_some())?;
         self.empty.push(slot);

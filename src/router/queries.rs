@@ -1,12 +1,12 @@
-//! The methods that run a query and read its rows, which a shard, its reads and a transaction have alike.
+//! The methods that run a query and read its rows: a shard, its reads and a transaction all have them.
 
 use tokio_postgres::Row;
 
 use super::error::{Error, Expected};
 use crate::shard::ShardId;
 
-/// Within an `impl` of a type with `run`, `shard_id` and `strange_row`: the query methods, with this receiver. The
-/// attributes are those of `query`, whose text the others refer to.
+/// Makes the query methods, with this receiver, in an `impl` of a type that has `run`, `shard_id` and `strange_row`.
+/// The attributes are those of `query`, whose text the others refer to.
 macro_rules! query_methods {
     ($(#[$about:meta])* ($($receiver:tt)+) $this:ident) => {
         $(#[$about])*

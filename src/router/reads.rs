@@ -1,7 +1,7 @@
-//! A shard, for those who only read: on a standby of its host where that is near enough, on the primary where not.
+//! A shard for callers that only read: on a standby of its host if that is near enough, else on the primary.
 //!
-//! Invariant: what a standby says is never the last word about an error. Whatever goes wrong there is asked of the
-//! primary, as if nothing had been asked before.
+//! Invariant: what a standby says is never the last word about an error. Whatever goes wrong there, the primary is
+//! asked, as if nothing had been asked before.
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,16 +27,17 @@ use crate::shard::ShardId;
 
 /// A shard for calls that only read, by the caller's word (as [`Sql::reading`]). Made by [`Shard::reads`].
 ///
-/// A statement goes to a standby of the shard's host, in turn where there are several, if the router has been given
-/// some ([`HostOptions::replicas`](super::HostOptions::replicas)) and knows that one of them shows everything older
-/// than [`Options::max_replica_lag`](super::Options::max_replica_lag). Otherwise, and when it fails there, whatever the
-/// reason, it runs on the primary like any other. So it gives no error that it would not give without standbys, but for
-/// a standby that has no free connection, or that cancels a statement that takes too long.
+/// A statement goes to a standby of the shard's host, in turn if there are several, when the router has been given some
+/// ([`HostOptions::replicas`](super::HostOptions::replicas)) and knows that one of them shows everything older than
+/// [`Options::max_replica_lag`](super::Options::max_replica_lag). Otherwise, and when it fails there for whatever
+/// reason, it runs on the primary like any other statement. So it gives no error that it would not give without
+/// standbys, with two exceptions: when a standby has no free connection, and when it cancels a statement that takes too
+/// long.
 ///
-/// What one reads is what was committed, at the latest, that long ago; and of two reads the second may show less than
-/// the first. [`Reads::after`] is for those who must see what they wrote. The same holds while the shard moves: a
-/// standby of the host that it leaves goes on showing it until it has replayed the move, and after that the router asks
-/// elsewhere.
+/// A read shows everything that was committed at least that long ago, but may miss what is newer, and the second of two
+/// reads may show less than the first. A caller that must see what it wrote uses [`Reads::after`]. The same holds while
+/// the shard moves: a standby of the host that the shard leaves goes on showing it until the standby has replayed the
+/// move, and after that the router asks elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Reads<'r> {
     shard: Shard<'r>,
@@ -57,7 +58,7 @@ pub struct Position {
 #[error("a position is written as in 7@2:0/16B3748: shard, epoch, LSN")]
 pub struct PositionError;
 
-/// Not only what is flushed: a commit that did not wait for its flush counts as well.
+/// The insert position and not the flushed one, because a commit that did not wait for its flush counts as well.
 const POSITION: &str =
     "SELECT pg_catalog.pg_current_wal_insert_lsn(), pg_catalog.current_setting('wal_block_size')::pg_catalog.int8";
 
@@ -65,7 +66,7 @@ const POSITION: &str =
 const MOVES_MAX: u32 = 8;
 
 impl<'r> Shard<'r> {
-    /// The shard for calls that only read: they may be answered by a standby, see [`Reads`].
+    /// The shard for calls that only read. A standby may answer them, see [`Reads`].
     ///
     /// ```no_run
     /// # async fn example(router: pgshard::Router, user: i64) -> Result<(), pgshard::router::Error> {
@@ -82,8 +83,7 @@ impl<'r> Shard<'r> {
         Reads { shard: self, after: None }
     }
 
-    /// How far the shard's host has written its log. To be asked of the router that wrote, after the write was
-    /// acknowledged.
+    /// How far the shard's host has written its log. Ask the router that wrote, after the write was acknowledged.
     ///
     /// # Errors
     /// As [`Shard::query`].
@@ -96,7 +96,7 @@ impl<'r> Shard<'r> {
         loop {
             let epoch = inner.place(self.id())?.epoch;
             let (lsn, block): (PgLsn, i64) = self.query_one_as(POSITION, &[]).await?;
-            // The log is the host's: it was asked if the shard is where it was before.
+            // The log belongs to the host. The right host was asked if the shard is where it was before.
             let place = inner.place(self.id())?;
             if place.epoch == epoch {
                 return Ok(Position { shard: self.id(), epoch, lsn: past_records(lsn.into(), block.unsigned_abs()) });
@@ -122,9 +122,9 @@ fn past_records(lsn: u64, block: u64) -> u64 {
 }
 
 impl Reads<'_> {
-    /// Only where everything up to `position` is to be seen, by the word of the very connection that is read on: a
-    /// standby that is not there yet is waited for, for [`Options::replica_wait`](super::Options::replica_wait) at
-    /// most; then the primary is asked. It is asked at once when the position is one from before a move, or of another
+    /// Reads only where everything up to `position` is visible, as the connection that is read on says itself. The call
+    /// waits for a standby that is not there yet, [`Options::replica_wait`](super::Options::replica_wait) long at most;
+    /// then it asks the primary. It asks the primary at once when the position is from before a move, or of another
     /// shard.
     #[must_use]
     pub fn after(mut self, position: Position) -> Self {
@@ -132,7 +132,7 @@ impl Reads<'_> {
         self
     }
 
-    /// As [`Shard::within`]; the standby and the primary together.
+    /// As [`Shard::within`]; the limit is for the standby and the primary together.
     #[must_use]
     pub fn within(mut self, limit: Duration) -> Self {
         self.shard = self.shard.within(limit);
@@ -201,7 +201,7 @@ impl Reads<'_> {
         self.shard.run_to_end(SqlText::Read(&sql), params, call).await
     }
 
-    /// Runs the statement on a standby, or says why the primary is to be asked.
+    /// Runs the statement on a standby, or says why the primary must be asked.
     async fn at(
         self,
         place: &Place,
@@ -212,7 +212,7 @@ impl Reads<'_> {
         let shard = self.shard.id();
         let mut lease = match standby.host.lease(shard).await {
             Ok(lease) => lease,
-            // That there are too many readers is not to be the primary's trouble.
+            // Too many readers must not become the primary's load.
             Err(error @ (Error::PoolTimeout { .. } | Error::TooManyWaiting { .. })) => return Err(error),
             Err(_) => return Ok(Err(Why::Failed)),
         };
@@ -244,8 +244,9 @@ impl Reads<'_> {
     }
 }
 
-/// Whether the session may remember a signpost. A mistake of the application's, of which nobody asks here whether it is
-/// one, costs no connection: only what goes wrong in a function has a CONTEXT.
+/// Whether the session may remember a signpost. Nobody asks here whether an error is the application's own mistake, and
+/// such a mistake should not cost a connection. Only what goes wrong in a function has a CONTEXT, so other errors count
+/// only if a signpost gave them.
 fn remembers(failed: &Failed) -> bool {
     let within = failed.error.as_db_error().is_some_and(|error| error.where_().is_some());
     failed.may_be_remembered() && (within || MoveSignal::of(&failed.error) == Some(MoveSignal::Signpost))

@@ -35,14 +35,14 @@ struct Running {
     router: Router,
     shard: ShardId,
     host: HostName,
-    /// At which the host served the shard when it began.
+    /// The epoch at which the host served the shard when the transaction began.
     epoch: ShardEpoch,
     prepare: Prepare,
     named: Named,
     state: Mutex<TransactionState>,
-    /// A savepoint was given up in its middle.
+    /// Whether a savepoint was given up before its end.
     broken: AtomicBool,
-    /// Nobody waits for the transaction any more.
+    /// Whether nobody waits for the transaction any more.
     given_up: watch::Sender<bool>,
 }
 
@@ -57,16 +57,16 @@ struct TransactionState {
     /// `None` once the closure has returned.
     lease: Option<Lease>,
     noted: Noted,
-    /// Savepoints so far.
+    /// How many savepoints were set so far.
     savepoints: u32,
-    /// Those that are open, the outermost first.
+    /// The savepoints that are open, the outermost first.
     open: Vec<u32>,
 }
 
 /// What was noted of a transaction's statements.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Noted {
-    /// What they have met of a move: the worst of it. No ROLLBACK TO takes that back.
+    /// The worst sign of a move that they have met. No ROLLBACK TO takes that back.
     pub(super) signal: Option<MoveSignal>,
     /// The session may remember a signpost.
     remembered: bool,
@@ -74,7 +74,7 @@ pub(super) struct Noted {
     pub(super) outdated: bool,
     /// One failed, and no ROLLBACK TO has undone it.
     pub(super) failed: bool,
-    /// The server would not write.
+    /// The server refused to write.
     pub(super) read_only: bool,
     /// What the last one that failed had met, unless one has succeeded since.
     pub(super) fault: Option<Fault>,
@@ -92,7 +92,7 @@ pub(super) struct EndsWith(Transaction);
 impl Drop for EndsWith {
     fn drop(&mut self) {
         let running = &self.0.0;
-        // Who waits for an answer hears of it, and drops the connection himself.
+        // A statement that waits for its answer hears of this, and drops the connection itself.
         running.given_up.send_replace(true);
         if let Ok(mut state) = running.state.try_lock() {
             state.lease = None;
@@ -126,7 +126,7 @@ impl Transaction {
         EndsWith(self.clone())
     }
 
-    /// Takes the connection away from the closure and whoever it gave a clone to.
+    /// Takes the connection away from the closure and from all clones.
     pub(super) async fn end(&self) -> Ended {
         let mut state = self.0.state.lock().await;
         let mut lease = state.lease.take();
@@ -169,7 +169,8 @@ impl Transaction {
         Error::Statement { shard: self.0.shard, host: self.0.host.clone(), source }
     }
 
-    /// Runs a statement and gives the number of rows that it changed. SAVEPOINT, RELEASE and ROLLBACK TO are welcome.
+    /// Runs a statement and gives the number of rows that it changed. SAVEPOINT, RELEASE and ROLLBACK TO may be run
+    /// too.
     ///
     /// # Errors
     /// As [`Transaction::query`].
@@ -194,9 +195,9 @@ impl Transaction {
     }
 
     /// Runs `work` within a savepoint: when it gives `Err`, what it did is undone and the transaction can go on.
-    /// Savepoints nest, and follow each other; nothing else may run on the transaction while one is open, for it would
-    /// be undone with it: a statement from outside of `work` (beside it in a `join!`, or in a task that `work` spawns)
-    /// is refused.
+    /// Savepoints nest, and follow each other. Nothing else may run on the transaction while one is open, because it
+    /// would be undone with it: a statement from outside of `work` (beside it in a `join!`, or in a task that `work`
+    /// spawns) is refused.
     ///
     /// ```no_run
     /// # async fn example(tx: pgshard::router::Transaction) -> Result<(), pgshard::router::Error> {
@@ -206,8 +207,8 @@ impl Transaction {
     /// ```
     ///
     /// # Errors
-    /// The work's own, and as `E` whatever the router has to say. When the work gives `Ok` although a statement in it
-    /// had failed, what it did is undone too, and the server's refusal to go on is the error.
+    /// The work's own, and, as `E`, those of the router. When the work gives `Ok` although a statement in it had
+    /// failed, what it did is undone too, and the server's refusal to go on is the error.
     ///
     /// # Cancel safety
     /// As [`Transaction::query`].
@@ -236,11 +237,11 @@ impl Transaction {
         Ok(Savepoint::new(&self.0.broken, self.key(), number))
     }
 
-    /// Keeps what was done since, or undoes it.
+    /// Keeps what was done since the savepoint, or undoes it.
     async fn close(&self, open: Savepoint<'_>, end: End) -> Result<(), Error> {
         let mut state = self.0.state.lock().await;
         let number = open.number();
-        // One within it was given up, or is kept somewhere.
+        // A savepoint within this one was given up, or is still open elsewhere.
         if state.open.last() != Some(&number) {
             return Err(Error::TransactionFailed { shard: self.0.shard });
         }
@@ -262,7 +263,7 @@ impl Transaction {
         self.send::<u64>(state, &Sql::new(sql), &[]).await.map(drop)
     }
 
-    /// What this transaction is known by while it runs.
+    /// Identifies this transaction while it runs.
     fn key(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
     }
@@ -275,8 +276,9 @@ impl Transaction {
         }
         let mut state: MutexGuard<'_, TransactionState> = state.lock().await;
         self.usable(&state)?;
-        // It can only have read so far, for a write would have kept the shard where it is; and what it read next could
-        // be the old copy, by a plan made before the fence. So it is run again there.
+        // The transaction can only have read so far, because a write would have kept the shard where it is. What it
+        // reads next could be the old copy, through a plan made before the fence. So it is run again where the shard is
+        // now.
         if router.inner().epoch(*shard) > Some(*epoch) {
             state.noted.signal = Some(MoveSignal::Signpost);
             let reason = "it has moved since the transaction began".to_owned();
@@ -289,7 +291,7 @@ impl Transaction {
     fn usable(&self, state: &TransactionState) -> Result<(), Error> {
         let shard = self.0.shard;
         let Some(lease) = &state.lease else { return Err(Error::TransactionEnded { shard }) };
-        // The answer to one that was given up is still to come, or a savepoint was given up in its middle.
+        // A statement was given up and its answer is still to come, or a savepoint was given up before its end.
         if lease.is_unsettled() || self.0.broken.load(Ordering::Relaxed) {
             return Err(Error::TransactionFailed { shard });
         }
@@ -335,10 +337,11 @@ impl Transaction {
         let noted = &mut state.noted;
         match ran {
             Ok(answer) => {
-                // Whatever had failed, failed since the savepoint: one can only be set where nothing has.
+                // Whatever has failed, failed since the savepoint, because a savepoint can only be set where nothing
+                // has failed.
                 noted.failed &= sql.class() != StatementClass::RollbackTo;
                 noted.fault = None;
-                // Only believed when the host says that it served the shard.
+                // This is only believed when the host says that it served the shard.
                 if sql.asks_about_names() {
                     noted.signal = noted.signal.or(Some(MoveSignal::Relative));
                 }

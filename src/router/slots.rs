@@ -1,18 +1,20 @@
-//! Which connection a call gets, and who waits for one: the slots of all pools that share a limit on connections.
+//! Decides which connection a call gets, and which calls wait: the slots of all pools that share a limit on
+//! connections.
 //!
-//! A pool has a slot for each connection that it may have. Each shard has a favourite among those that are open, so
-//! that its statements are prepared there and not on all: a call goes to it when it is idle, else to the next one that
-//! is, by number, so that a shard's second choice is always the same too. One is opened only when all are busy. Nobody
-//! waits for a favourite.
+//! A pool has a slot for each connection that it may have. Each shard has a favourite among the open connections, so
+//! that its statements are prepared there and not on all. A call gets the favourite if it is idle, else the next idle
+//! connection by number, so that a shard's second choice is always the same too. A connection is opened only when all
+//! are busy. No call waits for a favourite.
 //!
 //! A call waits for whatever comes first: a connection of its pool that is given back, or leave to open another one.
-//! Where the limit leaves none, a connection of another pool is closed for it only if that pool has more than its
-//! share, or has no use for it.
+//! When the limit is reached, a connection of another pool is closed for it only if that pool has more than its share,
+//! or has no use for it.
 //!
-//! Invariant: there are never more connections than slots, nor than the limit; nobody waits while he could be served;
-//! and who waits for a pool is served in the order of asking.
+//! Invariant: there are never more connections than slots, nor than the limit. No call waits while it could be served.
+//! Calls that wait for a pool are served in the order in which they asked.
 //!
-//! It does no I/O, has no clock and drops nothing: what is to be closed, and who is to be told, it gives back.
+//! This does no I/O, has no clock and drops nothing: it returns the connections that the caller must close, and the
+//! calls that it must tell.
 
 use std::collections::VecDeque;
 
@@ -28,14 +30,14 @@ pub(super) struct Slots<C, W> {
     pools: Vec<PoolSlots<C, W>>,
     /// Numbers of pools that were taken out.
     unused: Vec<usize>,
-    /// The next waiter's.
+    /// The next waiter's ticket.
     ticket: u64,
 }
 
-/// What somebody gets who asks for a slot.
+/// What a call gets that asks for a slot.
 pub(super) enum Asked<C> {
     Granted(Grant<C>),
-    /// To wait. By the ticket he can insist, or cancel.
+    /// The call must wait. With the ticket it can insist, or cancel.
     Waits(u64),
     /// As many wait as may.
     Full,
@@ -49,7 +51,7 @@ pub(super) struct Effects<C, W> {
     pub(super) closed: Vec<C>,
 }
 
-/// How many connections a pool has, and who waits.
+/// How many connections a pool has, and how many calls wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) idle: usize,
@@ -57,11 +59,11 @@ pub(super) struct Counts {
     pub(super) waiting: usize,
 }
 
-/// From where a waiter can be served.
+/// Where the connection for a waiter comes from.
 enum Source {
-    /// An idle connection of his pool.
+    /// An idle connection of its pool.
     Own,
-    /// The limit leaves one to be opened.
+    /// The limit allows one more to be opened.
     Open,
     /// An idle connection of this other pool is closed for it.
     Other(usize),
@@ -74,12 +76,12 @@ impl<C, W> Effects<C, W> {
 }
 
 impl<C, W> Slots<C, W> {
-    /// No pool yet; at least one connection.
+    /// There is no pool yet. The limit is at least one connection.
     pub(super) fn new(limit: usize) -> Slots<C, W> {
         Slots { limit: limit.max(1), connections: 0, waiting: 0, pools: Vec::new(), unused: Vec::new(), ticket: 0 }
     }
 
-    /// Adds a pool of so many slots, at least one, and gives its number.
+    /// Adds a pool of `size` slots, at least one, and returns its number.
     pub(super) fn add(&mut self, size: usize, waiting_max: usize) -> usize {
         let slots = PoolSlots::new(size.max(1), waiting_max);
         if let Some(number) = self.unused.pop() {
@@ -90,7 +92,7 @@ impl<C, W> Slots<C, W> {
         self.pools.len() - 1
     }
 
-    /// Takes out a pool of which nobody holds a slot.
+    /// Takes out a pool of which no slot is held.
     pub(super) fn remove(&mut self, pool: usize) -> Effects<C, W> {
         let effects = self.close_idle(pool, |_| true);
         self.pools[pool] = PoolSlots::new(0, 0);
@@ -108,7 +110,7 @@ impl<C, W> Slots<C, W> {
         self.pools[pool].has_empty()
     }
 
-    /// Asks for a slot, for a statement on `shard`. Who is to wait is told by what `tell` gives.
+    /// Asks for a slot, for a statement on `shard`. If the call must wait, what `tell` gives will tell it.
     pub(super) fn ask(
         &mut self,
         pool: usize,
@@ -135,12 +137,13 @@ impl<C, W> Slots<C, W> {
         (Asked::Waits(ticket), effects)
     }
 
-    /// An idle connection of the pool.
+    /// Grants an idle connection of the pool, if there is one.
     pub(super) fn ask_if_idle(&mut self, pool: usize, shard: Option<usize>) -> Option<Grant<C>> {
         self.pools[pool].grant_idle(shard)
     }
 
-    /// An idle connection, or an empty slot if the limit leaves one; nothing is closed for it, and nobody waits.
+    /// Grants an idle connection, or an empty slot if the limit allows it. Closes no other connection, and the call
+    /// does not wait.
     pub(super) fn ask_if_free(&mut self, pool: usize) -> Option<Grant<C>> {
         match self.source(pool, false)? {
             _ if self.pools[pool].service != Service::Open => None,
@@ -149,7 +152,7 @@ impl<C, W> Slots<C, W> {
         }
     }
 
-    /// He who waits by this ticket has waited for his own pool long enough: he also takes what another pool has no use
+    /// The call with this ticket has waited long enough for its own pool: it also takes what another pool has no use
     /// for.
     pub(super) fn insist(&mut self, pool: usize, ticket: u64) -> Effects<C, W> {
         if let Some(waiter) = self.pools[pool].waiting.iter_mut().find(|waiter| waiter.ticket == ticket) {
@@ -158,7 +161,7 @@ impl<C, W> Slots<C, W> {
         self.settle()
     }
 
-    /// He waits no more. False when he was granted a slot before, which he then has to give back.
+    /// The call waits no more. False when it was granted a slot before, which it must give back.
     pub(super) fn cancel(&mut self, pool: usize, ticket: u64) -> bool {
         let waiting = &mut self.pools[pool].waiting;
         let Some(at) = waiting.iter().position(|waiter| waiter.ticket == ticket) else { return false };
@@ -167,7 +170,7 @@ impl<C, W> Slots<C, W> {
         true
     }
 
-    /// A slot is given back, with its connection if that can be used again.
+    /// Takes a slot back, with its connection if that can be used again.
     pub(super) fn give_back(&mut self, pool: usize, slot: usize, connection: Option<C>) -> Effects<C, W> {
         let slots = &mut self.pools[pool];
         let (kept, closed) = match connection {
@@ -190,7 +193,7 @@ impl<C, W> Slots<C, W> {
         effects
     }
 
-    /// From now on the pool is good for no more than that. Gives back whoever is sent away, too.
+    /// From now on the pool does no more than `service` says. Also returns the waiters that it sends away.
     pub(super) fn end(&mut self, pool: usize, service: Service) -> (Effects<C, W>, Vec<W>) {
         let slots = &mut self.pools[pool];
         slots.service = service;
@@ -202,7 +205,7 @@ impl<C, W> Slots<C, W> {
         (self.close_idle(pool, |_| true), dismissed.into_iter().map(|waiter| waiter.tell).collect())
     }
 
-    /// Serves everybody who can be served.
+    /// Serves every waiter that can be served.
     fn settle(&mut self) -> Effects<C, W> {
         let mut effects = Effects::none();
         while self.waiting > 0 {
@@ -215,8 +218,9 @@ impl<C, W> Slots<C, W> {
         effects
     }
 
-    /// Who is served next. Pools that are to have another connection come first, or the one whose connection is closed
-    /// for it would always serve its own; among them who asked first.
+    /// The pool whose first waiter is served next, and from where. Pools that get one more connection come first: else
+    /// the pool whose connection is closed for that would always serve its own waiters with it. Among these, the one
+    /// that asked first.
     fn next(&self) -> Option<(usize, Source)> {
         let heads = self.pools.iter().enumerate().filter_map(|(pool, slots)| {
             let head = slots.waiting.front()?;
@@ -226,7 +230,7 @@ impl<C, W> Slots<C, W> {
         next.map(|(pool, _, source)| (pool, source))
     }
 
-    /// From where the first of a pool can be served now.
+    /// Where the connection for a pool's first waiter can come from now.
     fn source(&self, pool: usize, insists: bool) -> Option<Source> {
         let own = &self.pools[pool];
         if own.idle_count > 0 {
@@ -309,7 +313,7 @@ mod tests {
         let effects = slots.give_back(first, 1, Some(1));
         assert_eq!(effects.grants, [(7, Grant { slot: 1, connection: Some(1) })]);
         assert!(!slots.cancel(first, waits), "it was granted");
-        // Who waits for long takes it all the same.
+        // A call that waits for long takes it all the same.
         let waits = ticket(slots.ask(first, None, || 8).0);
         let effects = slots.insist(first, waits);
         assert_eq!((effects.grants, effects.closed), (vec![(8, Grant { slot: 2, connection: None })], vec![2]));
@@ -341,7 +345,7 @@ mod tests {
         assert!(matches!(slots.ask(pool, None, || 6).0, Asked::Full));
         let (effects, dismissed) = slots.end(pool, Service::Retired);
         assert!(effects.closed.is_empty() && dismissed.is_empty());
-        // Who waits already is served by what there is.
+        // A call that waits already gets what there is.
         let effects = slots.give_back(pool, held.slot, Some(1));
         assert_eq!(effects.grants, [(5, Grant { slot: 0, connection: Some(1) })]);
         assert_eq!(slots.give_back(pool, 0, Some(1)).closed, [1]);
@@ -362,9 +366,9 @@ mod tests {
     enum Step {
         Ask(usize, usize),
         AskIfFree(usize),
-        /// Whichever of those that are held; with its connection, or because it died or was never opened.
+        /// One of the slots that are held; with its connection, or because that died or was never opened.
         GiveBack(usize, bool),
-        /// Whoever waits, or was just granted a slot and has not come for it.
+        /// A call that waits, or was just granted a slot and has not come for it.
         Leave(usize),
         Insist(usize),
         CloseIdle(usize, u32),
@@ -382,14 +386,14 @@ mod tests {
         ]
     }
 
-    /// Callers of pools that share a limit, each known by his number.
+    /// Callers of pools that share a limit, each with a number.
     struct Callers {
         slots: Slots<u32, (usize, u64)>,
         /// Pool and slot, with the connection.
         held: Vec<(usize, usize, u32)>,
-        /// By number: the pool, and his ticket.
+        /// By number: the caller's pool and ticket.
         waiting: BTreeMap<u64, (usize, u64)>,
-        /// Told that they have a slot, and not come for it yet.
+        /// Callers that were told that they have a slot, and have not come for it yet.
         told: Vec<(usize, Grant<u32>)>,
         caller: u64,
         connection: u32,
@@ -511,7 +515,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(500))]
 
-        /// Whatever is asked for, given back, given up and lost, in whatever order.
+        /// Calls ask, give back, give up and lose connections in any order.
         #[test]
         fn slots_are_shared_in_order(steps in prop::collection::vec(step(), 1..120)) {
             let mut callers = Callers::new();
