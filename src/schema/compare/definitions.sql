@@ -31,7 +31,7 @@
         CASE WHEN relrowsecurity THEN 'row security' END, CASE WHEN relforcerowsecurity THEN 'forced' END,
         CASE coalesce((SELECT l.former FROM lent l WHERE l.shard_id = rel.shard_id AND l.table_name = rel.relname), relreplident::pg_catalog.text)
             WHEN 'f' THEN 'replica identity full' WHEN 'i' THEN 'replica identity index' END,
-        pg_catalog.array_to_string(reloptions, ', '), 
+        pg_catalog.array_to_string(reloptions, ', '),
         (SELECT 'partition of ' || o.relname FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class o ON o.oid = h.inhparent
          WHERE h.inhrelid = rel.oid AND relpartbound IS NOT NULL), pg_catalog.pg_get_expr(relpartbound, oid),
         CASE relkind WHEN 'p' THEN pg_catalog.pg_get_partkeydef(oid) WHEN 'v' THEN pg_catalog.pg_get_viewdef(oid)
