@@ -125,7 +125,7 @@ impl Router {
             retry_for: options.retry_for,
             waiting: std::iter::repeat_with(AtomicU32::default).take(options.map.shards().get() as usize).collect(),
             options,
-            unknown_at: Mutex::new(None),
+            unknown: Mutex::default(),
             follower: Mutex::new(None),
             retries: AtomicU64::new(0),
             closed: AtomicBool::new(false),

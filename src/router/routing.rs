@@ -22,7 +22,7 @@ use crate::map::{Changes, HostName, Placement, ShardEpoch, ShardMap};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
 use crate::store::Refresh;
 
-/// How long the source is not asked for any new host after it did not know one, since it may read a file.
+/// How long the source is not asked again for a host that it did not know, since it may read a file.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What every handle of a router shares.
@@ -39,8 +39,8 @@ pub(super) struct Inner {
     pub(super) peers: Arc<Peers>,
     /// The options, from which pools are made. Their hosts and map are those of the start.
     pub(super) options: Options,
-    /// When the source of hosts last did not know one.
-    pub(super) unknown_at: Mutex<Option<Instant>>,
+    /// Hosts that the source of hosts did not know a moment ago, and when it was asked.
+    pub(super) unknown: Mutex<HashMap<String, Instant>>,
     pub(super) snapshot: ArcSwap<Snapshot>,
     pub(super) sql: SqlCache,
     pub(super) retry_for: Duration,
@@ -125,16 +125,17 @@ impl Inner {
     /// Makes pools for a host that was added since the router was made.
     fn meet(&self, name: &str) -> Option<Arc<Host>> {
         let source = self.options.host_source.as_ref()?;
-        let mut unknown_at = self.unknown_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
         // Another call may have met the host while this one waited for the lock.
         if let Some(host) = self.hosts.load().get(name) {
             return Some(host.clone());
         }
-        if unknown_at.is_some_and(|at| at.elapsed() < ASK_AGAIN) {
+        unknown.retain(|_, asked| asked.elapsed() < ASK_AGAIN);
+        if unknown.contains_key(name) {
             return None;
         }
         let Some(options) = source.ask(name) else {
-            *unknown_at = Some(Instant::now());
+            unknown.insert(name.to_owned(), Instant::now());
             return None;
         };
         self.peers.add(&options.name, &options.connect);
@@ -231,6 +232,8 @@ impl Drop for Inner {
 mod tests {
     use super::*;
     use crate::map::MapVersion;
+    use crate::pg::ConnectOptions;
+    use crate::router::{HostOptions, HostSource, Router};
     use proptest::prelude::*;
 
     fn placement(host: u8, epoch: u32) -> Placement {
@@ -241,6 +244,17 @@ mod tests {
         let shards = ShardCount::new(epochs.len() as u32).unwrap();
         let placements = shards.iter().zip(epochs).map(|(shard, epoch)| (shard, placement(0, *epoch)));
         Arc::new(ShardMap::new(MapVersion::FIRST, shards, placements).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_host_that_nobody_knows_hides_no_other() {
+        let connect = ConnectOptions::parse("postgres://app@127.0.0.1:1/app").unwrap();
+        let host = move |name: &str| HostOptions::new(HostName::new(name).unwrap(), connect.clone(), 1);
+        let mut options = Options::new(vec![host("db0")], map(&[1]));
+        options.host_source = Some(HostSource::new(move |name| (name == "added").then(|| host(name))));
+        let router = Router::new(options);
+        assert!(router.inner().host("lost").is_none());
+        assert!(router.inner().host("added").is_some());
     }
 
     #[derive(Debug, Clone)]
