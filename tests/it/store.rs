@@ -160,7 +160,8 @@ on_each_version! {
         let superuser = cluster.superuser(0).await;
         let ended =
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'pgshard map'";
-        assert_eq!(superuser.query_one(ended, &[]).await.unwrap().get::<_, i64>(0), 1);
+        // The one that has published may still be there.
+        assert!(superuser.query_one(ended, &[]).await.unwrap().get::<_, i64>(0) >= 1);
         let failed = failing(&watch).await;
         assert!(failed.is_away(), "{failed}");
         // Published before it listens again, or after: it is seen either way.
