@@ -125,7 +125,7 @@ impl<'a> Run<'a> {
         {
             // Perhaps it is only the order in which one statement did its rows. If it is not, the error names the row
             // next time.
-            self.worker.careful_until = Some(self.transport.server().wal_end);
+            self.worker.caution.begin(self.transport.server().wal_end);
             return Ok(End::Again);
         }
         if let Err(Failure::Shard(shard, _)) = &ended
@@ -357,10 +357,7 @@ impl<'a> Run<'a> {
             }
         }
         self.position = self.position.max(batch.end);
-        if self.worker.careful_until.is_some_and(|until| self.position >= until) {
-            self.worker.careful_until = None;
-            self.applier.care = Care::Together;
-        }
+        self.applier.care = self.worker.caution.at(self.position);
         self.worker.view.send_modify(|view| {
             for (shard, attempt, _) in &ready {
                 view.shards.entry(*shard).or_default().ready = Some(*attempt);

@@ -33,6 +33,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest of these pauses.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// How long rows are done one by one after the first failure of doing them together; doubled each time.
+const FIRST_CAUTION: Duration = Duration::from_secs(1);
+
+/// The longest of these times.
+const LONGEST_CAUTION: Duration = Duration::from_secs(60);
+
 /// What outlives a connection.
 pub(crate) struct Worker {
     pub(super) options: FollowerOptions,
@@ -44,8 +50,41 @@ pub(crate) struct Worker {
     pub(super) recent: VecDeque<u64>,
     /// What shards had that were lost: the slot must keep the rest for a resume.
     pub(super) held: HashMap<ShardId, u64>,
-    /// Up to here, rows are not done together.
-    pub(super) careful_until: Option<u64>,
+    pub(super) caution: Caution,
+}
+
+/// How long rows are done one by one after doing them together has failed.
+///
+/// An application that does so once does it again, and each failure breaks a pause in which a move looks for a common
+/// point: so the time doubles.
+pub(super) struct Caution {
+    /// At least up to this position, and this time.
+    until: Option<(u64, Instant)>,
+    next: Duration,
+}
+
+impl Caution {
+    fn new() -> Caution {
+        Caution { until: None, next: FIRST_CAUTION }
+    }
+
+    fn care(&self) -> Care {
+        if self.until.is_some() { Care::Singly } else { Care::Together }
+    }
+
+    /// Doing rows together has failed, before this position.
+    pub(super) fn begin(&mut self, position: u64) {
+        self.until = Some((position, Instant::now() + self.next));
+        self.next = (self.next * 2).min(LONGEST_CAUTION);
+    }
+
+    /// The care from this position on.
+    pub(super) fn at(&mut self, position: u64) -> Care {
+        if self.until.is_some_and(|(end, time)| position >= end && Instant::now() >= time) {
+            self.until = None;
+        }
+        self.care()
+    }
 }
 
 /// How a run ends without a failure.
@@ -67,7 +106,7 @@ impl Worker {
     ) -> Worker {
         let (expected, recent) = (HashMap::new(), VecDeque::new());
         let held = options.others.iter().map(|(shard, position)| (*shard, *position)).collect();
-        Worker { options, view, commands, expected, recent, held, careful_until: None }
+        Worker { options, view, commands, expected, recent, held, caution: Caution::new() }
     }
 
     pub(crate) async fn run(mut self) {
@@ -182,8 +221,7 @@ impl Worker {
         if let Some(first) = self.options.shards.first() {
             target.sign(first.hold, Signed::Group).await?;
         }
-        let care = if self.careful_until.is_some() { Care::Singly } else { Care::Together };
-        let applier = Applier::new(target, care).await?;
+        let applier = Applier::new(target, self.caution.care()).await?;
         let session = applier.session.clone();
         if self.is_taken_over(&session).await? {
             return Ok(End::TakenOver);
