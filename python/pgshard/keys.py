@@ -22,6 +22,11 @@ _HYPHENATED = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 _UUID = re.compile(rf"{_HEX}{{32}}|{_HYPHENATED}|\{{{_HYPHENATED}\}}|urn:uuid:{_HYPHENATED}", re.ASCII)
 
 
+INTEGER_MIN = -(1 << 127)
+INTEGER_MAX = (1 << 128) - 1
+"""The ends of the integers that are keys: what 128 bits hold, signed or not."""
+
+
 class KeyKind(enum.Enum):
     """What the keys of a cluster are. The value is the name in config and databases."""
 
@@ -39,7 +44,7 @@ def shard_of_key(kind: KeyKind, key: object, shards: int) -> int:
     """
     if kind is KeyKind.INTEGER and (type(key) is int or (not isinstance(key, bool) and hasattr(key, "__index__"))):
         number = operator.index(key)
-        if -(1 << 127) <= number < 1 << 128:
+        if INTEGER_MIN <= number <= INTEGER_MAX:
             # Python's remainder is Euclidean for a positive N.
             return number % shards
     elif kind is KeyKind.STRING and isinstance(key, str):

@@ -163,12 +163,14 @@ class ShardedQuerySet(models.QuerySet):
 
     def _of_row(self, values: dict[str, Any]) -> str | None:
         """The shard that the values of a new row name; None where they name none. Raises `WrongShard` and `WrongId`."""
-        found: str | None = None
-        for name, key in shard_names(self.model).items():
-            where = _place(key, values[name]) if name in values else None
-            if where is not None and found not in (None, where):
+        names, found = shard_names(self.model), None
+        for name, value in values.items():
+            where = _place(names[name], value) if name in names else None
+            if where is None:
+                continue
+            if found is not None and found != where:
                 raise WrongShard(f"{self.model.__name__}: the row's key and its ID disagree: {found} and {where}")
-            found = where or found
+            found = where
         return found
 
     # ------------------------------------------------------------------------------------------------------------ writes
@@ -184,7 +186,7 @@ class ShardedQuerySet(models.QuerySet):
         if self._db is None:
             # Where the row goes says nothing of this query, which is not made for it: only its class and hints are.
             at = type(self).__new__(type(self))
-            at.__dict__.update(self.__dict__)
+            at.__dict__ = self.__dict__.copy()
             at._db = self._of_row(kwargs)
         return super(ShardedQuerySet, at).create(**kwargs)
 

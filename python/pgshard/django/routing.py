@@ -13,13 +13,12 @@ from django.db.transaction import TransactionManagementError
 
 from ..errors import WrongId
 from ..ids import shard_of_id
-from ..keys import KeyKind
-from ..keys import shard_of_key as remainder
+from ..keys import INTEGER_MAX, INTEGER_MIN
 from ..recovery import Recovery
 from .backend.pools import release
-from .cluster import alias, cluster, shard_of_alias
+from .cluster import PREFIX, alias, cluster, shard_of_alias
 from .errors import NoShard, ShardMoved, WrongShard
-from .sharded import has_shard_id, is_sharded, key_fields, sharded_references
+from .sharded import is_sharded, key_fields, rules
 
 T = TypeVar("T")
 
@@ -44,8 +43,9 @@ def alias_of_id(id: int) -> str:
 def alias_of_value(field: Any, value: Any) -> str:
     """The database alias of a key's shard, from what somebody gave for its field. Raises `WrongKey`."""
     current = cluster()
-    if type(value) is int and current.has_integer_keys:
-        return alias(remainder(KeyKind.INTEGER, value, current.shards))
+    if type(value) is int and current.has_integer_keys and INTEGER_MIN <= value <= INTEGER_MAX:
+        # As `keys.shard_of_key` does it: this is done for each query and, of a new row, twice.
+        return f"{PREFIX}{value % current.shards}"
     return alias_of_key(field.to_python(value))
 
 
@@ -62,20 +62,21 @@ def alias_of_instance(instance: Any) -> str | None:
 
     Raises `WrongShard` where the two disagree.
     """
-    model = type(instance)
+    keys, id_name, _ = rules(type(instance))
     found: str | None = None
-    for field in key_fields(model):
-        value = getattr(instance, field.attname)
+    for name, field in keys:
+        value = getattr(instance, name)
         if value is not None and (type(value) is int or not hasattr(value, "resolve_expression")):
             by_key = alias_of_value(field, value)
-            if found not in (None, by_key):
-                raise WrongShard(f"{model.__name__}: its keys are of {found} and of {by_key}")
+            if found is not None and found != by_key:
+                raise WrongShard(f"{type(instance).__name__}: its keys are of {found} and of {by_key}")
             found = by_key
-    if has_shard_id(model) and isinstance(instance.pk, int):
-        by_id = alias_of_id(instance.pk)
-        if found not in (None, by_id):
+    id = None if id_name is None else getattr(instance, id_name)
+    if isinstance(id, int):
+        by_id = alias_of_id(id)
+        if found is not None and found != by_id:
             raise WrongShard(
-                f"{model.__name__} {instance.pk} is of {by_id}, and its key is of {found}: a row does not change its shard, "
+                f"{type(instance).__name__} {id} is of {by_id}, and its key is of {found}: a row does not change its shard, "
                 f"make a new one there and delete this one"
             )
         return by_id
@@ -88,13 +89,13 @@ def check_instance(instance: Any, using: str) -> None:
     if shard_of_alias(using) is None:
         raise NoShard(f"{model.__name__} is sharded, and {using!r} is no shard: leave using= out, or name a shard")
     belongs = alias_of_instance(instance)
-    if belongs not in (None, using):
+    if belongs is not None and belongs != using:
         raise WrongShard(f"{model.__name__} belongs on {belongs} by its key or ID, and would be saved on {using}")
-    for field in sharded_references(model):
-        value = getattr(instance, field.attname)
+    for attribute, name in rules(model).references:
+        value = getattr(instance, attribute)
         if isinstance(value, int) and alias_of_id(value) != using:
             raise WrongShard(
-                f"{model.__name__}.{field.name} refers to a row on {alias_of_id(value)}, and would be saved on {using}"
+                f"{model.__name__}.{name} refers to a row on {alias_of_id(value)}, and would be saved on {using}"
             )
 
 

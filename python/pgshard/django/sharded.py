@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.db.models.signals import class_prepared
@@ -79,6 +79,29 @@ def sharded_references(model: Any) -> tuple[Any, ...]:
             field for field in fields if field.target_field.primary_key and has_shard_id(field.remote_field.model)
         )
         model._pgshard_references = found
+    return found
+
+
+class Rules(NamedTuple):
+    """What says where the objects of a model belong. Each object that is written is asked, so it is made once a model."""
+
+    keys: tuple[tuple[str, Any], ...]
+    """The attributes that hold the key, each with its field."""
+    id: str | None
+    """The attribute that holds the primary key, where that was made by a shard."""
+    references: tuple[tuple[str, str], ...]
+    """The attributes that hold IDs of other rows of shards, each with its field's name."""
+
+
+def rules(model: Any) -> Rules:
+    """Those of a model."""
+    found: Rules | None = model.__dict__.get("_pgshard_rules")
+    if found is None:
+        found = model._pgshard_rules = Rules(
+            tuple((field.attname, field) for field in key_fields(model)),
+            model._meta.pk.attname if has_shard_id(model) else None,
+            tuple((field.attname, field.name) for field in sharded_references(model)),
+        )
     return found
 
 

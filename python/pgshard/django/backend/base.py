@@ -44,6 +44,10 @@ READ_ONLY = "25006"
 alias_created = Signal()
 """Sent as a thread makes its connection object of a shard, `wrapper`: no look at all databases finds it."""
 _ENSURE_CONNECTION = BaseDatabaseWrapper.ensure_connection
+# Without the look for an event loop: `cursor` itself has just had it.
+_CREATE_CURSOR = getattr(
+    postgresql.DatabaseWrapper.create_cursor, "__wrapped__", postgresql.DatabaseWrapper.create_cursor
+)
 _PASSING = (core.ShardUnavailable, core.TooManyWaiting, core.LookUpFailed, core.HostUnreachable, core.WrongServer)
 
 
@@ -250,12 +254,13 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def _cursor(self, name: str | None = None) -> Any:
         known = BaseDatabaseWrapper.ensure_connection is _ENSURE_CONNECTION
-        if name is None and known and self.connection is not None and not self.connection.closed:
+        if name is None and known and self.connection is not None:
             # Whatever it is on: `_ready` looks before each statement, and once is enough.
-            with self.wrap_database_errors:
-                wrapped = self._prepare_cursor(self.create_cursor())
-        else:
-            wrapped = super()._cursor(name)
+            try:
+                return self._prepare_cursor(_CREATE_CURSOR(self))
+            except psycopg.Error:
+                pass  # It has ended.
+        wrapped = super()._cursor(name)
         if name is not None:
             wrapped.server_side_name, wrapped.pid = name, os.getpid()
         return wrapped
@@ -347,8 +352,9 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
                     self._count()
                     raise
                 continue
-            self._count()
-            self._left_open(cursor)
+            self._sent += self._counts
+            if self._own is None:
+                self._left_open(cursor)
             return result
 
     def _believed(
@@ -395,7 +401,7 @@ class DatabaseWrapper(postgresql.DatabaseWrapper):
 
     def _left_open(self, cursor: Any) -> None:
         """Refuses SQL that begins a transaction on the connection that the thread's aliases share."""
-        if self._own is not None or cursor.stream is not None or self.connection is None:
+        if cursor.stream is not None or self.connection is None:
             return
         if self.connection.pgconn.transaction_status != TransactionStatus.IDLE:
             self._drop_shared()

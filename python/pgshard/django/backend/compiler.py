@@ -82,8 +82,8 @@ class SQLInsertCompiler(_Qualified, _Insert):
     """INSERT."""
 
     def as_sql(self) -> Any:
-        self._known(self.query.get_meta().db_table)
-        schema = self.connection.quoted_schema
+        table, schema = self.query.model._meta.db_table, self.connection.quoted_schema
+        self._known(table)
         return [(_put(sql, "INSERT INTO ", schema), params) for sql, params in super().as_sql()]
 
 
