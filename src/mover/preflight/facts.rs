@@ -137,6 +137,9 @@ pub(crate) struct ShardFacts {
     pub(crate) creation: Option<Creation>,
     pub(crate) tables: usize,
     pub(crate) bytes: i64,
+    /// Materialized views that have rows.
+    pub(crate) materialized_views: usize,
+    pub(crate) materialized_bytes: i64,
     pub(crate) locks: Vec<Lock>,
     /// What is to be said of sequences that are near their end.
     pub(crate) sequences: Vec<String>,
@@ -158,6 +161,8 @@ impl Default for ShardFacts {
             creation: None,
             tables: 0,
             bytes: 0,
+            materialized_views: 0,
+            materialized_bytes: 0,
             locks: Vec::new(),
             sequences: Vec::new(),
         }
@@ -374,10 +379,14 @@ pub(crate) async fn of_shard(
     if facts.source_row.as_ref().is_none_or(|row| row.state != "serving") {
         return Ok(facts);
     }
-    let sql = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint, count(*) FROM pg_class
-        WHERE relnamespace = $1 AND relkind = 'r'";
+    let sql = "SELECT coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'r'), 0)::bigint,
+            count(*) FILTER (WHERE relkind = 'r'),
+            coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'm'), 0)::bigint,
+            count(*) FILTER (WHERE relkind = 'm')
+        FROM pg_class WHERE relnamespace = $1 AND relkind IN ('r', 'm') AND relispopulated";
     let size = source.row(what, sql, &[&oid]).await?;
     (facts.bytes, facts.tables) = (size.get(0)?, size.get::<_, i64>(1)? as usize);
+    (facts.materialized_bytes, facts.materialized_views) = (size.get(2)?, size.get::<_, i64>(3)? as usize);
     facts.locks = locks(source, oid).await?;
     let shapes = table::shapes(source, oid).await?;
     facts.online = identity::judge(&shapes, &identity::keys(source, &shapes).await?, policy);

@@ -45,6 +45,10 @@ pub struct ShardPlan {
     pub tables: usize,
     /// How many bytes its tables and indexes have.
     pub bytes: i64,
+    /// How many of its materialized views have rows. They are filled at the target.
+    pub materialized_views: usize,
+    /// How many bytes those have, with their indexes.
+    pub materialized_bytes: i64,
     /// What builds its schema at the target before the rows come, in order.
     pub before_data: Vec<Statement>,
     /// What is built once they are there.
@@ -78,19 +82,25 @@ impl ShardPlan {
             format!("fence: rename {schema} to {left} and {signpost} to {schema} on {source}; writers wait from here"),
             format!("barrier: wait until no transaction on {source} holds a lock on {left}; then the marker"),
         ];
+        let fill = (self.materialized_views > 0).then(|| {
+            let (views, size) = (counted(self.materialized_views, "materialized view"), Bytes(self.materialized_bytes));
+            format!("fill {views}, about {size}, on {target}: their content is of that moment")
+        });
         match mode {
             Mode::Blocking => {
                 steps.extend(fence);
                 steps.push(format!("copy {tables}, about {bytes}; compare digests"));
                 steps.push(format!("{after} statements build indexes, constraints and triggers; set the sequences"));
+                steps.extend(fill);
             }
             Mode::Online => {
                 steps.extend([
                     format!("stream: publication of {tables} and a slot on {source}; it keeps WAL until the move ends"),
                     format!("copy {tables}, about {bytes}, in chunks while {source} serves; then keys and indexes"),
                     "catch up: apply what was changed meanwhile; the other indexes; compare digests".to_owned(),
-                    "set the sequences ahead; wait until the stream is close behind".to_owned(),
                 ]);
+                steps.extend(fill);
+                steps.extend(["set the sequences ahead; wait until the stream is close behind".to_owned()]);
                 steps.extend(fence);
                 steps.push("drain: apply up to the marker".to_owned());
             }
@@ -111,7 +121,7 @@ impl ShardPlan {
     /// A guess of how long the shard is closed by a blocking move, from its size: a floor of 50 ms and 20 MiB a second,
     /// a slow disk's rate for copy, two digests and indexes together. The command says that it is a guess.
     pub fn closed_for(&self) -> Duration {
-        closed_for(self.bytes)
+        closed_for(self.bytes + self.materialized_bytes)
     }
 }
 
@@ -141,7 +151,7 @@ pub(crate) fn judge(
         (facts.shard, facts.source_row.as_ref().filter(|row| row.state == "serving").map(|row| row.epoch));
     let mut refusals = against_source(facts, source);
     refusals.extend(against_target(facts, target, epoch));
-    let closed = closed_for(facts.bytes);
+    let closed = closed_for(facts.bytes + facts.materialized_bytes);
     if mode == Mode::Blocking && closed > pause_max {
         let reason = format!(
             "would be closed for about {} s while it is copied, longer than the {} s it may be",
@@ -158,7 +168,7 @@ pub(crate) fn judge(
     refusals.extend(facts.at_target.iter().map(|found| found.clone().at(shard, &target.name)));
     let creation = facts.creation.clone();
     let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
-    let Creation { before_data, after_data, notes } = creation;
+    let Creation { before_data, after_data, refreshes: _, notes } = creation;
     let no_reverse =
         (mode == Mode::Online && back == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
     let no_reverse = no_reverse.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
@@ -173,6 +183,8 @@ pub(crate) fn judge(
         epoch,
         tables: facts.tables,
         bytes: facts.bytes,
+        materialized_views: facts.materialized_views,
+        materialized_bytes: facts.materialized_bytes,
         before_data,
         after_data,
         warnings: warnings.collect(),

@@ -158,7 +158,7 @@ impl ShardMove<'_> {
 
     /// All that comes after the rows, and the word that the target is ready. Commits.
     ///
-    /// Locks: ACCESS EXCLUSIVE on tables that nobody else knows; rows of the control tables.
+    /// Locks: ACCESS EXCLUSIVE on tables and materialized views that nobody else knows; rows of the control tables.
     async fn finish_target(&self, entry: &Entry, creation: &Creation, left: u32, attempt: i32) -> Result<(), Error> {
         let what = "building indexes and constraints";
         let incoming = self.names.incoming();
@@ -167,6 +167,7 @@ impl ShardMove<'_> {
         for statement in &creation.after_data {
             self.target.batch(what, &statement.sql).await?;
         }
+        self.fill_fenced(creation, left).await?;
         self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
         self.carry_sequences(left, &incoming).await?;
         self.carry_migrations().await?;

@@ -3,6 +3,7 @@
 
 mod copy;
 mod fence;
+mod fill;
 pub(crate) mod identity;
 mod keys;
 pub(crate) mod old_copy;

@@ -103,7 +103,7 @@ pub(crate) struct Name {
     pub(crate) on: Option<(&'static str, String)>,
 }
 
-/// What kind of relation. Materialized views and foreign tables are not carried.
+/// What kind of relation. Foreign tables are not carried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum RelationKind {
     /// An ordinary table.
@@ -132,6 +132,11 @@ impl RelationKind {
             RelationKind::MaterializedView => "MATERIALIZED VIEW",
             RelationKind::ForeignTable => "FOREIGN TABLE",
         }
+    }
+
+    /// Whether rows are kept for it: it has indexes, and parameters of storage.
+    pub(crate) fn is_stored(self) -> bool {
+        self.is_table() || self == RelationKind::MaterializedView
     }
 
     /// Whether it has columns of its own, whose values are rows or are routed to partitions.
@@ -202,8 +207,10 @@ pub(crate) struct Relation {
     pub(crate) hashes_oids: bool,
     /// What it is a partition of.
     pub(crate) partition: Option<Partition>,
-    /// The query of a view.
+    /// The query of a view, materialized or not.
     pub(crate) definition: Option<String>,
+    /// A materialized view has the rows of its query, of whatever moment.
+    pub(crate) populated: bool,
     /// Columns, in order, without dropped ones.
     pub(crate) columns: Vec<Column>,
 }

@@ -67,7 +67,14 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (id int); REVOKE INSERT ON t FROM app", "table t", "its owner has no INSERT"),
     ("REVOKE CREATE ON SCHEMA shard_0007 FROM app", "schema", "its owner has no CREATE"),
     ("CREATE UNLOGGED TABLE t (id int)", "table t", "unlogged"),
-    ("CREATE MATERIALIZED VIEW t AS SELECT 1 AS id", "materialized view t", "is not carried"),
+    (
+        // What is read when it is filled runs while the shard's name is somebody else's.
+        "CREATE TABLE s (id int);
+         CREATE FUNCTION f() RETURNS bigint LANGUAGE sql AS 'SELECT count(*) FROM shard_0007.s';
+         CREATE VIEW v AS SELECT f() AS n; CREATE MATERIALIZED VIEW t AS SELECT n FROM v",
+        "view v",
+        "its text names shard_0007",
+    ),
     ("CREATE TYPE a AS (x int); CREATE TABLE t OF a", "table t", "of a type"),
     ("CREATE TABLE t (c regclass[])", "column t.c", "OIDs of this host"),
     ("CREATE DOMAIN d AS regtype; CREATE TABLE t (c d)", "type d", "OIDs of this host"),

@@ -167,6 +167,26 @@ COMMENT ON COLUMN grown.name IS 'their name';
 GRANT SELECT ON grown TO reader;
 GRANT SELECT (id) ON "Over view" TO reader;
 
+CREATE MATERIALIZED VIEW "By state" WITH (fillfactor = 60, autovacuum_enabled = false, toast.autovacuum_enabled = false) AS
+    SELECT state, shout(min(name)) AS "First ""one""", count(*) AS n FROM grown GROUP BY state;
+CREATE UNIQUE INDEX "by state" ON "By state" (state, "First ""one""");
+CREATE INDEX ON "By state" (lower("First ""one""")) WHERE n > 0;
+ALTER MATERIALIZED VIEW "By state" CLUSTER ON "by state";
+ALTER MATERIALIZED VIEW "By state" ALTER COLUMN "First ""one""" SET STORAGE EXTERNAL;
+ALTER MATERIALIZED VIEW "By state" ALTER COLUMN n SET STATISTICS 33;
+ALTER MATERIALIZED VIEW "By state" RENAME COLUMN n TO "how many";
+CREATE VIEW over_material AS SELECT sum("how many") AS n FROM "By state";
+-- Made first and filled last: it reads the others, one of them by a view.
+CREATE MATERIALIZED VIEW "1st" AS SELECT u.id, u.name, count(*) AS n, (SELECT n FROM over_material) AS "all" FROM users u GROUP BY u.id;
+CREATE INDEX ON "1st" (id) INCLUDE (name);
+CREATE MATERIALIZED VIEW never_filled AS SELECT 1 / 0 AS boom WITH NO DATA;
+CREATE STATISTICS of_material ON state, "how many" FROM "By state";
+COMMENT ON MATERIALIZED VIEW "By state" IS 'how many are sad';
+COMMENT ON COLUMN "By state".state IS 'whether';
+COMMENT ON INDEX "by state" IS 'one each';
+GRANT SELECT ON "By state" TO reader;
+GRANT SELECT ("how many") ON "By state" TO writer WITH GRANT OPTION;
+
 ALTER TABLE marked ENABLE ROW LEVEL SECURITY;
 CREATE POLICY "Own ""rows""" ON marked AS RESTRICTIVE FOR UPDATE TO reader, CURRENT_USER
     USING (id IN (SELECT u.id FROM users u JOIN marked m ON m.id = u.id WHERE u.state = 'sad'::mood)) WITH CHECK (lower(id::text) <> '7');

@@ -23,7 +23,6 @@ on_each_version! {
         let db1 = world.servers.app(0).await;
         db1.batch_execute("
             ALTER TABLE shard_0000.users FORCE ROW LEVEL SECURITY;
-            CREATE MATERIALIZED VIEW shard_0000.numbers AS SELECT count(*) FROM shard_0000.photos;
             CREATE UNLOGGED TABLE shard_0000.scratch (a int);
             CREATE VIEW public.everybody AS SELECT * FROM shard_0001.users;
             CREATE TABLE public.likes (photo bigint REFERENCES shard_0001.photos ON DELETE CASCADE)").await.unwrap();

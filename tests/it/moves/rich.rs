@@ -57,6 +57,12 @@ const SCHEMA: &str = r#"
     CREATE TABLE {shard}.nothing ();
     CREATE VIEW {shard}.happy AS SELECT id, full_name FROM {shard}.accounts WHERE mood <> 'sad';
     CREATE VIEW {shard}.by_account AS SELECT a.*, count(*) FROM {shard}.accounts a GROUP BY a.id;
+    CREATE MATERIALIZED VIEW {shard}.moods AS SELECT mood, count(*) AS n
+        FROM {shard}.happy JOIN {shard}.accounts USING (id) GROUP BY mood;
+    CREATE UNIQUE INDEX ON {shard}.moods (mood);
+    CREATE MATERIALIZED VIEW {shard}."1st of all" AS
+        SELECT sum(n) AS n, '2020-01-01 12:00+00'::timestamptz::text AS shown FROM {shard}.moods;
+    CREATE MATERIALIZED VIEW {shard}.not_yet AS SELECT id FROM {shard}.accounts WITH NO DATA;
     CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN INSERT INTO {shard}.log VALUES (clock_timestamp(), TG_OP || ' ' || NEW.full_name); RETURN NEW; END $$;
     CREATE TRIGGER noted AFTER INSERT ON {shard}.accounts FOR EACH ROW EXECUTE FUNCTION {shard}.note();
@@ -103,15 +109,20 @@ const DATA: &str = r#"
     INSERT INTO "Ödd ""table""" VALUES (1, 'Wert'), (2, NULL);
     INSERT INTO nothing DEFAULT VALUES; INSERT INTO nothing DEFAULT VALUES;
     SELECT nextval('countdown'), nextval('countdown'), nextval('countdown');
+    REFRESH MATERIALIZED VIEW moods; REFRESH MATERIALIZED VIEW "1st of all";
     RESET search_path"#;
 
-/// Every row of every table and view as text.
+/// The materialized views that have not been filled.
+const EMPTY: &str = "SELECT relname FROM pg_class
+    WHERE relnamespace = 'shard_0000'::regnamespace AND NOT relispopulated ORDER BY 1";
+
+/// Every row of every table and view as text; which materialized views have none.
 async fn rows(world: &World, host: usize) -> String {
     let db = world.servers.app(host).await;
     db.batch_execute("SET timezone = 'UTC'; SET datestyle = 'ISO, YMD'; SET lc_monetary = 'C'").await.unwrap();
+    let mut text = lines(&db, EMPTY).await;
     let sql = "SELECT quote_ident(relname) FROM pg_class
-        WHERE relnamespace = 'shard_0000'::regnamespace AND relkind IN ('r', 'v') ORDER BY 1";
-    let mut text = String::new();
+        WHERE relnamespace = 'shard_0000'::regnamespace AND relkind IN ('r', 'v', 'm') AND relispopulated ORDER BY 1";
     for relation in lines(&db, sql).await.lines() {
         text += &format!(
             "{relation}:\n{}",
@@ -219,11 +230,26 @@ on_each_version! {
         assert!(wrote > 0, "{refused:?}");
         assert!(refused.is_empty(), "{wrote} transactions were done, and {refused:#?}");
         // Nobody writes any more: what comes now is compared whole, but for the sequences, which are ahead.
+        let refresh = "REFRESH MATERIALIZED VIEW shard_0000.moods; REFRESH MATERIALIZED VIEW shard_0000.\"1st of all\"";
+        world.servers.app(0).await.batch_execute(refresh).await.unwrap();
         let before = rows(&world, 0).await;
-        kept.push(world.run(&["move", "0", "--to", "db2", "--mode", "online", "--yes"]).await.ended(0).id());
+        let there = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        let plan = world.run(&[&there[..6], &["--plan"]].concat()).await.ended(0).last();
+        let steps = plan["shards"][0]["steps"].to_string();
+        assert!(steps.contains("fill 2 materialized views") && steps.contains("of that moment"), "{steps}");
+        kept.push(world.run(&there).await.ended(0).id());
         pretty_equal(&before, &rows(&world, 1).await);
         // Shard 1 has never moved, and is on the same host now: versions deparse a view differently.
         assert_eq!(differences(&world).await, [""; 0]);
+        // Taken back, the views of the old copy are filled as well: with what there is by then.
+        let last = kept.pop().unwrap();
+        let more = "INSERT INTO shard_0000.accounts (full_name) VALUES ('after');
+            REFRESH MATERIALIZED VIEW shard_0000.not_yet; REFRESH MATERIALIZED VIEW shard_0000.moods;
+            REFRESH MATERIALIZED VIEW shard_0000.\"1st of all\" WITH NO DATA";
+        world.servers.app(1).await.batch_execute(more).await.unwrap();
+        let now = rows(&world, 1).await;
+        world.run(&["moves", "rollback", &last, "--yes"]).await.ended(0);
+        pretty_equal(&now, &rows(&world, 0).await);
         for id in kept {
             world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
         }

@@ -101,6 +101,15 @@ impl Statement {
     }
 }
 
+/// The statement that fills a materialized view.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refresh {
+    /// The view's name, not quoted.
+    pub(crate) view: String,
+    /// The SQL, without a semicolon.
+    pub(crate) sql: String,
+}
+
 /// The statements that make a schema.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Creation {
@@ -108,6 +117,8 @@ pub(crate) struct Creation {
     pub(crate) before_data: Vec<Statement>,
     /// To run after the data are copied, in order of the stages.
     pub(crate) after_data: Vec<Statement>,
+    /// What fills the materialized views, once the tables' rows are there: each after those that it reads.
+    pub(crate) refreshes: Vec<Refresh>,
     /// What an operator should know: what is not carried because it belongs to the host, a sentence each.
     pub(crate) notes: Vec<String>,
 }
@@ -146,11 +157,12 @@ pub(crate) fn create(facts: &Facts, target: &Target<'_>) -> Result<Creation, Vec
         refusals.dedup();
         return Err(refusals);
     }
+    let refreshes = statements::refreshes(facts, target, &ordered);
     let all = ordered.into_iter().flat_map(|node| {
         let order::Node { stage, what, sql, table, .. } = node;
         sql.into_iter().map(move |sql| Statement { stage, what: what.clone(), sql, table: table.clone() })
     });
     let (mut before_data, after_data): (Vec<_>, Vec<_>) = all.partition(|s| s.stage == Stage::Definition);
     before_data.splice(0..0, statements::schema(facts, target));
-    Ok(Creation { before_data, after_data, notes })
+    Ok(Creation { before_data, after_data, refreshes, notes })
 }

@@ -66,11 +66,10 @@ impl Examined<'_> {
         for relation in &self.facts.relations {
             let object = format!("{} {}", relation.kind.plain(), relation.name);
             match relation.kind {
-                RelationKind::Table | RelationKind::View | RelationKind::PartitionedTable => {}
-                RelationKind::MaterializedView => {
-                    self.refuse(&object, "is not carried", "drop it and create it after the move");
-                    continue;
-                }
+                RelationKind::Table
+                | RelationKind::View
+                | RelationKind::MaterializedView
+                | RelationKind::PartitionedTable => {}
                 RelationKind::ForeignTable => {
                     self.refuse(&object, "is not carried", "drop it and create it after the move");
                     continue;
@@ -367,10 +366,11 @@ impl Examined<'_> {
     fn bodies_that_name_the_shard(&mut self) {
         let facts = self.facts;
         let names = facts.names();
+        let filled = read_when_filled(facts);
         let evaluated = |address: &Address| match address.class.as_str() {
             "pg_class" => {
                 facts.sequences.iter().all(|s| s.oid != address.oid)
-                    && facts.relation(address.oid).is_none_or(|r| r.kind.is_table())
+                    && facts.relation(address.oid).is_none_or(|r| r.kind.is_table() || filled.contains(&r.oid))
             }
             "pg_type" => true,
             "pg_constraint" => true,
@@ -399,6 +399,20 @@ impl Examined<'_> {
             }
         }
     }
+}
+
+/// The materialized views, and the views that are read when they are filled.
+fn read_when_filled(facts: &Facts) -> BTreeSet<u32> {
+    let is = |oid: u32, kind| facts.relation(oid).is_some_and(|relation| relation.kind == kind);
+    let materialized = facts.relations.iter().filter(|one| one.kind == RelationKind::MaterializedView);
+    let mut read: BTreeSet<u32> = materialized.map(|one| one.oid).collect();
+    let mut next: Vec<u32> = read.iter().copied().collect();
+    while let Some(reader) = next.pop() {
+        let of_reader = facts.edges.iter().filter(|(from, _)| from.class == "pg_class" && from.oid == reader);
+        let views = of_reader.filter(|(_, to)| to.class == "pg_class" && is(to.oid, RelationKind::View));
+        next.extend(views.map(|(_, to)| to.oid).filter(|oid| read.insert(*oid)).collect::<Vec<_>>());
+    }
+    read
 }
 
 /// The function and all of the schema that it may call: those it is bound to, and those whose names its text has.

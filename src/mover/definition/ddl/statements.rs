@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::mover::definition::ddl::order::Node;
-use crate::mover::definition::ddl::{Stage, Statement, Target};
+use crate::mover::definition::ddl::{Refresh, Stage, Statement, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
@@ -19,6 +19,18 @@ pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
     sql.into_iter()
         .map(|sql| Statement { stage: Stage::Definition, what: "schema".to_owned(), sql, table: None })
         .collect()
+}
+
+/// What fills the materialized views, in the order in which they are made: none reads one that comes later.
+pub(super) fn refreshes(facts: &Facts, target: &Target<'_>, ordered: &[Node]) -> Vec<Refresh> {
+    let schema = quote_ident(target.schema);
+    let relation = |node: &Node| facts.relation(node.address.oid).filter(|_| node.address.class == "pg_class");
+    let views = ordered.iter().filter_map(relation).filter(|one| one.kind == RelationKind::MaterializedView);
+    let refresh = |view: &Relation| Refresh {
+        view: view.name.clone(),
+        sql: format!("REFRESH MATERIALIZED VIEW {schema}.{}", quote_ident(&view.name)),
+    };
+    views.map(refresh).collect()
 }
 
 /// Every object of the schema, in no particular order.
@@ -37,6 +49,12 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
         match relation.kind {
             RelationKind::View => {
                 let mut node = writer.node("pg_class", relation.oid, Stage::Definition, 4, vec![writer.view(relation)]);
+                node.may_wait = true;
+                nodes.push(node);
+            }
+            RelationKind::MaterializedView => {
+                let sql = writer.materialized_view(relation);
+                let mut node = writer.node("pg_class", relation.oid, Stage::Definition, 4, sql);
                 node.may_wait = true;
                 nodes.push(node);
             }
@@ -237,11 +255,22 @@ impl Writer<'_> {
         format!("CREATE VIEW {}{options} AS {query}", self.qualified(&view.name))
     }
 
+    /// Without rows: those come when the tables have theirs.
+    fn materialized_view(&self, view: &Relation) -> Vec<String> {
+        let (name, options) = (self.qualified(&view.name), with(&options_of(view)));
+        let method = match view.access_method.as_deref() {
+            None | Some("heap") => String::new(),
+            Some(method) => format!(" USING {}", quote_ident(method)),
+        };
+        let query = view.definition.as_deref().unwrap_or_default().trim_end().trim_end_matches(';');
+        let mut sql = vec![format!("CREATE MATERIALIZED VIEW {name}{method}{options} AS {query} WITH NO DATA")];
+        sql.extend(self.storage(view));
+        sql
+    }
+
     fn table(&self, table: &Relation) -> Vec<String> {
         let name = self.qualified(&table.name);
         let columns: Vec<String> = table.columns.iter().map(|column| self.column(table, column)).collect();
-        let mut options = table.options.clone();
-        options.extend(table.toast_options.iter().map(|option| format!("toast.{option}")));
         let by = table.partition_key.as_ref().map(|key| format!(" PARTITION BY {key}")).unwrap_or_default();
         let method = match table.access_method.as_deref() {
             None => String::new(),
@@ -249,7 +278,8 @@ impl Writer<'_> {
             Some("heap") if by.is_empty() || self.target.version < 170_000 => String::new(),
             Some(method) => format!(" USING {}", quote_ident(method)),
         };
-        let mut sql = vec![format!("CREATE TABLE {name} ({}){by}{method}{}", columns.join(", "), with(&options))];
+        let mut sql =
+            vec![format!("CREATE TABLE {name} ({}){by}{method}{}", columns.join(", "), with(&options_of(table)))];
         if table.row_security {
             sql.push(format!("ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"));
         }
@@ -257,8 +287,24 @@ impl Writer<'_> {
         if table.force_row_security {
             sql.push(format!("ALTER TABLE {name} FORCE ROW LEVEL SECURITY"));
         }
-        for column in &table.columns {
-            let alter = format!("ALTER TABLE {name} ALTER COLUMN {}", quote_ident(&column.name));
+        sql.extend(self.storage(table));
+        let identities =
+            self.facts.sequences.iter().filter(|sequence| {
+                sequence.owned_by.as_ref().is_some_and(|by| by.identity && by.relation == table.oid)
+            });
+        for sequence in identities {
+            sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
+        }
+        sql.extend(self.attach(table));
+        sql
+    }
+
+    /// How the columns are stored, where it is not as their types are.
+    fn storage(&self, relation: &Relation) -> Vec<String> {
+        let (keyword, name) = (relation.kind.keyword(), self.qualified(&relation.name));
+        let mut sql = Vec::new();
+        for column in &relation.columns {
+            let alter = format!("ALTER {keyword} {name} ALTER COLUMN {}", quote_ident(&column.name));
             let storage = column.storage.as_deref().and_then(|storage| match storage {
                 "p" => Some("PLAIN"),
                 "m" => Some("MAIN"),
@@ -274,14 +320,6 @@ impl Writer<'_> {
                 sql.push(format!("{alter} SET ({})", options_list(&column.options)));
             }
         }
-        let identities =
-            self.facts.sequences.iter().filter(|sequence| {
-                sequence.owned_by.as_ref().is_some_and(|by| by.identity && by.relation == table.oid)
-            });
-        for sequence in identities {
-            sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
-        }
-        sql.extend(self.attach(table));
         sql
     }
 
@@ -426,10 +464,10 @@ impl Writer<'_> {
 
     /// The marks that need the indexes.
     fn finish(&self, table: &Relation) -> Option<Node> {
-        if !table.kind.is_table() {
+        if !table.kind.is_stored() {
             return None;
         }
-        let name = self.qualified(&table.name);
+        let (keyword, name) = (table.kind.keyword(), self.qualified(&table.name));
         let mut sql = Vec::new();
         match table.replica_identity.as_str() {
             "f" => sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY FULL")),
@@ -442,10 +480,10 @@ impl Writer<'_> {
                 sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index_name}"));
             }
             if index.clustered {
-                sql.push(format!("ALTER TABLE {name} CLUSTER ON {index_name}"));
+                sql.push(format!("ALTER {keyword} {name} CLUSTER ON {index_name}"));
             }
         }
-        let what = format!("table {}", table.name);
+        let what = format!("{} {}", table.kind.plain(), table.name);
         // No other node has this address, as the table's own is taken; nothing needs it.
         let address = Address::new("finish", table.oid);
         (!sql.is_empty()).then_some(Node {
@@ -472,6 +510,12 @@ fn parameters(sequence: &Sequence) -> String {
     let Sequence { start, increment, minimum, maximum, cache, cycle, .. } = sequence;
     let cycle = if *cycle { "CYCLE" } else { "NO CYCLE" };
     format!("START WITH {start} INCREMENT BY {increment} MINVALUE {minimum} MAXVALUE {maximum} CACHE {cache} {cycle}")
+}
+
+/// A relation's storage parameters, with those of its TOAST table.
+fn options_of(relation: &Relation) -> Vec<String> {
+    let toast = relation.toast_options.iter().map(|option| format!("toast.{option}"));
+    relation.options.iter().cloned().chain(toast).collect()
 }
 
 fn with(options: &[String]) -> String {

@@ -36,6 +36,8 @@ impl Driver<'_> {
         self.patience().wait_for(compared).await?;
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;
+        // As late as the shard is open: what the views show is of then.
+        self.patience().wait_for(self.work.fill_open(&built.creation)).await?;
         self.work.ready().await?;
         self.remembered.compared_on = Some(servers);
         Ok(())

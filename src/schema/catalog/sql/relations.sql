@@ -25,7 +25,8 @@ SELECT pg_catalog.json_build_object(
         SELECT pg_catalog.json_build_object('parent', h.inhparent::bigint, 'bound', pg_catalog.pg_get_expr(c.relpartbound, c.oid),
             'detaching', coalesce((pg_catalog.to_jsonb(h) ->> 'inhdetachpending')::boolean, false))
         FROM pg_catalog.pg_inherits h WHERE h.inhrelid = c.oid) END,
-    'definition', CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END,
+    'definition', CASE WHEN c.relkind IN ('v', 'm') THEN pg_catalog.pg_get_viewdef(c.oid) END,
+    'populated', c.relispopulated,
     'columns', (
         SELECT coalesce(pg_catalog.json_agg(pg_catalog.json_build_object(
             'number', a.attnum, 'name', a.attname, 'type', pg_catalog.format_type(a.atttypid, a.atttypmod),

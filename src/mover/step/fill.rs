@@ -1,0 +1,93 @@
+//! Fill: the materialized views of the target, from the rows that are there.
+//!
+//! Before: the target has the tables' rows, of some moment, and the views whatever they have. After: views that have
+//! rows at the source have them at the target, of that moment, and the others have none. Online that is done while the
+//! source serves, for nobody can say how long a query takes. Dies halfway: some are filled; the next run fills them all
+//! again.
+
+use std::time::Instant;
+
+use tokio_postgres::types::Type;
+
+use crate::mover::copy::prove_lease;
+use crate::mover::definition::ddl::{Creation, Refresh};
+use crate::mover::preflight::facts;
+use crate::mover::protocol::error::Error;
+use crate::mover::step::ShardMove;
+use crate::pg::quote_ident;
+use crate::schema::catalog::search_path;
+
+impl ShardMove<'_> {
+    /// Fills the views of a target that changes are applied to.
+    ///
+    /// Locks: on the target ACCESS EXCLUSIVE on one view at a time, which nobody knows, and ACCESS SHARE on what it
+    /// reads, for which only a TRUNCATE of the stream waits; then [`prove_lease`]'s.
+    pub(crate) async fn fill_open(&self, creation: &Creation) -> Result<(), Error> {
+        if creation.refreshes.is_empty() {
+            return Ok(());
+        }
+        let (what, began) = (FILLING, Instant::now());
+        let schema = facts::schema_oid(&self.source, &self.names.schema).await?.unwrap_or(0);
+        for statements in self.statements(creation, schema).await? {
+            self.target.batch(what, "BEGIN").await?;
+            self.target.batch(what, &statements).await?;
+            prove_lease(&self.target, self.hold).await?;
+            self.target.batch(what, "COMMIT").await?;
+        }
+        self.timings.since("fill", began);
+        Ok(())
+    }
+
+    /// Fills the views within the transaction in which the target gets its rows, behind the fence: before it there are
+    /// none to fill them from.
+    ///
+    /// Locks: ACCESS EXCLUSIVE on views that nobody else knows, ACCESS SHARE on what they read.
+    pub(super) async fn fill_fenced(&self, creation: &Creation, left: u32) -> Result<(), Error> {
+        if creation.refreshes.is_empty() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        for statements in self.statements(creation, left).await? {
+            self.target.batch(FILLING, &statements).await?;
+        }
+        self.timings.since("fill", began);
+        Ok(())
+    }
+
+    /// What makes each view, in their order, as it is in this schema of the source now: with rows or without.
+    ///
+    /// Under the settings that the role has at the target, not the mover's own, for a query may show dates. With
+    /// statistics, for plans are bad until there are some.
+    ///
+    /// Locks: ACCESS SHARE on catalogs, for one statement.
+    async fn statements(&self, creation: &Creation, schema: u32) -> Result<Vec<String>, Error> {
+        // By the schema's members in pg_depend: pg_class has no index by namespace.
+        let sql = "SELECT c.relname::text FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
+            WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
+                AND c.relkind = 'm' AND c.relispopulated";
+        let rows = self.source.typed_rows(FILLING, sql, &[(&schema, Type::OID)]).await?;
+        let filled = rows.iter().map(|row| row.get(0)).collect::<Result<Vec<String>, _>>()?;
+        let incoming = self.names.incoming();
+        let own = SETTINGS.map(|name| format!("SET LOCAL {name} TO DEFAULT; ")).concat();
+        let set = format!("{own}SET LOCAL search_path = {}", search_path(&incoming));
+        let statements = creation.refreshes.iter().map(|Refresh { view, sql }| {
+            let name = format!("{}.{}", quote_ident(&incoming), quote_ident(view));
+            if filled.contains(view) { format!("{set}; {sql}; ANALYZE {name}") } else { format!("{sql} WITH NO DATA") }
+        });
+        Ok(statements.collect())
+    }
+}
+
+const FILLING: &str = "filling materialized views";
+
+/// What the mover sets in its sessions and a query could show.
+const SETTINGS: [&str; 8] = [
+    "datestyle",
+    "intervalstyle",
+    "timezone",
+    "extra_float_digits",
+    "bytea_output",
+    "xmloption",
+    "lc_monetary",
+    "array_nulls",
+];
