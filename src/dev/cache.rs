@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::Error;
 
-/// The folder of all entries.
+/// The folder that holds all entries.
 pub(super) struct Cache {
     directory: PathBuf,
 }

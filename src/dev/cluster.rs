@@ -20,14 +20,14 @@ use crate::shard::ShardCount;
 pub struct ClusterOptions {
     /// How many: 1 to [`ClusterOptions::HOSTS_MAX`].
     pub hosts: usize,
-    /// Whose programs run them.
+    /// The programs that run them.
     pub binaries: Binaries,
     /// How each is set up.
     pub server: ServerOptions,
 }
 
 impl ClusterOptions {
-    /// So many servers of these programs, small and quick.
+    /// `hosts` small and quick servers that run these programs.
     pub fn new(hosts: usize, binaries: Binaries) -> ClusterOptions {
         ClusterOptions { hosts, binaries, server: ServerOptions::default() }
     }

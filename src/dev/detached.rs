@@ -55,7 +55,7 @@ pub struct UpOptions {
 }
 
 impl UpOptions {
-    /// So many servers for so many shards in this directory, of the first choice of programs.
+    /// `hosts` servers for `shards` shards in this directory. They run the first choice of programs.
     pub fn new(directory: PathBuf, hosts: usize, shards: ShardCount) -> UpOptions {
         UpOptions { directory, hosts, shards, binaries: None }
     }
@@ -74,7 +74,7 @@ pub struct Up {
     pub hosts: Vec<(HostName, String)>,
 }
 
-/// What [`up`] did with the config.
+/// What [`up`] did about the config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigState {
     /// There was none: it is new.
@@ -389,7 +389,7 @@ impl<'a> Detached<'a> {
     }
 }
 
-/// What came of a start.
+/// How a start ended.
 enum Start {
     /// The server runs.
     Runs,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::map::HostName;
 
-/// Why a local server cannot be had.
+/// Why a local server cannot be started, stopped or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -116,7 +116,7 @@ pub enum Error {
         /// How long we waited.
         waited_s: u64,
     },
-    /// No port could be had.
+    /// Every port that was tried is taken.
     #[error("no free port was found for the server {name} after {attempts} attempts")]
     NoPort {
         /// The server.
@@ -138,7 +138,7 @@ pub enum Error {
         /// The config.
         config: PathBuf,
     },
-    /// So many shards cannot be spread over so many hosts.
+    /// There are more hosts than shards, or more than are allowed.
     #[error("{hosts} hosts for {shards} shards: there must be 1 to {max} hosts, and no more of them than shards")]
     HostCount {
         /// Hosts asked for.

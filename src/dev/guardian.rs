@@ -52,7 +52,7 @@ pub(super) enum Signal {
     Quit,
 }
 
-/// What became of a launch.
+/// How a launch ended.
 pub(super) enum Launched {
     /// The server takes connections.
     Ready,

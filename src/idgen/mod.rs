@@ -89,7 +89,7 @@ pub enum Error {
         last_ms: i64,
     },
     /// The lease on the worker number has ended, and no new one was granted.
-    #[error("no worker number is leased, and none could be had")]
+    #[error("no worker number is leased, and none could be leased")]
     NoLease(#[source] Arc<lease::Error>),
     /// The lease was renewed again and again, and had always ended already.
     #[error("the lease on the worker number ends faster than it is used: its length is {length_ms} ms")]

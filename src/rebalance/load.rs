@@ -53,7 +53,7 @@ impl Score {
 }
 
 impl<'p> Load<'p> {
-    /// As it is now. The problem was checked.
+    /// The placement as it is now. The problem has been checked.
     pub(super) fn of(problem: &'p Problem) -> Load<'p> {
         let hosts = problem.hosts.len();
         let place: BTreeMap<&str, usize> =
@@ -99,7 +99,7 @@ impl<'p> Load<'p> {
         }
     }
 
-    /// Takes a shard elsewhere.
+    /// Puts a shard on another host.
     pub(super) fn put(&mut self, shard: usize, host: usize) {
         let (facts, from) = (&self.problem.shards[shard], self.at[shard]);
         self.weight[from] -= facts.weight;
@@ -121,7 +121,7 @@ impl<'p> Load<'p> {
         self.fullness_with(host, self.weight[host])
     }
 
-    /// The same if it had this weight.
+    /// The same load, if the host had this weight.
     pub(super) fn fullness_with(&self, host: usize, weight: u64) -> f64 {
         let share = self.share(host);
         if share > 0.0 { weight as f64 / share } else { 0.0 }
@@ -137,7 +137,7 @@ impl<'p> Load<'p> {
         self.may_exchange(shard, host, None)
     }
 
-    /// The same while another shard leaves that host.
+    /// The same, while another shard leaves that host.
     pub(super) fn may_exchange(&self, shard: usize, host: usize, leaving: Option<usize>) -> bool {
         let (facts, limits) = (&self.problem.shards[shard], &self.problem.hosts[host].limits);
         let freed = leaving.map(|leaving| &self.problem.shards[leaving]);

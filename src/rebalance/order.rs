@@ -11,9 +11,10 @@ pub(super) struct Ordered {
     pub(super) reason: Reason,
 }
 
-/// From where everything is to where `end` has it: first what must be, then what evens out the most. Each move is
-/// possible when it comes; what never becomes possible (two full hosts that would exchange) is left out. Cut to `most`
-/// moves, and where it has become the best, for an exchange that is cut in half could be worse than none.
+/// The moves from where everything is to where `end` has it: first those that must be, then those that even out the
+/// most. Each move is possible when its turn comes. What never becomes possible (two full hosts that would exchange)
+/// is left out. The list is cut to `most` moves, and then where the placement is best, for half of an exchange could
+/// be worse than none.
 pub(super) fn order(start: &Load<'_>, end: &Load<'_>, level: f64, most: Option<usize>) -> Vec<Ordered> {
     let mut now = start.clone();
     let mut left: Vec<usize> = (0..end.at.len()).filter(|shard| end.at[*shard] != start.at[*shard]).collect();
@@ -49,7 +50,7 @@ pub(super) fn order(start: &Load<'_>, end: &Load<'_>, level: f64, most: Option<u
     moves
 }
 
-/// What comes first.
+/// Which move comes first.
 struct Rank {
     forced: bool,
     /// How much more uneven everything becomes; what evens out is negative.

@@ -21,7 +21,7 @@ use crate::output::{Align, Format, Output};
 
 #[derive(Serialize)]
 struct Report {
-    /// Of each of the two parts of a host's run.
+    /// The seconds that each of the two parts of a host's run takes.
     seconds: u64,
     /// The most calls in flight.
     connections: usize,

@@ -1,4 +1,4 @@
-//! `pgshard bootstrap`: what the hosts lack, created.
+//! `pgshard bootstrap`: creates what the hosts lack.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -174,7 +174,7 @@ impl Watcher<'_> {
     }
 }
 
-/// The last word: what was done on each host, and what was not, with the reasons and remedies.
+/// The summary: what was done on each host, and what was not, with the reasons and remedies.
 pub(super) fn tell(report: &Report, output: &Output) -> Result<(), Failure> {
     for (name, host) in &report.hosts {
         if let Some(fault) = &host.fault {

@@ -100,7 +100,7 @@ async fn deeper(
     survey: &Survey,
     mut findings: Vec<Finding>,
 ) -> (Vec<Finding>, Option<BTreeMap<ShardId, i64>>) {
-    // Of a host that did not answer it is said once that it does not.
+    // That a host did not answer is said once.
     let heard: Vec<(&HostConfig, &HostFacts)> = config
         .hosts
         .values()
@@ -142,7 +142,7 @@ fn found(finding: &Finding) -> Found<'_> {
     }
 }
 
-/// A finding as people want it: the shards with the same trouble together.
+/// A finding as people read it: shards with the same trouble are together.
 fn text(finding: &Finding) -> String {
     let host = finding.host.as_ref().map(|host| format!(" {host}")).unwrap_or_default();
     let (severity, code) = (finding.severity.as_str(), finding.code);

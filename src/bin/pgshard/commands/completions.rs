@@ -10,7 +10,7 @@ use crate::output::Output;
 
 /// Prints the shell's script.
 pub(crate) fn run(shell: Shell, output: &Output) -> Result<Exit, Failure> {
-    // By way of memory: the generator panics when it cannot write.
+    // Written to memory first: the generator panics when it cannot write.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Args::command(), "pgshard", &mut script);
     output.raw(&script)?;

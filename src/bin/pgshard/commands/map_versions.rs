@@ -89,7 +89,7 @@ fn words_of(change: &pgshard::map::Change, shards: String) -> String {
     format!("{shards}: {} -> {}", place(&change.from), place(&change.to))
 }
 
-/// What is different between two versions; without `to`, up to the map as it is.
+/// What is different between two versions. Without `to`, the second is the map as it is.
 pub(crate) async fn diff(from: u64, to: Option<u64>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let store = postgres(&config)?;

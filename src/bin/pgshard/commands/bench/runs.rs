@@ -29,13 +29,13 @@ const FAN_OUT_MAX: usize = 1000;
 /// Statements on their way on a connection of the fan-out.
 const DEPTH: usize = 16;
 
-/// How the fan-out is repeated: the best of so many, for the first finds no connections.
+/// How often the fan-out is repeated. The best counts, since the first finds no open connections.
 const FAN_OUTS: usize = 3;
 
 /// How long and how much.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// For each of the two kinds of measuring.
+    /// How long each of the two kinds of measuring takes.
     pub(super) length: Duration,
     /// Calls in flight, each on a connection of its own.
     pub(super) connections: usize,
@@ -48,9 +48,9 @@ pub(super) struct HostRun {
     pub(super) connect_ms: f64,
     pub(super) by_hand: Way,
     pub(super) router: Way,
-    /// The router's median by that of the hand.
+    /// The router's median, divided by the median by hand.
     pub(super) latency_ratio: f64,
-    /// The router's calls a second by those of the hand.
+    /// The router's calls a second, divided by those by hand.
     pub(super) rate_ratio: f64,
 }
 
@@ -228,14 +228,14 @@ impl Way {
     }
 }
 
-/// The value that this share of all is not above; 0 of none.
+/// The value that this share of all values does not exceed; 0 if there are none.
 fn at(values: &mut [f64], share: f64) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let place = ((values.len() as f64 * share) as usize).min(values.len().saturating_sub(1));
     values.get(place).copied().unwrap_or_default()
 }
 
-/// To three decimals, which is more than is known.
+/// Rounded to three decimals; the measurement is less exact than that.
 fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }

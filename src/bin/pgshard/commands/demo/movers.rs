@@ -23,7 +23,7 @@ pub(super) struct Moved {
 /// When a mover is killed: the source is fenced then, its rows are under way.
 const KILLED_AT: &str = "fenced";
 
-/// Moves so many shards, one after the other, from host to host in turn.
+/// Moves this number of shards, one after the other, from host to host in turn.
 pub(super) async fn run(path: &Path, config: &Config, count: u16, stage: &Stage<'_>) -> Result<Vec<Moved>, Failure> {
     let hosts: Vec<&HostName> = config.hosts.keys().collect();
     let map = context::map(config).await?;

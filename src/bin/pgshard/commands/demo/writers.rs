@@ -26,7 +26,7 @@ pub(super) struct Tally {
     pub(super) longest: Duration,
 }
 
-/// More words than these help nobody.
+/// More errors than these are not kept.
 const COMPLAINTS_MAX: usize = 5;
 
 /// The writers at work.
@@ -50,7 +50,7 @@ impl Writers {
         self.rows.load(Ordering::Relaxed)
     }
 
-    /// Lets each end what it is at, and gathers what they have seen.
+    /// Lets each writer finish its call, and gathers what they have seen.
     pub(super) async fn stop(self) -> Tally {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Tally::default();
@@ -98,7 +98,7 @@ async fn write(router: Router, number: u16, stop: Arc<AtomicBool>, rows: Arc<Ato
     let mut turn = 0_u64;
     while !stop.load(Ordering::Relaxed) {
         turn += 1;
-        // Every user's turn comes, in no order, so that every shard is written to all the while.
+        // Every user comes in turn, in a mixed order, so that every shard is written to all the time.
         let user = i64::from(fastrand::u32(..));
         let title = format!("{number}/{turn}");
         let inserted = if turn.is_multiple_of(4) {

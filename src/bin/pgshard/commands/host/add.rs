@@ -33,7 +33,7 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
     let host = new_host(args)?;
     let there = config.hosts.get(&host.name);
     let wanted = match there {
-        // As it was added before: its checks and its bootstrap are done again.
+        // The host was added before: it is checked and bootstrapped again.
         Some(there) if is_same(there, &host) => config.clone(),
         _ => config.with_host(&host).map_err(edit_failure)?,
     };

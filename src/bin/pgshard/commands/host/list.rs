@@ -41,7 +41,7 @@ enum ListedHost {
     },
 }
 
-/// How every host is, all asked at the same time.
+/// How every host is. All of them are asked at the same time.
 pub(crate) async fn list(config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let answers = join_all(config.hosts.values().map(status)).await;

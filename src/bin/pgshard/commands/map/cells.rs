@@ -90,7 +90,7 @@ pub(super) struct Picture {
 }
 
 impl Picture {
-    /// By the map; with weights, by what the hosts say.
+    /// The placement by the map; with weights, by what the hosts say.
     pub(super) fn of(config: &Config, map: &ShardMap, weighed: Option<(&By, &BTreeMap<ShardId, Weighed>)>) -> Picture {
         let mut on: BTreeMap<&HostName, Vec<ShardId>> = config.hosts.keys().map(|host| (host, Vec::new())).collect();
         for (shard, host, _) in map.iter() {

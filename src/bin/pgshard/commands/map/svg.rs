@@ -17,7 +17,7 @@ const TITLE: f64 = 64.0;
 const LEGEND: f64 = 40.0;
 const ACROSS_MAX: usize = 4;
 
-/// Of the hosts, where no weights are shown: hues that people with any sight tell apart, side by side.
+/// The hosts' colours where no weights are shown: hues that everybody tells apart, side by side, colour-blind or not.
 const HOSTS: [&str; 8] = ["#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#76b7b2", "#edc948", "#9c755f"];
 
 fn colour(level: Level) -> &'static str {
@@ -119,7 +119,7 @@ fn write_panel(
         writeln!(out, r##"<rect x="{x}" y="{bar:.1}" width="{GRID}" height="3" rx="1.5" fill="{hue}"/>"##)?;
     }
     let (step, grid) = (GRID / columns as f64, top + HEAD);
-    // Numbers need about twelve points of height.
+    // A number needs about twelve points of height to be read.
     let every = (12.0 / step).ceil() as usize;
     let side = step - (step * 0.14).max(0.8);
     for (row, cells) in panel.cells.chunks(columns).enumerate() {
