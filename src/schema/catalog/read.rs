@@ -1,4 +1,5 @@
-//! The queries and their order on the wire: two round trips for a whole schema.
+//! The queries and their order on the wire: two round trips for a whole schema. Its objects are looked for once, in one
+//! statement with everything that is asked about them: to plan that look costs more than each of the questions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -119,10 +120,52 @@ struct Edge {
     of_column: i32,
 }
 
-macro_rules! query {
-    ($file:literal) => {
-        concat!(super::objects_sql!(), include_str!(concat!("sql/", $file)))
+macro_rules! sections {
+    ($($name:ident: $file:literal,)+) => {
+        /// What is asked about the objects, each fact with the name of its section.
+        const SECTIONS: &str = concat!(
+            super::objects_sql!(),
+            "SELECT NULL::pg_catalog.text, NULL::pg_catalog.json WHERE false",
+            $(
+                " UNION ALL SELECT '", stringify!($name), "', s.fact FROM (",
+                include_str!(concat!("sql/", $file)),
+                ") AS s (fact)",
+            )+
+        );
+
+        /// The facts of each section, in the order of its query.
+        #[derive(Default)]
+        struct Sections {
+            $($name: Vec<serde_json::Value>,)+
+        }
+
+        impl Sections {
+            fn named(&mut self, name: &str) -> Option<&mut Vec<serde_json::Value>> {
+                match name {
+                    $(stringify!($name) => Some(&mut self.$name),)+
+                    _ => None,
+                }
+            }
+        }
     };
+}
+
+sections! {
+    relations: "relations.sql",
+    sequences: "sequences.sql",
+    indexes: "indexes.sql",
+    constraints: "constraints.sql",
+    functions: "functions.sql",
+    types: "types.sql",
+    triggers: "triggers.sql",
+    policies: "policies.sql",
+    statistics: "statistics.sql",
+    comments: "comments.sql",
+    grants: "grants.sql",
+    others: "others.sql",
+    outside: "outside.sql",
+    parts: "parts.sql",
+    edges: "edges.sql",
 }
 
 /// Reads the facts of a schema, in the transaction that the connection is in.
@@ -144,70 +187,37 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
     let pinned: Vec<&str> = std::iter::once(path.as_str()).chain(PINNED.map(|(_, value)| value)).collect();
     let before: Vec<&str> = before.iter().map(String::as_str).collect();
     let oid = head.oid;
-    let p: &Parameters<'_> = &[(&oid, Type::OID)];
     // All of these are on the wire before the first answer; the server runs them in this order.
-    let (
-        (),
-        relations,
-        sequences,
-        indexes,
-        constraints,
-        functions,
-        types,
-        triggers,
-        policies,
-        statistics,
-        comments,
-        grants,
-        others,
-        outside,
-        parts,
-        edges,
-        (),
-        (),
-    ) = tokio::try_join!(
+    let ((), sections, (), ()) = tokio::try_join!(
         biased;
         reader.set(&names, &pinned),
-        reader.rows("tables and views", query!("relations.sql"), p),
-        reader.rows("sequences", query!("sequences.sql"), p),
-        reader.rows("indexes", query!("indexes.sql"), p),
-        reader.rows("constraints", query!("constraints.sql"), p),
-        reader.rows("functions", query!("functions.sql"), p),
-        reader.rows("types", query!("types.sql"), p),
-        reader.rows("triggers", query!("triggers.sql"), p),
-        reader.rows("policies", query!("policies.sql"), p),
-        reader.rows("extended statistics", query!("statistics.sql"), p),
-        reader.rows("comments", query!("comments.sql"), p),
-        reader.rows("grants", query!("grants.sql"), p),
-        reader.rows("other objects", query!("others.sql"), p),
-        reader.rows("references to the outside", query!("outside.sql"), p),
-        reader.rows::<Component>("parts", query!("parts.sql"), p),
-        reader.rows::<Edge>("dependencies", query!("edges.sql"), p),
+        reader.sections(oid),
         reader.check(&path),
         reader.set(&names, &before),
     )?;
-    let (edges, reads) = whole_objects(parts, edges);
-    let Head { oid, name, owner, reader, reader_bypasses, version } = head;
+    let parts = reader.facts("parts", sections.parts)?;
+    let (edges, reads) = whole_objects(parts, reader.facts("dependencies", sections.edges)?);
+    let Head { oid, name, owner, reader: role, reader_bypasses, version } = head;
     Ok(Facts {
         schema: name,
         oid,
         owner,
-        reader,
+        reader: role,
         reader_bypasses,
         version,
-        relations,
-        sequences,
-        indexes,
-        constraints,
-        functions,
-        types,
-        triggers,
-        policies,
-        statistics,
-        comments,
-        grants,
-        others,
-        outside,
+        relations: reader.facts("tables and views", sections.relations)?,
+        sequences: reader.facts("sequences", sections.sequences)?,
+        indexes: reader.facts("indexes", sections.indexes)?,
+        constraints: reader.facts("constraints", sections.constraints)?,
+        functions: reader.facts("functions", sections.functions)?,
+        types: reader.facts("types", sections.types)?,
+        triggers: reader.facts("triggers", sections.triggers)?,
+        policies: reader.facts("policies", sections.policies)?,
+        statistics: reader.facts("extended statistics", sections.statistics)?,
+        comments: reader.facts("comments", sections.comments)?,
+        grants: reader.facts("grants", sections.grants)?,
+        others: reader.facts("other objects", sections.others)?,
+        outside: reader.facts("references to the outside", sections.outside)?,
         edges,
         reads,
     })
@@ -258,34 +268,44 @@ impl<C: GenericClient + Sync> Reader<'_, C> {
         Error::Postgres { what, namespace: self.namespace.clone(), source }
     }
 
-    /// Runs a query whose rows are one JSON object each.
-    async fn rows<T: DeserializeOwned>(
-        &self,
-        what: &'static str,
-        sql: &'static str,
-        parameters: &Parameters<'_>,
-    ) -> Result<Vec<T>, Error> {
-        let rows = self.client.query_typed(sql, parameters).await.map_err(|source| self.failed(what, source))?;
-        let mut read = Vec::with_capacity(rows.len());
-        for row in rows {
-            let Json(value): Json<serde_json::Value> = row.try_get(0).map_err(|source| self.failed(what, source))?;
-            let text = value.to_string();
-            read.push(serde_json::from_value(value).map_err(|source| Error::Unexpected {
+    /// What the values of a section say.
+    fn facts<T: DeserializeOwned>(&self, what: &'static str, values: Vec<serde_json::Value>) -> Result<Vec<T>, Error> {
+        let fact = |value: serde_json::Value| {
+            T::deserialize(&value).map_err(|source| Error::Unexpected {
                 what,
                 namespace: self.namespace.clone(),
-                row: text,
+                row: value.to_string(),
                 source,
-            })?);
+            })
+        };
+        values.into_iter().map(fact).collect()
+    }
+
+    /// All that is asked about the objects of the schema with this OID.
+    async fn sections(&self, oid: u32) -> Result<Sections, Error> {
+        let what = "definition";
+        let failed = |source| self.failed(what, source);
+        let mut sections = Sections::default();
+        for row in self.client.query_typed(SECTIONS, &[(&oid, Type::OID)]).await.map_err(failed)? {
+            let (name, Json(value)): (&str, Json<serde_json::Value>) =
+                (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+            // The statement is ours, and names no other.
+            if let Some(section) = sections.named(name) {
+                section.push(value);
+            }
         }
-        Ok(read)
+        Ok(sections)
     }
 
     /// The schema itself.
     async fn head(&self) -> Result<Head, Error> {
         let (oid, name) = self.namespace.parameters();
         let which: &Parameters<'_> = &[(&oid, Type::OID), (&name, Type::NAME)];
-        let head = self.rows("name", include_str!("sql/namespace.sql"), which).await?.into_iter().next();
-        head.ok_or_else(|| Error::NoSchema { namespace: self.namespace.clone() })
+        let failed = |source| self.failed("name", source);
+        let rows = self.client.query_typed(include_str!("sql/namespace.sql"), which).await.map_err(failed)?;
+        let Some(row) = rows.first() else { return Err(Error::NoSchema { namespace: self.namespace.clone() }) };
+        let Json(value): Json<serde_json::Value> = row.try_get(0).map_err(failed)?;
+        self.facts("name", vec![value])?.pop().ok_or_else(|| Error::NoSchema { namespace: self.namespace.clone() })
     }
 
     /// What these settings are.

@@ -1,5 +1,5 @@
 -- What each access list has beyond its object's default, and what of the default it lacks.
-, listed (class, oid, sub, acl, kind, owner) AS (
+WITH listed (class, oid, sub, acl, kind, owner) AS (
     SELECT 'pg_catalog.pg_namespace'::pg_catalog.regclass, n.oid, 0, n.nspacl, 'n'::pg_catalog."char", n.nspowner FROM pg_catalog.pg_namespace n WHERE n.oid = $1
     UNION ALL
     SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, c.oid, 0, c.relacl, CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::pg_catalog."char", c.relowner

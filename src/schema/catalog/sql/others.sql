@@ -1,5 +1,5 @@
 -- What is there but has no statement of ours: (what, object). The mover refuses these by name.
-, inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part)
+WITH inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part)
 SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
     SELECT (pg_catalog.pg_identify_object(m.class, m.oid, 0)).type AS kind, pg_catalog.pg_describe_object(m.class, m.oid, 0) AS object
     FROM member m WHERE m.class NOT IN ('pg_catalog.pg_class'::pg_catalog.regclass, 'pg_catalog.pg_type'::pg_catalog.regclass, 'pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_extension'::pg_catalog.regclass,

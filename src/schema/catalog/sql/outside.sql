@@ -1,5 +1,5 @@
 -- What the schema's objects need from outside of it, other than what every server has.
-, inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part)
+WITH inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part)
 SELECT pg_catalog.json_build_object('kind', (x.i).type, 'identity', (x.i).identity, 'used_by', x.used_by, 'extension', x.extension)
 FROM (
     SELECT pg_catalog.pg_identify_object(d.refclassid, d.refobjid, 0) AS i,
