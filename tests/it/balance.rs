@@ -36,80 +36,6 @@ async fn small_start(versions: &[u32], first: usize, shards: u16) -> World {
 }
 
 on_each_version! {
-    /// The story of adding capacity: two hosts become four, the first is retired, and the writers notice nothing,
-    /// although their router was made when there were two.
-    async fn two_hosts_become_four_and_the_first_is_retired(version) {
-        let mut world = small_start(&[version, other(version), version, other(version)], 2, 24).await;
-        let writers = Writers::start(&world, 3).await;
-        for (host, name) in [(2, "db3"), (3, "db4")] {
-            let url = world.servers.server(host).url();
-            let added = world.run(&["host", "add", name, &url]).await;
-            assert_eq!(added.ended(0).last()["bootstrapped"], true);
-        }
-        let refused = world.run(&["host", "remove", "db1", "--yes"]).await;
-        assert!(refused.ended(4).stderr.contains("db1 holds shards 0-11"), "{}", refused.stderr);
-
-        let rebalance = ["rebalance", "--by", "count", "--yes", "--group-size", "4"];
-        let done = world.run(&rebalance).await.ended(0).last();
-        assert_eq!((done["moved"].as_u64(), done["failed"].as_array().map(Vec::len)), (Some(12), Some(0)));
-        assert_eq!(counts(&world), pairs(&[("db1", 6), ("db2", 6), ("db3", 6), ("db4", 6)]));
-        // There is nothing left to do.
-        assert_eq!(world.run(&rebalance).await.ended(0).last()["moved"], 0);
-
-        // Also with what the first wave has left behind.
-        world.run(&["drain", "db1", "--by", "count", "--yes", "--complete"]).await.ended(0);
-        assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 8), ("db3", 8), ("db4", 8)]));
-        world.config = Config::load(&world.config.path).unwrap();
-        let removed = world.run(&["host", "remove", "db1", "--yes"]).await.ended(0).last();
-        assert!(removed["left"].as_array().unwrap().len() == 3, "{removed}");
-        assert_eq!(counts(&world), pairs(&[("db2", 8), ("db3", 8), ("db4", 8)]));
-
-        let notes = writers.stop().await;
-        eprintln!("{} rows, the longest call took {:?}", notes.acknowledged.len(), notes.longest);
-        world.audit(notes.flawless()).await;
-        // Shards were copied while they were open, several through one slot; the slots that are left are of reverse
-        // replications.
-        for client in world.all().await {
-            let sql = "SELECT count(*) FILTER (WHERE mode <> 'online') FROM pgshard.move
-                UNION ALL SELECT count(*) FROM pg_replication_slots WHERE slot_name NOT LIKE '%\\_back\\_%'";
-            let rows = client.query(sql, &[]).await.unwrap();
-            assert_eq!(rows.iter().map(|row| row.get(0)).collect::<Vec<i64>>(), [0, 0]);
-        }
-        let check = world.run(&["check"]).await;
-        check.ended(0);
-        let listed = world.run(&["host", "list"]).await.ended(0).last();
-        assert_eq!(listed["hosts"]["db3"]["shards"], 8);
-    }
-
-    /// Killed in the midst of a wave, and interrupted in another: the same command goes on, from what is then.
-    async fn a_rebalance_goes_on_after_a_kill_and_after_ctrl_c(version) {
-        let world = World::new(&[version, other(version)], 12).await;
-        let text = std::fs::read_to_string(&world.config.path).unwrap();
-        world.write("pgshard.toml", &text.replace("[hosts.db2]", "[hosts.db2]\nweight = 3"));
-        let writers = Writers::start(&world, 2).await;
-        // While rows are copied, with the slot made; behind the fence; with one shard of the group open at its target.
-        for point in ["after chunks=kill", "after barrier=kill", "after decide=kill"] {
-            let args = ["rebalance", "--by", "count", "--yes", "--group-size", "2"];
-            world.run_until(&args, point).await.ended(-9);
-        }
-        world.run(&["rebalance", "--by", "count", "--yes", "--complete"]).await.ended(0);
-        assert_eq!(counts(&world), pairs(&[("db1", 3), ("db2", 9)]));
-
-        let drain = ["drain", "db1", "--yes", "--group-size", "1"];
-        world.run_until(&drain, "after slot=kill").await.ended(-9);
-        let child = world.command(&drain, &[("PGSHARD_FAILPOINT", "after swap=stop")]).spawn().unwrap();
-        let pid = stopped(&child).await;
-        kill_process(pid, Signal::INT).unwrap();
-        go_on(pid);
-        let interrupted = Ran::of(child).await;
-        interrupted.ended(130);
-        assert!(interrupted.stderr.contains("pgshard drain db1 --yes --group-size 1"), "{}", interrupted.stderr);
-        world.run(&drain).await.ended(0);
-        assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 12)]));
-        let notes = writers.stop().await;
-        world.audit(notes.flawless()).await;
-    }
-
     /// A host that does not fit is refused, what its shards will lack is named, and no password is taken from the
     /// command line.
     async fn a_host_is_checked_before_it_is_added(version) {
@@ -168,5 +94,81 @@ on_each_version! {
         db1.batch_execute("DROP VIEW public.outside").await.unwrap();
         world.run(&["drain", "db1", "--yes"]).await.ended(0);
         assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 8)]));
+    }
+}
+
+on_mixed_versions! {
+    /// The story of adding capacity: two hosts become four, the first is retired, and the writers notice nothing,
+    /// although their router was made when there were two.
+    15: async fn two_hosts_become_four_and_the_first_is_retired(version) {
+        let mut world = small_start(&[version, other(version), version, other(version)], 2, 24).await;
+        let writers = Writers::start(&world, 3).await;
+        for (host, name) in [(2, "db3"), (3, "db4")] {
+            let url = world.servers.server(host).url();
+            let added = world.run(&["host", "add", name, &url]).await;
+            assert_eq!(added.ended(0).last()["bootstrapped"], true);
+        }
+        let refused = world.run(&["host", "remove", "db1", "--yes"]).await;
+        assert!(refused.ended(4).stderr.contains("db1 holds shards 0-11"), "{}", refused.stderr);
+
+        let rebalance = ["rebalance", "--by", "count", "--yes", "--group-size", "4"];
+        let done = world.run(&rebalance).await.ended(0).last();
+        assert_eq!((done["moved"].as_u64(), done["failed"].as_array().map(Vec::len)), (Some(12), Some(0)));
+        assert_eq!(counts(&world), pairs(&[("db1", 6), ("db2", 6), ("db3", 6), ("db4", 6)]));
+        // There is nothing left to do.
+        assert_eq!(world.run(&rebalance).await.ended(0).last()["moved"], 0);
+
+        // Also with what the first wave has left behind.
+        world.run(&["drain", "db1", "--by", "count", "--yes", "--complete"]).await.ended(0);
+        assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 8), ("db3", 8), ("db4", 8)]));
+        world.config = Config::load(&world.config.path).unwrap();
+        let removed = world.run(&["host", "remove", "db1", "--yes"]).await.ended(0).last();
+        assert!(removed["left"].as_array().unwrap().len() == 3, "{removed}");
+        assert_eq!(counts(&world), pairs(&[("db2", 8), ("db3", 8), ("db4", 8)]));
+
+        let notes = writers.stop().await;
+        eprintln!("{} rows, the longest call took {:?}", notes.acknowledged.len(), notes.longest);
+        world.audit(notes.flawless()).await;
+        // Shards were copied while they were open, several through one slot; the slots that are left are of reverse
+        // replications.
+        for client in world.all().await {
+            let sql = "SELECT count(*) FILTER (WHERE mode <> 'online') FROM pgshard.move
+                UNION ALL SELECT count(*) FROM pg_replication_slots WHERE slot_name NOT LIKE '%\\_back\\_%'";
+            let rows = client.query(sql, &[]).await.unwrap();
+            assert_eq!(rows.iter().map(|row| row.get(0)).collect::<Vec<i64>>(), [0, 0]);
+        }
+        let check = world.run(&["check"]).await;
+        check.ended(0);
+        let listed = world.run(&["host", "list"]).await.ended(0).last();
+        assert_eq!(listed["hosts"]["db3"]["shards"], 8);
+    }
+
+    /// Killed in the midst of a wave, and interrupted in another: the same command goes on, from what is then.
+    18: async fn a_rebalance_goes_on_after_a_kill_and_after_ctrl_c(version) {
+        let world = World::new(&[version, other(version)], 12).await;
+        let text = std::fs::read_to_string(&world.config.path).unwrap();
+        world.write("pgshard.toml", &text.replace("[hosts.db2]", "[hosts.db2]\nweight = 3"));
+        let writers = Writers::start(&world, 2).await;
+        // While rows are copied, with the slot made; behind the fence; with one shard of the group open at its target.
+        for point in ["after chunks=kill", "after barrier=kill", "after decide=kill"] {
+            let args = ["rebalance", "--by", "count", "--yes", "--group-size", "2"];
+            world.run_until(&args, point).await.ended(-9);
+        }
+        world.run(&["rebalance", "--by", "count", "--yes", "--complete"]).await.ended(0);
+        assert_eq!(counts(&world), pairs(&[("db1", 3), ("db2", 9)]));
+
+        let drain = ["drain", "db1", "--yes", "--group-size", "1"];
+        world.run_until(&drain, "after slot=kill").await.ended(-9);
+        let child = world.command(&drain, &[("PGSHARD_FAILPOINT", "after swap=stop")]).spawn().unwrap();
+        let pid = stopped(&child).await;
+        kill_process(pid, Signal::INT).unwrap();
+        go_on(pid);
+        let interrupted = Ran::of(child).await;
+        interrupted.ended(130);
+        assert!(interrupted.stderr.contains("pgshard drain db1 --yes --group-size 1"), "{}", interrupted.stderr);
+        world.run(&drain).await.ended(0);
+        assert_eq!(counts(&world), pairs(&[("db1", 0), ("db2", 12)]));
+        let notes = writers.stop().await;
+        world.audit(notes.flawless()).await;
     }
 }

@@ -180,52 +180,6 @@ on_each_version! {
         assert_eq!(db1.query("SELECT FROM shard_0000.notes WHERE id = 'new'", &[]).await.unwrap().len(), 0);
     }
 
-    /// What the application does to tables right after the open is neither called a difference nor audited; nor does it
-    /// wait.
-    async fn what_cannot_be_compared_any_more_is_named(version) {
-        let world = world(version, 16).await;
-        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
-        for (shard, statement, left_out) in [
-            (0, "TRUNCATE notes", Some("truncated or rewritten")),
-            (1, "DROP TABLE loose", Some("dropped")),
-            (2, "ALTER TABLE notes DROP COLUMN rev", Some("columns were altered")),
-            (3, "ALTER TABLE loose ALTER COLUMN line TYPE integer USING 1", Some("truncated or rewritten")),
-            (4, "VACUUM FULL notes", None),
-            (5, "ALTER TABLE notes RENAME TO remarks", None),
-            (6, "UPDATE notes SET line = 'y'; DELETE FROM loose; INSERT INTO notes VALUES ('more', 'z')", None),
-            (7, "ALTER TABLE notes ADD COLUMN more text; CREATE INDEX ON notes (line)", None),
-        ] {
-            // The mover stands still with its snapshots taken; nothing waits for it.
-            let args = ["move", &shard.to_string(), "--to", "db2", "--yes", "--mode", "online"];
-            let mover = world.command(&args, &[("PGSHARD_FAILPOINT", "before audit=stop")]).spawn().unwrap();
-            let pid = crate::support::stopped(&mover).await;
-            db2.batch_execute(&format!("SET lock_timeout = '1s'; SET search_path = shard_{shard:04}")).await.unwrap();
-            for part in statement.split("; ") {
-                db2.batch_execute(part).await.unwrap();
-            }
-            db2.batch_execute("RESET search_path; RESET lock_timeout").await.unwrap();
-            let listed = world.run(&["moves", "list"]).await.ended(0).last();
-            let audits: Vec<&str> =
-                listed["moves"].as_array().unwrap().iter().map(|one| one["audit"].as_str().unwrap()).collect();
-            assert!(audits.contains(&"under way"), "{listed}");
-            crate::support::go_on(pid);
-            let ran = Ran::of(mover).await;
-            let audit = ran.ended(0).last()["audits"][shard.to_string()].clone();
-            match left_out {
-                None => assert_eq!(audit["state"], "audited", "{statement}: {audit}"),
-                Some(why) => {
-                    assert_eq!(audit["state"], "not audited", "{statement}: {audit}");
-                    assert!(audit["left_out"].to_string().contains(why), "{statement}: {audit}");
-                }
-            }
-        }
-        let codes = world.run(&["check"]).await.last();
-        let codes: Vec<&str> =
-            codes["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect();
-        assert!(codes.contains(&"not_audited") && !codes.contains(&"audit_differs"), "{codes:?}");
-        drop(db1);
-    }
-
     /// A rollback need not wait for an audit, and an audit does not mind what is written to the old copy.
     async fn taken_back_while_it_is_audited(version) {
         let world = world(version, 2).await;
@@ -246,9 +200,30 @@ on_each_version! {
         world.audit_places().await;
     }
 
+    /// An audit has a limit, and says what it did not reach; blocking moves are audited by what they do behind the
+    /// fence.
+    async fn audits_end(version) {
+        let world = world(version, 8).await;
+        let options = Options::default().audit_max(Duration::ZERO);
+        let mover = world.mover_with(options);
+        let report = mover.run(&mover.plan(&world.online("0", "db2")).await.unwrap()).await;
+        assert_eq!((report.done[0].phase, report.done[0].audit.state), (Phase::Kept, AuditState::NotAudited));
+        assert!(matches!(world.mover().complete(report.id).await, Err(Error::Unaudited { .. })));
+        let mover = world.mover();
+        let report = mover.run(&mover.plan(&world.request("1", "db2")).await.unwrap()).await;
+        assert_eq!(report.done[0].audit.state, AuditState::Audited);
+        assert!(mover.complete(report.id).await.unwrap().failed.is_empty());
+        let failpoint = Some(Failpoint::parse("before audit=fail").unwrap());
+        let mover = world.mover_with(Options::default().failpoint(failpoint));
+        let report = mover.run(&mover.plan(&world.online("2", "db2")).await.unwrap()).await;
+        assert_eq!(report.done[0].audit.state, AuditState::NotAudited, "{report:?}");
+    }
+}
+
+on_mixed_versions! {
     /// A mover that dies before its audit is over leaves a move that is kept and not audited; a resume tells what can
     /// be told.
-    async fn an_audit_that_was_broken_off_is_made_up_for(version) {
+    15: async fn an_audit_that_was_broken_off_is_made_up_for(version) {
         let world = world(version, 12).await;
         let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
         for (shard, failpoint, meanwhile, expected) in [
@@ -301,22 +276,49 @@ on_each_version! {
         assert_eq!(found(&done["audits"]["4"]), ["notes (new)"]);
     }
 
-    /// An audit has a limit, and says what it did not reach; blocking moves are audited by what they do behind the
-    /// fence.
-    async fn audits_end(version) {
-        let world = world(version, 8).await;
-        let options = Options::default().audit_max(Duration::ZERO);
-        let mover = world.mover_with(options);
-        let report = mover.run(&mover.plan(&world.online("0", "db2")).await.unwrap()).await;
-        assert_eq!((report.done[0].phase, report.done[0].audit.state), (Phase::Kept, AuditState::NotAudited));
-        assert!(matches!(world.mover().complete(report.id).await, Err(Error::Unaudited { .. })));
-        let mover = world.mover();
-        let report = mover.run(&mover.plan(&world.request("1", "db2")).await.unwrap()).await;
-        assert_eq!(report.done[0].audit.state, AuditState::Audited);
-        assert!(mover.complete(report.id).await.unwrap().failed.is_empty());
-        let failpoint = Some(Failpoint::parse("before audit=fail").unwrap());
-        let mover = world.mover_with(Options::default().failpoint(failpoint));
-        let report = mover.run(&mover.plan(&world.online("2", "db2")).await.unwrap()).await;
-        assert_eq!(report.done[0].audit.state, AuditState::NotAudited, "{report:?}");
+    /// What the application does to tables right after the open is neither called a difference nor audited; nor does it
+    /// wait.
+    18: async fn what_cannot_be_compared_any_more_is_named(version) {
+        let world = world(version, 16).await;
+        let (db1, db2) = (world.servers.app(0).await, world.servers.app(1).await);
+        for (shard, statement, left_out) in [
+            (0, "TRUNCATE notes", Some("truncated or rewritten")),
+            (1, "DROP TABLE loose", Some("dropped")),
+            (2, "ALTER TABLE notes DROP COLUMN rev", Some("columns were altered")),
+            (3, "ALTER TABLE loose ALTER COLUMN line TYPE integer USING 1", Some("truncated or rewritten")),
+            (4, "VACUUM FULL notes", None),
+            (5, "ALTER TABLE notes RENAME TO remarks", None),
+            (6, "UPDATE notes SET line = 'y'; DELETE FROM loose; INSERT INTO notes VALUES ('more', 'z')", None),
+            (7, "ALTER TABLE notes ADD COLUMN more text; CREATE INDEX ON notes (line)", None),
+        ] {
+            // The mover stands still with its snapshots taken; nothing waits for it.
+            let args = ["move", &shard.to_string(), "--to", "db2", "--yes", "--mode", "online"];
+            let mover = world.command(&args, &[("PGSHARD_FAILPOINT", "before audit=stop")]).spawn().unwrap();
+            let pid = crate::support::stopped(&mover).await;
+            db2.batch_execute(&format!("SET lock_timeout = '1s'; SET search_path = shard_{shard:04}")).await.unwrap();
+            for part in statement.split("; ") {
+                db2.batch_execute(part).await.unwrap();
+            }
+            db2.batch_execute("RESET search_path; RESET lock_timeout").await.unwrap();
+            let listed = world.run(&["moves", "list"]).await.ended(0).last();
+            let audits: Vec<&str> =
+                listed["moves"].as_array().unwrap().iter().map(|one| one["audit"].as_str().unwrap()).collect();
+            assert!(audits.contains(&"under way"), "{listed}");
+            crate::support::go_on(pid);
+            let ran = Ran::of(mover).await;
+            let audit = ran.ended(0).last()["audits"][shard.to_string()].clone();
+            match left_out {
+                None => assert_eq!(audit["state"], "audited", "{statement}: {audit}"),
+                Some(why) => {
+                    assert_eq!(audit["state"], "not audited", "{statement}: {audit}");
+                    assert!(audit["left_out"].to_string().contains(why), "{statement}: {audit}");
+                }
+            }
+        }
+        let codes = world.run(&["check"]).await.last();
+        let codes: Vec<&str> =
+            codes["findings"].as_array().unwrap().iter().map(|finding| finding["code"].as_str().unwrap()).collect();
+        assert!(codes.contains(&"not_audited") && !codes.contains(&"audit_differs"), "{codes:?}");
+        drop(db1);
     }
 }

@@ -207,9 +207,9 @@ async fn round(world: &World, rng: &mut Rng) {
     }
 }
 
-on_each_version! {
+on_mixed_versions! {
     /// Nothing is lost, nobody's mover is harmed, what each command says is true, and nothing is left behind.
-    async fn a_crowd_of_operators(version) {
+    15: async fn a_crowd_of_operators(version) {
         let seed = number("PGSHARD_CROWD_SEED", 1);
         let rounds = number("PGSHARD_CROWD_ROUNDS", 3);
         let world = World::new(&[version, other(version)], SHARDS).await;

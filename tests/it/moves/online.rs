@@ -4,12 +4,37 @@ use std::time::{Duration, Instant};
 
 use pgshard::mover::Phase;
 
-use crate::support::{Ran, World, Writers, lines};
+use crate::support::{Ran, World, Writers, lines, other};
 
-on_each_version!(
+on_each_version! {
+    /// A move deletes its watermarks as it goes, and gc those of moves that have ended, however they did.
+    async fn watermarks_do_not_pile_up(version) {
+        let world = World::new(&[version, version], 2).await;
+        let db1 = world.servers.app(0).await;
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
+        let child = world.command(&args, &[]).spawn().unwrap();
+        let began = Instant::now();
+        while lines(&db1, "SELECT phase FROM pgshard.move").await != "ready\n" {
+            assert!(began.elapsed() < Duration::from_secs(60), "the move gets ready");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let old = "INSERT INTO pgshard.beacon SELECT move_id, n FROM pgshard.move, generate_series(1, 50) n";
+        db1.batch_execute(old).await.unwrap();
+        world.run(&["moves", "continue"]).await.ended(0);
+        Ran::of(child).await.ended(0);
+        assert_eq!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon WHERE number <= 50").await, "0\n");
+        assert_ne!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon").await, "0\n");
+        db1.batch_execute("INSERT INTO pgshard.beacon VALUES (gen_random_uuid(), 1)").await.unwrap();
+        world.run(&["moves", "gc"]).await.ended(0);
+        assert_eq!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon").await, "0\n");
+        world.audit_places().await;
+    }
+}
+
+on_mixed_versions! {
     /// Several shards at once, through one slot, under every kind of writer; there and back.
-    async fn shards_go_and_come_back_under_writers(version) {
-        let world = World::new(&[version, 33 - version], 4).await;
+    15: async fn shards_go_and_come_back_under_writers(version) {
+        let world = World::new(&[version, other(version)], 4).await;
         let writers = Writers::start(&world, 6).await;
         for (shards, target) in [("0-1", "db2"), ("0-3", "db1")] {
             let mover = world.mover();
@@ -34,27 +59,4 @@ on_each_version!(
             }
         }
     }
-
-    /// A move deletes its watermarks as it goes, and gc those of moves that have ended, however they did.
-    async fn watermarks_do_not_pile_up(version) {
-        let world = World::new(&[version, version], 2).await;
-        let db1 = world.servers.app(0).await;
-        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--hold"];
-        let child = world.command(&args, &[]).spawn().unwrap();
-        let began = Instant::now();
-        while lines(&db1, "SELECT phase FROM pgshard.move").await != "ready\n" {
-            assert!(began.elapsed() < Duration::from_secs(60), "the move gets ready");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        let old = "INSERT INTO pgshard.beacon SELECT move_id, n FROM pgshard.move, generate_series(1, 50) n";
-        db1.batch_execute(old).await.unwrap();
-        world.run(&["moves", "continue"]).await.ended(0);
-        Ran::of(child).await.ended(0);
-        assert_eq!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon WHERE number <= 50").await, "0\n");
-        assert_ne!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon").await, "0\n");
-        db1.batch_execute("INSERT INTO pgshard.beacon VALUES (gen_random_uuid(), 1)").await.unwrap();
-        world.run(&["moves", "gc"]).await.ended(0);
-        assert_eq!(lines(&db1, "SELECT count(*)::text FROM pgshard.beacon").await, "0\n");
-        world.audit_places().await;
-    }
-);
+}

@@ -43,3 +43,42 @@ macro_rules! on_each_version {
         }
     )+};
 }
+
+/// Makes one test of every function in it, `name::mixed`, whose hosts are of different versions: the first host's is
+/// `version`, given before the function, and the next one's is [`other`](super::world::other). It is for what takes
+/// long, goes both ways between the hosts, and asks of PostgreSQL what the tests of each version ask as well. With
+/// `PGSHARD_TEST_LONG` it runs the other way round, too.
+///
+/// ```ignore
+/// on_mixed_versions! {
+///     /// What it shows.
+///     18: async fn it_goes_and_comes_back(version) {
+///         let world = World::new(&[version, other(version)], 4).await;
+///     }
+/// }
+/// ```
+#[allow(unused_macros, reason = "the crate's own tests have none of these")]
+macro_rules! on_mixed_versions {
+    ($($(#[$attribute:meta])* $first:literal: async fn $name:ident($version:ident) $body:block)+) => {$(
+        $(#[$attribute])*
+        mod $name {
+            #[allow(unused_imports, reason = "which of them a test needs is its own affair")]
+            use super::*;
+
+            async fn body($version: u32) $body
+
+            async fn bounded(version: u32) {
+                let max = std::time::Duration::from_secs(600);
+                tokio::time::timeout(max, Box::pin(body(version))).await.expect("a test ends");
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn mixed() {
+                bounded($first).await;
+                if crate::support::is_long() {
+                    bounded(crate::support::other($first)).await;
+                }
+            }
+        }
+    )+};
+}

@@ -38,10 +38,15 @@ pub(crate) fn other(version: u32) -> u32 {
     if version == 15 { 18 } else { 15 }
 }
 
+/// Whether `PGSHARD_TEST_LONG` asks for all that the tests leave out to be quick.
+pub(crate) fn is_long() -> bool {
+    std::env::var_os("PGSHARD_TEST_LONG").is_some()
+}
+
 /// Every second of these for version 15, and the others for 18: each costs a second or more. All of them for both with
 /// `PGSHARD_TEST_LONG`.
 pub(crate) fn share<T>(version: u32, all: impl IntoIterator<Item = T>) -> Vec<T> {
-    let whole = std::env::var_os("PGSHARD_TEST_LONG").is_some();
+    let whole = is_long();
     let skipped = usize::from(version == 18);
     all.into_iter().enumerate().filter(|(at, _)| whole || at % 2 == skipped).map(|(_, one)| one).collect()
 }

@@ -82,8 +82,9 @@ pub(crate) struct Writers {
     running: JoinSet<Notes>,
 }
 
-/// Between two calls of a writer, so that two cores have something left for the move.
-const REST: Duration = Duration::from_millis(10);
+/// Between two calls of a writer: four tests run side by side on two cores, which must have something left for the
+/// moves.
+const REST: Duration = Duration::from_millis(40);
 
 impl Writers {
     /// So many writers through the router, and one that knows only SQL.
