@@ -349,6 +349,31 @@ on_each_version! {
         assert_eq!(lines(&world.servers.app(1).await, there).await, "photos_title\n");
     }
 
+    /// A shard that is taken away from its host while a file without a transaction runs there has not got the file.
+    async fn a_shard_stands_down_meanwhile(version) {
+        let world = World::new(&[version, version], 4).await;
+        let (holder, other) = (world.servers.app(0).await, world.servers.superuser(0).await);
+        holder.batch_execute("BEGIN; LOCK TABLE shard_0001.photos IN ROW EXCLUSIVE MODE").await.unwrap();
+        world.file(("migrations/0002_i.sql",
+            "-- pgshard: no-transaction\nCREATE INDEX CONCURRENTLY photos_title ON {shard}.photos (title)"));
+        let up = world.command(&["migrate", "up", "--only", "1"], &[]).spawn().unwrap();
+        let waits = "SELECT pid::text FROM pg_locks WHERE NOT granted AND locktype = 'virtualxid'";
+        let begun = Instant::now();
+        while lines(&other, waits).await.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let db1 = world.servers.app(0).await;
+        let stand_down = "SELECT pgshard.stand_down(1, 1, 'db2', 2, gen_random_uuid(), 'a test', 'a test')";
+        assert_eq!(lines(&db1, stand_down).await, "shard_0001__left_e1\n");
+        holder.batch_execute("COMMIT").await.unwrap();
+        let ran = Ran::of(up).await;
+        let failed = &ran.ended(8).last()["hosts"]["db1"]["failed"][0];
+        assert_eq!((&failed["shard"], ran.stdout.contains("a move away from here")), (&1.into(), true), "{failed}");
+        let recorded = "SELECT name FROM pgshard.shard_migration WHERE shard_id = 1 AND name = '0002_i'";
+        assert_eq!(lines(&db1, recorded).await, "");
+    }
+
     /// Killed in the middle, again and again: each shard has all of a migration or nothing, and the last run finishes.
     async fn killed_in_the_middle(version) {
         let world = World::new(&[version, version], 64).await;

@@ -85,14 +85,32 @@ impl Alone<'_> {
             guard.batch_execute("ROLLBACK").await?;
             return Ok(outcome);
         }
-        let record = format!("{}; COMMIT", record(self.shard, std::slice::from_ref(self.step)));
-        match guard.batch_execute(&record).await {
-            Ok(()) => Ok(Outcome::Done),
-            Err(error) => {
-                guard.batch_execute("ROLLBACK").await?;
-                Ok(judge(&error, None, "record the migrations"))
+        self.record(guard).await
+    }
+
+    /// Writes the record down, if the shard is still served here, and ends the guard's transaction. The lock keeps the
+    /// shard from being fenced, not from being taken away by `pgshard moves repair`.
+    ///
+    /// Locks: the shard's row FOR SHARE, to the commit right after; waits for it no longer than the lock timeout.
+    async fn record(&self, guard: &Client) -> Result<Outcome, tokio_postgres::Error> {
+        let shard = self.shard;
+        let served = format!("SELECT true FROM pgshard.shard WHERE shard_id = {shard} AND state = 'serving' FOR SHARE");
+        let (doing, error) = match guard.simple_query(&served).await {
+            Ok(answer) if is_true(&answer) => {
+                let record = format!("{}; COMMIT", record(shard, std::slice::from_ref(self.step)));
+                match guard.batch_execute(&record).await {
+                    Ok(()) => return Ok(Outcome::Done),
+                    Err(error) => ("record the migrations", error),
+                }
             }
-        }
+            Ok(_) => {
+                guard.batch_execute("ROLLBACK").await?;
+                return Ok(Outcome::Failed(ShardFault::Moving(None)));
+            }
+            Err(error) => (HOLD, error),
+        };
+        guard.batch_execute("ROLLBACK").await?;
+        Ok(judge(&error, None, doing))
     }
 
     /// Holds the shard until the guard's transaction ends. False: it is not served here, or a move has claimed it.
