@@ -9,6 +9,7 @@ use std::fmt::Write;
 use tokio_postgres::Client;
 use tokio_postgres::error::{ErrorPosition, SqlState};
 
+use super::apart;
 use super::control::{Cluster, LOCK_SPACE};
 use super::fault::ShardFault;
 use super::migrations::{Migrations, Pending};
@@ -39,15 +40,17 @@ pub(super) type Placed = (ShardId, ShardEpoch);
 
 /// So long a statement may wait for a lock, and their commits do not wait for the disk; the last one of the host does,
 /// and it takes the log before it along.
-const LOCAL: &str = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
+pub(super) const LOCAL: &str = "SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s';";
+
+/// `BEGIN`, and the lock that tells of the work.
+pub(super) fn begin_work() -> String {
+    format!("BEGIN; {LOCAL} SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK});\n")
+}
 
 impl Recipe<'_> {
     /// `BEGIN` and the rows of the shards.
-    fn begin(&self, shards: &[Placed]) -> String {
-        let mut sql = format!(
-            "BEGIN; {LOCAL} \
-             SELECT pg_catalog.pg_advisory_xact_lock_shared({LOCK_SPACE}, {LOCK_WORK});\n"
-        );
+    pub(super) fn begin(&self, shards: &[Placed]) -> String {
+        let mut sql = begin_work();
         sql.push_str("INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch) VALUES ");
         list(&mut sql, shards, |sql, (shard, epoch)| {
             let schema = quote_literal(&self.cluster.schema_prefix.schema(*shard));
@@ -59,7 +62,7 @@ impl Recipe<'_> {
 
     /// The migrations of a shard, each with its name and what is run behind it: how one of the application leaves the
     /// session must not matter to the next.
-    fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String, &'static str)> {
+    pub(super) fn migrations(&self, shard: ShardId) -> impl Iterator<Item = (&str, String, &'static str)> {
         let schema = self.cluster.schema_prefix.schema(shard);
         let own = OWN[self.pending.own_from..].iter();
         let own = own.map(move |own| (own.name, own.render(self.cluster, shard), ""));
@@ -72,12 +75,12 @@ impl Recipe<'_> {
         self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::size).sum()
     }
 
-    fn create_schema(&self, shard: ShardId) -> String {
+    pub(super) fn create_schema(&self, shard: ShardId) -> String {
         format!("CREATE SCHEMA {};", quote_ident(&self.cluster.schema_prefix.schema(shard)))
     }
 
     /// The rows that say which migrations the shards have now.
-    fn record(&self, shards: &[Placed]) -> String {
+    pub(super) fn record(&self, shards: &[Placed]) -> String {
         let own = OWN[self.pending.own_from..].iter().map(super::own::Own::recorded);
         let theirs = self.migrations.iter().skip(self.pending.from).map(super::migrations::Migration::recorded);
         let recorded: Vec<_> = own.chain(theirs).collect();
@@ -146,7 +149,7 @@ pub(super) async fn run_many(
     }
 }
 
-const WRITE_ROW: &str = "write the shard's row";
+pub(super) const WRITE_ROW: &str = "write the shard's row";
 
 /// What one shard alone came to.
 pub(super) enum Alone {
@@ -155,6 +158,8 @@ pub(super) enum Alone {
         /// Locks on objects, before the commit.
         locks: i64,
     },
+    /// It is done, file by file.
+    Apart,
     /// It was there already: the server had still to read the last message of a bootstrap that was killed. A later run
     /// sees what that one left to do.
     There,
@@ -162,18 +167,24 @@ pub(super) enum Alone {
     Failed(ShardFault),
 }
 
-/// Does one shard in a transaction of its own, a few times if it fails for a reason that passes.
+/// Does one shard in a transaction of its own, or file by file where that fails for want of a commit; a few times if it
+/// fails for a reason that passes.
 ///
 /// # Errors
-/// When the connection is lost. The transaction then has happened whole or not at all.
+/// When the connection is lost. A transaction then has happened whole or not at all.
 pub(super) async fn run_alone(
     client: &Client,
     recipe: &Recipe<'_>,
     shard: Placed,
 ) -> Result<Alone, tokio_postgres::Error> {
+    let mut is_apart = false;
     for attempt in 1.. {
-        let failure = match transaction(client, recipe, shard).await {
-            Ok(locks) => return Ok(Alone::Done { locks }),
+        let outcome = match is_apart {
+            false => transaction(client, recipe, shard).await.map(|locks| Alone::Done { locks }),
+            true => apart::make(client, recipe, shard).await.map(|()| Alone::Apart),
+        };
+        let failure = match outcome {
+            Ok(done) => return Ok(done),
             Err(failure) => failure,
         };
         if client.is_closed()
@@ -183,12 +194,18 @@ pub(super) async fn run_alone(
         }
         client.batch_execute("ROLLBACK").await?;
         let code = failure.error.as_ref().and_then(|error| error.code());
+        if !is_apart && code.is_some_and(wants_commit) {
+            is_apart = true;
+            continue;
+        }
+        if is_apart {
+            apart::clear(client, recipe.cluster, shard.0).await?;
+        }
         let at_row = matches!(failure.fault, ShardFault::Statement { doing: WRITE_ROW, .. });
         if at_row && code == Some(&SqlState::UNIQUE_VIOLATION) {
             return Ok(Alone::There);
         }
-        let passes = failure.error.as_ref().and_then(|error| error.code()).is_some_and(passes);
-        if !passes || attempt == TRIES {
+        if !code.is_some_and(passes) || attempt >= TRIES {
             return Ok(Alone::Failed(failure.fault));
         }
     }
@@ -200,33 +217,44 @@ pub(super) fn passes(code: &SqlState) -> bool {
     state::is_transient(code) || *code == SqlState::INTERNAL_ERROR
 }
 
-struct Failure {
+/// Whether a file fails since those before it are not committed: a value that was added to an enumeration cannot be
+/// used yet, and a table not be altered while deferred constraints are still to be checked.
+pub(super) fn wants_commit(code: &SqlState) -> bool {
+    [SqlState::UNSAFE_NEW_ENUM_VALUE_USAGE, SqlState::OBJECT_IN_USE].contains(code)
+}
+
+pub(super) struct Failure {
     fault: ShardFault,
     error: Option<tokio_postgres::Error>,
 }
 
+impl Failure {
+    /// Of what stands around the files.
+    pub(super) fn at(doing: &'static str) -> impl Fn(tokio_postgres::Error) -> Failure {
+        move |error| Failure { fault: ShardFault::Statement { doing, words: words(&error) }, error: Some(error) }
+    }
+
+    /// Of a file.
+    pub(super) fn of(name: &str, text: &str, error: tokio_postgres::Error) -> Failure {
+        let (migration, line, words) = (name.to_owned(), line(&error, text), words(&error));
+        Failure { fault: ShardFault::Migration { migration, line, words }, error: Some(error) }
+    }
+}
+
 async fn transaction(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Result<i64, Failure> {
     let (shard, _) = placed;
-    let failed = |doing| {
-        move |error: tokio_postgres::Error| {
-            let words = words(&error);
-            Failure { fault: ShardFault::Statement { doing, words }, error: Some(error) }
-        }
-    };
-    settle(client).await.map_err(failed("begin"))?;
-    client.batch_execute(&recipe.begin(&[placed])).await.map_err(failed(WRITE_ROW))?;
-    client.batch_execute(&recipe.create_schema(shard)).await.map_err(failed("create the schema"))?;
+    settle(client).await.map_err(Failure::at("begin"))?;
+    client.batch_execute(&recipe.begin(&[placed])).await.map_err(Failure::at(WRITE_ROW))?;
+    client.batch_execute(&recipe.create_schema(shard)).await.map_err(Failure::at("create the schema"))?;
     for (name, text, after) in recipe.migrations(shard) {
-        if let Err(error) = client.batch_execute(&text).await {
-            let (migration, line, words) = (name.to_owned(), line(&error, &text), words(&error));
-            return Err(Failure { fault: ShardFault::Migration { migration, line, words }, error: Some(error) });
-        }
-        client.batch_execute(&format!("{after}{LOCAL}")).await.map_err(failed("reset the session"))?;
+        client.batch_execute(&text).await.map_err(|error| Failure::of(name, &text, error))?;
+        client.batch_execute(&format!("{after}{LOCAL}")).await.map_err(Failure::at("reset the session"))?;
     }
-    client.batch_execute(&recipe.record(&[placed])).await.map_err(failed("record the migrations"))?;
+    client.batch_execute(&recipe.record(&[placed])).await.map_err(Failure::at("record the migrations"))?;
     let count = "SELECT count(*) FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid()";
-    let locks = client.query_one(count, &[]).await.and_then(|row| row.try_get(0)).map_err(failed("count the locks"))?;
-    client.batch_execute("COMMIT").await.map_err(failed("commit"))?;
+    let row = client.query_one(count, &[]).await;
+    let locks = row.and_then(|row| row.try_get(0)).map_err(Failure::at("count the locks"))?;
+    client.batch_execute("COMMIT").await.map_err(Failure::at("commit"))?;
     Ok(locks)
 }
 

@@ -17,6 +17,7 @@ use futures_util::future::join_all;
 use tokio::sync::Semaphore;
 use tokio_postgres::SimpleQueryMessage;
 
+use super::apart;
 use super::batch::{Alone, LOCK_WORK, Placed, Recipe, run_alone, run_many};
 use super::control::{Cluster, ControlError, LOCK_SPACE, install, pending};
 use super::facts::{FactsError, HostFacts, chain, host_facts};
@@ -441,7 +442,8 @@ impl Job<'_> {
         let migrations = &self.request.migrations;
         let once = self.plan.host_from < migrations.of_hosts().len();
         let plan = &self.plan;
-        if plan.control.is_empty() && plan.create.is_empty() && plan.migrate.is_empty() && !once {
+        let nothing = plan.create.is_empty() && plan.migrate.is_empty() && plan.unfinished.is_empty();
+        if nothing && plan.control.is_empty() && !once {
             return Ok(());
         }
         let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
@@ -461,6 +463,9 @@ impl Job<'_> {
             let (done, outcome) = run_once(&first, migrations, plan.host_from).await;
             progress.report.lock().expect(NO_PANIC).once = done;
             outcome?;
+        }
+        for shard in &plan.unfinished {
+            apart::clear(&first, &self.request.cluster, *shard).await.map_err(|error| lost(&error))?;
         }
         if !plan.create.is_empty() {
             let batches = self.probe(progress, &first).await.map_err(|error| lost(&error))?;
@@ -515,7 +520,7 @@ impl Job<'_> {
     async fn work(&self, progress: &Progress, connection: Connection) -> Result<(), tokio_postgres::Error> {
         loop {
             let Some(batch) = progress.queue.lock().expect(NO_PANIC).pop_front() else { return Ok(()) };
-            if run_many(&connection, &self.recipe(), &batch).await? {
+            if batch.len() > 1 && run_many(&connection, &self.recipe(), &batch).await? {
                 for (shard, _) in &batch {
                     self.done(progress, *shard);
                 }
@@ -527,7 +532,8 @@ impl Job<'_> {
         }
     }
 
-    /// One shard alone; the number of its locks, or `None` if it failed.
+    /// One shard alone; the number of its locks, all that there are if it takes more than a transaction, or `None` if
+    /// it failed.
     async fn alone(
         &self,
         progress: &Progress,
@@ -543,6 +549,10 @@ impl Job<'_> {
             Alone::Done { locks } => {
                 self.done(progress, placed.0);
                 Ok(Some(locks))
+            }
+            Alone::Apart => {
+                self.done(progress, placed.0);
+                Ok(Some(self.lock_slots))
             }
             Alone::There => {
                 progress.report.lock().expect(NO_PANIC).unchanged += 1;

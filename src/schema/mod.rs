@@ -5,6 +5,7 @@
 //! Invariant: nothing here makes a shard a second time. A shard of which any host knows anything is created
 //! nowhere, whatever the map says, and none is created while a host's word is missing.
 
+mod apart;
 mod batch;
 pub mod bootstrap;
 pub(crate) mod catalog;

@@ -24,6 +24,9 @@ pub(super) const OWN: [Own; 2] = [
 /// What the names of pgshard's own migrations start with, which no file's can.
 pub(super) const MARK: &str = "pgshard:";
 
+/// Stands among the migrations of a shard that bootstrap makes file by file, until it is whole.
+pub(super) const UNFINISHED: &str = "pgshard:unfinished";
+
 /// What pgshard's own migrations have made in a shard that has run these, as far as others need it.
 pub(super) fn functions(applied: &[RecordedMigration]) -> impl Iterator<Item = &'static str> {
     let made = applied.iter().any(|migration| migration.name == OWN[0].name);

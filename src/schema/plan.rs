@@ -20,6 +20,7 @@ use super::facts::{HostFacts, ShardState};
 use super::fault::ShardFault;
 use super::known::{Known, Last};
 use super::migrations::{Drift, Migrations, Pending};
+use super::own::UNFINISHED;
 use crate::map::{HostName, ShardEpoch};
 use crate::shard::ShardId;
 
@@ -30,6 +31,8 @@ pub(super) struct HostPlan {
     pub(super) control: Vec<i32>,
     /// From which once-per-host migration on.
     pub(super) host_from: usize,
+    /// What an earlier bootstrap has left of shards that it was making, to be dropped first.
+    pub(super) unfinished: BTreeSet<ShardId>,
     /// The shards to create.
     pub(super) create: Vec<(ShardId, ShardEpoch)>,
     /// The shards that are served here and lack migrations.
@@ -198,13 +201,16 @@ pub(super) fn plan(
     }
     let (nothing, everything) =
         (migrations.pending(&[]), Pending { own_from: super::own::OWN.len(), from: migrations.iter().len() });
+    let of_unfinished = control.applied.iter().filter(|set| set.migrations.iter().any(|one| one.name == UNFINISHED));
+    let unfinished = of_unfinished.flat_map(|set| set.shards.iter().copied());
+    plan.unfinished = unfinished.filter(|shard| !control.shards.contains_key(shard)).collect();
     for (shard, epoch) in &host.shards {
         let schema = cluster.schema_prefix.schema(*shard);
         let has_schema = facts.schemas.contains(&schema);
         let refused = match control.shards.get(shard) {
             None => match knowledge.forbids(*shard, &host.name, *epoch) {
                 Some(fault) => Some(fault),
-                None if has_schema => Some(ShardFault::SchemaTaken { schema }),
+                None if has_schema && !plan.unfinished.contains(shard) => Some(ShardFault::SchemaTaken { schema }),
                 None => {
                     plan.create.push((*shard, knowledge.first_epoch(*shard, *epoch)));
                     None
@@ -239,6 +245,7 @@ pub(super) fn plan(
         let withheld = withheld.chain(plan.migrate.drain(..).map(|(shard, _)| shard));
         plan.refused.extend(withheld.map(|shard| (shard, ShardFault::Withheld)));
         plan.host_from = migrations.of_hosts().len();
+        plan.unfinished.clear();
     }
     // Before anything is written: a role that may not create schemas fails at the first shard otherwise.
     if !plan.create.is_empty() && !facts.server.may_create {

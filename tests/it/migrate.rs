@@ -1,6 +1,7 @@
 //! `pgshard migrate` on real servers: busy tables, failures, kills, canaries, moves, and statements without a
 //! transaction.
 
+mod apart;
 mod sessions;
 
 use std::sync::Arc;

@@ -219,7 +219,7 @@ impl<'a> OnHost<'a> {
                 let open = open_move(&worker.client, task.shard).await;
                 self.failed(task.shard, ShardFault::Moving(open));
             }
-            Outcome::Failed(fault) => self.give_up(worker, &task, &steps, fault).await?,
+            Outcome::Failed(fault) | Outcome::Apart(fault) => self.give_up(worker, &task, &steps, fault).await?,
         }
         Ok(())
     }
@@ -228,8 +228,9 @@ impl<'a> OnHost<'a> {
     async fn steps_of(&self, worker: &mut Worker, task: &mut Task, steps: &[Step]) -> Result<Outcome, HostFault> {
         let lost = |error: tokio_postgres::Error| HostFault::Lost { reason: chain(&error) };
         let lock_timeout = self.pace.lock_timeout;
+        let mut is_apart = false;
         while task.done < steps.len() {
-            let next = together(&steps[task.done..]);
+            let next = if is_apart { &steps[task.done..=task.done] } else { together(&steps[task.done..]) };
             let outcome = if next[0].outside.is_none() {
                 transaction::run(&worker.client, task.shard, next, lock_timeout).await.map_err(lost)?
             } else {
@@ -246,6 +247,7 @@ impl<'a> OnHost<'a> {
             };
             match outcome {
                 Outcome::Done => task.done += next.len(),
+                Outcome::Apart(_) => is_apart = true,
                 other => return Ok(other),
             }
         }

@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 
 use super::steps::{Step, record};
 use crate::pg::state;
-use crate::schema::batch::{LOCK_WORK, line, passes, words};
+use crate::schema::batch::{LOCK_WORK, line, passes, wants_commit, words};
 use crate::schema::control::LOCK_SPACE;
 use crate::schema::fault::ShardFault;
 use crate::schema::session::{DISCARD, RESET, SETTINGS};
@@ -22,6 +22,8 @@ pub(super) enum Outcome {
     Done,
     /// They were rolled back for a reason that passes: somebody holds a lock, for the most part.
     Again(ShardFault),
+    /// They were rolled back, and one by one they may succeed.
+    Apart(ShardFault),
     /// They were rolled back.
     Failed(ShardFault),
 }
@@ -66,7 +68,11 @@ pub(super) async fn run(
     }
     let failed = at.checked_sub(before).and_then(|at| steps.get(at));
     let doing = if at < before { HOLD } else { "record the migrations" };
-    Ok(judge(&error, failed, doing))
+    let wants_commit = steps.len() > 1 && error.code().is_some_and(wants_commit);
+    match judge(&error, failed, doing) {
+        Outcome::Failed(fault) if wants_commit => Ok(Outcome::Apart(fault)),
+        outcome => Ok(outcome),
+    }
 }
 
 /// The begin of every transaction of a migration.

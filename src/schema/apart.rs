@@ -1,0 +1,70 @@
+//! One new shard made file by file, where its files do not go into one transaction.
+//!
+//! Invariant: a shard is served whole or not at all. The last transaction writes its row in `pgshard.shard`. From the
+//! one that makes its schema until then a mark stands among the shard's migrations: what has the mark and no row has
+//! served nobody. It is dropped when a file fails, or by the next bootstrap.
+
+use tokio_postgres::Client;
+
+use super::batch::{Failure, Placed, Recipe, WRITE_ROW, begin_work};
+use super::control::Cluster;
+use super::own::UNFINISHED;
+use super::session::settle;
+use crate::pg::quote_ident;
+use crate::shard::ShardId;
+
+/// Makes the shard, with a commit after each file.
+///
+/// # Errors
+/// What failed. What is there then is for [`clear`].
+pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Result<(), Failure> {
+    let (shard, _) = placed;
+    settle(client).await.map_err(Failure::at("begin"))?;
+    let first = format!(
+        "{}{} INSERT INTO pgshard.shard_migration (shard_id, name, checksum) VALUES ({shard}, '{UNFINISHED}', ''); \
+         COMMIT",
+        begin_work(),
+        recipe.create_schema(shard)
+    );
+    client.batch_execute(&first).await.map_err(Failure::at("create the schema"))?;
+    for (name, text, _) in recipe.migrations(shard) {
+        client.batch_execute(&begin_work()).await.map_err(Failure::at("begin"))?;
+        client.batch_execute(&text).await.map_err(|error| Failure::of(name, &text, error))?;
+        // What is deferred is checked now.
+        client.batch_execute("COMMIT").await.map_err(|error| Failure::of(name, &text, error))?;
+        settle(client).await.map_err(Failure::at("reset the session"))?;
+    }
+    client.batch_execute(&recipe.begin(&[placed])).await.map_err(Failure::at(WRITE_ROW))?;
+    let last = format!(
+        "DELETE FROM pgshard.shard_migration WHERE shard_id = {shard} AND name = '{UNFINISHED}'; {} COMMIT",
+        recipe.record(&[placed])
+    );
+    client.batch_execute(&last).await.map_err(Failure::at("record the migrations"))
+}
+
+/// Drops what is left of a shard that was not made to its end. Nothing, where there is no mark, or the shard has a row.
+///
+/// Locks: ACCESS EXCLUSIVE on what is in the schema, which nobody knows.
+///
+/// # Errors
+/// When the connection is lost, or somebody who does know it is in the way for ten seconds.
+pub(super) async fn clear(client: &Client, cluster: &Cluster, shard: ShardId) -> Result<(), tokio_postgres::Error> {
+    settle(client).await?;
+    let schema = quote_ident(&cluster.schema_prefix.schema(shard));
+    let drop = format!(
+        "{} DO $clear$ BEGIN
+            IF EXISTS (SELECT FROM pgshard.shard_migration WHERE shard_id = {shard} AND name = '{UNFINISHED}')
+                AND NOT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = {shard})
+            THEN
+                DROP SCHEMA IF EXISTS {schema} CASCADE;
+                DELETE FROM pgshard.shard_migration WHERE shard_id = {shard};
+            END IF;
+        END $clear$; COMMIT",
+        begin_work()
+    );
+    match client.batch_execute(&drop).await {
+        Ok(()) => Ok(()),
+        Err(error) if client.is_closed() => Err(error),
+        Err(error) => client.batch_execute("ROLLBACK").await.and(Err(error)),
+    }
+}

@@ -1,0 +1,95 @@
+//! Files that do not go into one transaction: a value that is used after it was added, a table that is altered after
+//! its deferred constraint was to be checked.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{World, lines};
+
+const FIRST: (&str, &str) = (
+    "0001_tables.sql",
+    "CREATE TYPE {shard}.mood AS ENUM ('a');
+     CREATE TABLE {shard}.photos (id bigint PRIMARY KEY, mood {shard}.mood);
+     CREATE TABLE {shard}.albums (id bigint PRIMARY KEY,
+        cover bigint REFERENCES {shard}.photos DEFERRABLE INITIALLY DEFERRED)",
+);
+
+const LATER: [(&str, &str); 4] = [
+    ("0002_value.sql", "ALTER TYPE {shard}.mood ADD VALUE 'b'"),
+    ("0003_default.sql", "ALTER TABLE {shard}.photos ALTER mood SET DEFAULT 'b'"),
+    ("0004_rows.sql", "INSERT INTO {shard}.photos VALUES (1); INSERT INTO {shard}.albums VALUES (1, 1)"),
+    ("0005_title.sql", "ALTER TABLE {shard}.albums ADD COLUMN title text"),
+];
+
+/// What the files have made in each shard that is served, rows and all.
+async fn made(world: &World) -> Vec<String> {
+    let db1 = world.servers.app(0).await;
+    let mut made = Vec::new();
+    for schema in lines(&db1, "SELECT schema_name FROM pgshard.shard WHERE state = 'serving' ORDER BY 1").await.lines()
+    {
+        let sql = format!(
+            "SELECT string_agg(name, ' ' ORDER BY name) FROM pgshard.shard_migration JOIN pgshard.shard USING (shard_id)
+             WHERE schema_name = '{schema}' AND name < '0006'
+             UNION ALL SELECT id || coalesce(mood::text, '') FROM {schema}.photos
+             UNION ALL SELECT id || ' ' || cover FROM {schema}.albums
+             UNION ALL SELECT string_agg(attname || coalesce(split_part(pg_get_expr(adbin, adrelid), ':', 1), ''), ' '
+                ORDER BY attrelid::regclass::text, attnum)
+             FROM pg_attribute LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+             WHERE attnum > 0 AND attrelid IN ('{schema}.photos'::regclass, '{schema}.albums'::regclass)"
+        );
+        made.push(lines(&db1, &sql).await);
+    }
+    made
+}
+
+/// Schemas of shards, their rows, and what is recorded of them.
+async fn left(world: &World) -> String {
+    let sql = "SELECT concat_ws(' ', (SELECT count(*) FROM pg_namespace WHERE nspname ~ '^shard_'),
+        (SELECT count(*) FROM pgshard.shard),
+        (SELECT count(*) FROM pgshard.shard_migration WHERE name = 'pgshard:unfinished'))";
+    lines(&world.servers.app(0).await, sql).await.trim().to_owned()
+}
+
+on_each_version! {
+    /// Shards that are there and lack them all get them; so do new shards. A file that fails in a new shard leaves
+    /// nothing, and a bootstrap that is killed nothing that is served: the next one makes it anew.
+    async fn files_that_want_a_commit_between(version) {
+        let world = World::with_tables(&[version], 4, &[FIRST]).await;
+        for (name, sql) in LATER {
+            world.file((&format!("migrations/{name}"), sql));
+        }
+        world.run(&["migrate", "up"]).await.ended(0);
+        let one_by_one = made(&world).await;
+        assert_eq!(one_by_one.len(), 4);
+        assert!(one_by_one[0].contains("mood'b'") && one_by_one[0].contains("title"), "{one_by_one:?}");
+
+        // The same host, empty again.
+        let db1 = world.servers.app(0).await;
+        let wipe = "DO $$ DECLARE name text; BEGIN
+                FOR name IN SELECT nspname FROM pg_namespace WHERE nspname ~ '^(pgshard$|shard_)' LOOP
+                    EXECUTE format('DROP SCHEMA %I CASCADE', name);
+                END LOOP;
+            END $$";
+        db1.batch_execute(wipe).await.unwrap();
+        world.file(("migrations/0006_last.sql", "ALTER TABLE {shard}.nothing ADD COLUMN title text"));
+        let failed = world.run(&["bootstrap"]).await;
+        let said = failed.code() != 0 && failed.stderr.contains("0006_last failed: relation ");
+        assert!(said, "{} {}", failed.stdout, failed.stderr);
+        assert_eq!(left(&world).await, "0 0 0");
+
+        world.file(("migrations/0006_last.sql", "-- {shard}\nSELECT '{shard}', pg_catalog.pg_sleep(0.5)"));
+        let mut killed = world.command(&["bootstrap"], &[]).spawn().unwrap();
+        let asleep = "SELECT pid::text FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        let begun = Instant::now();
+        while lines(&world.servers.superuser(0).await, asleep).await.is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        killed.kill().await.unwrap();
+        assert_eq!(left(&world).await, "1 0 1", "no router finds what is half made");
+        world.run(&["bootstrap"]).await.ended(0);
+        assert_eq!(left(&world).await, "4 4 0");
+        assert_eq!(made(&world).await, one_by_one);
+        world.run(&["check", "--ddl"]).await.ended(0);
+        world.run(&["bootstrap"]).await.ended(0);
+    }
+}
