@@ -164,7 +164,7 @@ pub struct Report {
 /// What bootstrap has done on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostReport {
-    /// The versions of the control schema that were installed.
+    /// The versions of the control schema that were installed, or of which something was made good.
     pub control: Vec<i32>,
     /// The once-per-host migrations that were run.
     pub once: Vec<String>,
@@ -443,12 +443,13 @@ impl Job<'_> {
         let once = self.plan.host_from < migrations.of_hosts().len();
         let plan = &self.plan;
         let nothing = plan.create.is_empty() && plan.migrate.is_empty() && plan.unfinished.is_empty();
-        if nothing && plan.control.is_empty() && !once {
+        let is_whole = plan.control.is_empty() && plan.damaged.is_empty();
+        if nothing && is_whole && !once {
             return Ok(());
         }
         let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
         let mut first = open(self.host).await?;
-        if !self.plan.control.is_empty() {
+        if !is_whole {
             let installed = install(&mut first, &self.request.cluster, &self.host.name).await;
             let versions = installed.map_err(|error| match error {
                 ControlError::Refused(refusals) => HostFault::Refused(refusals),

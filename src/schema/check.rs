@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::clock;
 use super::control::{Cluster, pending, restore};
+use super::damage::damages;
 use super::facts::{
     ControlFacts, FactsError, HostFacts, KeptAudit, RecordedMigration, ShardRow, ShardState, Survey, chain,
 };
@@ -98,6 +99,14 @@ fn unread(findings: &mut Findings, host: &HostName, error: &FactsError) {
     findings.add(Severity::Error, code, Some(host), chain(error), remedy);
 }
 
+/// Whether a schema has the name of a shard past the last one.
+fn is_beyond(schema: &str, cluster: &Cluster) -> bool {
+    let number = schema.strip_prefix(cluster.schema_prefix.as_str()).and_then(|number| number.parse().ok());
+    number
+        .and_then(ShardId::new)
+        .is_some_and(|shard| !cluster.shards.contains(shard) && cluster.schema_prefix.schema(shard) == schema)
+}
+
 fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, cluster: &Cluster, known: &Known<'_>) {
     match pending(facts, cluster, host) {
         Err(refusals) => {
@@ -109,7 +118,18 @@ fn check_host(findings: &mut Findings, host: &HostName, facts: &HostFacts, clust
             let message = "its control schema is of an older version".to_owned();
             findings.add(Severity::Warning, "control_old", Some(host), message, BOOTSTRAP.to_owned());
         }
-        Ok(_) => {}
+        Ok(_) => {
+            for damage in facts.control.iter().filter_map(|control| control.installed.as_ref()).flat_map(damages) {
+                let what = format!("of its control schema: {}", damage.what);
+                findings.add(Severity::Error, "control_damaged", Some(host), what, MEND.to_owned());
+            }
+        }
+    }
+    for schema in facts.schemas.iter().filter(|schema| is_beyond(schema, cluster)) {
+        let what = format!("the schema {schema} is named like a shard, and the cluster has {}", cluster.shards);
+        let name = crate::pg::quote_ident(schema);
+        let remedy = format!("see whether somebody needs what is in it, then DROP SCHEMA {name} CASCADE, or rename it");
+        findings.add(Severity::Warning, "schema_beyond", Some(host), what, remedy);
     }
     match (&facts.control, known.lost_on(host)) {
         (None, Some((shards, by))) => {
@@ -168,6 +188,7 @@ fn check_records(findings: &mut Findings, hosts: &Hosts<'_>, cluster: &Cluster) 
     }
 }
 
+const MEND: &str = "run `pgshard bootstrap`, which makes it as it was";
 const BOOTSTRAP: &str = "run `pgshard bootstrap`";
 const REBUILD: &str = "run `pgshard map rebuild`";
 /// What says, of a shard about which hosts contradict each other, what can be made true of it.

@@ -6,7 +6,8 @@
 use sha2::{Digest, Sha256};
 use tokio_postgres::Client;
 
-use super::facts::{ControlFacts, FactsError, HostFacts, host_facts};
+use super::damage::damages;
+use super::facts::{ControlFacts, FactsError, HostFacts, host_facts, installed};
 use crate::id::Epoch;
 use crate::map::{HostName, print_shards};
 use crate::shard::{KeyKind, SchemaPrefix, ShardCount, ShardId};
@@ -45,6 +46,11 @@ const STEPS: [Step; 8] = [
     Step { version: 7, name: "repair", sql: include_str!("../../migrations/control/0007_repair.sql") },
     Step { version: 8, name: "lent_identity", sql: include_str!("../../migrations/control/0008_lent_identity.sql") },
 ];
+
+/// The migrations of the control schema: version and text.
+pub(super) fn steps() -> impl Iterator<Item = (i32, &'static str)> {
+    STEPS.iter().map(|step| (step.version, step.sql))
+}
 
 /// The version of the control schema that this pgshard works with.
 pub const VERSION: i32 = STEPS[STEPS.len() - 1].version;
@@ -330,8 +336,9 @@ pub(super) fn pending(facts: &HostFacts, cluster: &Cluster, host: &HostName) -> 
     Ok(missing.collect())
 }
 
-/// Installs the control schema on a host, or brings it up to date, and gives the versions that it ran. Two that do so
-/// at the same time wait for each other; the second finds nothing to do.
+/// Installs the control schema on a host, or brings it up to date, and makes anew what of it is missing or altered.
+/// Gives the versions of which it ran something. Two that do so at the same time wait for each other; the second finds
+/// nothing to do.
 ///
 /// # Errors
 /// When the host recorded another cluster or another name than the config says, when rights are missing, and when a
@@ -345,13 +352,20 @@ pub async fn install(client: &mut Client, cluster: &Cluster, host: &HostName) ->
     let lock = format!("SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock({LOCK_SPACE}, {LOCK_CONTROL})");
     transaction.batch_execute(&lock).await.map_err(sql("get the lock on the control schema"))?;
     let facts = host_facts(transaction.client()).await.map_err(ControlError::Facts)?;
-    let versions = pending(&facts, cluster, host).map_err(ControlError::Refused)?;
+    let mut versions = pending(&facts, cluster, host).map_err(ControlError::Refused)?;
     for step in STEPS.iter().filter(|step| versions.contains(&step.version)) {
         transaction.batch_execute(step.sql).await.map_err(sql("run a control migration"))?;
         let record = "INSERT INTO pgshard.control_migration (version, name, checksum) VALUES ($1, $2, $3)";
         let recorded = transaction.execute(record, &[&step.version, &step.name, &checksum(step.sql)]).await;
         recorded.map_err(sql("record a control migration"))?;
     }
+    let installed = installed(transaction.client()).await.map_err(ControlError::Facts)?;
+    for damage in damages(&installed) {
+        transaction.batch_execute(&damage.mend).await.map_err(sql("make good what is missing"))?;
+        versions.push(damage.version);
+    }
+    versions.sort_unstable();
+    versions.dedup();
     if facts.control.is_none() {
         let record = "INSERT INTO pgshard.cluster (shards, epoch_ms, schema_prefix, host_name, key_kind)
             VALUES ($1, $2, $3, $4, $5)";

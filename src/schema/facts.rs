@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::clock::{self, ClockFacts};
 use super::control::LOCK_MOVERS;
+use super::damage::{INSTALLED, Installed};
 use super::known::Record;
 use super::made::MadeSet;
 use crate::map::{HostName, RangeItem, ShardEpoch, parse_ranges};
@@ -109,6 +110,8 @@ pub struct ControlFacts {
     /// Of the shards with a move that is at work or has stopped halfway: that move; nothing where the control schema is
     /// older.
     pub open_moves: BTreeMap<ShardId, OpenMove>,
+    /// What the control schema is made of, where it was read.
+    pub(super) installed: Option<Installed>,
 }
 
 /// How a shard that left can be taken back.
@@ -506,11 +509,20 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         if control.migrations.iter().any(|migration| migration.version == 8) {
             control.still_lent = read_still_lent(client).await?;
         }
+        control.installed = Some(installed(client).await?);
         Some(control)
     } else {
         None
     };
     Ok(HostFacts { server, schemas, of_moves, settings, control, clock: None })
+}
+
+/// What the control schema is made of.
+pub(super) async fn installed(client: &Client) -> Result<Installed, FactsError> {
+    let failed = |source| FactsError::Query { what: "control schema", source };
+    let row = client.query_one(INSTALLED, &[]).await.map_err(failed)?;
+    let read = serde_json::from_str(row.try_get(0).map_err(failed)?);
+    read.map_err(|error| FactsError::Unreadable { what: error.to_string() })
 }
 
 /// A column of the answer to [`SERVER`].

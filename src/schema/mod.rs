@@ -14,6 +14,7 @@ mod clock;
 mod compare;
 mod contents;
 pub mod control;
+mod damage;
 mod facts;
 mod fault;
 mod finding;

@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::bootstrap::Host;
 use super::control::{Cluster, Refusal, pending};
+use super::damage::{Damage, damages};
 use super::facts::{HostFacts, ShardState};
 use super::fault::ShardFault;
 use super::known::{Known, Last};
@@ -29,6 +30,8 @@ use crate::shard::ShardId;
 pub(super) struct HostPlan {
     /// The control migrations to run.
     pub(super) control: Vec<i32>,
+    /// What of the control schema is to be made good.
+    pub(super) damaged: Vec<Damage>,
     /// From which once-per-host migration on.
     pub(super) host_from: usize,
     /// What an earlier bootstrap has left of shards that it was making, to be dropped first.
@@ -192,7 +195,8 @@ pub(super) fn plan(
         let refusal = |drift: &Drift| Refusal::HostMigrations { said: drift.to_string(), remedy: drift.remedy() };
         drifts.iter().map(refusal).collect::<Vec<_>>()
     })?;
-    let mut plan = HostPlan { control: versions, host_from, ..HostPlan::default() };
+    let damaged = control.installed.as_ref().map(damages).unwrap_or_default();
+    let mut plan = HostPlan { control: versions, damaged, host_from, ..HostPlan::default() };
     // Judged once for each set of migrations, not once for each of thousands of shards.
     let mut lacks = BTreeMap::new();
     for set in &control.applied {

@@ -9,6 +9,7 @@ mod balance;
 mod bootstrap;
 mod cli;
 mod contents;
+mod damaged;
 mod dev;
 mod drift;
 mod fence;

@@ -1,0 +1,71 @@
+//! What somebody has broken in the control schema: `check` names it, and what it advises makes it good.
+
+use serde_json::Value;
+
+use crate::support::{World, lines};
+
+/// What is done to a host, and what `check` says of it.
+const DAMAGES: [(&str, &str); 10] = [
+    ("DROP FUNCTION pgshard.look", "its function look is gone"),
+    ("DROP FUNCTION pgshard.fence, pgshard.migrated", "its function fence is gone"),
+    (
+        "CREATE OR REPLACE FUNCTION pgshard.expire_fence(p_shard integer) RETURNS boolean LANGUAGE sql
+            SET search_path = pg_catalog, pg_temp AS 'SELECT true'",
+        "its function expire_fence was altered",
+    ),
+    ("ALTER FUNCTION pgshard.look(integer) RESET search_path", "its function look was altered"),
+    ("ALTER FUNCTION pgshard.open_incoming SECURITY DEFINER", "its function open_incoming was altered"),
+    (
+        "REVOKE ALL ON FUNCTION pgshard.finish_open FROM PUBLIC",
+        "nobody but its owner may call its function finish_open, as routers must",
+    ),
+    (
+        "GRANT EXECUTE ON FUNCTION pgshard.decide TO PUBLIC",
+        "anybody may call its function decide, which is for its owner only",
+    ),
+    ("REVOKE SELECT ON pgshard.shard FROM PUBLIC", "nobody but its owner may read its table shard, as routers must"),
+    ("REVOKE USAGE ON SCHEMA pgshard FROM PUBLIC", "nobody but its owner may use the schema, as routers must"),
+    ("DROP INDEX pgshard.move_one_per_shard", "its index move_one_per_shard is gone"),
+];
+
+async fn found(world: &World) -> Vec<Value> {
+    world.run(&["check"]).await.last()["findings"].as_array().unwrap().clone()
+}
+
+on_each_version! {
+    /// One thing after the other is broken, named, and made good by the remedy; a host that is as it should be has
+    /// nothing to be said of.
+    async fn a_control_schema_that_somebody_has_altered(version) {
+        let world = World::new(&[version], 4).await;
+        let db1 = world.servers.app(0).await;
+        // Functions with all that makes them what they are, and rights.
+        let all = "SELECT p.oid::regprocedure || coalesce(array_to_string(proacl, ' '), '') || pg_get_functiondef(p.oid)
+            FROM pg_proc p WHERE pronamespace = 'pgshard'::regnamespace
+            UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'pgshard'
+            UNION ALL SELECT relname || coalesce(array_to_string(relacl, ' '), '') FROM pg_class
+                WHERE relnamespace = 'pgshard'::regnamespace
+            ORDER BY 1";
+        let whole = lines(&db1, all).await;
+        assert_eq!(found(&world).await, [Value::Null; 0]);
+        for (damage, words) in DAMAGES {
+            db1.batch_execute(damage).await.unwrap();
+            let all_found = found(&world).await;
+            let one = all_found.iter().find(|one| one["message"].as_str().unwrap().ends_with(words));
+            let one = one.unwrap_or_else(|| panic!("{damage}: {all_found:#?}"));
+            assert_eq!((&one["code"], &one["severity"], &one["host"]),
+                (&"control_damaged".into(), &"error".into(), &"db1".into()));
+            assert!(one["remedy"].as_str().unwrap().starts_with("run `pgshard bootstrap`"), "{one}");
+            world.run(&["bootstrap"]).await.ended(0);
+            assert_eq!(found(&world).await, [Value::Null; 0], "{damage}");
+        }
+        let mended = lines(&db1, all).await;
+        assert_eq!(mended.lines().count(), whole.lines().count());
+        assert!(world.run(&["bootstrap"]).await.ended(0).stderr.contains("nothing to do"));
+
+        db1.batch_execute("CREATE SCHEMA shard_0004; CREATE SCHEMA shard_beyond").await.unwrap();
+        let beyond = found(&world).await;
+        assert_eq!((beyond.len(), &beyond[0]["code"]), (1, &"schema_beyond".into()), "{beyond:#?}");
+        db1.batch_execute("DROP SCHEMA \"shard_0004\" CASCADE").await.unwrap();
+        world.run(&["check"]).await.ended(0);
+    }
+}
