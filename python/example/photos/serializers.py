@@ -2,13 +2,13 @@
 
 from rest_framework import serializers
 
+from pgshard.django.contrib.rest_framework import ShardedModelSerializer
 from photos.models import Follow, Photo
 
 
-class PhotoSerializer(serializers.ModelSerializer):
+class PhotoSerializer(ShardedModelSerializer):
     """A photo. Whose it is stands in the address."""
 
-    id = serializers.CharField(read_only=True)
     user = serializers.IntegerField(source="user_id", read_only=True)
 
     class Meta:

@@ -8,7 +8,7 @@ urlpatterns = [
     path("users/<int:user>/photos", views.Photos.as_view()),
     path("users/<int:user>/feed", views.Feed.as_view()),
     path("users/<int:user>/follows", views.Follows.as_view()),
-    path("photos/<int:pk>", views.OnePhoto.as_view()),
-    path("photos/<int:pk>/likes", views.Likes.as_view()),
+    path("photos/<shardid:pk>", views.OnePhoto.as_view()),
+    path("photos/<shardid:pk>/likes", views.Likes.as_view()),
     path("admin/", admin.site.urls),
 ]

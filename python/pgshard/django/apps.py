@@ -7,19 +7,24 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.core.signals import request_finished
+from django.urls import converters
 
 
 class PgshardConfig(AppConfig):
-    """Gives connections back where a request or a task ends, and adds the checks."""
+    """Gives connections back where a request or a task ends, and adds the checks and the path converter `shardid`."""
 
     name = "pgshard.django"
     label = "pgshard"
     verbose_name = "pgshard"
 
     def ready(self) -> None:
-        """Connects the signals."""
+        """For Django."""
         from . import checks as checks
         from .backend.pools import release, request_ended
+        from .converters import ShardIdConverter
+
+        if "shardid" not in converters.get_converters():
+            converters.register_converter(ShardIdConverter, "shardid")
 
         request_finished.connect(request_ended, dispatch_uid="pgshard release")
         celery: Any = sys.modules.get("celery")

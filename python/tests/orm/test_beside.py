@@ -102,6 +102,62 @@ def test_a_validator_of_what_is_unique_needs_the_key(m, p):
     assert Together(data={"user_id": V, "name": "x"}).is_valid()
 
 
+def test_rest_framework_gives_ids_as_texts_and_takes_them(m):
+    from rest_framework import serializers
+
+    from pgshard.django.contrib.rest_framework import ShardedModelSerializer, ShardIdField
+
+    class Photo(ShardedModelSerializer):
+        class Meta:
+            model = m.Photo
+            fields = ["id", "user_id", "title", "album", "tags", "category"]
+
+    album = m.Album.objects.create(user_id=U, name="x")
+    tags = [m.Tag.objects.create(user_id=U, word=word) for word in "ab"]
+    sent = {"user_id": U, "title": "Prague", "album": str(album.pk), "tags": [str(tag.pk) for tag in tags]}
+    asked = Photo(data=sent)
+    assert asked.is_valid(), asked.errors
+    photo = asked.save()
+    assert (photo.album, set(photo.tags.all())) == (album, set(tags))
+    shown = Photo(m.Photo.objects.get(pk=photo.pk)).data
+    assert shown == {"id": str(photo.pk), **sent, "category": None}
+
+    field = ShardIdField()
+    assert field.run_validation(str(album.pk)) == field.run_validation(album.pk) == album.pk
+    for wrong in ("", "x", "1.5", 1.5, True, None, str(2**70), [1]):
+        with pytest.raises(serializers.ValidationError):
+            field.run_validation(wrong)
+    with pytest.raises(serializers.ValidationError, match="no such ID"):
+        # Of shard 16, of 16.
+        field.run_validation(str(16 << 10))
+
+
+def test_a_path_with_an_id(m):
+    from django.http import JsonResponse
+    from django.test import RequestFactory, override_settings
+    from django.urls import Resolver404, path, resolve, reverse
+
+    def show(request, pk):
+        return JsonResponse({"title": m.Photo.objects.get(pk=pk).title})
+
+    class pages:
+        urlpatterns = [path("photos/<shardid:pk>", show, name="photo")]
+
+    photo = m.Photo.objects.create(user_id=V, title="Prague")
+    with override_settings(ROOT_URLCONF=pages):
+        where = reverse("photo", kwargs={"pk": photo.pk})
+        assert where == reverse("photo", kwargs={"pk": str(photo.pk)}) == f"/photos/{photo.pk}"
+        found = resolve(where)
+        assert found.kwargs == {"pk": photo.pk}
+        assert json.loads(found.func(RequestFactory().get(where), **found.kwargs).content) == {"title": "Prague"}
+        # In 35 years from the epoch IDs are negative: the time has all bits but the lower ones.
+        late = (-1 << 23) + (5 << 10)
+        assert resolve(f"/photos/{late}").kwargs == {"pk": late}
+        for wrong in ("x", "", "007", "+7", "1.0", "9" * 19, "1" * 20, str(16 << 10), "٣"):
+            with pytest.raises(Resolver404):
+                resolve(f"/photos/{wrong}")
+
+
 # ---------------------------------------------------------------------------------------------------------------- admin
 
 

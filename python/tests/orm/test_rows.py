@@ -418,3 +418,26 @@ def test_the_shell_of_a_database_opens_in_the_shard(world, m, monkeypatch, tmp_p
     with output.open("w") as file:
         subprocess.run([*args[:1], "-Atc", "SELECT word FROM photos_tag", *args[-1:]], **more, stdout=file)
     assert output.read_text() == "shell\n"
+
+
+def test_tables_of_extra_are_those_of_the_shard(m, p, world):
+    album = m.Album.objects.create(user_id=U, name="Trips")
+    photo = m.Photo.objects.create(user_id=U, album=album, title="Prague")
+    m.Photo.objects.create(user_id=U, title="in none")
+
+    def joined(*tables):
+        of = ["photos_photo.album_id = photos_album.id", "photos_album.name = %s"]
+        return m.Photo.objects.filter(user_id=U).extra(tables=tables, where=of, params=["Trips"])
+
+    assert joined("photos_album").get() == photo
+    assert joined("photos_album").count() == 1
+    assert joined("photos_album").filter(album__name="Trips").get() == photo, "it is there already"
+    with pytest.raises(p.WrongShard, match="Category is not sharded"):
+        list(joined("photos_category"))
+    with world.connect(world.host_of(U)) as connection:
+        connection.execute("CREATE TABLE public.words AS SELECT 'Prague' AS word")
+        try:
+            found = m.Photo.objects.for_key(U).extra(tables=['"public"."words"'], where=["title = word"])
+            assert found.get() == photo
+        finally:
+            connection.execute("DROP TABLE public.words")

@@ -44,9 +44,20 @@ class _Qualified:
         # Only here are tables compiled. All else is compiled by Django's own `compile`, which is called for each column.
         self.compile = self._compile_from
         try:
-            return super().get_from_clause()  # type: ignore[misc]
+            parts, params = super().get_from_clause()  # type: ignore[misc]
         finally:
             del self.compile
+        if self.query.extra_tables:
+            parts = [self._extra(part) for part in parts]
+        return parts, params
+
+    def _extra(self, part: str) -> str:
+        """A part of FROM; with the schema, if it is of `extra(tables=…)`, which Django puts there as they are."""
+        if not part.startswith(", "):
+            return part
+        self._known(part[2:].strip('"'))
+        # One that names its schema is elsewhere, as in `public`.
+        return part if '"."' in part else _put(part, ", ", self.connection.quoted_schema)
 
     def _compile_from(self, node: Any) -> Any:
         sql, params = super().compile(node)  # type: ignore[misc]
