@@ -42,10 +42,12 @@ def serve(*client, only=()):
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.parametrize(
-    "client", [REFERENCE, ROOT / "python" / "tests" / "conformance_client.py"], ids=["reference", "package"]
-)
-def test_a_client_that_keeps_the_rules_passes(client):
+PACKAGE = ROOT / "python" / "tests" / "conformance_client.py"
+
+
+def test_a_client_that_keeps_the_rules_passes():
+    """On each version one of the two clients: it takes as long as twenty other tests."""
+    client = PACKAGE if VERSION == "15" else REFERENCE
     code, report = serve(sys.executable, client)
     assert [(one["scene"], one["why"]) for one in report["scenes"] if not one["passed"]] == []
     assert {one["scene"] for one in report["scenes"]} == set(BROKEN)
@@ -76,6 +78,7 @@ def test_a_client_that_breaks_a_rule_fails(tmp_path):
     assert (code, report["failed"]) == (1, len(BROKEN))
 
 
+@pytest.mark.skipif(VERSION != "18", reason="once is enough: no server's version matters to it")
 def test_a_client_that_does_not_answer_fails():
     code, report = serve("true", only=["calm", "keys"])
     assert code == 1

@@ -89,6 +89,8 @@ class Writer(threading.Thread):
             except Exception as error:  # noqa: BLE001 # whatever it is, the test shows it
                 self.errors.append(error)
             self.longest = max(self.longest, time.monotonic() - began)
+            # So that there is a processor for who moves the shard.
+            time.sleep(0.002)
         self.client.close()
 
 
@@ -119,12 +121,12 @@ def writing(asking, shard, name, work):
 
 def test_nothing_is_lost_while_a_shard_moves_to_and_fro(world, asking):
     def work():
-        for _ in range(3):
+        for _ in range(2):
             world.move(3)
 
     writing(asking, 3, "to and fro", work)
     assert asking.again > 0
-    assert asking.directory.place(3) == Placement(world.host_of(3), 4)
+    assert asking.directory.place(3) == Placement(world.host_of(3), 3)
 
 
 def test_an_error_of_the_applications_own_stays_its_own(client):
@@ -186,7 +188,7 @@ def test_a_move_that_is_decided_and_not_opened_is_opened(world, asking):
 
     def work():
         line = ("move", str(shard), "--to", target, "--yes", "--failpoint", "after decide=kill")
-        assert world.run(*line, may_fail=True).returncode == -signal.SIGKILL
+        assert world.run(*line, may_fail=True, PGSHARD_LEASE_MS="1500").returncode == -signal.SIGKILL
         with world.connect(target) as connection:
             state = "SELECT state FROM pgshard.look(%s)"
             end = time.monotonic() + 60
@@ -196,7 +198,8 @@ def test_a_move_that_is_decided_and_not_opened_is_opened(world, asking):
 
     writing(asking, shard, "decided", work)
     assert asking.directory.place(shard) == Placement(target, 2)
-    world.run("moves", "resume")
+    # The comparison would wait ten seconds for a moment in which nobody writes.
+    world.run("moves", "resume", "--audit-max-s", "0")
     # It was written to before anybody could audit it; the rows were compared above.
     world.run("moves", "complete", "--unaudited", "--yes")
 

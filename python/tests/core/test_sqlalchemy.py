@@ -280,6 +280,8 @@ class Writer(threading.Thread):
                 self.errors.append(error)
             else:
                 self.count += 1
+            # So that there is a processor for who moves the shard.
+            time.sleep(0.005)
 
 
 def test_nothing_is_lost_while_a_shard_moves(made, shards):
@@ -365,6 +367,7 @@ async def test_asyncio_while_a_shard_moves(made, shards, monkeypatch):
         while not stop.is_set():
             await shards.run(user, work)
             counts[number] += 1
+            await asyncio.sleep(0.01)
 
     writers = [asyncio.create_task(writer(number)) for number in range(8)]
     for _ in range(2):

@@ -41,18 +41,27 @@ class Browser:
             "query_string": query.encode(), "headers": [(b"host", b"testserver")],
         }  # fmt: skip
         self.talk = ApplicationCommunicator(get_asgi_application(), scope)
-        self.patience = 60
 
     async def send(self):
         await self.talk.send_input({"type": "http.request", "body": b"", "more_body": False})
 
+    async def receive(self):
+        """The next that the application sends. Raises its error, where that has ended it."""
+        sent = asyncio.ensure_future(self.talk.output_queue.get())
+        await asyncio.wait((sent, self.talk.future), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        if not sent.done():
+            sent.cancel()
+            assert self.talk.future.done(), "the application sends nothing"
+            await self.talk.future
+        return await sent
+
     async def answer(self):
         """The status and the body, once that is whole."""
         await self.send()
-        start = await self.talk.receive_output(timeout=self.patience)
+        start = await self.receive()
         body, more = b"", True
         while more:
-            part = await self.talk.receive_output(timeout=self.patience)
+            part = await self.receive()
             body, more = body + part.get("body", b""), part.get("more_body", False)
         await self.talk.wait(timeout=60)
         return start["status"], body
@@ -173,8 +182,6 @@ def test_an_answer_that_breaks_off_keeps_nothing(m, in_use):
 
     async def work():
         streaming = Browser(f"/users/{U}/titles", "fail=0055")
-        # That the application has failed is seen once no more output came for so long.
-        streaming.patience = 15
         # `failed` keeps the error with all that it has met, as a server may that logs it.
         with pytest.raises(ValueError, match="0055 cannot be sent") as failed:
             await streaming.answer()

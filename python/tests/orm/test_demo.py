@@ -14,7 +14,7 @@ def test_the_demonstration_ends_well():
     env = {**os.environ, "PGSHARD": COMMAND, "PGSHARD_DEMO_PYTHON": sys.executable, "PGSHARD_PG_BIN": programs(VERSION)}
     for name in ("DJANGO_SETTINGS_MODULE", "PGSHARD_CONFIG"):
         env.pop(name, None)
-    done = subprocess.run([ROOT / "script" / "demo-django", "--moves", "3"], env=env, capture_output=True, text=True)
+    done = subprocess.run([ROOT / "script" / "demo-django", "--moves", "2"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing is lost, nothing is there twice" in done.stdout
     assert "its mover is killed" in done.stderr

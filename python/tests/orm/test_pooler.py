@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 
 import pytest
 from pooler import Pooler
@@ -58,6 +59,8 @@ def test_each_thread_gets_its_own_shards_rows_while_they_move(world, m, poolers)
                 assert sum(1 for _ in m.Tag.objects.for_key(user).iterator(chunk_size=5)) == number
                 if number % 5 == 0:
                     release()
+                # So that there is a processor for who moves the shard.
+                time.sleep(0.02)
         except Exception as error:  # noqa: BLE001 # whatever it is, the test shows it
             errors.append((user, error))
         finally:
