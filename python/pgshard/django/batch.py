@@ -26,11 +26,12 @@ from .gather import Errand
 SHARDS_MAX = 64
 """Shards in one statement: a server plans it in a few milliseconds, and it takes a few hundred locks of its table for all."""
 _SCHEMA = '"pgshard schema of this arm"'
+_IDS = "{pgshard IDs of this arm}"
 
 
 @ShardedBigAutoField.register_lookup
 class AnyOf(models.Lookup):
-    """An ID of a list, which is one parameter."""
+    """An ID of those of an arm, which are put in its text: they are integers, and a parameter would be read and written again."""
 
     lookup_name = "pgshard_any"
     prepare_rhs = False
@@ -38,7 +39,7 @@ class AnyOf(models.Lookup):
     def as_sql(self, compiler: Any, connection: Any) -> Any:
         """For Django."""
         lhs, params = self.process_lhs(compiler, connection)
-        return f"{lhs} = ANY(%s)", [*params, self.rhs]
+        return f"{lhs} = ANY('{_IDS}')", params
 
 
 def fetch(queryset: Any, groups: dict[int, list[int]], width: int, end: float | None) -> dict[int, list[Any]]:
@@ -108,8 +109,7 @@ def _in_thread(
 def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[int, list[Any]]:
     where = alias(batch[0])
     wrapper = connections[where]
-    wanted = object()
-    query = queryset._on(where).filter(pk__pgshard_any=wanted)
+    query = queryset._on(where).filter(pk__pgshard_any=_IDS)
     compiler = query.query.get_compiler(using=where)
     real, wrapper.quoted_schema = wrapper.quoted_schema, _SCHEMA
     try:
@@ -120,11 +120,14 @@ def _ask(queryset: Any, groups: dict[int, list[int]], batch: list[int]) -> dict[
     values: list[Any] = []
     for shard in batch:
         schema = cluster().config.schema(shard)
-        arms.append(f"({render(sql.replace(_SCHEMA, quote_name(schema)), schema)})")
-        values += [groups[shard] if value is wanted else value for value in params]
+        ids = "{" + ",".join(map(str, groups[shard])) + "}"
+        arms.append(f"({render(sql.replace(_SCHEMA, quote_name(schema)).replace(_IDS, ids), schema)})")
+        values += params
     wrapper.ensure_connection()
     with wrapper.wrap_database_errors, wrapper.create_cursor() as cursor:
-        cursor.execute(" UNION ALL ".join(arms), values, prepare=False)
+        text = " UNION ALL ".join(arms)
+        # Without parameters the driver does not look for their places.
+        cursor.execute(text, values if values or "%" in text else None, prepare=False)
         rows = cursor.fetchall()
     compiler.execute_sql = lambda *args, **more: [rows]
     query.query.get_compiler = lambda *args, **more: compiler
