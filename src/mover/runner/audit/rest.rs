@@ -1,12 +1,14 @@
 //! What of a shard is no row: where its sequences are, and what it is made of. Read as soon as the target is open,
 //! outside of the snapshots, which have neither.
 
+use std::collections::BTreeSet;
+
 use crate::mover::control::session::Session;
 use crate::mover::definition::sequences;
 use crate::mover::preflight::facts;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::verdict::AuditDifference;
-use crate::schema::catalog::Namespace;
+use crate::schema::catalog::{Address, Constraint, ConstraintKind, Facts, Namespace};
 use crate::schema::fingerprint::{Difference, differences};
 
 /// So many differences of the definitions are told.
@@ -31,11 +33,11 @@ pub(super) async fn compare(
         found.push(AuditDifference { what: which, how, rows: Vec::new() });
     }
     let (ours, theirs) = tokio::try_join!(facts::of_schema(source, &left), facts::of_schema(target, &schema))?;
-    let partitioned = ours.relations.iter().any(|relation| relation.partition_key.is_some());
+    let later: BTreeSet<String> = keys_of_partitioned(&ours).chain(keys_of_partitioned(&theirs)).collect();
     let told: Vec<String> = differences(&ours, &theirs)
         .iter()
         // A foreign key is proved after the open, and that of a partitioned table may come only then.
-        .filter(|one| proved(&one.left) != proved(&one.right) && !(partitioned && comes_later(one)))
+        .filter(|one| proved(&one.left) != proved(&one.right) && !(later.contains(&one.object) && is_on_one_side(one)))
         .map(ToString::to_string)
         .collect();
     if let Some(first) = told.first() {
@@ -49,12 +51,25 @@ pub(super) async fn compare(
     Ok(found)
 }
 
-/// A foreign key, or a comment on one, that one side has and the other has not: before PostgreSQL 18 those of a
-/// partitioned table are made for each partition, and then for the whole. The move does not end without that.
-fn comes_later(one: &Difference) -> bool {
-    let is_key = |text: &Option<String>| text.as_deref().is_some_and(|text| text.starts_with("FOREIGN KEY "));
-    let of_constraint = one.object.starts_with("constraint ");
-    of_constraint && (is_key(&one.left) && one.right.is_none() || is_key(&one.right) && one.left.is_none())
+/// The foreign keys of partitioned tables and of partitions: before PostgreSQL 18 those of a partitioned table are made
+/// for each partition, and then for the whole, which takes them for its own. The move does not end without that.
+fn keys_of_partitioned(facts: &Facts) -> impl Iterator<Item = String> {
+    let names = facts.names();
+    let is_of_partitions = |one: &&Constraint| {
+        let relation = facts.relation(one.relation);
+        one.kind == ConstraintKind::ForeignKey
+            && relation.is_some_and(|relation| relation.partition_key.is_some() || relation.partition.is_some())
+    };
+    let keys = facts.constraints.iter().filter(is_of_partitions);
+    let keys: Vec<String> = keys
+        .filter_map(|key| names.get(&Address::new("pg_constraint", key.oid)).map(|name| name.plain.clone()))
+        .collect();
+    keys.into_iter()
+}
+
+/// A foreign key, or a comment on one, that one side has and the other has not.
+fn is_on_one_side(one: &Difference) -> bool {
+    one.left.is_none() || one.right.is_none()
 }
 
 fn proved(text: &Option<String>) -> Option<&str> {
