@@ -138,19 +138,8 @@ fn properties(facts: &Facts) -> Properties {
     for type_ in &facts.types {
         list.put(name("pg_type", type_.oid), "", type_text(type_));
     }
-    for trigger in &facts.triggers {
-        let object = name("pg_trigger", trigger.oid);
-        list.put(object, "", trigger.definition.clone());
-        list.put(object, "enabled", trigger.enabled.clone());
-    }
-    for policy in &facts.policies {
-        list.put(name("pg_policy", policy.oid), "", policy_text(policy));
-    }
-    for statistics in &facts.statistics {
-        let object = name("pg_statistic_ext", statistics.oid);
-        list.put(object, "", statistics.definition.clone());
-        list.put_some(object, "target", statistics.target.map(|target| target.to_string()).unwrap_or_default());
-    }
+    list.rules(facts, &names);
+    list.privileges_by_default(facts);
     for other in facts.others.iter().filter(|other| !other.kind.starts_with("publication")) {
         // `extension member` says something of an object that is there already.
         let property = if other.object.starts_with(&other.kind) { "" } else { &other.kind };
@@ -218,6 +207,45 @@ impl List {
             detail("options", Some(sorted(&column.options)));
             detail("comment on NOT NULL", column.not_null_comment.clone());
             detail("name of NOT NULL", column.chosen_not_null_name(&relation.name).map(str::to_owned));
+        }
+    }
+
+    /// What acts on rows or hides them, and what they are sorted, searched and counted by.
+    fn rules(&mut self, facts: &Facts, names: &BTreeMap<Address, super::catalog::Name>) {
+        let name = |class: &str, oid: u32| names.get(&Address::new(class, oid)).map_or("?", |name| name.plain.as_str());
+        for trigger in &facts.triggers {
+            let object = name("pg_trigger", trigger.oid);
+            self.put(object, "", trigger.definition.clone());
+            self.put(object, "enabled", trigger.enabled.clone());
+        }
+        for policy in &facts.policies {
+            self.put(name("pg_policy", policy.oid), "", policy_text(policy));
+        }
+        for rule in &facts.rules {
+            let object = name("pg_rewrite", rule.oid);
+            self.put(object, "", view_text::canonical(&rule.definition));
+            self.put(object, "enabled", rule.enabled.clone());
+        }
+        for text in &facts.texts {
+            let object = name(text.kind.class(), text.oid);
+            self.put(object, "", text.definition.clone());
+            self.put_some(object, "mappings", text.mappings.join(", "));
+        }
+        for statistics in &facts.statistics {
+            let object = name("pg_statistic_ext", statistics.oid);
+            self.put(object, "", statistics.definition.clone());
+            self.put_some(object, "target", statistics.target.map(|target| target.to_string()).unwrap_or_default());
+        }
+    }
+
+    fn privileges_by_default(&mut self, facts: &Facts) {
+        for privilege in &facts.default_privileges {
+            let grantee = grantee_text(&privilege.grantee);
+            // On another host the owner may be another role.
+            let of = if privilege.role == facts.owner { "" } else { &privilege.role };
+            let property = format!("{} on {} by default to {grantee} {of}", privilege.privilege, privilege.objects);
+            let value = if privilege.grantable { "with grant option" } else { "" };
+            self.put("schema", property.trim_end(), value.to_owned());
         }
     }
 

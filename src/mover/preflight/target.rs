@@ -147,7 +147,8 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
         .chain(facts.relations.iter().map(|relation| &relation.name))
         .map(String::as_str)
         .collect();
-    for relation in facts.relations.iter().filter(|relation| relation.kind.is_table()) {
+    let collations: BTreeSet<String> = facts.texts.iter().map(|text| quote_ident(&text.name)).collect();
+    for relation in facts.relations.iter().filter(|relation| relation.kind.is_stored()) {
         for column in &relation.columns {
             let used_by = || format!("column {}.{}", relation.name, column.name);
             // The schema's own types are the ones without a schema; so are the built-in ones.
@@ -156,12 +157,12 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
             if !own.contains(unquoted.as_deref().unwrap_or(plain)) {
                 want("type", &column.type_name, used_by(), None);
             }
-            if let Some(collation) = &column.collation {
+            if let Some(collation) = column.collation.as_ref().filter(|name| !collations.contains(*name)) {
                 want("collation", collation, used_by(), None);
             }
         }
         if let Some(method) = &relation.access_method {
-            want("access method", method, format!("table {}", relation.name), None);
+            want("access method", method, format!("{} {}", relation.kind.plain(), relation.name), None);
         }
     }
     let names = facts.names();
@@ -169,6 +170,11 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
         if let Grantee::Role { name } = &grant.grantee {
             let object = names.get(&grant.on).map_or_else(|| "a grant".to_owned(), |object| object.plain.clone());
             want("role", name, object, None);
+        }
+    }
+    for privilege in &facts.default_privileges {
+        if let Grantee::Role { name } = &privilege.grantee {
+            want("role", name, "default privileges of the schema".to_owned(), None);
         }
     }
     for policy in &facts.policies {

@@ -171,9 +171,10 @@ pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, sh
     Ok(true)
 }
 
-/// Takes foreign keys and triggers off an old copy, gives its tables without a key an index by which changes find their
-/// rows, and writes from where on it takes changes. Nothing to do if that was done, or if there is no reverse
-/// replication.
+/// Takes foreign keys, triggers and rules off an old copy, gives its tables without a key an index by which changes
+/// find their rows, and writes from where on it takes changes.
+///
+/// Nothing to do if that was done, or if there is no reverse replication.
 ///
 /// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; behind a reader
 /// it gives up after two seconds.
@@ -226,7 +227,7 @@ pub(crate) async fn drop_constraints(
     dropped
 }
 
-/// Takes foreign keys and triggers out of the facts. Gives the statements that do it in this schema.
+/// Takes foreign keys, triggers and rules out of the facts. Gives the statements that do it in this schema.
 fn take_off(facts: &mut Facts, schema: &str) -> String {
     let mut drops = String::new();
     let mut gone = Vec::new();
@@ -242,7 +243,13 @@ fn take_off(facts: &mut Facts, schema: &str) -> String {
         drops.push_str(&format!("ALTER TABLE {} DROP CONSTRAINT {};\n", table(key.relation), quote_ident(&key.name)));
         gone.push(Address::new("pg_constraint", key.oid));
     }
+    for rule in &facts.rules {
+        drops.push_str(&format!("DROP RULE {} ON {};\n", quote_ident(&rule.name), table(rule.relation)));
+        gone.push(Address::new("pg_rewrite", rule.oid));
+    }
     facts.triggers.clear();
+    facts.rules.clear();
+    facts.reads.retain(|(reader, ..)| reader.class != "pg_rewrite");
     facts.constraints.retain(|constraint| constraint.kind != ConstraintKind::ForeignKey);
     facts.comments.retain(|comment| !gone.contains(&comment.on));
     drops

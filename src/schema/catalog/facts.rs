@@ -26,7 +26,7 @@ impl Address {
 }
 
 /// What the catalogs of one host say of one schema.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Facts {
     /// The schema's name at the time.
     pub(crate) schema: String,
@@ -42,6 +42,8 @@ pub(crate) struct Facts {
     pub(crate) version: u32,
     /// Tables and views, and kinds of relations that are only named here because they cannot be carried.
     pub(crate) relations: Vec<Relation>,
+    /// Where each of them is in that list, by its OID.
+    pub(super) places: BTreeMap<u32, usize>,
     /// Sequences: of identity columns, of serial columns, and free ones.
     pub(crate) sequences: Vec<Sequence>,
     /// Indexes, those of constraints too.
@@ -56,8 +58,14 @@ pub(crate) struct Facts {
     pub(crate) triggers: Vec<Trigger>,
     /// Policies of row level security.
     pub(crate) policies: Vec<Policy>,
+    /// Rules that users made.
+    pub(crate) rules: Vec<Rule>,
     /// Extended statistics.
     pub(crate) statistics: Vec<ExtendedStatistics>,
+    /// Collations, and what searches in texts.
+    pub(crate) texts: Vec<TextObject>,
+    /// Privileges that objects get when they are made.
+    pub(crate) default_privileges: Vec<DefaultPrivilege>,
     /// Comments on any of these and on the schema.
     pub(crate) comments: Vec<Comment>,
     /// How access lists differ from their defaults.
@@ -75,7 +83,7 @@ pub(crate) struct Facts {
 impl Facts {
     /// The relation with this OID.
     pub(crate) fn relation(&self, oid: u32) -> Option<&Relation> {
-        self.relations.iter().find(|relation| relation.oid == oid)
+        self.places.get(&oid).and_then(|at| self.relations.get(*at))
     }
 
     /// The name of the relation with this OID, or `?` for one that is not of this schema.
@@ -565,6 +573,96 @@ pub(crate) struct Policy {
     pub(crate) using: Option<String>,
     /// WITH CHECK.
     pub(crate) check: Option<String>,
+}
+
+/// A rule, other than the one that makes a view.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Rule {
+    /// OID in `pg_rewrite`.
+    pub(crate) oid: u32,
+    /// Name, not quoted.
+    pub(crate) name: String,
+    /// OID of its table or view.
+    pub(crate) relation: u32,
+    /// `O`rigin (the usual), `D`isabled, `R`eplica, `A`lways.
+    pub(crate) enabled: String,
+    /// The whole `CREATE RULE`, with the table's name unqualified.
+    pub(crate) definition: String,
+}
+
+/// What kind of object that texts are sorted or searched by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum TextKind {
+    /// A collation.
+    #[serde(rename = "pg_collation")]
+    Collation,
+    /// A text search dictionary.
+    #[serde(rename = "pg_ts_dict")]
+    Dictionary,
+    /// A text search configuration.
+    #[serde(rename = "pg_ts_config")]
+    Configuration,
+}
+
+impl TextKind {
+    /// The catalog that has its row.
+    pub(crate) fn class(self) -> &'static str {
+        match self {
+            TextKind::Collation => "pg_collation",
+            TextKind::Dictionary => "pg_ts_dict",
+            TextKind::Configuration => "pg_ts_config",
+        }
+    }
+
+    /// `COLLATION` …
+    pub(crate) fn keyword(self) -> &'static str {
+        match self {
+            TextKind::Collation => "COLLATION",
+            TextKind::Dictionary => "TEXT SEARCH DICTIONARY",
+            TextKind::Configuration => "TEXT SEARCH CONFIGURATION",
+        }
+    }
+
+    /// `collation` …
+    pub(crate) fn plain(self) -> &'static str {
+        match self {
+            TextKind::Collation => "collation",
+            TextKind::Dictionary => "text search dictionary",
+            TextKind::Configuration => "text search configuration",
+        }
+    }
+}
+
+/// A collation, a text search dictionary or configuration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct TextObject {
+    /// OID in the catalog of its kind.
+    pub(crate) oid: u32,
+    /// What it is.
+    pub(crate) kind: TextKind,
+    /// Name, not quoted.
+    pub(crate) name: String,
+    /// Owner.
+    pub(crate) owner: String,
+    /// What follows `CREATE COLLATION name`: `(PROVIDER = icu, LOCALE = 'de')`.
+    pub(crate) definition: String,
+    /// Of a configuration, what follows `ADD MAPPING`: `FOR word WITH simple`.
+    pub(crate) mappings: Vec<String>,
+}
+
+/// A privilege that objects get when they are made in the schema.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DefaultPrivilege {
+    /// Whose objects.
+    pub(crate) role: String,
+    /// `TABLES`, `SEQUENCES`, `FUNCTIONS`, `TYPES`.
+    pub(crate) objects: String,
+    /// To whom; the owner is the role.
+    pub(crate) grantee: Grantee,
+    /// `SELECT`, `USAGE` …
+    pub(crate) privilege: String,
+    /// WITH GRANT OPTION.
+    pub(crate) grantable: bool,
 }
 
 /// Extended statistics.

@@ -12,8 +12,9 @@ mod session;
 mod stamp;
 
 pub(crate) use facts::{
-    Address, Attribute, Column, Constraint, ConstraintKind, Facts, Function, Grantee, Index, IndexStatistics, Name,
-    Persistence, Policy, Relation, RelationKind, Sequence, Trigger, Type, TypeKind,
+    Address, Attribute, Column, Comment, Constraint, ConstraintKind, DefaultPrivilege, Facts, Function, Grant, Grantee,
+    Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation, RelationKind, Rule, Sequence, TextKind,
+    TextObject, Trigger, Type, TypeKind,
 };
 pub(crate) use read::read;
 pub use read::{Error, Namespace};

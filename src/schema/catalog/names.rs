@@ -55,7 +55,8 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
         );
     }
     for constraint in &facts.constraints {
-        let domain = facts.types.iter().find(|t| constraint.type_ != 0 && t.oid == constraint.type_);
+        let of_type = || facts.types.iter().find(|t| t.oid == constraint.type_);
+        let domain = (constraint.type_ != 0).then(of_type).flatten();
         let (word, on) = match domain {
             Some(domain) => ("DOMAIN ", domain.name.as_str()),
             None => ("", facts.relation_name(constraint.relation)),
@@ -69,6 +70,12 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
     for policy in &facts.policies {
         let on = facts.relation_name(policy.relation);
         put("pg_policy", policy.oid, attached("policy", "POLICY", &policy.name, "", on));
+    }
+    for rule in &facts.rules {
+        put("pg_rewrite", rule.oid, attached("rule", "RULE", &rule.name, "", facts.relation_name(rule.relation)));
+    }
+    for text in &facts.texts {
+        put(text.kind.class(), text.oid, plain(text.kind.plain(), text.kind.keyword(), &text.name));
     }
     for statistics in &facts.statistics {
         put("pg_statistic_ext", statistics.oid, plain("statistics", "STATISTICS", &statistics.name));

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::{Json, Type};
 
-use super::facts::{Address, Facts};
+use super::facts::{Address, Facts, Relation};
 use super::session::{PINNED, search_path};
 
 /// Which schema: by OID, which a rename does not change, or by name.
@@ -159,7 +159,10 @@ sections! {
     types: "types.sql",
     triggers: "triggers.sql",
     policies: "policies.sql",
+    rules: "rules.sql",
     statistics: "statistics.sql",
+    texts: "texts.sql",
+    default_privileges: "default_privileges.sql",
     comments: "comments.sql",
     grants: "grants.sql",
     others: "others.sql",
@@ -195,6 +198,8 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
         reader.check(&path),
         reader.set(&names, &before),
     )?;
+    let relations: Vec<Relation> = reader.facts("tables and views", sections.relations)?;
+    let places = relations.iter().enumerate().map(|(at, relation)| (relation.oid, at)).collect();
     let parts = reader.facts("parts", sections.parts)?;
     let (edges, reads) = whole_objects(parts, reader.facts("dependencies", sections.edges)?);
     let Head { oid, name, owner, reader: role, reader_bypasses, version } = head;
@@ -205,7 +210,8 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
         reader: role,
         reader_bypasses,
         version,
-        relations: reader.facts("tables and views", sections.relations)?,
+        relations,
+        places,
         sequences: reader.facts("sequences", sections.sequences)?,
         indexes: reader.facts("indexes", sections.indexes)?,
         constraints: reader.facts("constraints", sections.constraints)?,
@@ -213,7 +219,10 @@ pub(crate) async fn read<C: GenericClient + Sync>(client: &C, namespace: &Namesp
         types: reader.facts("types", sections.types)?,
         triggers: reader.facts("triggers", sections.triggers)?,
         policies: reader.facts("policies", sections.policies)?,
+        rules: reader.facts("rules", sections.rules)?,
         statistics: reader.facts("extended statistics", sections.statistics)?,
+        texts: reader.facts("collations and text search objects", sections.texts)?,
+        default_privileges: reader.facts("default privileges", sections.default_privileges)?,
         comments: reader.facts("comments", sections.comments)?,
         grants: reader.facts("grants", sections.grants)?,
         others: reader.facts("other objects", sections.others)?,

@@ -243,7 +243,21 @@ on_each_version! {
                 "ALTER TABLE events_rest_1 DISABLE TRIGGER on_events",
                 "trigger on_events on events_rest_1: enabled: O vs D",
             ),
-            ("CREATE RULE r AS ON INSERT TO marked DO NOTHING", "rule r on table marked"),
+            ("CREATE RULE r AS ON INSERT TO marked DO NOTHING", "rule r on marked: nothing vs CREATE RULE r AS"),
+            ("ALTER TABLE marked ENABLE RULE never", "rule never on marked: enabled: D vs O"),
+            (
+                "ALTER TEXT SEARCH DICTIONARY \"Own words\" (StopWords = 'danish')",
+                "text search dictionary Own words: (TEMPLATE = pg_catalog.snowball, language = 'english', stopwords =",
+            ),
+            (
+                "ALTER TEXT SEARCH CONFIGURATION \"Own search\" DROP MAPPING FOR email",
+                "text search configuration Own search: mappings: ",
+            ),
+            ("ALTER COLLATION bytes RENAME TO octets", "collation octets: nothing vs (PROVIDER = libc"),
+            (
+                "ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT UPDATE ON TABLES TO reader",
+                "schema: UPDATE on TABLES by default to reader: nothing vs is there",
+            ),
             ("CREATE POLICY p ON users", "policy p on users: nothing vs permissive for * to PUBLIC"),
         ] {
             let (stamped, before) =

@@ -187,6 +187,32 @@ COMMENT ON INDEX "by state" IS 'one each';
 GRANT SELECT ON "By state" TO reader;
 GRANT SELECT ("how many") ON "By state" TO writer WITH GRANT OPTION;
 
+CREATE COLLATION "Own ""C""" (LOCALE = 'C');
+CREATE COLLATION bytes (LC_COLLATE = 'POSIX', LC_CTYPE = 'C');
+COMMENT ON COLLATION bytes IS 'by bytes';
+CREATE TEXT SEARCH DICTIONARY "Own words" (TEMPLATE = snowball, Language = 'english', StopWords = 'english');
+CREATE TEXT SEARCH CONFIGURATION "Own search" (PARSER = default);
+ALTER TEXT SEARCH CONFIGURATION "Own search" ADD MAPPING FOR asciiword, word WITH "Own words", simple;
+ALTER TEXT SEARCH CONFIGURATION "Own search" ADD MAPPING FOR email WITH simple;
+COMMENT ON TEXT SEARCH DICTIONARY "Own words" IS 'stems';
+COMMENT ON TEXT SEARCH CONFIGURATION "Own search" IS 'finds';
+CREATE DOMAIN sorted_word AS text COLLATE "Own ""C""";
+CREATE TABLE searched (body text COLLATE bytes, word sorted_word CHECK (word < 'x' COLLATE "Own ""C"""),
+    found tsvector GENERATED ALWAYS AS (to_tsvector('"Own search"', body)) STORED);
+CREATE INDEX ON searched USING gin (found);
+CREATE INDEX ON searched (body, word COLLATE bytes DESC);
+
+CREATE RULE "note ""it""" AS ON INSERT TO marked WHERE NEW.id > 5 DO ALSO
+    (INSERT INTO shard_0007.pg_class (id) VALUES (NEW.id); DELETE FROM shard_0007.pg_class WHERE id IN (SELECT length(lower(u.name)) FROM users u));
+CREATE RULE never AS ON DELETE TO marked DO INSTEAD NOTHING;
+ALTER TABLE marked DISABLE RULE never;
+CREATE RULE always AS ON UPDATE TO searched DO ALSO NOTIFY changed, 'it''s';
+ALTER TABLE searched ENABLE ALWAYS RULE always;
+CREATE RULE replica AS ON INSERT TO searched DO ALSO NOTHING;
+ALTER TABLE searched ENABLE REPLICA RULE replica;
+CREATE RULE into_it AS ON INSERT TO united DO INSTEAD INSERT INTO marked (id) VALUES (NEW.id) RETURNING id::bigint;
+COMMENT ON RULE never ON marked IS 'nobody goes';
+
 ALTER TABLE marked ENABLE ROW LEVEL SECURITY;
 CREATE POLICY "Own ""rows""" ON marked AS RESTRICTIVE FOR UPDATE TO reader, CURRENT_USER
     USING (id IN (SELECT u.id FROM users u JOIN marked m ON m.id = u.id WHERE u.state = 'sad'::mood)) WITH CHECK (lower(id::text) <> '7');
@@ -238,4 +264,8 @@ ALTER TABLE events_2020 DISABLE TRIGGER on_events;
 ALTER TABLE events_rest_0 ENABLE TRIGGER before_events;
 COMMENT ON TRIGGER on_events ON events IS 'notes';
 COMMENT ON TRIGGER "touch it" ON users IS 'touches';
+-- After all else, to which it would be added.
+ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT SELECT, INSERT ON TABLES TO reader;
+ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT EXECUTE ON FUNCTIONS TO writer WITH GRANT OPTION;
+ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT USAGE ON SEQUENCES TO PUBLIC;
 RESET search_path;

@@ -63,6 +63,14 @@ const SCHEMA: &str = r#"
     CREATE MATERIALIZED VIEW {shard}."1st of all" AS
         SELECT sum(n) AS n, '2020-01-01 12:00+00'::timestamptz::text AS shown FROM {shard}.moods;
     CREATE MATERIALIZED VIEW {shard}.not_yet AS SELECT id FROM {shard}.accounts WITH NO DATA;
+    CREATE COLLATION {shard}.by_bytes (LOCALE = 'C');
+    CREATE TABLE {shard}.ruled (id integer PRIMARY KEY, word text COLLATE {shard}.by_bytes, n integer DEFAULT 0);
+    CREATE RULE counted AS ON UPDATE TO {shard}.ruled DO ALSO
+        INSERT INTO {shard}.log VALUES ('2020-01-01', 'updated ' || OLD.id);
+    CREATE RULE kept AS ON DELETE TO {shard}.ruled DO INSTEAD UPDATE {shard}.ruled SET n = -1 WHERE id = OLD.id;
+    CREATE RULE into_happy AS ON INSERT TO {shard}.happy DO INSTEAD INSERT INTO {shard}.ruled (id) VALUES (NEW.id);
+    INSERT INTO {shard}.ruled SELECT g, 'w' || g FROM generate_series(1, 9) g;
+    ALTER DEFAULT PRIVILEGES IN SCHEMA {shard} GRANT SELECT ON TABLES TO PUBLIC;
     CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN INSERT INTO {shard}.log VALUES (clock_timestamp(), TG_OP || ' ' || NEW.full_name); RETURN NEW; END $$;
     CREATE TRIGGER noted AFTER INSERT ON {shard}.accounts FOR EACH ROW EXECUTE FUNCTION {shard}.note();
@@ -196,6 +204,7 @@ on_each_version! {
             WHERE n = 1002;
             UPDATE shard_0000."Ödd ""table""" SET "Spalte mit Leerzeichen" = now()::text WHERE "select" = 1;
             DELETE FROM shard_0000.accounts WHERE full_name = 'new' AND id % 3 = 0;
+            UPDATE shard_0000.ruled SET n = n + 1 WHERE id = 3; DELETE FROM shard_0000.ruled WHERE id = 4;
             INSERT INTO shard_0000.nothing DEFAULT VALUES"#;
         let writer = tokio::spawn({
             let (clients, stop) = (world.all().await, stop.clone());

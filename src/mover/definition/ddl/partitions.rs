@@ -55,7 +55,7 @@ impl Writer<'_> {
     /// Attaches their indexes to this one of a partitioned table.
     pub(super) fn attach_indexes(&self, parent: &Index) -> Vec<String> {
         let name = self.qualified(&parent.name);
-        let parts = self.facts.indexes.iter().filter(|index| index.parent == Some(parent.oid));
+        let parts = self.attached.get(&parent.oid).into_iter().flatten();
         parts.map(|part| format!("ALTER INDEX {name} ATTACH PARTITION {}", self.qualified(&part.name))).collect()
     }
 
@@ -74,9 +74,7 @@ impl Writer<'_> {
         let mut parts = Node { stage: Stage::ForeignKey, sql: Vec::new(), ..whole.clone() };
         parts.address = Address::new("keys of partitions", key.oid);
         for leaf in self.leaves(key.relation) {
-            let is_free = |name: &String| {
-                !self.facts.constraints.iter().any(|other| other.relation == leaf && other.name == *name)
-            };
+            let is_free = |name: &String| !self.constraint_names.contains(&(leaf, name.as_str()));
             let numbered = (1..).map(|n| format!("{}_{n}", key.name.chars().take(40).collect::<String>()));
             let name = std::iter::once(key.name.clone()).chain(numbered).find(is_free).unwrap_or_default();
             parts.sql.push(add(leaf, &name));
@@ -98,7 +96,7 @@ impl Writer<'_> {
 
     /// What is said of a trigger that a partition has from its parent's: its state, where it is another.
     pub(super) fn differs_from_parent(&self, trigger: &Trigger) -> bool {
-        let parent = self.facts.triggers.iter().find(|one| Some(one.oid) == trigger.parent);
+        let parent = trigger.parent.and_then(|parent| self.triggers.get(&parent));
         parent.is_none_or(|parent| parent.enabled != trigger.enabled)
     }
 }

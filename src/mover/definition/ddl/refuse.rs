@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::mover::definition::ddl::Target;
 use crate::mover::definition::refusal::Refusal;
 use crate::schema::catalog::{
-    Address, ConstraintKind, Facts, Function, Grantee, Persistence, Relation, RelationKind, TypeKind,
+    Address, ConstraintKind, Facts, Function, Grantee, Persistence, Relation, RelationKind, TextKind, TypeKind,
 };
 
 /// All reasons to refuse, and the notes.
@@ -18,6 +18,8 @@ pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<
     examined.functions();
     examined.statistics();
     examined.types();
+    examined.texts();
+    examined.default_privileges();
     examined.others();
     examined.comments_and_grants();
     examined.bodies_that_name_the_shard();
@@ -52,6 +54,7 @@ impl Examined<'_> {
         owned.extend(facts.sequences.iter().map(|s| (Address::new("pg_class", s.oid), &s.owner)));
         owned.extend(facts.functions.iter().map(|f| (Address::new("pg_proc", f.oid), &f.owner)));
         owned.extend(facts.statistics.iter().map(|s| (Address::new("pg_statistic_ext", s.oid), &s.owner)));
+        owned.extend(facts.texts.iter().map(|t| (Address::new(t.kind.class(), t.oid), &t.owner)));
         owned.extend(facts.types.iter().map(|t| (Address::new("pg_type", t.oid), &t.owner)));
         for (address, owner) in owned {
             if *owner != facts.reader {
@@ -181,13 +184,9 @@ impl Examined<'_> {
                         "{object}: its NOT NULL loses the name {name}, as versions before 18 keep none."
                     ));
                 }
-                let plain = column.type_name.trim_end_matches("[]");
                 if is_reg(&column.type_name) {
                     let reason = format!("is of type {}, whose values are OIDs of this host", column.type_name);
                     self.refuse(&object, reason, "keep names as text");
-                } else if plain == "oid" || plain == "lo" || plain.ends_with(".lo") {
-                    self.notes
-                        .push(format!("{object} is of type {}; large objects are not carried.", column.type_name));
                 }
             }
         }
@@ -317,6 +316,32 @@ impl Examined<'_> {
         }
     }
 
+    fn texts(&mut self) {
+        for text in self.facts.texts.iter().filter(|text| text.kind == TextKind::Collation) {
+            let object = format!("collation {}", text.name);
+            if text.definition.contains(", RULES = ") {
+                self.since(16, &object, "rules of its own");
+            }
+            if text.definition.starts_with("(PROVIDER = builtin") {
+                self.since(17, &object, "the builtin provider");
+            }
+        }
+    }
+
+    fn default_privileges(&mut self) {
+        let facts = self.facts;
+        for privilege in &facts.default_privileges {
+            if privilege.role != facts.reader {
+                let reason = format!("has default privileges for what {} makes", privilege.role);
+                let remedy = format!("take them away: ALTER DEFAULT PRIVILEGES FOR ROLE {} … REVOKE", privilege.role);
+                self.refuse("schema", reason, remedy);
+            }
+            if privilege.privilege == "MAINTAIN" {
+                self.since(17, "schema", "MAINTAIN granted by default");
+            }
+        }
+    }
+
     fn others(&mut self) {
         for other in &self.facts.others {
             if other.kind.starts_with("publication") {
@@ -324,7 +349,6 @@ impl Examined<'_> {
                 continue;
             }
             let remedy = match other.kind.as_str() {
-                "default acl" => "remove it with ALTER DEFAULT PRIVILEGES IN SCHEMA … REVOKE",
                 "extension member" | "extension" => "keep the extension in a schema of its own",
                 "extension dependent" => "end it with ALTER … NO DEPENDS ON EXTENSION",
                 "security label" => "remove it with SECURITY LABEL … IS NULL",
@@ -379,7 +403,7 @@ impl Examined<'_> {
         let function =
             |address: &Address| facts.functions.iter().find(|f| address.class == "pg_proc" && f.oid == address.oid);
         for (user, used) in &facts.edges {
-            let (true, Some(first)) = (evaluated(user), function(used)) else { continue };
+            let Some(first) = function(used).filter(|_| evaluated(user)) else { continue };
             for reached in reached_from(facts, first) {
                 let text = std::iter::once(&reached.body).chain(&reached.settings);
                 let named = [self.target.final_schema, facts.schema.as_str()];

@@ -1,19 +1,20 @@
 //! One object, its statements.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::mover::definition::ddl::order::Node;
 use crate::mover::definition::ddl::{Refresh, Stage, Statement, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
-    Address, Attribute, Column, Constraint, ConstraintKind, Facts, Function, Grantee, Index, IndexStatistics, Name,
-    Policy, Relation, RelationKind, Sequence, Trigger, Type, TypeKind,
+    Address, Attribute, Column, Comment, Constraint, ConstraintKind, DefaultPrivilege, Facts, Function, Grant, Grantee,
+    Index, IndexStatistics, Name, OwnedBy, Policy, Relation, RelationKind, Rule, Sequence, TextObject, Trigger, Type,
+    TypeKind,
 };
 
 /// `CREATE SCHEMA` and what is said about it.
 pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
-    let writer = Writer { facts, target, names: facts.names() };
+    let writer = Writer::new(facts, target);
     let mut sql = vec![format!("CREATE SCHEMA {}", quote_ident(target.schema))];
     sql.extend(writer.said(&Address::new("pg_namespace", facts.oid)));
     sql.into_iter()
@@ -35,8 +36,11 @@ pub(super) fn refreshes(facts: &Facts, target: &Target<'_>, ordered: &[Node]) ->
 
 /// Every object of the schema, in no particular order.
 pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refusal>) -> Vec<Node> {
-    let writer = Writer { facts, target, names: facts.names() };
+    let writer = Writer::new(facts, target);
     let mut nodes = Vec::new();
+    for text in &facts.texts {
+        nodes.push(writer.node(text.kind.class(), text.oid, Stage::Definition, 0, writer.text(text)));
+    }
     for type_ in &facts.types {
         nodes.push(writer.node("pg_type", type_.oid, Stage::Definition, 0, writer.type_(type_)));
     }
@@ -74,25 +78,8 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
             _ => nodes.push(writer.constraint(constraint)),
         }
     }
-    for index in facts.indexes.iter().filter(|index| index.constraint.is_none()) {
-        let table = quote_ident(facts.relation_name(index.relation));
-        let unique = if index.unique { "UNIQUE " } else { "" };
-        let name = quote_ident(&index.name);
-        let (only, schema) = (writer.only(index.relation), writer.schema());
-        let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {only}{schema}.{table} {}", index.definition)];
-        sql.extend(writer.attach_indexes(index));
-        sql.extend(writer.index_statistics(index));
-        let stage = match index.replica_identity {
-            _ if writer.is_partitioned(index.relation) => Stage::Attached,
-            // By it changes find their rows.
-            true => Stage::PrimaryKey,
-            false => Stage::Index,
-        };
-        let mut node = writer.node("pg_class", index.oid, stage, 1, sql);
-        node.table = Some(facts.relation_name(index.relation).to_owned());
-        node.may_wait = true;
-        nodes.push(node);
-    }
+    let free = facts.indexes.iter().filter(|index| index.constraint.is_none());
+    nodes.extend(free.map(|index| writer.index(index)));
     nodes.extend(facts.triggers.iter().map(|trigger| writer.trigger(trigger, refusals)));
     for policy in &facts.policies {
         // Before the rows: the owner sees them all, and whoever else may, sees what he would see later.
@@ -108,17 +95,67 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
         node.may_wait = true;
         nodes.push(node);
     }
+    nodes.extend(facts.rules.iter().map(|rule| writer.rule(rule)));
     nodes.extend(facts.relations.iter().filter_map(|relation| writer.finish(relation)));
+    nodes.extend(writer.default_privileges());
     nodes
 }
 
+/// What each object's statements are made from, found by what they belong to: a shard may have thousands.
 pub(super) struct Writer<'a> {
     pub(super) facts: &'a Facts,
     pub(super) target: &'a Target<'a>,
     names: BTreeMap<Address, Name>,
+    comments: BTreeMap<&'a Address, Vec<&'a Comment>>,
+    grants: BTreeMap<&'a Address, Vec<&'a Grant>>,
+    /// The sequences of identity columns, by table.
+    identities: BTreeMap<u32, Vec<&'a Sequence>>,
+    /// By table or materialized view.
+    indexes: BTreeMap<u32, Vec<&'a Index>>,
+    /// By the index that they are attached to.
+    pub(super) attached: BTreeMap<u32, Vec<&'a Index>>,
+    /// By their constraint.
+    of_constraints: BTreeMap<u32, &'a Index>,
+    pub(super) triggers: BTreeMap<u32, &'a Trigger>,
+    /// The names of each table's constraints.
+    pub(super) constraint_names: BTreeSet<(u32, &'a str)>,
 }
 
-impl Writer<'_> {
+/// Lists of what has the same key.
+fn by<K: Ord, T>(items: impl Iterator<Item = (K, T)>) -> BTreeMap<K, Vec<T>> {
+    let mut lists: BTreeMap<K, Vec<T>> = BTreeMap::new();
+    for (key, item) in items {
+        lists.entry(key).or_default().push(item);
+    }
+    lists
+}
+
+/// The list of a key, if it has one.
+fn of<'m, K: Ord, T>(lists: &'m BTreeMap<K, Vec<T>>, key: &K) -> impl Iterator<Item = &'m T> {
+    lists.get(key).into_iter().flatten()
+}
+
+impl<'a> Writer<'a> {
+    fn new(facts: &'a Facts, target: &'a Target<'a>) -> Writer<'a> {
+        let identity = |sequence: &'a Sequence| {
+            let owner = sequence.owned_by.as_ref().filter(|by| by.identity)?;
+            Some((owner.relation, sequence))
+        };
+        Writer {
+            facts,
+            target,
+            names: facts.names(),
+            comments: by(facts.comments.iter().map(|comment| (&comment.on, comment))),
+            grants: by(facts.grants.iter().map(|grant| (&grant.on, grant))),
+            identities: by(facts.sequences.iter().filter_map(identity)),
+            indexes: by(facts.indexes.iter().map(|index| (index.relation, index))),
+            attached: by(facts.indexes.iter().filter_map(|index| Some((index.parent?, index)))),
+            of_constraints: facts.indexes.iter().filter_map(|index| Some((index.constraint?, index))).collect(),
+            triggers: facts.triggers.iter().map(|trigger| (trigger.oid, trigger)).collect(),
+            constraint_names: facts.constraints.iter().map(|one| (one.relation, one.name.as_str())).collect(),
+        }
+    }
+
     fn schema(&self) -> String {
         quote_ident(self.target.schema)
     }
@@ -151,7 +188,7 @@ impl Writer<'_> {
             type_.attributes.iter().find(|a| a.number == number).map(|attribute| quote_ident(&attribute.name))
         };
         let mut sql = Vec::new();
-        for comment in self.facts.comments.iter().filter(|comment| comment.on == *address) {
+        for comment in of(&self.comments, &address) {
             let text = quote_literal(&comment.text);
             let on = match (&name.on, column(comment.column)) {
                 (Some((keyword, on)), _) => {
@@ -162,7 +199,7 @@ impl Writer<'_> {
             };
             sql.push(format!("COMMENT ON {on} IS {text}"));
         }
-        for grant in self.facts.grants.iter().filter(|grant| grant.on == *address) {
+        for grant in of(&self.grants, &address) {
             let grantee = role(&grant.grantee);
             let columns = column(grant.column).map(|column| format!(" ({column})")).unwrap_or_default();
             // GRANT says TABLE of views too, and needs it said of none of them.
@@ -278,8 +315,8 @@ impl Writer<'_> {
             Some("heap") if by.is_empty() || self.target.version < 170_000 => String::new(),
             Some(method) => format!(" USING {}", quote_ident(method)),
         };
-        let mut sql =
-            vec![format!("CREATE TABLE {name} ({}){by}{method}{}", columns.join(", "), with(&options_of(table)))];
+        let options = with(&options_of(table));
+        let mut sql = vec![format!("CREATE TABLE {name} ({}){by}{method}{options}", columns.join(", "))];
         if table.row_security {
             sql.push(format!("ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"));
         }
@@ -288,11 +325,7 @@ impl Writer<'_> {
             sql.push(format!("ALTER TABLE {name} FORCE ROW LEVEL SECURITY"));
         }
         sql.extend(self.storage(table));
-        let identities =
-            self.facts.sequences.iter().filter(|sequence| {
-                sequence.owned_by.as_ref().is_some_and(|by| by.identity && by.relation == table.oid)
-            });
-        for sequence in identities {
+        for sequence in of(&self.identities, &table.oid) {
             sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
         }
         sql.extend(self.attach(table));
@@ -334,10 +367,9 @@ impl Writer<'_> {
             ("v", _) => sql += &format!(" GENERATED ALWAYS AS ({expression}) VIRTUAL"),
             (_, identity @ ("a" | "d")) => {
                 let when = if identity == "a" { "ALWAYS" } else { "BY DEFAULT" };
-                let sequence = self.facts.sequences.iter().find(|sequence| {
-                    let by = sequence.owned_by.as_ref();
-                    by.is_some_and(|by| by.identity && by.relation == table.oid && by.column == column.name)
-                });
+                let is_its = |by: &OwnedBy| by.column == column.name;
+                let mut own = of(&self.identities, &table.oid);
+                let sequence = own.find(|sequence| sequence.owned_by.as_ref().is_some_and(is_its));
                 sql += &format!(" GENERATED {when} AS IDENTITY");
                 if let Some(sequence) = sequence {
                     sql += &format!(" (SEQUENCE NAME {} {})", self.qualified(&sequence.name), parameters(sequence));
@@ -384,7 +416,7 @@ impl Writer<'_> {
     }
 
     fn constraint(&self, constraint: &Constraint) -> Node {
-        let index = self.facts.indexes.iter().find(|index| index.constraint == Some(constraint.oid));
+        let index = self.of_constraints.get(&constraint.oid).copied();
         let stage = match constraint.kind {
             ConstraintKind::Check => Stage::Check,
             ConstraintKind::ForeignKey => Stage::ForeignKey,
@@ -412,6 +444,26 @@ impl Writer<'_> {
         node
     }
 
+    fn index(&self, index: &Index) -> Node {
+        let table = quote_ident(self.facts.relation_name(index.relation));
+        let unique = if index.unique { "UNIQUE " } else { "" };
+        let name = quote_ident(&index.name);
+        let (only, schema) = (self.only(index.relation), self.schema());
+        let mut sql = vec![format!("CREATE {unique}INDEX {name} ON {only}{schema}.{table} {}", index.definition)];
+        sql.extend(self.attach_indexes(index));
+        sql.extend(self.index_statistics(index));
+        let stage = match index.replica_identity {
+            _ if self.is_partitioned(index.relation) => Stage::Attached,
+            // By it changes find their rows.
+            true => Stage::PrimaryKey,
+            false => Stage::Index,
+        };
+        let mut node = self.node("pg_class", index.oid, stage, 1, sql);
+        node.table = Some(self.facts.relation_name(index.relation).to_owned());
+        node.may_wait = true;
+        node
+    }
+
     fn index_statistics(&self, index: &Index) -> Vec<String> {
         let name = self.qualified(&index.name);
         let set =
@@ -426,20 +478,55 @@ impl Writer<'_> {
         let state = match trigger.enabled.as_str() {
             _ if is_clone && !self.differs_from_parent(trigger) => None,
             "O" if !is_clone => None,
-            "O" => Some("ENABLE TRIGGER"),
-            "D" => Some("DISABLE TRIGGER"),
-            "R" => Some("ENABLE REPLICA TRIGGER"),
-            "A" => Some("ENABLE ALWAYS TRIGGER"),
-            other => {
-                let (object, remedy) = (format!("trigger {}", trigger.name), "report this: pgshard does not know it");
-                refusals.push(Refusal::new(object, format!("is in state {other}"), remedy));
-                None
-            }
+            other => state_of(other),
         };
-        sql.extend(state.map(|state| format!("ALTER TABLE {table} {state} {}", quote_ident(&trigger.name))));
+        if !["O", "D", "R", "A"].contains(&trigger.enabled.as_str()) {
+            let (object, remedy) = (format!("trigger {}", trigger.name), "report this: pgshard does not know it");
+            refusals.push(Refusal::new(object, format!("is in state {}", trigger.enabled), remedy));
+        }
+        sql.extend(state.map(|state| format!("ALTER TABLE {table} {state} TRIGGER {}", quote_ident(&trigger.name))));
         let mut node = self.node("pg_trigger", trigger.oid, Stage::Trigger, 0, sql);
         node.may_wait = true;
         node
+    }
+
+    /// When the target is opened: before, it would act on what the stream brings.
+    fn rule(&self, rule: &Rule) -> Node {
+        let table = self.qualified(self.facts.relation_name(rule.relation));
+        let mut sql = vec![rule.definition.trim_end().trim_end_matches(';').to_owned()];
+        let state = state_of(&rule.enabled).filter(|_| rule.enabled != "O");
+        sql.extend(state.map(|state| format!("ALTER TABLE {table} {state} RULE {}", quote_ident(&rule.name))));
+        let mut node = self.node("pg_rewrite", rule.oid, Stage::Trigger, 1, sql);
+        node.may_wait = true;
+        node
+    }
+
+    fn text(&self, text: &TextObject) -> Vec<String> {
+        let (keyword, name) = (text.kind.keyword(), self.qualified(&text.name));
+        let create = format!("CREATE {keyword} {name} {}", text.definition);
+        let mappings = text.mappings.iter().map(|mapping| format!("ALTER {keyword} {name} ADD MAPPING {mapping}"));
+        std::iter::once(create).chain(mappings).collect()
+    }
+
+    /// When all objects are there: they have their privileges already.
+    fn default_privileges(&self) -> Option<Node> {
+        let grant = |privilege: &DefaultPrivilege| {
+            let DefaultPrivilege { objects, grantee, privilege, grantable, .. } = privilege;
+            let option = if *grantable { " WITH GRANT OPTION" } else { "" };
+            let (schema, grantee) = (self.schema(), role(grantee));
+            let alter = format!("ALTER DEFAULT PRIVILEGES IN SCHEMA {schema}");
+            format!("{alter} GRANT {privilege} ON {objects} TO {grantee}{option}")
+        };
+        let sql: Vec<String> = self.facts.default_privileges.iter().map(grant).collect();
+        (!sql.is_empty()).then(|| Node {
+            address: Address::new("pg_default_acl", self.facts.oid),
+            stage: Stage::Finish,
+            rank: 9,
+            what: "default privileges".to_owned(),
+            sql,
+            table: None,
+            may_wait: true,
+        })
     }
 
     fn policy(&self, policy: &Policy) -> String {
@@ -474,7 +561,7 @@ impl Writer<'_> {
             "n" => sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY NOTHING")),
             _ => {}
         }
-        for index in self.facts.indexes.iter().filter(|index| index.relation == table.oid) {
+        for index in of(&self.indexes, &table.oid) {
             let index_name = quote_ident(&index.name);
             if index.replica_identity && table.replica_identity == "i" {
                 sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index_name}"));
@@ -495,6 +582,17 @@ impl Writer<'_> {
             table: None,
             may_wait: true,
         })
+    }
+}
+
+/// What `ALTER TABLE` says to bring a trigger or a rule into a state.
+fn state_of(enabled: &str) -> Option<&'static str> {
+    match enabled {
+        "O" => Some("ENABLE"),
+        "D" => Some("DISABLE"),
+        "R" => Some("ENABLE REPLICA"),
+        "A" => Some("ENABLE ALWAYS"),
+        _ => None,
     }
 }
 

@@ -71,6 +71,26 @@ WITH inside AS MATERIALIZED (
     FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_statistic_ext WHERE oid = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass
     UNION ALL
+    SELECT pg_catalog.concat_ws(' ', 'collation', i.oid, x.xmin)
+    FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_collation WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_collation'::pg_catalog.regclass
+    UNION ALL
+    SELECT pg_catalog.concat_ws(' ', 'dictionary', i.oid, x.xmin)
+    FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_ts_dict WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_ts_dict'::pg_catalog.regclass
+    UNION ALL
+    SELECT pg_catalog.concat_ws(' ', 'configuration', i.oid, x.xmin)
+    FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_ts_config WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_ts_config'::pg_catalog.regclass
+    UNION ALL
+    SELECT pg_catalog.concat_ws(' ', 'default privileges', i.oid, x.xmin)
+    FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_default_acl WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_default_acl'::pg_catalog.regclass
+    UNION ALL
+    SELECT pg_catalog.concat_ws(' ', 'mapping', i.oid, x.maptokentype, x.mapseqno, x.xmin)
+    FROM inside i, LATERAL (SELECT maptokentype, mapseqno, xmin FROM pg_catalog.pg_ts_config_map WHERE mapcfg = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_ts_config'::pg_catalog.regclass
+    UNION ALL
     SELECT pg_catalog.concat_ws(' ', 'comment', i.class, i.oid, x.objsubid, x.xmin)
     FROM near i, LATERAL (SELECT objsubid, xmin FROM pg_catalog.pg_description WHERE objoid = i.oid AND classoid = i.class OFFSET 0) x
 )

@@ -71,8 +71,11 @@ WITH member AS MATERIALIZED (
         JOIN pg_catalog.pg_attribute c ON c.attrelid = f.adrelid AND c.attnum = f.adnum
         WHERE f.adrelid = r.oid OFFSET 0) a
     UNION ALL
-    SELECT 'pg_catalog.pg_rewrite'::pg_catalog.regclass, w.oid, 'pg_catalog.pg_class'::pg_catalog.regclass, r.oid
-    FROM relation r, LATERAL (SELECT oid FROM pg_catalog.pg_rewrite WHERE ev_class = r.oid OFFSET 0) w
+    -- The rule that makes a view is a part of it; others stand alone.
+    SELECT 'pg_catalog.pg_rewrite'::pg_catalog.regclass, w.oid,
+        CASE w.rulename WHEN '_RETURN' THEN 'pg_catalog.pg_class'::pg_catalog.regclass ELSE 'pg_catalog.pg_rewrite'::pg_catalog.regclass END,
+        CASE w.rulename WHEN '_RETURN' THEN r.oid ELSE w.oid END
+    FROM relation r, LATERAL (SELECT oid, rulename FROM pg_catalog.pg_rewrite WHERE ev_class = r.oid OFFSET 0) w
     UNION ALL
     -- The triggers of a foreign key are a part of it.
     SELECT 'pg_catalog.pg_trigger'::pg_catalog.regclass, g.oid,

@@ -3,12 +3,10 @@ WITH inside AS MATERIALIZED (SELECT DISTINCT class, oid FROM part)
 SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
     SELECT (pg_catalog.pg_identify_object(m.class, m.oid, 0)).type AS kind, pg_catalog.pg_describe_object(m.class, m.oid, 0) AS object
     FROM member m WHERE m.class NOT IN ('pg_catalog.pg_class'::pg_catalog.regclass, 'pg_catalog.pg_type'::pg_catalog.regclass, 'pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_extension'::pg_catalog.regclass,
-        'pg_catalog.pg_statistic_ext'::pg_catalog.regclass)
+        'pg_catalog.pg_statistic_ext'::pg_catalog.regclass, 'pg_catalog.pg_collation'::pg_catalog.regclass, 'pg_catalog.pg_ts_dict'::pg_catalog.regclass,
+        'pg_catalog.pg_ts_config'::pg_catalog.regclass, 'pg_catalog.pg_default_acl'::pg_catalog.regclass)
     UNION ALL
     SELECT 'extension', pg_catalog.pg_describe_object(m.class, m.oid, 0) FROM member m WHERE m.class = 'pg_catalog.pg_extension'::pg_catalog.regclass
-    UNION ALL
-    SELECT 'rule', pg_catalog.pg_describe_object('pg_catalog.pg_rewrite'::pg_catalog.regclass, w.oid, 0)
-    FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_rewrite WHERE ev_class = r.oid AND rulename <> '_RETURN' OFFSET 0) w
     UNION ALL
     SELECT 'statistics object', pg_catalog.pg_describe_object('pg_catalog.pg_statistic_ext'::pg_catalog.regclass, s.oid, 0)
     FROM relation r, LATERAL (SELECT * FROM pg_catalog.pg_statistic_ext WHERE stxrelid = r.oid AND stxnamespace <> $1 OFFSET 0) s

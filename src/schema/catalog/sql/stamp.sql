@@ -49,6 +49,22 @@
     SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_statistic_ext WHERE oid = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass
     UNION ALL
+    SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_collation WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_collation'::pg_catalog.regclass
+    UNION ALL
+    SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_ts_dict WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_ts_dict'::pg_catalog.regclass
+    UNION ALL
+    SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_ts_config WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_ts_config'::pg_catalog.regclass
+    UNION ALL
+    SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_default_acl WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_default_acl'::pg_catalog.regclass
+    UNION ALL
+    SELECT 'pg_catalog.pg_ts_config_map'::pg_catalog.regclass, i.oid, x.maptokentype, x.xmin
+    FROM inside i, LATERAL (SELECT maptokentype, xmin FROM pg_catalog.pg_ts_config_map WHERE mapcfg = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_ts_config'::pg_catalog.regclass
+    UNION ALL
     SELECT 'pg_catalog.pg_description'::pg_catalog.regclass, i.oid, x.objsubid, x.xmin
     FROM (SELECT class, oid FROM inside UNION ALL SELECT 'pg_catalog.pg_namespace'::pg_catalog.regclass, $1) i,
         LATERAL (SELECT objsubid, xmin FROM pg_catalog.pg_description WHERE objoid = i.oid AND classoid = i.class OFFSET 0) x
