@@ -30,6 +30,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::map::HostName;
+use crate::schema::{DefinitionSurvey, Finding};
 use crate::shard::{SchemaPrefix, ShardId};
 use crate::store::MapStore;
 
@@ -66,7 +67,7 @@ pub(crate) use control::journal::Hold;
 #[cfg(test)]
 pub(crate) use control::session::Session;
 
-use command::{cleanup, progress, repair, requests, resume, rollback};
+use command::{cleanup, movable, progress, repair, requests, resume, rollback};
 use control::context::Context;
 use control::report::report;
 use preflight::survey;
@@ -106,6 +107,15 @@ impl Mover {
     /// Only reads.
     pub async fn plan(&self, request: &Request) -> Result<Plan, Error> {
         survey::plan(&self.context, request).await
+    }
+
+    /// What would stop a move of any of these shards, in the words of a plan: each definition that there is on a host
+    /// is looked at once, in one of its shards. What only a target can lack is not asked, nor what is a matter of rows.
+    ///
+    /// # Cancel safety
+    /// Only reads.
+    pub async fn movable(&self, definitions: &DefinitionSurvey) -> Vec<Finding> {
+        movable::movable(&self.context, definitions).await
     }
 
     /// Moves what the plan says. Returns when every shard has got to its end, good or bad; one shard's failure does not

@@ -81,7 +81,7 @@ const CONSEQUENCES: [&str; 8] = [
 
 /// Collects findings; those that differ in nothing but the shard become one.
 #[derive(Default)]
-pub(super) struct Findings(Vec<(Finding, String)>);
+pub(crate) struct Findings(Vec<(Finding, String)>);
 
 impl Findings {
     /// Adds what is wrong with a host, or the cluster.
@@ -98,7 +98,7 @@ impl Findings {
     }
 
     /// Adds what is wrong with a shard; `what` goes on after "shard 7: ".
-    pub(super) fn add_shard(
+    pub(crate) fn add_shard(
         &mut self,
         severity: Severity,
         code: &'static str,
@@ -140,7 +140,7 @@ impl Findings {
     }
 
     /// The findings, the worst first.
-    pub(super) fn sorted(self) -> Vec<Finding> {
+    pub(crate) fn sorted(self) -> Vec<Finding> {
         let written = |(mut finding, what): (Finding, String)| {
             finding.shards.sort_unstable();
             match finding.shards.len() {

@@ -42,6 +42,7 @@ pub use bootstrap::bootstrap;
 pub use catalog::{Error as CatalogError, Namespace};
 pub use check::check;
 pub use clock::ClockFacts;
+pub(crate) use compare::made_alike;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
 pub use contents::{Contents, Shelf, contents};
 pub use control::{Cluster, restore};
@@ -51,6 +52,7 @@ pub use facts::{
     host_facts, survey, survey_with_clocks,
 };
 pub use fault::{HostFault, ShardFault};
+pub(crate) use finding::Findings;
 pub use finding::{Finding, Severity};
 pub use forget::{Lost, forget, lost_on};
 pub use identity::{AcceptError, Accepted, Identities, RecordError, accept, identities};

@@ -19,6 +19,7 @@ use crate::mover::definition::ddl::{Creation, Target};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::definition::sequences;
 use crate::mover::preflight::identity::{self, Judgement};
+use crate::mover::preflight::large_objects;
 use crate::mover::preflight::table;
 use crate::mover::preflight::target;
 use crate::mover::preflight::target::missing_at_target;
@@ -388,8 +389,7 @@ pub(crate) async fn of_shard(
     (facts.bytes, facts.tables) = (size.get(0)?, size.get::<_, i64>(1)? as usize);
     (facts.materialized_bytes, facts.materialized_views) = (size.get(2)?, size.get::<_, i64>(3)? as usize);
     facts.locks = locks(source, oid).await?;
-    let shapes = table::shapes(source, oid).await?;
-    facts.online = identity::judge(&shapes, &identity::keys(source, &shapes).await?, policy);
+    facts.online = online(source, oid, policy).await?;
     let schema_facts = of_schema(source, &Namespace::Oid(oid)).await?;
     let wanted = Target { schema: &names.incoming(), final_schema: schema, version: version(target).await? };
     match ddl::create(&schema_facts, &wanted) {
@@ -401,13 +401,49 @@ pub(crate) async fn of_shard(
         }
         Err(found) => facts.at_source.extend(found),
     }
-    let crossings = border::crossings(source.client.client(), &Namespace::Oid(oid), prefix).await;
-    let crossings = crossings.map_err(|error| Error::Border { host: source.host.clone(), source: error })?;
-    facts.at_source.extend(crossings.iter().map(Refusal::of_crossing));
+    facts.at_source.extend(crossings(source, oid, prefix).await?);
+    facts.at_source.extend(large_objects::named(source, &schema_facts).await?);
     let missing = missing_at_target(target.client.client(), &schema_facts).await;
     facts.at_target = missing.map_err(|error| target.failed("looking for what the shard needs", error))?;
     facts.at_target.extend(target::rights_missing(source, target, &schema_facts).await?);
     Ok(facts)
+}
+
+/// What a schema's tables have against being copied while they are written to, and what they are lent.
+///
+/// Locks: ACCESS SHARE on catalogs, for two statements.
+async fn online(source: &Session, schema: u32, policy: IdentityPolicy) -> Result<Judgement, Error> {
+    let shapes = table::shapes(source, schema).await?;
+    Ok(identity::judge(&shapes, &identity::keys(source, &shapes).await?, policy))
+}
+
+/// What crosses a schema's border.
+///
+/// Locks: ACCESS SHARE on catalogs, for one statement.
+async fn crossings(source: &Session, schema: u32, prefix: &SchemaPrefix) -> Result<Vec<Refusal>, Error> {
+    let crossings = border::crossings(source.client.client(), &Namespace::Oid(schema), prefix).await;
+    let crossings = crossings.map_err(|error| Error::Border { host: source.host.clone(), source: error })?;
+    Ok(crossings.iter().map(Refusal::of_crossing).collect())
+}
+
+/// What a shard's definition has against any move, to a host of the same version that has all that it needs.
+pub(crate) async fn of_definition(
+    source: &Session,
+    shard: ShardId,
+    prefix: &SchemaPrefix,
+    policy: IdentityPolicy,
+) -> Result<Vec<Refusal>, Error> {
+    let names = Names { schema: prefix.schema(shard) };
+    let Some(oid) = schema_oid(source, &names.schema).await? else { return Ok(Vec::new()) };
+    let facts = of_schema(source, &Namespace::Oid(oid)).await?;
+    let same = Target { schema: &names.incoming(), final_schema: &names.schema, version: version(source).await? };
+    let mut refusals = ddl::create(&facts, &same).err().unwrap_or_default();
+    refusals.extend(crossings(source, oid, prefix).await?);
+    let logical = "SELECT current_setting('wal_level') = 'logical'";
+    if source.row("reading the settings", logical, &[]).await?.get(0)? {
+        refusals.extend(online(source, oid, policy).await?.refusals);
+    }
+    Ok(refusals)
 }
 
 /// The facts of a schema, in a transaction of their own.

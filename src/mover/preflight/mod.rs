@@ -3,6 +3,7 @@
 pub(crate) mod facts;
 pub(crate) mod identity;
 pub(crate) mod key;
+pub(crate) mod large_objects;
 pub(crate) mod plan;
 pub(crate) mod survey;
 pub(crate) mod table;

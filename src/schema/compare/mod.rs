@@ -6,7 +6,7 @@
 //! Invariant: nothing that belongs to one shard alone counts as a difference: its schema's name, and its number
 //! where the others have theirs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::finding::{Finding, Findings, Severity};
 use crate::map::HostName;
@@ -55,16 +55,8 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
         }
     }
     let classes = classes(&all);
-    let mut of_shards: BTreeMap<ShardId, Vec<(usize, usize)>> = BTreeMap::new();
-    for (at, (_, values)) in classes.iter().enumerate() {
-        for (class, (_, shards)) in values.iter().enumerate() {
-            for shard in shards {
-                of_shards.entry(*shard).or_default().push((at, class));
-            }
-        }
-    }
-    let mut groups: HashMap<Vec<(usize, usize)>, Vec<ShardId>> = HashMap::new();
-    for (shard, signature) in of_shards {
+    let mut groups: HashMap<Signature, Vec<ShardId>> = HashMap::new();
+    for (shard, signature) in signatures(&classes) {
         groups.entry(signature).or_default().push(shard);
     }
     let mut groups: Vec<_> = groups.into_iter().collect();
@@ -93,6 +85,37 @@ pub fn compare(survey: &DefinitionSurvey) -> Vec<Finding> {
         }
     }
     findings.sorted()
+}
+
+/// The shards of each host that are made alike, together.
+pub(crate) fn made_alike(survey: &DefinitionSurvey) -> Vec<(HostName, Vec<ShardId>)> {
+    let read = || survey.iter().filter_map(|(host, definitions)| Some((host, definitions.as_ref().ok()?)));
+    let all: Vec<&Property> = read().flat_map(|(_, definitions)| &definitions.0).collect();
+    let signatures = signatures(&classes(&all));
+    let mut groups: BTreeMap<(&HostName, &Signature), BTreeSet<ShardId>> = BTreeMap::new();
+    for (host, definitions) in read() {
+        for shard in definitions.0.iter().flat_map(|property| &property.shards) {
+            if let Some(signature) = signatures.get(shard) {
+                groups.entry((host, signature)).or_default().insert(*shard);
+            }
+        }
+    }
+    groups.into_iter().map(|((host, _), shards)| (host.clone(), shards.into_iter().collect())).collect()
+}
+
+/// Which value a shard has of each property that it has: places in a list of [`Values`], and in each of them.
+type Signature = Vec<(usize, usize)>;
+
+fn signatures(classes: &[Values<'_>]) -> BTreeMap<ShardId, Signature> {
+    let mut of_shards: BTreeMap<ShardId, Signature> = BTreeMap::new();
+    for (at, (_, values)) in classes.iter().enumerate() {
+        for (class, (_, shards)) in values.iter().enumerate() {
+            for shard in shards {
+                of_shards.entry(*shard).or_default().push((at, class));
+            }
+        }
+    }
+    of_shards
 }
 
 /// A property with its values, as far as they were asked for, and the shards that have each.

@@ -16,6 +16,13 @@ fn assert_shown(name: &str, stderr: &str) {
     insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(name, stderr) });
 }
 
+/// What `check --movable` has found.
+fn not_movable(report: &serde_json::Value) -> Vec<String> {
+    let findings = report["findings"].as_array().unwrap().iter();
+    let found = findings.filter(|one| one["code"] == "not_movable");
+    found.map(|one| one["message"].as_str().unwrap().to_owned()).collect()
+}
+
 on_each_version! {
     /// Preflight says everything at once, with the remedies, and changes nothing.
     async fn every_reason_at_once(version) {
@@ -118,6 +125,53 @@ on_each_version! {
         .await
         .unwrap();
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);
+    }
+
+    /// Numbers of large objects would name nothing at the target; other numbers come along.
+    async fn large_objects_are_refused(version) {
+        let world = World::new(&[version, version], 2).await;
+        let db1 = world.servers.app(0).await;
+        db1.batch_execute(
+            "CREATE TABLE shard_0000.images (id int PRIMARY KEY, \"The image\" oid, others oid[]);
+             INSERT INTO shard_0000.images VALUES (1, 7, '{8,9}'), (2, NULL, NULL)",
+        )
+        .await
+        .unwrap();
+        let args = ["move", "0", "--to", "db2", "--plan"];
+        let plan = world.run(&args).await.ended(0).last();
+        assert!(!plan.to_string().contains("large objects"), "{plan}");
+        for (column, value) in [("\"The image\"", "lo_create(0)"), ("others", "ARRAY[7, lo_create(0)]")] {
+            let sql = format!("UPDATE shard_0000.images SET {column} = {value} WHERE id = 2");
+            db1.batch_execute(&sql).await.unwrap();
+            let ran = world.run(&args).await;
+            let said = format!("column images.{} names large objects", column.trim_matches('"'));
+            assert!(ran.ended(4).stderr.contains(&said), "{}", ran.stderr);
+            db1.batch_execute("UPDATE shard_0000.images SET \"The image\" = NULL, others = NULL").await.unwrap();
+        }
+        world.run(&args).await.ended(0);
+    }
+
+    /// What would stop a move is said of all shards beforehand, in the same words, those with one definition together.
+    async fn what_is_not_movable(version) {
+        let world = World::new(&[version, other(version)], 6).await;
+        let movable = ["check", "--movable"];
+        assert_eq!(not_movable(&world.run(&movable).await.last()), [""; 0]);
+        for shard in [0, 1, 4] {
+            let db = world.servers.app(world.host_of(shard)).await;
+            let sql = format!("CREATE UNLOGGED TABLE shard_{shard:04}.scratch (a int)");
+            db.batch_execute(&sql).await.unwrap();
+        }
+        let own = "CREATE VIEW public.everybody AS SELECT * FROM shard_0002.users;
+            CREATE TABLE shard_0002.other (id int, of regclass)";
+        world.servers.app(world.host_of(2)).await.batch_execute(own).await.unwrap();
+        let said = not_movable(&world.run(&movable).await.ended(1).last());
+        let scratch = "table scratch is unlogged, which keeps it from being moved";
+        let together = |shards: &str| said.iter().any(|one| one.contains(shards) && one.contains(scratch));
+        let same_host = world.host_of(4) == world.host_of(0);
+        assert!(together(if same_host { "3 shards (0-1,4)" } else { "2 shards (0-1)" }), "{said:#?}");
+        assert!(said.iter().any(|one| one.starts_with("shard 2: column other.of is of type regclass")), "{said:#?}");
+        assert!(said.iter().any(|one| one.starts_with("shard 2: view public.everybody is bound to")), "{said:#?}");
+        assert_eq!(said.len(), if same_host { 3 } else { 4 }, "{said:#?}");
     }
 
     /// A host without a control schema is no target, and the remedy is named.

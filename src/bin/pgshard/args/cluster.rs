@@ -37,12 +37,17 @@ url says nothing). Every finding has a remedy. The exit code is 1 if anything is
 Examples:
   pgshard check
   pgshard check --ddl
+  pgshard check --movable
   pgshard check --rows
   pgshard check --json | jq -r '.findings[] | [.severity, .host, .shards, .message] | @tsv'")]
 pub(crate) struct Check {
     /// Compare what the shards are made of with each other, too: tables, columns, indexes, functions and all
     #[arg(long)]
     pub(crate) ddl: bool,
+    /// Say what would stop a move of any shard, too, in the words of `pgshard move --plan`: one look at each definition
+    /// that there is, not at each shard
+    #[arg(long)]
+    pub(crate) movable: bool,
     /// Read every row, too, at half speed: for IDs of other shards, or ahead of their shard's clock, and sequences
     /// behind their tables
     #[arg(long)]

@@ -7,10 +7,12 @@ use std::time::Duration;
 use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, ShardMap, print_shards};
+use pgshard::mover::{Observer, Options};
 use pgshard::schema::{self, Finding, HostFacts, Migrations, Severity, Shelf, Survey};
 use serde::Serialize;
 
 use crate::args::Check;
+use crate::commands::relocate;
 use crate::context;
 use crate::exit::Exit;
 use crate::failure::Failure;
@@ -109,8 +111,13 @@ async fn deeper(
         .collect();
     let hosts = || heard.iter().map(|(host, _)| (host.name.clone(), host.connect.clone()));
     findings.extend(schema::sources(hosts()).await);
-    if args.ddl {
-        findings.extend(schema::compare(&schema::definitions(hosts()).await));
+    if args.ddl || args.movable {
+        let definitions = schema::definitions(hosts()).await;
+        findings.extend(schema::compare(&definitions).into_iter().filter(|one| args.ddl || one.code != "ddl_differs"));
+        if args.movable {
+            let mover = relocate::mover(config, Options::default(), Observer::silent());
+            findings.extend(mover.movable(&definitions).await);
+        }
     }
     let mut largest = None;
     if args.rows {

@@ -1,0 +1,48 @@
+//! Large objects: they are in no schema, and no move carries them. A column that names some would name nothing at the
+//! target, or somebody else's.
+
+use crate::mover::control::session::Session;
+use crate::mover::definition::refusal::Refusal;
+use crate::mover::protocol::error::Error;
+use crate::pg::quote_ident;
+use crate::schema::catalog::{Column, Facts, RelationKind};
+
+/// Whether the values of a column may be numbers of large objects: its type is `oid`, or the `lo` of the extension of
+/// that name, or an array of them.
+pub(crate) fn may_name(column: &Column) -> bool {
+    let plain = column.type_name.trim_end_matches("[]");
+    plain == "oid" || plain == "lo" || plain.ends_with(".lo")
+}
+
+/// The columns of a schema's tables that name large objects of this database.
+///
+/// Locks: ACCESS SHARE on each table that has such a column, for one statement, which may read the whole table.
+pub(crate) async fn named(source: &Session, facts: &Facts) -> Result<Vec<Refusal>, Error> {
+    let what = "looking for large objects";
+    let tables = facts.relations.iter().filter(|relation| relation.kind == RelationKind::Table);
+    let columns: Vec<_> = tables
+        .flat_map(|table| table.columns.iter().filter(|column| may_name(column)).map(move |column| (table, column)))
+        .collect();
+    let any = "SELECT EXISTS (SELECT FROM pg_largeobject_metadata)";
+    if columns.is_empty() || !source.row(what, any, &[]).await?.get::<_, bool>(0)? {
+        return Ok(Vec::new());
+    }
+    let mut refusals = Vec::new();
+    for (table, column) in columns {
+        let value = match column.type_name.ends_with("[]") {
+            true => format!("ANY (t.{}::oid[])", quote_ident(&column.name)),
+            false => format!("t.{}::oid", quote_ident(&column.name)),
+        };
+        let table_name = format!("{}.{}", quote_ident(&facts.schema), quote_ident(&table.name));
+        let sql =
+            format!("SELECT EXISTS (SELECT FROM {table_name} t JOIN pg_largeobject_metadata m ON m.oid = {value})");
+        if source.row(what, &sql, &[]).await?.get(0)? {
+            refusals.push(Refusal::new(
+                format!("column {}.{}", table.name, column.name),
+                "names large objects, which are in no schema and would stay behind",
+                "keep them as bytea; or make it a bigint, if its numbers name something else",
+            ));
+        }
+    }
+    Ok(refusals)
+}
