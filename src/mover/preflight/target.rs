@@ -147,17 +147,21 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
         .chain(facts.relations.iter().map(|relation| &relation.name))
         .map(String::as_str)
         .collect();
-    let collations: BTreeSet<String> = facts.texts.iter().map(|text| quote_ident(&text.name)).collect();
+    let collations: BTreeSet<&str> = facts.texts.iter().map(|text| text.name.as_str()).collect();
+    // The catalogs quote a name where it must be.
+    let plain = |name: &str| match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
+        Some(quoted) => quoted.replace("\"\"", "\""),
+        None => name.to_owned(),
+    };
     for relation in facts.relations.iter().filter(|relation| relation.kind.is_stored()) {
         for column in &relation.columns {
             let used_by = || format!("column {}.{}", relation.name, column.name);
             // The schema's own types are the ones without a schema; so are the built-in ones.
-            let plain = column.type_name.trim_end_matches("[]");
-            let unquoted = plain.strip_prefix('"').and_then(|p| p.strip_suffix('"')).map(|p| p.replace("\"\"", "\""));
-            if !own.contains(unquoted.as_deref().unwrap_or(plain)) {
+            if !own.contains(plain(column.type_name.trim_end_matches("[]")).as_str()) {
                 want("type", &column.type_name, used_by(), None);
             }
-            if let Some(collation) = column.collation.as_ref().filter(|name| !collations.contains(*name)) {
+            if let Some(collation) = column.collation.as_ref().filter(|name| !collations.contains(plain(name).as_str()))
+            {
                 want("collation", collation, used_by(), None);
             }
         }
