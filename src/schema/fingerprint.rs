@@ -242,8 +242,8 @@ impl List {
         for privilege in &facts.default_privileges {
             let grantee = grantee_text(&privilege.grantee);
             // On another host the owner may be another role.
-            let of = if privilege.role == facts.owner { "" } else { &privilege.role };
-            let property = format!("{} on {} by default to {grantee} {of}", privilege.privilege, privilege.objects);
+            let role = if privilege.role == facts.owner { "" } else { &privilege.role };
+            let property = format!("{} on {} by default to {grantee} {role}", privilege.privilege, privilege.objects);
             let value = if privilege.grantable { "with grant option" } else { "" };
             self.put("schema", property.trim_end(), value.to_owned());
         }

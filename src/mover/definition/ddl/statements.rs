@@ -131,7 +131,7 @@ fn by<K: Ord, T>(items: impl Iterator<Item = (K, T)>) -> BTreeMap<K, Vec<T>> {
 }
 
 /// The list of a key, if it has one.
-fn of<'m, K: Ord, T>(lists: &'m BTreeMap<K, Vec<T>>, key: &K) -> impl Iterator<Item = &'m T> {
+fn listed<'m, K: Ord, T>(lists: &'m BTreeMap<K, Vec<T>>, key: &K) -> impl Iterator<Item = &'m T> {
     lists.get(key).into_iter().flatten()
 }
 
@@ -188,7 +188,7 @@ impl<'a> Writer<'a> {
             type_.attributes.iter().find(|a| a.number == number).map(|attribute| quote_ident(&attribute.name))
         };
         let mut sql = Vec::new();
-        for comment in of(&self.comments, &address) {
+        for comment in listed(&self.comments, &address) {
             let text = quote_literal(&comment.text);
             let on = match (&name.on, column(comment.column)) {
                 (Some((keyword, on)), _) => {
@@ -199,7 +199,7 @@ impl<'a> Writer<'a> {
             };
             sql.push(format!("COMMENT ON {on} IS {text}"));
         }
-        for grant in of(&self.grants, &address) {
+        for grant in listed(&self.grants, &address) {
             let grantee = role(&grant.grantee);
             let columns = column(grant.column).map(|column| format!(" ({column})")).unwrap_or_default();
             // GRANT says TABLE of views too, and needs it said of none of them.
@@ -325,7 +325,7 @@ impl<'a> Writer<'a> {
             sql.push(format!("ALTER TABLE {name} FORCE ROW LEVEL SECURITY"));
         }
         sql.extend(self.storage(table));
-        for sequence in of(&self.identities, &table.oid) {
+        for sequence in listed(&self.identities, &table.oid) {
             sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
         }
         sql.extend(self.attach(table));
@@ -368,7 +368,7 @@ impl<'a> Writer<'a> {
             (_, identity @ ("a" | "d")) => {
                 let when = if identity == "a" { "ALWAYS" } else { "BY DEFAULT" };
                 let is_its = |by: &OwnedBy| by.column == column.name;
-                let mut own = of(&self.identities, &table.oid);
+                let mut own = listed(&self.identities, &table.oid);
                 let sequence = own.find(|sequence| sequence.owned_by.as_ref().is_some_and(is_its));
                 sql += &format!(" GENERATED {when} AS IDENTITY");
                 if let Some(sequence) = sequence {
@@ -561,7 +561,7 @@ impl<'a> Writer<'a> {
             "n" => sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY NOTHING")),
             _ => {}
         }
-        for index in of(&self.indexes, &table.oid) {
+        for index in listed(&self.indexes, &table.oid) {
             let index_name = quote_ident(&index.name);
             if index.replica_identity && table.replica_identity == "i" {
                 sql.push(format!("ALTER TABLE {name} REPLICA IDENTITY USING INDEX {index_name}"));
