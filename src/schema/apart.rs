@@ -3,8 +3,13 @@
 //! Invariant: a shard is served whole or not at all. The last transaction writes its row in `pgshard.shard`. From the
 //! one that makes its schema until then a mark stands among the shard's migrations: what has the mark and no row has
 //! served nobody. It is dropped when a file fails, or by the next bootstrap.
+//!
+//! A bootstrap whose lock is lost with a connection may be at work still when the next one begins. So the mark names
+//! who makes the shard: only with that mark still there is the row written, and whoever drops a shard has locked the
+//! mark before he looks for the row.
 
 use tokio_postgres::Client;
+use uuid::Uuid;
 
 use super::batch::{Failure, Placed, Recipe, WRITE_ROW, begin_work};
 use super::control::Cluster;
@@ -16,13 +21,13 @@ use crate::shard::ShardId;
 /// Makes the shard, with a commit after each file.
 ///
 /// # Errors
-/// What failed. What is there then is for [`clear`].
-pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed) -> Result<(), Failure> {
+/// What failed. What is there then is for [`clear`] with the same maker.
+pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed, maker: Uuid) -> Result<(), Failure> {
     let (shard, _) = placed;
     settle(client).await.map_err(Failure::at("begin"))?;
     let first = format!(
-        "{}{} INSERT INTO pgshard.shard_migration (shard_id, name, checksum) VALUES ({shard}, '{UNFINISHED}', ''); \
-         COMMIT",
+        "{}{} INSERT INTO pgshard.shard_migration (shard_id, name, checksum) \
+         VALUES ({shard}, '{UNFINISHED}', '{maker}'); COMMIT",
         begin_work(),
         recipe.create_schema(shard)
     );
@@ -36,26 +41,38 @@ pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed) -
     }
     client.batch_execute(&recipe.begin(&[placed])).await.map_err(Failure::at(WRITE_ROW))?;
     let last = format!(
-        "DELETE FROM pgshard.shard_migration WHERE shard_id = {shard} AND name = '{UNFINISHED}'; {} COMMIT",
+        "DO $last$ BEGIN
+            DELETE FROM pgshard.shard_migration
+            WHERE shard_id = {shard} AND name = '{UNFINISHED}' AND checksum = '{maker}';
+            IF NOT FOUND THEN
+                RAISE EXCEPTION 'another bootstrap has taken over shard {shard}';
+            END IF;
+        END $last$; {} COMMIT",
         recipe.record(&[placed])
     );
     client.batch_execute(&last).await.map_err(Failure::at("record the migrations"))
 }
 
-/// Drops what is left of a shard that was not made to its end. Nothing, where there is no mark, or the shard has a row.
+/// Drops what is left of a shard that was not made to its end: of this maker's, or of anybody's. Nothing, where there
+/// is no such mark, or the shard has a row.
 ///
-/// Locks: ACCESS EXCLUSIVE on what is in the schema, which nobody knows.
+/// Locks: the mark's row, and ACCESS EXCLUSIVE on what is in the schema, which nobody knows.
 ///
 /// # Errors
 /// When the connection is lost, or somebody who does know it is in the way for ten seconds.
-pub(super) async fn clear(client: &Client, cluster: &Cluster, shard: ShardId) -> Result<(), tokio_postgres::Error> {
+pub(super) async fn clear(
+    client: &Client,
+    cluster: &Cluster,
+    shard: ShardId,
+    maker: Option<Uuid>,
+) -> Result<(), tokio_postgres::Error> {
     settle(client).await?;
     let schema = quote_ident(&cluster.schema_prefix.schema(shard));
+    let made_by = maker.map(|maker| format!(" AND checksum = '{maker}'")).unwrap_or_default();
     let drop = format!(
         "{} DO $clear$ BEGIN
-            IF EXISTS (SELECT FROM pgshard.shard_migration WHERE shard_id = {shard} AND name = '{UNFINISHED}')
-                AND NOT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = {shard})
-            THEN
+            PERFORM FROM pgshard.shard_migration WHERE shard_id = {shard} AND name = '{UNFINISHED}'{made_by} FOR UPDATE;
+            IF FOUND AND NOT EXISTS (SELECT FROM pgshard.shard WHERE shard_id = {shard}) THEN
                 DROP SCHEMA IF EXISTS {schema} CASCADE;
                 DELETE FROM pgshard.shard_migration WHERE shard_id = {shard};
             END IF;

@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 use tokio_postgres::Client;
 use tokio_postgres::error::{ErrorPosition, SqlState};
+use uuid::Uuid;
 
 use super::apart;
 use super::control::{Cluster, LOCK_SPACE};
@@ -177,11 +178,11 @@ pub(super) async fn run_alone(
     recipe: &Recipe<'_>,
     shard: Placed,
 ) -> Result<Alone, tokio_postgres::Error> {
-    let mut is_apart = false;
+    let (mut is_apart, maker) = (false, Uuid::new_v4());
     for attempt in 1.. {
         let outcome = match is_apart {
             false => transaction(client, recipe, shard).await.map(|locks| Alone::Done { locks }),
-            true => apart::make(client, recipe, shard).await.map(|()| Alone::Apart),
+            true => apart::make(client, recipe, shard, maker).await.map(|()| Alone::Apart),
         };
         let failure = match outcome {
             Ok(done) => return Ok(done),
@@ -199,7 +200,7 @@ pub(super) async fn run_alone(
             continue;
         }
         if is_apart {
-            apart::clear(client, recipe.cluster, shard.0).await?;
+            apart::clear(client, recipe.cluster, shard.0, Some(maker)).await?;
         }
         let at_row = matches!(failure.fault, ShardFault::Statement { doing: WRITE_ROW, .. });
         if at_row && code == Some(&SqlState::UNIQUE_VIOLATION) {

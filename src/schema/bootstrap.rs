@@ -466,7 +466,7 @@ impl Job<'_> {
             outcome?;
         }
         for shard in &plan.unfinished {
-            apart::clear(&first, &self.request.cluster, *shard).await.map_err(|error| lost(&error))?;
+            apart::clear(&first, &self.request.cluster, *shard, None).await.map_err(|error| lost(&error))?;
         }
         if !plan.create.is_empty() {
             let batches = self.probe(progress, &first).await.map_err(|error| lost(&error))?;

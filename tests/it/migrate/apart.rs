@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::{World, lines};
+use crate::support::{Ran, World, lines};
 
 const FIRST: (&str, &str) = (
     "0001_tables.sql",
@@ -49,6 +49,16 @@ async fn left(world: &World) -> String {
     lines(&world.servers.app(0).await, sql).await.trim().to_owned()
 }
 
+/// Waits until the last file is at work in some shard.
+async fn asleep(world: &World) {
+    let asleep = "SELECT pid::text FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+    let begun = Instant::now();
+    while lines(&world.servers.superuser(0).await, asleep).await.is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 on_each_version! {
     /// Shards that are there and lack them all get them; so do new shards. A file that fails in a new shard leaves
     /// nothing, and a bootstrap that is killed nothing that is served: the next one makes it anew.
@@ -77,13 +87,19 @@ on_each_version! {
         assert_eq!(left(&world).await, "0 0 0");
 
         world.file(("migrations/0006_last.sql", "-- {shard}\nSELECT '{shard}', pg_catalog.pg_sleep(0.5)"));
+        // Another bootstrap drops what this one makes, and goes on with it: this one must not call it whole.
+        let robbed = world.command(&["bootstrap"], &[]).spawn().unwrap();
+        asleep(&world).await;
+        let taken = "UPDATE pgshard.shard_migration SET checksum = 'another' WHERE name = 'pgshard:unfinished'";
+        assert_eq!(world.servers.superuser(0).await.execute(taken, &[]).await.unwrap(), 1);
+        let robbed = Ran::of(robbed).await;
+        let said = robbed.code() != 0 && robbed.stderr.contains("another bootstrap has taken over shard ");
+        assert!(said, "{} {}", robbed.stdout, robbed.stderr);
+        assert_eq!(left(&world).await, "4 3 1");
+        db1.batch_execute(wipe).await.unwrap();
+
         let mut killed = world.command(&["bootstrap"], &[]).spawn().unwrap();
-        let asleep = "SELECT pid::text FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
-        let begun = Instant::now();
-        while lines(&world.servers.superuser(0).await, asleep).await.is_empty() {
-            assert!(begun.elapsed() < Duration::from_secs(60));
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        asleep(&world).await;
         killed.kill().await.unwrap();
         assert_eq!(left(&world).await, "1 0 1", "no router finds what is half made");
         world.run(&["bootstrap"]).await.ended(0);
