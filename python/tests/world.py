@@ -40,10 +40,6 @@ class World:
         for host in ("db1", "db2"):
             with self.superuser(host) as connection:
                 connection.execute("ALTER ROLE app CREATEDB")
-                # No test takes the power away. The disk is one for all tests that run, and what is written to it at the end of
-                # each transaction was what they waited for, up to the removal of the files.
-                connection.execute("ALTER SYSTEM SET fsync = off")
-                connection.execute("SELECT pg_reload_conf()")
 
     def command(self, *args: str) -> tuple[list[str], dict[str, str]]:
         """A command line of pgshard and its environment."""
