@@ -4,5 +4,6 @@
 pub(crate) mod border;
 pub(crate) mod ddl;
 pub(crate) mod digest;
+pub(crate) mod drift;
 pub(crate) mod refusal;
 pub(crate) mod sequences;

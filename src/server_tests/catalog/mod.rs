@@ -15,6 +15,7 @@ use super::servers::Servers;
 use crate::dev::Binaries;
 
 mod border;
+mod drift;
 mod refusals;
 
 const RICH: &str = include_str!("rich.sql");

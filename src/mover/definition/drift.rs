@@ -1,0 +1,77 @@
+//! What is left out where the definitions of a shard's two copies are compared after a move: what the move does after
+//! the open, and what servers have half done.
+//!
+//! Invariant: only what is on its way is left out. What a shard has lost is told.
+
+use std::collections::BTreeSet;
+
+use crate::schema::catalog::{Address, Constraint, ConstraintKind, Facts, Index};
+use crate::schema::fingerprint::{Difference, differences};
+
+/// Where the definitions of an old copy and of the open shard differ, without what comes late.
+pub(crate) fn drift(ours: &Facts, theirs: &Facts) -> Vec<Difference> {
+    let keys: BTreeSet<(&str, &str)> = [ours, theirs].into_iter().flat_map(keys_of_partitioned).collect();
+    let may_lack: BTreeSet<String> = [ours, theirs]
+        .into_iter()
+        .flat_map(|facts| late_keys(facts, &keys).into_iter().chain(unfinished_indexes(facts)))
+        .collect();
+    let mut found = differences(ours, theirs);
+    // A foreign key is proved after the open.
+    found.retain(|one| {
+        proved(&one.left) != proved(&one.right) && !(may_lack.contains(&one.object) && is_on_one_side(one))
+    });
+    found
+}
+
+/// The foreign keys of partitioned tables: the table, and what the key says.
+fn keys_of_partitioned(facts: &Facts) -> impl Iterator<Item = (&str, &str)> {
+    let keys = facts.constraints.iter().filter(|key| key.kind == ConstraintKind::ForeignKey);
+    keys.filter_map(|key| {
+        let table = facts.relation(key.relation).filter(|table| table.partition_key.is_some())?;
+        Some((table.name.as_str(), says(key)))
+    })
+}
+
+/// These keys, and those that partitions have of them: before PostgreSQL 18 they are made for each partition, and then
+/// for the whole, which takes them for its own. The move does not end without that.
+fn late_keys(facts: &Facts, keys: &BTreeSet<(&str, &str)>) -> Vec<String> {
+    let of_partitioned = facts.constraints.iter().filter(|key| {
+        let table = facts.relation(key.relation);
+        key.kind == ConstraintKind::ForeignKey
+            && std::iter::successors(table, |table| facts.relation(table.partition.as_ref()?.parent))
+                .any(|table| keys.contains(&(table.name.as_str(), says(key))))
+    });
+    plain_names(facts, of_partitioned.map(|key| Address::new("pg_constraint", key.oid)))
+}
+
+/// What a constraint says, whether it was proved or not.
+fn says(key: &Constraint) -> &str {
+    key.definition.trim_end_matches(NOT_VALID)
+}
+
+/// Indexes of ordinary tables that are not valid. None was there at the fence, or the shard could not have been moved:
+/// they are of a REINDEX CONCURRENTLY or CREATE INDEX CONCURRENTLY that has begun since, at the old copy by the
+/// tables' OIDs (a list of them that it took before the fence), and has not ended.
+fn unfinished_indexes(facts: &Facts) -> Vec<String> {
+    let is_ordinary =
+        |index: &&Index| facts.relation(index.relation).is_some_and(|table| table.partition_key.is_none());
+    let unfinished = facts.indexes.iter().filter(|index| !index.valid).filter(is_ordinary);
+    plain_names(facts, unfinished.map(|index| Address::new("pg_class", index.oid)))
+}
+
+/// The names by which differences call objects.
+fn plain_names(facts: &Facts, objects: impl Iterator<Item = Address>) -> Vec<String> {
+    let names = facts.names();
+    objects.filter_map(|object| names.get(&object).map(|name| name.plain.clone())).collect()
+}
+
+/// One side has it and the other has not.
+fn is_on_one_side(one: &Difference) -> bool {
+    one.left.is_none() || one.right.is_none()
+}
+
+const NOT_VALID: &str = " NOT VALID";
+
+fn proved(text: &Option<String>) -> Option<&str> {
+    text.as_deref().map(|text| text.trim_end_matches(NOT_VALID))
+}

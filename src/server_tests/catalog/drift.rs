@@ -1,0 +1,58 @@
+//! What an audit says of two definitions of one shard.
+
+use super::{facts, run};
+use crate::mover::definition::drift::drift;
+use crate::server_tests::servers::Servers;
+
+/// A table with an index, and a partitioned one with a foreign key; one of its partitions has a foreign key more.
+const TABLES: &str = "
+    CREATE TABLE users (id int PRIMARY KEY, name text);
+    CREATE INDEX users_name ON users (name);
+    INSERT INTO users VALUES (1, 'Ann'), (2, 'Ann');
+    CREATE TABLE events (id int, \"user\" int CONSTRAINT of_user REFERENCES users, parent int) PARTITION BY RANGE (id);
+    CREATE TABLE events_1 PARTITION OF events FOR VALUES FROM (1) TO (10);
+    ALTER TABLE events_1 ADD CONSTRAINT own FOREIGN KEY (parent) REFERENCES users;";
+
+/// What is done to one side, and what is told of it where that is the target.
+const CHANGES: [(&str, &[&str]); 7] = [
+    // It fails, and leaves an index that is not valid, as a REINDEX CONCURRENTLY has one while it works.
+    ("CREATE UNIQUE INDEX CONCURRENTLY users_ccnew ON users (name)", &[]),
+    ("DROP INDEX users_name", &["index users_name: on users USING btree (name) vs nothing"]),
+    ("CREATE INDEX users_more ON users (id, name)", &["index users_more: nothing vs on users USING btree (id, name)"]),
+    ("ALTER TABLE events DROP CONSTRAINT of_user", &[]),
+    // As it is before PostgreSQL 18 until the key of the whole is made.
+    (
+        "ALTER TABLE events DROP CONSTRAINT of_user; \
+         ALTER TABLE events_1 ADD CONSTRAINT of_user FOREIGN KEY (\"user\") REFERENCES users NOT VALID",
+        &[],
+    ),
+    (
+        "ALTER TABLE events_1 DROP CONSTRAINT own",
+        &["constraint own on events_1: FOREIGN KEY (parent) REFERENCES users(id) vs nothing"],
+    ),
+    (
+        "ALTER TABLE events_1 DROP CONSTRAINT own; \
+         ALTER TABLE events_1 ADD CONSTRAINT own FOREIGN KEY (parent) REFERENCES users NOT VALID",
+        &[],
+    ),
+];
+
+on_each_version! {
+    /// What is under way is no loss, on whichever side it is. All else is told.
+    async fn what_is_under_way_is_not_told(version) {
+        let cluster = Servers::start(version, 1);
+        let mut client = cluster.app(0).await;
+        for (change, expected) in CHANGES {
+            for schema in ["source", "target"] {
+                run(&client, &format!("CREATE SCHEMA {schema}; SET search_path = {schema}; {TABLES}")).await;
+            }
+            let failed = client.batch_execute(change).await.is_err();
+            assert_eq!(failed, change.contains("CONCURRENTLY"), "{change}");
+            let (source, target) = (facts(&mut client, "source").await, facts(&mut client, "target").await);
+            let told = |found: Vec<_>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
+            assert_eq!(told(drift(&source, &target)), expected, "{change}");
+            assert_eq!(drift(&target, &source).len(), expected.len(), "{change}");
+            run(&client, "DROP SCHEMA source, target CASCADE").await;
+        }
+    }
+}
