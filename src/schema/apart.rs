@@ -5,8 +5,9 @@
 //! served nobody. It is dropped when a file fails, or by the next bootstrap.
 //!
 //! A bootstrap whose lock is lost with a connection may be at work still when the next one begins. So the mark names
-//! who makes the shard: only with that mark still there is the row written, and whoever drops a shard has locked the
-//! mark before he looks for the row.
+//! who makes the shard: only with that mark still there is a file run or the row written, and whoever drops a shard has
+//! locked the mark before he looks for the row. Else the former could run a file in the schema that the latter has made
+//! anew, and insert the file's rows twice.
 
 use tokio_postgres::Client;
 use uuid::Uuid;
@@ -32,25 +33,30 @@ pub(super) async fn make(client: &Client, recipe: &Recipe<'_>, placed: Placed, m
         recipe.create_schema(shard)
     );
     client.batch_execute(&first).await.map_err(Failure::at("create the schema"))?;
+    let begin = format!("{} {}", begin_work(), with_mark("PERFORM FROM", "FOR SHARE", placed, maker));
     for (name, text, _) in recipe.migrations(shard) {
-        client.batch_execute(&begin_work()).await.map_err(Failure::at("begin"))?;
+        client.batch_execute(&begin).await.map_err(Failure::at("begin"))?;
         client.batch_execute(&text).await.map_err(|error| Failure::of(name, &text, error))?;
         // What is deferred is checked now.
         client.batch_execute("COMMIT").await.map_err(|error| Failure::of(name, &text, error))?;
         settle(client).await.map_err(Failure::at("reset the session"))?;
     }
     client.batch_execute(&recipe.begin(&[placed])).await.map_err(Failure::at(WRITE_ROW))?;
-    let last = format!(
-        "DO $last$ BEGIN
-            DELETE FROM pgshard.shard_migration
-            WHERE shard_id = {shard} AND name = '{UNFINISHED}' AND checksum = '{maker}';
+    let last = format!("{} {} COMMIT", with_mark("DELETE FROM", "", placed, maker), recipe.record(&[placed]));
+    client.batch_execute(&last).await.map_err(Failure::at("record the migrations"))
+}
+
+/// Does something with the mark, or fails where it is not this maker's any more.
+fn with_mark(verb: &str, lock: &str, (shard, _): Placed, maker: Uuid) -> String {
+    format!(
+        "DO $mark$ BEGIN
+            {verb} pgshard.shard_migration
+            WHERE shard_id = {shard} AND name = '{UNFINISHED}' AND checksum = '{maker}' {lock};
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'another bootstrap has taken over shard {shard}';
             END IF;
-        END $last$; {} COMMIT",
-        recipe.record(&[placed])
-    );
-    client.batch_execute(&last).await.map_err(Failure::at("record the migrations"))
+        END $mark$;"
+    )
 }
 
 /// Drops what is left of a shard that was not made to its end: of this maker's, or of anybody's. Nothing, where there

@@ -200,7 +200,12 @@ pub(super) async fn run_alone(
             continue;
         }
         if is_apart {
-            apart::clear(client, recipe.cluster, shard.0, Some(maker)).await?;
+            match apart::clear(client, recipe.cluster, shard.0, Some(maker)).await {
+                Ok(()) => {}
+                Err(error) if client.is_closed() => return Err(error),
+                // Why it was not made is worth more. What is left has the mark: the next bootstrap drops it.
+                Err(_) => return Ok(Alone::Failed(failure.fault)),
+            }
         }
         let at_row = matches!(failure.fault, ShardFault::Statement { doing: WRITE_ROW, .. });
         if at_row && code == Some(&SqlState::UNIQUE_VIOLATION) {

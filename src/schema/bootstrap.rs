@@ -466,7 +466,11 @@ impl Job<'_> {
             outcome?;
         }
         for shard in &plan.unfinished {
-            apart::clear(&first, &self.request.cluster, *shard, None).await.map_err(|error| lost(&error))?;
+            let cleared = apart::clear(&first, &self.request.cluster, *shard, None).await;
+            cleared.map_err(|error| match first.is_closed() {
+                true => lost(&error),
+                false => HostFault::Unfinished { shard: *shard, reason: chain(&error) },
+            })?;
         }
         if !plan.create.is_empty() {
             let batches = self.probe(progress, &first).await.map_err(|error| lost(&error))?;

@@ -4,6 +4,7 @@ use super::control::{Refusal, restore};
 use super::facts::{FactsError, OpenMove, ShardState, chain};
 use super::migrations::Drift;
 use crate::map::{HostName, ShardEpoch};
+use crate::shard::ShardId;
 
 /// Why a shard was left as it was.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -274,6 +275,14 @@ pub enum HostFault {
         /// Why not, with the causes.
         reason: String,
     },
+    /// What an earlier bootstrap has left of a shard, which serves nobody, cannot be dropped.
+    #[error("what an earlier bootstrap has left of shard {shard} cannot be dropped: {reason}")]
+    Unfinished {
+        /// The shard.
+        shard: ShardId,
+        /// Why not, with the causes.
+        reason: String,
+    },
     /// The connection was lost on the way. What was done before stays, unless the server crashed.
     #[error("the connection was lost: {reason}")]
     Lost {
@@ -308,6 +317,9 @@ impl HostFault {
             }
             HostFault::Withheld => "see what is said of the other host".to_owned(),
             HostFault::Migration { .. } => "correct the migration and run the same command again".to_owned(),
+            HostFault::Unfinished { .. } => {
+                "end whoever has locked the shard's tables (pg_locks tells), and run the same command again".to_owned()
+            }
             HostFault::Control { .. } | HostFault::Lost { .. } => "run the same command again".to_owned(),
         }
     }

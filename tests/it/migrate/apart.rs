@@ -87,21 +87,35 @@ on_each_version! {
         assert_eq!(left(&world).await, "0 0 0");
 
         world.file(("migrations/0006_last.sql", "-- {shard}\nSELECT '{shard}', pg_catalog.pg_sleep(0.5)"));
-        // Another bootstrap drops what this one makes, and goes on with it: this one must not call it whole.
+        world.file(("migrations/0007_rows.sql", "CREATE TABLE {shard}.rows ()"));
+        // Another bootstrap drops what this one makes, and goes on with it: this one must do nothing more there.
         let robbed = world.command(&["bootstrap"], &[]).spawn().unwrap();
         asleep(&world).await;
-        let taken = "UPDATE pgshard.shard_migration SET checksum = 'another' WHERE name = 'pgshard:unfinished'";
-        assert_eq!(world.servers.superuser(0).await.execute(taken, &[]).await.unwrap(), 1);
+        // The lock comes when the file has ended, before the next one begins.
+        let taken = "BEGIN; LOCK TABLE pgshard.shard_migration IN EXCLUSIVE MODE;
+            UPDATE pgshard.shard_migration SET checksum = 'another' WHERE name = 'pgshard:unfinished'; COMMIT";
+        world.servers.superuser(0).await.batch_execute(taken).await.unwrap();
         let robbed = Ran::of(robbed).await;
         let said = robbed.code() != 0 && robbed.stderr.contains("another bootstrap has taken over shard ");
         assert!(said, "{} {}", robbed.stdout, robbed.stderr);
         assert_eq!(left(&world).await, "4 3 1");
+        let files = "SELECT count(*)::text FROM pg_class WHERE relname = 'rows'";
+        assert_eq!(lines(&db1, files).await, "3\n", "the file after the take-over is not run");
+        std::fs::remove_file(world.servers.directory().join("migrations/0007_rows.sql")).unwrap();
         db1.batch_execute(wipe).await.unwrap();
 
         let mut killed = world.command(&["bootstrap"], &[]).spawn().unwrap();
         asleep(&world).await;
         killed.kill().await.unwrap();
         assert_eq!(left(&world).await, "1 0 1", "no router finds what is half made");
+        // Somebody looks into what is left, and stays.
+        let visitor = world.servers.app(0).await;
+        let half = lines(&db1, "SELECT nspname FROM pg_namespace WHERE nspname ~ '^shard_'").await;
+        visitor.batch_execute(&format!("BEGIN; LOCK TABLE {}.photos", half.trim())).await.unwrap();
+        let refused = world.run(&["bootstrap"]).await;
+        assert!(refused.code() != 0 && refused.stderr.contains("has left of shard "), "{}", refused.stderr);
+        assert!(refused.stderr.contains("lock timeout"), "{}", refused.stderr);
+        visitor.batch_execute("ROLLBACK").await.unwrap();
         world.run(&["bootstrap"]).await.ended(0);
         assert_eq!(left(&world).await, "4 4 0");
         assert_eq!(made(&world).await, one_by_one);
