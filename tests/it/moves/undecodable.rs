@@ -6,6 +6,9 @@ use tokio_postgres::Client;
 
 use crate::support::{Ran, World, lines};
 
+/// So many rows are inserted in one statement, slowly enough for what is done meanwhile.
+const SLOWLY: usize = 80;
+
 /// Waits until a query gives true.
 async fn until(client: &Client, sql: &str) {
     for _ in 0..3000 {
@@ -28,19 +31,23 @@ async fn write_what_nobody_can_decode(world: &World, host: usize) {
     let file = lines(&superuser, file).await;
     let another =
         |file: &str| format!("UPDATE pg_class SET relfilenode = {file} WHERE oid = 'shard_0000.users'::regclass");
+    // A sequence's value is seen before its transaction ends: it tells which row is being inserted.
+    app.batch_execute("CREATE SEQUENCE public.inserted CYCLE MAXVALUE 1000000").await.unwrap();
     // With IDs of its own: `next_id()` would look at the catalogs again.
     let slowly = format!(
-        "INSERT INTO shard_0000.users (id, name) SELECT {host} * 100 + n, n || pg_sleep(0.05)::text \
-         FROM generate_series(1, 40) n"
+        "INSERT INTO shard_0000.users (id, name) SELECT {host} * 1000 + n, \
+            nextval('public.inserted')::text || pg_sleep(0.05)::text FROM generate_series(1, {SLOWLY}) n"
     );
-    let inserts = tokio::spawn(async move { app.batch_execute(&slowly).await });
-    let is_at_it = "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE 'INSERT INTO shard_0000.users%' \
-                    AND wait_event = 'PgSleep'";
-    until(&superuser, is_at_it).await;
-    // Later it has all that it needs of the catalogs.
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let inserts = tokio::spawn(async move {
+        app.batch_execute(&slowly).await?;
+        app.batch_execute("DROP SEQUENCE public.inserted").await
+    });
+    let row = async |row: i64| until(&superuser, &format!("SELECT last_value > {row} FROM public.inserted")).await;
+    // After some rows it has all that it needs of the catalogs.
+    row(10).await;
     superuser.batch_execute(&another("2000000000")).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let at = lines(&superuser, "SELECT last_value::text FROM public.inserted").await;
+    row(at.trim().parse::<i64>().unwrap() + 3).await;
     superuser.batch_execute(&another(file.trim())).await.unwrap();
     inserts.await.unwrap().unwrap();
 }
@@ -69,7 +76,7 @@ on_each_version! {
         world.run(&["moves", "resume", id]).await.ended(0);
         assert_eq!(world.state(1, 0).await, "serving");
         assert_eq!(users(&world, 1, "shard_0000").await, users(&world, 0, "shard_0000__left_e1").await);
-        assert_eq!(users(&world, 1, "shard_0000").await.lines().count(), 140);
+        assert_eq!(users(&world, 1, "shard_0000").await.lines().count(), 100 + SLOWLY);
 
         write_what_nobody_can_decode(&world, 1).await;
         let mut feed = world.command(&["moves", "feed"], &[]).spawn().unwrap();
