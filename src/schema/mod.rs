@@ -58,7 +58,7 @@ pub use forget::{Lost, forget, lost_on};
 pub use identity::{AcceptError, Accepted, Identities, RecordError, accept, identities};
 pub use known::Record;
 pub use made::{MadeSet, RESTORE, lacking_on};
-pub use measure::{Measure, measure};
+pub use measure::{Measure, Sizes, measure};
 pub use migrate::migrate;
 pub use migrations::{Drift, Migration, MigrationMistake, Migrations, MigrationsError};
 pub use rebuild::{Rebuilt, rebuild_map};

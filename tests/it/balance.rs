@@ -4,6 +4,7 @@
 use pgshard::ShardCount;
 use pgshard::config::Config;
 use pgshard::dev::config_text;
+use pgshard::schema::{self, Sizes};
 use rustix::process::{Signal, kill_process};
 
 use crate::support::{Ran, TABLES, TestCluster, World, Writers, go_on, other, stopped};
@@ -36,6 +37,33 @@ async fn small_start(versions: &[u32], first: usize, shards: u16) -> World {
 }
 
 on_each_version! {
+    /// Where sizes decide nothing no table is opened for its size that ANALYZE has seen; others are, and a limit of a
+    /// host wants all of them.
+    async fn sizes_that_decide_nothing(version) {
+        let world = small_start(&[version], 1, 2).await;
+        let db1 = world.servers.app(0).await;
+        for shard in ["shard_0000", "shard_0001"] {
+            let rows = "SELECT repeat('x', 500) FROM generate_series(1, 1000)";
+            let fill = format!("INSERT INTO {shard}.users (name) {rows}");
+            db1.batch_execute(&fill).await.unwrap();
+        }
+        let client = world.servers.app(0).await;
+        let measured = async |sizes| schema::measure(&client, sizes).await.unwrap();
+        let (exact, unseen) = (measured(Sizes::Exact).await, measured(Sizes::Estimated).await);
+        assert_eq!(exact, unseen);
+        db1.batch_execute("VACUUM ANALYZE").await.unwrap();
+        let (exact, estimated) = (measured(Sizes::Exact).await, measured(Sizes::Estimated).await);
+        for (shard, exact) in &exact {
+            let (exact, estimated) = (exact.bytes, estimated[shard].bytes);
+            // Without the maps of free space and of what is visible, which no catalog has.
+            assert!(estimated <= exact && exact - estimated < 200_000 && estimated > 500_000, "{exact} {estimated}");
+        }
+        db1.batch_execute("BEGIN; LOCK TABLE shard_0001.users").await.unwrap();
+        world.run(&["rebalance", "--plan", "--by", "count"]).await.ended(0);
+        let refused = world.run(&["rebalance", "--plan"]).await;
+        assert!(refused.ended(1).stderr.contains("lock timeout"), "{}", refused.stderr);
+    }
+
     /// A host that does not fit is refused, what its shards will lack is named, and no password is taken from the
     /// command line.
     async fn a_host_is_checked_before_it_is_added(version) {

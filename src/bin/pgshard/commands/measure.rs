@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use pgshard::ShardId;
 use pgshard::config::{Config, HostConfig};
 use pgshard::map::{HostName, print_shards};
-use pgshard::schema::{self, Measure};
+use pgshard::schema::{self, Measure, Sizes};
 
 use super::moves;
 use crate::args::By;
@@ -40,14 +40,17 @@ pub(crate) async fn weigh(
     sample: Duration,
     output: &Output,
 ) -> Result<BTreeMap<ShardId, Weighed>, Failure> {
-    let first = look(config).await?;
+    // By anything else they are told, and decide nothing: eight thousand shards have a million files.
+    let is_limited = config.hosts.values().any(|host| host.limits.bytes_max.is_some());
+    let sizes = if is_limited || matches!(by, By::Bytes) { Sizes::Exact } else { Sizes::Estimated };
+    let first = look(config, sizes).await?;
     let weights: BTreeMap<ShardId, u64> = match by {
         By::Count => first.keys().map(|shard| (*shard, 1)).collect(),
         By::Bytes => first.iter().map(|(shard, (_, measure))| (*shard, measure.bytes)).collect(),
         By::Writes => {
             output.note(format_args!("counting writes for {} s", sample.as_secs()));
             tokio::time::sleep(sample).await;
-            let second = look(config).await?;
+            let second = look(config, sizes).await?;
             let written = second.iter().map(|(shard, (host, now))| {
                 // A shard that came in between has a counter that began anew, as has a server whose statistics were
                 // reset.
@@ -75,11 +78,11 @@ pub(crate) async fn weigh(
 }
 
 /// Asks until each shard has one owner.
-async fn look(config: &Config) -> Result<BTreeMap<ShardId, (HostName, Measure)>, Failure> {
+async fn look(config: &Config, sizes: Sizes) -> Result<BTreeMap<ShardId, (HostName, Measure)>, Failure> {
     let mut looks = 0;
     loop {
         looks += 1;
-        let answers = join_all(config.hosts.values().map(measured)).await;
+        let answers = join_all(config.hosts.values().map(|host| measured(host, sizes))).await;
         let mut owned: BTreeMap<ShardId, (HostName, Measure)> = BTreeMap::new();
         let mut twice = Vec::new();
         for (host, answer) in config.hosts.keys().zip(answers) {
@@ -101,13 +104,13 @@ async fn look(config: &Config) -> Result<BTreeMap<ShardId, (HostName, Measure)>,
     }
 }
 
-async fn measured(host: &HostConfig) -> Result<BTreeMap<ShardId, Measure>, Failure> {
+async fn measured(host: &HostConfig, sizes: Sizes) -> Result<BTreeMap<ShardId, Measure>, Failure> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
         let error = format!("host {}: {}", host.name, chain(error).join(": "));
         Failure::new(Exit::Failed, error).hint("every host must answer; `pgshard check` says what is wrong with it")
     };
     let connection = host.connect.connect("pgshard measure").await.map_err(|error| failed(&error))?;
-    schema::measure(connection.client()).await.map_err(|error| failed(&error))
+    schema::measure(connection.client(), sizes).await.map_err(|error| failed(&error))
 }
 
 /// A number for each shard by the operator's query.
