@@ -256,6 +256,12 @@ pub(super) fn read_url(entry: &Entry<'_>, findings: &mut Findings<'_>) -> Option
         error @ OptionsError::ServiceFile { .. } => {
             (error.to_string(), "mend that file, or write the keys into the url".to_owned())
         }
+        error @ OptionsError::WeakWithSystem { .. } => {
+            (error.to_string(), "write sslmode=verify-full, or name the file of your own authority".to_owned())
+        }
+        error @ OptionsError::Variable { .. } => {
+            (error.to_string(), "correct or unset it, or write the key into the url".to_owned())
+        }
         OptionsError::Parse { reason } => match reason.split_once("unknown option `") {
             Some((_, option)) => {
                 let hint = similar(option.trim_end_matches('`'), URL_KEYS);

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ShardCount;
 use crate::id::Epoch;
+use crate::pg::RootCert;
 use crate::shard::{KeyKind, SchemaPrefix};
 use crate::store::testing::any_map;
 
@@ -249,7 +250,7 @@ fn the_map_in_postgres() {
     let ConfigStore::Postgres(store) = config.map_store() else { panic!("{:?}", config.map_store()) };
     assert_eq!(store.database().to_string(), "map@10.0.0.9:5432/control");
     assert_eq!(format!("{:?}", store.database().password()), format!("File({:?})", folder.join("secret")));
-    assert_eq!(store.database().tls().root_cert.as_deref(), Some(folder.join("ca.pem").as_path()));
+    assert_eq!(store.database().tls().root_cert, RootCert::File(folder.join("ca.pem")));
     assert_eq!(store.copy_path(), Some(folder.join("map.toml").as_path()));
 }
 

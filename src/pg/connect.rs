@@ -32,6 +32,29 @@ pub struct Connection {
     server: Server,
 }
 
+/// What `search_path` a session begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SearchPath {
+    /// `pg_catalog, pg_temp`. With any other, whoever may create objects in a schema on it can have our role run his:
+    /// an operator with no exact match in `pg_catalog` is looked for there (CVE-2018-1058).
+    Closed,
+    /// What the server has for the role. An application's statements count on it, and a pooler's session would keep
+    /// another for whoever comes next.
+    OfTheRole,
+}
+
+/// Statements of ours run with nothing but this.
+const CLOSE_PATH: &str = "SET search_path = pg_catalog, pg_temp";
+
+/// How a connection is opened.
+#[derive(Clone)]
+struct Opening<'a> {
+    application_name: &'a str,
+    search_path: SearchPath,
+    /// Woken by each notification, and by the connection's end.
+    heard: Option<Arc<Notify>>,
+}
+
 /// The task that drives the socket. It ends when this is dropped.
 struct Driver(JoinHandle<()>);
 
@@ -116,7 +139,9 @@ pub enum ConnectError {
 }
 
 impl ConnectOptions {
-    /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string says otherwise.
+    /// Opens a connection. `application_name` is what `pg_stat_activity` shows, unless the string says otherwise. The
+    /// session's `search_path` is `pg_catalog, pg_temp`, so that nothing of a stranger's is taken for a function or an
+    /// operator of PostgreSQL's: name the schema of all else. Do not go through a pooler in transaction mode.
     ///
     /// Several addresses are tried one after the other, beginning with the one that answered last. For the first
     /// connection all are asked, and the primary of the latest timeline is taken. `connect_timeout` limits the time
@@ -131,7 +156,19 @@ impl ConnectOptions {
     /// # Cancel safety
     /// Dropping the future closes the socket.
     pub async fn connect(&self, application_name: &str) -> Result<Connection, ConnectError> {
-        self.open(application_name, None).await
+        self.open(Opening { application_name, search_path: SearchPath::Closed, heard: None }).await
+    }
+
+    /// Opens a connection for an application's statements, through a pooler too: `search_path` is as the server has it
+    /// for the role. All else is as for [`ConnectOptions::connect`].
+    ///
+    /// # Errors
+    /// As [`ConnectOptions::connect`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future closes the socket.
+    pub async fn connect_for_application(&self, application_name: &str) -> Result<Connection, ConnectError> {
+        self.open(Opening { application_name, search_path: SearchPath::OfTheRole, heard: None }).await
     }
 
     /// Opens a connection for LISTEN: each notification that arrives, and the end of the connection, wakes `heard`.
@@ -147,26 +184,22 @@ impl ConnectOptions {
         application_name: &str,
         heard: Arc<Notify>,
     ) -> Result<Connection, ConnectError> {
-        self.open(application_name, Some(heard)).await
+        self.open(Opening { application_name, search_path: SearchPath::Closed, heard: Some(heard) }).await
     }
 
-    async fn open(&self, application_name: &str, heard: Option<Arc<Notify>>) -> Result<Connection, ConnectError> {
+    async fn open(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
         if self.known.is_settled() || self.addresses().len() < 2 || !self.is_for_primary() {
-            self.open_in_turn(application_name, heard).await
+            self.open_in_turn(opening).await
         } else {
-            self.open_newest(application_name, heard).await
+            self.open_newest(opening).await
         }
     }
 
-    async fn open_in_turn(
-        &self,
-        application_name: &str,
-        heard: Option<Arc<Notify>>,
-    ) -> Result<Connection, ConnectError> {
+    async fn open_in_turn(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
         let mut last = None;
         for index in self.order() {
             // Boxed, because with both ways to connect the future is larger than everything around it.
-            let reached = Box::pin(self.reach(index, application_name, heard.clone())).await;
+            let reached = Box::pin(self.reach_by(index, opening.clone())).await;
             let admitted = match reached.and_then(|connection| self.fit(index, connection)) {
                 Ok(connection) => self.admit(index, connection).await,
                 Err(error) => Err(error),
@@ -181,14 +214,10 @@ impl ConnectOptions {
 
     /// Opens the first connection of a process when there are several addresses. All are asked, because the first in
     /// the text may be a former primary. Once one has answered, the others have [`Self::OTHERS_MAX`] to answer.
-    async fn open_newest(
-        &self,
-        application_name: &str,
-        heard: Option<Arc<Notify>>,
-    ) -> Result<Connection, ConnectError> {
+    async fn open_newest(&self, opening: Opening<'_>) -> Result<Connection, ConnectError> {
         let ask = |index| {
-            let heard = heard.clone();
-            Box::pin(async move { (index, self.reach(index, application_name, heard).await) })
+            let opening = opening.clone();
+            Box::pin(async move { (index, self.reach_by(index, opening).await) })
         };
         let order: Vec<usize> = self.order().collect();
         let mut asked: FuturesUnordered<_> = order.iter().map(|index| ask(*index)).collect();
@@ -239,7 +268,7 @@ impl ConnectOptions {
     /// Asks every address which server is there, all at the same time. No server is refused, and nothing is learned.
     #[cfg(feature = "ops")]
     pub(crate) async fn ask_each(&self, application_name: &str) -> Vec<Result<Connection, ConnectError>> {
-        let ask = |index| Box::pin(self.reach(index, application_name, None));
+        let ask = |index| Box::pin(self.reach(index, application_name, SearchPath::Closed));
         join_all((0..self.addresses().len()).map(ask)).await
     }
 
@@ -248,8 +277,13 @@ impl ConnectOptions {
         &self,
         index: usize,
         application_name: &str,
-        heard: Option<Arc<Notify>>,
+        search_path: SearchPath,
     ) -> Result<Connection, ConnectError> {
+        self.reach_by(index, Opening { application_name, search_path, heard: None }).await
+    }
+
+    async fn reach_by(&self, index: usize, opening: Opening<'_>) -> Result<Connection, ConnectError> {
+        let Opening { application_name, search_path, heard } = opening;
         let to = || self.to_string();
         let mut config = self.at(index);
         // `fit` checks this later, with the other answers of the server.
@@ -286,12 +320,12 @@ impl ConnectOptions {
         };
         let opened = async {
             let mut connection = open().await?;
-            connection.server = match connection.ask().await {
+            connection.server = match connection.begin(search_path).await {
                 Ok(server) => server,
                 // The connection was ended. That says nothing about the server, so it is asked once more.
                 Err(_) => {
                     connection = open().await?;
-                    connection.ask().await.map_err(refused)?
+                    connection.begin(search_path).await.map_err(refused)?
                 }
             };
             Ok(connection)
@@ -425,6 +459,18 @@ impl Connection {
     /// A handle that ends the connection, even while it is used.
     pub(crate) fn driver(&self) -> AbortHandle {
         self.driver.0.abort_handle()
+    }
+
+    /// Sets the path, and asks the server which one it is, in one round trip.
+    async fn begin(&self, search_path: SearchPath) -> Result<Server, tokio_postgres::Error> {
+        let close = async {
+            match search_path {
+                SearchPath::Closed => self.client.batch_execute(CLOSE_PATH).await,
+                SearchPath::OfTheRole => Ok(()),
+            }
+        };
+        let ((), server) = tokio::try_join!(biased; close, self.ask())?;
+        Ok(server)
     }
 
     /// Asks the server which one it is; a standby may have become a primary.

@@ -6,6 +6,7 @@
 
 mod cancel;
 mod connect;
+mod conninfo;
 mod identity;
 mod options;
 mod password;
@@ -17,6 +18,7 @@ pub mod state;
 mod template;
 mod tls;
 
+pub(crate) use connect::SearchPath;
 pub use connect::{ConnectError, Connection};
 pub use identity::{Identity, Impostor, Record, Server};
 pub(crate) use identity::{Seen, record};
@@ -28,7 +30,7 @@ pub use replication::ReplicationError;
 #[cfg(feature = "ops")]
 pub(crate) use replication::{Reader, Writer};
 pub use template::Template;
-pub use tls::{SslMode, TlsError, TlsOptions};
+pub use tls::{RootCert, SslMode, TlsError, TlsOptions};
 
 /// The `cluster_name` of servers whose rows may be lost: their settings put nothing at risk.
 #[cfg(any(feature = "dev", feature = "ops"))]

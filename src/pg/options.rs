@@ -10,10 +10,11 @@ use std::time::Duration;
 use tokio_postgres::config::{Host, LoadBalanceHosts, TargetSessionAttrs};
 
 use super::cancel::Address;
+use super::conninfo::{put_key, take_keys};
 use super::identity::Known;
 use super::password::Password;
 use super::service;
-use super::tls::{SslMode, TlsOptions, put_key, take_keys};
+use super::tls::{RootCert, SslMode, TlsOptions};
 
 /// How to reach one PostgreSQL database: a libpq URL or key=value string, with the TLS keys that `tokio_postgres`
 /// leaves out (`sslmode=verify-ca|verify-full`, `sslrootcert`, `sslcert`, `sslkey`).
@@ -46,6 +47,13 @@ pub enum OptionsError {
         /// What was given.
         mode: String,
     },
+    /// `sslrootcert=system` with an `sslmode` that does not look at the server's name: any server whose certificate
+    /// somebody sold would do.
+    #[error("sslmode {mode:?} is too weak for sslrootcert=system: that wants verify-full")]
+    WeakWithSystem {
+        /// What was given.
+        mode: String,
+    },
     /// `target_session_attrs` is none that we know.
     #[error("target_session_attrs {value:?} is none of any, read-write, primary, read-only, standby")]
     TargetSessionAttrs {
@@ -68,6 +76,14 @@ pub enum OptionsError {
         /// The section.
         service: String,
         /// What is wrong, and in which line.
+        reason: String,
+    },
+    /// A variable of the environment has a value that its key cannot have.
+    #[error("{name} in the environment: {reason}")]
+    Variable {
+        /// Its name.
+        name: &'static str,
+        /// What is wrong.
         reason: String,
     },
     /// A key that must be there is not.
@@ -100,12 +116,110 @@ fn set_limits(config: &mut tokio_postgres::Config) {
     }
 }
 
+/// The environment's variables that stand in for keys that say how far a server is trusted, as in libpq. None of those
+/// that say which server is meant: a config names that.
+const ENVIRONMENT: [(&str, &str); 5] = [
+    ("sslmode", "PGSSLMODE"),
+    ("sslrootcert", "PGSSLROOTCERT"),
+    ("sslcert", "PGSSLCERT"),
+    ("sslkey", "PGSSLKEY"),
+    ("channel_binding", "PGCHANNELBINDING"),
+];
+
 /// The config as the driver reads it.
 fn driver_config(text: &str) -> Result<tokio_postgres::Config, OptionsError> {
     tokio_postgres::Config::from_str(text).map_err(|error| {
         let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
         OptionsError::Parse { reason: format!("{error}{cause}") }
     })
+}
+
+/// The keys that are ours, and not the driver's.
+struct Own {
+    tls: TlsOptions,
+    /// `sslmode` as it was said.
+    mode: Option<String>,
+    attributes: TargetSessionAttrs,
+}
+
+impl Default for Own {
+    fn default() -> Self {
+        Own { tls: TlsOptions::default(), mode: None, attributes: TargetSessionAttrs::Any }
+    }
+}
+
+impl Own {
+    /// Whether the key is one of ours; then it is taken.
+    fn take(&mut self, key: &str, value: &str) -> Result<bool, OptionsError> {
+        if key == "target_session_attrs" {
+            self.attributes = match value {
+                "any" => TargetSessionAttrs::Any,
+                "read-write" | "primary" => TargetSessionAttrs::ReadWrite,
+                "read-only" | "standby" => TargetSessionAttrs::ReadOnly,
+                _ => return Err(OptionsError::TargetSessionAttrs { value: value.to_owned() }),
+            };
+            return Ok(true);
+        }
+        if key == "sslmode" {
+            self.mode = Some(value.to_owned());
+        }
+        self.tls.set(key, value)
+    }
+}
+
+/// Takes what a service's section has and the string does not say.
+fn take_service(
+    name: &str,
+    files: &[PathBuf],
+    own: &mut Own,
+    rest: &mut String,
+    said: &mut Vec<String>,
+) -> Result<(), OptionsError> {
+    let config = driver_config(rest)?;
+    // The keys that a URL has before its `?`. A host there comes with a port: 5432 when it names none.
+    let before = [
+        ("host", !config.get_hosts().is_empty()),
+        ("port", !config.get_ports().is_empty()),
+        ("user", config.get_user().is_some()),
+        ("password", config.get_password().is_some()),
+        ("dbname", config.get_dbname().is_some()),
+    ];
+    said.extend(before.into_iter().filter(|(_, there)| *there).map(|(key, _)| key.to_owned()));
+    let (file, pairs) = service::find(name, files)?;
+    for pair in pairs.iter().filter(|pair| !said.contains(&pair.key)) {
+        let wrong = |reason: &str| service::wrong(&file, name, pair.line, reason);
+        let wrong_value = || wrong(&format!("has a wrong value for {}", pair.key));
+        if own.take(&pair.key, &pair.value).map_err(|_| wrong_value())? {
+            continue;
+        }
+        if let Err(OptionsError::Parse { reason }) = driver_config(&put_key("", &pair.key, &pair.value)) {
+            return Err(match reason.contains("unknown option") {
+                true => wrong("has a key that pgshard does not know"),
+                false => wrong_value(),
+            });
+        }
+        *rest = put_key(rest, &pair.key, &pair.value);
+    }
+    said.extend(pairs.into_iter().map(|pair| pair.key));
+    Ok(())
+}
+
+/// Takes from the environment what neither the string nor a service says.
+fn take_environment(
+    variable: impl Fn(&str) -> Option<String>,
+    own: &mut Own,
+    rest: &mut String,
+    said: &[String],
+) -> Result<(), OptionsError> {
+    for (key, name) in ENVIRONMENT.iter().filter(|(key, _)| !said.iter().any(|said| said == key)) {
+        let Some(value) = variable(name) else { continue };
+        let wrong = |error: OptionsError| OptionsError::Variable { name, reason: error.to_string() };
+        if !own.take(key, &value).map_err(wrong)? {
+            *rest = put_key(rest, key, &value);
+            driver_config(rest).map_err(wrong)?;
+        }
+    }
+    Ok(())
 }
 
 fn named(files: &[PathBuf]) -> String {
@@ -124,67 +238,38 @@ impl ConnectOptions {
     /// Reads a libpq URL (`postgres://app@10.0.0.1:5432/app?sslmode=require`) or key=value string
     /// (`host=10.0.0.1 dbname=app user=app`). With `service=NAME` in it, what it does not say itself is taken from that
     /// section of the file that `PGSERVICEFILE` names, of `~/.pg_service.conf`, or of `pg_service.conf` in the folder
-    /// `PGSYSCONFDIR`.
+    /// `PGSYSCONFDIR`. What both leave out of TLS is as `PGSSLMODE`, `PGSSLROOTCERT`, `PGSSLCERT`, `PGSSLKEY` and
+    /// `PGCHANNELBINDING` say.
     ///
     /// # Errors
     /// When it cannot be read, or names no host, user or database; when there is no such service, or its section cannot
     /// be used.
     pub fn parse(text: &str) -> Result<ConnectOptions, OptionsError> {
-        ConnectOptions::parse_with(text, &service::standard_files())
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        ConnectOptions::parse_with(text, &service::standard_files(), variable)
     }
 
-    /// [`ConnectOptions::parse`] with services from these files.
-    fn parse_with(text: &str, service_files: &[PathBuf]) -> Result<ConnectOptions, OptionsError> {
-        let mut tls = TlsOptions::default();
-        let mut attributes = TargetSessionAttrs::Any;
-        let mut own_key = |key: &str, value: &str| match key {
-            "target_session_attrs" => {
-                attributes = match value {
-                    "any" => TargetSessionAttrs::Any,
-                    "read-write" | "primary" => TargetSessionAttrs::ReadWrite,
-                    "read-only" | "standby" => TargetSessionAttrs::ReadOnly,
-                    _ => return Err(OptionsError::TargetSessionAttrs { value: value.to_owned() }),
-                };
-                Ok(true)
-            }
-            _ => tls.set(key, value),
-        };
-        let (mut service, mut said) = (None, Vec::new());
+    /// [`ConnectOptions::parse`] with services from these files, and this environment.
+    fn parse_with(
+        text: &str,
+        service_files: &[PathBuf],
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<ConnectOptions, OptionsError> {
+        let (mut own, mut service, mut said) = (Own::default(), None, Vec::new());
         let mut rest = take_keys(text, |key, value| {
             said.push(key.to_owned());
             if key == "service" {
                 service = Some(value.to_owned());
                 return Ok(true);
             }
-            own_key(key, value)
+            own.take(key, value)
         })?;
         if let Some(name) = &service {
-            let config = driver_config(&rest)?;
-            // The keys that a URL has before its `?`. A host there comes with a port: 5432 when it names none.
-            let before = [
-                ("host", !config.get_hosts().is_empty()),
-                ("port", !config.get_ports().is_empty()),
-                ("user", config.get_user().is_some()),
-                ("password", config.get_password().is_some()),
-                ("dbname", config.get_dbname().is_some()),
-            ];
-            said.extend(before.into_iter().filter(|(_, there)| *there).map(|(key, _)| key.to_owned()));
-            let (file, pairs) = service::find(name, service_files)?;
-            for pair in pairs.iter().filter(|pair| !said.contains(&pair.key)) {
-                let wrong = |reason: &str| service::wrong(&file, name, pair.line, reason);
-                let wrong_value = || wrong(&format!("has a wrong value for {}", pair.key));
-                if own_key(&pair.key, &pair.value).map_err(|_| wrong_value())? {
-                    continue;
-                }
-                if let Err(OptionsError::Parse { reason }) = driver_config(&put_key("", &pair.key, &pair.value)) {
-                    return Err(match reason.contains("unknown option") {
-                        true => wrong("has a key that pgshard does not know"),
-                        false => wrong_value(),
-                    });
-                }
-                rest = put_key(&rest, &pair.key, &pair.value);
-            }
+            take_service(name, service_files, &mut own, &mut rest, &mut said)?;
         }
+        take_environment(variable, &mut own, &mut rest, &said)?;
+        let Own { mut tls, mode, attributes } = own;
+        tls.settle(mode.as_deref())?;
         let mut config = driver_config(&rest)?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(OptionsError::Missing { key: "host" });
@@ -219,7 +304,11 @@ impl ConnectOptions {
     /// The same options, with certificate, key and password files that are not absolute taken as below `folder`.
     #[must_use]
     pub fn with_files_below(mut self, folder: &Path) -> ConnectOptions {
-        let files = [&mut self.tls.root_cert, &mut self.tls.cert, &mut self.tls.key];
+        let root_cert = match &mut self.tls.root_cert {
+            RootCert::File(file) => Some(file),
+            RootCert::Standard | RootCert::System => None,
+        };
+        let files = [root_cert, self.tls.cert.as_mut(), self.tls.key.as_mut()];
         for file in files.into_iter().flatten() {
             *file = folder.join(&*file);
         }
@@ -418,7 +507,7 @@ mod tests {
             let options = ConnectOptions::parse(text).unwrap();
             assert_eq!(options.to_string(), "app@10.0.0.1:6432/shop");
             assert_eq!(options.tls().mode, SslMode::VerifyFull);
-            assert_eq!(options.tls().root_cert.as_deref(), Some(std::path::Path::new("/etc/ca.pem")));
+            assert_eq!(options.tls().root_cert, RootCert::File("/etc/ca.pem".into()));
             assert_eq!(options.config.get_password(), Some(&b"s ecret"[..]));
             assert!(!format!("{options:?} {options}").contains("ecret"));
         }
@@ -432,12 +521,13 @@ mod tests {
             sslmode=verify-full\nsslrootcert=/etc/ca.pem\ntarget_session_attrs=primary\nconnect_timeout=3\n\
             [bad]\nhost=10.0.0.1\nhunter2=x\n[worse]\nconnect_timeout=hunter2\n[mode]\nsslmode=verify\n";
         std::fs::write(&file, text).unwrap();
-        let parse = |text: &str| ConnectOptions::parse_with(text, std::slice::from_ref(&file));
+        let parse = |text: &str| ConnectOptions::parse_with(text, std::slice::from_ref(&file), |_| None);
         for text in ["service=shop", "postgres:///?service=shop", "postgresql://?service=shop"] {
             let options = parse(text).unwrap();
             assert_eq!(options.to_string(), "app@10.0.0.1:6432/shop", "{text}");
             assert_eq!(options.config.get_password(), Some(&b"hun%r'2 \\ x"[..]), "{text}");
-            assert_eq!((options.tls().mode, options.tls().root_cert.is_some()), (SslMode::VerifyFull, true), "{text}");
+            assert_eq!(options.tls().mode, SslMode::VerifyFull, "{text}");
+            assert_eq!(options.tls().root_cert, RootCert::File("/etc/ca.pem".into()), "{text}");
             assert_eq!(options.config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
             assert_eq!(options.config.get_connect_timeout(), Some(&Duration::from_secs(3)));
         }
@@ -457,6 +547,63 @@ mod tests {
         assert_eq!(error("service=bad"), place("bad") + "line 13 has a key that pgshard does not know");
         assert_eq!(error("service=worse"), place("worse") + "line 15 has a wrong value for connect_timeout");
         assert_eq!(error("service=mode"), place("mode") + "line 17 has a wrong value for sslmode");
+    }
+
+    #[test]
+    fn a_key_that_asks_for_tls_is_found_wherever_libpq_finds_it() {
+        let mode = |text: &str| {
+            let options =
+                ConnectOptions::parse_with(text, &[], |_| None).unwrap_or_else(|error| panic!("{text}: {error}"));
+            (options.to_string(), options.tls().mode)
+        };
+        for (text, to) in [
+            ("postgres://app:pa?ss@h/db?sslmode=require", "app@h:5432/db"),
+            ("postgres://app:a?sslmode=disable@h/db?sslmode=require", "app@h:5432/db"),
+            ("postgres://app:x@h/db?ss%6Cmode=require", "app@h:5432/db"),
+            ("postgres://app:x@h/db?application_name=a@b&sslmode=require", "app@h:5432/db"),
+            ("postgres://h/db?user=app&application_name=x:y@z&sslmode=require", "app@h:5432/db"),
+            ("postgres://h/d@b?user=app&sslmode=require", "app@h:5432/d@b"),
+            ("postgres://app@h/db?sslmode=disable&sslmode=require", "app@h:5432/db"),
+            ("host=h user=app dbname=db sslmode = 'require'", "app@h:5432/db"),
+        ] {
+            assert_eq!(mode(text), (to.to_owned(), SslMode::Require), "{text}");
+        }
+        // To libpq a password ends before a slash, and there is no user without one.
+        assert!(ConnectOptions::parse("postgres://app:pa/ss@h/db?sslmode=require").is_err());
+    }
+
+    #[test]
+    fn the_environment_says_what_the_string_does_not() {
+        let parse = |text: &str, variables: &[(&str, &str)]| {
+            let find =
+                |name: &str| variables.iter().find(|(own, _)| *own == name).map(|(_, value)| (*value).to_owned());
+            ConnectOptions::parse_with(text, &[], find)
+        };
+        let strict = [("PGSSLMODE", "verify-full"), ("PGSSLROOTCERT", "/etc/ca.pem"), ("PGCHANNELBINDING", "require")];
+        for text in ["postgres://app@h/db", "postgres://app:a?b@h/db?application_name=x", "host=h user=app dbname=db"] {
+            let options = parse(text, &strict).unwrap();
+            assert_eq!(options.tls().mode, SslMode::VerifyFull, "{text}");
+            assert_eq!(options.tls().root_cert, RootCert::File("/etc/ca.pem".into()), "{text}");
+            let binding = options.config.get_channel_binding();
+            assert_eq!(binding, tokio_postgres::config::ChannelBinding::Require, "{text}");
+        }
+        let own = parse("postgres://app@h/db?sslmode=disable&channel_binding=disable", &strict).unwrap();
+        assert_eq!(own.tls().mode, SslMode::Disable);
+        let wrong = parse("postgres://app@h/db", &[("PGSSLMODE", "full")]).unwrap_err().to_string();
+        assert!(wrong.starts_with("PGSSLMODE in the environment: sslmode \"full\" is none of"), "{wrong}");
+        let wrong = parse("postgres://app@h/db", &[("PGCHANNELBINDING", "maybe")]).unwrap_err().to_string();
+        assert!(wrong.starts_with("PGCHANNELBINDING in the environment: "), "{wrong}");
+    }
+
+    #[test]
+    fn with_the_machines_certificates_the_name_is_verified() {
+        let mode = |keys: &str| ConnectOptions::parse(&format!("host=h user=app dbname=db {keys}"));
+        assert_eq!(mode("sslrootcert=system").unwrap().tls().mode, SslMode::VerifyFull);
+        assert_eq!(mode("sslrootcert=system sslmode=verify-full").unwrap().tls().mode, SslMode::VerifyFull);
+        for weak in ["disable", "allow", "prefer", "require", "verify-ca"] {
+            let error = mode(&format!("sslmode={weak} sslrootcert=system")).unwrap_err().to_string();
+            assert_eq!(error, format!("sslmode {weak:?} is too weak for sslrootcert=system: that wants verify-full"));
+        }
     }
 
     #[test]

@@ -30,14 +30,27 @@ pub enum SslMode {
     VerifyFull,
 }
 
+/// Whose certificates are trusted, libpq's `sslrootcert`.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum RootCert {
+    /// Nothing is said: `~/.postgresql/root.crt`, if that is there.
+    #[default]
+    Standard,
+    /// `system`: those that the machine trusts. With these, `sslmode` is `verify-full` and nothing less: everybody can
+    /// have a certificate of theirs.
+    System,
+    /// Those of a PEM file.
+    File(PathBuf),
+}
+
 /// What a connection string says about TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct TlsOptions {
     /// `sslmode`.
     pub mode: SslMode,
-    /// `sslrootcert`: PEM file of the certificates that are trusted; without it, or with `system`, the machine's.
-    pub root_cert: Option<PathBuf>,
+    /// `sslrootcert`.
+    pub root_cert: RootCert,
     /// `sslcert`: PEM file of the client's certificate.
     pub cert: Option<PathBuf>,
     /// `sslkey`: PEM file of its key.
@@ -62,7 +75,10 @@ pub enum TlsError {
     #[error("sslcert and sslkey go together")]
     HalfClientCert,
     /// There is no certificate to trust.
-    #[error("no trusted certificate was found: name one with sslrootcert")]
+    #[error(
+        "no trusted certificate was found: name a file with sslrootcert, or sslrootcert=system for those that this \
+         machine trusts, with sslmode=verify-full"
+    )]
     NoRoots,
     /// rustls refuses the certificates.
     #[error("the certificates cannot be used")]
@@ -83,8 +99,8 @@ impl TlsOptions {
                     _ => return Err(OptionsError::SslMode { mode: value.to_owned() }),
                 }
             }
-            "sslrootcert" if value == "system" => self.root_cert = None,
-            "sslrootcert" => self.root_cert = Some(value.into()),
+            "sslrootcert" if value == "system" => self.root_cert = RootCert::System,
+            "sslrootcert" => self.root_cert = RootCert::File(value.into()),
             "sslcert" => self.cert = Some(value.into()),
             "sslkey" => self.key = Some(value.into()),
             _ => return Ok(false),
@@ -92,19 +108,37 @@ impl TlsOptions {
         Ok(true)
     }
 
+    /// Takes what the whole of a connection string means: with the machine's certificates `sslmode` is `verify-full`.
+    ///
+    /// # Errors
+    /// When the string asks for less; `mode` is its `sslmode`, if it has one.
+    pub(super) fn settle(&mut self, mode: Option<&str>) -> Result<(), OptionsError> {
+        match (&self.root_cert, mode) {
+            (RootCert::System, Some(mode)) if self.mode != SslMode::VerifyFull => {
+                Err(OptionsError::WeakWithSystem { mode: mode.to_owned() })
+            }
+            (RootCert::System, _) => {
+                self.mode = SslMode::VerifyFull;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A connector for these options. Reads the files anew, so that a renewed certificate needs no restart.
     pub(super) fn connector(&self) -> Result<MakeRustlsConnect, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider.clone());
         let config = config.with_safe_default_protocol_versions().map_err(TlsError::Rustls)?;
+        let roots = self.roots()?;
         let verified = match self.mode {
             SslMode::VerifyFull | SslMode::VerifyCa => true,
             // As libpq: a root certificate makes `require` verify the chain.
-            SslMode::Require => self.root_cert.is_some(),
+            SslMode::Require => roots.is_some(),
             SslMode::Disable | SslMode::Prefer => false,
         };
         let verifier = if verified {
-            let roots = Arc::new(self.roots()?);
+            let roots = Arc::new(roots.filter(|roots| !roots.is_empty()).ok_or(TlsError::NoRoots)?);
             let inner = WebPkiServerVerifier::builder_with_provider(roots, provider.clone()).build();
             let inner = inner.map_err(|_| TlsError::NoRoots)?;
             Verifier { provider, chain: Some(inner), name: self.mode == SslMode::VerifyFull }
@@ -124,20 +158,30 @@ impl TlsOptions {
         Ok(MakeRustlsConnect::new(config))
     }
 
-    fn roots(&self) -> Result<RootCertStore, TlsError> {
+    /// The certificates to trust; `None` where none are named and the standard file is not there.
+    fn roots(&self) -> Result<Option<RootCertStore>, TlsError> {
         let mut roots = RootCertStore::empty();
-        match &self.root_cert {
-            Some(path) => {
-                for certificate in certificates("sslrootcert", path)? {
-                    roots.add(certificate).map_err(TlsError::Rustls)?;
-                }
-            }
-            None => {
+        let file = match (&self.root_cert, self.mode) {
+            (_, SslMode::Disable | SslMode::Prefer) => return Ok(None),
+            (RootCert::System, _) => {
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                return Ok(Some(roots));
             }
+            (RootCert::File(path), _) => path.clone(),
+            (RootCert::Standard, _) => match standard_root_cert().filter(|path| path.exists()) {
+                Some(path) => path,
+                None => return Ok(None),
+            },
+        };
+        for certificate in certificates("sslrootcert", &file)? {
+            roots.add(certificate).map_err(TlsError::Rustls)?;
         }
-        if roots.is_empty() { Err(TlsError::NoRoots) } else { Ok(roots) }
+        Ok(Some(roots))
     }
+}
+
+fn standard_root_cert() -> Option<PathBuf> {
+    std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".postgresql/root.crt"))
 }
 
 fn certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -208,108 +252,4 @@ impl ServerCertVerifier for Verifier {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
     }
-}
-
-/// Takes keys out of a connection string, those that `take` says are taken, and gives the rest.
-pub(super) fn take_keys(
-    text: &str,
-    mut take: impl FnMut(&str, &str) -> Result<bool, OptionsError>,
-) -> Result<String, OptionsError> {
-    if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-        let Some((address, query)) = text.split_once('?') else { return Ok(text.to_owned()) };
-        let mut kept = Vec::new();
-        for pair in query.split('&') {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            if !take(key, &percent_decoded(value))? {
-                kept.push(pair);
-            }
-        }
-        return Ok(if kept.is_empty() { address.to_owned() } else { format!("{address}?{}", kept.join("&")) });
-    }
-    let mut kept = Vec::new();
-    for (key, value, whole) in pairs(text) {
-        if !take(&key, &value)? {
-            kept.push(whole);
-        }
-    }
-    Ok(kept.join(" "))
-}
-
-/// A connection string with one more key.
-pub(super) fn put_key(text: &str, key: &str, value: &str) -> String {
-    if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-        let joint = if text.contains('?') { '&' } else { '?' };
-        return format!("{text}{joint}{}={}", percent_encoded(key), percent_encoded(value));
-    }
-    let value = value.replace('\\', "\\\\").replace('\'', "\\'");
-    format!("{text} {key}='{value}'")
-}
-
-/// The pairs of a key=value string: key, value without its quotes, and the pair as it stands. Text that is no pair
-/// comes as a pair without key, for the parser behind to refuse.
-fn pairs(text: &str) -> impl Iterator<Item = (String, String, String)> {
-    let mut rest = text.trim_start();
-    std::iter::from_fn(move || {
-        if rest.is_empty() {
-            return None;
-        }
-        let whole = rest;
-        let Some((key, after)) = rest.split_once('=') else {
-            rest = "";
-            return Some((String::new(), String::new(), whole.to_owned()));
-        };
-        let after = after.trim_start();
-        let mut value = String::new();
-        let mut chars = after.char_indices();
-        let quoted = after.starts_with('\'');
-        if quoted {
-            chars.next();
-        }
-        let mut end = after.len();
-        while let Some((at, c)) = chars.next() {
-            match c {
-                '\\' => value.extend(chars.next().map(|(_, c)| c)),
-                '\'' if quoted => {
-                    end = at + 1;
-                    break;
-                }
-                c if !quoted && c.is_whitespace() => {
-                    end = at;
-                    break;
-                }
-                c => value.push(c),
-            }
-        }
-        let taken = whole.len() - after.len() + end;
-        rest = whole[taken..].trim_start();
-        Some((key.trim().to_owned(), value, whole[..taken].to_owned()))
-    })
-}
-
-fn percent_encoded(text: &str) -> String {
-    let byte = |byte: &u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(*byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    };
-    text.as_bytes().iter().map(byte).collect()
-}
-
-fn percent_decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = bytes.get(at + 1..at + 3).and_then(|hex| std::str::from_utf8(hex).ok());
-        match hex.filter(|_| bytes[at] == b'%').and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                out.push(byte);
-                at += 3;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }

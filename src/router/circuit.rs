@@ -205,7 +205,7 @@ impl Circuit {
         let trying = Trying(self.clone());
         tokio::spawn(async move {
             let _trying = trying;
-            let opening = self.connect.connect(&self.application_name);
+            let opening = self.connect.connect_for_application(&self.application_name);
             let outcome = match tokio::time::timeout(self.try_max, opening).await {
                 Ok(outcome) => outcome,
                 Err(_) => Err(self.timed_out()),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use crate::map::HostName;
-use crate::pg::{ConnectOptions, Connection, Seen, Server};
+use crate::pg::{ConnectOptions, Connection, SearchPath, Seen, Server};
 
 /// Looks at the other addresses of one host, from its first connection on, for as long as the router lives.
 pub(super) struct Lookout {
@@ -102,7 +102,8 @@ impl Lookout {
             }
             *kept = None;
         }
-        let connection = Box::pin(self.connect.reach(index, &self.application_name, None)).await.ok()?;
+        let asked = self.connect.reach(index, &self.application_name, SearchPath::OfTheRole);
+        let connection = Box::pin(asked).await.ok()?;
         Some(kept.insert(connection).server())
     }
 }

@@ -51,7 +51,7 @@ impl Opener {
         // Taken before the connection is opened: a server that is retired meanwhile may be the one that it leads to.
         let generation = self.circuit.generation();
         let opening = async {
-            let connection = self.connect.connect(&self.application_name).await?;
+            let connection = self.connect.connect_for_application(&self.application_name).await?;
             self.admit(&connection).await?;
             Ok(connection)
         };

@@ -25,4 +25,5 @@ mod restored;
 mod router;
 mod rows;
 mod store;
+mod strangers;
 mod tickets;
