@@ -67,7 +67,7 @@ on_each_version! {
         };
         for signal in [rustix::process::Signal::INT, rustix::process::Signal::TERM, rustix::process::Signal::KILL] {
             let up = world.command(&["migrate", "up"], &[]).spawn().unwrap();
-            while asleep().await == 0 {
+            while asleep().await == 0 || world.recorded("0002_long").await < 3 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             let pid = i32::try_from(up.id().unwrap()).unwrap();
