@@ -1,39 +1,223 @@
 """docs/django.md is true: what it tells one to type is typed."""
 
+import contextlib
+import json
 import os
 import re
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
+import psycopg
 import pytest
-from world import COMMAND, ROOT, VERSION, programs
+from world import COMMAND, ROOT, VERSION, control, programs
+
+once = pytest.mark.skipif(VERSION != "15", reason="once is enough: versions are tested elsewhere")
+WALK = ROOT / "python" / "tests" / "walk"
 
 
-@pytest.mark.skipif(VERSION != "15", reason="once is enough: versions are tested elsewhere")
-def test_from_an_empty_folder_to_a_move(tmp_path):
+def section(title):
+    """The text below a heading of the page."""
     page = (ROOT / "docs" / "django.md").read_text(encoding="utf-8")
-    section = page.split("## From an empty folder")[1].split("\n## ")[0]
-    blocks = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    assert len(blocks) == 6
-    # The writer ends even where a command before its end fails.
-    script, down = "trap 'touch moved' EXIT\n" + "".join(blocks[:-1]), blocks[-1]
-    # The servers run as another user, who must be let through.
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
-    path = os.pathsep.join([str(Path(COMMAND).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "python"), "PGSHARD_PG_BIN": programs(VERSION)}
-    for name in ("DJANGO_SETTINGS_MODULE", "PGSHARD_CONFIG"):
-        env.pop(name, None)
-    try:
-        done = subprocess.run(["bash", "-euxc", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    return page.split(f"\n## {title}")[1].split("\n## ")[0]
+
+
+class Shell:
+    """A folder, and what is typed there."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        # The servers run as another user, who must be let through.
+        for one in (folder, *folder.parents):
+            if one.is_relative_to("/tmp") and one != Path("/tmp"):
+                one.chmod(0o755)
+        path = os.pathsep.join([str(Path(COMMAND).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+        self.env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT / "python"), "PGSHARD_PG_BIN": programs(VERSION)}
+        for name in ("DJANGO_SETTINGS_MODULE", "PGSHARD_CONFIG"):
+            self.env.pop(name, None)
+
+    def run(self, script):
+        """Runs a script, to its end or to the first command that fails, which is a failure."""
+        line = ["bash", "-euxc", script]
+        done = subprocess.run(line, cwd=self.folder, env=self.env, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout
+
+    def start(self, *line):
+        """Starts a program, which goes on."""
+        return subprocess.Popen(line, cwd=self.folder, env=self.env)
+
+    def down(self):
+        """Ends the servers."""
+        subprocess.run(
+            [COMMAND, "dev", "down", "--yes"], cwd=self.folder, env=self.env, check=True, capture_output=True
+        )
+
+
+@once
+def test_from_an_empty_folder_to_a_move(tmp_path):
+    blocks = re.findall(r"```sh\n(.*?)```", section("From an empty folder"), re.DOTALL)
+    assert len(blocks) == 6
+    shell = Shell(tmp_path)
+    try:
+        # The writer ends even where a command before its end fails.
+        said = shell.run("trap 'touch moved' EXIT\n" + "".join(blocks[:-1]))
     finally:
-        subprocess.run(["bash", "-euxc", down], cwd=tmp_path, env=env, check=True, capture_output=True)
-    said = done.stdout
+        subprocess.run(["bash", "-euxc", blocks[-1]], cwd=tmp_path, env=shell.env, check=True, capture_output=True)
     assert "photos written, no error" in said
-    assert "Traceback" not in done.stderr
     places = re.findall(r"shard-45 shard_0045 (db\d)", said)
     assert len(places) == 2
     assert places[0] != places[1]
+
+
+def typed(text):
+    """The blocks of a text as one script: those in Python are files, or are put at the end of one."""
+    script = ""
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        if language == "python":
+            name, end, body = re.fullmatch(r"# (\S+?)(, at its end)?\n(.*)", block, re.DOTALL).groups()
+            block = f"cat {'>>' if end else '>'} {name} <<'END'\n{body}END\n"
+        script += block
+    return script
+
+
+@once
+def test_from_one_database(tmp_path):
+    before, one, *steps = re.split(r"\n### \d\. .*\n", section("From a project with one database"))
+    assert len(steps) == 6
+    shell = Shell(tmp_path)
+    writers = []
+    try:
+        urls = prepare(shell, typed(before))
+        writers = [shell.start(WALK / "supervise", WALK / "writer.py", str(number)) for number in range(2)]
+        shell.run("./deploy")
+        shell.run("export DJANGO_COLORS=nocolor\n" + typed(one + "".join(steps[:3])))
+        shell.env["PGSHARD_CONFIG"] = str(tmp_path / "pgshard-dev" / "pgshard.toml")
+        outage(shell, urls)
+        shell.run(typed("".join(steps[3:])))
+        shell.run("touch stop; kill -TERM $(cat writer-0.pid writer-1.pid)")
+        assert [one.wait(60) for one in writers] == [0, 0]
+        compare(shell, urls)
+    except AssertionError as error:
+        logs = [path.read_text()[-3000:] for path in tmp_path.glob("writer-*.log")]
+        raise AssertionError("\n".join([str(error), *logs])) from error
+    finally:
+        (tmp_path / "stop").touch()
+        for path in tmp_path.glob("writer-*.pid"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(path.read_text()), 15)
+        for one in writers:
+            one.wait(60)
+        shell.down()
+
+
+def prepare(shell, before):
+    """The project as it is before: in a database of its own on the first server, with rows. Gives the hosts' addresses."""
+    said = shell.run("pgshard dev up --shards 64\ncp -p " + f"{WALK / 'deploy'} .")
+    urls = dict(re.findall(r"(db\d)\s+(postgres://\S+)", said))
+    with psycopg.connect(urls["db1"], user="postgres", autocommit=True) as connection:
+        connection.execute("CREATE DATABASE website OWNER app")
+        port = connection.info.port
+    shell.run("django-admin startproject website .\npython manage.py startapp photos")
+    with (shell.folder / "website" / "settings.py").open("a") as settings:
+        settings.write(
+            'INSTALLED_APPS += ["photos"]\nDATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", '
+            f'"NAME": "website", "HOST": "127.0.0.1", "PORT": {port}, "USER": "app"}}}}\n'
+        )
+    shell.env["DJANGO_SETTINGS_MODULE"] = "website.settings"
+    shell.run(before + "python manage.py makemigrations photos\npython manage.py migrate\n" + ROWS)
+    return urls
+
+
+ROWS = """
+python manage.py shell <<'END'
+import json
+from django.contrib.auth.models import User
+from photos import services
+from photos.models import Album, Category, Photo
+
+Category.objects.create(name="animals")
+User.objects.bulk_create([User(username=f"user {number}") for number in range(1, 13)])
+albums = [(user, services.add_album(user, "old")) for user in range(1, 13)]
+seeds = [(user, services.add_photo(user, album, 1, f"seed {album}"), album) for user, album in albums]
+# More than one batch, of a user whom nobody else writes for.
+user = User.objects.create(username="many").pk
+album = services.add_album(user, "many")
+Photo.objects.bulk_create([Photo(album_id=album, title=f"many {number}") for number in range(2500)])
+open("seeds", "w").write(json.dumps(seeds))
+END
+"""
+
+
+def website(urls):
+    """A connection to the project's own database."""
+    return psycopg.connect(urls["db1"], dbname="website", autocommit=True)
+
+
+def outage(shell, urls):
+    """A server of shards is gone for a while, until somebody's second write has failed."""
+    data = shell.folder / "pgshard-dev" / "servers" / "db2" / "data"
+    control(data, "stop", "-m", "immediate")
+    try:
+        with website(urls) as connection:
+            end = time.monotonic() + 30
+            query = "SELECT count(*) FROM photos_stage WHERE name = 'old'"
+            while connection.execute(query).fetchone() == (0,):
+                assert time.monotonic() < end, "no second write has failed"
+                assert not (shell.folder / "failed").exists()
+                time.sleep(0.05)
+    finally:
+        control(data, "start")
+    # For so long at most the writers do not look whether it is there again.
+    time.sleep(3)
+
+
+def compare(shell, urls):
+    """What was acknowledged is in the shards: once, on the shard of its key, and as it was written. Nothing else is."""
+    assert not (shell.folder / "failed").exists()
+    seeds = json.loads((shell.folder / "seeds").read_text())
+    photos = {id: (user, f"seed {album}", 1, album) for user, id, album in seeds}
+    albums, likes = {(user, album) for user, _, album in seeds}, Counter()
+    for path in shell.folder.glob("acknowledged-*"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        photos |= {id: (user, *more) for what, user, id, *more in lines if what == "photo"}
+        albums |= {(user, id) for what, user, id, *_ in lines if what == "album"}
+        likes.update(id for what, _, id, *_ in lines if what == "like")
+        for id in (id for what, _, id, *_ in lines if what == "remove"):
+            del photos[id]
+    wanted = sorted(
+        (id, user, title, likes[id], category, album) for id, (user, title, category, album) in photos.items()
+    )
+    assert len(wanted) > 100
+
+    found, found_albums, many = [], [], 0
+    for url in urls.values():
+        with psycopg.connect(url, autocommit=True) as connection:
+            schemas = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname ~ '^shard_[0-9]+$'").fetchall()
+            for (schema,) in schemas:
+                rows = connection.execute(
+                    "SELECT coalesce(photo.old_id, photo.id), photo.user_id, title, likes, category_id, "
+                    "coalesce(album.old_id, album.id), album.user_id "
+                    f"FROM {schema}.gallery_photo photo LEFT JOIN {schema}.gallery_album album ON album.id = album_id"
+                ).fetchall()
+                there = connection.execute(
+                    f"SELECT user_id, coalesce(old_id, id), name FROM {schema}.gallery_album"
+                ).fetchall()
+                assert {user % 64 for user in (*(row[1] for row in rows), *(row[0] for row in there))} <= {
+                    int(schema[6:])
+                }
+                assert all(row[1] == row[6] for row in rows)
+                many += sum(row[2].startswith("many ") for row in rows)
+                found += [row[:6] for row in rows if not row[2].startswith("many ")]
+                found_albums += [row[:2] for row in there if row[2] != "many"]
+    assert sorted(found, key=lambda row: row[0]) == wanted
+    assert sorted(found_albums) == sorted(albums)
+    assert many == 2500
+    with website(urls) as connection:
+        assert connection.execute("SELECT to_regclass('photos_photo'), to_regclass('photos_stage')").fetchone() == (
+            None,
+            None,
+        )
