@@ -140,8 +140,8 @@ from photos import services
 from photos.models import Album, Category, Photo
 
 Category.objects.create(name="animals")
-User.objects.bulk_create([User(username=f"user {number}") for number in range(1, 13)])
-albums = [(user, services.add_album(user, "old")) for user in range(1, 13)]
+User.objects.bulk_create([User(username=f"user {number}") for number in range(1, 61)])
+albums = [(user, services.add_album(user, "old")) for user in range(5, 61, 5)]
 seeds = [(user, services.add_photo(user, album, 1, f"seed {album}"), album) for user, album in albums]
 # More than one batch, of a user whom nobody else writes for.
 user = User.objects.create(username="many").pk
@@ -160,7 +160,7 @@ def website(urls):
 def outage(shell, urls):
     """A server of shards is gone for a while, until somebody's second write has failed."""
     data = shell.folder / "pgshard-dev" / "servers" / "db2" / "data"
-    control(data, "stop", "-m", "immediate")
+    control(data, "stop", "-m", "fast")
     try:
         with website(urls) as connection:
             end = time.monotonic() + 30

@@ -23,8 +23,8 @@ django.setup()
 from django.contrib.auth.models import User  # noqa: E402
 from photos import services  # noqa: E402
 
-USERS = range(1, 13)
-"""Those who are there from the start."""
+USERS = range(5, 61, 5)
+"""Those who have photos from the start: on shards of both servers."""
 
 
 class Writer:
