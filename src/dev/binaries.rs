@@ -167,14 +167,12 @@ fn versions_in(folder: &Path) -> Vec<PathBuf> {
     versions.into_iter().map(|(_, path)| path.join("bin")).collect()
 }
 
-/// Where `script/setup` may have laid versions.
+/// Where `script/setup` may have laid versions: beside the program that runs. Not in the current folder, which may be
+/// anybody's, with programs of his.
 fn laid_by_setup() -> Vec<PathBuf> {
     let mut targets = Vec::new();
     if let Some(manifest) = std::env::var_os("CARGO_MANIFEST_DIR") {
         targets.push(PathBuf::from(manifest).join("target"));
-    }
-    if let Ok(here) = std::env::current_dir() {
-        targets.push(here.join("target"));
     }
     if let Ok(program) = std::env::current_exe() {
         targets.extend(program.ancestors().filter(|way| way.ends_with("target")).map(Path::to_owned));

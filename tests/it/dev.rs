@@ -133,6 +133,27 @@ on_each_version! {
     }
 }
 
+/// Programs that lie in the current folder, as in somebody's repository, are not run.
+#[test]
+fn programs_of_the_current_folder() {
+    let folder = tempfile::Builder::new().prefix("pgshard-here-").tempdir_in("/var/tmp").unwrap();
+    open_to_all(folder.path());
+    let (theirs, was_run) = (folder.path().join("target/postgres/99/bin"), folder.path().join("was-run"));
+    std::fs::create_dir_all(&theirs).unwrap();
+    for name in ["postgres", "initdb", "pg_ctl"] {
+        let script = format!("#!/bin/sh\ntouch {}\necho 'postgres (PostgreSQL) 99.0'\n", was_run.display());
+        std::fs::write(theirs.join(name), script).unwrap();
+        open_to_all(&theirs.join(name));
+    }
+    let directory = folder.path().join("dev");
+    let _down = DownOnDrop(&directory);
+    let up = ["dev", "up", "--hosts", "1", "--shards", "1", "--dir"];
+    let mut pgshard = Command::new(env!("CARGO_BIN_EXE_pgshard"));
+    let status = pgshard.args(up).arg(&directory).current_dir(folder.path()).env_remove("CARGO_MANIFEST_DIR").status();
+    assert!(status.unwrap().success());
+    assert!(!was_run.exists());
+}
+
 struct DownOnDrop<'a>(&'a Path);
 
 impl Drop for DownOnDrop<'_> {

@@ -11,9 +11,9 @@ use crate::schema::fingerprint::{Difference, differences};
 /// Where the definitions of an old copy and of the open shard differ, without what comes late.
 pub(crate) fn drift(ours: &Facts, theirs: &Facts) -> Vec<Difference> {
     let keys: BTreeSet<(&str, &str)> = [ours, theirs].into_iter().flat_map(keys_of_partitioned).collect();
-    let may_lack: BTreeSet<String> = [ours, theirs]
+    let may_lack: BTreeSet<String> = [(ours, theirs), (theirs, ours)]
         .into_iter()
-        .flat_map(|facts| late_keys(facts, &keys).into_iter().chain(unfinished_indexes(facts)))
+        .flat_map(|(one, other)| late_keys(one, &keys).into_iter().chain(unfinished_indexes(one, other)))
         .collect();
     let mut found = differences(ours, theirs);
     // A foreign key is proved after the open.
@@ -49,13 +49,14 @@ fn says(key: &Constraint) -> &str {
     key.definition.trim_end_matches(NOT_VALID)
 }
 
-/// Indexes of ordinary tables that are not valid. None was there at the fence, or the shard could not have been moved:
-/// they are of a REINDEX CONCURRENTLY or CREATE INDEX CONCURRENTLY that has begun since, at the old copy by the
-/// tables' OIDs (a list of them that it took before the fence), and has not ended.
-fn unfinished_indexes(facts: &Facts) -> Vec<String> {
+/// Indexes of ordinary tables that are not valid, and that the other side has not. None was there at the fence, or the
+/// shard could not have been moved: they are of a REINDEX CONCURRENTLY or CREATE INDEX CONCURRENTLY that has begun
+/// since, at the old copy by the tables' OIDs (a list of them that it took before the fence), and has not ended.
+fn unfinished_indexes(facts: &Facts, other: &Facts) -> Vec<String> {
     let is_ordinary =
         |index: &&Index| facts.relation(index.relation).is_some_and(|table| table.partition_key.is_none());
-    let unfinished = facts.indexes.iter().filter(|index| !index.valid).filter(is_ordinary);
+    let is_new = |index: &&Index| !other.indexes.iter().any(|known| known.name == index.name);
+    let unfinished = facts.indexes.iter().filter(|index| !index.valid).filter(is_ordinary).filter(is_new);
     plain_names(facts, unfinished.map(|index| Address::new("pg_class", index.oid)))
 }
 

@@ -14,9 +14,17 @@ const TABLES: &str = "
     ALTER TABLE events_1 ADD CONSTRAINT own FOREIGN KEY (parent) REFERENCES users;";
 
 /// What is done to one side, and what is told of it where that is the target.
-const CHANGES: [(&str, &[&str]); 7] = [
+const CHANGES: [(&str, &[&str]); 8] = [
     // It fails, and leaves an index that is not valid, as a REINDEX CONCURRENTLY has one while it works.
     ("CREATE UNIQUE INDEX CONCURRENTLY users_ccnew ON users (name)", &[]),
+    // One that both sides have, and that can be used on one only.
+    (
+        "DROP INDEX users_name; CREATE UNIQUE INDEX CONCURRENTLY users_name ON users (name)",
+        &[
+            "index users_name: on users USING btree (name) vs unique on users USING btree (name)",
+            "index users_name: not valid: nothing vs is there",
+        ],
+    ),
     ("DROP INDEX users_name", &["index users_name: on users USING btree (name) vs nothing"]),
     ("CREATE INDEX users_more ON users (id, name)", &["index users_more: nothing vs on users USING btree (id, name)"]),
     ("ALTER TABLE events DROP CONSTRAINT of_user", &[]),
@@ -46,7 +54,11 @@ on_each_version! {
             for schema in ["source", "target"] {
                 run(&client, &format!("CREATE SCHEMA {schema}; SET search_path = {schema}; {TABLES}")).await;
             }
-            let failed = client.batch_execute(change).await.is_err();
+            // Each by itself: CONCURRENTLY wants no transaction.
+            let mut failed = false;
+            for statement in change.split("; ") {
+                failed |= client.batch_execute(statement).await.is_err();
+            }
             assert_eq!(failed, change.contains("CONCURRENTLY"), "{change}");
             let (source, target) = (facts(&mut client, "source").await, facts(&mut client, "target").await);
             let told = |found: Vec<_>| found.iter().map(ToString::to_string).collect::<Vec<_>>();
