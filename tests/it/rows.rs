@@ -47,12 +47,9 @@ async fn from_18_to_15() {
     plays(10010, [18, 15]).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_15() {
-    plays(11003, [15, 15]).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_18() {
-    plays(11005, [18, 18]).await;
+on_each_version! {
+    /// Both hosts of one version.
+    async fn between_equals(version) {
+        plays(if version == 15 { 11003 } else { 11005 }, [version, version]).await;
+    }
 }

@@ -1,11 +1,12 @@
-//! Faults at the places of an online move: some of the combinations. All of them are `script/test-faults`.
+//! Faults at the places of an online move: some of the combinations, half of them in each turn. All of them are
+//! `script/test-faults`.
 
 use futures_util::StreamExt;
 use futures_util::stream;
 
 use crate::support::faults::{Fault, Verb, combine, places};
 use crate::support::soak::{ping_pong, wave};
-use crate::support::{World, Writers, other, share};
+use crate::support::{World, Writers, in_turn, other, share};
 
 /// One world, a move for each place, several at the same time: each of them mostly waits.
 async fn at_places(version: u32, places: Vec<&'static str>, verb: Verb) {
@@ -32,12 +33,12 @@ async fn at_places(version: u32, places: Vec<&'static str>, verb: Verb) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_at_half_of_the_places_and_resumed() {
-    at_places(15, share(15, places()), Verb::Resume).await;
+    at_places(15, in_turn(share(15, places())), Verb::Resume).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_at_the_other_half_and_aborted() {
-    at_places(18, share(18, places()), Verb::Abort).await;
+    at_places(18, in_turn(share(18, places())), Verb::Abort).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -64,7 +65,7 @@ async fn to_and_fro() {
 /// Five hundred are in `script/test-faults`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_shards_through_one_slot() {
-    let wave = wave(&[18, 15], 24).await;
+    let wave = wave(&[18, 15], 16).await;
     eprintln!("{:?}, {wave:?}", wave.took);
     assert_eq!(wave.slots, 1);
     assert!(wave.backends <= 24, "{wave:?}");

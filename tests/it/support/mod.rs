@@ -14,5 +14,5 @@ mod writers;
 
 pub(crate) use cluster::{TestCluster, connect};
 pub(crate) use control::control;
-pub(crate) use world::{Ran, TABLES, World, go_on, is_long, lines, never_stopped, other, share, stopped};
+pub(crate) use world::{Ran, TABLES, World, go_on, in_turn, is_long, lines, never_stopped, other, share, stopped};
 pub(crate) use writers::Writers;

@@ -51,6 +51,14 @@ pub(crate) fn share<T>(version: u32, all: impl IntoIterator<Item = T>) -> Vec<T>
     all.into_iter().enumerate().filter(|(at, _)| whole || at % 2 == skipped).map(|(_, one)| one).collect()
 }
 
+/// Every second of these in one turn of `script/test`, and the others in the next (`PGSHARD_TEST_TURN`); all of them
+/// where nobody takes turns.
+pub(crate) fn in_turn<T>(all: Vec<T>) -> Vec<T> {
+    let turn = std::env::var("PGSHARD_TEST_TURN").ok().and_then(|turn| turn.parse::<usize>().ok());
+    let kept = |at: usize| turn.is_none_or(|turn| at % 2 == turn % 2);
+    all.into_iter().enumerate().filter(|(at, _)| kept(*at)).map(|(_, one)| one).collect()
+}
+
 /// A bootstrapped cluster of servers: users and photos in every shard, the shards spread evenly over the hosts.
 pub(crate) struct World {
     pub(crate) servers: TestCluster,
