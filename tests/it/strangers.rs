@@ -19,7 +19,7 @@ const OPERATORS: [(&str, &str); 2] =
 /// Functions whose arguments PostgreSQL would have to convert.
 const FUNCTIONS: &str = "'{format,concat,concat_ws,left,right,round,floor,ceil,length,lower,quote_ident,date_part,
     to_timestamp,generate_series,to_regclass,string_agg,array_agg,unnest,sum,max,count,md5,mod,nextval,setval,
-    split_part,starts_with,has_schema_privilege,pg_has_role,extract,coalesce_,array_to_string}'::text[]";
+    split_part,starts_with,has_schema_privilege,pg_has_role,extract,array_to_string}'::text[]";
 
 /// Lays the traps, as a role that has no other right.
 async fn lay(superuser: &Client) {
