@@ -6,6 +6,8 @@
 //! `pg_depend` says so, as it does of whatever crosses the border; a row that is written has another `xmin`. Unequal
 //! ones mean nothing: the full look decides.
 
+use std::collections::BTreeSet;
+
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
 
@@ -13,11 +15,37 @@ use crate::schema::catalog::objects_sql;
 
 const LIST: &str = concat!(
     objects_sql!(),
-    "SELECT DISTINCT class::pg_catalog.oid, oid FROM part \
-     WHERE class <> 'pg_catalog.pg_publication_rel'::pg_catalog.regclass"
+    "SELECT DISTINCT part.class::pg_catalog.oid, part.oid, c.relname::pg_catalog.text
+     FROM part JOIN pg_catalog.pg_class c ON c.oid = part.class
+     WHERE part.class <> 'pg_catalog.pg_publication_rel'::pg_catalog.regclass"
 );
 
 const DIGEST: &str = include_str!("sql/digest.sql");
+
+/// The rows that say what an object is: its class, the catalog in which they are, the column that has its OID, and what
+/// tells several of its rows apart.
+const ROWS: [(&str, &str, &str, &[&str]); 20] = [
+    ("pg_attrdef", "pg_attrdef", "oid", &[]),
+    ("pg_class", "pg_attribute", "attrelid", &["attnum"]),
+    ("pg_class", "pg_class", "oid", &[]),
+    ("pg_class", "pg_index", "indexrelid", &[]),
+    ("pg_class", "pg_inherits", "inhrelid", &["inhparent"]),
+    ("pg_class", "pg_sequence", "seqrelid", &[]),
+    ("pg_class", "pg_subscription_rel", "srrelid", &["srsubid"]),
+    ("pg_collation", "pg_collation", "oid", &[]),
+    ("pg_constraint", "pg_constraint", "oid", &[]),
+    ("pg_default_acl", "pg_default_acl", "oid", &[]),
+    ("pg_policy", "pg_policy", "oid", &[]),
+    ("pg_proc", "pg_proc", "oid", &[]),
+    ("pg_rewrite", "pg_rewrite", "oid", &[]),
+    ("pg_statistic_ext", "pg_statistic_ext", "oid", &[]),
+    ("pg_trigger", "pg_trigger", "oid", &[]),
+    ("pg_ts_config", "pg_ts_config", "oid", &[]),
+    ("pg_ts_config", "pg_ts_config_map", "mapcfg", &["maptokentype", "mapseqno"]),
+    ("pg_ts_dict", "pg_ts_dict", "oid", &[]),
+    ("pg_type", "pg_enum", "enumtypid", &["oid"]),
+    ("pg_type", "pg_type", "oid", &[]),
+];
 
 /// A digest of a schema's rows in the catalogs, with what belonged to it then. It means something on the same server
 /// only.
@@ -26,6 +54,7 @@ pub(crate) struct CatalogDigest {
     schema: u32,
     classes: Vec<u32>,
     oids: Vec<u32>,
+    sql: String,
     digest: String,
 }
 
@@ -49,11 +78,13 @@ impl CatalogDigest {
     ) -> Result<CatalogDigest, tokio_postgres::Error> {
         let rows = client.query_typed(LIST, &[(&schema, Type::OID)]).await?;
         let (mut classes, mut oids) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
-        for row in rows {
+        let mut kinds = BTreeSet::new();
+        for row in &rows {
             classes.push(row.try_get(0)?);
             oids.push(row.try_get(1)?);
+            kinds.insert(row.try_get(2)?);
         }
-        let mut taken = CatalogDigest { schema, classes, oids, digest: String::new() };
+        let mut taken = CatalogDigest { schema, classes, oids, sql: sql_for(&kinds), digest: String::new() };
         taken.digest = taken.read(client).await?;
         Ok(taken)
     }
@@ -72,10 +103,27 @@ impl CatalogDigest {
     }
 
     async fn read<C: GenericClient + Sync>(&self, client: &C) -> Result<String, tokio_postgres::Error> {
-        let CatalogDigest { schema, classes, oids, .. } = self;
+        let CatalogDigest { schema, classes, oids, sql, .. } = self;
         let params: &[(&(dyn tokio_postgres::types::ToSql + Sync), Type)] =
             &[(schema, Type::OID), (classes, Type::OID_ARRAY), (oids, Type::OID_ARRAY)];
-        let rows = client.query_typed(DIGEST, params).await?;
+        let rows = client.query_typed(sql, params).await?;
         rows.first().map_or(Ok(String::new()), |row| row.try_get(0))
     }
+}
+
+/// The statement for objects of these classes. It is planned behind the fence, where it costs more to plan than to run:
+/// catalogs in which nothing can be are left out.
+fn sql_for(classes: &BTreeSet<&str>) -> String {
+    let rows = ROWS.iter().filter(|(class, ..)| classes.contains(class)).map(|(class, catalog, key, apart)| {
+        let told: String = apart.iter().map(|column| format!("x.{column}, ")).collect();
+        let read: String = apart.iter().map(|column| format!("{column}, ")).collect();
+        format!(
+            "UNION ALL
+            SELECT pg_catalog.concat_ws(' ', '{catalog}', i.oid, {told}x.xmin)
+            FROM inside i, LATERAL (SELECT {read}xmin FROM pg_catalog.{catalog} WHERE {key} = i.oid OFFSET 0) x
+            WHERE i.class = 'pg_catalog.{class}'::pg_catalog.regclass
+            "
+        )
+    });
+    DIGEST.replace("/* rows */", &rows.collect::<String>())
 }
