@@ -47,7 +47,7 @@ pub use preflight::identity::LentIdentity;
 pub use preflight::plan::{Plan, ShardPlan};
 pub use preflight::survey::Request;
 pub use protocol::desired::{Asked, StopRequest};
-pub use protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy};
+pub use protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy, UnloggedRows};
 pub use protocol::error::{Error, Rival};
 #[doc(hidden)]
 pub use protocol::failpoint::Failpoint;

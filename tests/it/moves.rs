@@ -25,6 +25,7 @@ mod sequences;
 mod shared;
 mod takeover;
 mod undecodable;
+mod unlogged;
 mod vacuum;
 mod watch;
 

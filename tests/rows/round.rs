@@ -31,7 +31,14 @@ pub(crate) struct Outcome {
 }
 
 pub(crate) async fn round(case: &Case) -> Outcome {
-    let schema = Schema::generate(case.seed, case.tables.as_deref(), &case.without);
+    let mut rng = Rng::with_seed(case.seed.wrapping_mul(13));
+    let crashes = rng.bool() && case.has("restart");
+    let mut without = case.without.clone();
+    if crashes {
+        // The old copy would be emptied before it is compared.
+        without.insert("unlogged".to_owned());
+    }
+    let schema = Schema::generate(case.seed, case.tables.as_deref(), &without);
     let tables = schema.tables.len();
     let sql = schema.sql();
     let migrations = [("0001_tables.sql", sql.as_str())];
@@ -43,8 +50,6 @@ pub(crate) async fn round(case: &Case) -> Outcome {
             return Outcome { failure, story: Vec::new(), counts: Counts::default(), seconds: 0.0, tables };
         }
     };
-    let mut rng = Rng::with_seed(case.seed.wrapping_mul(13));
-    let crashes = rng.bool() && case.has("restart");
     let crowded = rng.u8(0..4) > 0 && case.has("long");
     let shared = Arc::new(Shared::new(world, case.clone(), schema, usize::from(SHARDS), crashes));
     fill(&shared, &mut rng).await;

@@ -84,6 +84,8 @@ pub(crate) struct Schema {
     pub(crate) tables: Vec<Table>,
     /// Sequences that statements call by name.
     pub(crate) sequences: Vec<String>,
+    /// Tables that a crash empties.
+    unlogged: Vec<String>,
 }
 
 const SEQUENCES: &str = "
@@ -101,8 +103,8 @@ const SHORT: &str = "
 ";
 
 /// What a schema can have, beside what it always has; `--without` takes these names.
-pub(crate) const FEATURES: [&str; 7] =
-    ["always", "deferrable", "identity-full", "composites", "short", "generated", "partitions"];
+pub(crate) const FEATURES: [&str; 8] =
+    ["always", "deferrable", "identity-full", "composites", "short", "generated", "partitions", "unlogged"];
 
 impl Schema {
     /// The tables with these numbers, of a schema of a number that the seed gives.
@@ -127,7 +129,16 @@ impl Schema {
         if without.contains("short") {
             sequences.truncate(4);
         }
-        Schema { tables, sequences }
+        // Of a generator of its own: other tables stay what they were.
+        let mut rng = Rng::with_seed(seed.wrapping_mul(31));
+        let unlogged = tables.iter().filter(|table| {
+            let reference = format!("REFERENCES {{shard}}.{} ", table.name);
+            let is_referred_to =
+                tables.iter().any(|other| other.after.contains(&reference) && other.name != table.name);
+            rng.u8(0..6) == 0 && table.partitions.is_empty() && !is_referred_to && !without.contains("unlogged")
+        });
+        let unlogged = unlogged.map(|table| table.name.clone()).collect();
+        Schema { tables, sequences, unlogged }
     }
 
     /// As a shard migration.
@@ -148,6 +159,7 @@ impl Schema {
             RETURN NULL; END $$;\n";
         self.tables.iter().for_each(|table| sql += &table.create);
         self.tables.iter().for_each(|table| sql += &table.after);
+        self.unlogged.iter().for_each(|name| writeln!(sql, "ALTER TABLE {{shard}}.{name} SET UNLOGGED;").unwrap());
         sql
     }
 }

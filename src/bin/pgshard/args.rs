@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use clap::{Args as ArgGroup, Parser, Subcommand, ValueEnum};
 use jiff::Timestamp;
-use pgshard::mover::{Back, Failpoint, FenceAt, IdentityPolicy, Leases, Mode, Options, Unaudited};
+use pgshard::mover::{Back, Failpoint, FenceAt, IdentityPolicy, Leases, Mode, Options, Unaudited, UnloggedRows};
 
 use crate::exit::Exit;
 use crate::values;
@@ -243,6 +243,15 @@ impl From<MoveMode> for Mode {
     }
 }
 
+/// What unlogged tables have at the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Unlogged {
+    /// Their rows, which are copied while the shard is closed
+    Rows,
+    /// Nothing, as after a crash
+    Empty,
+}
+
 /// How hard a mover works.
 #[derive(Debug, ArgGroup)]
 pub(crate) struct Pace {
@@ -281,6 +290,9 @@ pub(crate) struct Pace {
         value_parser = clap::value_parser!(u64).range(0..=86_400),
     )]
     pub(crate) audit_max_s: u64,
+    /// What unlogged tables have at the target
+    #[arg(long, value_name = "WHAT", default_value = "rows")]
+    pub(crate) unlogged: Unlogged,
     /// For pgshard's own tests
     #[arg(long, hide = true, env = "PGSHARD_FAILPOINT", value_parser = Failpoint::parse)]
     pub(crate) failpoint: Option<Failpoint>,
@@ -309,6 +321,10 @@ impl Pace {
             .audit_max(Duration::from_secs(self.audit_max_s))
             .chunk_bytes(self.chunk_bytes)
             .snapshot_max(Duration::from_millis(self.snapshot_ms))
+            .unlogged(match self.unlogged {
+                Unlogged::Rows => UnloggedRows::Carried,
+                Unlogged::Empty => UnloggedRows::Left,
+            })
             .failpoint(self.failpoint)
             .leases(Leases::of(Duration::from_millis(self.lease_ms)))
     }

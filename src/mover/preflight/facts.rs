@@ -141,6 +141,8 @@ pub(crate) struct ShardFacts {
     /// Materialized views that have rows.
     pub(crate) materialized_views: usize,
     pub(crate) materialized_bytes: i64,
+    pub(crate) unlogged_tables: usize,
+    pub(crate) unlogged_bytes: i64,
     pub(crate) locks: Vec<Lock>,
     /// What is to be said of sequences that are near their end.
     pub(crate) sequences: Vec<String>,
@@ -164,6 +166,8 @@ impl Default for ShardFacts {
             bytes: 0,
             materialized_views: 0,
             materialized_bytes: 0,
+            unlogged_tables: 0,
+            unlogged_bytes: 0,
             locks: Vec::new(),
             sequences: Vec::new(),
         }
@@ -383,11 +387,14 @@ pub(crate) async fn of_shard(
     let sql = "SELECT coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'r'), 0)::bigint,
             count(*) FILTER (WHERE relkind = 'r'),
             coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'm'), 0)::bigint,
-            count(*) FILTER (WHERE relkind = 'm')
+            count(*) FILTER (WHERE relkind = 'm'),
+            coalesce(sum(pg_total_relation_size(oid)) FILTER (WHERE relkind = 'r' AND relpersistence = 'u'), 0)::bigint,
+            count(*) FILTER (WHERE relkind = 'r' AND relpersistence = 'u')
         FROM pg_class WHERE relnamespace = $1 AND relkind IN ('r', 'm') AND relispopulated";
     let size = source.row(what, sql, &[&oid]).await?;
     (facts.bytes, facts.tables) = (size.get(0)?, size.get::<_, i64>(1)? as usize);
     (facts.materialized_bytes, facts.materialized_views) = (size.get(2)?, size.get::<_, i64>(3)? as usize);
+    (facts.unlogged_bytes, facts.unlogged_tables) = (size.get(4)?, size.get::<_, i64>(5)? as usize);
     facts.locks = locks(source, oid).await?;
     facts.online = online(source, oid, policy).await?;
     let schema_facts = of_schema(source, &Namespace::Oid(oid)).await?;

@@ -11,8 +11,9 @@ use crate::mover::definition::ddl::{Creation, Statement};
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::preflight::facts::{ActiveMove, HostFacts, Lock, Row, ShardFacts, StreamFacts};
 use crate::mover::preflight::identity::LentIdentity;
-use crate::mover::protocol::desired::Back;
+use crate::mover::protocol::desired::{Back, UnloggedRows};
 use crate::mover::protocol::names::Names;
+use crate::mover::protocol::options::Options;
 use crate::mover::protocol::state::Mode;
 
 /// What a move will do, shard by shard.
@@ -49,6 +50,10 @@ pub struct ShardPlan {
     pub materialized_views: usize,
     /// How many bytes those have, with their indexes.
     pub materialized_bytes: i64,
+    /// How many of its tables are unlogged and keep their rows. Online these are copied while the shard is closed.
+    pub unlogged_tables: usize,
+    /// How many bytes those have, with their indexes.
+    pub unlogged_bytes: i64,
     /// What builds its schema at the target before the rows come, in order.
     pub before_data: Vec<Statement>,
     /// What is built once they are there.
@@ -102,6 +107,11 @@ impl ShardPlan {
                 steps.extend(fill);
                 steps.extend(["set the sequences ahead; wait until the stream is close behind".to_owned()]);
                 steps.extend(fence);
+                if self.unlogged_tables > 0 {
+                    let (tables, size) = (counted(self.unlogged_tables, "unlogged table"), Bytes(self.unlogged_bytes));
+                    let closed = closed_for(self.unlogged_bytes).as_secs_f64();
+                    steps.push(format!("copy {tables}, {size}: the shard is closed for about {closed:.1} s for it"));
+                }
                 steps.push("drain: apply up to the marker".to_owned());
             }
         }
@@ -144,21 +154,26 @@ pub(crate) fn judge(
     source: &HostFacts,
     target: &HostFacts,
     mode: Mode,
-    back: Back,
-    pause_max: Duration,
+    options: &Options,
 ) -> Result<ShardPlan, Vec<Refusal>> {
     let (shard, epoch) =
         (facts.shard, facts.source_row.as_ref().filter(|row| row.state == "serving").map(|row| row.epoch));
     let mut refusals = against_source(facts, source);
     refusals.extend(against_target(facts, target, epoch));
-    let closed = closed_for(facts.bytes + facts.materialized_bytes);
-    if mode == Mode::Blocking && closed > pause_max {
-        let reason = format!(
-            "would be closed for about {} s while it is copied, longer than the {} s it may be",
-            closed.as_secs(),
-            pause_max.as_secs()
-        );
-        let remedy = "move it with --mode online, or allow more with --max-pause-s";
+    let (unlogged_tables, unlogged_bytes) = match options.unlogged {
+        UnloggedRows::Carried => (facts.unlogged_tables, facts.unlogged_bytes),
+        UnloggedRows::Left => (0, 0),
+    };
+    let (what, bytes, remedy) = match mode {
+        Mode::Blocking => ("it is", facts.bytes + facts.materialized_bytes, "move it with --mode online"),
+        Mode::Online => ("its unlogged tables are", unlogged_bytes, "leave their rows with --unlogged empty"),
+    };
+    let (closed, most) = (closed_for(bytes), options.pause_max);
+    if closed > most {
+        let (closed, most) = (closed.as_secs(), most.as_secs());
+        let reason =
+            format!("would be closed for about {closed} s while {what} copied, longer than the {most} s it may be");
+        let remedy = format!("{remedy}, or allow more with --max-pause-s");
         refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &source.name));
     }
     refusals.extend(facts.at_source.iter().map(|found| found.clone().at(shard, &source.name)));
@@ -170,7 +185,7 @@ pub(crate) fn judge(
     let (Some(epoch), Some(creation), true) = (epoch, creation, refusals.is_empty()) else { return Err(refusals) };
     let Creation { before_data, after_data, refreshes: _, notes } = creation;
     let no_reverse =
-        (mode == Mode::Online && back == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
+        (mode == Mode::Online && options.back == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
     let no_reverse = no_reverse.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
     let lent = if mode == Mode::Online { facts.online.lent.clone() } else { Vec::new() };
     let old_locks = facts.locks.iter().filter(|lock| lock.seconds > 1.0);
@@ -185,6 +200,8 @@ pub(crate) fn judge(
         bytes: facts.bytes,
         materialized_views: facts.materialized_views,
         materialized_bytes: facts.materialized_bytes,
+        unlogged_tables,
+        unlogged_bytes,
         before_data,
         after_data,
         warnings: warnings.collect(),
@@ -447,7 +464,9 @@ mod tests {
         }
     }
 
-    const LIMIT: Duration = Duration::from_secs(60);
+    fn options() -> Options {
+        Options::default().pause_max(Duration::from_secs(60))
+    }
 
     fn facts() -> ShardFacts {
         ShardFacts {
@@ -462,11 +481,26 @@ mod tests {
     #[test]
     fn a_plan() {
         for (mode, steps) in [(Mode::Blocking, 9), (Mode::Online, 13)] {
-            let plan = judge(&facts(), &host("db1"), &host("db2"), mode, Back::Prepared, LIMIT).unwrap();
+            let plan = judge(&facts(), &host("db1"), &host("db2"), mode, &options()).unwrap();
             assert_eq!((plan.epoch, plan.source.as_str()), (ShardEpoch::FIRST, "db1"));
             assert_eq!(plan.steps(&HostName::new("db2").unwrap(), mode).len(), steps);
             assert!(judge_hosts(&host("db1"), &host("db2"), mode).is_empty());
         }
+    }
+
+    #[test]
+    fn unlogged_tables_close_a_shard() {
+        let judged = |mode, bytes, options: Options| {
+            let facts = ShardFacts { bytes, unlogged_tables: 2, unlogged_bytes: bytes, ..facts() };
+            judge(&facts, &host("db1"), &host("db2"), mode, &options)
+        };
+        let to = HostName::new("db2").unwrap();
+        let said = judged(Mode::Online, 40 << 20, options()).unwrap().steps(&to, Mode::Online);
+        let of_unlogged = "copy 2 unlogged tables, 40.0 MiB: the shard is closed for about 2.0 s for it";
+        assert!(said.iter().any(|step| step == of_unlogged), "{said:#?}");
+        let refusals = judged(Mode::Online, 4 << 30, options()).unwrap_err();
+        assert!(refusals[0].to_string().contains("its unlogged tables are copied"), "{}", refusals[0]);
+        assert!(judged(Mode::Online, 4 << 30, options().unlogged(UnloggedRows::Left)).is_ok());
     }
 
     #[test]
@@ -486,7 +520,7 @@ mod tests {
             at_target: vec![found("type citext")],
             ..facts()
         };
-        let refusals = judge(&facts, &host("db1"), &host("db2"), Mode::Blocking, Back::Prepared, LIMIT).unwrap_err();
+        let refusals = judge(&facts, &host("db1"), &host("db2"), Mode::Blocking, &options()).unwrap_err();
         assert_eq!(refusals.len(), 9);
         assert!(refusals.iter().all(|refusal| !refusal.remedy.is_empty()));
         assert_eq!(refusals[0].to_string(), "shard 2 on host db1: the shard is moved (to nowhere) there");

@@ -281,7 +281,7 @@ async fn shard_plan(
         Err(error) if waited_for_a_lock(&error) => return Err(locked(&from, shard, context, error).await),
         facts => facts?,
     };
-    Ok(plan::judge(&facts, source, target, mode, context.options.back, context.options.pause_max))
+    Ok(plan::judge(&facts, source, target, mode, &context.options))
 }
 
 /// Whether a statement gave up because it did not get a lock.

@@ -110,11 +110,29 @@ fn joined<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
     columns.map(Column::quoted).collect::<Vec<_>>().join(", ")
 }
 
-/// The tables of a schema, by its OID and sorted by name. Found by pg_depend, whose index answers at once: pg_class has
-/// none by schema.
+/// The tables of a schema whose changes a stream has, by its OID and sorted by name: those that are logged.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
+    read(session, schema, &["p"]).await
+}
+
+/// The tables of a schema whose changes no stream has.
+///
+/// Locks: ACCESS SHARE on catalogs.
+pub(crate) async fn unlogged(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
+    read(session, schema, &["u"]).await
+}
+
+/// All tables of a schema.
+///
+/// Locks: ACCESS SHARE on catalogs.
+pub(crate) async fn all(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
+    read(session, schema, &["p", "u"]).await
+}
+
+/// Found by pg_depend, whose index answers at once: pg_class has none by schema.
+async fn read(session: &Session, schema: u32, persistence: &[&str]) -> Result<Vec<TableShape>, Error> {
     // The default collation orders by bytes where the database's locale is C, and its provider not another library.
     let sql = "SELECT c.oid, c.relname::text, c.relreplident::text, x.relname::text, i.indisprimary, i.indimmediate,
             a.attname::text, a.atttypid, coalesce(t.typcategory = 'C', false), a.attgenerated::text,
@@ -132,10 +150,10 @@ pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableSh
         LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         LEFT JOIN pg_type t ON t.oid = a.atttypid
         WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
-            AND c.relkind = 'r' ORDER BY c.relname COLLATE \"C\", c.oid, a.attnum";
+            AND c.relkind = 'r' AND c.relpersistence::text = ANY ($2) ORDER BY c.relname COLLATE \"C\", c.oid, a.attnum";
     let mut shapes: Vec<TableShape> = Vec::new();
     let mut kinds = Vec::new();
-    for row in session.rows("reading the tables", sql, &[&schema]).await? {
+    for row in session.rows("reading the tables", sql, &[&schema, &persistence]).await? {
         let oid = row.get(0)?;
         if shapes.last().is_none_or(|last| last.oid != oid) {
             if let Some(last) = shapes.last_mut() {

@@ -64,6 +64,16 @@ pub enum IdentityPolicy {
     Keep,
 }
 
+/// What unlogged tables have at the target. A crash empties them, and so may a move.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnloggedRows {
+    /// Their rows. No stream has the changes of such a table, so they are copied while the shard is closed.
+    #[default]
+    Carried,
+    /// None.
+    Left,
+}
+
 /// When the shards of a new move are fenced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FenceAt {

@@ -93,8 +93,14 @@ pub const BACK_FAILPOINTS: [&str; 8] = [
 /// The failpoint of audits, with both snapshots taken.
 pub const AUDIT_FAILPOINTS: [&str; 1] = ["before audit"];
 
+/// The failpoints of moves of unlogged tables.
+const UNLOGGED_FAILPOINTS: [&str; 3] = ["in empty unlogged", "in unlogged", "after unlogged"];
+
 /// The failpoint of repairs: a host has stood down, and nothing is committed yet.
 const REPAIR_FAILPOINTS: [&str; 1] = ["after stand down"];
+
+const LISTS: [&[&str]; 5] =
+    [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS, &UNLOGGED_FAILPOINTS, &REPAIR_FAILPOINTS];
 
 /// What a test does to a change that the stream brings, so that the target is not what the source is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,8 +130,7 @@ impl Failpoint {
     /// A sentence that names what is not known.
     pub fn parse(text: &str) -> Result<Failpoint, String> {
         let (name, action) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ACTION"))?;
-        let of_moves = FAILPOINTS.into_iter().chain(BACK_FAILPOINTS).chain(AUDIT_FAILPOINTS);
-        let mut known = of_moves.chain(REPAIR_FAILPOINTS).chain([IN_A_CHANGE]);
+        let mut known = LISTS.into_iter().flatten().copied().chain([IN_A_CHANGE]);
         let name = known.find(|known| *known == name).ok_or_else(|| format!("there is no failpoint {name:?}"))?;
         let action = match action {
             "drop" if name == IN_A_CHANGE => Action::Harm(Harm::Drop),
@@ -150,8 +155,7 @@ impl Failpoint {
 
     /// Acts if the move is at this failpoint. True: the step must fail.
     pub(crate) fn is_hit(&self, at: &str) -> bool {
-        let lists: [&[&str]; 4] = [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS, &REPAIR_FAILPOINTS];
-        debug_assert!(lists.iter().any(|list| list.contains(&at)), "{at} is in the list");
+        debug_assert!(LISTS.iter().any(|list| list.contains(&at)), "{at} is in the list");
         if at != self.name {
             return false;
         }

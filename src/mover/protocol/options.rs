@@ -9,7 +9,7 @@ use crate::map::HostName;
 use crate::shard::ShardId;
 
 use crate::mover::protocol::desired::StopRequest;
-use crate::mover::protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy};
+use crate::mover::protocol::desired::{Back, DesiredState, FenceAt, IdentityPolicy, UnloggedRows};
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::failpoint::Failpoint;
 use crate::mover::protocol::lease::Leases;
@@ -48,6 +48,8 @@ pub struct Options {
     pub back: Back,
     /// Online: what is done about a table whose rows no stream can name.
     pub replica_identity: IdentityPolicy,
+    /// What unlogged tables have at the target.
+    pub unlogged: UnloggedRows,
     /// When the shards of a new move are fenced.
     pub fence_at: FenceAt,
     /// The most that is copied, in bytes a second, of all shards together. `None`: as fast as it goes.
@@ -87,6 +89,7 @@ impl Default for Options {
             back_wal_max: 10 << 30,
             back: Back::Prepared,
             replica_identity: IdentityPolicy::Lend,
+            unlogged: UnloggedRows::Carried,
             fence_at: FenceAt::Ready,
             rate_max: None,
             lag_max: Duration::from_millis(250),
@@ -112,6 +115,7 @@ setters!(
     back_wal_max: u64,
     back: Back,
     replica_identity: IdentityPolicy,
+    unlogged: UnloggedRows,
     fence_at: FenceAt,
     rate_max: Option<NonZeroU64>,
     lag_max: Duration,

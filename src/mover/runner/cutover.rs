@@ -10,6 +10,7 @@ use uuid::Uuid;
 use crate::mover::definition::digest::CatalogDigest;
 use crate::mover::definition::sequences::Presets;
 use crate::mover::preflight::facts::{self, Lock, Servers};
+use crate::mover::preflight::table::TableShape;
 use crate::mover::protocol::error::Error;
 use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Online, Patience};
@@ -73,7 +74,7 @@ impl<'d> CutOver<'d> {
     /// Fences, and does all that belongs behind the fence. On errors other than those of the outcome, the fence stands,
     /// and the mover leaves the shard.
     pub(in crate::mover) async fn run(&mut self) -> Result<Outcome, Error> {
-        let Some(digest) = self.before_fence().await? else {
+        let Some(before) = self.before_fence().await? else {
             return Ok(Outcome::Refused("its schema is not there".to_owned()));
         };
         self.done.unopened = Some(audit::Target::open(self.patience.context, self.work).await);
@@ -84,7 +85,7 @@ impl<'d> CutOver<'d> {
         }
         let token = Uuid::new_v4();
         let presets = self.work.preset().await?;
-        let before = Instant::now();
+        let fenced_at = Instant::now();
         let swapped = match self.work.swap(permit.gate(), token).await {
             Ok(Some(swapped)) => swapped,
             // Nobody waits for us meanwhile.
@@ -93,8 +94,8 @@ impl<'d> CutOver<'d> {
             Err(Error::Superseded { reason, .. }) => return Ok(Outcome::Refused(reason)),
             Err(error) => return Err(error),
         };
-        self.done.fenced_at = Some(before);
-        self.fenced(permit, swapped, token, &digest, &presets).await
+        self.done.fenced_at = Some(fenced_at);
+        self.fenced(permit, swapped, token, &before, &presets).await
     }
 
     /// The shard is fenced. A permit that is dropped closes the session in which the target may have been opened:
@@ -104,12 +105,13 @@ impl<'d> CutOver<'d> {
         permit: Permit<'_>,
         swapped: Swapped,
         token: Uuid,
-        digest: &CatalogDigest,
+        known: &Known,
         presets: &Presets,
     ) -> Result<Outcome, Error> {
-        let (shard, attempt) = (self.work.hold.shard, swapped.attempt);
-        let limit = self.work.options.drain_deadline + self.work.options.barrier_budget;
-        let behind = tokio::time::timeout(limit, self.behind_fence(&permit, &swapped, token, digest, presets));
+        let (shard, attempt, options) = (self.work.hold.shard, swapped.attempt, self.work.options);
+        let copy = if known.unlogged.is_empty() { Duration::ZERO } else { options.pause_max };
+        let limit = options.drain_deadline + options.barrier_budget + copy;
+        let behind = tokio::time::timeout(limit, self.behind_fence(&permit, &swapped, token, known, presets));
         let outcome = tokio::select! {
             behind = behind => behind,
             () = self.patience.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
@@ -156,7 +158,7 @@ impl<'d> CutOver<'d> {
         permit: &Permit<'_>,
         swapped: &Swapped,
         token: Uuid,
-        digest: &CatalogDigest,
+        known: &Known,
         presets: &Presets,
     ) -> Result<Behind, Error> {
         let Swapped { attempt, left } = *swapped;
@@ -169,12 +171,21 @@ impl<'d> CutOver<'d> {
                 return Err(Halt::Blocked(locks));
             }
             self.work.at("after barrier")?;
-            let began = self.work.timings.since("barrier", began);
+            let mut began = self.work.timings.since("barrier", began);
+            let unchanged = || self.work.unchanged(left, &known.digest, self.built, presets);
+            if !known.unlogged.is_empty() {
+                // The look first: tables that are not as they were could not be copied.
+                if let Err(what) = unchanged().await? {
+                    return Err(Halt::Altered(what));
+                }
+                self.work.carry_unlogged(&known.unlogged).await?;
+                began = Instant::now();
+            }
             let mark = async {
                 self.work.mark(permit.gate(), attempt).await?;
                 Ok::<_, Error>(self.work.timings.since("marker", began))
             };
-            Ok(tokio::try_join!(mark, self.work.unchanged(left, digest, self.built, presets))?)
+            Ok(tokio::try_join!(mark, unchanged())?)
         };
         // The follower is told before the marker is on its way. The open's transaction was begun with the hold on its
         // tables.
@@ -199,6 +210,7 @@ impl<'d> CutOver<'d> {
                 let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
                 return Ok(Behind::Blocked(blockers));
             }
+            Err(Halt::Altered(what)) => return Ok(Behind::Altered(what)),
             Err(Halt::Failed(error)) => return Err(error),
         };
         self.work.timings.took("drain", drained.saturating_duration_since(marked));
@@ -214,8 +226,8 @@ impl<'d> CutOver<'d> {
     }
 
     /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold
-    /// locks. Gives the digest of what was found right; `None`: the shard's schema is not there.
-    async fn before_fence(&self) -> Result<Option<CatalogDigest>, Error> {
+    /// locks. Gives what is known then; `None`: the shard's schema is not there.
+    async fn before_fence(&self) -> Result<Option<Known>, Error> {
         let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
             return Ok(None);
         };
@@ -233,7 +245,8 @@ impl<'d> CutOver<'d> {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        Ok(Some(digest))
+        let unlogged = self.work.empty_unlogged(schema).await?;
+        Ok(Some(Known { digest, unlogged }))
     }
 }
 
@@ -243,9 +256,18 @@ pub(in crate::mover) async fn pass_a_watermark(work: &ShardMove<'_>, follower: &
     follower.caught_up(watermark, work.hold.shard).await
 }
 
+/// What is known of a shard before it is fenced.
+struct Known {
+    /// Of what was found right.
+    digest: CatalogDigest,
+    /// The tables whose rows are brought behind the fence.
+    unlogged: Vec<TableShape>,
+}
+
 /// What ends the wait behind the fence early.
 enum Halt {
     Blocked(Vec<Lock>),
+    Altered(String),
     Failed(Error),
 }
 

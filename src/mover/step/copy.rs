@@ -19,6 +19,7 @@ use crate::mover::preflight::facts;
 use crate::mover::preflight::facts::Lock;
 use crate::mover::preflight::table;
 use crate::mover::preflight::table::TableShape;
+use crate::mover::protocol::desired::UnloggedRows;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::options::Event;
 use crate::mover::protocol::state::Phase;
@@ -119,7 +120,10 @@ impl ShardMove<'_> {
         self.source.batch(what, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
         self.begin_on_target(what).await?;
         let incoming = self.names.incoming();
-        let tables = table::shapes(&self.source, left).await?;
+        let mut tables = table::shapes(&self.source, left).await?;
+        if self.options.unlogged == UnloggedRows::Carried {
+            tables.extend(table::unlogged(&self.source, left).await?);
+        }
         let throttle = Throttle::open();
         let (mut rows, mut bytes) = (0, 0);
         for table in &tables {

@@ -13,6 +13,7 @@ mod prepare;
 mod publish;
 mod timings;
 pub(crate) mod undo;
+mod unlogged;
 
 use crate::mover::preflight;
 use tokio_postgres::types::{ToSql, Type};

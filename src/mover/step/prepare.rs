@@ -17,7 +17,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Mode, Phase};
 use crate::mover::step::ShardMove;
 use crate::pg::quote_ident;
-use crate::schema::catalog::{Facts, Namespace, RelationKind, Stamp, preamble};
+use crate::schema::catalog::{Facts, Namespace, Persistence, Relation, RelationKind, Stamp, preamble};
 use crate::schema::fingerprint::fingerprint;
 
 /// What the target was built from, for as long as the mover lives.
@@ -25,15 +25,16 @@ pub(crate) struct Blueprint {
     pub(crate) stamp: Stamp,
     pub(crate) fingerprint: String,
     pub(crate) creation: Creation,
-    /// The names of its tables: what comes later is no part of the move.
+    /// The names of its tables that are logged: what comes later is no part of the move.
     pub(crate) tables: BTreeSet<String>,
 }
 
 impl Blueprint {
     /// Of facts that were read after the stamp.
     pub(super) fn of(stamp: Stamp, facts: &Facts, creation: Creation) -> Blueprint {
-        let tables = facts.relations.iter().filter(|relation| relation.kind == RelationKind::Table);
-        let tables = tables.map(|table| table.name.clone()).collect();
+        let is_followed =
+            |one: &&Relation| one.kind == RelationKind::Table && one.persistence == Persistence::Permanent;
+        let tables = facts.relations.iter().filter(is_followed).map(|table| table.name.clone()).collect();
         Blueprint { stamp, fingerprint: fingerprint(facts).to_string(), creation, tables }
     }
 }

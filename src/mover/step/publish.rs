@@ -71,7 +71,7 @@ impl ShardMove<'_> {
         let analyzed = async {
             // The shard may have moved on since: then there is nothing here to analyze.
             if let Some(oid) = facts::schema_oid(&self.target, schema).await? {
-                let tables = table::shapes(&self.target, oid).await?;
+                let tables = table::all(&self.target, oid).await?;
                 for table in tables.iter().filter(|table| !but.contains(&table.name)) {
                     let (schema, table) = (quote_ident(schema), quote_ident(&table.name));
                     self.target.batch("analyzing", &format!("ANALYZE {schema}.{table}")).await?;

@@ -45,7 +45,6 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ("CREATE TABLE t (id int); CREATE TABLE public.u () INHERITS (t)", "table t", "inherit"),
     ("CREATE TABLE t (id int); REVOKE INSERT ON t FROM app", "table t", "its owner has no INSERT"),
     ("REVOKE CREATE ON SCHEMA shard_0007 FROM app", "schema", "its owner has no CREATE"),
-    ("CREATE UNLOGGED TABLE t (id int)", "table t", "unlogged"),
     (
         // What is read when it is filled runs while the shard's name is somebody else's.
         "CREATE TABLE s (id int);

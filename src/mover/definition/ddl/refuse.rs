@@ -94,9 +94,6 @@ impl Examined<'_> {
                     format!("ALTER ROLE {reader} BYPASSRLS, or ALTER TABLE … NO FORCE ROW LEVEL SECURITY"),
                 );
             }
-            if relation.persistence != Persistence::Permanent {
-                self.refuse(&object, "is unlogged", "make it permanent with ALTER TABLE … SET LOGGED");
-            }
             if relation.typed {
                 self.refuse(&object, "is a table of a type", "end it with ALTER TABLE … NOT OF");
             }
@@ -111,8 +108,8 @@ impl Examined<'_> {
         }
         for sequence in &self.facts.sequences {
             let object = format!("sequence {}", sequence.name);
-            if sequence.persistence != Persistence::Permanent {
-                self.refuse(&object, "is unlogged", "make it permanent with ALTER SEQUENCE … SET LOGGED");
+            if sequence.persistence == Persistence::Unlogged {
+                self.since(15, &object, "no log (UNLOGGED)");
             }
             if sequence.owned_by.as_ref().is_some_and(|by| self.facts.relation(by.relation).is_none()) {
                 self.refuse(

@@ -8,8 +8,8 @@ use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
     Address, Attribute, Column, Comment, Constraint, ConstraintKind, DefaultPrivilege, Facts, Function, Grant, Grantee,
-    Index, IndexStatistics, Name, OwnedBy, Policy, Relation, RelationKind, Rule, Sequence, TextObject, Trigger, Type,
-    TypeKind,
+    Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation, RelationKind, Rule, Sequence, TextObject,
+    Trigger, Type, TypeKind,
 };
 
 /// `CREATE SCHEMA` and what is said about it.
@@ -316,7 +316,8 @@ impl<'a> Writer<'a> {
             Some(method) => format!(" USING {}", quote_ident(method)),
         };
         let options = with(&options_of(table));
-        let mut sql = vec![format!("CREATE TABLE {name} ({}){by}{method}{options}", columns.join(", "))];
+        let create = format!("CREATE {}TABLE {name}", unlogged(table.persistence));
+        let mut sql = vec![format!("{create} ({}){by}{method}{options}", columns.join(", "))];
         if table.row_security {
             sql.push(format!("ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"));
         }
@@ -326,6 +327,11 @@ impl<'a> Writer<'a> {
         }
         sql.extend(self.storage(table));
         for sequence in listed(&self.identities, &table.oid) {
+            // Since 15 it is made as its table is.
+            if self.target.version >= 150_000 && sequence.persistence != table.persistence {
+                let logged = if sequence.persistence == Persistence::Unlogged { "UNLOGGED" } else { "LOGGED" };
+                sql.push(format!("ALTER SEQUENCE {} SET {logged}", self.qualified(&sequence.name)));
+            }
             sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
         }
         sql.extend(self.attach(table));
@@ -407,7 +413,12 @@ impl<'a> Writer<'a> {
 
     fn sequence(&self, sequence: &Sequence) -> Vec<String> {
         let name = self.qualified(&sequence.name);
-        let mut sql = vec![format!("CREATE SEQUENCE {name} AS {} {}", sequence.type_, parameters(sequence))];
+        let mut sql = vec![format!(
+            "CREATE {}SEQUENCE {name} AS {} {}",
+            unlogged(sequence.persistence),
+            sequence.type_,
+            parameters(sequence)
+        )];
         sql.extend(sequence.owned_by.as_ref().map(|by| {
             let table = self.qualified(self.facts.relation_name(by.relation));
             format!("ALTER SEQUENCE {name} OWNED BY {table}.{}", quote_ident(&by.column))
@@ -614,6 +625,10 @@ fn parameters(sequence: &Sequence) -> String {
 fn options_of(relation: &Relation) -> Vec<String> {
     let toast = relation.toast_options.iter().map(|option| format!("toast.{option}"));
     relation.options.iter().cloned().chain(toast).collect()
+}
+
+fn unlogged(persistence: Persistence) -> &'static str {
+    if persistence == Persistence::Unlogged { "UNLOGGED " } else { "" }
 }
 
 fn with(options: &[String]) -> String {

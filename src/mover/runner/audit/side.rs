@@ -95,7 +95,7 @@ impl Side {
         let what = "reading the tables";
         let sql = "SELECT c.relname::text, c.oid, c.relfilenode FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
             WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
-                AND c.relkind = 'r'";
+                AND c.relkind = 'r' AND c.relpersistence = 'p'";
         self.begin(until).await?;
         let rows = self.session.rows(what, sql, &[&self.schema]).await?;
         self.end().await?;

@@ -1,0 +1,184 @@
+//! Unlogged tables, whose changes no stream has: their rows come along behind the fence, or are left.
+//!
+//! Each transaction writes the same to an unlogged table as to a logged one, so at every moment both have the same
+//! rows.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio_postgres::Client;
+
+use crate::support::{World, lines, other};
+
+/// A key of either kind, a key to a logged table, keys among unlogged ones, a trigger, an index, no key at all.
+const SCHEMA: &str = r#"
+    CREATE TABLE {shard}.kinds (id int PRIMARY KEY);
+    INSERT INTO {shard}.kinds SELECT generate_series(0, 9);
+    CREATE TABLE {shard}.logged (id bigint PRIMARY KEY, v text);
+    CREATE TABLE {shard}.noted (id bigint);
+    CREATE UNLOGGED TABLE {shard}.sessions (
+        id bigint PRIMARY KEY, v text, kind int REFERENCES {shard}.kinds, "Näher" {shard}.kinds);
+    CREATE INDEX ON {shard}.sessions (v);
+    CREATE UNLOGGED TABLE {shard}.jobs (
+        n serial PRIMARY KEY, at int GENERATED ALWAYS AS IDENTITY,
+        session bigint REFERENCES {shard}.sessions ON DELETE CASCADE);
+    CREATE UNLOGGED TABLE {shard}.lines (v text);
+    CREATE UNLOGGED SEQUENCE {shard}.tickets START 5;
+    CREATE TABLE {shard}.parts (n int, v text) PARTITION BY LIST (n);
+    CREATE UNLOGGED TABLE {shard}.part_1 PARTITION OF {shard}.parts FOR VALUES IN (1);
+    CREATE TABLE {shard}.part_rest PARTITION OF {shard}.parts DEFAULT;
+    CREATE FUNCTION {shard}.note() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN INSERT INTO {shard}.noted VALUES (NEW.id); RETURN NEW; END $$;
+    CREATE TRIGGER noted BEFORE INSERT ON {shard}.sessions FOR EACH ROW EXECUTE FUNCTION {shard}.note();
+    ALTER TABLE {shard}.sessions ENABLE ALWAYS TRIGGER noted;
+"#;
+
+/// One transaction.
+fn round(n: u32) -> String {
+    format!(
+        "BEGIN; SET LOCAL search_path = shard_0000;
+         WITH new AS (SELECT {n} * 100 + g AS id, 'v' || g AS v FROM generate_series(1, 9) g),
+             logged AS (INSERT INTO logged SELECT id, v FROM new),
+             parts AS (INSERT INTO parts SELECT id % 3, v FROM new)
+             INSERT INTO sessions SELECT id, v, id % 10 FROM new;
+         UPDATE sessions SET v = v || '+' WHERE id % 7 = {n} % 7;
+         UPDATE logged SET v = v || '+' WHERE id % 7 = {n} % 7;
+         INSERT INTO jobs (session) SELECT id FROM sessions WHERE id / 100 = {n}; INSERT INTO lines VALUES ('{n}');
+         DELETE FROM sessions WHERE id % 19 = {n} % 19; DELETE FROM logged WHERE id % 19 = {n} % 19; COMMIT"
+    )
+}
+
+/// Works wherever shard 0 is served, until it is told to stop; gives how much was done, and what should not have been
+/// refused.
+async fn work(clients: Vec<Client>, stop: Arc<AtomicBool>) -> (u32, Vec<String>) {
+    let (mut n, mut done, mut refused) = (0, 0, Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        for client in &clients {
+            n += 1;
+            match client.batch_execute(&round(n)).await {
+                Ok(()) => done += 1,
+                Err(error) => {
+                    let code = error.code().map_or("gone", |code| code.code()).to_owned();
+                    // Where the shard is not served, the signpost says so, or there is none yet.
+                    if !["SH001", "3F000", "42P01"].contains(&code.as_str()) {
+                        refused.push(format!("{error:?}"));
+                    }
+                    let _ = client.batch_execute("ROLLBACK").await;
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    (done, refused)
+}
+
+/// How many sessions there are where the shard is, after a look that each is as its logged twin.
+async fn twins(world: &World, host: usize) -> i64 {
+    let db = world.servers.app(host).await;
+    db.batch_execute("SET search_path = shard_0000").await.unwrap();
+    let differ = "SELECT id, l.v, s.v FROM logged l FULL JOIN sessions s USING (id)
+        WHERE l.v IS DISTINCT FROM s.v LIMIT 5";
+    assert_eq!(lines(&db, differ).await, "");
+    let jobs = "SELECT count(*) FROM sessions s FULL JOIN jobs j ON j.session = s.id WHERE s.id IS NULL OR j.n IS NULL";
+    assert_eq!(db.query_one(jobs, &[]).await.unwrap().get::<_, i64>(0), 0);
+    // A row each time that one was made, and none for one that was carried.
+    let noted = "SELECT count(*) - count(DISTINCT id) FROM noted";
+    assert_eq!(db.query_one(noted, &[]).await.unwrap().get::<_, i64>(0), 0);
+    let kept = "SELECT string_agg(relname || relpersistence::text, ' ' ORDER BY relname) FROM pg_class
+        WHERE relnamespace = 'shard_0000'::regnamespace AND relpersistence = 'u' AND relkind IN ('r', 'S')";
+    let kept: String = db.query_one(kept, &[]).await.unwrap().get(0);
+    assert_eq!(kept, "jobsu jobs_at_sequ jobs_n_sequ linesu part_1u sessionsu ticketsu");
+    db.query_one("SELECT count(*) FROM sessions", &[]).await.unwrap().get(0)
+}
+
+async fn world(version: u32) -> World {
+    World::with_tables(&[version, other(version)], 2, &[("0001_unlogged.sql", SCHEMA)]).await
+}
+
+on_each_version! {
+    /// There, back with the old copy, and there again, with writers all the time and movers that die around the copy.
+    async fn rows_come_along(version) {
+        let world = world(version).await;
+        let stop = Arc::new(AtomicBool::new(false));
+        let worker = tokio::spawn(work(world.all().await, stop.clone()));
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let to_db2 = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        let plan = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--plan"]).await;
+        assert!(plan.ended(0).stdout.contains("copy 4 unlogged tables"), "{}", plan.stdout);
+        let mut id: Option<String> = None;
+        for place in ["in empty unlogged=kill", "in unlogged=kill", "after unlogged=kill", "after drain=kill"] {
+            let ran = match &id {
+                None => world.run_until(&to_db2, place).await,
+                Some(id) => world.run_until(&["moves", "resume", id], place).await,
+            };
+            assert_eq!(ran.code(), -9, "{place}: {}", ran.stderr);
+            id = id.or_else(|| Some(ran.id()));
+        }
+        let id = id.unwrap();
+        world.run(&["moves", "resume", &id]).await.ended(0);
+        assert_eq!(world.state(1, 0).await, "serving");
+        twins(&world, 1).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        world.run(&["moves", "rollback", &id, "--yes"]).await.ended(0);
+        assert_eq!(world.state(0, 0).await, "serving");
+        twins(&world, 0).await;
+        let again = world.run(&to_db2).await.ended(0).id();
+        stop.store(true, Ordering::Relaxed);
+        let (rounds, refused) = worker.await.unwrap();
+        assert!(rounds > 5 && refused.is_empty(), "{rounds} rounds, and {refused:#?}");
+        let sessions = twins(&world, 1).await;
+        assert!(sessions > 20, "{sessions}");
+        // Sequences go on where they were, those of unlogged tables too.
+        let db = world.servers.app(1).await;
+        let next = "SET search_path = shard_0000; INSERT INTO jobs (session) SELECT min(id) FROM sessions";
+        db.batch_execute(next).await.unwrap();
+        world.run(&["moves", "complete", &again, "--yes"]).await.ended(0);
+        world.run(&["move", "0", "--to", "db1", "--mode", "blocking", "--yes"]).await.ended(0);
+        assert_eq!(twins(&world, 0).await, sessions);
+        let report = world.run(&["check", "--ddl"]).await.last();
+        let differs = report["findings"].as_array().unwrap().iter().filter(|one| one["code"] == "ddl_differs");
+        assert_eq!(differs.map(|one| one["message"].to_string()).collect::<Vec<_>>(), [""; 0]);
+        world.audit_places().await;
+    }
+
+    /// `--unlogged empty`: as after a crash. Of an old copy that is taken back, too.
+    async fn rows_are_left(version) {
+        let world = world(version).await;
+        world.servers.app(0).await.batch_execute(&round(1)).await.unwrap();
+        let count = async |host: usize| {
+            let db = world.servers.app(host).await;
+            let sql = "SELECT (SELECT count(*) FROM shard_0000.sessions), (SELECT count(*) FROM shard_0000.logged)";
+            let row = db.query_one(sql, &[]).await.unwrap();
+            (row.get::<_, i64>(0), row.get::<_, i64>(1))
+        };
+        let (sessions, logged) = count(0).await;
+        assert!(sessions > 0 && sessions == logged);
+        let empty = ["move", "0", "--to", "db2", "--unlogged", "empty", "--yes", "--mode"];
+        let id = world.run(&[&empty[..], &["online"]].concat()).await.ended(0).id();
+        assert_eq!(count(1).await, (0, logged));
+        world.run(&["moves", "rollback", &id, "--unlogged", "empty", "--yes"]).await.ended(0);
+        assert_eq!(count(0).await, (0, logged));
+        world.run(&[&empty[..], &["blocking"]].concat()).await.ended(0);
+        assert_eq!(count(1).await, (0, logged));
+    }
+
+    /// One that is made while the shard is copied is an alteration, as any other.
+    async fn made_meanwhile(version) {
+        let world = world(version).await;
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
+        for (place, sql) in [
+            ("after loaded", "CREATE UNLOGGED TABLE shard_0000.more (id int)"),
+            ("after swap", "ALTER TABLE shard_0000__left_e1.lines ADD COLUMN w int"),
+        ] {
+            let child = world.command(&args, &[("PGSHARD_FAILPOINT", &format!("{place}=stop"))]).spawn().unwrap();
+            crate::support::stopped(&child).await;
+            let altered = world.servers.app(0).await.batch_execute(sql).await;
+            let ran = crate::support::never_stopped(child).await;
+            altered.unwrap();
+            assert!(ran.ended(7).stderr.contains("altered"), "{place}: {}", ran.stderr);
+            assert_eq!(world.state(0, 0).await, "serving");
+            world.run(&["moves", "abort", &ran.id()]).await.ended(0);
+        }
+    }
+}
