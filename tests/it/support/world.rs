@@ -51,7 +51,7 @@ pub(crate) fn share<T>(version: u32, all: impl IntoIterator<Item = T>) -> Vec<T>
     all.into_iter().enumerate().filter(|(at, _)| whole || at % 2 == skipped).map(|(_, one)| one).collect()
 }
 
-/// Every second of these in one turn of `script/test`, and the others in the next (`PGSHARD_TEST_TURN`); all of them
+/// Every second of these in one turn of `script/test`, and the others in another (`PGSHARD_TEST_TURN`); all of them
 /// where nobody takes turns.
 pub(crate) fn in_turn<T>(all: Vec<T>) -> Vec<T> {
     let turn = std::env::var("PGSHARD_TEST_TURN").ok().and_then(|turn| turn.parse::<usize>().ok());
