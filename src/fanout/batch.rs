@@ -38,6 +38,14 @@ pub(super) struct Pace {
     pub(super) deadline: Option<Duration>,
 }
 
+/// Which servers of the shards' hosts are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Servers {
+    Primaries,
+    /// Standbys where [`Reads`](crate::router::Reads) would ask one, each statement by itself.
+    Standbys,
+}
+
 /// Statements to run, one a shard.
 pub(super) struct Batch<'a> {
     pub(super) router: Router,
@@ -45,6 +53,7 @@ pub(super) struct Batch<'a> {
     pub(super) shards: Arc<[ShardId]>,
     pub(super) params: Source<'a>,
     pub(super) pace: Pace,
+    pub(super) servers: Servers,
 }
 
 /// A job, by its place in the batch, and how it ended.
@@ -123,14 +132,25 @@ impl<'a> Batch<'a> {
 
     /// Runs one job in the way that handles moves, with the caller's own parameters.
     fn alone(&self, at: usize, params: &'a [&'a (dyn ToSql + Sync)]) -> BoxFuture<'a, Answer> {
-        let (router, sql, shard) = (self.router.clone(), self.sql.clone(), self.shards[at]);
-        Box::pin(async move {
-            let result = match router.shard(shard) {
-                Ok(shard) => shard.query(&sql, params).await,
-                Err(error) => Err(error),
-            };
-            (at, result)
-        })
+        let (router, sql, shard, servers) = (self.router.clone(), self.sql.clone(), self.shards[at], self.servers);
+        Box::pin(async move { (at, servers.ask(&router, shard, &sql, params).await) })
+    }
+}
+
+impl Servers {
+    /// Runs a statement by itself, in the way that handles moves.
+    pub(super) async fn ask(
+        self,
+        router: &Router,
+        shard: ShardId,
+        sql: &Sql,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Error> {
+        let shard = router.shard(shard)?;
+        match self {
+            Servers::Primaries => shard.query(sql, params).await,
+            Servers::Standbys => shard.reads().query(sql, params).await,
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 use tracing::Instrument;
 
-use super::batch::{Batch, Pace};
+use super::batch::{Batch, Pace, Servers};
 use super::outbox::Outbox;
 use super::params::{Make, Source, make};
 use super::pipeline::Pipeline;
@@ -27,6 +27,7 @@ pub(super) struct Crew {
     pub(super) only_reads: bool,
     pub(super) shards: Arc<[ShardId]>,
     pub(super) pace: Pace,
+    servers: Servers,
     pub(super) outbox: Arc<Outbox>,
     /// `None`: the caller has the parameters, and binds them once their types are known.
     make: Option<Make>,
@@ -55,7 +56,7 @@ enum End {
 
 impl Crew {
     pub(super) fn new(batch: &Batch<'_>, jobs: VecDeque<usize>, outbox: Arc<Outbox>) -> Crew {
-        let Batch { router, sql, shards, pace, params } = batch;
+        let Batch { router, sql, shards, pace, params, servers } = batch;
         let make = match params {
             Source::Owned(make) => Some(make.clone()),
             Source::Borrowed(_) => None,
@@ -66,6 +67,7 @@ impl Crew {
             only_reads: router.only_reads(sql),
             shards: shards.clone(),
             pace: *pace,
+            servers: *servers,
             outbox,
             make,
             waiting: Mutex::new(jobs),
@@ -81,6 +83,11 @@ impl Crew {
     pub(super) async fn run(mut self) {
         let Some(first) = self.first() else { return };
         let borrowed = self.make.is_none();
+        if self.servers == Servers::Standbys {
+            let jobs = std::mem::take(&mut *lock(&self.waiting));
+            let at_once = (self.pace.width * self.pace.depth).min(self.router.pipelined_connections_max(first));
+            return if borrowed { self.outbox.leave(jobs) } else { self.alone(jobs.into(), at_once).await };
+        }
         if borrowed {
             let bound = match self.router.parameter_types(first, &self.sql).await {
                 Ok(Some(types)) => self.outbox.ask(types).await,
@@ -208,10 +215,7 @@ impl Crew {
             }
             let Some(params) = self.params(at) else { return };
             self.outbox.sent(at);
-            let result = match self.router.shard(shard) {
-                Ok(shard) => shard.query(&self.sql, &params.params()).await,
-                Err(error) => Err(error),
-            };
+            let result = self.servers.ask(&self.router, shard, &self.sql, &params.params()).await;
             if let Err(Error::PoolTimeout { host, phase, limit_ms, .. }) = &result {
                 *lock(busy) = Some((host.clone(), *phase, *limit_ms));
             }

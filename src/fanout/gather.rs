@@ -9,7 +9,7 @@ use futures_util::stream::{Stream, StreamExt};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Answers, Batch, Pace};
+use super::batch::{Answers, Batch, Pace, Servers};
 use super::params::Source;
 use crate::router::{Error, Router, SqlText};
 use crate::shard::ShardId;
@@ -26,7 +26,7 @@ impl Router {
         shards.sort_unstable();
         shards.dedup();
         let pace = Pace { width: Shards::WIDTH, depth: 1, deadline: None };
-        Shards { router: self.clone(), shards, pace }
+        Shards { router: self.clone(), shards, pace, servers: Servers::Primaries }
     }
 }
 
@@ -37,6 +37,7 @@ pub struct Shards {
     router: Router,
     shards: Vec<ShardId>,
     pace: Pace,
+    servers: Servers,
 }
 
 impl Shards {
@@ -57,6 +58,14 @@ impl Shards {
     /// have no names ([`PrepareMode::Unnamed`](crate::router::PrepareMode::Unnamed)), the depth is always 1.
     pub fn depth(mut self, statements_per_connection: usize) -> Shards {
         self.pace.depth = statements_per_connection.max(1);
+        self
+    }
+
+    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard: where one is near
+    /// enough, and else, or when it fails there, on the primary. What does not only read fails with
+    /// [`Error::NotARead`]. A statement goes by itself, not pipelined behind others.
+    pub fn reads(mut self) -> Shards {
+        self.servers = Servers::Standbys;
         self
     }
 
@@ -89,6 +98,7 @@ impl Shards {
             shards: self.shards.as_slice().into(),
             params: Source::borrowed(params),
             pace: self.pace,
+            servers: self.servers,
         };
         Gather::new(batch.run(), self.shards.clone())
     }

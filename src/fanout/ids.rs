@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Answers, Batch, Pace};
+use super::batch::{Answers, Batch, Pace, Servers};
 use super::gather::Gather;
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
@@ -34,7 +34,13 @@ impl Router {
                 place
             });
         }
-        ByIds { router: self.clone(), wanted: wanted.into_iter().collect(), order, pace: ByIds::PACE }
+        ByIds {
+            router: self.clone(),
+            wanted: wanted.into_iter().collect(),
+            order,
+            pace: ByIds::PACE,
+            servers: Servers::Primaries,
+        }
     }
 }
 
@@ -47,6 +53,7 @@ pub struct ByIds {
     /// The place of each ID in the list, each counted once.
     order: HashMap<i64, usize>,
     pace: Pace,
+    servers: Servers,
 }
 
 impl Params for Vec<i64> {
@@ -73,6 +80,14 @@ impl ByIds {
     /// [`Shards::depth`](super::Shards::depth).
     pub fn depth(mut self, statements_per_connection: usize) -> ByIds {
         self.pace.depth = statements_per_connection.max(1);
+        self
+    }
+
+    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard: where one is near
+    /// enough, and else, or when it fails there, on the primary. What does not only read fails with
+    /// [`Error::NotARead`]. A statement goes by itself, not pipelined behind others.
+    pub fn reads(mut self) -> ByIds {
+        self.servers = Servers::Standbys;
         self
     }
 
@@ -142,6 +157,7 @@ impl ByIds {
             shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
             params: Source::Owned(Arc::new(move |at| Box::new(wanted[at].1.clone()))),
             pace: self.pace,
+            servers: self.servers,
         };
         batch.run()
     }

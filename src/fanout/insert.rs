@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Batch, Pace};
+use super::batch::{Batch, Pace, Servers};
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
 use crate::router::{Error, Router, SqlText};
@@ -155,6 +155,7 @@ impl<T: Sync> InsertMany<'_, T> {
             shards: self.places.iter().map(|(shard, _)| *shard).collect(),
             params: Source::Owned(Arc::new(move |at| Box::new(OfShard(all.clone(), at)))),
             pace: self.pace,
+            servers: Servers::Primaries,
         };
         let mut answers = batch.run();
         let (mut done, mut failed) = (Vec::new(), Failures::new(&answers));

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::batch::{Batch, Pace};
+use super::batch::{Batch, Pace, Servers};
 use super::ids::refused;
 use super::params::{Params, Source};
 use super::partial::{Failures, Partial};
@@ -35,7 +35,7 @@ impl Router {
             keys.dedup();
         }
         let pace = Pace { width: 2, depth: 32, deadline: None };
-        Ok(ByKeys { router: self.clone(), wanted: wanted.into_iter().collect(), pace })
+        Ok(ByKeys { router: self.clone(), wanted: wanted.into_iter().collect(), pace, servers: Servers::Primaries })
     }
 }
 
@@ -46,6 +46,7 @@ pub struct ByKeys<K> {
     router: Router,
     wanted: Arc<[(ShardId, Vec<K>)]>,
     pace: Pace,
+    servers: Servers,
 }
 
 /// The newest rows of many shards.
@@ -91,6 +92,14 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
     /// [`Shards::depth`](super::Shards::depth).
     pub fn depth(mut self, statements_per_connection: usize) -> ByKeys<K> {
         self.pace.depth = statements_per_connection.max(1);
+        self
+    }
+
+    /// Reads on standbys, as [`Shard::reads`](crate::router::Shard::reads) does for each shard: where one is near
+    /// enough, and else, or when it fails there, on the primary. What does not only read fails with
+    /// [`Error::NotARead`]. A statement goes by itself, not pipelined behind others.
+    pub fn reads(mut self) -> ByKeys<K> {
+        self.servers = Servers::Standbys;
         self
     }
 
@@ -188,6 +197,7 @@ impl<K: Key + Clone + ToSql + Send + Sync + 'static> ByKeys<K> {
             shards: self.wanted.iter().map(|(shard, _)| *shard).collect(),
             params: Source::Owned(Arc::new(move |at| Box::new(params(&wanted[at].1)))),
             pace: self.pace,
+            servers: self.servers,
         };
         let mut answers = batch.run();
         let mut failed = Failures::new(&answers);

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use metrics_util::debugging::DebuggingRecorder;
-use pgshard::Router;
 use pgshard::dev::StopMode;
 use pgshard::pg::ConnectOptions;
 use pgshard::router::{Error, Options, Position};
+use pgshard::{Router, ShardId};
 use tokio_postgres::Client;
 
 use super::INSERT;
@@ -82,6 +82,40 @@ async fn resume(standby: &Client) {
 }
 
 on_each_version! {
+    /// Calls over many shards read on the standby of the host that has one; when it is away, on the primary.
+    async fn many_shards(version) {
+        let (shards, mut options) = with_standby(version, 4).await;
+        options.max_replica_lag = Duration::from_secs(600);
+        let router = Router::new(options);
+        until(&router, 0, true).await;
+        let has_standby = |shard: ShardId| router.shard(shard).unwrap().host() == shards.name(0);
+        let all = async || {
+            let mut found = router.all_shards().reads().width(2).query(SEEN, &[]);
+            let mut by_standby = Vec::new();
+            while let Some((shard, rows)) = found.next().await {
+                by_standby.push((shard, rows.unwrap()[0].get::<_, bool>(1)));
+            }
+            assert_eq!(by_standby.len(), 4);
+            by_standby
+        };
+        assert!(all().await.into_iter().all(|(shard, by_standby)| by_standby == has_standby(shard)));
+        let keys: Vec<i64> = (0..40).collect();
+        let ids: Vec<i64> = keys.iter().map(|key| (key % 4) << 10 | key).collect();
+        let asked = "SELECT k, pg_is_in_recovery() FROM unnest($1::bigint[]) AS k";
+        let by_ids = router.by_ids(&ids).reads().query(asked).await.unwrap();
+        let by_keys = router.by_keys(&keys).unwrap().reads().query(asked).await.unwrap();
+        assert_eq!((by_ids.len(), by_keys.len()), (4 * 10, 4 * 10));
+        for (shard, row) in by_ids.into_iter().chain(by_keys) {
+            assert_eq!(row.get::<_, bool>(1), has_standby(shard));
+        }
+        let mut refused = router.all_shards().reads().query("DELETE FROM {shard}.photos", &[]);
+        while let Some((_, result)) = refused.next().await {
+            assert!(matches!(result, Err(Error::NotARead { .. })), "{result:?}");
+        }
+        tokio::task::block_in_place(|| shards.cluster.server(2).stop(StopMode::Immediate)).unwrap();
+        assert!(all().await.into_iter().all(|(_, by_standby)| !by_standby));
+    }
+
     /// A standby answers while it is near enough; the primary when it is not, or away, or asked for what it has not
     /// got.
     async fn near_enough_or_the_primary(version) {
