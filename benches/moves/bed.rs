@@ -80,6 +80,12 @@ impl Bed {
         Mover::new(hosts, self.config.cluster.prefix.clone(), store, options, Observer::silent())
     }
 
+    /// Plans a move of shards, as the command does it.
+    pub(crate) async fn plan(&self, shards: Vec<ShardId>, target: usize) {
+        let request = Request::new(shards, self.host(target)).mode(Some(Mode::Online));
+        self.mover().plan(&request).await.unwrap_or_else(|error| panic!("a plan: {error}"));
+    }
+
     /// Moves shards while they are open, as the command does it. Gives what was reported, and the journal of it.
     pub(crate) async fn go(&self, shards: Vec<ShardId>, target: usize) -> (Report, Vec<Entry>) {
         let mover = self.mover();

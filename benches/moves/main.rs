@@ -5,9 +5,11 @@
 //! * `pause`: 200 moves while an application writes 2000 times a second through a router: how long nobody could use a
 //!   shard, by phase; how long a writer waited at most; what writers of other shards of the source noticed; whether
 //!   every write is there.
+//! * `many`: a shard with 500 tables and 2000 partitions: its plan beside `pg_dump --schema-only`, its pause beside
+//!   that of a shard with one table.
 //! * `wave`: 500 small shards in one move, which share a slot, beside a move for each (a sample, for its time).
 //!
-//! `cargo bench --bench moves -- [large] [pause] [wave] [--size MB] [--runs N] [--moves N] [--rate N] [--rows N]
+//! `cargo bench --bench moves -- [large] [pause] [many] [wave] [--size MB] [--runs N] [--moves N] [--rate N] [--rows N]
 //! [--jobs N] [--shards N] [--sample N] [--major N] [--throwaway] [--phases]`
 //!
 //! Servers run as in production, with every commit forced to disk, unless `--throwaway` turns that off. Writers, mover
@@ -15,6 +17,7 @@
 
 mod bed;
 mod large;
+mod many;
 mod numbers;
 mod pause;
 mod wave;
@@ -68,7 +71,7 @@ impl Arguments {
                 value.parse().unwrap_or_else(|_| panic!("{name} takes a number, not {value:?}"))
             };
             match name.as_str() {
-                "large" | "pause" | "wave" => read.parts.push(name),
+                "large" | "pause" | "many" | "wave" => read.parts.push(name),
                 "--size" => read.size = number(),
                 "--runs" => read.runs = number().max(1),
                 "--moves" => read.moves = number(),
@@ -109,6 +112,9 @@ fn main() {
     }
     if arguments.wants("pause") {
         runtime.block_on(pause::run(&arguments));
+    }
+    if arguments.wants("many") {
+        runtime.block_on(many::run(&arguments));
     }
     if arguments.wants("wave") {
         runtime.block_on(wave::run(&arguments));

@@ -101,6 +101,8 @@ fn properties(facts: &Facts) -> Properties {
     for relation in &facts.relations {
         let object = name("pg_class", relation.oid);
         list.relation(object, relation);
+        let parents: Vec<&str> = relation.parents.iter().map(|parent| facts.relation_name(*parent)).collect();
+        list.put_some(object, "inherits", parents.join(", "));
         list.put_some(object, "partitioned by", relation.partition_key.clone().unwrap_or_default());
         if let Some(partition) = &relation.partition {
             list.put(object, "partition", format!("of {} {}", facts.relation_name(partition.parent), partition.bound));
@@ -185,8 +187,7 @@ impl List {
         self.flag(object, "unlogged", relation.persistence == Persistence::Unlogged);
         self.flag(object, "row security", relation.row_security);
         self.flag(object, "forced row security", relation.force_row_security);
-        self.flag(object, "inheritance", relation.inherits);
-        self.flag(object, "typed", relation.typed);
+        self.put_some(object, "of type", relation.of_type.clone().unwrap_or_default());
         // Views have none; PostgreSQL says `n` of them.
         let identity = match relation.replica_identity.as_str() {
             "f" => "full",
@@ -226,10 +227,15 @@ impl List {
             self.put(object, "", view_text::canonical(&rule.definition));
             self.put(object, "enabled", rule.enabled.clone());
         }
-        for text in &facts.texts {
-            let object = name(text.kind.class(), text.oid);
-            self.put(object, "", text.definition.clone());
-            self.put_some(object, "mappings", text.mappings.join(", "));
+        for one in &facts.simple {
+            let object = name(one.kind.class(), one.oid);
+            let link = |what: &str, other: &Option<String>| {
+                other.as_ref().map(|other| format!(" {what} {other}")).unwrap_or_default()
+            };
+            let links = link("commutator", &one.commutator) + &link("negator", &one.negator);
+            self.put(object, "", format!("{}{links}", one.definition));
+            self.flag(object, "default", one.is_default);
+            self.put_some(object, "mappings", one.mappings.join(", "));
         }
         for statistics in &facts.statistics {
             let object = name("pg_statistic_ext", statistics.oid);

@@ -9,6 +9,7 @@ mod failover;
 mod faults;
 mod holes;
 mod identity;
+mod inheritance;
 mod many_tables;
 mod online;
 mod online_holes;

@@ -24,8 +24,9 @@ const DIGEST: &str = include_str!("sql/digest.sql");
 
 /// The rows that say what an object is: its class, the catalog in which they are, the column that has its OID, and what
 /// tells several of its rows apart.
-const ROWS: [(&str, &str, &str, &[&str]); 20] = [
+const ROWS: [(&str, &str, &str, &[&str]); 23] = [
     ("pg_attrdef", "pg_attrdef", "oid", &[]),
+    ("pg_cast", "pg_cast", "oid", &[]),
     ("pg_class", "pg_attribute", "attrelid", &["attnum"]),
     ("pg_class", "pg_class", "oid", &[]),
     ("pg_class", "pg_index", "indexrelid", &[]),
@@ -34,7 +35,9 @@ const ROWS: [(&str, &str, &str, &[&str]); 20] = [
     ("pg_class", "pg_subscription_rel", "srrelid", &["srsubid"]),
     ("pg_collation", "pg_collation", "oid", &[]),
     ("pg_constraint", "pg_constraint", "oid", &[]),
+    ("pg_conversion", "pg_conversion", "oid", &[]),
     ("pg_default_acl", "pg_default_acl", "oid", &[]),
+    ("pg_operator", "pg_operator", "oid", &[]),
     ("pg_policy", "pg_policy", "oid", &[]),
     ("pg_proc", "pg_proc", "oid", &[]),
     ("pg_rewrite", "pg_rewrite", "oid", &[]),

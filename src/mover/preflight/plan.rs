@@ -496,7 +496,7 @@ mod tests {
         };
         let to = HostName::new("db2").unwrap();
         let said = judged(Mode::Online, 40 << 20, options()).unwrap().steps(&to, Mode::Online);
-        let of_unlogged = "copy 2 unlogged tables, 40.0 MiB: the shard is closed for about 2.0 s for it";
+        let of_unlogged = "copy 2 unlogged tables, 40 MiB: the shard is closed for about 2.0 s for it";
         assert!(said.iter().any(|step| step == of_unlogged), "{said:#?}");
         let refusals = judged(Mode::Online, 4 << 30, options()).unwrap_err();
         assert!(refusals[0].to_string().contains("its unlogged tables are copied"), "{}", refusals[0]);

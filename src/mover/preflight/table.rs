@@ -150,7 +150,8 @@ async fn read(session: &Session, schema: u32, persistence: &[&str]) -> Result<Ve
         LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         LEFT JOIN pg_type t ON t.oid = a.atttypid
         WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
-            AND c.relkind = 'r' AND c.relpersistence::text = ANY ($2) ORDER BY c.relname COLLATE \"C\", c.oid, a.attnum";
+            AND c.relkind = 'r' AND c.relpersistence::text = ANY ($2)
+        ORDER BY c.relname COLLATE \"C\", c.oid, a.attnum";
     let mut shapes: Vec<TableShape> = Vec::new();
     let mut kinds = Vec::new();
     for row in session.rows("reading the tables", sql, &[&schema, &persistence]).await? {

@@ -9,7 +9,7 @@ use crate::mover::control::session::Session;
 use crate::mover::definition::refusal::Refusal;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_ident;
-use crate::schema::catalog::{Facts, Grantee};
+use crate::schema::catalog::{Facts, Grantee, SimpleKind};
 
 /// What the target lacks that the schema of `facts` needs: types, functions and whatever else its objects use from
 /// outside, roles that are granted something, and that nothing is added: default privileges of the connecting role.
@@ -147,7 +147,8 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
         .chain(facts.relations.iter().map(|relation| &relation.name))
         .map(String::as_str)
         .collect();
-    let collations: BTreeSet<&str> = facts.texts.iter().map(|text| text.name.as_str()).collect();
+    let collations: BTreeSet<&str> =
+        facts.simple.iter().filter(|one| one.kind == SimpleKind::Collation).map(|one| one.name.as_str()).collect();
     // The catalogs quote a name where it must be.
     let plain = |name: &str| match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
         Some(quoted) => quoted.replace("\"\"", "\""),

@@ -62,8 +62,8 @@ pub(crate) struct Facts {
     pub(crate) rules: Vec<Rule>,
     /// Extended statistics.
     pub(crate) statistics: Vec<ExtendedStatistics>,
-    /// Collations, and what searches in texts.
-    pub(crate) texts: Vec<TextObject>,
+    /// Collations, text search objects, operators, conversions and casts.
+    pub(crate) simple: Vec<SimpleObject>,
     /// Privileges that objects get when they are made.
     pub(crate) default_privileges: Vec<DefaultPrivilege>,
     /// Comments on any of these and on the schema.
@@ -206,9 +206,11 @@ pub(crate) struct Relation {
     /// It is forced: it holds for the owner too.
     pub(crate) force_row_security: bool,
     /// `CREATE TABLE … OF type`.
-    pub(crate) typed: bool,
-    /// It has parents or children by INHERITS.
-    pub(crate) inherits: bool,
+    pub(crate) of_type: Option<String>,
+    /// OIDs of the tables that it INHERITS, in their order. Of a partition none.
+    pub(crate) parents: Vec<u32>,
+    /// A table of another schema INHERITS it.
+    pub(crate) heirs_outside: bool,
     /// By what it is partitioned: `RANGE (made)`.
     pub(crate) partition_key: Option<String>,
     /// Which partition a row belongs to depends on OIDs, which are others on another host.
@@ -255,12 +257,16 @@ pub(crate) struct Column {
     pub(crate) type_name: String,
     /// Collation as SQL, where it is not the type's own.
     pub(crate) collation: Option<String>,
+    /// It is the table's own, not only that of the tables that it inherits.
+    pub(crate) is_local: bool,
     /// NOT NULL.
     pub(crate) not_null: bool,
     /// The NOT NULL's name (PostgreSQL 18).
     pub(crate) not_null_name: Option<String>,
-    /// It is that of the partitioned table, and its name one that PostgreSQL gave it.
+    /// It is that of the partitioned table, or of one that is inherited, and its name one that PostgreSQL gave it.
     pub(crate) not_null_inherited: bool,
+    /// It is the table's own as well (PostgreSQL 18).
+    pub(crate) not_null_is_local: bool,
     /// False for a NOT NULL that is NOT VALID (PostgreSQL 18).
     pub(crate) not_null_validated: bool,
     /// The comment on a NOT NULL (PostgreSQL 18).
@@ -590,9 +596,9 @@ pub(crate) struct Rule {
     pub(crate) definition: String,
 }
 
-/// What kind of object that texts are sorted or searched by.
+/// What kind of object one statement makes whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum TextKind {
+pub(crate) enum SimpleKind {
     /// A collation.
     #[serde(rename = "pg_collation")]
     Collation,
@@ -602,50 +608,75 @@ pub(crate) enum TextKind {
     /// A text search configuration.
     #[serde(rename = "pg_ts_config")]
     Configuration,
+    /// An operator.
+    #[serde(rename = "pg_operator")]
+    Operator,
+    /// A conversion of encodings.
+    #[serde(rename = "pg_conversion")]
+    Conversion,
+    /// A cast from or to a type of the schema. It is in no schema itself.
+    #[serde(rename = "pg_cast")]
+    Cast,
 }
 
-impl TextKind {
+impl SimpleKind {
     /// The catalog that has its row.
     pub(crate) fn class(self) -> &'static str {
         match self {
-            TextKind::Collation => "pg_collation",
-            TextKind::Dictionary => "pg_ts_dict",
-            TextKind::Configuration => "pg_ts_config",
+            SimpleKind::Collation => "pg_collation",
+            SimpleKind::Dictionary => "pg_ts_dict",
+            SimpleKind::Configuration => "pg_ts_config",
+            SimpleKind::Operator => "pg_operator",
+            SimpleKind::Conversion => "pg_conversion",
+            SimpleKind::Cast => "pg_cast",
         }
     }
 
     /// `COLLATION` …
     pub(crate) fn keyword(self) -> &'static str {
         match self {
-            TextKind::Collation => "COLLATION",
-            TextKind::Dictionary => "TEXT SEARCH DICTIONARY",
-            TextKind::Configuration => "TEXT SEARCH CONFIGURATION",
+            SimpleKind::Collation => "COLLATION",
+            SimpleKind::Dictionary => "TEXT SEARCH DICTIONARY",
+            SimpleKind::Configuration => "TEXT SEARCH CONFIGURATION",
+            SimpleKind::Operator => "OPERATOR",
+            SimpleKind::Conversion => "CONVERSION",
+            SimpleKind::Cast => "CAST",
         }
     }
 
     /// `collation` …
     pub(crate) fn plain(self) -> &'static str {
         match self {
-            TextKind::Collation => "collation",
-            TextKind::Dictionary => "text search dictionary",
-            TextKind::Configuration => "text search configuration",
+            SimpleKind::Collation => "collation",
+            SimpleKind::Dictionary => "text search dictionary",
+            SimpleKind::Configuration => "text search configuration",
+            SimpleKind::Operator => "operator",
+            SimpleKind::Conversion => "conversion",
+            SimpleKind::Cast => "cast",
         }
     }
 }
 
-/// A collation, a text search dictionary or configuration.
+/// An object that one statement makes whole, and the mappings of a text search configuration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct TextObject {
+pub(crate) struct SimpleObject {
     /// OID in the catalog of its kind.
     pub(crate) oid: u32,
     /// What it is.
-    pub(crate) kind: TextKind,
-    /// Name, not quoted.
+    pub(crate) kind: SimpleKind,
+    /// Name, not quoted; of an operator the symbol, of a cast nothing.
     pub(crate) name: String,
-    /// Owner.
-    pub(crate) owner: String,
+    /// What tells it from others of its name: `(integer, NONE)` of an operator, `(a AS b)` of a cast; else nothing.
+    pub(crate) signature: String,
+    /// Owner; a cast has none.
+    pub(crate) owner: Option<String>,
     /// What follows `CREATE COLLATION name`: `(PROVIDER = icu, LOCALE = 'de')`.
     pub(crate) definition: String,
+    /// The default conversion between its encodings.
+    pub(crate) is_default: bool,
+    /// Of an operator, symbols of this schema's: what follows `COMMUTATOR` and `NEGATOR`.
+    pub(crate) commutator: Option<String>,
+    pub(crate) negator: Option<String>,
     /// Of a configuration, what follows `ADD MAPPING`: `FOR word WITH simple`.
     pub(crate) mappings: Vec<String>,
 }

@@ -13,8 +13,8 @@ mod stamp;
 
 pub(crate) use facts::{
     Address, Attribute, Column, Comment, Constraint, ConstraintKind, DefaultPrivilege, Facts, Function, Grant, Grantee,
-    Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation, RelationKind, Rule, Sequence, TextKind,
-    TextObject, Trigger, Type, TypeKind,
+    Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation, RelationKind, Rule, Sequence, SimpleKind,
+    SimpleObject, Trigger, Type, TypeKind,
 };
 pub(crate) use read::read;
 pub use read::{Error, Namespace};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::facts::{Address, Facts, Name};
+use super::facts::{Address, Facts, Name, SimpleObject};
 use crate::pg::quote_ident;
 
 pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
@@ -74,13 +74,23 @@ pub(super) fn of(facts: &Facts) -> BTreeMap<Address, Name> {
     for rule in &facts.rules {
         put("pg_rewrite", rule.oid, attached("rule", "RULE", &rule.name, "", facts.relation_name(rule.relation)));
     }
-    for text in &facts.texts {
-        put(text.kind.class(), text.oid, plain(text.kind.plain(), text.kind.keyword(), &text.name));
+    for one in &facts.simple {
+        put(one.kind.class(), one.oid, simple(one));
     }
     for statistics in &facts.statistics {
         put("pg_statistic_ext", statistics.oid, plain("statistics", "STATISTICS", &statistics.name));
     }
     names
+}
+
+/// A symbol, and what tells it from others, is not quoted.
+fn simple(one: &SimpleObject) -> Name {
+    let mut name = plain(one.kind.plain(), one.kind.keyword(), &one.name);
+    if !one.signature.is_empty() {
+        name.quoted = format!("{}{}", one.name, one.signature);
+        name.plain = format!("{} {}", one.kind.plain(), name.quoted);
+    }
+    name
 }
 
 fn plain(word: &str, keyword: &'static str, name: &str) -> Name {

@@ -227,6 +227,15 @@ const CHANGES: &[(&str, &str)] = &[
         "ALTER DEFAULT PRIVILEGES IN SCHEMA shard_0007 GRANT UPDATE ON TABLES TO reader",
         "schema: UPDATE on TABLES by default to reader: nothing vs is there",
     ),
+    ("ALTER OPERATOR <<~ (mood, mood) SET (RESTRICT = NONE)", "operator <<~(mood, mood): (FUNCTION = sadder, "),
+    ("DROP OPERATOR === (int, int)", "operator ===(integer, integer): (FUNCTION = pg_catalog.int4eq"),
+    ("DROP CAST (users AS mood)", "cast (users AS mood): WITH FUNCTION mood_of(users) vs nothing"),
+    ("CREATE CAST (users AS text) WITH INOUT AS IMPLICIT", "cast (users AS text): nothing vs WITH INOUT AS IMPLICIT"),
+    ("ALTER CONVERSION mine RENAME TO ours", "conversion mine: FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8 vs "),
+    ("ALTER TABLE strangers NO INHERIT ancestors", "table strangers: inherits: ancestors vs nothing"),
+    ("ALTER TABLE typed NOT OF", "table typed: of type: "),
+    ("ALTER TABLE fleeting SET LOGGED", "table fleeting: unlogged: is there vs nothing"),
+    ("ALTER SEQUENCE fleeting_numbers SET LOGGED", "sequence fleeting_numbers: "),
     ("CREATE POLICY p ON users", "policy p on users: nothing vs permissive for * to PUBLIC"),
 ];
 

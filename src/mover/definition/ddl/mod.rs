@@ -12,6 +12,7 @@
 //! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost
 //! without harm is in [`Creation::notes`].
 
+mod inheritance;
 mod order;
 mod partitions;
 mod refuse;
@@ -145,6 +146,7 @@ pub(crate) fn create(facts: &Facts, target: &Target<'_>) -> Result<Creation, Vec
     let nodes = statements::nodes(facts, target, &mut refusals);
     let mut edges = facts.edges.clone();
     edges.extend(partitions::edges(facts));
+    edges.extend(inheritance::edges(facts));
     let ordered = match order::order(nodes, &edges) {
         Ok(ordered) => ordered,
         Err(stuck) => {

@@ -39,9 +39,9 @@ impl Writer<'_> {
         self.facts.relation(relation).is_some_and(|relation| relation.kind == RelationKind::PartitionedTable)
     }
 
-    /// `ONLY ` where a statement on this relation would reach its partitions, too.
+    /// `ONLY ` where a statement on this relation would reach its partitions, or what inherits it, too.
     pub(super) fn only(&self, relation: u32) -> &'static str {
-        if self.is_partitioned(relation) { "ONLY " } else { "" }
+        if self.is_partitioned(relation) || self.inherited.contains(&relation) { "ONLY " } else { "" }
     }
 
     /// Makes a table the partition that it is.

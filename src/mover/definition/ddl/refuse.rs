@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 
 use crate::mover::definition::ddl::Target;
+use crate::mover::definition::ddl::inheritance::{self, Made};
 use crate::mover::definition::refusal::Refusal;
 use crate::schema::catalog::{
-    Address, ConstraintKind, Facts, Function, Grantee, Persistence, Relation, RelationKind, TextKind, TypeKind,
+    Address, ConstraintKind, Facts, Function, Grantee, Persistence, Relation, RelationKind, SimpleKind, SimpleObject,
+    TypeKind,
 };
 
 /// All reasons to refuse, and the notes.
@@ -18,7 +20,7 @@ pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<
     examined.functions();
     examined.statistics();
     examined.types();
-    examined.texts();
+    examined.collations();
     examined.default_privileges();
     examined.others();
     examined.comments_and_grants();
@@ -54,7 +56,8 @@ impl Examined<'_> {
         owned.extend(facts.sequences.iter().map(|s| (Address::new("pg_class", s.oid), &s.owner)));
         owned.extend(facts.functions.iter().map(|f| (Address::new("pg_proc", f.oid), &f.owner)));
         owned.extend(facts.statistics.iter().map(|s| (Address::new("pg_statistic_ext", s.oid), &s.owner)));
-        owned.extend(facts.texts.iter().map(|t| (Address::new(t.kind.class(), t.oid), &t.owner)));
+        let simple = |one: &'_ SimpleObject| Address::new(one.kind.class(), one.oid);
+        owned.extend(facts.simple.iter().filter_map(|one| Some((simple(one), one.owner.as_ref()?))));
         owned.extend(facts.types.iter().map(|t| (Address::new("pg_type", t.oid), &t.owner)));
         for (address, owner) in owned {
             if *owner != facts.reader {
@@ -78,12 +81,15 @@ impl Examined<'_> {
                     continue;
                 }
             }
-            if relation.inherits {
-                self.refuse(
-                    &object,
-                    "inherits or is inherited from",
-                    "end it with ALTER TABLE … NO INHERIT, or make the parent a partitioned table",
-                );
+            if relation.heirs_outside || relation.parents.iter().any(|parent| self.facts.relation(*parent).is_none()) {
+                let remedy = "end it with ALTER TABLE … NO INHERIT";
+                self.refuse(&object, "inherits a table of another schema, or is inherited by one", remedy);
+            }
+            if inheritance::made(self.facts, relation) == Made::Emancipated && !relation.parents.is_empty() {
+                self.notes.push(format!(
+                    "{object} has columns of its own before inherited ones: at the target the latter are its own, too, \
+                     and stay when they are dropped from the parent."
+                ));
             }
             self.partition(&object, relation);
             if relation.force_row_security && !self.facts.reader_bypasses {
@@ -93,9 +99,6 @@ impl Examined<'_> {
                     format!("has row level security that is forced, so that rows could be hidden from {reader}"),
                     format!("ALTER ROLE {reader} BYPASSRLS, or ALTER TABLE … NO FORCE ROW LEVEL SECURITY"),
                 );
-            }
-            if relation.typed {
-                self.refuse(&object, "is a table of a type", "end it with ALTER TABLE … NOT OF");
             }
             if relation.options.iter().any(|option| option.starts_with("security_invoker")) {
                 self.since(15, &object, "security_invoker");
@@ -261,8 +264,7 @@ impl Examined<'_> {
             let by_hand = "drop it and let an administrator create it after the move";
             match function.kind.as_str() {
                 "f" | "p" => {}
-                "a" if function.aggregate.as_ref().is_some_and(|aggregate| aggregate.kind == "n") => continue,
-                "a" => self.refuse(&object, "is an aggregate over an ordered set, which is not carried", by_hand),
+                "a" => continue,
                 _ => self.refuse(&object, "is a window function, which is not carried", by_hand),
             }
             if !function.trusted {
@@ -313,8 +315,8 @@ impl Examined<'_> {
         }
     }
 
-    fn texts(&mut self) {
-        for text in self.facts.texts.iter().filter(|text| text.kind == TextKind::Collation) {
+    fn collations(&mut self) {
+        for text in self.facts.simple.iter().filter(|text| text.kind == SimpleKind::Collation) {
             let object = format!("collation {}", text.name);
             if text.definition.contains(", RULES = ") {
                 self.since(16, &object, "rules of its own");

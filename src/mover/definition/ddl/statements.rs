@@ -8,8 +8,8 @@ use crate::mover::definition::refusal::Refusal;
 use crate::pg::{quote_ident, quote_literal};
 use crate::schema::catalog::{
     Address, Attribute, Column, Comment, Constraint, ConstraintKind, DefaultPrivilege, Facts, Function, Grant, Grantee,
-    Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation, RelationKind, Rule, Sequence, TextObject,
-    Trigger, Type, TypeKind,
+    Index, IndexStatistics, Name, OwnedBy, Persistence, Policy, Relation, RelationKind, Rule, Sequence, SimpleKind,
+    SimpleObject, Trigger, Type, TypeKind,
 };
 
 /// `CREATE SCHEMA` and what is said about it.
@@ -38,8 +38,10 @@ pub(super) fn refreshes(facts: &Facts, target: &Target<'_>, ordered: &[Node]) ->
 pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refusal>) -> Vec<Node> {
     let writer = Writer::new(facts, target);
     let mut nodes = Vec::new();
-    for text in &facts.texts {
-        nodes.push(writer.node(text.kind.class(), text.oid, Stage::Definition, 0, writer.text(text)));
+    for one in &facts.simple {
+        let mut node = writer.node(one.kind.class(), one.oid, Stage::Definition, 0, writer.simple(one));
+        node.may_wait = matches!(one.kind, SimpleKind::Operator | SimpleKind::Conversion | SimpleKind::Cast);
+        nodes.push(node);
     }
     for type_ in &facts.types {
         nodes.push(writer.node("pg_type", type_.oid, Stage::Definition, 0, writer.type_(type_)));
@@ -117,6 +119,8 @@ pub(super) struct Writer<'a> {
     /// By their constraint.
     of_constraints: BTreeMap<u32, &'a Index>,
     pub(super) triggers: BTreeMap<u32, &'a Trigger>,
+    /// Tables that others inherit.
+    pub(super) inherited: BTreeSet<u32>,
     /// The names of each table's constraints.
     pub(super) constraint_names: BTreeSet<(u32, &'a str)>,
 }
@@ -152,6 +156,7 @@ impl<'a> Writer<'a> {
             attached: by(facts.indexes.iter().filter_map(|index| Some((index.parent?, index)))),
             of_constraints: facts.indexes.iter().filter_map(|index| Some((index.constraint?, index))).collect(),
             triggers: facts.triggers.iter().map(|trigger| (trigger.oid, trigger)).collect(),
+            inherited: facts.relations.iter().flat_map(|one| &one.parents).copied().collect(),
             constraint_names: facts.constraints.iter().map(|one| (one.relation, one.name.as_str())).collect(),
         }
     }
@@ -177,6 +182,8 @@ impl<'a> Writer<'a> {
         let of_schema = address.class == "pg_namespace";
         let qualified = match of_schema {
             true => self.schema(),
+            // It is in no schema.
+            false if name.keyword == "CAST" => name.quoted.clone(),
             false => format!("{}.{}", self.schema(), name.quoted),
         };
         let column = |number: i32| -> Option<String> {
@@ -208,9 +215,11 @@ impl<'a> Writer<'a> {
                 "AGGREGATE" => "FUNCTION",
                 keyword => keyword,
             };
-            // An aggregate over rows takes no argument, says GRANT.
-            let qualified =
-                if name.keyword == "AGGREGATE" { qualified.replace("(*)", "()") } else { qualified.clone() };
+            // Says GRANT, an aggregate over rows takes no argument, and one over an ordered set takes all alike.
+            let qualified = match name.keyword {
+                "AGGREGATE" => qualified.replace("(*)", "()").replace(" ORDER BY ", ", ").replace("(ORDER BY ", "("),
+                _ => qualified.clone(),
+            };
             let privilege = format!("{}{columns} ON {keyword} {qualified}", grant.privilege);
             sql.push(match (grant.revoked, grant.grantable) {
                 (true, _) => format!("REVOKE {privilege} FROM {grantee}"),
@@ -307,7 +316,8 @@ impl<'a> Writer<'a> {
 
     fn table(&self, table: &Relation) -> Vec<String> {
         let name = self.qualified(&table.name);
-        let columns: Vec<String> = table.columns.iter().map(|column| self.column(table, column)).collect();
+        let (columns, inherits) = self.own_columns(table);
+        let columns: Vec<String> = columns.iter().map(|column| self.column(table, column)).collect();
         let by = table.partition_key.as_ref().map(|key| format!(" PARTITION BY {key}")).unwrap_or_default();
         let method = match table.access_method.as_deref() {
             None => String::new(),
@@ -317,7 +327,7 @@ impl<'a> Writer<'a> {
         };
         let options = with(&options_of(table));
         let create = format!("CREATE {}TABLE {name}", unlogged(table.persistence));
-        let mut sql = vec![format!("{create} ({}){by}{method}{options}", columns.join(", "))];
+        let mut sql = vec![format!("{create} ({}){inherits}{by}{method}{options}", columns.join(", "))];
         if table.row_security {
             sql.push(format!("ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"));
         }
@@ -326,6 +336,7 @@ impl<'a> Writer<'a> {
             sql.push(format!("ALTER TABLE {name} FORCE ROW LEVEL SECURITY"));
         }
         sql.extend(self.storage(table));
+        sql.extend(table.of_type.as_ref().map(|of_type| format!("ALTER TABLE {name} OF {of_type}")));
         for sequence in listed(&self.identities, &table.oid) {
             // Since 15 it is made as its table is.
             if self.target.version >= 150_000 && sequence.persistence != table.persistence {
@@ -335,6 +346,7 @@ impl<'a> Writer<'a> {
             sql.extend(self.said(&Address::new("pg_class", sequence.oid)));
         }
         sql.extend(self.attach(table));
+        sql.extend(self.inherit(table));
         sql
     }
 
@@ -512,10 +524,23 @@ impl<'a> Writer<'a> {
         node
     }
 
-    fn text(&self, text: &TextObject) -> Vec<String> {
-        let (keyword, name) = (text.kind.keyword(), self.qualified(&text.name));
-        let create = format!("CREATE {keyword} {name} {}", text.definition);
-        let mappings = text.mappings.iter().map(|mapping| format!("ALTER {keyword} {name} ADD MAPPING {mapping}"));
+    fn simple(&self, one: &SimpleObject) -> Vec<String> {
+        let keyword = one.kind.keyword();
+        let name = match one.kind {
+            SimpleKind::Operator => format!("{}.{}", self.schema(), one.name),
+            SimpleKind::Cast => one.signature.clone(),
+            _ => self.qualified(&one.name),
+        };
+        let mut definition = one.definition.clone();
+        // One that is not there yet is made as a name by this, and whole by its own statement.
+        for (what, other) in [("COMMUTATOR", &one.commutator), ("NEGATOR", &one.negator)] {
+            if let (Some(other), Some(open)) = (other, definition.strip_suffix(')')) {
+                definition = format!("{open}, {what} = OPERATOR({}.{other}))", self.schema());
+            }
+        }
+        let default = if one.is_default { "DEFAULT " } else { "" };
+        let create = format!("CREATE {default}{keyword} {name} {definition}");
+        let mappings = one.mappings.iter().map(|mapping| format!("ALTER {keyword} {name} ADD MAPPING {mapping}"));
         std::iter::once(create).chain(mappings).collect()
     }
 

@@ -17,7 +17,8 @@ SELECT pg_catalog.json_build_object(
                     UNION ALL
                     SELECT v.at, v.word, v.value
                     FROM (VALUES (2, 'STYPE', pg_catalog.format_type(g.aggtranstype, NULL)), (3, 'SSPACE', nullif(g.aggtransspace, 0)::text),
-                            (6, 'FINALFUNC_MODIFY', CASE g.aggfinalmodify WHEN 's' THEN 'SHAREABLE' WHEN 'w' THEN 'READ_WRITE' END),
+                            (6, 'FINALFUNC_MODIFY', CASE g.aggfinalmodify WHEN 's' THEN 'SHAREABLE' WHEN 'w' THEN 'READ_WRITE'
+                                    ELSE CASE WHEN g.aggkind <> 'n' THEN 'READ_ONLY' END END),
                             (10, 'INITCOND', pg_catalog.quote_literal(g.agginitval)),
                             (13, 'MSTYPE', CASE WHEN g.aggmtranstype <> 0 THEN pg_catalog.format_type(g.aggmtranstype, NULL) END),
                             (14, 'MSSPACE', nullif(g.aggmtransspace, 0)::text),
@@ -30,7 +31,7 @@ SELECT pg_catalog.json_build_object(
                     WHERE v.value IS NOT NULL
                     UNION ALL
                     SELECT v.at, v.word, NULL
-                    FROM (VALUES (5, 'FINALFUNC_EXTRA', g.aggfinalextra), (16, 'MFINALFUNC_EXTRA', g.aggmfinalextra)) AS v(at, word, is_set)
+                    FROM (VALUES (5, 'FINALFUNC_EXTRA', g.aggfinalextra), (16, 'MFINALFUNC_EXTRA', g.aggmfinalextra), (21, 'HYPOTHETICAL', g.aggkind = 'h')) AS v(at, word, is_set)
                     WHERE v.is_set) AS c)))
         FROM pg_catalog.pg_aggregate g WHERE g.aggfnoid = p.oid) END,
     'definition', (

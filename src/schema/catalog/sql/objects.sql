@@ -22,6 +22,14 @@ WITH member AS MATERIALIZED (
     UNION ALL
     SELECT k.oid, k.contype, k.conrelid, k.contypid
     FROM named_type t, LATERAL (SELECT * FROM pg_catalog.pg_constraint WHERE conrelid = 0 AND contypid = t.oid OFFSET 0) k
+), casted AS MATERIALIZED (
+    -- Casts from or to its types, but those that only a superuser can make, and those that a type has by itself.
+    SELECT DISTINCT c.oid
+    FROM (SELECT oid FROM named_type UNION ALL SELECT oid FROM row_type) t, LATERAL (
+        SELECT objid FROM pg_catalog.pg_depend WHERE refclassid = 'pg_catalog.pg_type'::pg_catalog.regclass AND refobjid = t.oid
+            AND classid = 'pg_catalog.pg_cast'::pg_catalog.regclass AND deptype = 'n' OFFSET 0) d,
+        LATERAL (SELECT oid, castmethod FROM pg_catalog.pg_cast WHERE oid = d.objid OFFSET 0) c
+    WHERE c.castmethod IN ('f', 'i')
 ), part (class, oid, home_class, home) AS MATERIALIZED (
     -- Members; what is made by another object (identity sequences, constructors of ranges) is a part of that.
     SELECT m.class, m.oid, coalesce(d.refclassid, m.class), coalesce(d.refobjid, m.oid)
@@ -91,4 +99,6 @@ WITH member AS MATERIALIZED (
     UNION ALL
     SELECT 'pg_catalog.pg_publication_rel'::pg_catalog.regclass, p.oid, 'pg_catalog.pg_class'::pg_catalog.regclass, r.oid
     FROM relation r, LATERAL (SELECT oid FROM pg_catalog.pg_publication_rel WHERE prrelid = r.oid OFFSET 0) p
+    UNION ALL
+    SELECT 'pg_catalog.pg_cast'::pg_catalog.regclass, oid, 'pg_catalog.pg_cast'::pg_catalog.regclass, oid FROM casted
 )

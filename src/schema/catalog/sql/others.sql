@@ -4,7 +4,8 @@ SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
     SELECT (pg_catalog.pg_identify_object(m.class, m.oid, 0)).type AS kind, pg_catalog.pg_describe_object(m.class, m.oid, 0) AS object
     FROM member m WHERE m.class NOT IN ('pg_catalog.pg_class'::pg_catalog.regclass, 'pg_catalog.pg_type'::pg_catalog.regclass, 'pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_extension'::pg_catalog.regclass,
         'pg_catalog.pg_statistic_ext'::pg_catalog.regclass, 'pg_catalog.pg_collation'::pg_catalog.regclass, 'pg_catalog.pg_ts_dict'::pg_catalog.regclass,
-        'pg_catalog.pg_ts_config'::pg_catalog.regclass, 'pg_catalog.pg_default_acl'::pg_catalog.regclass)
+        'pg_catalog.pg_ts_config'::pg_catalog.regclass, 'pg_catalog.pg_default_acl'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass,
+        'pg_catalog.pg_conversion'::pg_catalog.regclass)
     UNION ALL
     SELECT 'extension', pg_catalog.pg_describe_object(m.class, m.oid, 0) FROM member m WHERE m.class = 'pg_catalog.pg_extension'::pg_catalog.regclass
     UNION ALL
@@ -17,6 +18,12 @@ SELECT pg_catalog.json_build_object('kind', o.kind, 'object', o.object) FROM (
     SELECT 'cast', pg_catalog.pg_describe_object(d.classid, d.objid, 0)
     FROM inside i, LATERAL (SELECT DISTINCT classid, objid FROM pg_catalog.pg_depend
         WHERE refclassid = i.class AND refobjid = i.oid AND classid = 'pg_catalog.pg_cast'::pg_catalog.regclass AND deptype <> 'i' OFFSET 0) d
+    WHERE NOT EXISTS (SELECT FROM casted c WHERE c.oid = d.objid)
+    UNION ALL
+    -- Named by another one, and never made.
+    SELECT 'declared operator', pg_catalog.pg_describe_object(m.class, m.oid, 0)
+    FROM member m, LATERAL (SELECT oprcode FROM pg_catalog.pg_operator WHERE oid = m.oid OFFSET 0) o
+    WHERE m.class = 'pg_catalog.pg_operator'::pg_catalog.regclass AND o.oprcode = 0
     UNION ALL
     SELECT 'security label', pg_catalog.pg_describe_object(i.class, i.oid, 0)
     FROM inside i WHERE EXISTS (SELECT FROM pg_catalog.pg_seclabel s WHERE s.objoid = i.oid AND s.classoid = i.class)

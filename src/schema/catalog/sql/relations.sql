@@ -7,9 +7,11 @@ SELECT pg_catalog.json_build_object(
     'toast_options', coalesce((SELECT reloptions FROM pg_catalog.pg_class WHERE oid = c.reltoastrelid), '{}'),
     'replica_identity', c.relreplident,
     'row_security', c.relrowsecurity, 'force_row_security', c.relforcerowsecurity,
-    'typed', c.reloftype <> 0,
-    'inherits', NOT c.relispartition AND EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhrelid = c.oid)
-        OR c.relkind <> 'p' AND EXISTS (SELECT FROM pg_catalog.pg_inherits WHERE inhparent = c.oid),
+    'of_type', CASE WHEN c.reloftype <> 0 THEN pg_catalog.format_type(c.reloftype, NULL) END,
+    'parents', CASE WHEN c.relispartition THEN '[]' ELSE coalesce((
+        SELECT pg_catalog.json_agg(h.inhparent::bigint ORDER BY h.inhseqno) FROM pg_catalog.pg_inherits h WHERE h.inhrelid = c.oid), '[]') END,
+    'heirs_outside', c.relkind <> 'p' AND EXISTS (
+        SELECT FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class x ON x.oid = h.inhrelid WHERE h.inhparent = c.oid AND x.relnamespace <> $1),
     'partition_key', CASE WHEN c.relkind = 'p' THEN pg_catalog.pg_get_partkeydef(c.oid) END,
     -- Enums and rows are hashed by OIDs, and so are arrays and ranges of them.
     'hashes_oids', EXISTS (
@@ -35,8 +37,8 @@ SELECT pg_catalog.json_build_object(
                 THEN (SELECT CASE WHEN pg_catalog.pg_collation_is_visible(l.oid) THEN pg_catalog.quote_ident(l.collname)
                                   ELSE pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(l.collname) END
                       FROM pg_catalog.pg_collation l JOIN pg_catalog.pg_namespace n ON n.oid = l.collnamespace WHERE l.oid = a.attcollation) END,
-            'not_null', a.attnotnull,
-            'not_null_name', k.conname, 'not_null_inherited', c.relispartition AND coalesce(k.coninhcount > 0, false),
+            'is_local', a.attislocal, 'not_null', a.attnotnull,
+            'not_null_name', k.conname, 'not_null_inherited', coalesce(k.coninhcount > 0, false), 'not_null_is_local', coalesce(k.conislocal, false),
             'not_null_validated', coalesce(k.convalidated, true),
             'not_null_comment', pg_catalog.obj_description(k.oid, 'pg_constraint'),
             -- From 17 on a partition has the identity of its parent.

@@ -61,6 +61,15 @@
     SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_default_acl WHERE oid = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_default_acl'::pg_catalog.regclass
     UNION ALL
+    SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_operator WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_operator'::pg_catalog.regclass
+    UNION ALL
+    SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_conversion WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_conversion'::pg_catalog.regclass
+    UNION ALL
+    SELECT i.class, i.oid, 0, x.xmin FROM inside i, LATERAL (SELECT xmin FROM pg_catalog.pg_cast WHERE oid = i.oid OFFSET 0) x
+    WHERE i.class = 'pg_catalog.pg_cast'::pg_catalog.regclass
+    UNION ALL
     SELECT 'pg_catalog.pg_ts_config_map'::pg_catalog.regclass, i.oid, x.maptokentype, x.xmin
     FROM inside i, LATERAL (SELECT maptokentype, xmin FROM pg_catalog.pg_ts_config_map WHERE mapcfg = i.oid OFFSET 0) x
     WHERE i.class = 'pg_catalog.pg_ts_config'::pg_catalog.regclass

@@ -1,0 +1,113 @@
+//! Tables that inherit others: what of them is their own, and what they have by their parents.
+//!
+//! A column that is only its parents' goes from a child when it is dropped from them. Where there is one, the child is
+//! made with INHERITS, and begins with its parents' columns. Else it is made as a table of its own, and INHERIT is said
+//! of it; and so it is where its own columns stand before some of those, as after ALTER TABLE parent ADD COLUMN: the
+//! order of columns is what statements see.
+
+use std::collections::BTreeMap;
+
+use crate::mover::definition::ddl::statements::Writer;
+use crate::pg::quote_ident;
+use crate::schema::catalog::{Address, Column, ConstraintKind, Facts, Relation};
+
+/// How a child gets its parents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Made {
+    /// By INHERITS, when it is made.
+    Within,
+    /// By INHERIT, after it.
+    Apart,
+    /// By INHERIT too, and columns that were its parents' alone are its own then.
+    Emancipated,
+}
+
+/// How a table gets those that it inherits.
+pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
+    if child.columns.iter().all(|column| column.is_local) {
+        return Made::Apart;
+    }
+    let mut made: Vec<&str> = Vec::new();
+    let parents = child.parents.iter().filter_map(|parent| facts.relation(*parent));
+    let own = child.columns.iter().filter(|column| column.is_local);
+    for column in parents.flat_map(|parent| &parent.columns).chain(own) {
+        if !made.contains(&column.name.as_str()) {
+            made.push(&column.name);
+        }
+    }
+    let in_order = made.into_iter().eq(child.columns.iter().map(|column| column.name.as_str()));
+    if in_order { Made::Within } else { Made::Emancipated }
+}
+
+/// What the catalogs do not say as we need it: a check that a child has of its own, and by its parent too, is made
+/// before the parent's, which would else be made for the child.
+pub(super) fn edges(facts: &Facts) -> Vec<(Address, Address)> {
+    let checks = facts.constraints.iter().filter(|one| one.kind == ConstraintKind::Check && one.relation != 0);
+    let checks: BTreeMap<(u32, &str), u32> = checks.map(|one| ((one.relation, one.name.as_str()), one.oid)).collect();
+    let address = |oid: u32| Address::new("pg_constraint", oid);
+    let mut edges = Vec::new();
+    for ((child, name), own) in &checks {
+        let mut above = parents_of(facts, *child);
+        // However high it stands. There is no circle.
+        while let Some(parent) = above.pop() {
+            edges.extend(checks.get(&(parent, *name)).map(|parents| (address(*parents), address(*own))));
+            above.extend(parents_of(facts, parent));
+        }
+    }
+    edges
+}
+
+fn parents_of(facts: &Facts, child: u32) -> Vec<u32> {
+    facts.relation(child).map(|child| child.parents.clone()).unwrap_or_default()
+}
+
+impl Writer<'_> {
+    /// The columns that `CREATE TABLE` names, and what comes behind them.
+    pub(super) fn own_columns(&self, table: &Relation) -> (Vec<Column>, String) {
+        if table.parents.is_empty() || made(self.facts, table) != Made::Within {
+            return (table.columns.clone(), String::new());
+        }
+        // An expression, and up to 15 it may not be said twice, comes from the parents; so does a NOT NULL of theirs.
+        let own = table.columns.iter().filter(|one| one.is_local);
+        let own = own.filter(|one| one.generated.is_empty() || self.inherited_column(table, one).is_none());
+        let own = own.map(|one| {
+            let theirs =
+                !one.not_null_is_local && self.inherited_column(table, one).is_some_and(|their| their.not_null);
+            Column { not_null: one.not_null && !theirs, ..one.clone() }
+        });
+        let parents: Vec<String> = self.parents(table).collect();
+        (own.collect(), format!(" INHERITS ({})", parents.join(", ")))
+    }
+
+    /// What a child gets after it was made: the parents that it was made without, and a NOT NULL of its own on a column
+    /// of theirs.
+    pub(super) fn inherit(&self, table: &Relation) -> Vec<String> {
+        let name = self.qualified(&table.name);
+        if made(self.facts, table) != Made::Within {
+            return self.parents(table).map(|parent| format!("ALTER TABLE {name} INHERIT {parent}")).collect();
+        }
+        let is_theirs = |column: &Column| self.inherited_column(table, column).is_some_and(|their| their.not_null);
+        let own = table.columns.iter().filter(|one| one.not_null && !one.is_local && !is_theirs(one));
+        own.map(|column| {
+            let quoted = quote_ident(&column.name);
+            match column.chosen_not_null_name(&table.name) {
+                Some(named) if self.target.version >= 180_000 => {
+                    format!("ALTER TABLE {name} ADD CONSTRAINT {} NOT NULL {quoted}", quote_ident(named))
+                }
+                _ => format!("ALTER TABLE {name} ALTER COLUMN {quoted} SET NOT NULL"),
+            }
+        })
+        .collect()
+    }
+
+    /// The column of a parent that a child's is; that which is NOT NULL, if one is.
+    fn inherited_column(&self, child: &Relation, column: &Column) -> Option<&Column> {
+        let parents = child.parents.iter().filter_map(|parent| self.facts.relation(*parent));
+        let theirs = parents.flat_map(|parent| parent.columns.iter().filter(|one| one.name == column.name));
+        theirs.max_by_key(|one| one.not_null)
+    }
+
+    fn parents(&self, table: &Relation) -> impl Iterator<Item = String> {
+        table.parents.iter().map(|parent| self.qualified(self.facts.relation_name(*parent)))
+    }
+}
