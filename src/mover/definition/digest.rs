@@ -17,17 +17,20 @@ const LIST: &str = concat!(
     objects_sql!(),
     "SELECT DISTINCT part.class::pg_catalog.oid, part.oid, c.relname::pg_catalog.text
      FROM part JOIN pg_catalog.pg_class c ON c.oid = part.class
-     WHERE part.class <> 'pg_catalog.pg_publication_rel'::pg_catalog.regclass"
+     WHERE part.class <> 'pg_catalog.pg_publication_rel'::pg_catalog.regclass AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_class t WHERE part.class = 'pg_catalog.pg_class'::pg_catalog.regclass
+            AND t.oid = part.oid AND t.relnamespace = 'pg_toast'::pg_catalog.regnamespace)"
 );
 
 const DIGEST: &str = include_str!("sql/digest.sql");
 
-/// The rows that say what an object is: its class, the catalog in which they are, the column that has its OID, and what
-/// tells several of its rows apart.
+/// The rows that say what an object is: its class, the catalog in which they are, the column that has its OID, and the
+/// numbers that tell several of its rows apart.
 const ROWS: [(&str, &str, &str, &[&str]); 23] = [
     ("pg_attrdef", "pg_attrdef", "oid", &[]),
     ("pg_cast", "pg_cast", "oid", &[]),
-    ("pg_class", "pg_attribute", "attrelid", &["attnum"]),
+    // But those that every table has.
+    ("pg_class", "pg_attribute", "attnum > 0 AND attrelid", &["attnum"]),
     ("pg_class", "pg_class", "oid", &[]),
     ("pg_class", "pg_index", "indexrelid", &[]),
     ("pg_class", "pg_inherits", "inhrelid", &["inhparent"]),
@@ -117,12 +120,16 @@ impl CatalogDigest {
 /// The statement for objects of these classes. It is planned behind the fence, where it costs more to plan than to run:
 /// catalogs in which nothing can be are left out.
 fn sql_for(classes: &BTreeSet<&str>) -> String {
-    let rows = ROWS.iter().filter(|(class, ..)| classes.contains(class)).map(|(class, catalog, key, apart)| {
-        let told: String = apart.iter().map(|column| format!("x.{column}, ")).collect();
+    let rows = ROWS.iter().enumerate().filter(|(_, (class, ..))| classes.contains(class));
+    let rows = rows.map(|(at, (class, catalog, key, apart))| {
         let read: String = apart.iter().map(|column| format!("{column}, ")).collect();
+        let seed = format!("pg_catalog.hashint8extended(i.oid::pg_catalog.int8, {at})");
+        let hash = apart
+            .iter()
+            .fold(seed, |seed, column| format!("pg_catalog.hashint8extended(x.{column}::pg_catalog.int8, {seed})"));
         format!(
             "UNION ALL
-            SELECT pg_catalog.concat_ws(' ', '{catalog}', i.oid, {told}x.xmin)
+            SELECT pg_catalog.hashtextextended(x.xmin::pg_catalog.text, {hash})
             FROM inside i, LATERAL (SELECT {read}xmin FROM pg_catalog.{catalog} WHERE {key} = i.oid OFFSET 0) x
             WHERE i.class = 'pg_catalog.{class}'::pg_catalog.regclass
             "
