@@ -3,6 +3,8 @@
 
 #[path = "../rows/compare.rs"]
 mod compare;
+#[path = "../rows/definition.rs"]
+mod definition;
 #[path = "../rows/fates.rs"]
 mod fates;
 #[path = "../rows/overseer.rs"]

@@ -3,6 +3,7 @@
 #![allow(dead_code, unused_imports, unused_macros, reason = "what the tests share is more than this needs")]
 
 mod compare;
+mod definition;
 mod fates;
 mod overseer;
 mod reader;

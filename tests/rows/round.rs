@@ -10,6 +10,7 @@ use fastrand::Rng;
 use futures_util::FutureExt;
 use tokio::task::JoinSet;
 
+use super::definition::Definitions;
 use super::fates::Director;
 use super::overseer;
 use super::reader;
@@ -53,6 +54,7 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     let crowded = rng.u8(0..4) > 0 && case.has("long");
     let shared = Arc::new(Shared::new(world, case.clone(), schema, usize::from(SHARDS), crashes));
     fill(&shared, &mut rng).await;
+    let defined = Definitions::of(&shared).await;
     let sessions = case.sessions.unwrap_or_else(|| rng.usize(3..9));
     shared.tell(format!("{tables} tables, {sessions} sessions, crashes {crashes}, crowded {crowded}"));
     let mut running = JoinSet::new();
@@ -88,6 +90,9 @@ pub(crate) async fn round(case: &Case) -> Outcome {
     };
     if tokio::time::timeout(Duration::from_secs(30), all).await.is_err() {
         running.abort_all();
+    }
+    if shared.failed().is_none() {
+        defined.compare(&Definitions::of(&shared).await, &shared);
     }
     let seconds = shared.begun.elapsed().as_secs_f64();
     shared.tell(format!("errors: {}", shared.errors_told()));

@@ -1,0 +1,61 @@
+//! A shard's definition, as pg_dump tells it: after all moves of a round it is what it was before them.
+
+use std::process::Command;
+
+use pgshard::dev::Binaries;
+
+use super::state::Shared;
+
+/// What was said of each shard, and on which host.
+pub(crate) struct Definitions(Vec<(usize, Vec<String>)>);
+
+impl Definitions {
+    pub(crate) async fn of(shared: &Shared) -> Definitions {
+        let mut all = Vec::new();
+        for (shard, gate) in shared.gates.iter().enumerate() {
+            let host = *gate.host.read().await;
+            all.push((host, dumped(shared, shard as u16, host)));
+        }
+        Definitions(all)
+    }
+
+    /// Fails the round where a shard's is another now. Versions tell the same thing in other words, and what the round
+    /// has altered is another.
+    pub(crate) fn compare(&self, after: &Definitions, shared: &Shared) {
+        let story = shared.story();
+        for (shard, ((before_on, before), (after_on, after))) in self.0.iter().zip(&after.0).enumerate() {
+            let schema = Shared::schema_name(shard as u16);
+            let altered =
+                |line: &String| ["ALTER", "CREATE"].iter().any(|ddl| line.contains(&format!("{ddl} TABLE {schema}.")));
+            let versions = &shared.case.versions;
+            if versions[*before_on] != versions[*after_on] || story.iter().any(altered) {
+                continue;
+            }
+            let gone = before.iter().filter(|statement| !after.contains(statement));
+            let new = after.iter().filter(|statement| !before.contains(statement));
+            let differ: Vec<_> = gone.map(|one| format!("- {one}")).chain(new.map(|one| format!("+ {one}"))).collect();
+            if !differ.is_empty() {
+                shared.fail("definition", format!("of shard {shard}:\n{}", differ.join("\n")));
+            }
+        }
+    }
+}
+
+/// The statements, without settings, and without what a move may lend.
+fn dumped(shared: &Shared, shard: u16, host: usize) -> Vec<String> {
+    let program = Binaries::of_major(18).expect("PostgreSQL 18 is here").program("pg_dump");
+    let (schema, url) = (Shared::schema_name(shard), shared.world.servers.server(host).superuser_url());
+    let mut command = Command::new(program);
+    command.args(["--schema-only", "-n", &schema, "-d", &url]);
+    let dump = tokio::task::block_in_place(|| command.output()).expect("pg_dump runs");
+    assert!(dump.status.success(), "pg_dump: {}", String::from_utf8_lossy(&dump.stderr));
+    let text = String::from_utf8(dump.stdout).expect("a dump is UTF-8");
+    let left_out = ["--", "SET ", "\\", "SELECT pg_catalog.set_config"];
+    let lines = text.lines().filter(|line| !line.is_empty() && !left_out.iter().any(|no| line.starts_with(no)));
+    let text = lines.collect::<Vec<_>>().join("\n");
+    let said = text.split(";\n").filter(|statement| !statement.contains(" REPLICA IDENTITY "));
+    let mut statements: Vec<String> = said.map(str::to_owned).collect();
+    statements.sort();
+    assert!(statements.len() > 3, "a shard has more than {statements:#?}");
+    statements
+}
