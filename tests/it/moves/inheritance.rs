@@ -24,23 +24,25 @@ const SCHEMA: &str = r#"
 
 const TABLES: [&str; 4] = ["parents", "children", "keyless", "grandchildren"];
 
+/// Of the newest rows, so that a round does not become longer.
 fn round(n: u32) -> String {
+    let newest = format!("id > {}", (n * 10).saturating_sub(200));
     let mut sql = "BEGIN; SET LOCAL search_path = shard_0000;".to_owned();
     for (at, table) in TABLES.iter().enumerate() {
         // The same IDs in each.
         sql += &format!(
             "INSERT INTO {table} (id, v, n) SELECT {n} * 10 + g, 'v' || g, {at} FROM generate_series(1, 6) g;
              INSERT INTO plain SELECT '{table}', {n} * 10 + g, 'v' || g FROM generate_series(1, 6) g;
-             UPDATE ONLY {table} SET v = v || '{at}' WHERE id % 7 = ({n} + {at}) % 7;
-             UPDATE plain SET v = v || '{at}' WHERE which = '{table}' AND id % 7 = ({n} + {at}) % 7;
-             DELETE FROM ONLY {table} WHERE id % 11 = ({n} + {at}) % 11;
-             DELETE FROM plain WHERE which = '{table}' AND id % 11 = ({n} + {at}) % 11;"
+             UPDATE ONLY {table} SET v = v || '{at}' WHERE {newest} AND id % 7 = ({n} + {at}) % 7;
+             UPDATE plain SET v = v || '{at}' WHERE which = '{table}' AND {newest} AND id % 7 = ({n} + {at}) % 7;
+             DELETE FROM ONLY {table} WHERE {newest} AND id % 11 = ({n} + {at}) % 11;
+             DELETE FROM plain WHERE which = '{table}' AND {newest} AND id % 11 = ({n} + {at}) % 11;"
         );
     }
     // And all of them at once.
     sql += &format!(
-        "UPDATE parents SET v = v || 'a' WHERE id % 13 = {n} % 13;
-         UPDATE plain SET v = v || 'a' WHERE id % 13 = {n} % 13;
+        "UPDATE parents SET v = v || 'a' WHERE {newest} AND id % 13 = {n} % 13;
+         UPDATE plain SET v = v || 'a' WHERE {newest} AND id % 13 = {n} % 13;
          UPDATE children SET own = {n} WHERE id = {n} * 10 + 1; COMMIT"
     );
     sql
@@ -63,7 +65,7 @@ async fn work(clients: Vec<Client>, stop: Arc<AtomicBool>) -> (u32, Vec<String>)
                 }
             }
         }
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        tokio::time::sleep(Duration::from_millis(60)).await;
     }
     (done, refused)
 }
