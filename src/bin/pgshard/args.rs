@@ -246,9 +246,8 @@ impl From<MoveMode> for Mode {
 /// What unlogged tables have at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Unlogged {
-    /// Their rows, which are copied while the shard is closed
+    // No help of their own: with it every page that has the option would become long.
     Rows,
-    /// Nothing, as after a crash
     Empty,
 }
 
@@ -290,7 +289,8 @@ pub(crate) struct Pace {
         value_parser = clap::value_parser!(u64).range(0..=86_400),
     )]
     pub(crate) audit_max_s: u64,
-    /// What unlogged tables have at the target
+    /// Unlogged tables have their rows at the target, which are copied while the shard is closed; or none, as after a
+    /// crash
     #[arg(long, value_name = "WHAT", default_value = "rows")]
     pub(crate) unlogged: Unlogged,
     /// For pgshard's own tests

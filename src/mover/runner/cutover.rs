@@ -108,19 +108,24 @@ impl<'d> CutOver<'d> {
         known: &Known,
         presets: &Presets,
     ) -> Result<Outcome, Error> {
-        let (shard, attempt, options) = (self.work.hold.shard, swapped.attempt, self.work.options);
-        let copy = if known.unlogged.is_empty() { Duration::ZERO } else { options.pause_max };
-        let limit = options.drain_deadline + options.barrier_budget + copy;
-        let behind = tokio::time::timeout(limit, self.behind_fence(&permit, &swapped, token, known, presets));
+        let (shard, attempt) = (self.work.hold.shard, swapped.attempt);
+        let limit = self.work.options.drain_deadline + self.work.options.barrier_budget;
+        let behind = async {
+            if let Some(short) = self.carry(&permit, &swapped, known, presets).await? {
+                return Ok(Some(short));
+            }
+            let behind = self.behind_fence(&permit, &swapped, token, &known.digest, presets);
+            tokio::time::timeout(limit, behind).await.ok().transpose()
+        };
         let outcome = tokio::select! {
             behind = behind => behind,
             () = self.patience.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
         };
         let behind = match outcome {
-            Ok(Ok(behind)) => behind,
-            Ok(Err(Error::Superseded { reason, .. })) => return Ok(Outcome::Refused(reason)),
-            Ok(Err(error)) => return Err(error),
-            Err(_) => {
+            Ok(Some(behind)) => behind,
+            Err(Error::Superseded { reason, .. }) => return Ok(Outcome::Refused(reason)),
+            Err(error) => return Err(error),
+            Ok(None) => {
                 let reason = format!("the last changes did not arrive within {} ms", limit.as_millis());
                 return Ok(Outcome::Held { attempt, reason });
             }
@@ -151,6 +156,32 @@ impl<'d> CutOver<'d> {
         Ok(Outcome::Decided(decided))
     }
 
+    /// The rows of unlogged tables, which may take as long as the shard may be closed; a stop that is asked for is heard.
+    /// `Some`: there is no point in going on.
+    async fn carry(
+        &self,
+        permit: &Permit<'_>,
+        swapped: &Swapped,
+        known: &Known,
+        presets: &Presets,
+    ) -> Result<Option<Behind>, Error> {
+        if known.unlogged.is_empty() {
+            return Ok(None);
+        }
+        let locks = self.work.barrier(permit.gate(), swapped.left).await?;
+        if !locks.is_empty() {
+            return Ok(Some(blocked(&locks)));
+        }
+        // The look first: tables that are not as they were could not be copied.
+        if let Err(what) = self.work.unchanged(swapped.left, &known.digest, self.built, presets).await? {
+            return Ok(Some(Behind::Altered(what)));
+        }
+        let (shard, limit) = (self.work.hold.shard, self.work.options.pause_max);
+        let carried = self.patience.wait_for(self.work.carry_unlogged(&known.unlogged));
+        // Not tried again: the next attempt would close the shard for as long.
+        tokio::time::timeout(limit, carried).await.unwrap_or(Err(Error::PauseTooLong { shard, limit })).map(|()| None)
+    }
+
     /// Barrier, marker, the changes up to the marker, and the open, not committed; beside all that, what may not have
     /// changed is looked at.
     async fn behind_fence(
@@ -158,7 +189,7 @@ impl<'d> CutOver<'d> {
         permit: &Permit<'_>,
         swapped: &Swapped,
         token: Uuid,
-        known: &Known,
+        digest: &CatalogDigest,
         presets: &Presets,
     ) -> Result<Behind, Error> {
         let Swapped { attempt, left } = *swapped;
@@ -171,21 +202,12 @@ impl<'d> CutOver<'d> {
                 return Err(Halt::Blocked(locks));
             }
             self.work.at("after barrier")?;
-            let mut began = self.work.timings.since("barrier", began);
-            let unchanged = || self.work.unchanged(left, &known.digest, self.built, presets);
-            if !known.unlogged.is_empty() {
-                // The look first: tables that are not as they were could not be copied.
-                if let Err(what) = unchanged().await? {
-                    return Err(Halt::Altered(what));
-                }
-                self.work.carry_unlogged(&known.unlogged).await?;
-                began = Instant::now();
-            }
+            let began = self.work.timings.since("barrier", began);
             let mark = async {
                 self.work.mark(permit.gate(), attempt).await?;
                 Ok::<_, Error>(self.work.timings.since("marker", began))
             };
-            Ok(tokio::try_join!(mark, unchanged())?)
+            Ok(tokio::try_join!(mark, self.work.unchanged(left, digest, self.built, presets))?)
         };
         // The follower is told before the marker is on its way. The open's transaction was begun with the hold on its
         // tables.
@@ -206,11 +228,7 @@ impl<'d> CutOver<'d> {
         };
         let ((drained, prepared), (marked, unchanged)) = match tokio::try_join!(biased; opened, marked) {
             Ok(both) => both,
-            Err(Halt::Blocked(locks)) => {
-                let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-                return Ok(Behind::Blocked(blockers));
-            }
-            Err(Halt::Altered(what)) => return Ok(Behind::Altered(what)),
+            Err(Halt::Blocked(locks)) => return Ok(blocked(&locks)),
             Err(Halt::Failed(error)) => return Err(error),
         };
         self.work.timings.took("drain", drained.saturating_duration_since(marked));
@@ -267,7 +285,6 @@ struct Known {
 /// What ends the wait behind the fence early.
 enum Halt {
     Blocked(Vec<Lock>),
-    Altered(String),
     Failed(Error),
 }
 
@@ -275,6 +292,10 @@ impl From<Error> for Halt {
     fn from(error: Error) -> Halt {
         Halt::Failed(error)
     }
+}
+
+fn blocked(locks: &[Lock]) -> Behind {
+    Behind::Blocked(locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
 /// What was found behind the fence.

@@ -140,7 +140,10 @@ impl ShardMove<'_> {
         Ok((rows, bytes))
     }
 
-    async fn compare(&self, tables: &[TableShape], left_name: &str, incoming: &str) -> Result<(), Error> {
+    /// Digests of whole tables, which nobody writes to.
+    ///
+    /// Locks: ACCESS SHARE on the tables of both sides, for a statement each.
+    pub(super) async fn compare(&self, tables: &[TableShape], left_name: &str, incoming: &str) -> Result<(), Error> {
         let (ours, theirs) = tokio::try_join!(facts::version(&self.source), facts::version(&self.target))?;
         let hashing = Hashing::of(ours, theirs);
         for table in tables {

@@ -8,8 +8,7 @@
 
 use std::time::Instant;
 
-use crate::mover::copy::transfer::{self, Hashing};
-use crate::mover::preflight::facts;
+use crate::mover::copy::transfer;
 use crate::mover::preflight::table::{self, TableShape};
 use crate::mover::protocol::desired::UnloggedRows;
 use crate::mover::protocol::error::Error;
@@ -49,25 +48,12 @@ impl ShardMove<'_> {
     pub(crate) async fn carry_unlogged(&self, tables: &[TableShape]) -> Result<(), Error> {
         let began = Instant::now();
         let (left, incoming) = (self.names.left(self.epoch), self.names.incoming());
-        let (ours, theirs) = tokio::try_join!(facts::version(&self.source), facts::version(&self.target))?;
-        let hashing = Hashing::of(ours, theirs);
         self.begin_on_target(CARRYING).await?;
         for table in tables {
             let (out, into) = transfer::statements(table, &left, &incoming, "true");
             transfer::pipe((&self.source, &out), (&self.target, &into), &Throttle::open(), |_| ()).await?;
-            let (ours, theirs) = tokio::try_join!(
-                transfer::digest(&self.source, &left, table, "true", hashing),
-                transfer::digest(&self.target, &incoming, table, "true", hashing)
-            )?;
-            if ours != theirs {
-                return Err(Error::Differs {
-                    shard: self.hold.shard,
-                    table: table.name.clone(),
-                    source_side: ours.to_string(),
-                    target_side: theirs.to_string(),
-                });
-            }
         }
+        self.compare(tables, &left, &incoming).await?;
         self.at("in unlogged")?;
         self.target.batch(CARRYING, "COMMIT").await?;
         self.timings.since("unlogged", began);

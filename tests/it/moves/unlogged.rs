@@ -166,6 +166,33 @@ on_each_version! {
         assert_eq!(count(1).await, (0, logged));
     }
 
+    /// A copy that takes longer than the shard may be closed ends the move at the first attempt: the
+    /// source serves with all its rows, and a later move carries them.
+    async fn a_copy_that_takes_too_long(version) {
+        let slow = "CREATE FUNCTION {shard}.slow(t text) RETURNS boolean LANGUAGE plpgsql AS
+                $$ BEGIN PERFORM pg_sleep(0.3); RETURN true; END $$;
+            CREATE DOMAIN {shard}.slowly AS text CHECK ({shard}.slow(VALUE));
+            CREATE UNLOGGED TABLE {shard}.sleepy (v {shard}.slowly);
+            INSERT INTO {shard}.sleepy SELECT 'v' || g FROM generate_series(1, 10) g";
+        let tables = [("0001_slow.sql", slow)];
+        let world = World::with_tables(&[version, other(version)], 2, &tables).await;
+        let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--max-pause-s", "1"];
+        let ran = world.run(&args).await;
+        assert!(ran.ended(5).stderr.contains("not copied within 1 s, the source serves again"), "{}", ran.stderr);
+        let serves = async || {
+            assert_eq!(world.state(0, 0).await, "serving");
+            let db = world.servers.app(0).await;
+            let row = db.query_one("SELECT count(*) FROM shard_0000.sleepy", &[]).await.unwrap();
+            assert_eq!(row.get::<_, i64>(0), 10);
+        };
+        serves().await;
+        world.run(&["moves", "resume", &ran.id()]).await.ended(0);
+        assert_eq!(world.state(1, 0).await, "serving");
+        let sql = "SELECT count(*) FROM shard_0000.sleepy";
+        let there: i64 = world.servers.app(1).await.query_one(sql, &[]).await.unwrap().get(0);
+        assert_eq!(there, 10);
+    }
+
     /// One that is made while the shard is copied is an alteration, as any other.
     async fn made_meanwhile(version) {
         let world = world(version).await;

@@ -133,7 +133,7 @@ impl Drop for TestCluster {
 
 /// Starting blocks; on a runtime with several threads the others go on.
 fn start(version: u32, hosts: usize, mut server: ServerOptions) -> Cluster {
-    // Shared memory is laid out for all that could be locked, which is a quarter of what a server's life here costs.
+    // Shared memory is laid out for all that could be locked, which a server's start and each of its processes pay for.
     let small = [("max_locks_per_transaction", "64"), ("max_wal_senders", "40"), ("max_replication_slots", "40")];
     server.settings.splice(0..0, small.map(|(name, value)| (name.to_owned(), value.to_owned())));
     Cluster::start(&ClusterOptions::new(hosts, binaries(version)).server(server))

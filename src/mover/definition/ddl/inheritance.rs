@@ -24,7 +24,8 @@ pub(super) enum Made {
 
 /// How a table gets those that it inherits.
 pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
-    if child.columns.iter().all(|column| column.is_local) {
+    // A partition's columns are not its own, and it has no parents here.
+    if child.parents.is_empty() || child.columns.iter().all(|column| column.is_local) {
         return Made::Apart;
     }
     let mut made: Vec<&str> = Vec::new();
@@ -64,7 +65,7 @@ fn parents_of(facts: &Facts, child: u32) -> Vec<u32> {
 impl Writer<'_> {
     /// The columns that `CREATE TABLE` names, and what comes behind them.
     pub(super) fn own_columns(&self, table: &Relation) -> (Vec<Column>, String) {
-        if table.parents.is_empty() || made(self.facts, table) != Made::Within {
+        if made(self.facts, table) != Made::Within {
             return (table.columns.clone(), String::new());
         }
         // An expression, and up to 15 it may not be said twice, comes from the parents; so does a NOT NULL of theirs.

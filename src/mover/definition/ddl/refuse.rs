@@ -85,7 +85,7 @@ impl Examined<'_> {
                 let remedy = "end it with ALTER TABLE … NO INHERIT";
                 self.refuse(&object, "inherits a table of another schema, or is inherited by one", remedy);
             }
-            if inheritance::made(self.facts, relation) == Made::Emancipated && !relation.parents.is_empty() {
+            if inheritance::made(self.facts, relation) == Made::Emancipated {
                 self.notes.push(format!(
                     "{object} has columns of its own before inherited ones: at the target the latter are its own, too, \
                      and stay when they are dropped from the parent."

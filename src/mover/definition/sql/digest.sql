@@ -1,7 +1,7 @@
 -- What any change of a schema's definition or border leaves behind, of objects that are known: $1 the schema, $2 and $3 classes
 -- and OIDs of all that belongs to it, but TOAST tables and their indexes, which nothing else knows. An object that comes anew
 -- depends on one of them. The rows of the catalogs that say what an object of some class is are added to `found`, for the classes
--- that there are. Hashes of numbers, added up: as texts, in order, it took three times as long.
+-- that there are. Hashes of numbers, added up: texts would have to be made and sorted behind the fence.
 WITH inside AS MATERIALIZED (
     SELECT class, oid FROM ROWS FROM (pg_catalog.unnest($2::pg_catalog.oid[]), pg_catalog.unnest($3::pg_catalog.oid[])) AS s(class, oid)
 ), near AS MATERIALIZED (
