@@ -156,8 +156,8 @@ impl<'d> CutOver<'d> {
         Ok(Outcome::Decided(decided))
     }
 
-    /// The rows of unlogged tables, which may take as long as the shard may be closed; a stop that is asked for is heard.
-    /// `Some`: there is no point in going on.
+    /// The rows of unlogged tables, which may take as long as the shard may be closed; a stop that is asked for is
+    /// heard. `Some`: there is no point in going on.
     async fn carry(
         &self,
         permit: &Permit<'_>,

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio_postgres::Client;
-
-use crate::support::{World, lines, other};
+use crate::support::{World, lines, other, rounds};
 
 /// A child as INHERITS makes it, one of two parents, one whose columns stand in another order, a child of a child.
 const SCHEMA: &str = r#"
@@ -48,27 +46,8 @@ fn round(n: u32) -> String {
     sql
 }
 
-async fn work(clients: Vec<Client>, stop: Arc<AtomicBool>) -> (u32, Vec<String>) {
-    let (mut n, mut done, mut refused) = (0, 0, Vec::new());
-    while !stop.load(Ordering::Relaxed) {
-        for client in &clients {
-            n += 1;
-            match client.batch_execute(&round(n)).await {
-                Ok(()) => done += 1,
-                Err(error) => {
-                    let code = error.code().map_or("gone", |code| code.code()).to_owned();
-                    // Where the shard is not served, the signpost says so, or there is none yet.
-                    if !["SH001", "3F000", "42P01"].contains(&code.as_str()) {
-                        refused.push(format!("{error:?}"));
-                    }
-                    let _ = client.batch_execute("ROLLBACK").await;
-                }
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(60)).await;
-    }
-    (done, refused)
-}
+/// Between two rounds.
+const REST: Duration = Duration::from_millis(60);
 
 async fn compare(world: &World, host: usize) {
     let db = world.servers.app(host).await;
@@ -91,7 +70,7 @@ on_each_version! {
     async fn there_and_back(version) {
         let world = World::with_tables(&[version, other(version)], 2, &[("0001_tables.sql", SCHEMA)]).await;
         let stop = Arc::new(AtomicBool::new(false));
-        let worker = tokio::spawn(work(world.all().await, stop.clone()));
+        let worker = tokio::spawn(rounds(world.all().await, REST, stop.clone(), round));
         tokio::time::sleep(Duration::from_millis(300)).await;
         let plan = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--plan"]).await;
         let said = format!("{}{}", plan.stdout, plan.stderr);

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio_postgres::Client;
-
-use crate::support::{World, lines, never_stopped, other, stopped};
+use crate::support::{World, lines, never_stopped, other, rounds, stopped};
 
 /// Range with a default that is cut once more by hash; a partition with another order of columns; lists without a key;
 /// keys from it and to it; a trigger that one partition has not; an identity.
@@ -72,29 +70,8 @@ fn round(n: u32, is_calm: bool) -> String {
     )
 }
 
-/// Works wherever shard 0 is served, until it is told to stop; gives how many rounds were done and what was refused
-/// that should not have been.
-async fn work(clients: Vec<Client>, calm: Arc<AtomicBool>, stop: Arc<AtomicBool>) -> (u32, Vec<String>) {
-    let (mut n, mut done, mut refused) = (0, 0, Vec::new());
-    while !stop.load(Ordering::Relaxed) {
-        n += 1;
-        for client in &clients {
-            match client.batch_execute(&round(n, calm.load(Ordering::Relaxed))).await {
-                Ok(()) => done += 1,
-                Err(error) => {
-                    let code = error.code().map_or("gone", |code| code.code()).to_owned();
-                    // Where the shard is not served, the signpost says so, or there is none yet.
-                    if !["SH001", "3F000", "42P01"].contains(&code.as_str()) {
-                        refused.push(format!("{error:?}"));
-                    }
-                    let _ = client.batch_execute("ROLLBACK").await;
-                }
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(40)).await;
-    }
-    (done, refused)
-}
+/// Between two rounds.
+const REST: Duration = Duration::from_millis(40);
 
 /// Every row of every partition as text.
 async fn rows(world: &World, host: usize) -> String {
@@ -152,7 +129,10 @@ on_each_version! {
     async fn there_and_back(version) {
         let world = world(version).await;
         let (calm, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let worker = tokio::spawn(work(world.all().await, calm.clone(), stop.clone()));
+        let worker = tokio::spawn(rounds(world.all().await, REST, stop.clone(), {
+            let calm = calm.clone();
+            move |n| round(n, calm.load(Ordering::Relaxed))
+        }));
         let moved = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
         let first = world.run(&moved).await.ended(0).id();
         assert_eq!(world.state(1, 0).await, "serving");

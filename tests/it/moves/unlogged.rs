@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio_postgres::Client;
-
-use crate::support::{World, lines, other};
+use crate::support::{World, lines, other, rounds};
 
 /// A key of either kind, a key to a logged table, keys among unlogged ones, a trigger, an index, no key at all.
 const SCHEMA: &str = r#"
@@ -52,29 +50,8 @@ fn round(n: u32) -> String {
     )
 }
 
-/// Works wherever shard 0 is served, until it is told to stop; gives how much was done, and what should not have been
-/// refused.
-async fn work(clients: Vec<Client>, stop: Arc<AtomicBool>) -> (u32, Vec<String>) {
-    let (mut n, mut done, mut refused) = (0, 0, Vec::new());
-    while !stop.load(Ordering::Relaxed) {
-        for client in &clients {
-            n += 1;
-            match client.batch_execute(&round(n)).await {
-                Ok(()) => done += 1,
-                Err(error) => {
-                    let code = error.code().map_or("gone", |code| code.code()).to_owned();
-                    // Where the shard is not served, the signpost says so, or there is none yet.
-                    if !["SH001", "3F000", "42P01"].contains(&code.as_str()) {
-                        refused.push(format!("{error:?}"));
-                    }
-                    let _ = client.batch_execute("ROLLBACK").await;
-                }
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(40)).await;
-    }
-    (done, refused)
-}
+/// Between two rounds.
+const REST: Duration = Duration::from_millis(40);
 
 /// How many sessions there are where the shard is, after a look that each is as its logged twin.
 async fn twins(world: &World, host: usize) -> i64 {
@@ -104,7 +81,7 @@ on_each_version! {
     async fn rows_come_along(version) {
         let world = world(version).await;
         let stop = Arc::new(AtomicBool::new(false));
-        let worker = tokio::spawn(work(world.all().await, stop.clone()));
+        let worker = tokio::spawn(rounds(world.all().await, REST, stop.clone(), round));
         tokio::time::sleep(Duration::from_millis(500)).await;
         let to_db2 = ["move", "0", "--to", "db2", "--mode", "online", "--yes"];
         let plan = world.run(&["move", "0", "--to", "db2", "--mode", "online", "--plan"]).await;
