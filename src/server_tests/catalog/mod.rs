@@ -293,6 +293,36 @@ on_each_version! {
         assert_eq!(report(&before, &after), "");
     }
 
+    /// What is done to a neighbour whose objects were made in between is not taken for a change of this one.
+    async fn neighbours_do_not_count(version) {
+        let cluster = Servers::start(version, 1);
+        let mut client = cluster.app(0).await;
+        run(&client, "CREATE SCHEMA a; CREATE SCHEMA b").await;
+        for table in 0..20 {
+            for schema in ["a", "b"] {
+                let sql = format!(
+                    "CREATE TABLE {schema}.t{table} (id bigserial PRIMARY KEY, v text CHECK (v <> ''));
+                     CREATE FUNCTION {schema}.f{table}() RETURNS int LANGUAGE sql AS 'SELECT 1'"
+                );
+                run(&client, &sql).await;
+            }
+        }
+        let schema = facts(&mut client, "a").await.oid;
+        let digested = digest(&mut client, schema).await;
+        run(
+            &client,
+            "ALTER TABLE b.t7 ADD w int DEFAULT 1; DROP TABLE b.t8; CREATE INDEX ON b.t9 (v); COMMENT ON TABLE b.t10 IS 'c';
+             CREATE OR REPLACE FUNCTION b.f3() RETURNS int LANGUAGE sql AS 'SELECT 2'; CREATE TABLE b.new (id int)",
+        )
+        .await;
+        assert!(digested.is_same(&client).await.unwrap());
+        for own in ["ALTER FUNCTION a.f3() STABLE", "DROP TABLE a.t8", "COMMENT ON COLUMN a.t9.v IS 'c'"] {
+            let digested = digest(&mut client, schema).await;
+            run(&client, own).await;
+            assert!(!digested.is_same(&client).await.unwrap(), "{own}");
+        }
+    }
+
     /// Values come over whatever they are, under the name that the schema has at the time.
     async fn sequence_values_are_carried(version) {
         let cluster = Servers::start(version, 1);
