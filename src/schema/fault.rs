@@ -186,9 +186,10 @@ impl ShardFault {
             ShardFault::Withheld => {
                 "see what is said of the others; --host leaves out hosts that cannot be put right".to_owned()
             }
-            ShardFault::Migration { .. } => {
-                "correct what is wrong and run the same command again, or `pgshard migrate retry`".to_owned()
-            }
+            ShardFault::Migration { migration, .. } => format!(
+                "correct what is wrong and run the same command again, or `pgshard migrate retry`; done by hand, \
+                 `pgshard migrate resolve {migration} --applied --only` those shards"
+            ),
             ShardFault::Busy { .. } => {
                 "end that transaction or wait for it, then `pgshard migrate retry`; --lock-timeout-ms waits longer"
                     .to_owned()

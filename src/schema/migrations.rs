@@ -179,9 +179,11 @@ impl Drift {
             Drift::Changed { name } if name.starts_with(MARK) => {
                 "use the pgshard that ran it, or a later release of it".to_owned()
             }
-            Drift::Changed { name } | Drift::Missing { name } => {
-                format!("put {name}.sql back as it was, and write the change as a new file")
-            }
+            Drift::Changed { name } => format!(
+                "put {name}.sql back as it was, and write the change as a new file; where what ran is as good as the \
+                 new text, `pgshard migrate resolve {name} --accept-edit`"
+            ),
+            Drift::Missing { name } => format!("put {name}.sql back as it was, and write the change as a new file"),
             Drift::OutOfOrder { name, after } => format!("give {name}.sql a number after {after}"),
             Drift::Newer { .. } => "use the newer pgshard".to_owned(),
         }

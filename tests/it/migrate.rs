@@ -2,6 +2,7 @@
 //! transaction.
 
 mod apart;
+mod resolve;
 mod sessions;
 
 use std::sync::Arc;

@@ -15,7 +15,7 @@ use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
 use super::outside::Alone;
-use super::steps::{Step, steps, together};
+use super::steps::{Step, record, steps, together};
 use super::transaction::{self, Outcome};
 use super::{NO_PANIC, Pace, run_once};
 use crate::map::HostName;
@@ -232,7 +232,9 @@ impl<'a> OnHost<'a> {
         while task.done < steps.len() {
             let next = if is_apart { &steps[task.done..=task.done] } else { together(&steps[task.done..]) };
             let outcome = if next[0].outside.is_none() {
-                transaction::run(&worker.client, task.shard, next, lock_timeout).await.map_err(lost)?
+                transaction::run(&worker.client, task.shard, next, &record(task.shard, next), lock_timeout)
+                    .await
+                    .map_err(lost)?
             } else {
                 let guard = match worker.guard.take() {
                     Some(guard) => guard,

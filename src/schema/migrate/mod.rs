@@ -12,6 +12,7 @@ mod host;
 mod once;
 mod outside;
 mod plan;
+mod resolve;
 mod steps;
 mod transaction;
 
@@ -36,6 +37,7 @@ pub(super) use host::OnHost;
 pub(super) use once::run_once;
 use plan::unserved;
 pub use plan::{Group, HostPlan, Plan, plan};
+pub use resolve::{HostResolving, Resolution, ResolveError, Resolving, plan_resolving, resolve};
 
 /// What is to be migrated, and how.
 #[derive(Clone, Debug)]
@@ -72,6 +74,11 @@ impl Request {
             canary: None,
             pace: Pace::default(),
         }
+    }
+
+    /// Whether a host is one of those to write to.
+    fn chooses(&self, host: &HostName) -> bool {
+        self.only_hosts.is_empty() || self.only_hosts.contains(host)
     }
 }
 
@@ -148,37 +155,12 @@ setters!(Pace: width: NonZeroUsize, width_in_all: NonZeroUsize, lock_timeout: Du
 /// without one is finished or cleaned up by the next run.
 pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
     let started = Instant::now();
-    let mut hosts: Vec<&(HostName, ConnectOptions)> = request.hosts.iter().collect();
-    hosts.sort_by(|a, b| a.0.cmp(&b.0));
-    let chosen = |name: &HostName| request.only_hosts.is_empty() || request.only_hosts.contains(name);
-    let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard migrate"))).await;
-    // One host after the other, by name: two of us cannot wait for each other in a circle. Those that are only read are
-    // not locked.
-    let mut sessions: BTreeMap<HostName, Connection> = BTreeMap::new();
-    let mut survey = Survey::new();
-    let mut faults: BTreeMap<HostName, HostFault> = BTreeMap::new();
-    for ((name, _), session) in hosts.iter().zip(opened) {
-        let held = match session {
-            Ok(session) if chosen(name) => lock(session).await,
-            other => other,
-        };
-        match held {
-            Ok(session) => drop(sessions.insert(name.clone(), session)),
-            Err(fault) => drop(faults.insert(name.clone(), fault)),
-        }
-    }
-    let facts = join_all(sessions.iter().map(|(name, session)| async { (name.clone(), read(session).await) })).await;
-    for (name, facts) in facts {
-        if let Err(error) = &facts {
-            faults.insert(name.clone(), HostFault::unread(error));
-        }
-        survey.insert(name, facts);
-    }
+    let Held { sessions, survey, mut faults } = hold(request).await;
     let plan = plan(request, &survey);
     let in_all = Semaphore::new(request.pace.width_in_all.get());
     let mut works: Vec<OnHost<'_>> = Vec::new();
     let mut report = Report::default();
-    for (name, connect) in hosts.into_iter().filter(|(name, _)| chosen(name)) {
+    for (name, connect) in by_name(request).into_iter().filter(|(name, _)| request.chooses(name)) {
         let fault = faults.remove(name).or_else(|| plan.hosts.get(name).and_then(|host| host.fault.clone()));
         match (plan.hosts.get(name), fault) {
             (Some(of_host), None) => {
@@ -222,6 +204,45 @@ pub async fn migrate(request: &Request, observer: Observer<'_>) -> Report {
         observer(Event::HostDone { host: name, report: of_host });
     }
     report
+}
+
+/// The hosts' sessions, what each says, and why others say nothing. Those that are written to are locked by their
+/// sessions.
+struct Held {
+    sessions: BTreeMap<HostName, Connection>,
+    survey: Survey,
+    faults: BTreeMap<HostName, HostFault>,
+}
+
+fn by_name(request: &Request) -> Vec<&(HostName, ConnectOptions)> {
+    let mut hosts: Vec<&(HostName, ConnectOptions)> = request.hosts.iter().collect();
+    hosts.sort_by(|a, b| a.0.cmp(&b.0));
+    hosts
+}
+
+/// Opens, locks and reads. One host after the other, by name: two of us cannot wait for each other in a circle. Those
+/// that are only read are not locked.
+async fn hold(request: &Request) -> Held {
+    let hosts = by_name(request);
+    let opened = join_all(hosts.iter().map(|(_, connect)| session::open(connect, "pgshard migrate"))).await;
+    let mut held = Held { sessions: BTreeMap::new(), survey: Survey::new(), faults: BTreeMap::new() };
+    for ((name, _), session) in hosts.iter().zip(opened) {
+        let locked = match session {
+            Ok(session) if request.chooses(name) => lock(session).await,
+            other => other,
+        };
+        match locked {
+            Ok(session) => drop(held.sessions.insert(name.clone(), session)),
+            Err(fault) => drop(held.faults.insert(name.clone(), fault)),
+        }
+    }
+    held.survey = survey_again(&held.sessions).await;
+    for (name, facts) in &held.survey {
+        if let Err(error) = facts {
+            held.faults.insert(name.clone(), HostFault::unread(error));
+        }
+    }
+    held
 }
 
 /// What the hosts say now.

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::{Canary, Request, Which};
 use crate::map::{HostName, ShardEpoch, print_shards};
 use crate::schema::control::{Refusal, pending};
-use crate::schema::facts::{ControlFacts, HostFacts, ShardState, Survey};
+use crate::schema::facts::{ControlFacts, HostFacts, ShardRow, ShardState, Survey};
 use crate::schema::fault::{HostFault, ShardFault};
 use crate::schema::known::{Known, Last};
 use crate::schema::migrations::{Migrations, Pending};
@@ -107,10 +107,9 @@ impl HostPlan {
 
 /// What is to be run where, by what the hosts say.
 pub fn plan(request: &Request, survey: &Survey) -> Plan {
-    let chosen = |name: &HostName| request.only_hosts.is_empty() || request.only_hosts.contains(name);
     let mut plan = Plan::default();
     let known = Known::of(request.hosts.iter().map(|(name, _)| (name, facts_of(survey, name))));
-    for (name, facts) in survey.iter().filter(|(name, _)| chosen(name)) {
+    for (name, facts) in survey.iter().filter(|(name, _)| request.chooses(name)) {
         let Ok(facts) = facts else { continue };
         let of_host = match (pending(facts, &request.cluster, name), &facts.control) {
             (Err(refusals), _) => HostPlan { fault: Some(HostFault::Refused(refusals)), ..HostPlan::default() },
@@ -164,10 +163,8 @@ fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &Cont
         }
         if pending == everything {
             plan.unchanged += 1;
-        } else if row.state == ShardState::Fenced || control.moving.contains(shard) {
-            plan.left.insert(*shard, ShardFault::Moving(control.open_moves.get(shard).cloned()));
-        } else if let Some((host, epoch)) = later_owner(survey, name, *shard, row.epoch) {
-            plan.left.insert(*shard, ShardFault::ServedElsewhere { host, epoch });
+        } else if let Some(fault) = standing_back(control, survey, name, *shard, row) {
+            plan.left.insert(*shard, fault);
         } else {
             plan.shards.insert(*shard, pending);
         }
@@ -181,6 +178,21 @@ fn host_plan(request: &Request, survey: &Survey, name: &HostName, control: &Cont
         plan.fault = Some(HostFault::Drift(said.collect()));
     }
     plan
+}
+
+/// Why a shard that a host owns is left alone: a move is at work, or another host owns it since.
+pub(super) fn standing_back(
+    control: &ControlFacts,
+    survey: &Survey,
+    host: &HostName,
+    shard: ShardId,
+    row: &ShardRow,
+) -> Option<ShardFault> {
+    if row.state == ShardState::Fenced || control.moving.contains(&shard) {
+        return Some(ShardFault::Moving(control.open_moves.get(&shard).cloned()));
+    }
+    let later = later_owner(survey, host, shard, row.epoch);
+    later.map(|(host, epoch)| ShardFault::ServedElsewhere { host, epoch })
 }
 
 /// The shards that no host says it serves, of those that are asked for: nothing is run in them. Where hosts, or the

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio_postgres::Client;
 
-use super::steps::{Step, record};
+use super::steps::Step;
 use crate::pg::state;
 use crate::schema::batch::{LOCK_WORK, line, passes, wants_commit, words};
 use crate::schema::control::LOCK_SPACE;
@@ -31,7 +31,7 @@ pub(super) enum Outcome {
 /// More messages than this are not sent ahead of their answers: `join_all` keeps the order of a few only.
 const AHEAD_MAX: usize = 30;
 
-/// Runs the steps in one transaction. All of it is on the wire before the first answer: a failure aborts the
+/// Runs the steps and writes their record, by this statement, in one transaction. All of it is on the wire before the first answer: a failure aborts the
 /// transaction, the rest is refused, and the COMMIT at the end rolls back.
 ///
 /// Locks: the shard's row FOR SHARE, and those of the steps, each waited for as long as the timeout at most.
@@ -42,6 +42,7 @@ pub(super) async fn run(
     client: &Client,
     shard: ShardId,
     steps: &[Step],
+    record: &str,
     lock_timeout: Duration,
 ) -> Result<Outcome, tokio_postgres::Error> {
     let local = local(lock_timeout);
@@ -50,7 +51,7 @@ pub(super) async fn run(
     let before = messages.len();
     // A text may end in a comment, or without its semicolon; and how it leaves the session must not matter to the next.
     messages.extend(steps.iter().map(|step| format!("{}\n;\n{RESET}{local}", step.sql)));
-    messages.push(record(shard, steps));
+    messages.push(record.to_owned());
     messages.push("COMMIT".to_owned());
     let answers: Vec<Result<(), tokio_postgres::Error>> = if messages.len() < AHEAD_MAX {
         join_all(messages.iter().map(|sql| client.batch_execute(sql))).await

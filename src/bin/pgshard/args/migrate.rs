@@ -14,6 +14,7 @@ pub(crate) enum MigrateCommand {
     Plan(MigratePlan),
     Up(MigrateUp),
     Retry(MigrateRetry),
+    Resolve(MigrateResolve),
 }
 
 /// Write the next migration's file, with comments that say what can be in it
@@ -122,6 +123,36 @@ pub(crate) struct MigrateRetry {
     pub(crate) target: MigrateTarget,
     #[command(flatten)]
     pub(crate) pace: MigratePace,
+}
+
+/// Say of a migration that it counts as run, because it was done by hand or its file was edited
+#[derive(Debug, ArgGroup)]
+#[command(after_help = "\
+Only records are written, never tables. --applied is for shards that lack the file, and all that comes
+before it has run there. --accept-edit is for shards that ran the file before it was edited: its text
+as it is now counts as what they ran; shards that have not run it run the new text with `up`. Where
+that cannot be true of a shard that is asked for, nothing is written anywhere: exit code 4. A shard
+that a move has claimed waits for the end of the move: exit code 8.
+
+Examples:
+  pgshard migrate resolve 0007_captions --accept-edit --plan
+  pgshard migrate resolve 0007_captions --applied --only 17")]
+#[command(group = clap::ArgGroup::new("resolution").required(true).args(["applied", "accept_edit"]))]
+pub(crate) struct MigrateResolve {
+    /// The name of its file, with or without .sql
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Somebody has done by hand what it does
+    #[arg(long)]
+    pub(crate) applied: bool,
+    /// What ran is as good as what its file says now
+    #[arg(long)]
+    pub(crate) accept_edit: bool,
+    /// Only say what would be written down where
+    #[arg(long)]
+    pub(crate) plan: bool,
+    #[command(flatten)]
+    pub(crate) target: MigrateTarget,
 }
 
 /// Where.

@@ -32,7 +32,7 @@ use self::init::Overwrite;
 use self::locate::Target;
 use self::moves::Verb;
 use pgshard::mover::{DesiredState, Leases};
-use pgshard::schema::migrate::Which;
+use pgshard::schema::migrate::{Resolution, Which};
 
 use crate::args::{
     Args, Command, ConformanceCommand, DevCommand, HostCommand, IdCommand, MapCommand, MigrateCommand, MovesCommand,
@@ -129,6 +129,13 @@ async fn run_migrate(command: MigrateCommand, config: Option<&Path>, output: &Ar
             let how = migrate::How { which: Which::Failed, canary: None, pace: args.pace.pace() };
             migrate::up(&args.target, how, config, output).await
         }
+        MigrateCommand::Resolve(args) => {
+            let resolution = if args.applied { Resolution::Applied } else { Resolution::AcceptEdit };
+            match args.plan {
+                true => migrate::plan_resolving(&args.name, resolution, &args.target, config, output).await,
+                false => migrate::resolve(&args.name, resolution, &args.target, config, output).await,
+            }
+        }
     }
 }
 
@@ -210,7 +217,8 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Host { command: HostCommand::Add(_) | HostCommand::Accept(_) } => {
             Some("run the same command again: it does what is left")
         }
-        Command::Bootstrap(_) | Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) } => {
+        Command::Bootstrap(_)
+        | Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) } => {
             Some("run the same command again: it does what is left")
         }
         Command::Tickets { command: TicketsCommand::Create(_) } => {

@@ -2,6 +2,7 @@
 
 mod new;
 mod plan;
+mod resolve;
 mod status;
 mod wait;
 
@@ -14,6 +15,7 @@ use pgshard::schema::migrate::{Canary, Pace, Request, Which};
 
 pub(crate) use new::new;
 pub(crate) use plan::plan;
+pub(crate) use resolve::{plan_resolving, resolve};
 pub(crate) use status::status;
 pub(crate) use wait::wait;
 

@@ -1,0 +1,293 @@
+//! What an operator says of a migration whose record is not what its file wants: that it was done by hand, or that what
+//! ran is as good as what the file says since it was edited.
+//!
+//! Invariant: only records are written, and none where the operator cannot be right: where a shard lacks what comes
+//! before, or has run another text. If that is so of any shard that is asked for, nothing is written anywhere.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+
+use super::plan::standing_back;
+use super::steps::{Step, record};
+use super::transaction::{self, Outcome};
+use super::{Held, Request, hold};
+use crate::map::{HostName, print_shards};
+use crate::pg::{ConnectOptions, Connection, quote_literal};
+use crate::schema::bootstrap::{HostReport, Report, flush};
+use crate::schema::control::pending;
+use crate::schema::facts::{ControlFacts, RecordedMigration, Survey, chain};
+use crate::schema::fault::{HostFault, ShardFault};
+use crate::schema::migrations::Migration;
+use crate::schema::session;
+use crate::shard::ShardId;
+
+/// What is said of a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolution {
+    /// Somebody has done by hand what it does: it counts as run, and does not run.
+    Applied,
+    /// It ran with another text than its file has now, and what that did is as good: it counts as run with this text.
+    AcceptEdit,
+}
+
+/// Why nothing is resolved anywhere.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResolveError {
+    /// The folder has no such file.
+    #[error("the folder of migrations has no file {name}.sql")]
+    NoSuchFile {
+        /// The name, without `.sql`.
+        name: String,
+    },
+    /// It cannot be true of some shards or hosts: each with the reason.
+    #[error("{}", .0.join("; "))]
+    Refused(Vec<String>),
+}
+
+/// What is to be written down where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resolving {
+    /// By host; those that could not be read are not there.
+    pub hosts: BTreeMap<HostName, HostResolving>,
+}
+
+/// What is to be written down on a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HostResolving {
+    /// Whether it is the host's own record, of a migration that runs once per host.
+    pub once: bool,
+    /// The shards whose record is written.
+    pub shards: BTreeSet<ShardId>,
+    /// How many shards have the record already, or have not run the migration and will run its file as it is now.
+    pub unchanged: usize,
+    /// The shards that are left alone, each with the reason.
+    pub left: BTreeMap<ShardId, ShardFault>,
+    /// Why nothing is written on the host.
+    pub fault: Option<HostFault>,
+}
+
+/// What a record is by now.
+enum Verdict {
+    Write,
+    Unchanged,
+    /// Why the operator cannot be right.
+    Wrong(String),
+}
+
+/// What would be written down where, by what the hosts say. Pure.
+///
+/// # Errors
+/// When there is no such file, or when it cannot be true of a shard or host that is asked for.
+pub fn plan_resolving(
+    request: &Request,
+    name: &str,
+    resolution: Resolution,
+    survey: &Survey,
+) -> Result<Resolving, ResolveError> {
+    let no_file = || ResolveError::NoSuchFile { name: name.to_owned() };
+    let file = find(request, name).ok_or_else(no_file)?;
+    let (mut resolving, mut wrong) = (Resolving::default(), Vec::new());
+    for (host, facts) in survey.iter().filter(|(name, _)| request.chooses(name)) {
+        let Ok(facts) = facts else { continue };
+        let of_host = match (pending(facts, &request.cluster, host), &facts.control) {
+            (Err(refusals), _) => HostResolving { fault: Some(HostFault::Refused(refusals)), ..Default::default() },
+            (Ok(versions), Some(control)) if versions.is_empty() => {
+                let (of_host, found) = on_host(request, file, resolution, survey, host, control);
+                wrong.extend(found.into_iter().map(|found| format!("{host}: {found}")));
+                of_host
+            }
+            (Ok(_), _) => HostResolving { fault: Some(HostFault::NotBootstrapped), ..Default::default() },
+        };
+        resolving.hosts.insert(host.clone(), of_host);
+    }
+    if wrong.is_empty() { Ok(resolving) } else { Err(ResolveError::Refused(wrong)) }
+}
+
+/// Writes it down. A host or shard that fails is in the report; the others go on.
+///
+/// # Errors
+/// As [`plan_resolving`]; nothing is written then.
+///
+/// # Cancel safety
+/// Dropping the future closes the connections. Each shard's record is written or not; doing it again writes the rest.
+pub async fn resolve(request: &Request, name: &str, resolution: Resolution) -> Result<Report, ResolveError> {
+    let started = Instant::now();
+    let Held { sessions, survey, mut faults } = hold(request).await;
+    let mut resolving = plan_resolving(request, name, resolution, &survey)?;
+    let file = find(request, name).expect("the plan has found it");
+    let mut report = Report::default();
+    let works = request.hosts.iter().filter_map(|(host, connect)| {
+        let of_host = resolving.hosts.remove(host)?;
+        let session = sessions.get(host)?;
+        (!faults.contains_key(host)).then_some((host, connect, session, of_host))
+    });
+    let works: Vec<_> = works.collect();
+    let done = join_all(works.into_iter().map(async |(host, connect, session, of_host)| {
+        let mut of_host = write(request, file, resolution, (connect, session), of_host).await;
+        if of_host.fault.is_none() && of_host.changed() {
+            of_host.fault = flush(session).await.err();
+        }
+        of_host.elapsed = started.elapsed();
+        (host.clone(), of_host)
+    }));
+    report.hosts.extend(done.await);
+    for (host, _) in request.hosts.iter().filter(|(name, _)| request.chooses(name)) {
+        if !report.hosts.contains_key(host) {
+            let unread = || HostFault::Unread { reason: "it was not asked".to_owned() };
+            report.hosts.insert(host.clone(), HostReport::left(faults.remove(host).unwrap_or_else(unread)));
+        }
+    }
+    Ok(report)
+}
+
+fn find<'a>(request: &'a Request, name: &str) -> Option<&'a Migration> {
+    request.migrations.of_hosts().chain(request.migrations.iter()).find(|one| one.name() == name)
+}
+
+fn on_host(
+    request: &Request,
+    file: &Migration,
+    resolution: Resolution,
+    survey: &Survey,
+    host: &HostName,
+    control: &ControlFacts,
+) -> (HostResolving, Vec<String>) {
+    let mut resolving = HostResolving::default();
+    if let Some(at) = request.migrations.of_hosts().position(|one| one.name() == file.name()) {
+        let before = request.migrations.of_hosts().take(at).map(Migration::name);
+        return match verdict(file, resolution, before, &control.host_migrations) {
+            Verdict::Write => (HostResolving { once: true, ..resolving }, Vec::new()),
+            Verdict::Unchanged => (HostResolving { unchanged: 1, ..resolving }, Vec::new()),
+            Verdict::Wrong(why) => (resolving, vec![format!("it {why}")]),
+        };
+    }
+    let before: Vec<&str> =
+        request.migrations.iter().map(Migration::name).take_while(|name| *name != file.name()).collect();
+    let mut has: BTreeMap<ShardId, &[RecordedMigration]> = BTreeMap::new();
+    for set in &control.applied {
+        has.extend(set.shards.iter().map(|shard| (*shard, set.migrations.as_slice())));
+    }
+    let wanted = |shard: &ShardId| request.only_shards.as_ref().is_none_or(|only| only.contains(shard));
+    let mut wrong: BTreeMap<String, Vec<ShardId>> = BTreeMap::new();
+    for (shard, row) in control.shards.iter().filter(|(shard, row)| row.state.is_owner() && wanted(shard)) {
+        let records = has.get(shard).copied().unwrap_or_default();
+        match verdict(file, resolution, before.iter().copied(), records) {
+            Verdict::Unchanged => resolving.unchanged += 1,
+            Verdict::Wrong(why) => wrong.entry(why).or_default().push(*shard),
+            Verdict::Write => match standing_back(control, survey, host, *shard, row) {
+                Some(fault) => drop(resolving.left.insert(*shard, fault)),
+                None => drop(resolving.shards.insert(*shard)),
+            },
+        }
+    }
+    let said = wrong.into_iter().map(|(why, shards)| match shards.len() {
+        1 => format!("shard {} {why}", shards[0]),
+        _ => format!("shards {} {why}", print_shards(shards)),
+    });
+    (resolving, said.collect())
+}
+
+fn verdict<'a>(
+    file: &Migration,
+    resolution: Resolution,
+    mut before: impl Iterator<Item = &'a str>,
+    records: &[RecordedMigration],
+) -> Verdict {
+    let recorded = records.iter().find(|record| record.name == file.name());
+    match (resolution, recorded) {
+        (_, Some(record)) if record.checksum == file.checksum() => Verdict::Unchanged,
+        (Resolution::AcceptEdit, Some(_)) => Verdict::Write,
+        (Resolution::AcceptEdit, None) => Verdict::Unchanged,
+        (Resolution::Applied, Some(_)) => Verdict::Wrong(format!("ran {} with another text", file.name())),
+        (Resolution::Applied, None) => {
+            let lacks = before.find(|name| records.iter().all(|record| record.name != *name));
+            lacks.map_or(Verdict::Write, |name| Verdict::Wrong(format!("lacks {name}, which comes before")))
+        }
+    }
+}
+
+/// Writes the records of one host.
+///
+/// Locks: of each shard its row, FOR SHARE, for one short transaction.
+async fn write(
+    request: &Request,
+    file: &Migration,
+    resolution: Resolution,
+    (connect, session): (&ConnectOptions, &Connection),
+    resolving: HostResolving,
+) -> HostReport {
+    let HostResolving { once, shards, unchanged, left, fault } = resolving;
+    let mut report = HostReport { unchanged, failed: left, fault, ..HostReport::default() };
+    if report.fault.is_some() {
+        return report;
+    }
+    let lost = |error: &tokio_postgres::Error| HostFault::Lost { reason: chain(error) };
+    if once {
+        match session.batch_execute(&host_record(file, resolution)).await {
+            Ok(()) => report.once.push(file.name().to_owned()),
+            Err(error) => report.fault = Some(lost(&error)),
+        }
+    }
+    if shards.is_empty() || report.fault.is_some() {
+        return report;
+    }
+    let client = match session::open(connect, "pgshard migrate").await {
+        Ok(client) => client,
+        Err(fault) => {
+            report.fault = Some(fault);
+            return report;
+        }
+    };
+    for shard in shards {
+        let sql = shard_record(file, resolution, shard);
+        let since = Instant::now();
+        let outcome = loop {
+            match transaction::run(&client, shard, &[], &sql, request.pace.lock_timeout).await {
+                Ok(Outcome::Again(_)) if since.elapsed() < request.pace.patience => {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                outcome => break outcome,
+            }
+        };
+        match outcome {
+            Ok(Outcome::Done) => report.migrated.push(shard),
+            Ok(Outcome::Again(fault) | Outcome::Apart(fault) | Outcome::Failed(fault)) => {
+                report.failed.insert(shard, fault);
+            }
+            Err(error) => {
+                report.fault = Some(lost(&error));
+                return report;
+            }
+        }
+    }
+    report
+}
+
+fn shard_record(file: &Migration, resolution: Resolution, shard: ShardId) -> String {
+    match resolution {
+        Resolution::Applied => record(shard, &[Step { recorded: file.recorded(), sql: String::new(), outside: None }]),
+        Resolution::AcceptEdit => format!(
+            "UPDATE pgshard.shard_migration SET checksum = {} WHERE shard_id = {shard} AND name = {name};
+             DELETE FROM pgshard.migration_attempt WHERE shard_id = {shard} AND name = {name}",
+            quote_literal(file.checksum()),
+            name = quote_literal(file.name()),
+        ),
+    }
+}
+
+fn host_record(file: &Migration, resolution: Resolution) -> String {
+    let (name, checksum) = (quote_literal(file.name()), quote_literal(file.checksum()));
+    match resolution {
+        Resolution::Applied => {
+            format!("INSERT INTO pgshard.host_migration (name, checksum) VALUES ({name}, {checksum})")
+        }
+        Resolution::AcceptEdit => {
+            format!("UPDATE pgshard.host_migration SET checksum = {checksum} WHERE name = {name}")
+        }
+    }
+}
