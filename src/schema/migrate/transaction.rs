@@ -31,8 +31,8 @@ pub(super) enum Outcome {
 /// More messages than this are not sent ahead of their answers: `join_all` keeps the order of a few only.
 const AHEAD_MAX: usize = 30;
 
-/// Runs the steps and writes their record, by this statement, in one transaction. All of it is on the wire before the first answer: a failure aborts the
-/// transaction, the rest is refused, and the COMMIT at the end rolls back.
+/// Runs the steps and writes their record, by this statement, in one transaction. All of it is on the wire before the
+/// first answer: a failure aborts the transaction, the rest is refused, and the COMMIT at the end rolls back.
 ///
 /// Locks: the shard's row FOR SHARE, and those of the steps, each waited for as long as the timeout at most.
 ///

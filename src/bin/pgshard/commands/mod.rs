@@ -217,8 +217,8 @@ pub(crate) fn on_interrupt(command: &Command) -> Interrupt {
         Command::Host { command: HostCommand::Add(_) | HostCommand::Accept(_) } => {
             Some("run the same command again: it does what is left")
         }
-        Command::Bootstrap(_)
-        | Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) } => {
+        Command::Bootstrap(_) => Some("run the same command again: it does what is left"),
+        Command::Migrate { command: MigrateCommand::Up(_) | MigrateCommand::Retry(_) | MigrateCommand::Resolve(_) } => {
             Some("run the same command again: it does what is left")
         }
         Command::Tickets { command: TicketsCommand::Create(_) } => {
