@@ -113,6 +113,12 @@ impl ShardEpoch {
         self.0 as i32
     }
 
+    /// Whether nothing that happened can lead here from there: more than a million moves of one shard, one every
+    /// minute for two years.
+    pub(crate) const fn jumps(self, from: ShardEpoch) -> bool {
+        self.0.saturating_sub(from.0) > 1 << 20
+    }
+
     /// The epoch that a move from here leads to.
     pub const fn next(self) -> ShardEpoch {
         ShardEpoch(self.0 + 1)

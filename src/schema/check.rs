@@ -68,11 +68,20 @@ impl<'a> Hosts<'a> {
         self.controls.iter().filter_map(move |(host, (_, control))| Some((*host, control.shards.get(&shard)?)))
     }
 
-    /// Who says that it has given the shard to its owner, later than the owner knows: at which epoch, the latest.
-    fn given_later(&self, shard: ShardId, owner: &HostName, served: ShardEpoch) -> Option<(ShardEpoch, &'a HostName)> {
-        let moved =
-            self.rows(shard).filter(|(_, row)| row.state == ShardState::Moved && row.peer.as_ref() == Some(owner));
-        moved.map(|(from, row)| (row.epoch, from)).filter(|(given, _)| *given > served).max()
+    /// Who says that it has given the shard away, later than its owner knows: at which epoch, who, and to whom.
+    fn given_later(&self, shard: ShardId, served: ShardEpoch) -> Option<(ShardEpoch, &'a HostName, &'a HostName)> {
+        let moved = self.rows(shard).filter(|(_, row)| row.state == ShardState::Moved && row.epoch > served);
+        moved.filter_map(|(from, row)| Some((row.epoch, from, row.peer.as_ref()?))).max()
+    }
+
+    /// Who says of the shard that it is in an epoch to which no move can have led, by what the map and the others say.
+    fn jump(&self, shard: ShardId, in_map: ShardEpoch) -> Option<(ShardEpoch, &'a HostName)> {
+        let mut epochs: Vec<(ShardEpoch, &'a HostName)> =
+            self.rows(shard).map(|(host, row)| (row.epoch, host)).collect();
+        epochs.sort_unstable();
+        let (claimed, from) = epochs.pop()?;
+        let others = epochs.last().map_or(in_map, |(epoch, _)| in_map.max(*epoch));
+        claimed.jumps(others).then_some((claimed, from))
     }
 
     /// Whether a host is being brought a shard that another has given to it, and whether all of it is there.
@@ -192,7 +201,7 @@ const MEND: &str = "run `pgshard bootstrap`, which makes it as it was";
 const BOOTSTRAP: &str = "run `pgshard bootstrap`";
 const REBUILD: &str = "run `pgshard map rebuild`";
 /// What says, of a shard about which hosts contradict each other, what can be made true of it.
-const REPAIR: &str = "`pgshard moves repair SHARD --plan` says what can be done";
+pub(super) const REPAIR: &str = "`pgshard moves repair SHARD --plan` says what can be done";
 const MOVES: &str = "see `pgshard moves list`";
 
 fn check_shard(
@@ -206,12 +215,16 @@ fn check_shard(
     let mut owners: Vec<(ShardEpoch, &HostName, &ShardRow)> =
         hosts.rows(shard).filter(|(_, row)| row.state.is_owner()).map(|(host, row)| (row.epoch, host, row)).collect();
     owners.sort_by_key(|(epoch, host, _)| (std::cmp::Reverse(*epoch), *host));
+    if let Some((claimed, from)) = hosts.jump(shard, epoch) {
+        let (what, remedy) = jumped(from, claimed, epoch);
+        findings.add_shard(Severity::Alarm, "epoch_jump", Some(from), shard, what, remedy);
+    }
     match owners[..] {
         [] => check_unserved(findings, hosts, shard, host, epoch),
         [(served, owner, row)] => {
             check_owner(findings, hosts, cluster, shard, owner, row);
-            if let Some((given, from)) = hosts.given_later(shard, owner, served) {
-                let (what, remedy) = went_back(owner, served, from, given);
+            if let Some((given, from, to)) = hosts.given_later(shard, served) {
+                let (what, remedy) = went_back(owner, served, from, to, given);
                 findings.add_shard(Severity::Alarm, "went_back", Some(owner), shard, what, remedy);
             } else if owner != host {
                 let what = format!("the map puts it on {host}, but {owner} serves it (epoch {served})");
@@ -223,11 +236,11 @@ fn check_shard(
         }
         [(served, right, _), (other_epoch, other, _), ..] => {
             let what = format!("{right} (epoch {served}) and {other} (epoch {other_epoch}) both serve it");
-            let remedy = if served > other_epoch {
+            let remedy = if (right, served) == (host, epoch) && served > other_epoch {
                 format!(
-                    "{right} is right, {other} does not know of the move, and what it takes is missing on {right}: \
-                     {REPAIR}, which has {other} stand down and keeps what it took; docs/operating.md, \"Hosts \
-                     contradict each other\""
+                    "{right} is right, by its epoch and by the map; {other} does not know of the move, and what it \
+                     takes is missing on {right}: {REPAIR}, which has {other} stand down and keeps what it took; \
+                     docs/operating.md, \"Hosts contradict each other\""
                 )
             } else {
                 format!("stop its writers, find out by its rows which is right, then {REPAIR}")
@@ -237,14 +250,30 @@ fn check_shard(
     }
 }
 
-/// An owner that does not know of the move that brought it the shard: its database is older than that move.
-pub(super) fn went_back(owner: &HostName, served: ShardEpoch, from: &HostName, given: ShardEpoch) -> (String, String) {
-    let what = format!(
-        "{from} gave it to {owner} at epoch {given}, but {owner} serves it at epoch {served}, from before that"
-    );
+/// An owner that does not know of the move that brought it the shard, or took it away: its database is older than that
+/// move, or the other says what is not so.
+pub(super) fn went_back(
+    owner: &HostName,
+    served: ShardEpoch,
+    from: &HostName,
+    to: &HostName,
+    given: ShardEpoch,
+) -> (String, String) {
+    let what =
+        format!("{from} gave it to {to} at epoch {given}, but {owner} serves it at epoch {served}, from before that");
     let remedy = format!(
         "stop its writers: {owner} was restored from before the move, or failed over to a standby that lacks it, and \
          answers with old rows; {REPAIR}; docs/operating.md has the steps under \"A host has gone back in time\""
+    );
+    (what, remedy)
+}
+
+/// A host that says an epoch to which no move can have led.
+pub(super) fn jumped(from: &HostName, claimed: ShardEpoch, known: ShardEpoch) -> (String, String) {
+    let what = format!("{from} says that it is in epoch {claimed}; the map has epoch {known}, and no host comes near");
+    let remedy = format!(
+        "somebody has written to pgshard.shard of {from}, or it is not what it says it is: keep writers from it, see \
+         who can write to it, and restore it from a backup"
     );
     (what, remedy)
 }
@@ -572,6 +601,23 @@ mod tests {
                 "db2@3",
                 vec![("db1", "0 serving 2"), ("db2", "0 serving 3")],
                 vec!["alarm served_twice - shard 0: db2 (epoch 3) and db1 (epoch 2) both serve it"],
+            ),
+            (
+                "db1",
+                vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db3"), ("db3", "")],
+                vec![
+                    "alarm went_back db1 shard 0: db2 gave it to db3 at epoch 3, but db1 serves it at epoch 1, from \
+                     before that",
+                ],
+            ),
+            (
+                "db1@2",
+                vec![("db1", "0 serving 2"), ("db2", "0 serving 2147483647")],
+                vec![
+                    "alarm served_twice - shard 0: db2 (epoch 2147483647) and db1 (epoch 2) both serve it",
+                    "alarm epoch_jump db2 shard 0: db2 says that it is in epoch 2147483647; the map has epoch 2, and \
+                     no host comes near",
+                ],
             ),
         ]);
     }

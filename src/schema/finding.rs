@@ -65,7 +65,7 @@ impl Finding {
 }
 
 /// That it is not known, or not as it should be, who has a shard.
-const CAUSES: [&str; 4] = ["served_twice", "went_back", "served_nowhere", "not_opened"];
+const CAUSES: [&str; 5] = ["epoch_jump", "served_twice", "went_back", "served_nowhere", "not_opened"];
 
 /// What is otherwise than it should be because of that.
 const CONSEQUENCES: [&str; 8] = [

@@ -2,11 +2,12 @@
 //!
 //! Invariant: of two statements about a shard the one with the larger epoch counts, and where the hosts are
 //! silent the map keeps what it said. A host that cannot be asked keeps its shards, unless another shows a later epoch.
-//! Of a shard whose owner does not know of the move that brought it, the map says nothing new: an alarm does.
+//! What a host says of itself is not enough against another that answers and serves the shard: of a shard about which
+//! hosts contradict each other, or with an epoch that no move can have led to, the map says nothing new. An alarm does.
 
 use std::collections::BTreeMap;
 
-use super::check::went_back;
+use super::check::{REPAIR, jumped, went_back};
 use super::facts::{ShardState, Survey};
 use super::finding::{Finding, Findings, Severity};
 use super::known::Known;
@@ -103,28 +104,30 @@ fn judge(
         notes.add_shard(Severity::Notice, "kept", Some(&was.host), shard, what, remedy);
         return was;
     }
-    // It says itself that it serves the shard, from before the move that brought it there.
-    let older = claims.iter().find(|claim| claim.first_hand && claim.host == best.host && claim.epoch < best.epoch);
-    if let Some(older) = older {
-        let (what, remedy) = went_back(best.host, older.epoch, best.from, best.epoch);
-        notes.add_shard(Severity::Alarm, "went_back", Some(best.host), shard, what, remedy);
+    let others = claims.iter().filter(|claim| claim.from != best.from).map(|claim| claim.epoch);
+    if best.epoch.jumps(others.fold(was.epoch, ShardEpoch::max)) {
+        let (what, remedy) = jumped(best.from, best.epoch, was.epoch);
+        notes.add_shard(Severity::Alarm, "epoch_jump", Some(best.from), shard, what, remedy);
         return was;
     }
-    let mut rivals: Vec<&HostName> = claims
-        .iter()
-        .filter(|claim| (claim.epoch, claim.first_hand) == (best.epoch, best.first_hand))
-        .map(|claim| claim.host)
-        .collect();
-    rivals.dedup();
-    if let [first, second, ..] = rivals[..] {
-        let what = format!("{first} and {second} both serve it at epoch {}", best.epoch);
-        let remedy = "stop its writers, and find out by its rows which is right";
-        notes.add_shard(Severity::Alarm, "served_twice", None, shard, what, remedy);
-        if rivals.contains(&&was.host) {
-            return Placement { epoch: best.epoch, ..was };
+    let owners: Vec<&Claim<'_>> = claims.iter().filter(|claim| claim.first_hand).collect();
+    match owners[..] {
+        [owner, other, ..] => {
+            let what = format!(
+                "{} (epoch {}) and {} (epoch {}) both serve it, the map keeps what it said",
+                owner.host, owner.epoch, other.host, other.epoch
+            );
+            notes.add_shard(Severity::Alarm, "served_twice", None, shard, what, REPAIR);
+            was
         }
+        // It says itself that it serves the shard, from before it was given away by another.
+        [owner] if owner.epoch < best.epoch => {
+            let (what, remedy) = went_back(owner.host, owner.epoch, best.from, best.host, best.epoch);
+            notes.add_shard(Severity::Alarm, "went_back", Some(owner.host), shard, what, remedy);
+            was
+        }
+        _ => Placement { host: best.host.clone(), epoch: best.epoch },
     }
-    Placement { host: best.host.clone(), epoch: best.epoch }
 }
 
 #[cfg(test)]
@@ -157,8 +160,14 @@ mod tests {
             ("db1", vec![("db1", ""), ("db2", "")], "db1", vec!["served_nowhere"]),
             ("db1", vec![("db1", ""), ("db2", "0 knows db1 1")], "db1", vec!["shard_lost"]),
             ("db1", vec![("db1", ""), ("db2", "0 knows db9 1")], "db1", vec!["shard_lost"]),
-            ("db1", vec![("db1", "0 serving 2"), ("db2", "0 serving 3")], "db2@3", vec![]),
-            ("db2", vec![("db1", "0 serving 2"), ("db2", "0 serving 2")], "db2@2", vec!["served_twice"]),
+            // A host says that it serves what another serves; that another has it; that there were a million moves.
+            ("db1", vec![("db1", "0 serving 2"), ("db2", "0 serving 3")], "db1", vec!["served_twice"]),
+            ("db2", vec![("db1", "0 serving 2"), ("db2", "0 serving 2")], "db2", vec!["served_twice"]),
+            ("db1", vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db3"), ("db3", "")], "db1", vec!["went_back"]),
+            ("db1", vec![("db1", "0 serving 1"), ("db2", "0 moved 3 db3"), ("db3", "down")], "db1", vec!["went_back"]),
+            ("db1", vec![("db1", "0 serving 1"), ("db2", "0 serving 2147483647")], "db1", vec!["epoch_jump"]),
+            ("db1", vec![("db1", "down"), ("db2", "0 serving 2147483647")], "db1", vec!["epoch_jump"]),
+            ("db1", vec![("db1", "0 serving 2147483647"), ("db2", "")], "db1", vec!["epoch_jump"]),
             ("db1", vec![("db1", "0 moved 2 db7")], "db1", vec!["unknown_host", "shard_lost"]),
         ] {
             let map = map_of(&[was]);

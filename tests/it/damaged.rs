@@ -68,4 +68,29 @@ on_each_version! {
         db1.batch_execute("DROP SCHEMA \"shard_0004\" CASCADE").await.unwrap();
         world.run(&["check"]).await.ended(0);
     }
+
+    /// A host says of all shards that it serves them, since later than anybody. No map is made of that, and nobody is
+    /// told to believe it.
+    async fn a_host_that_claims_the_cluster(version) {
+        let world = World::new(&[version, version, version], 12).await;
+        let db2 = world.servers.app(1).await;
+        let map = world.run(&["map", "show"]).await.ended(0).stdout.clone();
+        for (epoch, code) in [(2_147_483_647, "epoch_jump"), (9, "served_twice")] {
+            db2.batch_execute(&format!(
+                "INSERT INTO pgshard.shard (shard_id, schema_name, state, epoch)
+                    SELECT i, 'shard_' || lpad(i::text, 4, '0'), 'serving', {epoch} FROM generate_series(0, 11) i
+                    WHERE i NOT BETWEEN 4 AND 7
+                 ON CONFLICT (shard_id) DO UPDATE SET epoch = excluded.epoch"
+            )).await.unwrap();
+            let all_found = found(&world).await;
+            let one = all_found.iter().find(|one| one["code"] == code).unwrap_or_else(|| panic!("{all_found:#?}"));
+            assert_eq!(one["severity"], "alarm");
+            assert!(!all_found.iter().any(|one| one["remedy"].as_str().unwrap().contains("db2 is right")), "{all_found:#?}");
+            world.run(&["map", "rebuild", "--yes"]).await;
+            assert_eq!(world.run(&["map", "show"]).await.ended(0).stdout.clone(), map, "{epoch}");
+        }
+        // Where two serve it, nothing is moved there or away.
+        let refused = world.run(&["move", "0", "--to", "db3", "--yes"]).await;
+        assert_ne!(refused.code(), 0, "{}", refused.stdout);
+    }
 }

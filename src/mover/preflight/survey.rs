@@ -97,6 +97,7 @@ pub(in crate::mover) async fn plan(context: &Context, request: &Request) -> Resu
         }
         refusals.extend(emptied(context, &moving).await?);
         refusals.extend(shards.iter().filter_map(|shard| went_back(shard, &given)));
+        refusals.extend(shards.iter().filter_map(|shard| served_twice(shard, &survey)));
         if refusals.is_empty() {
             let mut warnings = Vec::new();
             for source in fitting.values() {
@@ -224,6 +225,18 @@ fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
         format!("is served there since epoch {}, but {} knows of epoch {}", plan.epoch, latest.by, latest.epoch);
     let remedy = "the host was restored from before a move, or failed over to a standby that lacks it, and has old \
                   rows: run `pgshard check`";
+    Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
+}
+
+/// Refuses a shard that another host serves as well: whichever is right, a move would make it harder to find out.
+fn served_twice(plan: &ShardPlan, survey: &schema::Survey) -> Option<Refusal> {
+    let others = survey.iter().filter(|(host, _)| **host != plan.source);
+    let serves = |facts: &schema::HostFacts| {
+        facts.control.as_ref()?.shards.get(&plan.shard).filter(|row| row.state.is_owner()).map(|row| row.epoch)
+    };
+    let (other, epoch) = others.filter_map(|(host, facts)| Some((host, serves(facts.as_ref().ok()?)?))).next()?;
+    let reason = format!("is served there since epoch {}, and on {other} since epoch {epoch}", plan.epoch);
+    let remedy = format!("`pgshard moves repair {} --plan` says what can be done; or run the same again", plan.shard);
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 

@@ -312,7 +312,8 @@ on_each_version! {
         run(
             &client,
             "ALTER TABLE b.t7 ADD w int DEFAULT 1; DROP TABLE b.t8; CREATE INDEX ON b.t9 (v);
-             COMMENT ON TABLE b.t10 IS 'c'; CREATE OR REPLACE FUNCTION b.f3() RETURNS int LANGUAGE sql AS 'SELECT 2'; CREATE TABLE b.new (id int)",
+             COMMENT ON TABLE b.t10 IS 'c';
+             CREATE OR REPLACE FUNCTION b.f3() RETURNS int LANGUAGE sql AS 'SELECT 2'; CREATE TABLE b.new (id int)",
         )
         .await;
         assert!(digested.is_same(&client).await.unwrap());

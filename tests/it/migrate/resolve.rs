@@ -27,7 +27,8 @@ on_each_version! {
         assert!(wrong.ended(4).stderr.contains(words), "{}", wrong.stderr);
         world.run(&["migrate", "resolve", "0003_nothing", "--applied"]).await.ended(2);
         world.run(&["migrate", "resolve", "0002_titles"]).await.ended(2);
-        let plan = world.run(&["migrate", "resolve", "0002_titles.sql", "--accept-edit", "--plan"]).await.ended(0).last();
+        let plan = world.run(&["migrate", "resolve", "0002_titles.sql", "--accept-edit", "--plan"]).await;
+        let plan = plan.ended(0).last();
         assert_eq!((&plan["hosts"]["db1"]["shards"], &plan["hosts"]["db2"]["shards"]), (&"0, 3".into(), &"4-7".into()));
         assert_eq!(world.everything().await, before);
 
