@@ -10,6 +10,7 @@ mod faults;
 mod holes;
 mod identity;
 mod inheritance;
+mod lying;
 mod many_tables;
 mod online;
 mod online_holes;

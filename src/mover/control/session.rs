@@ -146,6 +146,20 @@ impl Session {
         self.client.batch_execute(sql).await.map_err(|error| self.failed(what, error))
     }
 
+    /// One statement that was put together from what another host says. Sent so that the server refuses a text with
+    /// several: what a catalog says of an expression is a part of a statement, and must not end it.
+    pub(crate) async fn statement(&self, what: &'static str, sql: &str) -> Result<(), Error> {
+        self.client.query_typed(sql, &[]).await.map(drop).map_err(|error| self.failed(what, error))
+    }
+
+    /// Refuses a text that is more than one statement, by the server's own parser. Nothing runs.
+    ///
+    /// Locks: those that a query's tables get when it is analyzed, ACCESS SHARE, for the transaction; none for what
+    /// changes a definition.
+    pub(crate) async fn is_one_statement(&self, what: &'static str, sql: &str) -> Result<(), Error> {
+        self.client.prepare(sql).await.map(drop).map_err(|error| self.failed(what, error))
+    }
+
     fn question(&self, what: &'static str) -> Question {
         Question { host: self.host.clone(), shard: self.shard, what }
     }

@@ -60,7 +60,7 @@ pub(crate) async fn build(
     target.batch(what, &preamble(schema)).await?;
     for table in tables.iter().filter(|table| !there.contains(*table)) {
         for sql in builds.get(table).into_iter().flatten() {
-            target.batch(what, sql).await?;
+            target.statement(what, sql).await?;
         }
         analyze(target, schema, table).await?;
     }

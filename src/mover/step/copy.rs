@@ -172,7 +172,7 @@ impl ShardMove<'_> {
         let began = Instant::now();
         self.target.batch(what, &preamble(&incoming)).await?;
         for statement in &creation.after_data {
-            self.target.batch(what, &statement.sql).await?;
+            self.target.statement(what, &statement.sql).await?;
         }
         self.fill_fenced(creation, left).await?;
         self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;

@@ -30,7 +30,9 @@ impl ShardMove<'_> {
         let schema = facts::schema_oid(&self.source, &self.names.schema).await?.unwrap_or(0);
         for statements in self.statements(creation, schema).await? {
             self.target.batch(what, "BEGIN").await?;
-            self.target.batch(what, &statements).await?;
+            for sql in statements {
+                self.target.statement(what, &sql).await?;
+            }
             prove_lease(&self.target, self.hold).await?;
             self.target.batch(what, "COMMIT").await?;
         }
@@ -48,7 +50,9 @@ impl ShardMove<'_> {
         }
         let began = Instant::now();
         for statements in self.statements(creation, left).await? {
-            self.target.batch(FILLING, &statements).await?;
+            for sql in statements {
+                self.target.statement(FILLING, &sql).await?;
+            }
         }
         self.timings.since("fill", began);
         Ok(())
@@ -60,7 +64,7 @@ impl ShardMove<'_> {
     /// statistics, for plans are bad until there are some.
     ///
     /// Locks: ACCESS SHARE on catalogs, for one statement.
-    async fn statements(&self, creation: &Creation, schema: u32) -> Result<Vec<String>, Error> {
+    async fn statements(&self, creation: &Creation, schema: u32) -> Result<Vec<Vec<String>>, Error> {
         // By the schema's members in pg_depend: pg_class has no index by namespace.
         let sql = "SELECT c.relname::text FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
             WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
@@ -68,11 +72,15 @@ impl ShardMove<'_> {
         let rows = self.source.typed_rows(FILLING, sql, &[(&schema, Type::OID)]).await?;
         let filled = rows.iter().map(|row| row.get(0)).collect::<Result<Vec<String>, _>>()?;
         let incoming = self.names.incoming();
-        let own = SETTINGS.map(|name| format!("SET LOCAL {name} TO DEFAULT; ")).concat();
-        let set = format!("{own}SET LOCAL search_path = {}", search_path(&incoming));
+        let own = SETTINGS.map(|name| format!("SET LOCAL {name} TO DEFAULT"));
+        let set: Vec<String> =
+            own.into_iter().chain([format!("SET LOCAL search_path = {}", search_path(&incoming))]).collect();
         let statements = creation.refreshes.iter().map(|Refresh { view, sql }| {
             let name = format!("{}.{}", quote_ident(&incoming), quote_ident(view));
-            if filled.contains(view) { format!("{set}; {sql}; ANALYZE {name}") } else { format!("{sql} WITH NO DATA") }
+            match filled.contains(view) {
+                true => set.iter().cloned().chain([sql.clone(), format!("ANALYZE {name}")]).collect(),
+                false => vec![format!("{sql} WITH NO DATA")],
+            }
         });
         Ok(statements.collect())
     }

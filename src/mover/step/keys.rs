@@ -37,7 +37,7 @@ impl ShardMove<'_> {
             let Some(sql) = validation(&statement.sql) else { continue };
             let validated = async {
                 self.target.batch(what, &format!("BEGIN; {}", preamble(&self.names.schema))).await?;
-                self.target.batch(what, &self.at_its_place(&sql)).await?;
+                self.target.statement(what, &self.at_its_place(&sql)).await?;
                 self.target.batch(what, "COMMIT").await
             };
             if let Err(error) = validated.await {
@@ -69,8 +69,8 @@ impl ShardMove<'_> {
     async fn add_proved(&self, sql: &str, may_wait: bool) -> Result<bool, Error> {
         let what = "adding the foreign keys of partitioned tables";
         self.target.batch(what, &format!("BEGIN; {}; {LOCK_TIMEOUT}", preamble(&self.names.schema))).await?;
-        let (added, end) = match self.target.client.batch_execute(sql).await {
-            Ok(()) => (Ok(true), "COMMIT"),
+        let (added, end) = match self.target.client.query_typed(sql, &[]).await {
+            Ok(_) => (Ok(true), "COMMIT"),
             Err(error) if error.code() == Some(&SqlState::DUPLICATE_OBJECT) => (Ok(true), "ROLLBACK"),
             Err(error) if may_wait && error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => (Ok(false), "ROLLBACK"),
             Err(error) => (Err(self.target.failed(what, error)), "ROLLBACK"),

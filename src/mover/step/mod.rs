@@ -39,7 +39,7 @@ use crate::mover::stream::row_index;
 
 pub(crate) use crate::mover::step::copy::{Outcome, token_hash};
 pub(crate) use crate::mover::step::fence::{HELD, Swapped};
-pub(crate) use crate::mover::step::online::at_open;
+pub(crate) use crate::mover::step::online::{at_open, text_at_open};
 pub(crate) use crate::mover::step::prepare::Blueprint;
 pub(crate) use crate::mover::step::timings::Timings;
 

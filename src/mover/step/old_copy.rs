@@ -17,7 +17,7 @@ use crate::mover::protocol::desired::Back;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::protocol::state::Phase;
-use crate::mover::step::{ShardMove, at_open};
+use crate::mover::step::{ShardMove, text_at_open};
 use crate::mover::stream::row_index;
 use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
@@ -214,7 +214,9 @@ pub(crate) async fn drop_constraints(
     let dropped = async {
         let sql = "UPDATE pgshard.back SET at_open = $3, fingerprint = $4
             WHERE move_id = $1 AND shard_id = $2 AND at_open IS NULL AND lost IS NULL AND taken_by IS NULL";
-        if source.execute(what, sql, &[&id, &shard, &at_open(&creation), &fingerprint(&facts).as_str()]).await? == 0 {
+        if source.execute(what, sql, &[&id, &shard, &text_at_open(&creation), &fingerprint(&facts).as_str()]).await?
+            == 0
+        {
             return Ok(());
         }
         source.batch(what, &changes).await?;

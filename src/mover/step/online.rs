@@ -72,7 +72,7 @@ impl ShardMove<'_> {
             self.target.batch(what, &preamble(&incoming)).await?;
             let is_built = |one: &&Statement| one.table.as_ref().is_some_and(|table| built.contains(table));
             for statement in statements_at(creation, Online::Loaded).filter(|one| !is_built(one)) {
-                self.target.batch(what, &statement.sql).await?;
+                self.target.statement(what, &statement.sql).await?;
             }
         }
         // The chunks were committed without waiting for the disk: this commit waits for them too.
@@ -108,14 +108,14 @@ impl ShardMove<'_> {
             drop(paused);
             self.target.batch(what, &preamble(&self.names.incoming())).await?;
             for statement in statements_at(creation, Online::CaughtUp) {
-                self.target.batch(what, &statement.sql).await?;
+                self.target.statement(what, &statement.sql).await?;
             }
             self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
         }
         self.carry_migrations().await?;
         // What an old copy was relieved of is what it gets back.
         let sql = "UPDATE pgshard.incoming SET at_open = coalesce(at_open, $2) WHERE shard_id = $1";
-        self.target.execute(what, sql, &[&shard, &at_open(creation)]).await?;
+        self.target.execute(what, sql, &[&shard, &text_at_open(creation)]).await?;
         self.at("in caught up")?;
         self.target.batch(what, "COMMIT").await?;
         self.timings.since("indexes", began);
@@ -257,12 +257,15 @@ fn statements_at(creation: &Creation, when: Online) -> impl Iterator<Item = &Sta
     creation.after_data.iter().filter(move |statement| statement.online() == when)
 }
 
-/// What the open runs. Foreign keys are added unproved: to prove them takes a scan.
-pub(crate) fn at_open(creation: &Creation) -> String {
-    statements_at(creation, Online::Open)
-        .map(|statement| match statement.stage {
-            Stage::ForeignKey if is_key(&statement.sql) => format!("{} NOT VALID;\n", statement.sql),
-            _ => format!("{};\n", statement.sql),
-        })
-        .collect()
+/// What the open runs, one after the other. Foreign keys are added unproved: to prove them takes a scan.
+pub(crate) fn at_open(creation: &Creation) -> impl Iterator<Item = String> {
+    statements_at(creation, Online::Open).map(|statement| match statement.stage {
+        Stage::ForeignKey if is_key(&statement.sql) => format!("{} NOT VALID", statement.sql),
+        _ => statement.sql.clone(),
+    })
+}
+
+/// The same as one text.
+pub(crate) fn text_at_open(creation: &Creation) -> String {
+    at_open(creation).map(|sql| format!("{sql};\n")).collect()
 }

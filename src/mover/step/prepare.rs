@@ -15,7 +15,7 @@ use crate::mover::preflight::identity::{self, Judgement, Keys};
 use crate::mover::preflight::table;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Mode, Phase};
-use crate::mover::step::ShardMove;
+use crate::mover::step::{ShardMove, at_open};
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Facts, Namespace, Persistence, Relation, RelationKind, Stamp, preamble};
 use crate::schema::fingerprint::fingerprint;
@@ -151,7 +151,11 @@ impl ShardMove<'_> {
         self.target.batch(what, &format!("DROP SCHEMA IF EXISTS {incoming} CASCADE")).await?;
         self.target.batch(what, &preamble(&self.names.incoming())).await?;
         for statement in &creation.before_data {
-            self.target.batch("building the target's schema", &statement.sql).await?;
+            self.target.statement(what, &statement.sql).await?;
+        }
+        // These run together when the target is opened, by whoever comes first.
+        for statement in at_open(creation) {
+            self.target.is_one_statement(what, &statement).await?;
         }
         // An old signpost stands under the shard's final name; nothing may have been bound to it, or to any other
         // shard.
