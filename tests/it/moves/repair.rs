@@ -277,6 +277,9 @@ on_each_version! {
         for shard in 0..6 {
             insert(&world, 0, shard, "a").await;
         }
+        // What is unlogged is from before the move in an old copy.
+        let cached = "CREATE UNLOGGED TABLE shard_0000.cache (id int PRIMARY KEY); INSERT INTO shard_0000.cache VALUES (1)";
+        world.servers.app(0).await.batch_execute(cached).await.unwrap();
         killed(&world, 0, "online", "").await;
         killed(&world, 1, "blocking", "after decide").await;
         insert(&world, 1, 0, "there").await;
@@ -287,6 +290,7 @@ on_each_version! {
             assert_eq!((world.state(0, shard).await.as_str(), world.host_of(shard)), ("serving", 0));
             insert(&world, 0, shard, "b").await;
         }
+        assert_eq!(lines(&world.servers.app(0).await, "SELECT id::text FROM shard_0000.cache").await, "");
         tokio::task::block_in_place(|| world.servers.server(1).start()).unwrap();
         assert_eq!(found(&world, 0).await[0]["code"], "served_twice");
         repair(&world, 0, &["--yes"]).await.ended(0);

@@ -20,6 +20,9 @@ use crate::map::{Changes, HostName, Placement, ShardEpoch};
 use crate::mover::command::repair::judge::{Action, Judgement};
 use crate::mover::control::context::Context;
 use crate::mover::control::session::Session;
+use crate::mover::copy::transfer;
+use crate::mover::preflight::facts::schema_oid;
+use crate::mover::preflight::table;
 use crate::mover::protocol::error::{Error, chain};
 use crate::mover::protocol::names::{MoveId, Names};
 use crate::mover::step::old_copy;
@@ -90,8 +93,7 @@ impl Work<'_> {
                 if let Some(taker) = taken_by {
                     self.give_back(&at, *taker).await?;
                 }
-                let sql = "SELECT pgshard.take_back($1, $2, $3, $4, $5)";
-                self.call(&at, sql, &[&epoch.as_i32(), &copy.as_i32(), &to.as_i32(), &WHY]).await?;
+                self.take_back(&at, *epoch, *copy, *to).await?;
                 self.validate(&at).await;
                 Ok(())
             }
@@ -120,6 +122,29 @@ impl Work<'_> {
         let mut all: Vec<&(dyn ToSql + Sync)> = vec![&shard];
         all.extend(params);
         at.row("repairing the shard", sql, &all).await.map(drop)
+    }
+
+    /// The old copy is the shard again. Its unlogged tables are emptied, as after a crash: their rows are from before the
+    /// move, and nothing was fed to them since.
+    ///
+    /// Locks: as pgshard.take_back says, and ACCESS EXCLUSIVE on unlogged tables that nobody uses, for one transaction.
+    async fn take_back(&self, at: &Session, epoch: ShardEpoch, copy: ShardEpoch, to: ShardEpoch) -> Result<(), Error> {
+        let what = "taking the old copy back";
+        let left = self.names.left(copy);
+        at.batch(what, "BEGIN").await?;
+        let taken = async {
+            let schema = schema_oid(at, &left).await?.unwrap_or(0);
+            let tables = table::unlogged(at, schema).await?;
+            let names: Vec<String> = tables.iter().map(|table| transfer::qualified(&left, table)).collect();
+            if !names.is_empty() {
+                at.batch(what, &format!("TRUNCATE ONLY {}", names.join(", ONLY "))).await?;
+            }
+            let sql = "SELECT pgshard.take_back($1, $2, $3, $4, $5)";
+            self.call(at, sql, &[&epoch.as_i32(), &copy.as_i32(), &to.as_i32(), &WHY]).await
+        };
+        let taken = taken.await;
+        at.batch(what, if taken.is_ok() { "COMMIT" } else { "ROLLBACK" }).await?;
+        taken
     }
 
     /// The old copy's definition is written down as it is now: `complete` drops it only if nobody has altered it. That

@@ -145,7 +145,10 @@ fn step(action: &Action, names: &Names) -> String {
             names.left(*epoch)
         ),
         Action::TakeBack { host, copy, to, .. } => {
-            format!("{host} makes its old copy of epoch {copy} the shard again, and serves it at epoch {to}")
+            format!(
+                "{host} makes its old copy of epoch {copy} the shard again, with its unlogged tables empty, and serves \
+                 it at epoch {to}"
+            )
         }
         Action::Open { host, by: Some(by), id, epoch } => {
             format!("{host} opens what the move {id} brought, as {by} decided, and serves it at epoch {epoch}")
