@@ -16,7 +16,7 @@ from .errors import ConfigError
 from .identity import Known
 
 _FORM = 'write postgres://user@address:5432/database or "host=address dbname=database user=user"'
-_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
+_FILES = ("passfile", "sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 
 @dataclass(frozen=True)

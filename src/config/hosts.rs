@@ -198,7 +198,7 @@ pub(super) fn read_password(section: &Section<'_>, findings: &mut Findings<'_>) 
 }
 
 /// The keys of a connection string that a misspelt key may have meant.
-const URL_KEYS: [&str; 23] = [
+const URL_KEYS: [&str; 24] = [
     "application_name",
     "channel_binding",
     "connect_timeout",
@@ -211,6 +211,7 @@ const URL_KEYS: [&str; 23] = [
     "keepalives_retries",
     "load_balance_hosts",
     "options",
+    "passfile",
     "password",
     "port",
     "service",

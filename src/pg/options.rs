@@ -17,7 +17,7 @@ use super::service;
 use super::tls::{RootCert, SslMode, TlsOptions};
 
 /// How to reach one PostgreSQL database: a libpq URL or key=value string, with the TLS keys that `tokio_postgres`
-/// leaves out (`sslmode=verify-ca|verify-full`, `sslrootcert`, `sslcert`, `sslkey`).
+/// leaves out (`sslmode=verify-ca|verify-full`, `sslrootcert`, `sslcert`, `sslkey`, `passfile`).
 ///
 /// `Debug` and `Display` never show a password.
 #[derive(Clone)]
@@ -140,11 +140,12 @@ struct Own {
     /// `sslmode` as it was said.
     mode: Option<String>,
     attributes: TargetSessionAttrs,
+    passfile: Option<PathBuf>,
 }
 
 impl Default for Own {
     fn default() -> Self {
-        Own { tls: TlsOptions::default(), mode: None, attributes: TargetSessionAttrs::Any }
+        Own { tls: TlsOptions::default(), mode: None, attributes: TargetSessionAttrs::Any, passfile: None }
     }
 }
 
@@ -158,6 +159,10 @@ impl Own {
                 "read-only" | "standby" => TargetSessionAttrs::ReadOnly,
                 _ => return Err(OptionsError::TargetSessionAttrs { value: value.to_owned() }),
             };
+            return Ok(true);
+        }
+        if key == "passfile" {
+            self.passfile = Some(value).filter(|value| !value.is_empty()).map(PathBuf::from);
             return Ok(true);
         }
         if key == "sslmode" {
@@ -268,7 +273,7 @@ impl ConnectOptions {
             take_service(name, service_files, &mut own, &mut rest, &mut said)?;
         }
         take_environment(variable, &mut own, &mut rest, &said)?;
-        let Own { mut tls, mode, attributes } = own;
+        let Own { mut tls, mode, attributes, passfile } = own;
         tls.settle(mode.as_deref())?;
         let mut config = driver_config(&rest)?;
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
@@ -289,7 +294,7 @@ impl ConnectOptions {
         });
         let password = match config.get_password() {
             Some(given) => Password::Given(String::from_utf8_lossy(given).into_owned()),
-            None => Password::Standard,
+            None => passfile.map_or(Password::Standard, Password::Passfile),
         };
         Ok(ConnectOptions { config, tls, password, answered: Arc::default(), known: Arc::default() })
     }
@@ -312,7 +317,7 @@ impl ConnectOptions {
         for file in files.into_iter().flatten() {
             *file = folder.join(&*file);
         }
-        if let Password::File(file) = &mut self.password {
+        if let Password::File(file) | Password::Passfile(file) = &mut self.password {
             *file = folder.join(&*file);
         }
         self
@@ -511,6 +516,20 @@ mod tests {
             assert_eq!(options.config.get_password(), Some(&b"s ecret"[..]));
             assert!(!format!("{options:?} {options}").contains("ecret"));
         }
+    }
+
+    #[test]
+    fn a_file_of_passwords_in_the_string() {
+        let password = |text: &str| {
+            let options = ConnectOptions::parse(text).unwrap().with_files_below(Path::new("/etc/shop"));
+            format!("{:?}", options.password())
+        };
+        for text in ["postgres://app@h/db?passfile=my%20pass", "host=h user=app dbname=db passfile='my pass'"] {
+            assert_eq!(password(text), r#"Passfile("/etc/shop/my pass")"#);
+        }
+        assert_eq!(password("postgres://app@h/db?passfile=/x"), r#"Passfile("/x")"#);
+        assert_eq!(password("postgres://app:x@h/db?passfile=/x"), "Given(..)");
+        assert_eq!(password("postgres://app@h/db?passfile="), "Standard");
     }
 
     #[test]

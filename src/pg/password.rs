@@ -13,6 +13,9 @@ pub enum Password {
     Env(String),
     /// The first line of this file.
     File(PathBuf),
+    /// `passfile` of a connection string: as [`Password::Standard`], with this file, which must be there, instead of
+    /// `~/.pgpass`.
+    Passfile(PathBuf),
     /// Given in the URL.
     Given(String),
 }
@@ -23,6 +26,7 @@ impl fmt::Debug for Password {
             Password::Standard => f.write_str("Standard"),
             Password::Env(name) => f.debug_tuple("Env").field(name).finish(),
             Password::File(path) => f.debug_tuple("File").field(path).finish(),
+            Password::Passfile(path) => f.debug_tuple("Passfile").field(path).finish(),
             Password::Given(_) => f.write_str("Given(..)"),
         }
     }
@@ -75,6 +79,10 @@ impl Password {
                 let text = text.map_err(|source| PasswordError::File { path: path.clone(), source })?;
                 Ok(text.lines().next().map(str::to_owned))
             }
+            Password::Passfile(path) => match std::env::var("PGPASSWORD") {
+                Ok(password) => Ok(Some(password)),
+                Err(_) => from_pgpass(path, wanted),
+            },
             Password::Standard => {
                 if let Ok(password) = std::env::var("PGPASSWORD") {
                     return Ok(Some(password));
@@ -136,6 +144,22 @@ mod tests {
         assert_eq!(found("nonsense"), None);
         let socket = Wanted { host: "/run/pg", port: 5432, database: "app", user: "me" };
         assert_eq!(match_line("localhost:5432:app:me:x", &socket).as_deref(), Some("x"));
+    }
+
+    #[test]
+    fn a_passfile_must_be_there_and_closed_to_others() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pass");
+        let source = Password::Passfile(path.clone());
+        let read = |user: &str| source.read(&Wanted { host: "127.0.0.1", port: 5432, database: "app", user });
+        assert!(matches!(read("app"), Err(PasswordError::File { .. })));
+        std::fs::write(&path, "*:*:*:app:hunter2\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(read("app"), Err(PasswordError::Exposed { .. })));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(read("app").unwrap().as_deref(), Some("hunter2"));
+        assert_eq!(read("other").unwrap(), None);
     }
 
     #[test]
