@@ -26,20 +26,32 @@ def programs(version: str) -> str:
 
 
 class World:
-    """Two servers, a config and a folder for migrations, below a temporary folder; gone with `close`."""
+    """Two servers, a config and a folder for migrations, below a temporary folder; gone with `close`. They ask for a
+    password, as `pgshard dev up` makes them, if the test says so."""
 
-    def __init__(self, shards: int = 16) -> None:
+    def __init__(self, shards: int = 16, asks: bool = False) -> None:
         # Not pytest's: that is nobody's but ours, and the servers run as another user.
         self.folder = Path(tempfile.mkdtemp(prefix="pgshard-python-"))
         self.folder.chmod(0o755)
         self.path = self.folder / "pgshard.toml"
         self._standbys: list[Standby] = []
         self.run("dev", "up", "--dir", str(self.folder), "--shards", str(shards))
+        if not asks:
+            for host in ("db1", "db2"):
+                self._open(host)
         for file in (self.folder / "migrations").iterdir():
             file.unlink()
         for host in ("db1", "db2"):
             with self.superuser(host) as connection:
                 connection.execute("ALTER ROLE app CREATEDB")
+
+    def _open(self, host: str) -> None:
+        """Lets everybody in. Thousands of connections would each prove a password, which takes milliseconds, and standbys and
+        proxies would need it too."""
+        data = self.server(host)
+        line = "host all,replication all 127.0.0.1/32 trust"
+        subprocess.run(["sh", "-c", f"echo '{line}' > pg_hba.conf"], check=True, cwd=data, **as_owner(data))
+        control(data, "reload")
 
     def command(self, *args: str) -> tuple[list[str], dict[str, str]]:
         """A command line of pgshard and its environment."""

@@ -8,9 +8,10 @@ use super::config_text::config_text;
 use super::error::Error;
 use super::guardian::Guardian;
 use super::layout;
+use super::passwords::Passwords;
 use super::privileges::Account;
 use super::server::Server;
-use super::settings::{Durability, ServerOptions};
+use super::settings::{Access, Durability, ServerOptions};
 use crate::map::HostName;
 use crate::shard::ShardCount;
 
@@ -71,9 +72,20 @@ impl Cluster {
         // From here on, dropping the cluster cleans up.
         let directory_guardian = Guardian::of_directory(&directory)?;
         let mut cluster = Cluster { directory, servers: Vec::new(), directory_guardian };
-        account.own(&cluster.directory)?;
-        let create =
-            |number: usize| Server::create(host_name(number), &cluster.directory, &binaries, &account, &options.server);
+        // It stays ours: its owner could put a link in its place, for us to follow.
+        account.let_through(&cluster.directory)?;
+        let passfile = cluster.directory.join("passfile");
+        let passwords = match options.server.access {
+            Access::Everybody => None,
+            Access::Password => Some(Passwords::random()?),
+        };
+        if let Some(passwords) = &passwords {
+            passwords.write(&passfile)?;
+        }
+        let passwords = passwords.as_ref().map(|passwords| (passwords, passfile.as_path()));
+        let create = |number: usize| {
+            Server::create(host_name(number), &cluster.directory, &binaries, &account, &options.server, passwords)
+        };
         let created: Vec<Result<Server, Error>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (1..=options.hosts).map(|number| scope.spawn(move || create(number))).collect();
             let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {

@@ -1,10 +1,16 @@
 //! Servers that outlive the command that started them: `pgshard dev up`, `down` and `status`.
 //!
 //! Below the directory they are given: `servers/db1` and so on, each with a marker file without which nothing is
-//! stopped or removed; `pgshard.toml` and `migrations/`, which belong to the developer once they are written.
+//! stopped or removed, and `servers/db1.passfile` with its passwords; `pgshard.toml` and `migrations/`, which belong to
+//! the developer once they are written.
+//!
+//! `servers` is ours, and nobody else makes anything there. `servers/db1` was given to the user that the servers run
+//! as: see [`given`].
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::binaries::Binaries;
@@ -12,16 +18,20 @@ use super::cache;
 use super::cluster::{ClusterOptions, host_name};
 use super::config_text::config_text;
 use super::error::Error;
+use super::passwords::{self, Passwords};
 use super::privileges::{Account, tail};
-use super::server::{START_TIMEOUT, app_url};
+use super::server::{START_TIMEOUT, url};
 use super::settings::{self, Durability, ServerOptions};
-use super::{guardian, layout, port, template};
+use super::{given, guardian, layout, port, template};
 use crate::map::HostName;
-use crate::pg::ConnectOptions;
+use crate::pg::{ConnectOptions, Password};
 use crate::shard::ShardCount;
 
 /// The file that says that a directory is ours to stop and remove.
 const MARKER: &str = "made-by-pgshard-dev-up";
+
+/// The way from a server's directory to what it is set to.
+const SETTINGS: &str = "data/pgshard.conf";
 
 /// The first migration of a developer who has none, to see how they look.
 const SAMPLE_MIGRATION: &str = "\
@@ -70,8 +80,13 @@ pub struct Up {
     pub config: PathBuf,
     /// Whether it was written now.
     pub config_state: ConfigState,
-    /// The servers' names and the URLs for applications, `db1` first.
+    /// The servers' names and the URLs for applications, `db1` first. A URL holds no password: it names the file that
+    /// does, `?passfile=…`.
     pub hosts: Vec<(HostName, String)>,
+    /// Those of them that let in every user of this machine, as any role: an older pgshard made them.
+    pub open: Vec<HostName>,
+    /// Those of them that ask for a password, while the config that was kept names none for them.
+    pub unnamed: Vec<HostName>,
 }
 
 /// What [`up`] did about the config.
@@ -133,33 +148,53 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
     }
     let account = Account::for_servers()?;
     let servers = options.directory.join("servers");
-    fs::create_dir_all(&servers).map_err(Error::io("create", &servers))?;
+    let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(&servers);
+    made.map_err(Error::io("create", &servers))?;
     // Programs that run in / need absolute paths.
     let top = fs::canonicalize(&options.directory).map_err(Error::io("find", &options.directory))?;
     let servers = top.join("servers");
+    check_ours(&servers)?;
     account.check_reach(&servers)?;
     let _lock = cache::lock(&servers.join("lock"))?;
     let config = top.join("pgshard.toml");
-    let mut hosts = Vec::new();
+    let (mut hosts, mut open, mut unnamed) = (Vec::new(), Vec::new(), Vec::new());
     for number in 1..=options.hosts {
         let server = Detached::at(servers.join(host_name(number).as_str()), host_name(number), &account);
         let port = server.ensure(options.binaries.as_ref(), &config)?;
-        hosts.push((server.name, app_url(port)));
+        let passfile = server.passfile()?;
+        if passfile.is_none() {
+            open.push(server.name.clone());
+        } else if configured(&config, &server.name).is_some_and(|host| host.port == Some(port) && !host.has_password) {
+            unnamed.push(server.name.clone());
+        }
+        hosts.push((server.name, url("app", port, passfile.as_deref())));
     }
     let migrations = top.join("migrations");
     if !migrations.exists() {
         fs::create_dir(&migrations).map_err(Error::io("create", &migrations))?;
-        let sample = migrations.join("0001_tables.sql");
-        fs::write(&sample, SAMPLE_MIGRATION).map_err(Error::io("write", &sample))?;
+        write_new(&migrations.join("0001_tables.sql"), SAMPLE_MIGRATION)?;
     }
     let config_state = if config.exists() {
         ConfigState::Kept
     } else {
-        let text = config_text(options.shards, &hosts, Some("migrations"));
-        fs::write(&config, text).map_err(Error::io("write", &config))?;
+        write_new(&config, &config_text(options.shards, &hosts, Some("migrations")))?;
         ConfigState::Written
     };
-    Ok(Up { config, config_state, hosts })
+    Ok(Up { config, config_state, hosts, open, unnamed })
+}
+
+/// Writes a file that is not there. A link is one that is there.
+fn write_new(path: &Path, text: &str) -> Result<(), Error> {
+    let written = fs::File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(Error::io("write", path))
+}
+
+/// Refuses a folder of servers in which somebody else could put other things in the place of ours.
+fn check_ours(servers: &Path) -> Result<(), Error> {
+    let us = rustix::process::geteuid().as_raw();
+    let link = fs::symlink_metadata(servers).map_err(Error::io("look at", servers))?;
+    let facts = fs::metadata(servers).map_err(Error::io("look at", servers))?;
+    if link.uid() == us && facts.uid() == us { Ok(()) } else { Err(Error::Foreign { path: servers.to_owned() }) }
 }
 
 /// Stops the servers that [`up`] made in this directory and removes them with their data. The config and the migrations
@@ -177,15 +212,21 @@ pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
     let mut removed = Vec::new();
     for server in found {
         server.stop()?;
-        // The marker goes last, so that a removal that is cut short can be done again.
+        // Removing follows no links, also none that is put there meanwhile. The marker goes last, so that a removal
+        // that is cut short can be done again.
         let data = layout::data(&server.directory);
         match fs::remove_dir_all(&data) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
                 return Err(Error::io("remove", &data)(error));
             }
             _ => {}
         }
         fs::remove_dir_all(&server.directory).map_err(Error::io("remove", &server.directory))?;
+        let passfile = server.passfile_place();
+        match fs::remove_file(&passfile) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(Error::io("remove", &passfile)(error)),
+            _ => {}
+        }
         removed.push(server.name);
     }
     // Stays if there is something else in it.
@@ -200,9 +241,13 @@ pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
 /// When they cannot be read.
 pub fn status(directory: &Path) -> Result<Vec<ServerStatus>, Error> {
     let account = Account::for_servers()?;
-    // Without settings it is what an interrupted `up` left, which the next one makes anew.
-    let whole = |server: &Detached<'_>| server.data().join(settings::FILE).is_file();
-    found(directory, &account)?.into_iter().filter(whole).map(Detached::status).collect()
+    let mut states = Vec::new();
+    for server in found(directory, &account)? {
+        if server.is_whole()? {
+            states.push(server.status()?);
+        }
+    }
+    Ok(states)
 }
 
 /// One server below the directory.
@@ -216,9 +261,10 @@ struct Detached<'a> {
 fn found<'a>(directory: &Path, account: &'a Account) -> Result<Vec<Detached<'a>>, Error> {
     let servers = match fs::canonicalize(directory.join("servers")) {
         Ok(servers) => servers,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(Error::io("find", &directory.join("servers"))(error)),
     };
+    check_ours(&servers)?;
     let mut found = Vec::new();
     for entry in fs::read_dir(&servers).map_err(Error::io("read", &servers))? {
         let path = entry.map_err(Error::io("read", &servers))?.path();
@@ -240,9 +286,36 @@ impl<'a> Detached<'a> {
         layout::data(&self.directory)
     }
 
+    /// Where its passwords are, unless it lets in everybody. Beside its directory, which is not ours.
+    fn passfile_place(&self) -> PathBuf {
+        self.directory.with_file_name(format!("{}.passfile", self.name))
+    }
+
+    /// That file, or `None` if it lets in everybody, as those did that an older pgshard made.
+    fn passfile(&self) -> Result<Option<PathBuf>, Error> {
+        let place = self.passfile_place();
+        if place.is_file() {
+            return Ok(Some(place));
+        }
+        if passwords::asks(&self.directory)? {
+            return Err(Error::PasswordsGone { name: self.name.clone(), path: place });
+        }
+        Ok(None)
+    }
+
+    /// Without settings it is what an interrupted `up` left, which the next one makes anew.
+    fn is_whole(&self) -> Result<bool, Error> {
+        given::exists(&self.directory, SETTINGS).map_err(Error::io("read", &self.data().join(settings::FILE)))
+    }
+
+    /// The text of a file on this way below its directory.
+    fn text(&self, way: &str) -> Result<String, Error> {
+        given::read(&self.directory, way).map_err(Error::io("read", &self.directory.join(way)))
+    }
+
     /// Makes the server if it is not there, starts it if it does not run, and gives its port.
     fn ensure(&self, binaries: Option<&Binaries>, config: &Path) -> Result<u16, Error> {
-        if self.data().join(settings::FILE).is_file() {
+        if self.is_whole()? {
             let port = self.port()?;
             if self.running().is_none() {
                 match self.start(&self.binaries()?)? {
@@ -261,12 +334,14 @@ impl<'a> Detached<'a> {
             fs::remove_dir_all(&self.directory).map_err(io("remove"))?;
         }
         fs::create_dir(&self.directory).map_err(io("create"))?;
-        self.account.own(&self.directory)?;
-        let marker = self.directory.join(MARKER);
         let text = "`pgshard dev down` stops the server in this directory and removes it.\n";
-        fs::write(&marker, text).map_err(Error::io("write", &marker))?;
+        write_new(&self.directory.join(MARKER), text)?;
+        self.account.give(&self.directory)?;
         template::lay(&chosen, self.account, &self.data())?;
-        if let Some(port) = configured_port(config, &self.name) {
+        let passwords = Passwords::random()?;
+        passwords.write(&self.passfile_place())?;
+        passwords.set(&chosen, self.account, &self.directory)?;
+        if let Some(port) = configured(config, &self.name).and_then(|host| host.port) {
             self.configure(port)?;
             return match self.start(&chosen)? {
                 Start::Runs => Ok(port),
@@ -288,13 +363,12 @@ impl<'a> Detached<'a> {
             ServerOptions { durability: Durability::Durable, shared_buffers_mib: 128, ..ServerOptions::default() };
         let path = self.data().join(settings::FILE);
         let text = options.text(port, layout::socket_directory(&self.directory));
-        fs::write(&path, text).map_err(Error::io("write", &path))?;
-        self.account.own(&path)
+        self.account.write(&path, &text)
     }
 
     fn start(&self, binaries: &Binaries) -> Result<Start, Error> {
         let log = layout::log(&self.directory);
-        let before = fs::read(&log).map_or(0, |log| log.len());
+        let before = given::length(&self.directory, layout::LOG);
         let timeout = START_TIMEOUT.as_secs().to_string();
         let data = self.data();
         let arguments: [&OsStr; 8] = [
@@ -308,8 +382,7 @@ impl<'a> Detached<'a> {
             log.as_ref(),
         ];
         let outcome = self.account.run(&binaries.program("pg_ctl"), &arguments, "");
-        let logged = fs::read(&log).unwrap_or_default();
-        let logged = String::from_utf8_lossy(logged.get(before..).unwrap_or_default()).into_owned();
+        let logged = given::log_from(&self.directory, layout::LOG, before);
         match outcome {
             Ok(_) => Ok(Start::Runs),
             Err(Error::Command { .. }) if port::was_taken(&logged) => Ok(Start::PortTaken),
@@ -341,23 +414,21 @@ impl<'a> Detached<'a> {
     }
 
     fn major(&self) -> Result<u32, Error> {
-        let path = self.data().join("PG_VERSION");
-        let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
-        let odd = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+        let (path, text) = (self.data().join("PG_VERSION"), self.text("data/PG_VERSION")?);
+        let odd = || std::io::Error::from(ErrorKind::InvalidData);
         text.trim().parse().map_err(|_| Error::io("read a version from", &path)(odd()))
     }
 
     fn port(&self) -> Result<u16, Error> {
-        let path = self.data().join(settings::FILE);
-        let text = fs::read_to_string(&path).map_err(Error::io("read", &path))?;
+        let (path, text) = (self.data().join(settings::FILE), self.text(SETTINGS)?);
         let port = text.lines().find_map(|line| line.strip_prefix("port = '")?.strip_suffix('\'')?.parse().ok());
-        let odd = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+        let odd = || std::io::Error::from(ErrorKind::InvalidData);
         port.ok_or_else(|| Error::io("read a port from", &path)(odd()))
     }
 
     /// The process that its pid file names, if there is such a process.
     fn pid(&self) -> Option<u32> {
-        let text = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        let text = given::read(&self.directory, layout::POSTMASTER).ok()?;
         let number: i32 = text.lines().next()?.trim().parse().ok()?;
         let process = rustix::process::Pid::from_raw(number)?;
         match rustix::process::test_kill_process(process) {
@@ -374,7 +445,7 @@ impl<'a> Detached<'a> {
 
     /// The same, once it takes connections.
     fn running(&self) -> Option<u32> {
-        self.alive().filter(|pid| guardian::is_ready(&self.data(), *pid))
+        self.alive().filter(|pid| guardian::is_ready(&self.directory, *pid))
     }
 
     fn status(self) -> Result<ServerStatus, Error> {
@@ -384,8 +455,13 @@ impl<'a> Detached<'a> {
             (None, Some(pid)) => ServerState::Between { pid },
             (None, None) => ServerState::Stopped,
         };
-        let major = self.major()?;
-        Ok(ServerStatus { state, port, url: app_url(port), major, name: self.name, directory: self.directory })
+        let passfile = match self.passfile() {
+            // The URL names what is missing.
+            Err(Error::PasswordsGone { path, .. }) => Some(path),
+            found => found?,
+        };
+        let (major, url) = (self.major()?, url("app", port, passfile.as_deref()));
+        Ok(ServerStatus { state, port, url, major, name: self.name, directory: self.directory })
     }
 }
 
@@ -397,11 +473,23 @@ enum Start {
     PortTaken,
 }
 
-/// The port that the config gives this host on this machine, if there is a config that can be read and names it.
-fn configured_port(config: &Path, name: &HostName) -> Option<u16> {
+/// What a config says of a host.
+struct Configured {
+    /// Its port, if it is on this machine.
+    port: Option<u16>,
+    /// Whether it says where the password is.
+    has_password: bool,
+}
+
+/// What the config says of this host, if there is a config that can be read and names it.
+fn configured(config: &Path, name: &HostName) -> Option<Configured> {
     let text = fs::read_to_string(config).ok()?;
     let document = toml::de::DeTable::parse(&text).ok()?.into_inner();
-    let url = document.get("hosts")?.get_ref().get(name.as_str())?.get_ref().get("url")?.get_ref().as_str()?;
-    let address = ConnectOptions::parse(url).ok()?.addresses().into_iter().next()?;
-    address.strip_prefix("127.0.0.1:")?.parse().ok()
+    let host = document.get("hosts")?.get_ref().get(name.as_str())?.get_ref();
+    let options = ConnectOptions::parse(host.get("url")?.get_ref().as_str()?).ok()?;
+    let beside = ["password_env", "password_file"].iter().any(|key| host.get(*key).is_some());
+    let has_password = beside || *options.password() != Password::Standard;
+    let address = options.addresses().into_iter().next()?;
+    let port = address.strip_prefix("127.0.0.1:").and_then(|port| port.parse().ok());
+    Some(Configured { port, has_password })
 }

@@ -59,6 +59,27 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
+    /// The folder of the servers belongs to somebody else, who could lead us elsewhere.
+    #[error(
+        "{} belongs to another user; run pgshard as that user, or choose another directory",
+        path.display()
+    )]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A server asks for passwords, and the file that had them is gone.
+    #[error(
+        "the server {name} asks for passwords, and {}, which had them, is gone; `pgshard dev down` and `dev up` make \
+         new servers, without the data of these",
+        path.display()
+    )]
+    PasswordsGone {
+        /// The server.
+        name: HostName,
+        /// The file.
+        path: PathBuf,
+    },
     /// A file or directory cannot be used.
     #[error("cannot {action} {}", path.display())]
     Io {

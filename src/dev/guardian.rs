@@ -11,8 +11,8 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::time::{Duration, Instant};
 
 use super::error::Error;
-use super::layout;
 use super::privileges::Account;
+use super::{given, layout};
 
 const SCRIPT: &str = include_str!("guardian.sh");
 
@@ -78,16 +78,14 @@ impl Guardian {
 
     /// Launches the server and waits until it takes connections, ends, or the time is up.
     pub(super) fn launch(&mut self, timeout: Duration) -> Result<Launched, Error> {
-        let log_before = fs::metadata(layout::log(&self.server)).map_or(0, |facts| facts.len() as usize);
+        let log_before = given::length(&self.server, layout::LOG);
         // The last run's, so that it is not taken for this one's. The guardian removes them too, but later.
+        // A link that is removed is not followed.
         for name in ["exited", "pid"] {
             let _ = fs::remove_file(self.server.join(name));
         }
         self.order("launch")?;
-        let logged = || {
-            let log = fs::read(layout::log(&self.server)).unwrap_or_default();
-            String::from_utf8_lossy(log.get(log_before..).unwrap_or_default()).into_owned()
-        };
+        let logged = || given::log_from(&self.server, layout::LOG, log_before);
         let started = Instant::now();
         while started.elapsed() < timeout {
             if self.has_exited() {
@@ -116,12 +114,12 @@ impl Guardian {
 
     /// Whether the last launched server has ended.
     pub(super) fn has_exited(&self) -> bool {
-        self.server.join("exited").is_file()
+        given::exists(&self.server, "exited").unwrap_or(false)
     }
 
     /// The server's process, while it runs.
     pub(super) fn pid(&self) -> Option<u32> {
-        let text = (!self.has_exited()).then(|| fs::read_to_string(self.server.join("pid")))?;
+        let text = (!self.has_exited()).then(|| given::read(&self.server, "pid"))?;
         text.ok()?.trim().parse().ok()
     }
 
@@ -153,7 +151,7 @@ impl Guardian {
     /// Whether the process that was launched last says that it takes connections, in the last line of its pid file.
     fn is_ready(&self) -> bool {
         let Some(pid) = self.pid() else { return false };
-        is_ready(&layout::data(&self.server), pid)
+        is_ready(&self.server, pid)
     }
 }
 
@@ -174,9 +172,9 @@ impl Drop for Guardian {
     }
 }
 
-/// Whether `postmaster.pid` says that the server with this process takes connections.
-pub(super) fn is_ready(data: &Path, pid: u32) -> bool {
-    let text = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
+/// Whether `postmaster.pid` says that the server with this process, in this directory, takes connections.
+pub(super) fn is_ready(server: &Path, pid: u32) -> bool {
+    let text = given::read(server, layout::POSTMASTER).unwrap_or_default();
     let mut lines = text.lines();
     lines.next().is_some_and(|first| first.trim() == pid.to_string())
         && lines.nth(6).is_some_and(|status| matches!(status.trim(), "ready" | "standby"))

@@ -12,8 +12,13 @@ pub(super) fn data(server: &Path) -> PathBuf {
 
 /// The log below a server's directory.
 pub(super) fn log(server: &Path) -> PathBuf {
-    server.join("log")
+    server.join(LOG)
 }
+
+/// The way to a server's log from its directory.
+pub(super) const LOG: &str = "log";
+/// The way to the file in which a server says how far it is.
+pub(super) const POSTMASTER: &str = "data/postmaster.pid";
 
 /// The directory for the unix socket, or `None` where the path is too long for one: the kernel takes 107 bytes (macOS
 /// 103) with the name `.s.PGSQL.54321.lock` at its end.

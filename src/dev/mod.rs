@@ -7,8 +7,15 @@
 //! - [`Binaries`]: which PostgreSQL programs there are on this machine.
 //!
 //! Every server has the superuser `postgres` and the role `app` (`LOGIN REPLICATION CREATEDB`, no superuser), which
-//! owns the database `app` and may make others, for tests. Nobody needs a password: every connection from
-//! the loopback interface of this machine is let in, so these servers are for development only.
+//! owns the database `app` and may make others, for tests.
+//!
+//! Servers of [`up`] ask for a password, which stands in a file that only its owner can read; the URLs and the config
+//! name that file. A [`Cluster`] lets every user of this machine in as any role unless [`ServerOptions`] say otherwise
+//! ([`Access`]): the superuser of a server can run programs as whoever it runs as, so on a machine that others use
+//! choose [`Access::Password`].
+//!
+//! Where we are root, servers run as `postgres` or `nobody`, who is given each server's directory. From then on we
+//! write nothing there but as that user, and read nothing by a link.
 //!
 //! Everything here blocks its thread, for a fraction of a second as a rule (starting a server) and for up to a minute
 //! at worst; from async code call it with `tokio::task::block_in_place` or `spawn_blocking`.
@@ -22,8 +29,10 @@ mod cluster;
 mod config_text;
 mod detached;
 mod error;
+mod given;
 mod guardian;
 mod layout;
+mod passwords;
 mod port;
 mod privileges;
 mod server;
@@ -36,4 +45,4 @@ pub use config_text::config_text;
 pub use detached::{ConfigState, ServerState, ServerStatus, Up, UpOptions, down, status, up};
 pub use error::Error;
 pub use server::{Server, StopMode};
-pub use settings::{Durability, ServerOptions};
+pub use settings::{Access, Durability, ServerOptions};

@@ -3,10 +3,12 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::error::Error;
 
@@ -84,14 +86,47 @@ impl Account {
         }
     }
 
-    /// Gives the user a file or directory of ours.
-    pub(super) fn own(&self, path: &Path) -> Result<(), Error> {
+    /// Gives the user a directory of ours, which from then on is closed to all others but root. It must stand in a
+    /// directory of ours. From here on we write to it by [`Account::write`] only.
+    pub(super) fn give(&self, directory: &Path) -> Result<(), Error> {
+        let give = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let opened = fs::File::from(openat(CWD, directory, flags, Mode::empty())?);
+            opened.set_permissions(fs::Permissions::from_mode(0o700))?;
+            match &self.become_user {
+                Some(user) => std::os::unix::fs::fchown(&opened, Some(user.uid), Some(user.gid)),
+                None => Ok(()),
+            }
+        };
+        give().map_err(Error::io("give away", directory))
+    }
+
+    /// Lets the user pass through a directory of ours to one that he was given. Where the user is ourselves, it stays
+    /// as it is.
+    pub(super) fn let_through(&self, directory: &Path) -> Result<(), Error> {
         match &self.become_user {
-            Some(user) => {
-                std::os::unix::fs::chown(path, Some(user.uid), Some(user.gid)).map_err(Error::io("give away", path))
+            Some(_) => {
+                fs::set_permissions(directory, fs::Permissions::from_mode(0o711)).map_err(Error::io("open", directory))
             }
             None => Ok(()),
         }
+    }
+
+    /// Writes a file in a directory that was given to the user, as that user: a link that he has put there leads to
+    /// nothing that he could not write himself.
+    pub(super) fn write(&self, path: &Path, text: &str) -> Result<(), Error> {
+        self.redirect("cat >\"$1\"", path, text)
+    }
+
+    /// The same, at the end of the file.
+    pub(super) fn append(&self, path: &Path, text: &str) -> Result<(), Error> {
+        self.redirect("cat >>\"$1\"", path, text)
+    }
+
+    fn redirect(&self, script: &str, path: &Path, text: &str) -> Result<(), Error> {
+        let script = format!("umask 077; exec {script}");
+        let arguments: [&OsStr; 4] = ["-c".as_ref(), script.as_ref(), "pgshard-write".as_ref(), path.as_ref()];
+        self.run(Path::new("/bin/sh"), &arguments, text).map(drop)
     }
 
     /// The first directory on the way to `path`, or `path` itself, that the user cannot enter.
@@ -141,7 +176,6 @@ fn user(passwd: &str, name: &str) -> Option<User> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn users_of_passwd() {

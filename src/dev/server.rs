@@ -1,5 +1,6 @@
 //! One [`Server`].
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +10,12 @@ use std::time::{Duration, Instant};
 use super::binaries::Binaries;
 use super::error::Error;
 use super::guardian::{Guardian, Launched, POLL, Signal};
+use super::passwords::Passwords;
 use super::privileges::{Account, tail};
 use super::settings::{self, ServerOptions};
 use super::{layout, port, template};
 use crate::map::HostName;
+use crate::pg::put_key;
 
 /// How long a server may take to start, crash recovery included, on a machine that is busy with other tests.
 pub(super) const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -36,33 +39,42 @@ pub struct Server {
     name: HostName,
     port: u16,
     directory: PathBuf,
+    /// Where the passwords are, if it asks for one.
+    passfile: Option<PathBuf>,
     /// The lock also makes starts and stops from several threads wait for each other.
     guardian: Mutex<Guardian>,
 }
 
 impl Server {
-    /// Makes a server in `cluster`, a directory of `account`, and starts it.
+    /// Makes a server in `cluster`, a directory of ours that `account` can pass through, and starts it. With passwords,
+    /// which stand in this file, it asks for them.
     pub(super) fn create(
         name: HostName,
         cluster: &Path,
         binaries: &Binaries,
         account: &Account,
         options: &ServerOptions,
+        passwords: Option<(&Passwords, &Path)>,
     ) -> Result<Server, Error> {
         let directory = cluster.join(name.as_str());
         fs::create_dir(&directory).map_err(Error::io("create", &directory))?;
-        account.own(&directory)?;
+        account.give(&directory)?;
         let data = layout::data(&directory);
         template::lay(binaries, account, &data)?;
+        if let Some((passwords, _)) = passwords {
+            passwords.set(binaries, account, &directory)?;
+        }
+        let passfile = passwords.map(|(_, passfile)| passfile.to_owned());
         let mut guardian = Guardian::start(account, &binaries.program("postgres"), &directory)?;
         for _ in 0..port::ATTEMPTS {
             let Some(port) = port::free() else { break };
             let conf = data.join(settings::FILE);
             let text = options.text(port, layout::socket_directory(&directory));
-            fs::write(&conf, text).map_err(Error::io("write", &conf))?;
-            account.own(&conf)?;
+            account.write(&conf, &text)?;
             match guardian.launch(START_TIMEOUT)? {
-                Launched::Ready => return Ok(Server { name, port, directory, guardian: Mutex::new(guardian) }),
+                Launched::Ready => {
+                    return Ok(Server { name, port, directory, passfile, guardian: Mutex::new(guardian) });
+                }
                 Launched::Ended(log) if port::was_taken(&log) => {}
                 Launched::Ended(log) | Launched::Silent(log) => {
                     return Err(Error::Start { name, directory, log: tail(&log) });
@@ -82,14 +94,15 @@ impl Server {
         self.port
     }
 
-    /// Where an application connects: as `app`, no superuser, to the database `app` that it owns.
+    /// Where an application connects: as `app`, no superuser, to the database `app` that it owns. With
+    /// [`Access::Password`](super::Access::Password) it ends with `?passfile=…`, and holds no password itself.
     pub fn url(&self) -> String {
-        app_url(self.port)
+        url("app", self.port, self.passfile.as_deref())
     }
 
     /// The same database as the superuser `postgres`.
     pub fn superuser_url(&self) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/app", self.port)
+        url("postgres", self.port, self.passfile.as_deref())
     }
 
     /// The directory that holds everything of the server, `data`, `log` and the unix socket.
@@ -189,9 +202,13 @@ impl Server {
     }
 }
 
-/// The URL for applications of the server on this port.
-pub(super) fn app_url(port: u16) -> String {
-    format!("postgres://app@127.0.0.1:{port}/app")
+/// The URL of a role of the server on this port, whose password stands in this file.
+pub(super) fn url(role: &str, port: u16, passfile: Option<&Path>) -> String {
+    let url = format!("postgres://{role}@127.0.0.1:{port}/app");
+    match passfile.map(Path::as_os_str).map(OsStr::to_string_lossy) {
+        Some(passfile) => put_key(&url, "passfile", &passfile),
+        None => url,
+    }
 }
 
 impl fmt::Debug for Server {

@@ -12,12 +12,28 @@ pub enum Durability {
     Throwaway,
 }
 
+/// Whom a server lets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Access {
+    /// Every user of this machine, as any role. So each of them may be the superuser there, who can run programs as the
+    /// user that the server runs as. That is fit for a machine that nobody shares, and for as long as a test runs.
+    /// Every driver and pooler gets in, and no connection waits for a password to be proved.
+    #[default]
+    Everybody,
+    /// Who has the password, which is random. The URLs name a file that holds it, which only its owner can read:
+    /// `?passfile=…`. libpq and what is built on it, pgshard and pgx understand that; tokio-postgres by itself does
+    /// not.
+    Password,
+}
+
 /// How one server is set up. The default is small and quick, for tests.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerOptions {
     /// Whether data survives the machine's crash.
     pub durability: Durability,
+    /// Whom it lets in.
+    pub access: Access,
     /// `shared_buffers`, in MiB. Default 16.
     pub shared_buffers_mib: u32,
     /// `max_connections`. Default 200.
@@ -30,6 +46,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         ServerOptions {
             durability: Durability::default(),
+            access: Access::default(),
             shared_buffers_mib: 16,
             max_connections: 200,
             settings: Vec::new(),
@@ -39,6 +56,7 @@ impl Default for ServerOptions {
 
 setters!(
     ServerOptions: durability: Durability,
+    access: Access,
     shared_buffers_mib: u32,
     max_connections: u32,
     settings: Vec<(String, String)>,

@@ -3,17 +3,19 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::binaries::Binaries;
 use super::cache::Cache;
 use super::error::Error;
+use super::layout;
 use super::privileges::Account;
-use super::{layout, settings};
 
 /// What every server has from its first moment on. Changing it makes new templates: it is part of their key.
 const ROLES: &str = "CREATE ROLE app LOGIN REPLICATION CREATEDB;\nCREATE DATABASE app OWNER app;\n";
+
+/// The end of `postgresql.conf`. The file is written for each server, after its passwords.
+const INCLUDE: &str = "include_if_exists = 'pgshard.conf'\n";
 
 /// Lays a fresh data directory at `data`, which must not exist, in a directory that `account` may write to.
 pub(super) fn lay(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Error> {
@@ -26,10 +28,13 @@ pub(super) fn lay(binaries: &Binaries, account: &Account, data: &Path) -> Result
 fn template(binaries: &Binaries, account: &Account) -> Result<PathBuf, Error> {
     let name = format!("template-{}", binaries.major());
     let directory = binaries.directory().to_string_lossy();
-    let keys = [binaries.version(), &directory, account.name(), ROLES];
+    let keys = [binaries.version(), &directory, account.name(), ROLES, INCLUDE];
     let entry = Cache::open(&layout::throwaway(account)?)?.entry(&name, &keys, |place| {
-        account.own(place)?;
-        build(binaries, account, &place.join("data"))
+        let data = place.join("data");
+        account.let_through(place)?;
+        fs::create_dir(&data).map_err(Error::io("create", &data))?;
+        account.give(&data)?;
+        build(binaries, account, &data)
     })?;
     Ok(entry.join("data"))
 }
@@ -42,14 +47,17 @@ fn build(binaries: &Binaries, account: &Account, data: &Path) -> Result<(), Erro
         arguments.push(data.as_os_str());
         account.run(&binaries.program("initdb"), &arguments, "")
     };
-    // Not every system has C.UTF-8; initdb removes what it made when it fails.
+    // Not every system has C.UTF-8; initdb empties the folder again when it fails.
     initdb("C.UTF-8").or_else(|_| initdb("C"))?;
-    // A server for one user on stdin needs no port and takes a tenth of a second. Each line is one statement.
+    run_single(binaries, account, data, ROLES)?;
+    account.append(&data.join("postgresql.conf"), INCLUDE)
+}
+
+/// Runs statements, one a line, as the superuser in a data directory whose server does not run. A server for one user
+/// on stdin needs no port and takes a tenth of a second.
+pub(super) fn run_single(binaries: &Binaries, account: &Account, data: &Path, statements: &str) -> Result<(), Error> {
     let single = ["--single", "-c", "exit_on_error=on", "-c", "fsync=off", "-D"];
     let mut arguments: Vec<&OsStr> = single.iter().map(AsRef::as_ref).collect();
     arguments.extend([data.as_os_str(), "postgres".as_ref()]);
-    account.run(&binaries.program("postgres"), &arguments, ROLES)?;
-    let path = data.join("postgresql.conf");
-    let mut file = fs::File::options().append(true).open(&path).map_err(Error::io("open", &path))?;
-    writeln!(file, "include = '{}'", settings::FILE).map_err(Error::io("write", &path))
+    account.run(&binaries.program("postgres"), &arguments, statements).map(drop)
 }

@@ -43,7 +43,7 @@ fn url_parts(text: &str) -> Option<(String, Option<String>)> {
 }
 
 /// A connection string with one more key.
-pub(super) fn put_key(text: &str, key: &str, value: &str) -> String {
+pub(crate) fn put_key(text: &str, key: &str, value: &str) -> String {
     if let Some((_, query)) = url_parts(text) {
         let joint = if query.is_some() { '&' } else { '?' };
         return format!("{text}{joint}{}={}", percent_encoded(key), percent_encoded(value));
@@ -95,7 +95,7 @@ fn pairs(text: &str) -> impl Iterator<Item = (String, String, String)> {
 
 fn percent_encoded(text: &str) -> String {
     let byte = |byte: &u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(*byte).to_string(),
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' | b'/' => char::from(*byte).to_string(),
         _ => format!("%{byte:02X}"),
     };
     text.as_bytes().iter().map(byte).collect()

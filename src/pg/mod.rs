@@ -20,6 +20,8 @@ mod tls;
 
 pub(crate) use connect::SearchPath;
 pub use connect::{ConnectError, Connection};
+#[cfg(feature = "dev")]
+pub(crate) use conninfo::put_key;
 pub use identity::{Identity, Impostor, Record, Server};
 pub(crate) use identity::{Seen, record};
 pub use options::{ConnectOptions, OptionsError};

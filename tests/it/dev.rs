@@ -1,5 +1,8 @@
 //! `pgshard::dev`: servers come up, and are gone when they should be.
 
+mod links;
+mod passwords;
+
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
@@ -103,7 +106,7 @@ on_each_version! {
         let first = dev::up(&options).unwrap();
         assert_eq!((first.hosts.len(), first.config_state), (2, ConfigState::Written));
         for (_, url) in &first.hosts {
-            connect(url).await.simple_query("SELECT 1").await.unwrap();
+            passwords::reach(url).await.simple_query("SELECT 1").await.unwrap();
         }
         let config = std::fs::read_to_string(&first.config).unwrap();
         assert!(config.contains(&format!("url = \"{}\"", first.hosts[1].1)), "{config}");

@@ -4,7 +4,9 @@ import logging
 import os
 import time
 
+import psycopg
 import pytest
+from world import World
 
 from pgshard import Config, ConfigError, Directory, UnknownHost
 
@@ -126,6 +128,26 @@ def test_passwords_are_read_anew_and_never_shown(path, tmp_path, monkeypatch):
 def test_certificates_are_found_beside_the_file(path, tmp_path):
     replace(path, TEXT.replace("10.0.0.1/app", "10.0.0.1/app?sslmode=verify-full&sslrootcert=ca.pem"))
     assert Directory.open(path).host("db1").connect_args()["sslrootcert"] == str(tmp_path / "ca.pem")
+
+
+def test_a_file_of_passwords_is_found_beside_the_file(path, tmp_path):
+    replace(path, TEXT.replace("10.0.0.1/app", "10.0.0.1/app?passfile=db1.passfile"))
+    host = Directory.open(path).host("db1")
+    assert host.connect_args()["passfile"] == str(tmp_path / "db1.passfile")
+    assert str(tmp_path / "db1.passfile") in host.server_conninfo()
+
+
+def test_a_server_of_dev_up_asks_for_the_password_in_the_file():
+    world = World(shards=1, asks=True)
+    try:
+        with world.connect("db1") as connection:
+            assert connection.info.user == "app"
+            port = connection.info.port
+        for user in ("app", "postgres"):
+            with pytest.raises(psycopg.OperationalError, match="no password supplied|password authentication failed"):
+                psycopg.connect(f"host=127.0.0.1 port={port} user={user} dbname=app passfile=/nonexistent")
+    finally:
+        world.close()
 
 
 def test_a_map_in_a_database_is_followed_and_copied(world, tmp_path):

@@ -125,7 +125,8 @@ def prepare(shell, before):
     with (shell.folder / "website" / "settings.py").open("a") as settings:
         settings.write(
             'INSTALLED_APPS += ["photos"]\nDATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", '
-            f'"NAME": "website", "HOST": "127.0.0.1", "PORT": {port}, "USER": "app"}}}}\n'
+            f'"NAME": "website", "HOST": "127.0.0.1", "PORT": {port}, "USER": "app", '
+            f'"OPTIONS": {{"passfile": "{urls["db1"].split("passfile=")[1]}"}}}}}}\n'
         )
     shell.env["DJANGO_SETTINGS_MODULE"] = "website.settings"
     shell.run(before + "python manage.py makemigrations photos\npython manage.py migrate\n" + ROWS)

@@ -40,7 +40,8 @@ pub(crate) enum DevCommand {
 #[command(after_help = "\
 The servers run until `pgshard dev down`. Doing it again changes nothing: servers that run go on,
 the config and the migrations that are there stay. PGSHARD_PG_BIN names the folder of PostgreSQL's
-programs where they are not found. For development only: nobody needs a password.
+programs where they are not found. For development only. The servers ask for random passwords: they
+stand in files that only you can read, whose names are in the URLs (passfile=).
 
 Examples:
   pgshard dev up --hosts 3 --shards 256

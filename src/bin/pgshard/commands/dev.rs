@@ -42,6 +42,17 @@ pub(crate) async fn up(directory: PathBuf, hosts: usize, shards: ShardCount, out
         ConfigState::Written => output.note(format_args!("wrote {config}")),
         ConfigState::Kept => output.note(format_args!("kept {config} as it was")),
     }
+    for name in &up.open {
+        output.warning(format_args!(
+            "{name} lets in every user of this machine, as an older pgshard made it: `pgshard dev down`, which removes \
+             its data, and `dev up` make one that asks for a password"
+        ));
+    }
+    for (name, url) in up.hosts.iter().filter(|(name, _)| up.unnamed.contains(name)) {
+        output.warning(format_args!(
+            "{name} asks for a password, which {config} does not name: write url = \"{url}\" below [hosts.{name}]"
+        ));
+    }
     output.hint(format_args!("next: pgshard --config {config} bootstrap"));
     Ok(Exit::Done)
 }
@@ -53,12 +64,16 @@ struct DownReport {
 
 /// Stops the servers and removes them with their data, after asking.
 pub(crate) async fn down(directory: PathBuf, consent: Consent, output: &Output) -> Result<Exit, Failure> {
-    let servers = status_of(&directory).await?;
-    let names: Vec<&str> = servers.iter().map(|server| server.name.as_str()).collect();
-    let removed = if names.is_empty() {
+    // A server that cannot be looked at can be removed all the same.
+    let names = status_of(&directory).await.ok().map(|servers| {
+        let names: Vec<String> = servers.iter().map(|server| server.name.to_string()).collect();
+        names.join(", ")
+    });
+    let removed = if names.as_ref().is_some_and(String::is_empty) {
         Vec::new()
     } else {
-        let question = format!("remove {} in {} with all their data?", names.join(", "), directory.display());
+        let names = names.as_deref().unwrap_or("the servers");
+        let question = format!("remove {names} in {} with all their data?", directory.display());
         if !confirm(&question, consent, output).await? {
             return Err(Failure::new(Exit::Failed, "nothing was removed"));
         }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use pgshard::ShardCount;
 use pgshard::config::Config;
-use pgshard::dev::{Binaries, Cluster, ClusterOptions};
+use pgshard::dev::{Access, Binaries, Cluster, ClusterOptions, ServerOptions};
 use pgshard::schema::{self, Migrations};
 use serde::Serialize;
 
@@ -56,7 +56,9 @@ pub(crate) async fn run(args: Demo, output: &Arc<Output>) -> Result<Exit, Failur
     let stage = Stage { output, started };
 
     let hosts = usize::from(args.hosts);
-    let cluster = tokio::task::spawn_blocking(move || Cluster::start(&ClusterOptions::new(hosts, Binaries::first()?)));
+    let server = ServerOptions::default().access(Access::Password);
+    let start = move || Cluster::start(&ClusterOptions::new(hosts, Binaries::first()?).server(server));
+    let cluster = tokio::task::spawn_blocking(start);
     let cluster = cluster.await??;
     let version = Binaries::first()?;
     stage.say(format_args!("{hosts} PostgreSQL {} servers run", version.version()));
