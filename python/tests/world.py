@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -39,6 +40,7 @@ class World:
         if not asks:
             for host in ("db1", "db2"):
                 self._open(host)
+            self.path.write_text(re.sub(r'\?passfile=[^"]*', "", self.path.read_text()))
         for file in (self.folder / "migrations").iterdir():
             file.unlink()
         for host in ("db1", "db2"):

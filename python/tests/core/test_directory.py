@@ -138,7 +138,7 @@ def test_a_file_of_passwords_is_found_beside_the_file(path, tmp_path):
 
 
 def test_a_server_of_dev_up_asks_for_the_password_in_the_file():
-    world = World(shards=1, asks=True)
+    world = World(shards=2, asks=True)
     try:
         with world.connect("db1") as connection:
             assert connection.info.user == "app"
