@@ -17,7 +17,7 @@ from .directory import Directory
 from .errors import NotHere, ShardUnavailable, TooManyWaiting
 from .look import Questions
 from .map import Placement
-from .stale import Do, Look, Met, judge, judge_peer, pause
+from .stale import Do, Look, Met, Verdict, judge, judge_peer, pause
 
 log = logging.getLogger("pgshard")
 
@@ -91,6 +91,7 @@ class Recovery:
         self._since: float | None = None
         self._unopened: float | None = None
         self._rounds = 0
+        self._contradicted = False
 
     def is_own(self, how: Met, place: Placement, began: float) -> bool:
         """Only asks: whether the failed statement's error is the application's own. Raises as `after`."""
@@ -113,7 +114,7 @@ class Recovery:
                 self._since = time.monotonic()
             while True:
                 asked, look = self._asking.questions(place.host).ask(self._shard, how)
-                verdict = judge(how, look, time.monotonic() - began, place.epoch)
+                verdict = self._verdict(how, look, time.monotonic() - began, place.epoch)
                 log.debug("shard %s on %s: %s met, %s", self._shard, place.host, how.value, verdict.do.value)
                 if verdict.do is Do.OWN:
                     return False
@@ -128,6 +129,18 @@ class Recovery:
                     return self._again(place.host)
                 if self._closed(place.host, asked, look, verdict.do):
                     return self._again(place.host)
+
+    def _verdict(self, how: Met, look: Look, ran: float, expected: int) -> Verdict:
+        """What a look means. A host that serves the shard, and has neither closed nor opened it since the statement began, had no
+        signpost there. The first time that counts as a clock that was set; the second time SH001 is the application's own
+        word, of a function that raises it.
+        """
+        verdict = judge(how, look, ran, expected)
+        if how is Met.SIGNPOST and judge(Met.RELATIVE, look, ran, expected).do is Do.OWN:
+            if self._contradicted:
+                return Verdict(Do.OWN)
+            self._contradicted = True
+        return verdict
 
     def failed_over(self, place: Placement) -> None:
         """After a statement found that the server is a standby, which nothing was written to, and its connection was closed:

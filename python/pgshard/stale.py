@@ -22,7 +22,7 @@ class Met(enum.Enum):
     """How a statement's error can have to do with a move."""
 
     SIGNPOST = "signpost"
-    """A signpost answered: the shard is closed or elsewhere. Always worth another try."""
+    """A signpost answered: the shard is closed or elsewhere. Worth another try, unless the host contradicts it twice."""
     RELATIVE = "relative"
     """A name was not there, or not what it was: the application's mistake, or a signpost that could not say so."""
 

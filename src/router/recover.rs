@@ -37,6 +37,8 @@ pub(super) struct Recovery<'r> {
     unopened: Option<Instant>,
     /// Why the statement is run again.
     reason: Reason,
+    /// Whether a statement met a signpost that cannot have been there.
+    contradicted: bool,
 }
 
 /// What the caller does next.
@@ -50,7 +52,7 @@ pub(super) enum Next {
 
 impl<'r> Recovery<'r> {
     pub(super) fn new(router: &'r Inner, shard: ShardId) -> Recovery<'r> {
-        Recovery { router, shard, since: None, rounds: 0, unopened: None, reason: Reason::Error }
+        Recovery { router, shard, since: None, rounds: 0, unopened: None, reason: Reason::Error, contradicted: false }
     }
 
     /// Asks whether the failed statement's error is the application's own, and does nothing else.
@@ -85,7 +87,7 @@ impl<'r> Recovery<'r> {
         let mut closed = false;
         loop {
             let answered = self.ask(&place.host, signal).await?;
-            let verdict = judge(signal, &answered.lookup, began.elapsed(), place.epoch);
+            let verdict = self.verdict(signal, &answered, began.elapsed(), place.epoch);
             tracing::debug!(shard = %self.shard, host = %place.host.name, ?signal, ?verdict, "a statement met a move");
             if matches!(verdict, Verdict::Wait | Verdict::Expire) && !std::mem::replace(&mut closed, true) {
                 place.host.metrics.fence(&place.host.name);
@@ -119,6 +121,19 @@ impl<'r> Recovery<'r> {
                     self.wait(&place.host, "it has left there and is not open elsewhere yet").await?;
                 }
             }
+        }
+    }
+
+    /// What an answer means. A host that serves the shard, and has neither closed nor opened it since the statement
+    /// began, had no signpost there. The first time that counts as a clock that was set; the second time `SH001` is the
+    /// application's own word, of a function that raises it.
+    fn verdict(&mut self, signal: MoveSignal, answered: &Answered, ran: Duration, expected: ShardEpoch) -> Verdict {
+        let verdict = judge(signal, &answered.lookup, ran, expected);
+        let contradicted = signal == MoveSignal::Signpost
+            && judge(MoveSignal::Relative, &answered.lookup, ran, expected) == Verdict::Own;
+        match contradicted && std::mem::replace(&mut self.contradicted, true) {
+            true => Verdict::Own,
+            false => verdict,
         }
     }
 

@@ -15,7 +15,7 @@ use crate::pg::state;
 /// How a statement's error may come from a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MoveSignal {
-    /// A signpost answered: the shard is closed or elsewhere. Always worth another try.
+    /// A signpost answered: the shard is closed or elsewhere. Worth another try, unless the host contradicts it twice.
     Signpost,
     /// A name is missing, or means something else than before. Either the application made a mistake, or a signpost
     /// stands where it cannot answer as one.

@@ -312,3 +312,21 @@ def test_the_child_of_a_fork_asks_on_connections_of_its_own(world, asking):
     subprocess.run(
         ["python3" if not os.sys.executable else os.sys.executable, "-c", script, str(world.path)], check=True
     )
+
+
+def test_an_application_that_says_it_has_moved(client):
+    """A function that raises SH001 runs twice, and the error is the application's."""
+    host = client.asking.directory.place(1).host
+    client.connection(host).execute(
+        """CREATE SEQUENCE public.runs;
+        CREATE FUNCTION public.moved() RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM nextval('public.runs');
+            RAISE EXCEPTION 'no' USING ERRCODE = 'SH001';
+        END $$"""
+    )
+    for called in (1, 2):
+        with pytest.raises(psycopg.Error) as raised:
+            client.run(1, "SELECT public.moved()")
+        assert raised.value.sqlstate == "SH001"
+        assert client.run(1, "SELECT last_value FROM public.runs") == [(2 * called,)]
+    client.connection(host).execute("DROP FUNCTION public.moved(); DROP SEQUENCE public.runs")

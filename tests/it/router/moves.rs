@@ -224,6 +224,30 @@ on_each_version! {
         assert_eq!(transaction.await.unwrap().unwrap(), 1);
     }
 
+    /// A function of the application that raises `SH001` is contradicted by the host: it runs twice, and the error is
+    /// the application's. After a fence it is believed once more.
+    async fn an_application_that_says_it_has_moved(version) {
+        let shards = Shards::start(version, 4).await;
+        let router = shards.router();
+        shards.db[0].batch_execute(
+            "CREATE SEQUENCE public.runs;
+             CREATE FUNCTION public.moved() RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+                PERFORM nextval('public.runs');
+                RAISE EXCEPTION 'no' USING ERRCODE = 'SH001', DETAIL = '{\"state\": \"fenced\"}';
+             END $$; GRANT USAGE ON SEQUENCE public.runs TO PUBLIC",
+        ).await.unwrap();
+        let by = router.shard(shard(1)).unwrap();
+        for called in 1..=2_i64 {
+            let error = by.query("SELECT public.moved()", &[]).await.unwrap_err();
+            assert_eq!(error.code().map(|code| code.code()), Some("SH001"), "{error:?}");
+            let runs = shards.db[0].query_one("SELECT last_value FROM public.runs", &[]).await.unwrap();
+            assert_eq!(runs.get::<_, i64>(0), 2 * called);
+        }
+        let whole = by.transaction(async |tx| tx.query("SELECT public.moved()", &[]).await).await;
+        assert_eq!(whole.unwrap_err().code().map(|code| code.code()), Some("SH001"));
+        assert_eq!(by.query("SELECT 1", &[]).await.unwrap().len(), 1);
+    }
+
     /// A transaction is run again whole: when it was open as the fence came, under REPEATABLE READ too, where DETAIL
     /// still says `serving`; and when the closure does not let the error through.
     async fn transactions_start_over(version) {
