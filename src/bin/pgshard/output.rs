@@ -102,12 +102,19 @@ impl Output {
         self.talk.clone()
     }
 
-    /// Data: one or more lines on stdout.
+    /// Data: one or more lines on stdout, [`printable`].
     ///
     /// # Errors
     /// When stdout cannot be written; a reader that went away is told apart by [`Output::failure`].
     pub(crate) fn data(&self, lines: impl Display) -> Result<(), OutputError> {
-        // As it is: what looks like colour in data is the data's own.
+        self.drawing(printable(&lines.to_string()))
+    }
+
+    /// Data that we have drawn, with colours: nothing of it is the text of a server or a file.
+    ///
+    /// # Errors
+    /// As [`Output::data`].
+    pub(crate) fn drawing(&self, lines: impl Display) -> Result<(), OutputError> {
         let mut stdout = io::stdout().lock();
         let written = self.talk.bars.suspend(|| writeln!(stdout, "{lines}").and_then(|()| stdout.flush()));
         written.map_err(OutputError)
@@ -167,38 +174,40 @@ impl Output {
     /// Talk, unless `--quiet`.
     pub(crate) fn note(&self, text: impl Display) {
         if !self.quiet {
-            self.talk.line(text);
+            self.talk.line(printable(&text.to_string()));
         }
     }
 
     /// Advice after a blank line, unless `--quiet`.
     pub(crate) fn hint(&self, text: impl Display) {
-        self.note(format_args!("\n{HINT}hint:{HINT:#} {text}"));
+        if !self.quiet {
+            self.talk.hint(text);
+        }
     }
 
     /// Something that is off but does not stop the command.
     pub(crate) fn warning(&self, text: impl Display) {
-        self.talk.line(format_args!("{WARNING}warning:{WARNING:#} {text}"));
+        self.talk.line(format_args!("{WARNING}warning:{WARNING:#} {}", printable(&text.to_string())));
     }
 
     /// What went wrong, the causes below it.
     pub(crate) fn error(&self, chain: &[String]) {
         let [error, causes @ ..] = chain else { return };
-        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {error}"));
+        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {}", printable(error)));
         for cause in causes {
-            self.talk.line(format_args!("  {ERROR}caused by:{ERROR:#} {cause}"));
+            self.talk.line(format_args!("  {ERROR}caused by:{ERROR:#} {}", printable(cause)));
         }
     }
 
     /// Something that went wrong and what to do about it, while the command goes on.
     pub(crate) fn error_with_remedy(&self, text: impl Display, remedy: &str) {
-        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {text}"));
-        self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {remedy}"));
+        self.talk.line(format_args!("{ERROR}error:{ERROR:#} {}", printable(&text.to_string())));
+        self.talk.line(format_args!("  {HINT}remedy:{HINT:#} {}", printable(remedy)));
     }
 
     /// A question, on stderr; the cursor stays behind it.
     pub(crate) fn ask(&self, question: &str) {
-        self.talk.write(format_args!("{question} [y/N] "));
+        self.talk.write(format_args!("{} [y/N] ", printable(question)));
     }
 
     /// Says why a command stopped, with every cause, and gives its exit code. A reader of stdout that went away
@@ -215,7 +224,7 @@ impl Output {
             self.error(&chain);
         }
         if let Some(advice) = failure.advice() {
-            self.talk.line(format_args!("\n{HINT}hint:{HINT:#} {advice}"));
+            self.talk.hint(advice);
         }
         failure.exit()
     }
@@ -225,7 +234,7 @@ impl Output {
         self.talk.bars.clear().ok();
         self.talk.line(format_args!("{ERROR}interrupted{ERROR:#}"));
         if let Some(advice) = how_to_go_on {
-            self.talk.line(format_args!("\n{HINT}hint:{HINT:#} {advice}"));
+            self.talk.hint(advice);
         }
         Exit::Interrupted
     }
@@ -272,6 +281,10 @@ impl Talk {
         self.write(format_args!("{text}\n"));
     }
 
+    fn hint(&self, text: impl Display) {
+        self.line(format_args!("\n{HINT}hint:{HINT:#} {}", printable(&text.to_string())));
+    }
+
     fn write(&self, text: impl Display) {
         let mut stderr = AutoStream::new(io::stderr().lock(), self.colour);
         // There is nobody left to tell that stderr cannot be written.
@@ -299,9 +312,15 @@ pub(crate) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// The text with control characters written out, which a terminal would obey.
+/// The text with what a terminal would obey written out: control characters, and those that turn the direction of
+/// writing, so that it would look like another text. Lines stay lines. Servers' words, queries and names are in what
+/// we say, and whoever writes to a database chooses them.
 fn printable(text: &str) -> String {
-    let plain = |c: char| !c.is_control() || c == '\n';
+    let plain = |c: char| match c {
+        '\n' | '\t' => true,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
+        c => !c.is_control(),
+    };
     if text.chars().all(plain) {
         return text.to_owned();
     }

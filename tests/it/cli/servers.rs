@@ -42,6 +42,25 @@ fn assert_shown(name: &str, run: &Run, folder: &Path) {
     insta::with_settings!({ filters => filters }, { insta::assert_snapshot!(name, run.shown()) });
 }
 
+/// What servers say, and whoever writes to them chooses, moves no cursor, names no window and turns no line around.
+#[test]
+fn a_server_that_writes_to_the_terminal() {
+    let cluster = cluster(1);
+    assert_eq!(run(&cluster, &["bootstrap"]).exit, 0);
+    let sql = r"CREATE TABLE {shard}.hostile ();
+        DO $$ BEGIN RAISE EXCEPTION '%', E'a\x1b[2Jb\x1b]0;c\x07d\r' || chr(155) || chr(8238); END $$";
+    cluster.write("migrations/0002_hostile.sql", sql);
+    for command in [&["migrate", "up"][..], &["migrate", "status"], &["migrate", "plan"], &["check"]] {
+        let run = run(&cluster, command);
+        let obeyed = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
+        let said = run.stdout + &run.stderr;
+        assert!(!said.contains(obeyed), "{command:?}: {said:?}");
+        if command.last() == Some(&"up") {
+            assert!(said.contains("\\u{1b}[2Jb\\u{1b}]0;c\\u{7}d\\r\\u{9b}\\u{202e}"), "{said}");
+        }
+    }
+}
+
 /// `dev up`, again, `status`, `down`: a cluster for development from one command.
 #[test]
 fn dev_up_status_down() {

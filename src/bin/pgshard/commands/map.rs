@@ -57,7 +57,7 @@ pub(crate) async fn show(args: MapShow, config: Option<&Path>, output: &Output) 
             let rows =
                 shown.hosts.iter().map(|(name, host)| [name.clone(), host.count.to_string(), host.ranges.clone()]);
             output.table(&[("host", Align::Left), ("count", Align::Right), ("shards", Align::Left)], rows)?;
-            output.data(format_args!("\n{}", picture.text(output.columns(), output.data_is_coloured())))?;
+            output.drawing(format_args!("\n{}", picture.text(output.columns(), output.data_is_coloured())))?;
         }
     }
     if let Some(file) = args.svg {
