@@ -144,7 +144,7 @@ def test_a_server_of_dev_up_asks_for_the_password_in_the_file():
             assert connection.info.user == "app"
             port = connection.info.port
         for user in ("app", "postgres"):
-            with pytest.raises(psycopg.OperationalError, match="no password supplied|password authentication failed"):
+            with pytest.raises(psycopg.OperationalError, match=r"no password supplied|password authentication failed"):
                 psycopg.connect(f"host=127.0.0.1 port={port} user={user} dbname=app passfile=/nonexistent")
     finally:
         world.close()

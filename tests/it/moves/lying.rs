@@ -39,7 +39,8 @@ on_each_version! {
             };
             liar.batch_execute(&format!(
                 "ALTER FUNCTION pg_catalog.{function} RENAME TO true_{name};
-                 CREATE FUNCTION pg_catalog.{name}({argument}) RETURNS text LANGUAGE sql STABLE AS $lie$ SELECT {told} $lie$"
+                 CREATE FUNCTION pg_catalog.{name}({argument}) RETURNS text LANGUAGE sql STABLE
+                 AS $lie$ SELECT {told} $lie$"
             )).await.unwrap();
             for mode in ["online", "blocking"] {
                 let ran = world.run(&["move", "0", "--to", "db2", "--mode", mode, "--yes"]).await;
@@ -51,7 +52,8 @@ on_each_version! {
                 world.run(&["moves", "abort"]).await;
             }
             liar.batch_execute(&format!(
-                "DROP FUNCTION pg_catalog.{function}; ALTER FUNCTION pg_catalog.true_{name}({argument}) RENAME TO {name}"
+                "DROP FUNCTION pg_catalog.{function};
+                 ALTER FUNCTION pg_catalog.true_{name}({argument}) RENAME TO {name}"
             )).await.unwrap();
         }
         world.run(&["move", "0", "--to", "db2", "--yes"]).await.ended(0);

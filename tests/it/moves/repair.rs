@@ -278,7 +278,8 @@ on_each_version! {
             insert(&world, 0, shard, "a").await;
         }
         // What is unlogged is from before the move in an old copy.
-        let cached = "CREATE UNLOGGED TABLE shard_0000.cache (id int PRIMARY KEY); INSERT INTO shard_0000.cache VALUES (1)";
+        let cached = "CREATE UNLOGGED TABLE shard_0000.cache (id int PRIMARY KEY);
+                      INSERT INTO shard_0000.cache VALUES (1)";
         world.servers.app(0).await.batch_execute(cached).await.unwrap();
         killed(&world, 0, "online", "").await;
         killed(&world, 1, "blocking", "after decide").await;

@@ -124,8 +124,8 @@ impl Work<'_> {
         at.row("repairing the shard", sql, &all).await.map(drop)
     }
 
-    /// The old copy is the shard again. Its unlogged tables are emptied, as after a crash: their rows are from before the
-    /// move, and nothing was fed to them since.
+    /// The old copy is the shard again. Its unlogged tables are emptied, as after a crash: their rows are from before
+    /// the move, and nothing was fed to them since.
     ///
     /// Locks: as pgshard.take_back says, and ACCESS EXCLUSIVE on unlogged tables that nobody uses, for one transaction.
     async fn take_back(&self, at: &Session, epoch: ShardEpoch, copy: ShardEpoch, to: ShardEpoch) -> Result<(), Error> {
