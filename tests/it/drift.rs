@@ -4,6 +4,39 @@ use serde_json::Value;
 
 use crate::support::World;
 
+/// One of each kind of object that an ordinary role can make.
+const OF_EACH_KIND: &str = "
+    CREATE TABLE SHARD.a (id bigint PRIMARY KEY, t text);
+    CREATE STATISTICS SHARD.s (dependencies) ON id, t FROM SHARD.a;
+    CREATE TYPE SHARD.e AS ENUM ('one', 'two');
+    CREATE DOMAIN SHARD.n AS int CHECK (VALUE > 0);
+    CREATE TYPE SHARD.r AS RANGE (SUBTYPE = float8, SUBTYPE_DIFF = float8mi);
+    CREATE COLLATION SHARD.c (LOCALE = 'C');
+    CREATE FUNCTION SHARD.number(SHARD.e) RETURNS int LANGUAGE sql AS 'SELECT length($1::text)';
+    CREATE CAST (SHARD.e AS int) WITH FUNCTION SHARD.number(SHARD.e);
+    CREATE OPERATOR SHARD.### (FUNCTION = int4eq, LEFTARG = int, RIGHTARG = int);
+    CREATE AGGREGATE SHARD.total (int) (SFUNC = int4pl, STYPE = int, INITCOND = '0');
+    CREATE TEXT SEARCH DICTIONARY SHARD.d (TEMPLATE = simple);
+    CREATE TEXT SEARCH CONFIGURATION SHARD.g (COPY = pg_catalog.simple);
+    ALTER TEXT SEARCH CONFIGURATION SHARD.g ALTER MAPPING FOR word WITH SHARD.d;
+    CREATE CONVERSION SHARD.v FOR 'LATIN1' TO 'UTF8' FROM iso8859_1_to_utf8";
+/// Takes them away again, with what was said of others.
+const NONE_OF_THEM: &str = "
+    DROP TABLE SHARD.a;
+    DROP CAST IF EXISTS (SHARD.e AS int);
+    DROP FUNCTION SHARD.number;
+    DROP TYPE SHARD.e, SHARD.n, SHARD.r;
+    DROP COLLATION IF EXISTS SHARD.c;
+    DROP OPERATOR IF EXISTS SHARD.### (int, int);
+    DROP AGGREGATE SHARD.total (int);
+    DROP TEXT SEARCH CONFIGURATION SHARD.g;
+    DROP TEXT SEARCH DICTIONARY SHARD.d;
+    DROP CONVERSION IF EXISTS SHARD.v;
+    DROP CONVERSION IF EXISTS SHARD.w;
+    COMMENT ON FUNCTION SHARD.next_id() IS NULL;
+    COMMENT ON SCHEMA SHARD IS NULL;
+    ALTER DEFAULT PRIVILEGES FOR ROLE app IN SCHEMA SHARD REVOKE SELECT ON TABLES FROM other";
+
 /// The findings, without those that every world has: `code: message`.
 async fn findings(world: &World, args: &[&str]) -> Vec<String> {
     let report = world.run(args).await.last();
@@ -111,6 +144,64 @@ on_each_version! {
             superuser.batch_execute(&mends.replace("SHARD", "shard_0001")).await.unwrap();
             world.run(&["check", "--ddl"]).await.ended(0);
         }
+    }
+
+    /// What else a schema can have, besides tables and functions.
+    async fn of_each_kind_is_seen(version) {
+        let world = World::new(&[version, version], 4).await;
+        for shard in 0..4 {
+            let client = world.servers.app(shard / 2).await;
+            client.batch_execute(&OF_EACH_KIND.replace("SHARD", &format!("shard_000{shard}"))).await.unwrap();
+        }
+        world.run(&["check", "--ddl"]).await.ended(0);
+        let superuser = world.servers.superuser(0).await;
+        superuser.batch_execute("CREATE ROLE other").await.unwrap();
+        for (breaks, seen) in [
+            ("ALTER OPERATOR SHARD.### (int, int) SET (RESTRICT = eqsel)", "int4eq(integer,integer) restrict eqsel"),
+            ("ALTER OPERATOR SHARD.### (int, int) OWNER TO other", "(integer, integer): owner: other"),
+            ("DROP OPERATOR SHARD.### (int, int)", "operator ### (integer, integer): missing"),
+            ("CREATE OR REPLACE AGGREGATE SHARD.total (int) (SFUNC = int4pl, STYPE = int, INITCOND = '7')", "total("),
+            ("DROP COLLATION SHARD.c", "collation c: missing"),
+            ("ALTER TEXT SEARCH DICTIONARY SHARD.d (StopWords = english)", "dictionary d: simple stopwords"),
+            ("ALTER TEXT SEARCH CONFIGURATION SHARD.g DROP MAPPING FOR word", "text search configuration g: "),
+            ("DROP CAST (SHARD.e AS int)", "cast ({shard}.e AS integer): missing"),
+            ("ALTER CONVERSION SHARD.v RENAME TO w", "conversion v: missing"),
+            ("COMMENT ON DOMAIN SHARD.n IS 'other'", "type n: comment: only here"),
+            ("COMMENT ON FUNCTION SHARD.next_id() IS 'other'", "function next_id(): comment: "),
+            ("COMMENT ON SCHEMA SHARD IS 'other'", "the schema: comment: "),
+            ("REVOKE USAGE ON TYPE SHARD.e FROM PUBLIC", "type e: "),
+            ("ALTER TYPE SHARD.e OWNER TO other", "type e: owner: other, elsewhere app"),
+            ("ALTER STATISTICS SHARD.s SET STATISTICS 7", "statistics s: "),
+            ("ALTER TABLE SHARD.a ALTER t SET STATISTICS 7", "column t: text statistics 7, elsewhere text"),
+            ("ALTER TABLE SHARD.a ALTER t SET COMPRESSION pglz", "column t: text compression p, elsewhere text"),
+            ("ALTER TABLE SHARD.a ALTER t SET (n_distinct = 7)", "column t: text n_distinct=7, elsewhere text"),
+            (
+                "ALTER DEFAULT PRIVILEGES FOR ROLE app IN SCHEMA SHARD GRANT SELECT ON TABLES TO other",
+                "default privileges: app on r: ",
+            ),
+        ] {
+            superuser.batch_execute(&breaks.replace("SHARD", "shard_0001")).await.unwrap();
+            let said = findings(&world, &["check", "--ddl"]).await;
+            let begin = "ddl_differs: shard 1: made otherwise than 3 others: ";
+            let of_shard = said.iter().find_map(|said| said.strip_prefix(begin));
+            assert!(of_shard.is_some_and(|said| said.contains(seen)), "{breaks}: {said:#?}");
+            let anew = format!("{NONE_OF_THEM}; SET ROLE app; {OF_EACH_KIND}; RESET ROLE");
+            superuser.batch_execute(&anew.replace("SHARD", "shard_0001")).await.unwrap();
+            world.run(&["check", "--ddl"]).await.ended(0);
+        }
+    }
+
+    /// What everybody may do is seen, on the host where they may.
+    async fn rights_of_all(version) {
+        let world = World::new(&[version, version], 4).await;
+        world.run(&["check"]).await.ended(0);
+        let superuser = world.servers.superuser(1).await;
+        superuser.batch_execute("GRANT CREATE ON SCHEMA public TO PUBLIC").await.unwrap();
+        let report = world.run(&["check"]).await.ended(1).last();
+        let found = &report["findings"][0];
+        assert_eq!((&found["code"], &found["host"]), (&"public_create".into(), &"db2".into()), "{report}");
+        superuser.batch_execute(found["remedy"].as_str().unwrap()).await.unwrap();
+        world.run(&["check"]).await.ended(0);
     }
 
     /// A schema that was dropped and made anew, and one that has lost a table: found by both, and not moved.

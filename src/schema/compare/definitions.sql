@@ -17,6 +17,58 @@
     SELECT s.shard_id, p.oid, p.prokind, p.proowner, p.proacl,
         'function ' || p.proname || '(' || pg_catalog.pg_get_function_identity_arguments(p.oid) || ')' AS object
     FROM shard s JOIN pg_catalog.pg_proc p ON p.pronamespace = s.oid
+), other (shard_id, class, oid, object, owner, acl, definition) AS MATERIALIZED (
+    SELECT s.shard_id, 'pg_catalog.pg_statistic_ext'::pg_catalog.regclass, x.oid, 'statistics ' || x.stxname, x.stxowner,
+        NULL::pg_catalog.aclitem[], pg_catalog.concat_ws(' ', pg_catalog.pg_get_statisticsobjdef(x.oid), nullif(x.stxstattarget, -1))
+    FROM shard s JOIN pg_catalog.pg_statistic_ext x ON x.stxnamespace = s.oid
+    UNION ALL
+    SELECT s.shard_id, 'pg_catalog.pg_type'::pg_catalog.regclass, t.oid, 'type ' || t.typname, t.typowner, coalesce(t.typacl, pg_catalog.acldefault('T', t.typowner)),
+        pg_catalog.concat_ws(' ', t.typtype::pg_catalog.text,
+            (SELECT pg_catalog.string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid),
+            CASE t.typtype WHEN 'd' THEN pg_catalog.format_type(t.typbasetype, t.typtypmod) END,
+            CASE WHEN t.typtype = 'd' THEN nullif(t.typcollation, 0)::pg_catalog.regcollation END,
+            CASE WHEN t.typnotnull THEN 'NOT NULL' END, t.typdefault,
+            (SELECT pg_catalog.string_agg(pg_catalog.pg_get_constraintdef(k.oid), ' ' ORDER BY k.conname)
+             FROM pg_catalog.pg_constraint k WHERE k.contypid = t.oid AND k.contype = 'c'),
+            (SELECT pg_catalog.concat_ws(' ', pg_catalog.format_type(g.rngsubtype, NULL), nullif(g.rngcollation, 0)::pg_catalog.regcollation,
+                nullif(g.rngsubdiff, 0)::pg_catalog.regproc, nullif(g.rngcanonical, 0)::pg_catalog.regproc)
+             FROM pg_catalog.pg_range g WHERE g.rngtypid = t.oid))
+    FROM shard s JOIN pg_catalog.pg_type t ON t.typnamespace = s.oid WHERE t.typtype IN ('e', 'd', 'r')
+    UNION ALL
+    SELECT s.shard_id, 'pg_catalog.pg_collation'::pg_catalog.regclass, c.oid, 'collation ' || c.collname, c.collowner, NULL,
+        -- Not the version, which is the server's; other names in other versions of PostgreSQL: what they are called counts for nothing.
+        pg_catalog.concat_ws(' ', c.collprovider::pg_catalog.text, c.collcollate, c.collctype, CASE WHEN NOT c.collisdeterministic THEN 'not deterministic' END,
+            coalesce(pg_catalog.to_jsonb(c) ->> 'colllocale', pg_catalog.to_jsonb(c) ->> 'colliculocale'), pg_catalog.to_jsonb(c) ->> 'collicurules')
+    FROM shard s JOIN pg_catalog.pg_collation c ON c.collnamespace = s.oid
+    UNION ALL
+    SELECT s.shard_id, 'pg_catalog.pg_ts_dict'::pg_catalog.regclass, d.oid, 'text search dictionary ' || d.dictname, d.dictowner, NULL,
+        pg_catalog.concat_ws(' ', (SELECT t.tmplname FROM pg_catalog.pg_ts_template t WHERE t.oid = d.dicttemplate), d.dictinitoption)
+    FROM shard s JOIN pg_catalog.pg_ts_dict d ON d.dictnamespace = s.oid
+    UNION ALL
+    SELECT s.shard_id, 'pg_catalog.pg_ts_config'::pg_catalog.regclass, c.oid, 'text search configuration ' || c.cfgname, c.cfgowner, NULL,
+        pg_catalog.concat_ws(' ', (SELECT p.prsname FROM pg_catalog.pg_ts_parser p WHERE p.oid = c.cfgparser),
+            (SELECT pg_catalog.string_agg(g.maptokentype || ' ' || g.mapdict::pg_catalog.regdictionary, ', ' ORDER BY g.maptokentype, g.mapseqno)
+             FROM pg_catalog.pg_ts_config_map g WHERE g.mapcfg = c.oid))
+    FROM shard s JOIN pg_catalog.pg_ts_config c ON c.cfgnamespace = s.oid
+    UNION ALL
+    SELECT s.shard_id, 'pg_catalog.pg_operator'::pg_catalog.regclass, o.oid, pg_catalog.format('operator %s (%s, %s)', o.oprname,
+            CASE WHEN o.oprleft = 0 THEN 'NONE' ELSE pg_catalog.format_type(o.oprleft, NULL) END, pg_catalog.format_type(o.oprright, NULL)),
+        o.oprowner, NULL, pg_catalog.concat_ws(' ', o.oprcode::pg_catalog.regprocedure, 'restrict ' || nullif(o.oprrest, 0)::pg_catalog.regproc,
+            'join ' || nullif(o.oprjoin, 0)::pg_catalog.regproc, CASE WHEN o.oprcanhash THEN 'hashes' END, CASE WHEN o.oprcanmerge THEN 'merges' END,
+            'commutator ' || nullif(o.oprcom, 0)::pg_catalog.regoperator, 'negator ' || nullif(o.oprnegate, 0)::pg_catalog.regoperator)
+    FROM shard s JOIN pg_catalog.pg_operator o ON o.oprnamespace = s.oid
+    UNION ALL
+    SELECT s.shard_id, 'pg_catalog.pg_conversion'::pg_catalog.regclass, c.oid, 'conversion ' || c.conname, c.conowner, NULL,
+        pg_catalog.concat_ws(' ', c.conforencoding, c.contoencoding, c.conproc, CASE WHEN c.condefault THEN 'default' END)
+    FROM shard s JOIN pg_catalog.pg_conversion c ON c.connamespace = s.oid
+    UNION ALL
+    SELECT s.shard_id, 'pg_catalog.pg_cast'::pg_catalog.regclass, c.oid,
+        pg_catalog.format('cast (%s AS %s)', pg_catalog.format_type(c.castsource, NULL), pg_catalog.format_type(c.casttarget, NULL)), NULL, NULL,
+        pg_catalog.concat_ws(' ', c.castmethod::pg_catalog.text, c.castcontext::pg_catalog.text, nullif(c.castfunc, 0)::pg_catalog.regprocedure)
+    FROM pg_catalog.pg_cast c JOIN LATERAL (
+        SELECT t.typnamespace FROM pg_catalog.pg_type t WHERE t.oid IN (c.castsource, c.casttarget)
+        AND t.typnamespace IN (SELECT oid FROM shard) ORDER BY t.oid <> c.castsource LIMIT 1) t ON true
+    JOIN shard s ON s.oid = t.typnamespace
 ), granted (shard_id, object, kind, owner, acl) AS (
     SELECT shard_id, 'the schema', 'n'::pg_catalog."char", nspowner, nspacl FROM shard WHERE nspacl IS NOT NULL
     UNION ALL
@@ -26,6 +78,8 @@
     FROM rel r JOIN pg_catalog.pg_attribute a ON a.attrelid = r.oid AND a.attacl IS NOT NULL AND NOT a.attisdropped
     UNION ALL
     SELECT shard_id, object, 'f', proowner, coalesce(proacl, pg_catalog.acldefault('f', proowner)) FROM proc
+    UNION ALL
+    SELECT shard_id, object, 'T', owner, acl FROM other WHERE acl IS NOT NULL
 ), property (shard_id, object, property, value) AS (
     SELECT shard_id, object, '', pg_catalog.concat_ws(' ', CASE relpersistence WHEN 'u' THEN 'unlogged' END,
         CASE WHEN relrowsecurity THEN 'row security' END, CASE WHEN relforcerowsecurity THEN 'forced' END,
@@ -49,7 +103,8 @@
         CASE WHEN a.attnotnull THEN 'NOT NULL' END,
         CASE a.attidentity WHEN 'a' THEN 'GENERATED ALWAYS AS IDENTITY' WHEN 'd' THEN 'GENERATED BY DEFAULT AS IDENTITY' END,
         CASE WHEN a.attgenerated <> '' THEN 'GENERATED ' || a.attgenerated::pg_catalog.text WHEN d.oid IS NOT NULL THEN 'DEFAULT' END,
-        pg_catalog.pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attstorage <> t.typstorage THEN 'storage ' || a.attstorage::pg_catalog.text END)
+        pg_catalog.pg_get_expr(d.adbin, d.adrelid), CASE WHEN a.attstorage <> t.typstorage THEN 'storage ' || a.attstorage::pg_catalog.text END,
+        'compression ' || nullif(a.attcompression::pg_catalog.text, ''), 'statistics ' || nullif(a.attstattarget, -1), pg_catalog.array_to_string(a.attoptions, ', '))
     FROM rel r JOIN pg_catalog.pg_attribute a ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
     JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
     LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
@@ -72,7 +127,11 @@
         q.seqmin, q.seqmax, q.seqincrement, q.seqstart, q.seqcache, CASE WHEN q.seqcycle THEN ', cycle' END)
     FROM rel r JOIN pg_catalog.pg_sequence q ON q.seqrelid = r.oid
     UNION ALL
-    SELECT p.shard_id, p.object, '', CASE p.prokind WHEN 'a' THEN 'aggregate' ELSE pg_catalog.pg_get_functiondef(p.oid) END FROM proc p
+    SELECT p.shard_id, p.object, '', CASE p.prokind WHEN 'a' THEN (
+            SELECT pg_catalog.concat_ws(' ', 'aggregate', pg_catalog.to_jsonb(g) - '{aggfnoid,aggtranstype,aggmtranstype,aggsortop}'::pg_catalog.text[],
+                pg_catalog.format_type(g.aggtranstype, NULL), pg_catalog.format_type(g.aggmtranstype, NULL), g.aggsortop::pg_catalog.regoperator)
+            FROM pg_catalog.pg_aggregate g WHERE g.aggfnoid = p.oid)
+        ELSE pg_catalog.pg_get_functiondef(p.oid) END FROM proc p
     UNION ALL
     SELECT r.shard_id, 'trigger ' || g.tgname || ' on ' || r.relname, '',
         pg_catalog.pg_get_triggerdef(g.oid) || CASE g.tgenabled WHEN 'O' THEN '' ELSE ', enabled ' || g.tgenabled::pg_catalog.text END
@@ -92,17 +151,19 @@
     SELECT r.shard_id, 'rule ' || w.rulename || ' on ' || r.relname, '', pg_catalog.pg_get_ruledef(w.oid)
     FROM rel r JOIN pg_catalog.pg_rewrite w ON w.ev_class = r.oid WHERE w.rulename <> '_RETURN'
     UNION ALL
-    SELECT s.shard_id, 'statistics ' || x.stxname, '', pg_catalog.pg_get_statisticsobjdef(x.oid)
-    FROM shard s JOIN pg_catalog.pg_statistic_ext x ON x.stxnamespace = s.oid
+    SELECT shard_id, object, '', definition FROM other
     UNION ALL
-    SELECT s.shard_id, 'type ' || t.typname, '', pg_catalog.concat_ws(' ', t.typtype::pg_catalog.text,
-        (SELECT pg_catalog.string_agg(e.enumlabel, ', ' ORDER BY e.enumsortorder) FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid),
-        CASE t.typtype WHEN 'd' THEN pg_catalog.format_type(t.typbasetype, t.typtypmod) END,
-        CASE WHEN t.typnotnull THEN 'NOT NULL' END, t.typdefault,
-        (SELECT pg_catalog.string_agg(pg_catalog.pg_get_constraintdef(k.oid), ' ' ORDER BY k.conname)
-         FROM pg_catalog.pg_constraint k WHERE k.contypid = t.oid AND k.contype = 'c'),
-        (SELECT pg_catalog.format_type(g.rngsubtype, NULL) FROM pg_catalog.pg_range g WHERE g.rngtypid = t.oid))
-    FROM shard s JOIN pg_catalog.pg_type t ON t.typnamespace = s.oid WHERE t.typtype IN ('e', 'd', 'r')
+    SELECT shard_id, object, 'owner', pg_catalog.pg_get_userbyid(owner) FROM other WHERE owner IS NOT NULL
+    UNION ALL
+    SELECT o.shard_id, o.object, 'comment', d.description
+    FROM (SELECT shard_id, class, oid, object FROM other
+          UNION ALL SELECT shard_id, 'pg_catalog.pg_proc'::pg_catalog.regclass, oid, object FROM proc
+          UNION ALL SELECT shard_id, 'pg_catalog.pg_namespace'::pg_catalog.regclass, oid, 'the schema' FROM shard) o
+    JOIN pg_catalog.pg_description d ON d.objoid = o.oid AND d.classoid = o.class AND d.objsubid = 0
+    UNION ALL
+    SELECT s.shard_id, 'default privileges', pg_catalog.pg_get_userbyid(d.defaclrole) || ' on ' || d.defaclobjtype::pg_catalog.text,
+        (SELECT pg_catalog.string_agg(one::pg_catalog.text, ' ' ORDER BY one::pg_catalog.text) FROM pg_catalog.unnest(d.defaclacl) AS one)
+    FROM shard s JOIN pg_catalog.pg_default_acl d ON d.defaclnamespace = s.oid
     UNION ALL
     SELECT o.shard_id, o.object, a.privilege_type || ' granted to '
         || CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(a.grantee) END,
