@@ -15,7 +15,7 @@ use super::finding::{Finding, Findings, Severity};
 use super::known::{self, Known};
 use super::migrations::{Drift, Migrations, Pending};
 use super::own::OWN;
-use super::{made, orphans, settings};
+use super::{exposed, made, orphans, settings};
 use crate::map::{HostName, ShardEpoch, ShardMap};
 use crate::shard::ShardId;
 
@@ -52,6 +52,7 @@ pub fn check(map: &ShardMap, survey: &Survey, cluster: &Cluster, migrations: Opt
     clock::check(&mut findings, survey, cluster.epoch);
     orphans::check(&mut findings, survey, &cluster.schema_prefix);
     settings::check(&mut findings, survey);
+    exposed::check(&mut findings, survey);
     findings.without_consequences();
     findings.sorted()
 }

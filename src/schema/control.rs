@@ -425,6 +425,8 @@ pub(super) mod tests {
             in_recovery: false,
             may_create: true,
             has_pgshard: true,
+            is_superuser: false,
+            public_may_create: false,
             lock_slots: 6400,
         };
         HostFacts {

@@ -67,6 +67,10 @@ pub struct ServerFacts {
     pub may_create: bool,
     /// Whether there is a schema named `pgshard`, the control schema or not.
     pub has_pgshard: bool,
+    /// Whether the role is a superuser.
+    pub is_superuser: bool,
+    /// Whether every role may create objects in the schema `public`.
+    pub public_may_create: bool,
     /// How many locks on objects the server has room for, all connections together.
     pub lock_slots: i64,
 }
@@ -329,7 +333,10 @@ SELECT current_setting('server_version_num')::int4, current_user::text, current_
              'max_prepared_transactions', 'default_transaction_isolation', 'default_transaction_read_only',
              'default_transaction_deferrable', 'session_replication_role']) AS name)::text,
        (SELECT json_build_object('server_encoding', pg_encoding_to_char(encoding), 'lc_collate', datcollate,
-                                 'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text";
+                                 'lc_ctype', datctype) FROM pg_database WHERE datname = current_database())::text,
+       (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
+       EXISTS (SELECT FROM pg_namespace n, aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) AS a
+               WHERE n.nspname = 'public' AND a.grantee = 0 AND a.privilege_type = 'CREATE')";
 
 /// What control schemas have since version 6. Nothing that is compared between hosts: it may be of another moment than
 /// the rest.
@@ -482,6 +489,8 @@ pub async fn host_facts(client: &Client) -> Result<HostFacts, FactsError> {
         in_recovery: get(&row, 3)?,
         may_create: get(&row, 4)?,
         has_pgshard: owner.is_some(),
+        is_superuser: get(&row, 16)?,
+        public_may_create: get(&row, 17)?,
         lock_slots: get(&row, 7)?,
     };
     let (owns_control, bootstrapped, has_record): (bool, bool, bool) = (get(&row, 6)?, get(&row, 8)?, get(&row, 9)?);

@@ -15,6 +15,7 @@ mod compare;
 mod contents;
 pub mod control;
 mod damage;
+mod exposed;
 mod facts;
 mod fault;
 mod finding;
@@ -46,6 +47,7 @@ pub(crate) use compare::made_alike;
 pub use compare::{DefinitionSurvey, Definitions, compare, definitions};
 pub use contents::{Contents, Shelf, contents};
 pub use control::{Cluster, restore};
+pub use exposed::exposed;
 pub use facts::{
     AppliedSet, Attempt, ControlFacts, FactsError, HostFacts, IncomingRow, KeptAudit, LedgerRow, OfMoves, OpenMove,
     OpenWay, RecordedCluster, RecordedControl, RecordedMigration, ServerFacts, ShardRow, ShardState, Survey,

@@ -61,6 +61,8 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         let mut findings = schema::check(&map, &survey, &context::cluster(&config), folder);
         findings.extend(damaged.map(|error| Finding::damaged_map(error.to_string())));
         findings.extend(schema::identities(context::all_hosts(&config)).await.findings());
+        let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
+        findings.extend(schema::exposed(hosts, &config.path));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         // The hosts do not answer at the same instant: a shard that is opened in between is seen on two hosts, and the
         // remedy for that is not to be followed for nothing. What is really so is seen every time.

@@ -1,0 +1,163 @@
+//! What lies open: roles that may more than they need, connections that others can read, files with passwords in them.
+//!
+//! Throwaway servers are left out of what is said of roles: nobody keeps rows there.
+
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::facts::{HostFacts, Survey};
+use super::finding::{Finding, Findings, Severity};
+use crate::map::HostName;
+use crate::pg::{ConnectOptions, Password, SslMode, THROWAWAY};
+
+/// Whose rights are too wide.
+pub(super) fn check(findings: &mut Findings, survey: &Survey) {
+    let kept = |facts: &HostFacts| facts.settings.get("cluster_name").is_none_or(|name| name != THROWAWAY);
+    for (host, facts) in survey.iter().filter_map(|(host, facts)| Some((host, facts.as_ref().ok()?))) {
+        let server = &facts.server;
+        if server.is_superuser && kept(facts) {
+            let role = &server.role;
+            let what = format!("the role {role} is a superuser: whatever a shard's functions do, they may");
+            let remedy = "let a role that is none own the control schema and the shards: CREATE ROLE …, then REASSIGN \
+                          OWNED"
+                .to_owned();
+            findings.add(Severity::Warning, "superuser", Some(host), what, remedy);
+        }
+        if server.public_may_create {
+            let what = "everybody may create objects in the schema public, where sessions of the application find \
+                        them unless their search_path leaves it out"
+                .to_owned();
+            let remedy = "REVOKE CREATE ON SCHEMA public FROM PUBLIC".to_owned();
+            findings.add(Severity::Warning, "public_create", Some(host), what, remedy);
+        }
+    }
+}
+
+/// Hosts that are reached over a network without a proof of who they are, and files with passwords or keys that other
+/// users of this machine can read. `config`: the file that the hosts are from.
+///
+/// Asks no server. Of a file that cannot be looked at nothing is said: whoever needs it says so.
+pub fn exposed<'a>(hosts: impl IntoIterator<Item = (&'a HostName, &'a ConnectOptions)>, config: &Path) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    let mut said = false;
+    for (host, connect) in hosts {
+        if !connect.addresses().iter().all(|address| is_local(address)) {
+            transport(&mut findings, host, connect.tls().mode);
+        }
+        let secret = match connect.password() {
+            Password::Given(_) if !std::mem::replace(&mut said, true) => Some((None, config)),
+            Password::File(file) => Some((Some(host), file.as_path())),
+            _ => None,
+        };
+        let key = connect.tls().key.as_deref().map(|key| (Some(host), key));
+        for (host, file) in secret.into_iter().chain(key) {
+            if is_open(file) {
+                let file = file.display();
+                let what = format!("{file} holds a password or a key, and other users of this machine can read it");
+                findings.add(Severity::Warning, "open_file", host, what, format!("chmod 600 {file}"));
+            }
+        }
+    }
+    findings.sorted()
+}
+
+fn transport(findings: &mut Findings, host: &HostName, mode: SslMode) {
+    let remedy = "give the server a certificate for its name, and its url sslmode=verify-full".to_owned();
+    match mode {
+        SslMode::VerifyFull => {}
+        SslMode::Disable | SslMode::Prefer => {
+            let what = "rows and statements may cross the network as they are, and anybody can be the server";
+            findings.add(Severity::Warning, "weak_tls", Some(host), what.to_owned(), remedy);
+        }
+        SslMode::Require | SslMode::VerifyCa => {
+            let what = "the connection is encrypted, and the server need not prove that it is this one";
+            findings.add(Severity::Notice, "weak_tls", Some(host), what.to_owned(), remedy);
+        }
+    }
+}
+
+/// Whether an address, as [`ConnectOptions::addresses`] has it, stays on this machine.
+fn is_local(address: &str) -> bool {
+    let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
+    name.starts_with('/')
+        || name.starts_with('@')
+        || name == "localhost"
+        || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Whether others than the file's owner can read it.
+fn is_open(file: &Path) -> bool {
+    std::fs::metadata(file).is_ok_and(|facts| facts.permissions().mode() & 0o077 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tables::survey_of;
+    use super::*;
+
+    fn said(urls: &[&str], config: &Path) -> Vec<String> {
+        let hosts: Vec<(HostName, ConnectOptions)> =
+            urls.iter().map(|url| (HostName::new("db1").unwrap(), ConnectOptions::parse(url).unwrap())).collect();
+        let findings = exposed(hosts.iter().map(|(host, connect)| (host, connect)), config);
+        findings.iter().map(|one| format!("{} {}", one.severity.as_str(), one.code)).collect()
+    }
+
+    #[test]
+    fn rights_that_are_too_wide() {
+        let mut survey = survey_of(&[("db1", ""), ("db2", ""), ("db3", "down")]);
+        let said = |survey: &Survey| {
+            let mut findings = Findings::default();
+            check(&mut findings, survey);
+            findings.sorted().iter().map(|one| one.code).collect::<Vec<_>>()
+        };
+        assert_eq!(said(&survey), [""; 0]);
+        let facts = survey.get_mut("db1").unwrap().as_mut().unwrap();
+        (facts.server.is_superuser, facts.server.public_may_create) = (true, true);
+        assert_eq!(said(&survey), ["public_create", "superuser"]);
+        let facts = survey.get_mut("db1").unwrap().as_mut().unwrap();
+        facts.settings.insert("cluster_name".to_owned(), THROWAWAY.to_owned());
+        assert_eq!(said(&survey), ["public_create"]);
+    }
+
+    #[test]
+    fn connections_that_leave_the_machine() {
+        let config = Path::new("/nonexistent");
+        for local in ["127.0.0.7", "localhost", "/run/postgresql", "::1"] {
+            let url = format!("host={local} user=a dbname=d");
+            assert_eq!(said(&[&url], config), [""; 0], "{local}");
+        }
+        for (mode, expected) in [
+            ("disable", "warning weak_tls"),
+            ("prefer", "warning weak_tls"),
+            ("require", "notice weak_tls"),
+            ("verify-full&sslrootcert=system", ""),
+        ] {
+            let expected: Vec<&str> = [expected].into_iter().filter(|one| !one.is_empty()).collect();
+            assert_eq!(said(&[&format!("postgres://a@10.0.0.1/d?sslmode={mode}")], config), expected, "{mode}");
+        }
+        // One of several addresses is enough.
+        assert_eq!(said(&["postgres://a@127.0.0.1,db.example/d"], config), ["warning weak_tls"]);
+    }
+
+    #[test]
+    fn files_that_others_can_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, password) = (folder.path().join("pgshard.toml"), folder.path().join("secret"));
+        for file in [&config, &password] {
+            std::fs::write(file, "").unwrap();
+        }
+        let given = "postgres://a:hunter2@127.0.0.1/d";
+        for (mode, expected) in [(0o644, &["warning open_file"][..]), (0o640, &["warning open_file"]), (0o600, &[])] {
+            std::fs::set_permissions(&config, std::fs::Permissions::from_mode(mode)).unwrap();
+            // Once, however many hosts are in it.
+            assert_eq!(said(&[given, given], &config), expected);
+            assert_eq!(said(&["postgres://a@127.0.0.1/d"], &config), [""; 0]);
+            std::fs::set_permissions(&password, std::fs::Permissions::from_mode(mode)).unwrap();
+            let connect = ConnectOptions::parse("postgres://a@127.0.0.1/d").unwrap();
+            let host = (HostName::new("db1").unwrap(), connect.with_password(Password::File(password.clone())));
+            let findings = exposed([(&host.0, &host.1)], Path::new("/nonexistent"));
+            assert_eq!(findings.len(), expected.len());
+        }
+    }
+}
