@@ -24,8 +24,8 @@ impl Binaries {
     /// Every installation, the first choice first: `PGSHARD_PG_BIN`, then `/usr/lib/postgresql/*/bin` (newest first),
     /// `pg_config --bindir`, `PATH`, and what `script/setup` laid into `target/postgres/*/bin` (newest first).
     ///
-    /// `target` is looked for beside the `Cargo.toml` that cargo names in the environment of tests, in the current
-    /// directory, and above the running program.
+    /// `target` is looked for beside the `Cargo.toml` that cargo names in the environment of tests, and above the
+    /// running program.
     ///
     /// # Errors
     /// When there is none.
@@ -167,8 +167,8 @@ fn versions_in(folder: &Path) -> Vec<PathBuf> {
     versions.into_iter().map(|(_, path)| path.join("bin")).collect()
 }
 
-/// Where `script/setup` may have laid versions: beside the program that runs. Not in the current folder, which may be
-/// anybody's, with programs of his.
+/// Where `script/setup` may have laid versions: in the `target` beside the manifest, or in one above the running
+/// program. The current directory is not looked at, since anybody may have put programs there.
 fn laid_by_setup() -> Vec<PathBuf> {
     let mut targets = Vec::new();
     if let Some(manifest) = std::env::var_os("CARGO_MANIFEST_DIR") {

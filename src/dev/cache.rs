@@ -30,7 +30,7 @@ impl Cache {
             }
             _ => {}
         }
-        // The name is known to everybody, and everybody may create it.
+        // Anybody can guess the name, and may have created the directory.
         let facts = fs::symlink_metadata(&directory).map_err(Error::io("look at", &directory))?;
         if facts.is_dir() && facts.uid() == us {
             Ok(Cache { directory })
@@ -58,7 +58,7 @@ impl Cache {
         if is_whole(&place, &count) {
             return Ok(place);
         }
-        // What a builder left that was killed. With the lock ours, there is no other.
+        // Removes what a killed builder left. While we hold the lock, no other builder is at work.
         let prefix = format!("building-{name}-{hash}-");
         for entry in fs::read_dir(&self.directory).map_err(Error::io("read", &self.directory))?.flatten() {
             if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {

@@ -46,7 +46,7 @@ setters!(ClusterOptions: server: ServerOptions);
 pub struct Cluster {
     directory: PathBuf,
     servers: Vec<Server>,
-    /// After the servers: dropped, it waits until they are gone.
+    /// Declared after the servers, so that it is dropped last: it waits until they are gone.
     directory_guardian: Guardian,
 }
 
@@ -72,7 +72,7 @@ impl Cluster {
         // From here on, dropping the cluster cleans up.
         let directory_guardian = Guardian::of_directory(&directory)?;
         let mut cluster = Cluster { directory, servers: Vec::new(), directory_guardian };
-        // It stays ours: its owner could put a link in its place, for us to follow.
+        // The directory stays ours: the servers' user could put a link in place of a directory in it, for us to follow.
         account.let_through(&cluster.directory)?;
         let passfile = cluster.directory.join("passfile");
         let passwords = match options.server.access {

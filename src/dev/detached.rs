@@ -30,7 +30,7 @@ use crate::shard::ShardCount;
 /// The file that says that a directory is ours to stop and remove.
 const MARKER: &str = "made-by-pgshard-dev-up";
 
-/// The way from a server's directory to what it is set to.
+/// The settings, below a server's directory.
 const SETTINGS: &str = "data/pgshard.conf";
 
 /// The first migration of a developer who has none, to see how they look.
@@ -183,7 +183,7 @@ pub fn up(options: &UpOptions) -> Result<Up, Error> {
     Ok(Up { config, config_state, hosts, open, unnamed })
 }
 
-/// Writes a file that is not there. A link is one that is there.
+/// Writes a new file. If anything has its name, even a link, that is an error.
 fn write_new(path: &Path, text: &str) -> Result<(), Error> {
     let written = fs::File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(Error::io("write", path))
@@ -212,7 +212,7 @@ pub fn down(directory: &Path) -> Result<Vec<HostName>, Error> {
     let mut removed = Vec::new();
     for server in found {
         server.stop()?;
-        // Removing follows no links, also none that is put there meanwhile. The marker goes last, so that a removal
+        // Removing follows no links, not even one that is put there meanwhile. The marker goes last, so that a removal
         // that is cut short can be done again.
         let data = layout::data(&server.directory);
         match fs::remove_dir_all(&data) {
@@ -291,7 +291,7 @@ impl<'a> Detached<'a> {
         self.directory.with_file_name(format!("{}.passfile", self.name))
     }
 
-    /// That file, or `None` if it lets in everybody, as those did that an older pgshard made.
+    /// That file, or `None` if it lets in everybody, as servers of an older pgshard do.
     fn passfile(&self) -> Result<Option<PathBuf>, Error> {
         let place = self.passfile_place();
         if place.is_file() {
@@ -303,12 +303,12 @@ impl<'a> Detached<'a> {
         Ok(None)
     }
 
-    /// Without settings it is what an interrupted `up` left, which the next one makes anew.
+    /// Whether it has settings. Without them it is what an interrupted `up` left, and the next one makes it anew.
     fn is_whole(&self) -> Result<bool, Error> {
         given::exists(&self.directory, SETTINGS).map_err(Error::io("read", &self.data().join(settings::FILE)))
     }
 
-    /// The text of a file on this way below its directory.
+    /// The text of the file at this path below its directory.
     fn text(&self, way: &str) -> Result<String, Error> {
         given::read(&self.directory, way).map_err(Error::io("read", &self.directory.join(way)))
     }
@@ -437,8 +437,8 @@ impl<'a> Detached<'a> {
         }
     }
 
-    /// The server's process. A pid file may be left from before the machine went down, and its number be somebody
-    /// else's by now: only with somebody listening on the port it is believed.
+    /// The server's process. A pid file may be left from before the machine went down, and another process have its
+    /// number by now: it is believed only while somebody listens on the port.
     fn alive(&self) -> Option<u32> {
         self.pid().filter(|_| self.port().is_ok_and(|port| !port::is_free(port)))
     }

@@ -40,7 +40,7 @@ pub enum Error {
     NoUser,
     /// A directory is out of reach for the user that the servers run as.
     #[error(
-        "the user {user}, which PostgreSQL runs as, cannot enter {}, and so not reach {}; choose a place that every \
+        "the user {user}, which PostgreSQL runs as, cannot enter {}, and so cannot reach {}; choose a place that every \
          user can reach, such as one below /var/tmp",
         blocked.display(),
         path.display()

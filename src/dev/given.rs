@@ -11,12 +11,12 @@ use std::path::{Component, Path};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 
-/// More than any file has that is read whole.
+/// More bytes than any file that is read whole can have.
 const WHOLE_MAX: u64 = 64 << 10;
 /// More of a log than any message shows.
 const LOG_MAX: u64 = 1 << 20;
 
-/// The text of a small file on this way below a server's directory.
+/// The text of the small file at this path below a server's directory.
 pub(super) fn read(server: &Path, way: &str) -> io::Result<String> {
     let mut text = String::new();
     open(server, way)?.take(WHOLE_MAX).read_to_string(&mut text)?;
@@ -37,7 +37,7 @@ pub(super) fn length(server: &Path, way: &str) -> u64 {
     open(server, way).and_then(|log| log.metadata()).map_or(0, |facts| facts.len())
 }
 
-/// What a log says from this place on, the end of it if that is much.
+/// What a log says from this place on, or only the end of that if it is long.
 pub(super) fn log_from(server: &Path, way: &str, start: u64) -> String {
     let end = length(server, way);
     let start = start.max(end.saturating_sub(LOG_MAX));
@@ -65,10 +65,10 @@ fn open(server: &Path, way: &str) -> io::Result<File> {
         at = openat(&at, name, flags, Mode::empty()).map_err(said)?;
     }
     let file = File::from(at);
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is no file")) }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
 }
 
-/// What the system says where a link stands in the way is about levels or directories.
+/// Replaces the system's message where a link stands in the way: it speaks of levels or directories.
 fn said(errno: Errno) -> io::Error {
     match errno {
         Errno::LOOP | Errno::MLINK | Errno::NOTDIR => {

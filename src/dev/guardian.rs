@@ -20,7 +20,8 @@ const SCRIPT: &str = include_str!("guardian.sh");
 pub(super) const POLL: Duration = Duration::from_millis(5);
 
 /// Removes the directory named on its command line once its stdin ends and no server runs there any more, unless it is
-/// told to keep it. More than once: a copy of the template may still be on its way. Half a minute at most for each.
+/// told to keep it. It tries more than once, since a copy of the template may still be on its way. It waits and tries
+/// for half a minute each at most.
 const JANITOR: &str = r#"
 read -r keep && exit 0
 tries=0
@@ -69,7 +70,7 @@ impl Guardian {
         Ok(Guardian { child, orders, server: server.to_owned() })
     }
 
-    /// Starts one for the directory around the servers, that removes it when they are gone. It runs as ourselves,
+    /// Starts one for the directory around the servers, which it removes when they are gone. It runs as ourselves,
     /// because we may have put files there that the servers' user cannot remove.
     pub(super) fn of_directory(directory: &Path) -> Result<Guardian, Error> {
         let (child, orders) = shell(&Account::ourselves(), JANITOR, "pgshard-janitor", &[directory])?;
@@ -79,8 +80,8 @@ impl Guardian {
     /// Launches the server and waits until it takes connections, ends, or the time is up.
     pub(super) fn launch(&mut self, timeout: Duration) -> Result<Launched, Error> {
         let log_before = given::length(&self.server, layout::LOG);
-        // The last run's, so that it is not taken for this one's. The guardian removes them too, but later.
-        // A link that is removed is not followed.
+        // The last run's files are removed, so that they are not taken for this one's. The guardian removes them too,
+        // but later. Removing a link does not follow it.
         for name in ["exited", "pid"] {
             let _ = fs::remove_file(self.server.join(name));
         }
@@ -107,7 +108,7 @@ impl Guardian {
         })
     }
 
-    /// Leaves the directory where it is, at the end too.
+    /// Has the directory kept at the end.
     pub(super) fn keep(&mut self) -> Result<(), Error> {
         self.order("keep")
     }
@@ -139,7 +140,7 @@ impl Guardian {
                 Ok(Some(_)) | Err(_) => return,
             }
         }
-        tracing::warn!(directory = %self.server.display(), "what stops the servers here does not end");
+        tracing::warn!(directory = %self.server.display(), "the guardian of this directory does not end");
     }
 
     fn order(&mut self, order: &str) -> Result<(), Error> {

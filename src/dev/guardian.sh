@@ -2,8 +2,8 @@
 # usage: sh -c THIS guardian POSTGRES SERVER_DIRECTORY
 #
 # One order a line: launch | signal NAME | keep. At the end of stdin (also when the parent was killed): stop the server
-# at once and, unless told to keep it, remove its directory. Nothing here waits but for that end: whoever gave an
-# order watches the files `pid` and `exited`.
+# at once and, unless told to keep it, remove its directory. No order is answered: the process that gave it watches the
+# files `pid` and `exited`.
 set -u
 postgres=$1 server=$2
 pid='' watcher='' keep=no

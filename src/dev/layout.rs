@@ -15,9 +15,9 @@ pub(super) fn log(server: &Path) -> PathBuf {
     server.join(LOG)
 }
 
-/// The way to a server's log from its directory.
+/// The path of a server's log below its directory.
 pub(super) const LOG: &str = "log";
-/// The way to the file in which a server says how far it is.
+/// The path of the file in which a server says how far it is.
 pub(super) const POSTMASTER: &str = "data/postmaster.pid";
 
 /// The directory for the unix socket, or `None` where the path is too long for one: the kernel takes 107 bytes (macOS
@@ -36,9 +36,8 @@ pub(super) fn temporary(account: &Account) -> Result<PathBuf, Error> {
     Ok(temporary)
 }
 
-/// The directory for data that need not outlive the machine: in memory where there is plenty, for a data directory is
-/// more than a thousand small files, and a disk can take a second to make them. `TMPDIR` in the environment decides
-/// otherwise.
+/// The directory for data that need not outlive the machine: in memory where there is plenty, since a data directory is
+/// more than a thousand small files, and a disk can take a second to make them. If `TMPDIR` is set, it decides.
 pub(super) fn throwaway(account: &Account) -> Result<PathBuf, Error> {
     const PLENTY: u64 = 4 << 30;
     let memory = Path::new("/dev/shm");

@@ -14,8 +14,8 @@
 //! ([`Access`]): the superuser of a server can run programs as whoever it runs as, so on a machine that others use
 //! choose [`Access::Password`].
 //!
-//! Where we are root, servers run as `postgres` or `nobody`, who is given each server's directory. From then on we
-//! write nothing there but as that user, and read nothing by a link.
+//! Where we are root, servers run as `postgres` or `nobody`, and each server's directory is given to that user. From
+//! then on we write there only as that user, and follow no link when we read.
 //!
 //! Everything here blocks its thread, for a fraction of a second as a rule (starting a server) and for up to a minute
 //! at worst; from async code call it with `tokio::task::block_in_place` or `spawn_blocking`.

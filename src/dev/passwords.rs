@@ -23,7 +23,7 @@ host  replication all 127.0.0.1/32 scram-sha-256
 host  replication all ::1/128      scram-sha-256
 ";
 
-/// The way from a server's directory to the file that says who is let in.
+/// The file that says who is let in, below a server's directory.
 const HBA: &str = "data/pg_hba.conf";
 
 /// The passwords of the roles that every server has. None is ever shown.

@@ -101,8 +101,8 @@ impl Account {
         give().map_err(Error::io("give away", directory))
     }
 
-    /// Lets the user pass through a directory of ours to one that he was given. Where the user is ourselves, it stays
-    /// as it is.
+    /// Lets the user pass through a directory of ours to one that the user was given. If we are that user, nothing
+    /// changes.
     pub(super) fn let_through(&self, directory: &Path) -> Result<(), Error> {
         match &self.become_user {
             Some(_) => {
@@ -112,8 +112,8 @@ impl Account {
         }
     }
 
-    /// Writes a file in a directory that was given to the user, as that user: a link that he has put there leads to
-    /// nothing that he could not write himself.
+    /// Writes a file in a directory that was given to the user, as that user: a link that the user has put there leads
+    /// only to what the user could write anyway.
     pub(super) fn write(&self, path: &Path, text: &str) -> Result<(), Error> {
         self.redirect("cat >\"$1\"", path, text)
     }

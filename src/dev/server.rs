@@ -140,7 +140,7 @@ impl Server {
         loop {
             match guardian.launch(START_TIMEOUT)? {
                 Launched::Ready => return Ok(()),
-                // Somebody tries whether the port is free; it will be again in a moment.
+                // Somebody who tries whether the port is free has it for a moment.
                 Launched::Ended(log) if port::was_taken(&log) && started.elapsed() < START_TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(50));
                 }

@@ -15,14 +15,14 @@ pub enum Durability {
 /// Whom a server lets in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Access {
-    /// Every user of this machine, as any role. So each of them may be the superuser there, who can run programs as the
-    /// user that the server runs as. That is fit for a machine that nobody shares, and for as long as a test runs.
-    /// Every driver and pooler gets in, and no connection waits for a password to be proved.
+    /// Every user of this machine, as any role. So each of them can be the superuser there, and run programs as the
+    /// user that the server runs as. Use it on a machine that nobody shares, or for as long as a test runs. Every
+    /// driver and pooler gets in, and no connection waits for a password to be proved.
     #[default]
     Everybody,
-    /// Who has the password, which is random. The URLs name a file that holds it, which only its owner can read:
-    /// `?passfile=…`. libpq and what is built on it, pgshard and pgx understand that; tokio-postgres by itself does
-    /// not.
+    /// Those who have the password, which is random. The URLs name the file that holds it, and only its owner can read
+    /// that file: `?passfile=…`. libpq and what is built on it, pgshard and pgx understand that; tokio-postgres by
+    /// itself does not.
     Password,
 }
 
@@ -75,19 +75,20 @@ impl ServerOptions {
             ("unix_socket_directories", sockets),
             ("max_connections", self.max_connections.to_string()),
             ("shared_buffers", format!("{}MB", self.shared_buffers_mib)),
-            // Moves stream changes and leave prepared transactions to be seen.
+            // For moves, which stream changes, and for tests, which leave prepared transactions in a move's way.
             ("wal_level", "logical".to_owned()),
             ("max_wal_senders", "120".to_owned()),
             ("max_replication_slots", "120".to_owned()),
             ("max_prepared_transactions", "32".to_owned()),
-            // Times the two above: locks for about 59,000 objects, so pg_dump can hold every table of 4096 shards.
+            // Times the sum of max_connections and max_prepared_transactions: locks for about 59,000 objects, so that
+            // pg_dump can hold every table of 4096 shards.
             ("max_locks_per_transaction", "256".to_owned()),
             ("log_line_prefix", "%m [%p] %a %d ".to_owned()),
         ];
         if self.durability == Durability::Throwaway {
             lines.push(("fsync", "off".to_owned()));
             lines.push(("full_page_writes", "off".to_owned()));
-            // By this `pgshard check` knows that they may be off.
+            // Tells `pgshard check` that these two may be off.
             lines.push(("cluster_name", crate::pg::THROWAWAY.to_owned()));
             // The data may be in memory.
             lines.push(("max_wal_size", "512MB".to_owned()));
