@@ -1,6 +1,6 @@
 //! Who has what at one moment of the search, and what may go where.
 //!
-//! Hosts and shards are their places in the sorted problem here, so that sums are arrays.
+//! Hosts and shards are indexes into the sorted problem here, so that sums are arrays.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -27,21 +27,21 @@ pub(super) struct Load<'p> {
     together: Vec<Vec<u32>>,
 }
 
-/// How good a placement is; the smaller the better, the first that differs counts.
+/// How good a placement is. Smaller is better, and the first field that differs decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Score {
     /// Shards that are where they may not be.
     pub(super) misplaced: u64,
     /// Bytes over the limits of hosts.
     over_bytes: u64,
-    /// The fullest host's load by its share.
+    /// The fullest host's load, divided by its share.
     pub(super) peak: f64,
     /// How uneven the rest is.
     unevenness: f64,
 }
 
 impl Score {
-    /// Whether this is better, by more than what sums of fractions are off.
+    /// Whether this is better by more than rounding errors.
     pub(super) fn is_better_than(&self, other: &Score) -> bool {
         let by = |a: f64, b: f64| {
             if (a - b).abs() <= 1e-12 * a.abs().max(b.abs()) { Ordering::Equal } else { a.total_cmp(&b) }
@@ -88,7 +88,7 @@ impl<'p> Load<'p> {
         load
     }
 
-    /// Counts a shard on a host, beside where it is: as while it is moved there.
+    /// Counts a shard on a host in addition to the one where it is, as while it is moved there.
     pub(super) fn add(&mut self, shard: usize, host: usize) {
         let facts = &self.problem.shards[shard];
         self.weight[host] += facts.weight;
@@ -116,7 +116,8 @@ impl<'p> Load<'p> {
         self.problem.hosts[host].limits.weight
     }
 
-    /// The load of a host by its share; of a host that takes none, nothing: what it has is misplaced instead.
+    /// The load of a host, divided by its share. A host that takes no shards has 0: what it has counts as misplaced
+    /// instead.
     pub(super) fn fullness(&self, host: usize) -> f64 {
         self.fullness_with(host, self.weight[host])
     }
@@ -155,7 +156,7 @@ impl<'p> Load<'p> {
             && self.sets[shard].iter().all(alone)
     }
 
-    /// Another shard on the host of this one from which it is to be kept apart.
+    /// Another shard on the same host, from which this one is to be kept apart.
     pub(super) fn too_near(&self, shard: usize) -> Option<usize> {
         let host = self.at[shard];
         if !self.sets[shard].iter().any(|set| self.together[*set][host] > 1) {

@@ -1,4 +1,4 @@
-//! The order of the moves, so that a plan stopped anywhere has gained what could be gained until there.
+//! The order of the moves: wherever a plan is stopped, it has gained as much as it could by then.
 
 use super::load::{Load, Score};
 use super::outcome::Reason;
@@ -12,9 +12,9 @@ pub(super) struct Ordered {
 }
 
 /// The moves from where everything is to where `end` has it: first those that must be, then those that even out the
-/// most. Each move is possible when its turn comes. What never becomes possible (two full hosts that would exchange)
-/// is left out. The list is cut to `most` moves, and then where the placement is best, for half of an exchange could
-/// be worse than none.
+/// most. Each move is possible when its turn comes. What never becomes possible (two full hosts that would exchange) is
+/// left out. The list is cut to `most` moves, and then where the placement is best, since half of an exchange could be
+/// worse than none.
 pub(super) fn order(start: &Load<'_>, end: &Load<'_>, level: f64, most: Option<usize>) -> Vec<Ordered> {
     let mut now = start.clone();
     let mut left: Vec<usize> = (0..end.at.len()).filter(|shard| end.at[*shard] != start.at[*shard]).collect();

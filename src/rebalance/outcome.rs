@@ -16,7 +16,7 @@ pub struct Plan {
     pub moves: Vec<Move>,
     /// Every host, by name.
     pub hosts: Vec<HostLoad>,
-    /// How far over what is possible the fullest host is before the plan: 0.02 is 2 %.
+    /// How far the fullest host is above the lowest that is possible, before the plan: 0.02 is 2 %.
     pub spread_before: f64,
     /// The same after it.
     pub spread_after: f64,
@@ -167,7 +167,7 @@ const ROUNDS_MAX: usize = 3;
 /// ```
 ///
 /// # Errors
-/// When the problem contradicts itself. A problem that cannot be solved is none: what cannot be met is in the plan.
+/// When the problem contradicts itself. It is no error if not everything can be met: the plan names what is not.
 pub fn plan(problem: &Problem) -> Result<Plan, Error> {
     let problem = problem.checked()?;
     let start = Load::of(&problem);
@@ -193,7 +193,7 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
         // Where the order has left moves out, others may have lost their point.
         let before = reached.at.clone();
         end = reached;
-        // A number of moves that is too small to make the fullest less full is still a part of the way.
+        // Too few moves to make the fullest host less full are still a part of the way.
         if problem.options.moves_max.is_some_and(|most| moves.len() >= most) {
             break;
         }
@@ -204,7 +204,7 @@ pub fn plan(problem: &Problem) -> Result<Plan, Error> {
             break;
         }
     }
-    // What is told of the end is where these moves lead, also where the rounds were not enough.
+    // The plan reports where these moves lead, even if the rounds were not enough.
     end = start.clone();
     moves.iter().for_each(|planned| end.put(planned.shard, planned.to));
     let name = |host: usize| problem.hosts[host].name.clone();

@@ -88,7 +88,7 @@ pub enum Error {
         what: String,
     },
     /// A shard is on, or is pinned to, a host that is not there.
-    #[error("shard {shard} is for host {host}, which there is not")]
+    #[error("shard {shard} is for host {host}, which does not exist")]
     UnknownHost {
         /// The shard.
         shard: ShardId,

@@ -10,8 +10,10 @@ pub const PRECISION: f64 = 0.002;
 /// Rounds of taking back. Each can make room for another; more than a few never do.
 const TAKE_BACK_MAX: usize = 4;
 
-/// The fullness that no placement can be below: that of all hosts equally full, beside those that what may not be moved
-/// fills further; and that of the heaviest shard on the largest host. Limits and apart-sets are not counted in.
+/// A lower bound for the fullness of the fullest host in any placement. Shards that may not move, or only to one host,
+/// are fixed. The bound is the largest of three: the heaviest free shard on the largest host; the host that its fixed
+/// shards fill the most; and all hosts equally full, except those that fixed shards alone make fuller. Limits and
+/// apart-sets are not taken into account.
 pub(super) fn bound(load: &Load<'_>) -> f64 {
     let hosts: Vec<usize> = (0..load.weight.len()).filter(|host| load.share(*host) > 0.0).collect();
     let mut fixed = vec![0u64; load.weight.len()];
@@ -32,7 +34,7 @@ pub(super) fn bound(load: &Load<'_>) -> f64 {
     }
     let mut open = hosts.clone();
     open.sort_by(|a, b| load.fullness_with(*b, fixed[*b]).total_cmp(&load.fullness_with(*a, fixed[*a])));
-    // The hosts that are fuller by what is fixed than the others can become get nothing: the fullest first.
+    // Hosts that fixed shards alone make fuller than the others can become get nothing: the fullest first.
     let mut level = 0.0;
     for at in 0..open.len() {
         let rest = &open[at..];
@@ -48,12 +50,13 @@ pub(super) fn bound(load: &Load<'_>) -> f64 {
     level.max(fullest_fixed).max(heaviest)
 }
 
-/// The fullness that hosts which are not full by what is fixed can all come down to: what levelling aims at.
+/// The fullness that levelling aims at: all hosts can come down to it, except those that fixed shards alone make
+/// fuller.
 pub(super) fn level(load: &Load<'_>) -> f64 {
     level_and_closed(load).0
 }
 
-/// The same with the hosts that are fuller than that by what is fixed.
+/// The same, with the hosts that fixed shards alone make fuller.
 fn level_and_closed(load: &Load<'_>) -> (f64, Vec<bool>) {
     let hosts = || (0..load.weight.len()).filter(|host| load.share(*host) > 0.0);
     let mut fixed = vec![0u64; load.weight.len()];
@@ -81,7 +84,8 @@ fn is_free(load: &Load<'_>, shard: usize) -> bool {
     load.problem.shards[shard].constraint == Constraint::Free
 }
 
-/// What a move costs beside what is planned already: what has left home goes on for nothing, and back home for a gain.
+/// What a move costs in addition to what is planned: a shard that has left home goes on for nothing, and saves its
+/// bytes if it goes back home.
 fn cost(load: &Load<'_>, shard: usize, host: usize) -> i64 {
     let bytes = i64::try_from(load.problem.shards[shard].bytes).unwrap_or(i64::MAX);
     match (load.at[shard] == load.home[shard], host == load.home[shard]) {
@@ -102,7 +106,7 @@ pub(super) fn force(load: &mut Load<'_>) {
         for shard in leaving {
             place(load, shard);
         }
-        // Of two that are too near each other the one that costs less goes.
+        // Of two shards that are to be kept apart, the one that costs less goes.
         let mut near: Vec<usize> = (0..load.at.len()).filter(|shard| load.too_near(*shard).is_some()).collect();
         near.sort_by_key(|shard| (load.problem.shards[*shard].bytes, *shard));
         for shard in near {
@@ -202,8 +206,8 @@ pub(super) fn flatten(load: &mut Load<'_>) {
     }
 }
 
-/// A shard that would overfill its host all by itself goes to one that it does not, whatever else is there: the rest is
-/// levelled around it. Levelling by itself never gives a host more than it has room for.
+/// A shard that overfills its host all by itself goes to the host that it fills the least, whatever else is there: the
+/// rest is levelled around it. Levelling by itself never gives a host more than it has room for.
 fn seat_the_heaviest(load: &mut Load<'_>, here: &mut [Vec<usize>], target: f64) {
     let weight = |load: &Load<'_>, shard: usize| load.problem.shards[shard].weight;
     let too_heavy = |load: &Load<'_>, shard: usize| weight(load, shard) as f64 > target * load.share(load.at[shard]);
@@ -233,7 +237,7 @@ struct Step {
 }
 
 /// Makes the fullest host less full, by a move or an exchange at a time, until it is near enough to `bound` or no step
-/// helps. Every step makes the sorted list of fullnesses smaller, so it ends; the limit is for what fractions are off.
+/// helps. Every step makes the sorted list of fullnesses smaller, so it ends; the limit is for rounding errors.
 pub(super) fn refine(load: &mut Load<'_>, bound: f64) {
     let hosts = load.weight.len();
     let enough = bound * (1.0 + PRECISION);
@@ -246,7 +250,7 @@ pub(super) fn refine(load: &mut Load<'_>, bound: f64) {
     for _ in 0..4 * load.at.len() {
         let mut fullest: Vec<usize> = (0..hosts).filter(|host| load.share(*host) > 0.0).collect();
         fullest.sort_by(|a, b| load.fullness(*b).total_cmp(&load.fullness(*a)).then(a.cmp(b)));
-        // One that nothing helps is passed over: the next may still be lowered.
+        // A host that no step helps is passed over: the next may still be lowered.
         let over = fullest.into_iter().filter(|host| {
             let fullness = load.fullness(*host);
             fullness > enough || fullness > aim * (1.0 + PRECISION)
@@ -334,7 +338,7 @@ fn neighbours(list: &[(u64, usize)], weight: f64) -> std::ops::Range<usize> {
 }
 
 /// Takes home what can go home without making the fullest host fuller, or anything misplaced: the largest first. A host
-/// that is fuller by what may not be moved from it is not the measure for the others.
+/// that fixed shards alone make fuller is not the measure for the others.
 pub(super) fn take_back(load: &mut Load<'_>) {
     let (_, closed) = level_and_closed(load);
     let open = (0..load.weight.len()).filter(|host| !closed[*host]);

@@ -57,7 +57,7 @@ fn any_problem() -> impl Strategy<Value = Problem> {
     })
 }
 
-/// Where everything is, told again from nothing: not by the planner's own sums.
+/// Where everything is, with sums of its own: it does not rely on the planner's.
 struct Placed<'p> {
     problem: &'p Problem,
     at: BTreeMap<ShardId, HostName>,
@@ -154,7 +154,8 @@ proptest! {
         if placed.wrong().0 > 0 {
             prop_assert!(!plan.unmet.is_empty());
         }
-        // A shard that is to be emptied away and has a place to go has gone, unless the moves were numbered.
+        // A shard that must leave an emptied host and has a place to go has gone, unless the number of moves was
+        // limited.
         if problem.options.moves_max.is_none() {
             for unmet in plan.unmet.iter().filter(|unmet| matches!(unmet.reason, Reason::Emptied { .. })) {
                 let shard = shard_in(&problem, unmet.shard);
@@ -379,7 +380,7 @@ fn nonsense_is_refused() {
     };
     assert_eq!(error(|p| p.hosts.push(host(0, 1.0))), "host db0 is there twice");
     assert_eq!(error(|p| p.shards.push(shard(0, 0, 1, 1))), "shard 0 is there twice");
-    assert_eq!(error(|p| p.shards[0].host = name(7)), "shard 0 is for host db7, which there is not");
+    assert_eq!(error(|p| p.shards[0].host = name(7)), "shard 0 is for host db7, which does not exist");
     assert_eq!(
         error(|p| p.hosts[0].limits.weight = f64::NAN),
         "host db0 cannot have the weight NaN: it must be 0 to 1000000"

@@ -36,8 +36,8 @@ pub struct Pace {
 }
 
 impl Default for Pace {
-    /// One group out of a host and one in: a disk has one end. Sixteen shards: what an interrupted wave may leave to
-    /// resume.
+    /// One group out of a host and one in, since they share its disk. Sixteen shards: more should not be left to resume
+    /// by an interrupted wave.
     fn default() -> Pace {
         Pace { groups_per_host: 1, shards_per_group: 16 }
     }
@@ -46,8 +46,8 @@ impl Default for Pace {
 /// Cuts a plan's moves into waves. Within a wave nothing relies on another move of it: a host has room for what comes
 /// before anything has left.
 ///
-/// Moves are run earlier than the plan has them only where that can be in nobody's way: to hosts without limits, of
-/// shards that are kept apart from none. So whatever is left can always go on.
+/// A move runs earlier than in the plan only where it cannot be in another's way: its host has no limits, and its shard
+/// is in no apart-set. So the moves that are left can always go on.
 ///
 /// # Errors
 /// As [`plan`](super::plan): the problem must be the one that was planned.
@@ -79,7 +79,7 @@ fn next_wave(now: &Load<'_>, left: &[(usize, usize, &Move)], pace: Pace) -> (Wav
     let mut wave = Wave::default();
     let mut taken = BTreeSet::new();
     let (mut out, mut into): (BTreeMap<&HostName, usize>, BTreeMap<&HostName, usize>) = Default::default();
-    // What has come in this wave, with nothing gone.
+    // The load with what has come in this wave, and nothing gone.
     let mut filled = now.clone();
     let mut passed_over = false;
     for (at, (number, to, planned)) in left.iter().enumerate() {
