@@ -1,5 +1,5 @@
-//! The command line as clap sees it: definitions and help, no decisions. What is said of a verb is in a file of its
-//! own; here is the whole, and moves.
+//! The command line as clap sees it: definitions and help, no decisions. Most verbs have a file of their own; this one
+//! holds the command as a whole, `move` and `moves`.
 
 mod balance;
 mod cluster;
@@ -109,7 +109,7 @@ pub(crate) enum Command {
         command: MigrateCommand,
     },
     Locate(Locate),
-    /// Take IDs apart, put them together, find those of a span of time
+    /// Decode and encode IDs, find the IDs of a span of time
     Id {
         #[command(subcommand)]
         command: IdCommand,
@@ -124,7 +124,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: WorkersCommand,
     },
-    /// Show the shard map, compare it, make it anew from the hosts, take it to a database and back
+    /// Show the shard map, compare it, rebuild it from the hosts, import it into a database, export it
     Map {
         #[command(subcommand)]
         command: MapCommand,
@@ -132,7 +132,7 @@ pub(crate) enum Command {
     Sql(Sql),
     Bench(Bench),
     Move(Move),
-    /// What became of moves: list them, resume, abort, complete, clean up
+    /// See what became of moves: list them, resume, abort, complete, clean up
     Moves {
         #[command(subcommand)]
         command: Option<MovesCommand>,
@@ -188,13 +188,13 @@ pub(crate) struct Move {
     /// Do all but the fence, then wait for `pgshard moves continue`; the source serves, the target follows
     #[arg(long, conflicts_with = "at")]
     pub(crate) hold: bool,
-    /// Do all but the fence, then wait until then: 22:30 (local time, the next one), or RFC 3339
+    /// Do all but the fence, then wait until this time: 22:30 (local, the next one), or RFC 3339
     #[arg(long, value_name = "TIME", value_parser = values::moment)]
     pub(crate) at: Option<Timestamp>,
     /// Online: keep the old copies as they are at the switch; no slot on the target, and no `moves rollback`
     #[arg(long, alias = "no-way-back")]
     pub(crate) no_reverse_replication: bool,
-    /// Online: alter no table; a table without a key is refused, and not lent a replica identity until the end
+    /// Online: alter no table; refuse a table without a key, instead of lending it a replica identity until the end
     #[arg(long)]
     pub(crate) no_replica_identity: bool,
     /// Do not ask
@@ -210,7 +210,7 @@ impl Move {
         if self.no_reverse_replication { Back::Forgone } else { Back::Prepared }
     }
 
-    /// What is done about tables whose rows no stream can name.
+    /// What is done about tables without a key, whose changed rows no stream can identify.
     pub(crate) fn replica_identity(&self) -> IdentityPolicy {
         if self.no_replica_identity { IdentityPolicy::Keep } else { IdentityPolicy::Lend }
     }
@@ -246,7 +246,7 @@ impl From<MoveMode> for Mode {
 /// What unlogged tables have at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Unlogged {
-    // No help of their own: with it every page that has the option would become long.
+    // No help texts: clap would list them on every page that has the option.
     Rows,
     Empty,
 }
@@ -271,7 +271,7 @@ pub(crate) struct Pace {
         value_parser = clap::value_parser!(u64).range(1..=86_400),
     )]
     pub(crate) max_pause_s: u64,
-    /// Online: the most that is copied in a second, of all shards together, such as 20MB [default: no limit]
+    /// Online: the most to copy in a second, all shards together, such as 20MB [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = values::rate)]
     pub(crate) max_rate: Option<NonZeroU64>,
     /// Online: fence no shard while the target is further behind
@@ -280,8 +280,8 @@ pub(crate) struct Pace {
     /// Online: the most WAL that a source may have to keep for the move; past it the move is aborted
     #[arg(long, value_name = "BYTES", default_value = "10GiB", value_parser = values::bytes)]
     pub(crate) max_wal: u64,
-    /// Online: how long the comparison at a move's end may hold back VACUUM on both hosts; what is not compared then,
-    /// is named. 0: none is made
+    /// Online: how long the audit at a move's end may hold back VACUUM on both hosts; what it has not compared by then
+    /// is named. 0: no audit
     #[arg(
         long,
         value_name = "SECONDS",
@@ -289,7 +289,7 @@ pub(crate) struct Pace {
         value_parser = clap::value_parser!(u64).range(0..=86_400),
     )]
     pub(crate) audit_max_s: u64,
-    /// Unlogged tables have their rows at the target, which are copied while the shard is closed; or none, as after a
+    /// What unlogged tables have at the target: their rows, copied while the shard is closed, or nothing, as after a
     /// crash
     #[arg(long, value_name = "WHAT", default_value = "rows")]
     pub(crate) unlogged: Unlogged,
@@ -363,18 +363,19 @@ pub(crate) struct MovesShow {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 From any machine; it only reads. A table on a terminal, else a line for each change; with --json an object a
-line. Ends with the move: exit code 0 if all of its shards are at the target, 1 if it was aborted, 8 if some
-were, 7 if nobody works on it any more.")]
+line. Ends with the move: exit code 0 if all of its shards are at the target, 1 if all were aborted,
+8 if only some were, 7 if nobody works on it any more.")]
 pub(crate) struct MovesWatch {
     /// The move [default: the only one that is open]
     pub(crate) id: Option<String>,
 }
 
-/// Have a move stand still: nothing more is copied, nothing is fenced
+/// Pause a move: nothing more is copied, nothing is fenced
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-From any machine. Its mover hears it within two seconds, and finishes the chunks that are under way. The source
-keeps the log of what is changed, or the target applies it: watch how much with `pgshard moves watch`.")]
+From any machine. Its mover hears of it within two seconds, and finishes the chunks that are under
+way. Meanwhile the source keeps the WAL of new changes, or the target applies them. How much
+is shown by `pgshard moves watch`.")]
 pub(crate) struct MovesPause {
     /// The move [default: the only one that is open]
     pub(crate) id: Option<String>,
@@ -390,8 +391,8 @@ pub(crate) struct MovesContinue {
 /// Ask whoever works on a move to stop, from any machine
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-As Ctrl-C does on its own machine: fences are taken back, shards that are decided are opened, every shard can be used, \
-and the move can be resumed. Waits until nobody works on the move any more. Exit code 4: somebody still does after \
+Like Ctrl-C on the mover's own machine: fences are taken back, decided shards are opened, every shard can be used, and \
+the move can be resumed. Waits until nobody works on the move any more. Exit code 4: somebody still does after \
 --wait-s.
 
 Examples:
@@ -404,7 +405,7 @@ pub(crate) struct MovesStop {
     pub(crate) patience: Patience,
 }
 
-/// How long somebody who was asked is waited for.
+/// How long to wait for a mover that was asked to do something.
 #[derive(Clone, Copy, Debug, ArgGroup)]
 pub(crate) struct Patience {
     /// How long to wait until the mover has done what it was asked, in seconds
@@ -466,10 +467,10 @@ pub(crate) struct MovesRollback {
 /// Compare what a move has brought with its old copies, where the move's own audit was broken off or left something out
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-The snapshots of the move's end are lost by then. So it tells of tables that are the same on both hosts now, and of \
-those that
-differ although nobody has written to them since; what was written to since is named as not audited. Exit code 6 if
-something differs, 8 if something could not be told.")]
+The snapshots of the move's end are lost by then. So it can only name the tables that are the same
+on both hosts now, and those that differ although nobody has written to them since. A table that was
+written to since is named as not audited. Exit code 6 if something differs, 8 if something could not
+be audited.")]
 pub(crate) struct MovesAudit {
     /// The move [default: the only one whose old copies are kept]
     pub(crate) id: Option<String>,
@@ -480,14 +481,14 @@ pub(crate) struct MovesAudit {
 /// Keep old copies up to date, so that a rollback is quick; runs until it is stopped
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Without it the new hosts keep the log that a rollback would need. It can be killed at any time; the next one
-goes on. New moves are taken up by themselves. Run it under systemd, or beside the application.")]
+Without it the new hosts keep the WAL that a rollback would need. It can be killed at any time; the
+next one goes on. It finds new moves by itself. Run it under systemd, or beside the application.")]
 pub(crate) struct MovesFeed {
     /// The move [default: all whose old copies are kept]
     pub(crate) id: Option<String>,
     #[command(flatten)]
     pub(crate) limit: BackLimit,
-    /// For pgshard's own tests: how long a lease outlives who feeds
+    /// For pgshard's own tests: how long a lease outlives the process that feeds
     #[arg(long, hide = true, env = "PGSHARD_LEASE_MS", value_name = "MS", default_value_t = 10_000)]
     pub(crate) lease_ms: u64,
 }
@@ -495,7 +496,7 @@ pub(crate) struct MovesFeed {
 /// How much a reverse replication may cost.
 #[derive(Debug, ArgGroup)]
 pub(crate) struct BackLimit {
-    /// How much log a new host may keep for a rollback, in MiB; beyond, the rollback is given up
+    /// How much WAL a new host may keep for a rollback, in MiB; beyond that, the rollback is given up
     #[arg(
         long,
         value_name = "MIB",
@@ -517,7 +518,8 @@ impl BackLimit {
 pub(crate) struct MovesComplete {
     /// The move [default: the only one whose old copies are kept]
     pub(crate) id: Option<String>,
-    /// Also the old copies of shards whose move was not audited, or differs: they may be the only right ones
+    /// Also the old copies of shards whose move was not audited, or whose audit found a difference: they may be the
+    /// only right ones
     #[arg(long)]
     unaudited: bool,
     /// Do not ask
@@ -533,16 +535,16 @@ impl MovesComplete {
     }
 }
 
-/// Have one host serve a shard that two hosts serve, or none, after a host has lost what it had said
+/// Have one host serve a shard that two hosts serve, or none, after a host has lost data
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Asks every host what it knows of the shard: after a fail-over that lost commits, a restored backup, an empty disk, or \
-a host that is gone for good. It says what each says, what can be made true of that, and which rows the shard may \
-lack then, and where they are. It drops no row.
+For use after a fail-over that lost commits, a restored backup, an empty disk, or with a host that is gone for good. \
+Asks every host what it knows of the shard, and says what each answers, what can be done about it, which rows the \
+shard may then lack, and where those are. It drops no row.
 
-What is sure is done: a host that serves a shard which another has by a later epoch stands down, and a shard is \
-opened that was decided and whose host has lost that. Where rows are given up that a host has, or may have, it says \
-so and does nothing (exit code 4) until the host is named by --give-up. Such a host must not come back as it was.
+It does what is safe: a host stands down if another has the shard by a later epoch, and a target that has lost the \
+open of a decided shard opens it again. Where a repair would give up rows that a host has, or may have, it says so \
+and does nothing (exit code 4) until --give-up names that host. Such a host must not come back as it was.
 
 Examples:
   pgshard moves repair 7 --plan

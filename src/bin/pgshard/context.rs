@@ -40,7 +40,8 @@ pub(crate) async fn map(config: &Config) -> Result<ShardMap, Failure> {
     })
 }
 
-/// The map as it is kept now; where what is kept is no map, the newest of its history, and what is wrong.
+/// The map as it is kept now. If it is damaged or missing: the newest one in the history that can be read, and what is
+/// wrong.
 ///
 /// # Errors
 /// As [`map`], and where the history has no map either.
@@ -56,7 +57,7 @@ pub(crate) async fn map_or_last(config: &Config) -> Result<(ShardMap, Option<Sto
     }
 }
 
-/// The store of the config's map; what is published is said to be by this command line.
+/// The store of the config's map. What it publishes is recorded with this command line as the reason.
 pub(crate) fn store(config: &Config) -> ConfigStore {
     let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
     let line: Vec<String> = std::iter::once("pgshard".to_owned()).chain(words).collect();
@@ -78,8 +79,8 @@ pub(crate) fn all_hosts(config: &Config) -> Vec<(HostName, ConnectOptions)> {
     config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect()
 }
 
-/// Sees to it that every host is the server that belongs under its name, before anything is written: all addresses are
-/// asked, and what they say is kept in mind by all connections of this process.
+/// Checks that every host is the server that belongs under its name, before anything is written. All addresses are
+/// asked, and all later connections of this process are checked against the answers.
 ///
 /// # Errors
 /// With [`Exit::Refused`] where two servers take the writes of a host, or one does that is not the host.
@@ -101,7 +102,7 @@ pub(crate) async fn identities(config: &Config) -> Result<Identities, Failure> {
     Ok(identities)
 }
 
-/// Has the hosts record what is new of each other. A role that may not write that, leaves it to another.
+/// Has the hosts record what is new about each other. A role that may not write it leaves that to another.
 pub(crate) async fn record(identities: &Identities, config: &Config) {
     for error in identities.record(&all_hosts(config)).await {
         tracing::debug!(host = %error.host, error = chain(&error).join(": "), "not recorded");

@@ -26,7 +26,7 @@ use exit::Exit;
 use output::Output;
 
 fn main() -> ExitCode {
-    // Prints help and mistakes itself, and leaves with 0 or 2.
+    // This prints help and mistakes itself, and then exits with 0 or 2.
     let args = Args::parse();
     let output = Arc::new(Output::new(&args.global));
     logging::start(&args.global, &output);
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         Err(error) => return output.failure(&error.into()).into(),
     };
     let exit = runtime.block_on(run(args, &output));
-    // Not dropped, which would wait for a question that nobody answers any more.
+    // Not dropped: a drop would wait for a question that nobody answers any more.
     runtime.shutdown_background();
     exit.into()
 }

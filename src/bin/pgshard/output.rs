@@ -35,7 +35,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// How a column of a table stands.
+/// How a column of a table is aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Align {
     /// Names and text.
@@ -110,7 +110,7 @@ impl Output {
         self.drawing(printable(&lines.to_string()))
     }
 
-    /// Data that we have drawn, with colours: nothing of it is the text of a server or a file.
+    /// Data that we have drawn, with colours. It is not escaped: no part of it comes from a server or a file.
     ///
     /// # Errors
     /// As [`Output::data`].
@@ -138,8 +138,8 @@ impl Output {
         self.data(line.expect("our objects have text for keys"))
     }
 
-    /// What happens while a command works, as [`Output::object`]; nothing in text. That nobody reads it any more does
-    /// not stop the work.
+    /// What happens while a command works, as [`Output::object`]; nothing in text. The work goes on if nobody reads it
+    /// any more.
     pub(crate) fn event(&self, event: impl Serialize) {
         if self.format == Format::Json {
             self.object(event).ok();
@@ -312,9 +312,9 @@ pub(crate) fn seconds(duration: Duration) -> String {
     }
 }
 
-/// The text with what a terminal would obey written out: control characters, and those that turn the direction of
-/// writing, so that it would look like another text. Lines stay lines. Servers' words, queries and names are in what
-/// we say, and whoever writes to a database chooses them.
+/// The text with escapes for what a terminal would obey: control characters, and those that turn the direction of
+/// writing and so make it look like another text. Line ends stay. Our messages quote servers, queries and names, and
+/// anybody who writes to a database can choose those.
 fn printable(text: &str) -> String {
     let plain = |c: char| match c {
         '\n' | '\t' => true,

@@ -59,7 +59,7 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "not a size such as 20MB or 10GiB".to_owned())
 }
 
-/// A size that is not zero, a second.
+/// A rate: a size above zero, for a second.
 pub(crate) fn rate(text: &str) -> Result<NonZeroU64, String> {
     NonZeroU64::new(bytes(text)?).ok_or_else(|| "nothing would ever be copied: use `pgshard moves pause`".to_owned())
 }

@@ -15,8 +15,8 @@ the others'; max_shards, max_bytes and [rebalance] there are never violated. Not
 the fullest host is within the threshold. Moves run in waves: one group of shards out of a host,
 and one in.
 
-Doing it again plans from what is then, after finishing moves that were interrupted. Ctrl-C ends
-the wave that runs in order, and prints the command that goes on.
+A second run finishes moves that were interrupted, then plans anew from what the hosts have. Ctrl-C
+ends the running wave in order, and prints the command that goes on.
 
 Examples:
   pgshard rebalance --plan

@@ -44,8 +44,8 @@ pub(crate) struct Check {
     /// Compare what the shards are made of with each other, too: tables, columns, indexes, functions and all
     #[arg(long)]
     pub(crate) ddl: bool,
-    /// Say what would stop a move of any shard, too, in the words of `pgshard move --plan`: one look at each definition
-    /// that there is, not at each shard
+    /// Say what would stop a move of any shard, too, in the words of `pgshard move --plan`: looks once at each
+    /// definition, not at each shard
     #[arg(long)]
     pub(crate) movable: bool,
     /// Read every row, too, at half speed: for IDs of other shards, or ahead of their shard's clock, and sequences
@@ -58,10 +58,10 @@ pub(crate) struct Check {
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Doing it again does only what is left. All hosts are read, whichever are written to, so that no
-shard is ever made a second time: each host remembers which shards were on the others. What a host
-that is empty now, or that the config does not name, is known to have had is made again only with
---lost; restore it instead, if there is any way. A shard that fails is named and the others go on;
-the exit code is then 8.
+shard is ever made a second time: each host remembers which shards were on the others. Where a host
+is empty now, or the config does not name it, the shards that it is known to have had are made again
+only with --lost; restore the host instead, if there is any way. A shard that fails is named and the
+others go on; the exit code is then 8.
 
 Examples:
   pgshard bootstrap
@@ -83,7 +83,7 @@ pub(crate) struct Bootstrap {
     pub(crate) lost: Vec<HostName>,
 }
 
-/// A name that the config need not have.
+/// A host's name, which the config need not contain.
 fn host_name(text: &str) -> Result<HostName, String> {
     HostName::new(text).map_err(|error| error.to_string())
 }

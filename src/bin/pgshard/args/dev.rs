@@ -1,4 +1,4 @@
-//! `pgshard demo` and `pgshard dev`; what the command says of itself.
+//! `pgshard demo`, `dev` and `conformance`; the completions and the manual of the command itself.
 
 use std::path::PathBuf;
 

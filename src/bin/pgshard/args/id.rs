@@ -52,10 +52,10 @@ pub(crate) struct IdDecode {
     /// What kind of IDs they are
     #[arg(long, value_name = "SCHEME", default_value = "shard")]
     pub(crate) scheme: IdScheme,
-    /// Of tickets: how many residues there are [default: 16]
+    /// With tickets: how many residues there are [default: 16]
     #[arg(long, value_name = "STRIDE", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) stride: Option<u32>,
-    /// Of tickets: how many in a row are one host's [default: 8192]
+    /// With tickets: how many in a row are one host's [default: 8192]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub(crate) run: Option<u32>,
     #[command(flatten)]

@@ -32,11 +32,10 @@ pub(crate) struct MigrateNew {
 /// Which migrations which shards have, as the hosts say
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Pending are the shards that lack a migration, changed those that ran it when its text was another,
-failed those where it was tried and did not succeed. The exit code is 0 when every shard of the
-cluster has every file, and 8 when not: shards of which no host says that it serves them are named
-and count as well, and so do hosts that do not answer. One query a host, however many shards there
-are.
+A pending shard lacks the migration, a changed one ran another text of it, a failed one tried it
+without success. The exit code is 0 when every shard of the cluster has every file, and 8 when not:
+shards that no host says it serves are named and count as well, and so do hosts that do not answer.
+It takes one query a host, however many shards there are.
 
 Examples:
   pgshard migrate status
@@ -89,7 +88,7 @@ pub(crate) struct MigratePlan {
 Each shard has a transaction of its own, and waits for a lock for --lock-timeout-ms at most: then it
 is put off, and tried again after a pause that grows, so that nobody queues up behind a busy table.
 A shard that fails is named and the others go on; a shard that a move has claimed waits for the end
-of the move; shards of which no host says that it serves them are named. The exit code is then 8.
+of the move; shards that no host says it serves are named. The exit code is then 8.
 Doing it again does only what is left. Nothing is run anywhere if a file was edited or taken away
 after it was run, or put in before one that was run: exit code 4.
 
@@ -125,7 +124,7 @@ pub(crate) struct MigrateRetry {
     pub(crate) pace: MigratePace,
 }
 
-/// Say of a migration that it counts as run, because it was done by hand or its file was edited
+/// Record a migration as run, because it was done by hand or its file was edited
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
 Only records are written, never tables. --applied is for shards that lack the file, and all that comes
@@ -155,7 +154,7 @@ pub(crate) struct MigrateResolve {
     pub(crate) target: MigrateTarget,
 }
 
-/// Where.
+/// Which shards, on which hosts.
 #[derive(Debug, ArgGroup)]
 pub(crate) struct MigrateTarget {
     /// These shards only, such as 17 or 0-255,300 [default: all]
@@ -166,7 +165,7 @@ pub(crate) struct MigrateTarget {
     pub(crate) hosts: Vec<String>,
 }
 
-/// How hard.
+/// How many shards at a time, and how patiently.
 #[derive(Debug, ArgGroup)]
 pub(crate) struct MigratePace {
     /// Shards of one host at the same time
@@ -178,7 +177,7 @@ pub(crate) struct MigratePace {
     /// How long to wait for a lock, while the application's statements wait behind us
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) lock_timeout_ms: u64,
-    /// How long to come back to a shard that is busy, before it has failed
+    /// How long to keep trying a busy shard, before it counts as failed
     #[arg(
         long,
         value_name = "SECONDS",

@@ -15,13 +15,13 @@ pub(crate) enum TicketsCommand {
 /// Make hosts give tickets of a name, each with a residue of its own
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Hosts take turns in the numbers, a run each: those of a host are ticket / run modulo stride = its residue,
-so that hosts need not know of each other when they give one. Runs are as long as the largest N, so that
-key mod N reaches every shard; --stride 2 --run 1 is odd and even. All hosts of the config record whose each residue \
-is, so all must answer.
-Doing it again changes nothing. To add a host, name it; it begins where the others are.
+Hosts take turns in the numbers, a run each. A host gives the tickets with ticket / run modulo
+stride = its residue, so it need not ask the others. Runs are as long as the largest N, so that key
+mod N reaches every shard; --stride 2 --run 1 is odd and even. Every host of the config records
+which residue belongs to which host, so all must answer. Doing it again changes nothing. To add a
+host, name it; it begins where the others are.
 
-A host that is lost for ever is taken out of the config. Its residue stays taken, unless another
+A host that is lost for good is taken out of the config. Its residue stays taken, unless another
 takes it over: --replace, with a --start above every ticket that the lost one may have given.
 Of the hosts that give the tickets more than half must answer, not counting those named with --lost.
 A host restored from a backup, or built anew, needs a --start too before it serves.
@@ -46,10 +46,10 @@ pub(crate) struct TicketsCreate {
     /// No ticket below; hosts that are past it stay where they are
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) start: Option<i64>,
-    /// The host whose residue is taken over, lost for ever
+    /// The host whose residue is taken over, lost for good
     #[arg(long, value_name = "HOST", requires = "start")]
     pub(crate) replace: Option<String>,
-    /// Hosts that are lost for ever and need not answer; their residues stay taken
+    /// Hosts that are lost for good and need not answer; their residues stay taken
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     pub(crate) lost: Vec<String>,
 }
@@ -131,9 +131,10 @@ pub(crate) struct WorkersHold {
 /// Take worker numbers back whose holders are gone, before their leases end
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-A generator gives its number back when it ends; one that is killed keeps it until its lease ends, half a
-minute unless it asked for more. For leases of hours. Should a holder be there after all, it goes on until its
-lease ends, then takes another number; whoever gets the number next makes IDs of later milliseconds, and none before.
+A generator gives its number back when it ends; one that is killed keeps it until its lease ends,
+half a minute unless it asked for more. So this is for leases of hours. If a holder is alive after
+all, it goes on until its lease ends, then takes another number. The next holder of its number makes
+only IDs of later milliseconds, and waits for those.
 
 Examples:
   pgshard workers release --host db1 --space photos --worker 7,8")]
@@ -153,8 +154,8 @@ pub(crate) struct WorkersRelease {
 /// Which worker numbers are held, and for how long
 #[derive(Debug, ArgGroup)]
 #[command(after_help = "\
-Reads only. A number is kept for its holder until its lease ends; whoever gets it next makes IDs of
-later milliseconds than its ceiling.
+Reads only. A number is kept for its holder until its lease ends; the next holder makes IDs of later
+milliseconds than its ceiling.
 
 Examples:
   pgshard workers status --host db1 --space photos

@@ -56,8 +56,7 @@ pub(super) fn exit(report: &Report) -> Exit {
     let refused = |host: &HostReport| {
         matches!(host.fault, Some(HostFault::Refused(_) | HostFault::Drift(_))) || host.failed.values().any(drift)
     };
-    // Nothing is wrong where shards are only on their way: they are left for later, whether there was anything else to
-    // do or not.
+    // Shards that are only on their way are no failure: a later run does them, whether this one did anything or not.
     let on_its_way = |fault: &ShardFault| matches!(fault, ShardFault::Moving(_) | ShardFault::Arriving { .. });
     let waits = report.hosts.values().all(|host| host.fault.is_none() && host.failed.values().all(on_its_way));
     match (report.is_complete(), report.changed() || waits) {
@@ -114,7 +113,7 @@ struct HostDone {
     /// The once-per-host migrations that were run.
     once: Vec<String>,
     failed: Vec<ShardFailed>,
-    /// Why the host was left as it was, or halfway; `null` where it was not.
+    /// Why the host was left as it was, or half done; `null` if all went well.
     fault: Option<String>,
     elapsed_ms: u128,
 }

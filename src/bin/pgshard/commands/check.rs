@@ -22,8 +22,8 @@ use crate::output::{Format, Output};
 struct Report<'a> {
     ok: bool,
     findings: Vec<Found<'a>>,
-    /// The last ID of each shard that rows have, where they were read: by number, and as texts, since not every reader
-    /// of JSON has integers of 64 bits.
+    /// The largest ID in each shard's rows, if they were read. The IDs are texts, since not every reader of JSON has
+    /// integers of 64 bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     largest_ids: Option<BTreeMap<String, String>>,
 }
@@ -45,7 +45,7 @@ struct Found<'a> {
 /// How often the hosts are asked before an alarm is believed.
 const LOOKS_MAX: u32 = 3;
 
-/// Long enough for an open that is under way to be everywhere.
+/// Long enough for an open that is under way to reach both hosts.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// Compares the config, the map and the hosts, and names every difference.
@@ -64,8 +64,8 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         let hosts = config.hosts.values().map(|host| (&host.name, &host.connect));
         findings.extend(schema::exposed(hosts, &config.path));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-        // The hosts do not answer at the same instant: a shard that is opened in between is seen on two hosts, and the
-        // remedy for that is not to be followed for nothing. What is really so is seen every time.
+        // The hosts do not answer at the same instant: a shard that is opened in between is seen on two hosts, and
+        // nobody should follow the remedy for that in vain. A real alarm is seen every time.
         let alarm = findings.iter().any(|finding| finding.severity == Severity::Alarm);
         if !alarm || looks == LOOKS_MAX {
             break (map, survey, findings);
@@ -73,7 +73,7 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
         tokio::time::sleep(BETWEEN_LOOKS).await;
     };
     let (findings, largest) = deeper(args, &config, &survey, findings).await;
-    // A notice is as it should be.
+    // A notice is no fault.
     let ok = findings.iter().all(|finding| finding.severity == Severity::Notice);
     match output.format() {
         Format::Json => {
@@ -96,8 +96,8 @@ pub(crate) async fn run(args: &Check, config: Option<&Path>, output: &Output) ->
     Ok(if ok { Exit::Done } else { Exit::Failed })
 }
 
-/// The same with what takes longer: the sources of IDs always, definitions and rows where they are asked for. With the
-/// last ID of each shard where rows are.
+/// Adds what takes longer to find: about the sources of IDs always, about definitions and rows if they are asked for.
+/// With rows, it also gives the largest ID of each shard.
 async fn deeper(
     args: &Check,
     config: &Config,

@@ -89,7 +89,7 @@ pub(crate) fn decode(args: &IdDecode, config: Option<&Path>, output: &Output) ->
             let ids: Vec<i64> = args.ids.iter().map(id).collect::<Result<_, _>>()?;
             decode_shard(&ids, args.epoch.epoch, config, output)
         }
-        // Which epoch snowflakes have is said, or is the cluster's, or that of the first snowflakes.
+        // The epoch of snowflakes is that of --epoch, else the config's, else Twitter's.
         Scheme::Snowflake => {
             decode_other(Scheme::Snowflake, args, context::epoch_if_known(args.epoch.epoch, config)?, output)
         }

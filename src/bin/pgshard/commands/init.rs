@@ -68,7 +68,7 @@ fn text(hosts: u16, shards: ShardCount) -> Result<String, Failure> {
     let mut document: DocumentMut = template().parse()?;
     document["cluster"]["shards"] = with_decor_of(&document["cluster"]["shards"], i64::from(shards.get()));
     let names: Vec<String> = (1..=hosts).map(|number| format!("db{number}")).collect();
-    let broken = || Failure::new(Exit::Failed, "the template is not as it was thought to be");
+    let broken = || Failure::new(Exit::Failed, "the config template has no [hosts] or no [map.placement]");
     let table = document["hosts"].as_table_mut().ok_or_else(broken)?;
     table.retain(|name, _| names.iter().any(|ours| ours == name));
     for (number, name) in (1..).zip(&names) {

@@ -51,7 +51,7 @@ pub(crate) async fn run(target: Target, config: Option<&Path>, output: &Output) 
         Target::Id(id) if (0..TICKETS_END).contains(id) => {
             let error =
                 format!("{id} is no ID of a shard: there is no time in it. Is it a ticket, or a serial number?");
-            return Err(Failure::usage(error).hint(format!("what is sharded by it is at `pgshard locate --key {id}`")));
+            return Err(Failure::usage(error).hint(format!("if it is a key, `pgshard locate --key {id}` finds it")));
         }
         Target::Id(id) => Id::decode(*id).shard(),
     };

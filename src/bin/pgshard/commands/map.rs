@@ -101,7 +101,7 @@ pub(crate) async fn rebuild(consent: Consent, config: Option<&Path>, output: &Ou
         return Ok(Exit::Done);
     }
     let question = match damaged {
-        Some(_) => "put this in the place of what is kept?".to_owned(),
+        Some(_) => "replace the damaged map by this?".to_owned(),
         None => format!("publish this as map version {}?", rebuilt.version()),
     };
     if !confirm(&question, consent, output).await? {

@@ -1,4 +1,4 @@
-//! What each shard weighs, asked of the hosts: by them alone it is known where a shard is, too.
+//! What each shard weighs, as the hosts say: only they know where a shard is, too.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,13 +24,13 @@ pub(crate) struct Weighed {
     pub(crate) bytes: u64,
 }
 
-/// How often the hosts are asked when two of them own a shard, or none: while one is opened that can look so.
+/// How often the hosts are asked when two of them own a shard, or none: it can look so while the shard is opened.
 const LOOKS_MAX: u32 = 5;
 
-/// Long enough for an open that is under way to be everywhere.
+/// Long enough for an open that is under way to reach both hosts.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
-/// Weighs every shard. Shards that no host owns are left out, and said.
+/// Weighs every shard. Shards that no host owns are left out, with a warning.
 ///
 /// # Errors
 /// When a host does not answer, or two own a shard; when the query of `sql:` fails or gives no number.
@@ -40,7 +40,8 @@ pub(crate) async fn weigh(
     sample: Duration,
     output: &Output,
 ) -> Result<BTreeMap<ShardId, Weighed>, Failure> {
-    // By anything else they are told, and decide nothing: eight thousand shards have a million files.
+    // Otherwise sizes are only shown, and an estimate will do: to sum them exactly, the hosts look at a million files
+    // for eight thousand shards.
     let is_limited = config.hosts.values().any(|host| host.limits.bytes_max.is_some());
     let sizes = if is_limited || matches!(by, By::Bytes) { Sizes::Exact } else { Sizes::Estimated };
     let first = look(config, sizes).await?;
@@ -137,7 +138,7 @@ async fn ask(config: &Config, sql: &str) -> Result<BTreeMap<ShardId, u64>, Failu
     Ok(scaled(&numbers))
 }
 
-/// Whole numbers as they are; fractions as parts of a large total, which is what the planner looks at.
+/// Whole numbers stay as they are; fractions become parts of a large total, since the planner counts in whole numbers.
 fn scaled(numbers: &BTreeMap<ShardId, f64>) -> BTreeMap<ShardId, u64> {
     const TOTAL: f64 = (1u64 << 50) as f64;
     let total: f64 = numbers.values().sum();

@@ -99,7 +99,7 @@ pub(crate) async fn run(
 /// The query without a semicolon behind it.
 ///
 /// # Errors
-/// When it is no query: a kinder word than the server's, which would refuse it too.
+/// When it is no query. The server would refuse it too, with a less helpful message.
 fn readable(query: &str) -> Result<&str, Failure> {
     let query = query.trim().trim_end_matches(';').trim_end();
     let start = without_comments(query).trim_start_matches('(').trim_start();
@@ -108,7 +108,7 @@ fn readable(query: &str) -> Result<&str, Failure> {
         return Ok(query);
     }
     Err(Failure::usage("only SELECT, WITH, VALUES and TABLE can be run on many shards from here").hint(
-        "what changes tables is a migration (`pgshard migrate up`), what changes rows belongs into the application",
+        "what changes tables is a migration (`pgshard migrate up`), what changes rows belongs in the application",
     ))
 }
 
@@ -124,10 +124,10 @@ fn without_comments(mut text: &str) -> &str {
     }
 }
 
-/// Asks one shard for the columns; of another host when the first cannot be reached.
+/// Asks one shard for the columns, or one of another host if the first host cannot be reached.
 ///
 /// # Errors
-/// When the query is wrong: once, not once a shard.
+/// When the query is wrong. So that is said once, not once a shard.
 async fn shape(router: &Router, by_host: &BTreeMap<HostName, Vec<ShardId>>, query: &str) -> Result<Shape, Failure> {
     let question = Shape::question(query);
     let mut last = None;

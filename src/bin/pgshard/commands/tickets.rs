@@ -169,7 +169,7 @@ struct Taken {
     tickets: Vec<String>,
 }
 
-/// Takes tickets: of the hosts that have this name.
+/// Takes tickets from the hosts that give this name.
 pub(crate) async fn next(
     name: TicketName,
     count: usize,
@@ -180,7 +180,7 @@ pub(crate) async fn next(
         return Err(Failure::usage(format!("at most {BATCH_MAX} tickets are taken at once")));
     }
     let config = context::config(config)?;
-    // The rows say who gives them; a host that does not answer may.
+    // A host's rows say whether it gives them. One that does not answer may give them, so it is kept.
     let mut giving = BTreeSet::new();
     for host in tickets::status(&all_hosts(&config)).await {
         let gives = |names: Vec<tickets::NameStatus>| {

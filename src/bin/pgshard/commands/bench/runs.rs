@@ -1,4 +1,4 @@
-//! The measuring: each way by hand and through the router, turn by turn, so that both meet the same neighbours.
+//! The measurements: by hand and through the router in turns, so that both meet the same load from others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 use tokio_postgres::Statement;
 
-/// Why something could not be measured: of the connection or of the router.
+/// Why something could not be measured: an error of the connection or of the router.
 pub(super) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// What is asked.
@@ -126,7 +126,7 @@ pub(super) async fn host(
         hands.push(Arc::new(Hand::open(connect).await?));
     }
     let routed = Arc::new(Routed { router: router.clone(), shard });
-    // The connections are opened, and the statement is prepared on each.
+    // Warms up: the connections are opened, and the statement is prepared on each.
     rate(TURN, &hands, |hand| async move { hand.ask().await }).await?;
     rate(TURN, &vec![routed.clone(); pace.connections], |routed| async move { routed.ask().await }).await?;
 

@@ -1,5 +1,4 @@
-//! The client that proves itself: a process of somebody's own, asked by a line of JSON on its stdin, answering by one
-//! on its stdout.
+//! The client under test: a process that is asked by a line of JSON on its stdin, and answers by one on its stdout.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -16,7 +15,7 @@ const ANSWER_MAX: usize = 64 * 1024;
 
 /// Why a scene did not pass.
 pub(super) enum Fault {
-    /// The client did what it may not, or not what it must.
+    /// The client did what it may not do, or did not do what it must.
     Client(String),
     /// The kit itself could not go on.
     Kit(Failure),
@@ -36,7 +35,7 @@ pub(super) fn complain<T>(what: impl std::fmt::Display) -> Played<T> {
     Err(Fault::Client(what.to_string()))
 }
 
-/// What a client says that it was told to run.
+/// What a client answers to `run`.
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
     /// The rows of the last statement.
@@ -54,7 +53,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Starts the client. Its stderr is ours.
+    /// Starts the client. Its stderr goes to ours.
     pub(super) fn start(line: &[String], config: &Path, patience: Duration) -> Result<Client, Failure> {
         let (program, args) =
             line.split_first().ok_or_else(|| Failure::usage("which client? pgshard conformance serve -- COMMAND"))?;

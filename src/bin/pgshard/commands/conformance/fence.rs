@@ -1,5 +1,4 @@
-//! A mover's hand on one shard: the functions of the control schema, called one by one, so that a scene can stop
-//! between them.
+//! What a mover does to one shard: calls the functions of the control schema. A scene can stop between two calls.
 
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use crate::failure::Failure;
 /// How often the barrier is looked at before the kit gives up.
 const LOOKS_MAX: usize = 3000;
 
-/// A shard that was claimed for a move which nobody else makes.
+/// A shard that the kit has claimed for a move of its own.
 pub(super) struct Fence {
     source: Connection,
     shard: i32,
@@ -38,7 +37,7 @@ impl Fence {
         Ok(Fence { source, shard, move_id, lease, token, attempt: 0, left: 0 })
     }
 
-    /// The swap: from here on the signpost stands. Whoever comes after `deadline` may end it.
+    /// Puts the signpost in the shard's place. After `deadline` anybody may end the fence.
     ///
     /// Locks: those of pgshard.fence, for one statement.
     pub(super) async fn close(&mut self, deadline: Duration) -> Result<(), Fault> {
@@ -50,7 +49,7 @@ impl Fence {
         Ok(())
     }
 
-    /// The swap back, as of a mover that gave up.
+    /// Puts the shard back in its place, like a mover that gave up.
     ///
     /// Locks: those of pgshard.unfence, for one statement.
     pub(super) async fn open_again(&self) -> Result<(), Fault> {
@@ -61,7 +60,7 @@ impl Fence {
 
     /// Makes the target ready: its schema with these tables, and all but the open.
     ///
-    /// Locks: none that anybody waits for; the schema is new, and the rows are.
+    /// Locks: none that anybody waits for; the schema and the rows are new.
     pub(super) async fn make_ready(&self, target: &Connection, schema: &str, tables: &str) -> Result<(), Fault> {
         let incoming = format!("{schema}__incoming");
         let tables = tables.replace("{shard}", &incoming);
@@ -75,7 +74,7 @@ impl Fence {
         Ok(())
     }
 
-    /// Decides the move, as a mover that dies right afterwards.
+    /// Decides the move, like a mover that dies right afterwards.
     ///
     /// Locks: those of pgshard.mark and pgshard.decide, for a statement each.
     pub(super) async fn decide(&self) -> Result<(), Fault> {

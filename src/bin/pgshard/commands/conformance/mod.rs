@@ -1,8 +1,8 @@
 //! `pgshard conformance serve`: a scripted cluster, on which a client in any language proves itself. docs/protocol.md
 //! says what it is asked, and how it answers.
 //!
-//! The servers are real, and so is what stands in a client's way: the functions of the control schema put it there.
-//! What a client has done is judged by the rows.
+//! The servers are real, and so is what stands in a client's way: the functions of the control schema make it. What a
+//! client has done is judged by the rows.
 
 mod client;
 mod fence;
@@ -30,7 +30,7 @@ use crate::output::{Align, Format, Output, counted};
 
 /// N. The first half is on db1 at the start, the other on db2.
 const SHARDS: u16 = 32;
-/// The shards that have left db1 before a client is asked anything, which its map does not know.
+/// The shards that leave db1 before a client is asked anything. Its map still has them there.
 const MOVED: &str = "1-7";
 
 /// The application's table, and what is beside the shards on each host.
@@ -152,7 +152,7 @@ async fn build(cluster: &Cluster, command: Vec<String>, patience: Duration) -> R
     std::fs::create_dir_all(folder.join("migrations"))?;
     std::fs::write(folder.join("migrations/0001_notes.sql"), NOTES)?;
     let text = cluster.config_text(shards, Some("migrations"));
-    // Two files, for a move rewrites the map in its own.
+    // Two files: a move rewrites the map in the one that it is given.
     let (ours, path) = (folder.join("pgshard.toml"), folder.join("client.toml"));
     std::fs::write(&ours, &text)?;
     std::fs::write(&path, &text)?;
@@ -172,7 +172,7 @@ async fn build(cluster: &Cluster, command: Vec<String>, patience: Duration) -> R
     Ok(stage)
 }
 
-/// By a mover as it is.
+/// Moves the shards by a real `pgshard move`.
 async fn relocate(config: &Path) -> Result<(), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--config").arg(config).args(["--quiet", "move", MOVED, "--to", "db2", "--yes", "--mode", "blocking"]);

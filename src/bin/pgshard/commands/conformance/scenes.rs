@@ -9,7 +9,7 @@ use super::client::{Answer, Client, Played, complain};
 use super::fence::Fence;
 use super::{NOTES, Stage, old_map};
 
-/// How long a fence stands that somebody ends.
+/// How long a fence stands before the kit or the client ends it.
 const FENCE: Duration = Duration::from_secs(1);
 /// The deadline of a fence that nobody but its mover may end.
 const LONG: Duration = Duration::from_secs(600);
@@ -44,11 +44,11 @@ pub(super) const SCENES: &[Scene] = &[
     scene("old-map", "believe no map that is older than what a host has said"),
     scene("fence", "wait while a shard is closed, and write the row once"),
     scene("fence-upsert", "wait after 42P10 as well, and count once"),
-    scene("fence-transaction", "run a transaction again from its first statement, of which nothing had stayed"),
+    scene("fence-transaction", "run a transaction again from its first statement: its first run was rolled back"),
     scene("dead-mover", "end a fence whose deadline has passed: pgshard.expire_fence"),
     scene("decided", "open what a dead mover had decided: pgshard.finish_open"),
     scene("call", "never run CALL again: a part of it may have been committed"),
-    scene("lost", "run nothing twice whose connection was lost, and go on afterwards"),
+    scene("lost", "run nothing again after its connection was lost, and go on with the next"),
 ];
 
 /// Plays a scene before a client of its own.
@@ -88,7 +88,7 @@ async fn notes(host: &Connection, schema: &str) -> Played<Vec<(String, String)>>
     Ok(rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect::<Result<_, tokio_postgres::Error>>()?)
 }
 
-/// That exactly this is there.
+/// Complains unless the shard has exactly these notes.
 async fn has_notes(host: &Connection, shard: u16, wanted: &[(&str, &str)]) -> Played {
     let found = notes(host, &format!("shard_{shard:04}")).await?;
     let wanted: Vec<(String, String)> = wanted.iter().map(|(word, times)| ((*word).into(), (*times).into())).collect();
@@ -167,7 +167,7 @@ async fn own_errors(client: &mut Client) -> Played {
     Ok(())
 }
 
-/// A statement on a shard that has left db1, of which the client does not know.
+/// Runs a statement on a shard that has left db1 without the client's knowledge.
 async fn relocated(stage: &Stage, client: &mut Client, kind: &str) -> Played {
     let insert = |shard: u16| format!("INSERT INTO {{shard}}.notes (owner, word) VALUES ({shard}, 'after')");
     let both: &[(&str, &str)] = &[("before", "1"), ("after", "1")];
@@ -194,7 +194,7 @@ async fn relocated(stage: &Stage, client: &mut Client, kind: &str) -> Played {
     has_notes(&stage.host("db2").await?, shard, wanted).await
 }
 
-/// The old copy serves again, as of a host that was restored from a backup, and an old map says so too.
+/// The old copy serves again, as on a host that was restored from a backup, and an old map agrees with it.
 async fn old(stage: &Stage, client: &mut Client) -> Played {
     let insert = |word: &str| format!("INSERT INTO {{shard}}.notes (owner, word) VALUES (7, '{word}')");
     client.must_run(7, &[&insert("first")], false).await?;
@@ -225,14 +225,14 @@ async fn closed(stage: &Stage, client: &mut Client, shard: u16, sql: &str, times
     has_notes(&stage.host("db1").await?, shard, &[("fenced", times)]).await
 }
 
-/// A statement of the kit's, behind which the client's statement waits.
+/// Takes the lock that the client's statement waits for.
 async fn shut_gate(stage: &Stage) -> Played<Connection> {
     let gate = stage.host("db1").await?;
     gate.execute("SELECT pg_advisory_lock($1)", &[&GATE]).await?;
     Ok(gate)
 }
 
-/// The backend of the client's that waits at the gate.
+/// The client's backend that waits for that lock.
 async fn waiting_at(gate: &Connection) -> Played<i32> {
     for _ in 0..3000 {
         let sql = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted LIMIT 1";
@@ -266,7 +266,7 @@ async fn transaction(stage: &Stage, client: &mut Client) -> Played {
     beside(&gate, "transaction").await
 }
 
-/// That a row beside the shards is there once.
+/// Complains unless a row beside the shards is there exactly once.
 async fn beside(host: &Connection, word: &str) -> Played {
     let row = host.query_one("SELECT count(*) FROM public.conformance_beside WHERE word = $1", &[&word]).await?;
     match row.try_get::<_, i64>(0)? {
@@ -300,7 +300,7 @@ async fn call(stage: &Stage, client: &mut Client) -> Played {
     tokio::time::sleep(FENCE).await;
     fence.open_again().await?;
     if let Answer::Rows(_) = client.ran().await? {
-        return complain("CALL met a fence after it had committed, and was said to be done");
+        return complain("CALL met a fence after it had committed, and the client says that it succeeded");
     }
     let db1 = stage.host("db1").await?;
     beside(&db1, "call").await?;

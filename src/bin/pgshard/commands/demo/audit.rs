@@ -1,4 +1,5 @@
-//! The audit: what is in the databases against what was acknowledged. It reads every host by itself, past the router.
+//! The audit: compares what is in the databases with what was acknowledged. It reads each host directly, past the
+//! router.
 
 use std::collections::HashMap;
 

@@ -113,7 +113,7 @@ fn write_config(cluster: &Cluster, shards: ShardCount) -> Result<PathBuf, Failur
     Ok(path)
 }
 
-/// Creates everything that the config wants: how many shards, and in which time.
+/// Creates everything that the config asks for. Gives how many shards that was, and how long it took.
 pub(super) async fn create(config: &Config) -> Result<(usize, Duration), Failure> {
     let started = Instant::now();
     let hosts = bootstrap::hosts(config, &context::map(config).await?);

@@ -26,7 +26,7 @@ pub(super) struct Tally {
     pub(super) longest: Duration,
 }
 
-/// More errors than these are not kept.
+/// How many errors are kept in words.
 const COMPLAINTS_MAX: usize = 5;
 
 /// The writers at work.
@@ -98,7 +98,7 @@ async fn write(router: Router, number: u16, stop: Arc<AtomicBool>, rows: Arc<Ato
     let mut turn = 0_u64;
     while !stop.load(Ordering::Relaxed) {
         turn += 1;
-        // Every user comes in turn, in a mixed order, so that every shard is written to all the time.
+        // A random user each time, so that every shard is written to all the time.
         let user = i64::from(fastrand::u32(..));
         let title = format!("{number}/{turn}");
         let inserted = if turn.is_multiple_of(4) {

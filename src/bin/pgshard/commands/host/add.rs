@@ -60,7 +60,7 @@ pub(crate) async fn add(args: HostAdd, config: Option<&Path>, output: &Output) -
 fn new_host(args: HostAdd) -> Result<NewHost, Failure> {
     let name = HostName::new(&args.name).map_err(Failure::usage)?;
     let connect = ConnectOptions::parse(&args.url).map_err(|error| {
-        // The parser's words could hold a part of a password that was meant to be none.
+        // The parser's message could quote a part of a password.
         let what = match error {
             pgshard::pg::OptionsError::Missing { key } => format!("the url names no {key}"),
             _ => "the url cannot be read".to_owned(),
@@ -81,8 +81,7 @@ fn is_same(there: &HostConfig, host: &NewHost) -> bool {
     ConnectOptions::parse(&host.url).is_ok_and(|connect| connect.to_string() == there.connect.to_string())
 }
 
-/// Looks at the new host beside one that is in use. Gives what is missing there, by which moves would refuse some
-/// shards.
+/// Compares the new host with those in use. Gives what it lacks, for which moves would refuse some shards.
 ///
 /// # Errors
 /// With [`Exit::Refused`] and every reason why no shard could live there.
@@ -149,8 +148,8 @@ async fn look(host: &HostConfig) -> Result<Surroundings, Failure> {
     schema::surroundings(connection.client()).await.map_err(|error| failed(&error))
 }
 
-/// Has the hosts record which server the new one is, whatever they remember of one that had its name. What cannot be
-/// written now, `bootstrap` writes later.
+/// Has the hosts record which server the new one is, even if they remember another by its name. A later `bootstrap`
+/// writes what cannot be written now.
 async fn introduce(config: &Config, name: &HostName) {
     let hosts = context::all_hosts(config);
     let identities = schema::identities(hosts.clone()).await;
@@ -162,7 +161,8 @@ async fn introduce(config: &Config, name: &HostName) {
     context::record(&identities, config).await;
 }
 
-/// Gives the host its control schema, with the cluster's identity. Gives the server's version, and whether it had none.
+/// Creates the host's control schema, with the cluster's identity. Gives the server's version, and whether anything was
+/// created.
 async fn install(config: &Config, name: &HostName) -> Result<(i32, bool), Failure> {
     let hosts = hosts(config, &context::map(config).await?);
     let request = bootstrap::Request::new(context::cluster(config), hosts, context::migrations(config)?)

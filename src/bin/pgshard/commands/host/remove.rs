@@ -48,7 +48,7 @@ pub(crate) async fn remove(
     if !confirm(&format!("take {name} out of {}?", config.path.display()), consent, output).await? {
         return Err(Failure::new(Exit::Failed, "the config stays as it is"));
     }
-    // First: a host that others know and no config names is an alarm.
+    // Before the config is written: a host that the others know and no config names is an alarm.
     let hosts: Vec<_> = config.hosts.values().map(|host| (host.name.clone(), host.connect.clone())).collect();
     schema::forget(&context::cluster(&config), &hosts, &name).await.map_err(|faults| {
         let each = faults.iter().map(|(host, fault)| format!("host {host}: {fault}\n  remedy: {}", fault.remedy()));

@@ -37,7 +37,7 @@ pub(crate) fn new(name: &str, config: Option<&Path>, output: &Output) -> Result<
     }
     let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", folder.display()));
     std::fs::create_dir_all(folder).map_err(failed)?;
-    // By the names: a file that was just begun holds no statement, and is a mistake until it does.
+    // Looks at names only: a file that was just begun holds no statement yet, and could not be read as a migration.
     let mut last = 0_u64;
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let file = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();

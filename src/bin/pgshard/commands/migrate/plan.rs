@@ -20,9 +20,9 @@ use crate::output::{Format, Output};
 struct Planned<'a> {
     refused: bool,
     hosts: BTreeMap<&'a str, PlannedHost<'a>>,
-    /// What the migrations are that run somewhere.
+    /// The migrations that run somewhere.
     migrations: Vec<PlannedFile<'a>>,
-    /// The shards, as ranges, of moves that cannot be taken back any more then.
+    /// The moves that cannot be taken back any more then, with their shards as ranges.
     ends_rollbacks: BTreeMap<String, String>,
     silent_hosts: Vec<&'a str>,
 }
@@ -125,8 +125,8 @@ fn ends_rollbacks(plan: &Plan, survey: &Survey) -> BTreeMap<String, String> {
 pub(super) fn warn_of_rollbacks(plan: &Plan, survey: &Survey, output: &Output) {
     for (id, shards) in ends_rollbacks(plan, survey) {
         output.warning(format_args!(
-            "the move {id} can be taken back now and not after this (shards {shards}): if that is wanted, `pgshard \
-             moves rollback {id}` first"
+            "the move {id} can be taken back now and not after this (shards {shards}): to do so, run `pgshard moves \
+             rollback {id}` first"
         ));
     }
 }

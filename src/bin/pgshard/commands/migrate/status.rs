@@ -20,7 +20,7 @@ struct Status {
     once_per_host: Vec<OnceStatus>,
     /// The shards that no host says it serves, as ranges.
     unserved: String,
-    /// The hosts whose shards are in no list, since they do not say.
+    /// The hosts that do not answer: their shards are in no list.
     silent_hosts: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) async fn status(config: Option<&Path>, output: &Output) -> Result<Exi
 }
 
 impl Status {
-    /// Whether every shard of the cluster has every file as it is now, and every host those that are for hosts.
+    /// Whether every shard of the cluster has every file as it is now, and every host the once-per-host files.
     fn is_complete(&self) -> bool {
         let has_all = |one: &MigrationStatus| one.pending.is_empty() && one.changed.is_empty() && one.failed.is_empty();
         self.silent_hosts.is_empty()
@@ -123,7 +123,7 @@ impl Status {
     }
 }
 
-/// The shards that no host says it serves, but those that a host which does not answer has by the map.
+/// The shards that no host says it serves, except those that the map has on a host that does not answer.
 fn unserved(map: &ShardMap, survey: &Survey) -> Vec<ShardId> {
     let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
     let served: BTreeSet<ShardId> = controls
@@ -188,7 +188,7 @@ fn statuses(migrations: &Migrations, map: &ShardMap, survey: &Survey) -> Vec<Mig
     names.into_iter().map(status).collect()
 }
 
-/// By shard what it ran, by the word of the host that owns it.
+/// What each shard ran, by the word of the host that owns it.
 fn recorded(survey: &Survey) -> BTreeMap<ShardId, &[RecordedMigration]> {
     let controls = survey.values().filter_map(|facts| facts.as_ref().ok()?.control.as_ref());
     let owned = |control: &ControlFacts, shard| control.shards.get(shard).is_some_and(|row| row.state.is_owner());

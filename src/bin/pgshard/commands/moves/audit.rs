@@ -29,7 +29,7 @@ pub(super) fn word(audit: &Audit) -> &'static str {
     audit.state.as_str().unwrap_or("-")
 }
 
-/// That of several shards: what matters most is told.
+/// The audits of several shards in a word: the one that matters most.
 pub(super) fn worst<'a>(audits: impl Iterator<Item = &'a Audit>) -> &'static str {
     let weight = |audit: &&Audit| match audit.state {
         AuditState::Differs => 4,

@@ -38,7 +38,7 @@ struct FailedShard {
 
 /// What to do about a shard whose audit has found a difference.
 pub(crate) const DIFFERS: &str =
-    "its old copy is right, and what was written since: docs/operating.md, \"A move that differs\"";
+    "its old copy is right, and so is what was written since: see docs/operating.md, \"A move that differs\"";
 
 /// Says how a move ended, or what `verb` has made of it, and gives the exit code.
 pub(crate) fn tell(verb: Verb, report: &Report, elapsed: Duration, output: &Output) -> Result<Exit, Failure> {
@@ -252,8 +252,8 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
         }
         Error::TooLate { .. } => format!("`pgshard moves resume {id}`"),
         Error::Connect { host, .. } => format!(
-            "when the host answers, `pgshard moves resume {id}`; how far it is, `pgshard moves show {id}`. If it is \
-             gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
+            "when the host answers, `pgshard moves resume {id}`; `pgshard moves show {id}` says how far it is. If the \
+             host is gone for good: `pgshard moves repair {shard} --give-up {host} --plan`"
         ),
         Error::PauseTooLong { .. } => {
             format!("allow more with --max-pause-s: `pgshard moves resume {id}`, or `pgshard moves abort {id}`")
@@ -271,7 +271,7 @@ pub(crate) fn remedy(verb: Verb, shard: ShardId, error: &Error, id: MoveId) -> S
 /// What to do before anything else about a copy that differs.
 fn gather(id: MoveId) -> String {
     format!(
-        "the source serves, and nothing is lost. Why they differ this does not tell: a fault of pgshard's is as likely \
+        "the source serves, and nothing is lost. This does not tell why they differ: a fault of pgshard is as likely \
          as one of a host. Before you `pgshard moves abort {id}`, gather what docs/operating.md names under \"A copy \
          that differs\", and report it"
     )
@@ -324,7 +324,8 @@ pub(crate) fn code(error: &Error) -> Exit {
         | Error::Lost { .. }
         | Error::NoRollback { .. } => Exit::Refused,
         Error::Group { source, .. } => match code(source) {
-            // A host that went away in the midst of a move is not one that could not be asked before it.
+            // A host that goes away in the middle of a move leaves something to resume; one that could not be asked
+            // before it does not.
             Exit::Failed if !matches!(**source, Error::Stuck { .. }) => Exit::Waits,
             code => code,
         },
@@ -361,7 +362,7 @@ fn exit(verb: Verb, report: &Report) -> Exit {
         [] if verb == Verb::Audit && untold => Exit::Partly,
         [] if report.unknown.is_empty() => Exit::Done,
         [] => Exit::Partly,
-        // What had ended before is not this command's.
+        // Shards that had ended before do not count: this command did nothing to them.
         _ if report.failed.iter().all(|(_, error)| matches!(error, Error::AtWork { .. })) => Exit::Refused,
         codes if codes.contains(&Exit::Interrupted) => Exit::Interrupted,
         _ if !report.done.is_empty() => Exit::Partly,

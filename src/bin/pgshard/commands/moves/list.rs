@@ -146,7 +146,7 @@ struct Listed {
     back_wal_kept: Option<u64>,
 }
 
-/// A move that is not wanted to go on, in a word.
+/// How a move that is told to wait is described.
 fn stands(desired: &str) -> &'static str {
     if desired == "pause" { "paused" } else { "held before its fences" }
 }
@@ -160,7 +160,7 @@ fn next(at_work: &[String], desired: DesiredState, least: Phase) -> &'static str
     }
 }
 
-/// The reverse replication in a word: what it is of the worst shard is told.
+/// The state of a shard's reverse replication in a word.
 fn back(way: Option<&ReverseReplication>) -> String {
     match way {
         None => "-".to_owned(),
@@ -173,7 +173,7 @@ fn back(way: Option<&ReverseReplication>) -> String {
 
 impl Listed {
     fn of(entries: &Vec<&Entry>, reverse_streams: &[StreamProgress]) -> Listed {
-        // What comes next is decided by the shard that is least far.
+        // What comes next is decided by the shard that has come the least far.
         let least = entries.iter().map(|entry| entry.phase).min().unwrap_or(Phase::Aborted);
         let hosts = |host: fn(&Entry) -> &HostName| {
             let mut names: Vec<&str> = entries.iter().map(|entry| host(entry).as_str()).collect();

@@ -39,14 +39,14 @@ pub(crate) use watch::Watcher;
 pub(crate) enum Verb {
     /// Go on.
     Resume,
-    /// Undo. A mover that lives is asked to, and waited for so long.
+    /// Undo. A live mover is asked to do it.
     Abort {
-        /// How long.
+        /// How long to wait for that mover.
         patience: Duration,
     },
     /// Take shards back.
     Rollback,
-    /// Compare old copies with what was made of them.
+    /// Compare the old copies with the new ones.
     Audit,
     /// Drop the old copies.
     Complete,
@@ -73,7 +73,7 @@ pub(crate) async fn act(
     let report = match verb {
         Verb::Resume => shown(&mover, || Some(id), output, until_done(&mover, mover.resume(id))).await,
         Verb::Abort { patience } => {
-            // What is left is what a mover that has died, or gives no answer, has left.
+            // A live mover aborts its own shards. What is left now is from a mover that died or does not answer.
             ask::first(&mover, id, Asked::Abort, patience, output).await?;
             until_done(&mover, mover.abort(id)).await
         }
@@ -187,7 +187,7 @@ async fn the_move(mover: &Mover, id: Option<&str>, fits: impl Fn(Phase) -> bool)
     match ids.as_slice() {
         [only] => Ok(*only),
         [] => Err(Failure::usage("no move fits").hint(
-            "see `pgshard moves list`; of a shard that nobody serves, or two hosts, `pgshard moves repair SHARD \
+            "see `pgshard moves list`; for a shard that no host serves, or two do, `pgshard moves repair SHARD \
              --plan`",
         )),
         several => {
@@ -227,7 +227,7 @@ pub(crate) fn chain(error: &Error) -> String {
     text
 }
 
-/// Milliseconds with two digits behind the point.
+/// Milliseconds with two digits after the point.
 pub(crate) fn millis(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e5).round() / 100.0
 }

@@ -23,10 +23,10 @@ use crate::output::{Align, Format, Output, drawn, seconds, size};
 /// Between two looks.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The looks that a rate is of.
+/// How many looks a rate is measured over.
 const LOOKS: usize = 30;
 
-/// Shows a move until it has ended, or waits for somebody to go on with it.
+/// Shows a move until it has ended, or nobody works on it any more.
 pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Output) -> Result<Exit, Failure> {
     let config = context::config(config)?;
     let mover = mover(&config, Options::default(), Observer::silent());
@@ -43,7 +43,7 @@ pub(crate) async fn watch(id: Option<&str>, config: Option<&Path>, output: &Outp
             None => told.tell(&progress, rate, output)?,
         }
         let end = end(&progress);
-        // Twice the same: between two shards of a blocking move nobody may hold any for a moment.
+        // Seen twice, because for a moment between two shards of a blocking move nobody may hold any.
         if let (Some(exit), true) = (end, end == ended_before) {
             if let Some(board) = &board {
                 board.finish_and_clear();
@@ -135,7 +135,7 @@ fn finish(progress: &Progress, exit: Exit, output: &Output) -> Result<Exit, Fail
     Ok(exit)
 }
 
-/// How fast rows come over, and how long it takes.
+/// How fast rows are copied, and how long the rest takes.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     per_second: f64,
@@ -275,12 +275,12 @@ fn stream(progress: &StreamProgress) -> String {
 fn reverse(progress: &StreamProgress) -> String {
     let fed = match progress.pid {
         Some(_) => format!("which is fed; it is {} behind", size(progress.lag_bytes)),
-        None => "which nobody feeds; `pgshard moves feed` gives it free".to_owned(),
+        None => "which nobody feeds; `pgshard moves feed` frees it".to_owned(),
     };
     format!("{} keeps {} of WAL for the reverse replication, {fed}", progress.source, size(progress.kept))
 }
 
-/// What was said of each shard and stream: said again only when it is otherwise.
+/// What was last said of each shard and stream, so that only news is said.
 #[derive(Default)]
 struct Printed {
     shards: BTreeMap<ShardId, String>,
@@ -335,7 +335,7 @@ impl Printed {
     }
 }
 
-/// The remarks, with blockers by who they are and not by how old: that changes with every look.
+/// The remarks without the age of a blocker's transaction, which changes with every look.
 fn remarks_without_age(shard: &ShardProgress) -> Vec<String> {
     let cut = |text: String| match (text.find(", its transaction is "), text.find(" s old")) {
         (Some(from), Some(to)) if from < to => format!("{}{}", &text[..from], &text[to + " s old".len()..]),

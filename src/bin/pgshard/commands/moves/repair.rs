@@ -85,7 +85,8 @@ pub(crate) async fn repair(args: MovesRepair, config: Option<&Path>, output: &Ar
     Ok(Exit::Done)
 }
 
-/// Two servers that take a host's writes say two things. One that is not the host is refused, and is silent.
+/// Refuses to go on where two servers take the writes of one host: each would tell something else. From here on
+/// connections refuse a server that is not the host, which then counts as a host that does not answer.
 async fn one_primary_each(config: &Config, given_up: &BTreeSet<HostName>) -> Result<(), Failure> {
     let identities = schema::identities(context::all_hosts(config)).await;
     let two = identities.findings().into_iter().filter(|finding| {

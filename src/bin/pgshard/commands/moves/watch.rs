@@ -59,7 +59,7 @@ impl Watcher {
     }
 
     fn bar(&self) -> std::sync::MutexGuard<'_, Option<ProgressBar>> {
-        // Nothing is half done when a panic lets go of it.
+        // A panic leaves nothing half done here.
         self.bar.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

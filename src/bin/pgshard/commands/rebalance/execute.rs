@@ -1,7 +1,7 @@
-//! A plan, done: wave after wave, a mover's request for each group.
+//! Runs a plan wave by wave, with one request to the mover for each group.
 //!
 //! A shard that preflight refuses, or that cannot be fenced, is left where it is, and the rest is planned anew around
-//! it. Anything worse ends the run after its wave: the hosts are asked again by the next one.
+//! it. Anything worse ends the run after its wave; the next run asks the hosts again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -67,7 +67,7 @@ pub(super) struct Done {
     moved: usize,
     /// Shards of moves that were open before, finished first.
     finished: usize,
-    /// Shards that somebody else had brought to where they were to go.
+    /// Shards that somebody else had already moved to their target.
     there: usize,
     bytes: u64,
     waves: usize,
@@ -93,11 +93,11 @@ pub(super) struct Run<'a> {
     completes: bool,
     started: Instant,
     moved: BTreeSet<ShardId>,
-    /// Of moves that were open before.
+    /// Shards of moves that were open before.
     finished: BTreeSet<ShardId>,
-    /// Those that somebody else has brought to where they were to go.
+    /// Shards that somebody else has already moved to their target.
     there: BTreeSet<ShardId>,
-    /// Shards that somebody else was found at work on, by who.
+    /// Shards that somebody else works on, and who it is.
     left_alone: BTreeMap<ShardId, String>,
     bytes: u64,
     waves: usize,
@@ -143,12 +143,12 @@ impl<'a> Run<'a> {
         self.failed.iter().map(|failed| failed.shard).collect()
     }
 
-    /// Those that somebody else was found at work on when they were to be finished, with who it is.
+    /// Takes the shards that somebody else works on, with who it is.
     pub(super) fn left_alone(&mut self) -> BTreeMap<ShardId, String> {
         std::mem::take(&mut self.left_alone)
     }
 
-    /// Finishes moves of an earlier run, of which these shards were open.
+    /// Finishes moves that an earlier run left open. `open` are their shards that had not ended.
     pub(super) async fn resume(&mut self, ids: BTreeSet<MoveId>, open: &BTreeSet<ShardId>) {
         for id in ids {
             if self.stop.is_asked() {
@@ -176,7 +176,7 @@ impl<'a> Run<'a> {
     /// Moves all that the problem's plan says, wave by wave.
     ///
     /// # Errors
-    /// When the problem is none: it was planned before.
+    /// When the problem contradicts itself, which it did not when it was planned before.
     pub(super) async fn waves(&mut self, mut problem: Problem, pace: Pace) -> Result<(), Failure> {
         let weight: HashMap<ShardId, u64> = problem.shards.iter().map(|shard| (shard.shard, shard.bytes)).collect();
         let mut announced = false;

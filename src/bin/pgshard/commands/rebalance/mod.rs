@@ -1,7 +1,7 @@
 //! `pgshard rebalance` and `pgshard drain`: measure, plan, show, ask, move in waves.
 //!
-//! Nothing is remembered between two runs but what the hosts have: a run that was interrupted is gone on with by the
-//! same command, which finishes the moves that are open and plans the rest from what is then.
+//! Only the hosts remember anything from one run to the next. After an interrupt the same command goes on: it finishes
+//! the moves that are open, and plans the rest from what the hosts have then.
 
 mod execute;
 mod show;
@@ -82,7 +82,7 @@ async fn go(asked: Asked, config: Option<&Path>, output: &Arc<Output>) -> Result
             }
             run.resume(ids, &stuck).await;
             stuck = run.failed_shards();
-            // Somebody may have come by them first.
+            // Somebody else may have resumed them first.
             busy.extend(run.left_alone());
         }
     }
@@ -190,7 +190,7 @@ fn problem(
     Problem { hosts: hosts.collect(), shards: shards.collect(), apart: config.rebalance.apart.clone(), options }
 }
 
-/// A drain that would leave shards behind is refused whole: what it is for is an empty host.
+/// Refuses a drain that would leave shards behind, since its purpose is an empty host.
 fn refuse_half_a_drain(
     drained: Option<&HostName>,
     planned: &pgshard::rebalance::Plan,
@@ -219,7 +219,7 @@ fn refuse_half_a_drain(
     if reasons.is_empty() { Ok(()) } else { Err(Failure::several(Exit::Refused, reasons)) }
 }
 
-/// What goes on with this command.
+/// The command line that goes on with this run.
 fn this_command(by: &mut dyn Iterator<Item = String>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=%@,+".contains(c);
     let quoted = |arg: String| {
@@ -229,7 +229,7 @@ fn this_command(by: &mut dyn Iterator<Item = String>) -> String {
     format!("pgshard {}", args.join(" "))
 }
 
-/// How the table calls what is spread.
+/// What the table calls the amount that is spread.
 fn column(by: &By) -> &'static str {
     match by {
         By::Count => "shards",

@@ -18,7 +18,7 @@ struct Planned<'a> {
     event: &'static str,
     by: &'static str,
     hosts: BTreeMap<&'a str, PlannedHost>,
-    /// How far over what is possible the fullest host is, in percent.
+    /// How far the fullest host is above the lowest that is possible, in percent.
     spread_before_percent: f64,
     spread_after_percent: f64,
     waves: usize,
@@ -59,7 +59,8 @@ pub(super) fn plan(plan: &Plan, by: &By, waves: usize, in_full: bool, output: &O
         output.object(json(plan, by, waves))?;
         return Ok(());
     }
-    // What moves is data when a plan was asked for, else talk before the question; the table has one place to go.
+    // The hosts' table is data in both cases. The moves are data only when a plan was asked for, else the question
+    // needs no more than their sums.
     if in_full || !plan.moves.is_empty() {
         hosts(plan, by, output)?;
     }

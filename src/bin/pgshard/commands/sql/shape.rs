@@ -78,7 +78,7 @@ enum Int8 {
     Array,
 }
 
-/// IDs are strings in our JSON, and which bigint is one we cannot know: all of them are.
+/// IDs are strings in our JSON. We cannot know which bigint is an ID, so all of them are strings.
 fn is_int8(column_type: &Type) -> Option<Int8> {
     match column_type.kind() {
         _ if *column_type == Type::INT8 => Some(Int8::One),
@@ -91,7 +91,7 @@ fn is_int8(column_type: &Type) -> Option<Int8> {
 /// The array that the server made, on one line.
 pub(super) fn json(rows: &[Row]) -> Result<Box<RawValue>, Failure> {
     let text = rows.first().map(|row| row.try_get::<_, String>(0)).transpose()?;
-    // A line end inside a string is written as \n: those that are there stand between values.
+    // A line end inside a string is written as \n, so the real ones stand only between values.
     let line = text.unwrap_or_else(|| "[]".to_owned()).replace(['\n', '\r'], "");
     Ok(RawValue::from_string(line)?)
 }
