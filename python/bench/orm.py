@@ -2,6 +2,7 @@
 
     script/bench-python                 all
     script/bench-python get by_ids      only these
+    script/bench-python --far by_ids    the servers half a millisecond away
 
 Pairs: a few calls on a shard, as many on the plain database, in turns, within one process; the median of the pairs' ratios is
 what counts: of the time, of the client's processor time, and of the instructions that it ran outside of the kernel, where the
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -301,6 +303,23 @@ def child() -> None:
     print(json.dumps({"start_ms": start[0], "start_cpu_ms": start[1], "aliases_kib": kib, "grown_kib": grown}))
 
 
+def move_away(world: World) -> list[subprocess.Popen[str]]:
+    """Puts a relay before each server, and its port into the config."""
+    relays = []
+    text = world.path.read_text()
+    for port in sorted(set(re.findall(r"@127\.0\.0\.1:(\d+)/", text))):
+        relay = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("relay.py")), port], stdout=subprocess.PIPE, text=True
+        )
+        relays.append(relay)
+        assert relay.stdout is not None
+        text = text.replace(f":{port}/", f":{relay.stdout.readline().strip()}/")
+    assert len(relays) == 2, text
+    world.path.write_text(text)
+    return relays
+
+
+FAR = "--far"
 ALL = ("get", "get_elsewhere", "get_anew", "create", "update", "atomic", "request", "by_ids", "start")
 
 
@@ -308,20 +327,25 @@ def main() -> None:
     """Starts servers, and measures what is asked for."""
     if CHILD in sys.argv:
         return child()
-    names = sys.argv[1:] or ALL
+    is_far = FAR in sys.argv
+    names = [name for name in sys.argv[1:] if name != FAR] or ALL
     wrong = [name for name in names if name not in ALL]
     if wrong:
         raise SystemExit(f"no bench is called {wrong[0]}: there are {', '.join(ALL)}")
     world = World(shards=SHARDS)
+    relays: list[subprocess.Popen[str]] = []
     try:
         world.migrate(TABLE)
+        if is_far:
+            relays = move_away(world)
         prepare(world)
         from django.db import connections
 
         with connections["default"].cursor() as cursor:
             cursor.execute(PLAIN)
-        print(f"PostgreSQL {VERSION}, Python {sys.version.split()[0]}, {SHARDS} shards on 2 hosts; load {os.getloadavg()[0]:.1f} "
-              f"on {os.cpu_count()} processors", flush=True)  # fmt: skip
+        where = "on 2 hosts, half a millisecond away" if is_far else "on 2 hosts"
+        load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors"
+        print(f"PostgreSQL {VERSION}, Python {sys.version.split()[0]}, {SHARDS} shards {where}; {load}", flush=True)
         bench = Bench()
         for name in names:
             getattr(bench, name)()
@@ -331,6 +355,8 @@ def main() -> None:
         connections.close_all()
         connections["default"].close_pool()
     finally:
+        for relay in relays:
+            relay.kill()
         world.close()
     return None
 
