@@ -283,8 +283,14 @@ impl Director {
     async fn alter(&mut self, shards: &[u16]) {
         let shard = shards[self.rng.usize(0..shards.len())];
         let schema = Shared::schema_name(shard);
+        let reattaches = (self.rng.u8(0..3) == 0).then(|| self.rng.fork());
         let gate = self.shared.gates[usize::from(shard)].host.read().await;
         let client = self.shared.reach(*gate).await;
+        if let Some(rng) = reattaches
+            && reattach(&self.shared, rng, &client, &schema).await
+        {
+            return;
+        }
         let ddl = match (self.rng.u8(0..4), self.shared.schema.tables.first()) {
             (0, Some(table)) => {
                 format!("ALTER TABLE {schema}.{} ADD COLUMN later{} integer DEFAULT 7", table.name, self.rng.u16(..))
@@ -616,6 +622,41 @@ impl Director {
             shared.fail("places", text);
         }
     }
+}
+
+/// Detaches a partition, writes to what is a table of its own then, and attaches it again: now and then in one
+/// transaction, and now and then so late that the shard may have left. Whether the schema has any partition.
+async fn reattach(shared: &Shared, mut rng: Rng, client: &Client, schema: &str) -> bool {
+    let partitions =
+        "SELECT i.inhrelid::regclass::text, i.inhparent::regclass::text, pg_get_expr(c.relpartbound, c.oid)
+        FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.relispartition AND c.relkind = 'r' AND n.nspname = $1 ORDER BY 1";
+    let partitions = client.query(partitions, &[&schema]).await.unwrap_or_default();
+    if partitions.is_empty() {
+        return false;
+    }
+    let row = &partitions[rng.usize(0..partitions.len())];
+    let (leaf, parent, bound): (String, String, String) = (row.get(0), row.get(1), row.get(2));
+    let detach = format!("ALTER TABLE {parent} DETACH PARTITION {leaf}");
+    let attach = format!("ALTER TABLE {parent} ATTACH PARTITION {leaf} {bound}");
+    let write = format!("DELETE FROM {leaf} WHERE ctid = (SELECT min(ctid) FROM {leaf})");
+    let nap = Duration::from_millis(rng.u64(0..800));
+    let steps = if rng.bool() {
+        vec![format!("BEGIN; {detach}"), write, format!("{attach}; COMMIT")]
+    } else {
+        vec![detach, write, attach]
+    };
+    let _ = client.batch_execute("SET lock_timeout = '2s'").await;
+    for step in steps {
+        shared.tell(&step);
+        // What writers are in the way of, or have put into the default partition meanwhile, stays as it is then.
+        if client.batch_execute(&step).await.is_err() && client.batch_execute("ROLLBACK").await.is_err() {
+            return true;
+        }
+        tokio::time::sleep(nap).await;
+    }
+    let _ = client.batch_execute("RESET lock_timeout").await;
+    true
 }
 
 /// Waits for a command, two minutes at most.
