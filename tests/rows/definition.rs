@@ -20,7 +20,7 @@ impl Definitions {
     }
 
     /// Fails the round where a shard's is another now. Versions tell the same thing in other words, and what the round
-    /// has altered is another.
+    /// has altered is another. Names of NOT NULL do not count where a shard may have been on a version that has none.
     pub(crate) fn compare(&self, after: &Definitions, shared: &Shared) {
         let story = shared.story();
         for (shard, ((before_on, before), (after_on, after))) in self.0.iter().zip(&after.0).enumerate() {
@@ -31,6 +31,11 @@ impl Definitions {
             if versions[*before_on] != versions[*after_on] || story.iter().any(altered) {
                 continue;
             }
+            let mixed = versions[0] != versions[1];
+            let told = |statements: &[String]| -> Vec<String> {
+                statements.iter().map(|one| if mixed { without_names_of_not_null(one) } else { one.clone() }).collect()
+            };
+            let (before, after) = (told(before), told(after));
             let gone = before.iter().filter(|statement| !after.contains(statement));
             let new = after.iter().filter(|statement| !before.contains(statement));
             let differ: Vec<_> = gone.map(|one| format!("- {one}")).chain(new.map(|one| format!("+ {one}"))).collect();
@@ -39,6 +44,18 @@ impl Definitions {
             }
         }
     }
+}
+
+/// `a integer CONSTRAINT t_a_not_null NOT NULL` as `a integer NOT NULL`.
+fn without_names_of_not_null(statement: &str) -> String {
+    let unnamed = |line: &str| {
+        let line = line.to_owned();
+        let (Some(name), Some(end)) = (line.find(" CONSTRAINT "), line.find(" NOT NULL")) else { return line };
+        let is_name =
+            line.get(name + 12..end).is_some_and(|name| name.ends_with("_not_null") || name.ends_with("_not_null\""));
+        if is_name { line[..name].to_owned() + &line[end..] } else { line }
+    };
+    statement.lines().map(unnamed).collect::<Vec<_>>().join("\n")
 }
 
 /// The statements, without settings, and without what a move may lend.
