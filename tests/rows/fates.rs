@@ -547,6 +547,12 @@ impl Director {
         let sides = (Side { client: old, schema: &left }, Side { client: new, schema });
         let mut differences =
             rows_differ(sides.0, sides.1).await.unwrap_or_else(|error| vec![super::work::words(&error)]);
+        // No stream has the changes of unlogged tables: a rollback copies their rows.
+        let unlogged = "SELECT 'table ' || relname || ',' FROM pg_class
+            WHERE relpersistence = 'u' AND relkind = 'r' AND relnamespace = to_regnamespace(quote_ident($1))";
+        let unlogged = new.query(unlogged, &[&schema]).await;
+        let unlogged: Vec<String> = unlogged.unwrap_or_default().iter().map(|row| row.get(0)).collect();
+        differences.retain(|difference| !unlogged.iter().any(|table| difference.starts_with(table)));
         // A fate's DDL may be moved along with the shard, and is undone where the shard is: a feed takes no table away.
         differences.retain(|difference| difference != "table extra is on one side only");
         differences
