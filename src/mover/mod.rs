@@ -1,9 +1,9 @@
-//! Moves: taking shards from host to host while the application writes (`ARCHITECTURE.md` has the
-//! steps as a table, `docs/operating.md` is for operators).
+//! Moves: taking shards from host to host while the application writes (`ARCHITECTURE.md` has the steps as a table,
+//! `docs/operating.md` is for operators).
 //!
-//! [`Mover::plan`] reads and judges, [`Mover::run`] does it, [`Mover::resume`] and [`Mover::abort`] go on after a stop,
-//! from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`] what dead
-//! moves left.
+//! [`Mover::plan`] reads and judges, [`Mover::run`] runs the move, [`Mover::resume`] and [`Mover::abort`] take up a
+//! stopped one from any machine: the state is in the databases. [`Mover::complete`] drops the old copy, [`Mover::gc`]
+//! what dead moves left.
 //!
 //! # Invariants
 //! 1. At most one host serves a shard; between fence and open, none.
@@ -109,8 +109,8 @@ impl Mover {
         survey::plan(&self.context, request).await
     }
 
-    /// What would stop a move of any of these shards, in the words of a plan: each definition that there is on a host
-    /// is looked at once, in one of its shards. What only a target can lack is not asked, nor what is a matter of rows.
+    /// Lists what would stop a move of any shard, in the words of a plan. Each definition that a host has is examined
+    /// once, in one of its shards. This does not ask for what only a target can lack, nor for what depends on the rows.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -118,11 +118,11 @@ impl Mover {
         movable::movable(&self.context, definitions).await
     }
 
-    /// Moves what the plan says. Returns when every shard has got to its end, good or bad; one shard's failure does not
-    /// stop the others.
+    /// Moves what the plan says. Returns when every shard has ended, well or badly; one shard's failure does not stop
+    /// the others.
     ///
     /// # Cancel safety
-    /// Dropped, it leaves the move as a crash would: resume or abort it. Use [`Mover::stop`] for a tidy end.
+    /// Dropping the future leaves the move as a crash would: resume or abort it. Use [`Mover::stop`] for a tidy end.
     pub async fn run(&self, plan: &Plan) -> Report {
         let id = MoveId::new();
         self.context.observer.tell(Event::Started { id, shards: plan.shards.len() });
@@ -140,7 +140,7 @@ impl Mover {
         report(id, work(&self.context, plan.shards.iter().map(part).collect(), Goal::Finish, Scope::Named).await)
     }
 
-    /// Goes on with a move that was interrupted: every shard of it that is not at its end.
+    /// Goes on with a move that was interrupted: every shard of it that has not ended.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
@@ -163,20 +163,20 @@ impl Mover {
         resume::go_on(&self.context, id, Goal::Abort).await
     }
 
-    /// Asks every run of this mover, and of its clones, to stop: shards that are fenced but not decided are swapped
-    /// back, decided ones are opened, no new one is begun.
+    /// Asks every run of this mover, and of its clones, to stop. Shards that are fenced but not decided are swapped
+    /// back, decided ones are opened, and no other shard is begun.
     pub fn stop(&self) {
         self.context.stop();
     }
 
-    /// The moves that the hosts know: all that are neither completed nor aborted, or one of them in whatever phase. By
-    /// move, then shard. Hosts that cannot be asked are named.
+    /// Lists the moves that the hosts know: all that are neither completed nor aborted, or one move in whatever phase.
+    /// Sorted by move, then shard. Hosts that cannot be asked are named.
     pub async fn list(&self, id: Option<MoveId>) -> Heard<Entry> {
         Heard::of(self.context.list(id).await)
     }
 
-    /// Takes the shards of a move that are kept back to where they were, with all that was written since: a move of its
-    /// own, online, whose ID the report has. Its own old copies are kept in turn.
+    /// Takes the kept shards of a move back to where they were, with all that was written since. That is a move of its
+    /// own, online, and the report has its ID. Its own old copies are kept in turn.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`]; per shard, in the report, [`Error::NoRollback`] and what any move can meet.
@@ -187,19 +187,19 @@ impl Mover {
         rollback::rollback(&self.context, id).await
     }
 
-    /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until [`Mover::stop`].
-    /// What goes wrong, and how far it is, the observer is told. A reverse replication that is broken is given up; the
-    /// others go on.
+    /// Applies what changes at the new hosts to the old copies of all kept moves, or of one, until [`Mover::stop`]. The
+    /// observer is told how far it is and what goes wrong. A reverse replication that is broken is given up; the others
+    /// go on.
     ///
     /// # Cancel safety
-    /// May be dropped: the next feed goes on where all is durable, at once or after the lease.
+    /// May be dropped: the next feed goes on from the last durable position, at once or when the lease has ended.
     pub async fn feed(&self, id: Option<MoveId>) {
         feed::feed(&self.context, id).await;
     }
 
-    /// Audits what can still be told of those shards of a move that are kept and were not audited: tables that are the
-    /// same on both sides now, and tables that differ although nobody has written to them since. Gives all that are
-    /// kept.
+    /// Audits the kept shards of a move that were not audited, as far as that is still possible. It finds tables that
+    /// are the same on both sides now, and tables that differ although nobody has written to them since. The report has
+    /// all shards that are kept.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
@@ -213,8 +213,8 @@ impl Mover {
     /// Drops the old copies of a move whose shards are all kept and audited. Cannot be undone.
     ///
     /// # Errors
-    /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of it is not there yet. Per shard, in the report, when its
-    /// target does not serve it, or something outside still depends on the old copy.
+    /// [`Error::NoSuchMove`]; [`Error::NotNow`] when a shard of the move is not kept and audited yet. Per shard, in the
+    /// report, when its target does not serve it, or something outside still depends on the old copy.
     ///
     /// # Cancel safety
     /// Each shard's copy is dropped in one transaction; call it again for the rest.
@@ -222,13 +222,13 @@ impl Mover {
         cleanup::complete(&self.context, id).await
     }
 
-    /// Asks every host what it knows of a shard that two hosts serve, or none, and judges what can be made true without
-    /// losing rows that were acknowledged. `given_up` are hosts whose rows of the shard the operator gives up, those
-    /// that the config does not name among them. No writes.
+    /// Asks every host what it knows of a shard that two hosts serve, or none, and judges what can be repaired without
+    /// losing rows that were acknowledged. `given_up` are the hosts whose rows of the shard the operator gives up; they
+    /// may be hosts that the config does not name. No writes.
     ///
     /// # Errors
     /// [`Error::AtWork`] where a mover works on the shard, [`Error::ControlOld`] where a host's control schema lacks
-    /// what a repair needs. A host that does not answer is in the plan.
+    /// what a repair needs. A host that does not answer is no error: the plan names it.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -236,10 +236,11 @@ impl Mover {
         repair::plan(&self.context, shard, given_up).await
     }
 
-    /// Does what the plan says is sure, and tells the map. Nothing where there is nothing to do or something to choose.
+    /// Does what the plan is sure of, and publishes it to the map. Does nothing where nothing is wrong or somebody has
+    /// to choose.
     ///
     /// # Errors
-    /// [`Error::Superseded`] where a host does not say any more what the plan was made from: plan again.
+    /// [`Error::Superseded`] where a host no longer says what the plan was made from: plan again.
     ///
     /// # Cancel safety
     /// Each step is a transaction; plan again for the rest.
@@ -247,9 +248,9 @@ impl Mover {
         repair::repair(&self.context, plan).await
     }
 
-    /// Looks on all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back,
-    /// decided shards opened, schemas dropped whose move has ended. Never touches a move that can be resumed, nor an
-    /// old copy that is kept.
+    /// Searches all hosts for what dead moves left, and puts it right: fences past their deadline are swapped back,
+    /// decided shards are opened, and schemas whose move has ended are dropped. It never touches a move that can be
+    /// resumed, nor an old copy that is kept.
     ///
     /// # Cancel safety
     /// Each object is handled by itself; call it again for the rest.
@@ -257,9 +258,8 @@ impl Mover {
         cleanup::gc(&self.context).await
     }
 
-    /// Says what is wanted of a move's shards, and its mover hears it within a heartbeat (two
-    /// seconds). Gives the shards that have not ended, and the hosts that could not be told. A hold until a time is
-    /// over then.
+    /// Sets the desired state of a move's shards; the mover reads it within a heartbeat (two seconds). Gives the shards
+    /// that have not ended, and the hosts that could not be told. A hold with a time ends by itself at that time.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
@@ -270,8 +270,8 @@ impl Mover {
         requests::want(&self.context, id, desired).await.map(Heard::of)
     }
 
-    /// Asks a move's mover to stop, or to abort: it hears that within a heartbeat (two seconds), from
-    /// whatever machine. Gives those who live, and the hosts that could not be told.
+    /// Asks a move's mover to stop, or to abort, from any machine. The mover reads it within a heartbeat (two seconds).
+    /// Gives the movers that are alive, and the hosts that could not be told.
     ///
     /// # Cancel safety
     /// Some may have been asked; call it again.
@@ -279,7 +279,7 @@ impl Mover {
         Heard::of(requests::ask(&self.context, id, asked).await)
     }
 
-    /// Who works on a move at present, to bring its shards to their ends, and the hosts that could not be asked.
+    /// Who works on a move at present, to bring its shards to their end, and the hosts that could not be asked.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -287,7 +287,7 @@ impl Mover {
         Heard::of(requests::workers(&self.context, id).await)
     }
 
-    /// Looks how far a move is.
+    /// Reads how far a move is.
     ///
     /// # Errors
     /// [`Error::NoSuchMove`] when no host that can be asked knows the move.
@@ -298,8 +298,8 @@ impl Mover {
         progress::progress(&self.context, id).await
     }
 
-    /// What hosts keep for the reverse replications of entries that are kept. A host that does not answer is left out:
-    /// reading the entries has reported it.
+    /// What hosts keep for the reverse replications of kept entries. A host that does not answer is left out: whoever
+    /// read the entries has reported it already.
     ///
     /// # Cancel safety
     /// Only reads.

@@ -1,9 +1,9 @@
 //! The border of a shard's schema. The fence works by names; whatever is bound to the shard's objects by OID passes it.
-//! So no dependency may cross the border, and this lists those that do.
+//! So no dependency may cross the border, and this module lists those that do.
 //!
-//! Invariant: it finds its rows by OID, through indexes only, so that it takes milliseconds on a host with
-//! thousands of shards (the fence waits for it); and it asks by the schema's OID, which holds while the schema has
-//! the name of an old copy.
+//! Invariant: the query finds its rows by OID, through indexes only, so that it takes milliseconds on a host with
+//! thousands of shards (the fence waits for it). It asks by the schema's OID, because the schema may have the name of
+//! an old copy by then.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,9 +19,9 @@ use crate::shard::SchemaPrefix;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub(crate) enum CrossingKind {
-    /// A foreign key from outside, or to outside: its actions change rows past the fence.
+    /// A foreign key from outside, or to outside: its actions change rows in spite of the fence.
     ForeignKey,
-    /// A parent or child table, a partition, on the other side.
+    /// A parent table, child table or partition on the other side.
     Inheritance,
     /// A view or rule outside that reads or writes the shard's objects, temporary ones too.
     View,
@@ -106,12 +106,12 @@ struct Row {
 
 const SQL: &str = concat!(objects_sql!(), include_str!("sql/border.sql"));
 
-/// Every dependency that crosses the border of a schema, each outside object once, sorted; empty if the schema is
+/// Every dependency that crosses the border of a schema, with each outside object once, sorted; empty if the schema is
 /// closed.
 ///
-/// Functions, types, tables and views of shared schemas that the shard's objects use are no crossing: they are not the
-/// shard's and stay. A sequence of a shared schema is: its values differ from host to host. `prefix` tells the other
-/// shards, under any name that a move gives them.
+/// It is no crossing when the shard's objects use functions, types, tables and views of shared schemas: those are not
+/// the shard's and stay. A sequence of a shared schema is a crossing: its values differ from host to host. `prefix`
+/// tells the schemas of other shards, under any name that a move gives them.
 ///
 /// # Errors
 /// When there is no such schema or the server refuses.
@@ -130,16 +130,16 @@ pub(crate) async fn crossings<C: GenericClient + Sync>(
     let found = found.first().ok_or_else(|| Error::NoSchema { namespace: schema.clone() })?;
     let oid: u32 = found.try_get(0).map_err(failed)?;
     let rows = client.query_typed(SQL, &[(&oid, Type::OID)]).await.map_err(failed)?;
-    // One crossing of each kind an outside object: an outside foreign key depends on a table and on its index.
+    // Each outside object counts once for each kind: an outside foreign key depends on a table and also on its index.
     let mut found: BTreeMap<(bool, String, CrossingKind, String), Crossing> = BTreeMap::new();
     for row in rows {
         let Json(row): Json<Row> = row.try_get(0).map_err(failed)?;
         let Some(crossing) = classify(row, prefix) else { continue };
-        // Going out, it is the inside object that has to change.
+        // Where the inside needs the outside, each inside object has to be changed, so each is listed.
         let inside = if crossing.incoming { String::new() } else { crossing.inside.clone() };
         let key = (crossing.incoming, crossing.outside.clone(), crossing.kind, inside);
         match found.get(&key) {
-            // `table` is the most telling of what may stand there; it is also what people look for.
+            // Of several inside objects a table is the one that people know and look for.
             Some(had) if had.inside.starts_with("table ") || !crossing.inside.starts_with("table ") => {}
             _ => {
                 found.insert(key, crossing);
@@ -151,9 +151,10 @@ pub(crate) async fn crossings<C: GenericClient + Sync>(
     Ok(crossings)
 }
 
-/// Whether a dependency crosses in a way that matters, and how.
+/// Whether a dependency crosses the border in a way that matters, and how.
 fn classify(row: Row, prefix: &SchemaPrefix) -> Option<Crossing> {
-    // Partition dependencies come beside the one on the parent itself; a foreign key's triggers beside the key.
+    // A partition's dependencies ("P", "S") repeat the one on the parent itself, and a foreign key's triggers repeat
+    // the key.
     if row.internal_trigger || matches!(row.dependency.as_str(), "P" | "S") {
         return None;
     }
@@ -181,13 +182,13 @@ fn incoming(row: &Row) -> (CrossingKind, &'static str) {
             "drop it, or write it with a body that is text and with types from outside the shard",
         ),
         "trigger" => (CrossingKind::Trigger, "drop the trigger, or let it call a function outside the shard"),
-        "sequence" => (CrossingKind::Sequence, "give it free with ALTER SEQUENCE … OWNED BY NONE"),
+        "sequence" => (CrossingKind::Sequence, "detach it with ALTER SEQUENCE … OWNED BY NONE"),
         "subscription" => (
             CrossingKind::Subscription,
             "take the table out of the subscription's publication, or drop the subscription",
         ),
         "table" | "foreign table" if !on_type => {
-            (CrossingKind::Inheritance, "end it with DETACH PARTITION or ALTER TABLE … NO INHERIT")
+            (CrossingKind::Inheritance, "separate them with DETACH PARTITION or ALTER TABLE … NO INHERIT")
         }
         _ if on_type => (CrossingKind::Type, "let it use a type outside the shard"),
         _ => (CrossingKind::Other, "drop it"),
@@ -196,7 +197,7 @@ fn incoming(row: &Row) -> (CrossingKind, &'static str) {
 
 fn outgoing(row: &Row, prefix: &SchemaPrefix) -> Option<(CrossingKind, &'static str)> {
     if row.foreign_key && row.inside_class == "pg_constraint" {
-        // It depends on the index of the key it refers to as well.
+        // The foreign key depends on the index of the referenced key as well, which would list it twice.
         return (row.outside_kind != "index").then_some((CrossingKind::ForeignKey, "drop the foreign key"));
     }
     if row.outside_kind == "sequence" {
@@ -207,10 +208,10 @@ fn outgoing(row: &Row, prefix: &SchemaPrefix) -> Option<(CrossingKind, &'static 
     }
     let tables = |kind: &str| matches!(kind, "table" | "foreign table");
     if row.inside_class == "pg_class" && tables(&row.inside_kind) && tables(&row.outside_kind) {
-        return Some((CrossingKind::Inheritance, "end it with DETACH PARTITION or ALTER TABLE … NO INHERIT"));
+        return Some((CrossingKind::Inheritance, "separate them with DETACH PARTITION or ALTER TABLE … NO INHERIT"));
     }
     if row.inside_kind == "sequence" && row.dependency == "a" {
-        return Some((CrossingKind::Sequence, "give it free with ALTER SEQUENCE … OWNED BY NONE"));
+        return Some((CrossingKind::Sequence, "detach it with ALTER SEQUENCE … OWNED BY NONE"));
     }
     let schema = row.outside_schema.as_deref()?;
     // A move's names of a shard's schema end in `__left_e3`, `__incoming` or `__signpost`.

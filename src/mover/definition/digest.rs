@@ -1,11 +1,12 @@
-//! Whether anything was done to a schema's definition or border since it was looked at, for where there is no time to
-//! look again: behind the fence. Border and stamp find out what belongs to the schema before they look at that, which
-//! is most of what they cost, and after a swap all of it is planned anew. Here it is known.
+//! Tells whether a schema's definition or border was changed since it was last examined. It is for the time behind the
+//! fence, when there is no time to examine it again. To examine border and stamp, the server must find out first what
+//! belongs to the schema, which is most of the cost, and it must plan all of that again after a swap. The digest knows
+//! what belongs to the schema already.
 //!
-//! Invariant: equal digests mean that nothing was done. An object that comes anew depends on one that is known, so
-//! `pg_depend` says so, as it does of whatever crosses the border. Who adds or changes a row of a catalog writes it
-//! with an `xmin` that no row had before; who takes one away leaves fewer. So how many rows there are of each `xmin`
-//! tells all of it. Unequal digests mean nothing: the full look decides.
+//! Invariant: equal digests mean that nothing was changed. A new object depends on a known one, so a row of `pg_depend`
+//! appears; the same is true of whatever crosses the border. Whoever adds or changes a row of a catalog writes it with
+//! an `xmin` that no row had before; whoever removes one leaves fewer. So the number of rows for each `xmin` shows
+//! every change. Unequal digests prove nothing: the full examination decides.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ use tokio_postgres::types::Type;
 
 use crate::schema::catalog::objects_sql;
 
-/// Before the name of each class: whether something else of its catalog lies between an object and the one before it.
+/// Lists the objects, and whether another object of the same catalog lies between each and the one before it.
 const LIST: &str = concat!(
     objects_sql!(),
     ", listed AS MATERIALIZED (
@@ -29,11 +30,11 @@ const LIST: &str = concat!(
 
 const DIGEST: &str = include_str!("sql/digest.sql");
 
-/// The rows that say what an object is: its class, the catalog in which they are, and the column that has its OID.
+/// The rows that define an object: its class, the catalog that has the rows, and the column that holds its OID.
 const ROWS: [(&str, &str, &str); 23] = [
     ("pg_attrdef", "pg_attrdef", "oid"),
     ("pg_cast", "pg_cast", "oid"),
-    // But those that every table has.
+    // Not the system columns, which every table has.
     ("pg_class", "pg_attribute", "attnum > 0 AND attrelid"),
     ("pg_class", "pg_class", "oid"),
     ("pg_class", "pg_index", "indexrelid"),
@@ -57,7 +58,7 @@ const ROWS: [(&str, &str, &str); 23] = [
     ("pg_type", "pg_type", "oid"),
 ];
 
-/// A digest of a schema's rows in the catalogs, with what belonged to it then. It means something on the same server
+/// A digest of a schema's rows in the catalogs, with the list of what belonged to it. It is valid on the same server
 /// only.
 #[derive(Clone, Debug)]
 pub(crate) struct CatalogDigest {
@@ -67,8 +68,8 @@ pub(crate) struct CatalogDigest {
     digest: String,
 }
 
-/// The objects of a schema as runs of OIDs: from the lowest to the highest of some objects of one class between which
-/// there was nothing else. A scan of an index from one end to the other takes a fraction of a look-up for each.
+/// The objects of a schema as runs of OIDs: each run goes from the lowest to the highest OID of objects of one class,
+/// with no foreign object in between. One index scan over a run costs a fraction of a look-up for each object.
 #[derive(Clone, Debug, Default)]
 struct Runs {
     classes: Vec<u32>,
@@ -77,7 +78,7 @@ struct Runs {
 }
 
 impl Runs {
-    /// The next object, in the order of classes and OIDs.
+    /// Adds the next object, in the order of classes and OIDs.
     fn push(&mut self, class: u32, oid: u32, apart: Apart) {
         match (self.classes.last(), self.highs.last_mut(), apart) {
             (Some(last), Some(high), Apart::No) if *last == class => *high = oid,
@@ -90,7 +91,7 @@ impl Runs {
     }
 }
 
-/// Whether something of others lies between an object and the one before it.
+/// Whether a foreign object lies between an object and the one before it.
 #[derive(Clone, Copy, Debug)]
 enum Apart {
     Yes,
@@ -98,16 +99,16 @@ enum Apart {
 }
 
 impl CatalogDigest {
-    /// The digest of a schema by its OID. The client is in a `REPEATABLE READ` transaction, in which both statements
-    /// see the same.
+    /// The digest of a schema by its OID. The client must be in a `REPEATABLE READ` transaction, so that both
+    /// statements see the same.
     ///
-    /// What is looked at after that and found right is right for as long as the digest [is the
+    /// What is examined after that and found right stays right for as long as the digest [is the
     /// same](CatalogDigest::is_same).
     ///
     /// Locks: none but ACCESS SHARE on catalogs.
     ///
     /// # Errors
-    /// When the server refuses. A schema that does not exist has a digest too, that of nothing.
+    /// When the server refuses. A schema that does not exist has a digest too: that of no rows.
     ///
     /// # Cancel safety
     /// Only reads.
@@ -127,7 +128,7 @@ impl CatalogDigest {
         Ok(taken)
     }
 
-    /// Whether nothing was done to the schema since, whatever it is called now.
+    /// Whether the schema was left unchanged since, whatever it is called now.
     ///
     /// Locks: none but ACCESS SHARE on catalogs.
     ///
@@ -153,7 +154,7 @@ impl CatalogDigest {
     }
 }
 
-/// Each object of the schema; of a class that has no catalog in [`ROWS`] each is a run of its own.
+/// Lists each object of the schema. Where a class has no catalog in [`ROWS`], each object is a run of its own.
 fn list_sql() -> String {
     let own = ROWS.iter().filter(|(class, catalog, _)| class == catalog);
     let strangers = own.map(|(class, ..)| {
@@ -165,8 +166,8 @@ fn list_sql() -> String {
     LIST.replace("/* strangers */", &strangers.collect::<String>())
 }
 
-/// The statement for objects of these classes. It is planned behind the fence, where it costs more to plan than to run:
-/// catalogs in which nothing can be are left out.
+/// The statement for objects of these classes. It is planned behind the fence, where planning costs more than running
+/// it, so catalogs that cannot have a row are left out.
 fn digest_sql(classes: &BTreeSet<&str>) -> String {
     let rows = ROWS.iter().filter(|(class, ..)| classes.contains(class)).map(|(class, catalog, key)| {
         format!(

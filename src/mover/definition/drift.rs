@@ -1,14 +1,14 @@
-//! What is left out where the definitions of a shard's two copies are compared after a move: what the move does after
-//! the open, and what servers have half done.
+//! Which differences are ignored when the definitions of a shard's two copies are compared after a move: those that the
+//! move has still to make after the open, and those that a server has half done.
 //!
-//! Invariant: only what is on its way is left out. What a shard has lost is told.
+//! Invariant: only a difference that is about to go away is ignored. What a shard has lost is reported.
 
 use std::collections::BTreeSet;
 
 use crate::schema::catalog::{Address, Constraint, ConstraintKind, Facts, Index};
 use crate::schema::fingerprint::{Difference, differences};
 
-/// Where the definitions of an old copy and of the open shard differ, without what comes late.
+/// Where the definitions of an old copy and of the open shard differ, without what is still to come.
 pub(crate) fn drift(ours: &Facts, theirs: &Facts) -> Vec<Difference> {
     let keys: BTreeSet<(&str, &str)> = [ours, theirs].into_iter().flat_map(keys_of_partitioned).collect();
     let may_lack: BTreeSet<String> = [(ours, theirs), (theirs, ours)]
@@ -16,14 +16,14 @@ pub(crate) fn drift(ours: &Facts, theirs: &Facts) -> Vec<Difference> {
         .flat_map(|(one, other)| late_keys(one, &keys).into_iter().chain(unfinished_indexes(one, other)))
         .collect();
     let mut found = differences(ours, theirs);
-    // A foreign key is proved after the open.
+    // A foreign key is validated after the open.
     found.retain(|one| {
         proved(&one.left) != proved(&one.right) && !(may_lack.contains(&one.object) && is_on_one_side(one))
     });
     found
 }
 
-/// The foreign keys of partitioned tables: the table, and what the key says.
+/// The foreign keys of partitioned tables: the table, and the key's definition.
 fn keys_of_partitioned(facts: &Facts) -> impl Iterator<Item = (&str, &str)> {
     let keys = facts.constraints.iter().filter(|key| key.kind == ConstraintKind::ForeignKey);
     keys.filter_map(|key| {
@@ -32,8 +32,8 @@ fn keys_of_partitioned(facts: &Facts) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// These keys, and those that partitions have of them: before PostgreSQL 18 they are made for each partition, and then
-/// for the whole, which takes them for its own. The move does not end without that.
+/// These keys, and those that partitions have of them. Before PostgreSQL 18 they are made on each partition, and then
+/// on the whole table, which adopts them. The move does not end without that.
 fn late_keys(facts: &Facts, keys: &BTreeSet<(&str, &str)>) -> Vec<String> {
     let of_partitioned = facts.constraints.iter().filter(|key| {
         let table = facts.relation(key.relation);
@@ -44,14 +44,15 @@ fn late_keys(facts: &Facts, keys: &BTreeSet<(&str, &str)>) -> Vec<String> {
     plain_names(facts, of_partitioned.map(|key| Address::new("pg_constraint", key.oid)))
 }
 
-/// What a constraint says, whether it was proved or not.
+/// A constraint's definition, whether it is validated or not.
 fn says(key: &Constraint) -> &str {
     key.definition.trim_end_matches(NOT_VALID)
 }
 
-/// Indexes of ordinary tables that are not valid, and that the other side has not. None was there at the fence, or the
-/// shard could not have been moved: they are of a REINDEX CONCURRENTLY or CREATE INDEX CONCURRENTLY that has begun
-/// since, at the old copy by the tables' OIDs (a list of them that it took before the fence), and has not ended.
+/// Indexes of ordinary tables that are not valid, and that the other side does not have. There was none at the fence,
+/// or the shard could not have been moved. So each belongs to a REINDEX CONCURRENTLY or CREATE INDEX CONCURRENTLY that
+/// has begun since and has not finished. On the old copy too: such a command keeps a list of the tables' OIDs from
+/// before the fence.
 fn unfinished_indexes(facts: &Facts, other: &Facts) -> Vec<String> {
     let is_ordinary =
         |index: &&Index| facts.relation(index.relation).is_some_and(|table| table.partition_key.is_none());
@@ -60,13 +61,13 @@ fn unfinished_indexes(facts: &Facts, other: &Facts) -> Vec<String> {
     plain_names(facts, unfinished.map(|index| Address::new("pg_class", index.oid)))
 }
 
-/// The names by which differences call objects.
+/// The names that differences use for objects.
 fn plain_names(facts: &Facts, objects: impl Iterator<Item = Address>) -> Vec<String> {
     let names = facts.names();
     objects.filter_map(|object| names.get(&object).map(|name| name.plain.clone())).collect()
 }
 
-/// One side has it and the other has not.
+/// Whether only one side has the object.
 fn is_on_one_side(one: &Difference) -> bool {
     one.left.is_none() || one.right.is_none()
 }

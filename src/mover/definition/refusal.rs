@@ -1,4 +1,4 @@
-//! Why a shard cannot be moved, said completely.
+//! A reason why a shard cannot be moved, complete with object and remedy.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use crate::mover::definition::border::Crossing;
 /// One reason not to move a shard: where, which object, what is wrong with it, and what would help.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Refusal {
-    /// The shard, where it is about one.
+    /// The shard, if the reason concerns one.
     pub shard: Option<ShardId>,
-    /// The host, where it is about one.
+    /// The host, if the reason concerns one.
     pub host: Option<HostName>,
     /// The object: `table photos`, `the shard`.
     pub object: String,
-    /// What is wrong: a clause that goes on after the object's name.
+    /// What is wrong: a clause that follows the object's name.
     pub reason: String,
     /// What to do about it: an imperative.
     pub remedy: String,
@@ -31,7 +31,7 @@ impl Refusal {
         Refusal { shard: None, host: None, object: object.into(), reason: reason.into(), remedy: remedy.into() }
     }
 
-    /// A dependency over the shard's border, as a reason against a move.
+    /// Turns a dependency over the shard's border into a reason against a move.
     pub(in crate::mover) fn of_crossing(crossing: &Crossing) -> Refusal {
         let (object, bound_to) = match crossing.incoming {
             true => (&crossing.outside, &crossing.inside),
@@ -40,13 +40,13 @@ impl Refusal {
         Refusal::new(object, format!("is bound to {bound_to} over the shard's border"), crossing.remedy)
     }
 
-    /// The same refusal, of a shard on a host.
+    /// The same refusal, for a shard on a host.
     pub(in crate::mover) fn at(self, shard: impl Into<Option<ShardId>>, host: &HostName) -> Refusal {
         Refusal { shard: shard.into(), host: Some(host.clone()), ..self }
     }
 }
 
-/// Without the remedy, which a command shows on a line of its own.
+/// Without the remedy, which a command shows on a separate line.
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(shard) = self.shard {

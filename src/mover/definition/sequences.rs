@@ -1,4 +1,4 @@
-//! Carrying the values of a schema's sequences. They are no rows: no copy and no stream has them.
+//! Carries the values of a schema's sequences. They are not rows, so neither the copy nor the stream brings them.
 
 use tokio_postgres::GenericClient;
 use tokio_postgres::types::Type;
@@ -11,26 +11,26 @@ use crate::schema::catalog::Namespace;
 pub(crate) struct SequenceValue {
     /// The sequence's name, not quoted.
     pub(crate) name: String,
-    /// The last value handed out to a session (which may hold some of them in its cache still), or the first to come.
+    /// The last value handed out to a session (whose cache may still hold some of them), or the first to come.
     pub(crate) last_value: i64,
     /// Whether `last_value` was handed out; otherwise it is the next.
     pub(crate) is_called: bool,
 }
 
-/// The values of all sequences of a schema, identity and serial ones too, sorted by name. The schema is renamed by the
-/// fence: ask by OID.
+/// The values of all sequences of a schema, identity and serial ones too, sorted by name. The fence renames the schema:
+/// ask by OID.
 ///
 /// # Errors
 /// When the server refuses, as for a sequence without SELECT.
 ///
 /// # Cancel safety
-/// Only reads. Not one snapshot: values may grow meanwhile unless writers are fenced.
+/// Only reads. The values are not of one snapshot: they may grow meanwhile unless writers are fenced.
 pub(crate) async fn sequence_values<C: GenericClient + Sync>(
     client: &C,
     schema: &Namespace,
 ) -> Result<Vec<SequenceValue>, tokio_postgres::Error> {
     let (oid, name) = schema.parameters();
-    // By the schema's members in pg_depend: pg_class has no index by namespace.
+    // By the schema's members in pg_depend: pg_class has no index on the namespace.
     let members = "SELECT n.nspname::text, c.relname::text
         FROM pg_catalog.pg_namespace n, pg_catalog.pg_depend d, pg_catalog.pg_class c
         WHERE (n.oid = $1 OR n.nspname = $2) AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
@@ -66,7 +66,7 @@ pub(crate) async fn values_of<C: GenericClient + Sync>(
         .collect()
 }
 
-/// Sets the sequences of the schema with this name to these values. What is set is not rolled back with a transaction.
+/// Sets the sequences of the schema with this name to these values. A rollback does not undo that.
 ///
 /// # Errors
 /// When a sequence does not exist or the value is outside its bounds; sequences before it may have been set.
@@ -89,22 +89,22 @@ pub(crate) async fn set_sequence_values<C: GenericClient + Sync>(
     Ok(())
 }
 
-/// How many values a sequence is set ahead of the source's: what old transactions may still take there behind the
-/// fence, and what is handed out between the look and the fence.
+/// How many values a sequence is set ahead of the source's. That covers what old transactions may still take from it
+/// behind the fence, and what is handed out between reading it and the fence.
 const AHEAD: i128 = 10_000;
 
-/// A sequence is never set ahead by more than this part of the values that it has left.
+/// A sequence is never set ahead by more than one in this many of the values that it has left.
 const PART: i128 = 100;
 
-/// One that has fewer values left than this is named before it is moved: it is close to its end, and set ahead by
-/// little.
+/// A sequence with fewer values left than this is mentioned before the move: it is close to its end, and is set ahead
+/// only a little.
 const FEW: i128 = 10_000;
 
 /// How far the clock of a shard's IDs is set ahead, in its units of 1/1024 ms: a second. The first IDs at the target
-/// are of times that far ahead at most, as after a burst.
+/// may be from that far in the future, as after a burst.
 const CLOCK_AHEAD: i64 = 1024 * 1000;
 
-/// The sequence of a shard's ID clock that takes the distance.
+/// The sequence of a shard's ID clock that is set ahead.
 const CLOCK: &str = "id_offset";
 
 /// A sequence of a schema: where it is, and where it can get.
@@ -128,7 +128,7 @@ impl Sequence {
         steps + i128::from(!is_called)
     }
 
-    /// How many values it has until one comes again or none is left.
+    /// How many values it can hand out until one is repeated or none is left.
     fn room(&self) -> i128 {
         if !self.cycles {
             return self.left();
@@ -136,12 +136,12 @@ impl Sequence {
         (i128::from(self.max) - i128::from(self.min)) / i128::from(self.increment).abs()
     }
 
-    /// How many of them it is set ahead by.
+    /// By how many values it is set ahead.
     fn ahead(&self) -> i128 {
         AHEAD.max(10 * i128::from(self.cache)).min(self.room() / PART)
     }
 
-    /// Its state once it has handed out so many values more; no more than there is [room](Sequence::room) for.
+    /// Its state once it has handed out this many more values; at most as many as there is [room](Sequence::room) for.
     fn after(&self, values: i128) -> SequenceValue {
         let (last, step) = (i128::from(self.value.last_value), i128::from(self.increment));
         let left = self.left();
@@ -154,20 +154,20 @@ impl Sequence {
             _ if self.value.is_called => last + values * step,
             _ => last + (values - 1) * step,
         };
-        // Within the bounds by what `left` and `room` say.
+        // `left` and `room` keep it within the bounds.
         let last_value = i64::try_from(last).unwrap_or(self.value.last_value);
         SequenceValue { name: self.value.name.clone(), last_value, is_called: true }
     }
 
-    /// Where a sequence like this one is on its way, as a number that grows with every value that is handed out; but
-    /// for those that cycle.
+    /// The state `at` as a number that grows with every value that a sequence like this one hands out. It means nothing
+    /// for one that cycles.
     fn place(&self, at: &SequenceValue) -> i128 {
         let step = i128::from(self.increment);
         let last = i128::from(at.last_value) - if at.is_called { 0 } else { step };
         last * step.signum()
     }
 
-    /// Where the target's is to begin.
+    /// Where the target's sequence is to begin.
     fn preset(&self) -> SequenceValue {
         if self.value.name == CLOCK {
             let last_value = self.value.last_value.saturating_add(CLOCK_AHEAD).clamp(self.min, self.max);
@@ -207,8 +207,9 @@ pub(crate) async fn read<C: GenericClient + Sync>(
     Ok(sequences)
 }
 
-/// The first of these sequences that is further than the one of its name among the others, or that has none; `None`:
-/// those are at or past these. The two of an ID clock count together. One that cycles is never ahead nor behind.
+/// The first of these sequences that is ahead of its namesake among the others, or has none there; `None` if the others
+/// are all as far or further. The two sequences of an ID clock count together. One that cycles is never ahead or
+/// behind.
 pub(crate) fn behind(these: &[Sequence], others: &[Sequence]) -> Option<String> {
     let clock = |all: &[Sequence]| clock_of(&mut all.iter().map(|one| &one.value));
     if clock(these) > clock(others) {
@@ -222,13 +223,13 @@ pub(crate) fn behind(these: &[Sequence], others: &[Sequence]) -> Option<String> 
     these.iter().find(further).map(|one| format!("sequence {}", one.value.name))
 }
 
-/// What an operator should know of sequences that have few values left.
+/// What an operator should know about sequences that have few values left.
 pub(crate) fn warnings(sequences: &[Sequence]) -> Vec<String> {
     let few = sequences.iter().filter(|one| !one.cycles && one.left() < FEW);
     let warning = |one: &Sequence| {
         let (name, left, ahead) = (&one.value.name, one.left(), one.ahead());
         match left {
-            0 => format!("sequence {name} has no values left, here as there"),
+            0 => format!("sequence {name} has no values left, and will have none at the target"),
             _ => format!(
                 "sequence {name} has {left} values left, of which the move skips {ahead}: fewer than the 10,000 that \
                  keep nextval in transactions older than the fence from giving a value twice"
@@ -238,20 +239,20 @@ pub(crate) fn warnings(sequences: &[Sequence]) -> Vec<String> {
     few.map(warning).collect()
 }
 
-/// Where the target's sequences begin, set while the source still hands out values, so that behind the fence mostly
-/// nothing is left to do.
+/// Where the target's sequences begin. They are set while the source still hands out values, so that behind the fence
+/// there is mostly nothing left to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Presets {
-    /// The source's when they were looked at.
+    /// The source's sequences when they were read.
     seen: Vec<Sequence>,
-    /// What the target's own had handed out before: an old copy's, on its reverse replication.
+    /// What the target's own sequences had handed out before: those of an old copy, in a rollback.
     floor: Vec<SequenceValue>,
-    /// What the target's were set to.
+    /// The values that the target's were set to.
     pub(crate) values: Vec<SequenceValue>,
 }
 
 impl Presets {
-    /// From the source's sequences; `floor` is what the target may not fall behind.
+    /// Computes the presets from the source's sequences; `floor` is what the target's may not fall behind.
     pub(crate) fn of(seen: Vec<Sequence>, floor: Vec<SequenceValue>) -> Presets {
         let values = above(&seen, &floor);
         Presets { seen, floor, values }
@@ -262,8 +263,8 @@ impl Presets {
         self.values.iter().map(|value| value.name.as_str())
     }
 
-    /// What is to be set anew, by where the source's are behind the fence: all that have passed their presets, or were
-    /// set back. The two of an ID clock count together: their sum is the clock.
+    /// What has to be set again, given the source's values behind the fence: sequences that have passed their presets,
+    /// or were set back. The two sequences of an ID clock count together: their sum is the clock.
     pub(crate) fn anew(&self, now: &[SequenceValue]) -> Vec<SequenceValue> {
         let clock = |values: &mut dyn Iterator<Item = &SequenceValue>| clock_of(values);
         let (seen, at) = (clock(&mut self.seen.iter().map(|one| &one.value)), clock(&mut now.iter()));
@@ -284,7 +285,7 @@ impl Presets {
     }
 }
 
-/// Where the target's sequences begin, none of them before what it has handed out already.
+/// Where the target's sequences begin; none begins before what it has handed out already.
 fn above(seen: &[Sequence], floor: &[SequenceValue]) -> Vec<SequenceValue> {
     let mut values: Vec<SequenceValue> = Vec::with_capacity(seen.len());
     for one in seen {
@@ -376,10 +377,10 @@ mod tests {
         }
         assert_eq!(anew(up.clone(), value("s", 10_011, true)), [value("s", 20_011, true)]);
         assert_eq!(anew(down, value("s", -10_011, true)), [value("s", -20_011, true)]);
-        // Somebody set it back, or began it anew.
+        // Somebody set the sequence back, or restarted it.
         assert_eq!(anew(up.clone(), value("s", 9, true)), [value("s", 10_009, true)]);
         assert_eq!(anew(up, value("s", 1, false)), [value("s", 10_000, true)]);
-        // A short one has no distance: any value more is told.
+        // A short sequence is not set ahead: every further value has to be carried.
         let short = sequence(1, (1, 100), 50);
         assert_eq!(anew(short.clone(), value("s", 50, true)), []);
         assert_eq!(anew(short, value("s", 51, true)), [value("s", 51, true)]);

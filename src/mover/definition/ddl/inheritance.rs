@@ -1,9 +1,9 @@
-//! Tables that inherit others: what of them is their own, and what they have by their parents.
+//! Tables that inherit others: which columns and checks are their own, and which come from their parents.
 //!
-//! A column that is only its parents' goes from a child when it is dropped from them. Where there is one, the child is
-//! made with INHERITS, and begins with its parents' columns. Else it is made as a table of its own, and INHERIT is said
-//! of it; and so it is where its own columns stand before some of those, as after ALTER TABLE parent ADD COLUMN: the
-//! order of columns is what statements see.
+//! A column that comes only from its parents is dropped from the child when the parents drop it. A child with such a
+//! column is created with INHERITS, and then begins with its parents' columns. Any other child is created as a table of
+//! its own, and ALTER TABLE … INHERIT follows. That is also done where the child's own columns stand before inherited
+//! ones, as after ALTER TABLE parent ADD COLUMN: statements depend on the order of the columns.
 
 use std::collections::BTreeMap;
 
@@ -14,17 +14,17 @@ use crate::schema::catalog::{Address, Column, ConstraintKind, Facts, Relation};
 /// How a child gets its parents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Made {
-    /// By INHERITS, when it is made.
+    /// By INHERITS, when it is created.
     Within,
-    /// By INHERIT, after it.
+    /// By INHERIT, after it was created.
     Apart,
-    /// By INHERIT too, and columns that were its parents' alone are its own then.
+    /// By INHERIT too, although it has columns that came only from its parents: they are its own then.
     Emancipated,
 }
 
-/// How a table gets those that it inherits.
+/// How a child gets its parents.
 pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
-    // A partition's columns are not its own, and it has no parents here.
+    // The facts count no column of a partition as its own, and name no parents of it.
     if child.parents.is_empty() || child.columns.iter().all(|column| column.is_local) {
         return Made::Apart;
     }
@@ -40,8 +40,8 @@ pub(super) fn made(facts: &Facts, child: &Relation) -> Made {
     if in_order { Made::Within } else { Made::Emancipated }
 }
 
-/// What the catalogs do not say as we need it: a check that a child has of its own, and by its parent too, is made
-/// before the parent's, which would else be made for the child.
+/// An order that the catalogs do not give: if a child has a check of its own that its parent has too, the child's is
+/// made first. The parent's would otherwise create the child's.
 pub(super) fn edges(facts: &Facts) -> Vec<(Address, Address)> {
     let checks = facts.constraints.iter().filter(|one| one.kind == ConstraintKind::Check && one.relation != 0);
     let checks: BTreeMap<(u32, &str), u32> = checks.map(|one| ((one.relation, one.name.as_str()), one.oid)).collect();
@@ -49,7 +49,7 @@ pub(super) fn edges(facts: &Facts) -> Vec<(Address, Address)> {
     let mut edges = Vec::new();
     for ((child, name), own) in &checks {
         let mut above = parents_of(facts, *child);
-        // However high it stands. There is no circle.
+        // All ancestors count, not only the parents. There is no circle.
         while let Some(parent) = above.pop() {
             edges.extend(checks.get(&(parent, *name)).map(|parents| (address(*parents), address(*own))));
             above.extend(parents_of(facts, parent));
@@ -63,12 +63,13 @@ fn parents_of(facts: &Facts, child: u32) -> Vec<u32> {
 }
 
 impl Writer<'_> {
-    /// The columns that `CREATE TABLE` names, and what comes behind them.
+    /// The columns that `CREATE TABLE` lists, and the clause that follows them.
     pub(super) fn own_columns(&self, table: &Relation) -> (Vec<Column>, String) {
         if made(self.facts, table) != Made::Within {
             return (table.columns.clone(), String::new());
         }
-        // An expression, and up to 15 it may not be said twice, comes from the parents; so does a NOT NULL of theirs.
+        // Generation expressions come from the parents, since up to 15 a child may not repeat them; so does a NOT NULL
+        // of theirs.
         let own = table.columns.iter().filter(|one| one.is_local);
         let own = own.filter(|one| one.generated.is_empty() || self.inherited_column(table, one).is_none());
         let own = own.map(|one| {
@@ -80,8 +81,8 @@ impl Writer<'_> {
         (own.collect(), format!(" INHERITS ({})", parents.join(", ")))
     }
 
-    /// What a child gets after it was made: the parents that it was made without, and a NOT NULL of its own on a column
-    /// of theirs.
+    /// What follows once a child is created: INHERIT where it was created without parents, or a NOT NULL of its own on
+    /// a column of theirs.
     pub(super) fn inherit(&self, table: &Relation) -> Vec<String> {
         let name = self.qualified(&table.name);
         if made(self.facts, table) != Made::Within {
@@ -101,7 +102,7 @@ impl Writer<'_> {
         .collect()
     }
 
-    /// The column of a parent that a child's is; that which is NOT NULL, if one is.
+    /// The parent's column that this column is inherited from; if there are several, one that is NOT NULL is preferred.
     fn inherited_column(&self, child: &Relation, column: &Column) -> Option<&Column> {
         let parents = child.parents.iter().filter_map(|parent| self.facts.relation(*parent));
         let theirs = parents.flat_map(|parent| parent.columns.iter().filter(|one| one.name == column.name));

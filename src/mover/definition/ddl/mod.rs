@@ -1,13 +1,13 @@
-//! From the facts of a schema to the statements that make it again elsewhere. Pure: no I/O, no choice left to who runs
-//! it.
+//! Turns the facts of a schema into the statements that make it again elsewhere. Pure: no I/O, and nothing is left for
+//! the caller to decide.
 //!
 //! # How to run the statements
 //! In one transaction at the target (or `before_data` in one and `after_data` in another), as the role that shall own
-//! everything, each transaction beginning with [`preamble`](crate::schema::catalog::preamble)`(target.schema)`.
+//! everything. Each transaction begins with [`preamble`](crate::schema::catalog::preamble)`(target.schema)`.
 //! `before_data` creates the schema itself, which must not exist. Function bodies that are text still name the shard's
-//! final schema; that becomes true with the rename. Everything else binds by OID to the objects of the new schema and
-//! follows the rename by itself. Then ask for its [`crossings`](crate::mover::definition::border::crossings): none may
-//! be there before anything else is done.
+//! final schema; they are right once the schema is renamed. Everything else binds by OID to the objects of the new
+//! schema and follows the rename by itself. Then ask for its
+//! [`crossings`](crate::mover::definition::border::crossings): there must be none before anything else is done.
 //!
 //! Invariant: nothing is left out silently. What cannot be carried is refused by name, all at once; what is lost
 //! without harm is in [`Creation::notes`].
@@ -24,7 +24,7 @@ use crate::schema::catalog::Facts;
 
 use crate::mover::definition::refusal::Refusal;
 
-/// Where and for what the schema is made.
+/// Where the schema is made, and under which names.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target<'a> {
     /// The schema to create, not quoted: `shard_0007__incoming`.
@@ -35,7 +35,7 @@ pub(crate) struct Target<'a> {
     pub(crate) version: u32,
 }
 
-/// When a statement is run. In this order, which is also the order of the statements.
+/// When a statement is run. The stages run in this order, and the statements are sorted by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Before the data: schema, types, sequences, functions, tables, defaults, views, policies.
@@ -48,44 +48,45 @@ pub enum Stage {
     Attached,
     /// Checks.
     Check,
-    /// Foreign keys inside the schema; before PostgreSQL 18, of partitioned tables those of each partition.
+    /// Foreign keys inside the schema. Before PostgreSQL 18, a foreign key of a partitioned table is made on each
+    /// partition here.
     ForeignKey,
-    /// Foreign keys of partitioned tables before PostgreSQL 18, which takes none there that is not proved: those of the
-    /// partitions become parts of them.
+    /// Foreign keys of partitioned tables before PostgreSQL 18. Those versions accept no foreign key there that is NOT
+    /// VALID, so it is added when those of the partitions are validated, and these become its parts.
     Proved,
     /// Triggers, in the state they are in.
     Trigger,
     /// Replica identity, CLUSTER mark, extended statistics.
     Finish,
-    /// What only helped to apply changes is dropped.
+    /// Indexes and the like that only helped to apply changes are dropped.
     Dismantle,
 }
 
 /// When a statement of [`Creation::after_data`] is run while changes are applied to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Online {
-    /// As soon as the rows are there: changes find their rows by the primary key; other indexes that allow duplicates
-    /// are built while nothing is applied yet.
+    /// As soon as the rows are there: changes find their rows by the primary key, and non-unique indexes are cheapest
+    /// to build while nothing is applied yet.
     Loaded,
-    /// Once the target is as the source was at some moment. Before, rows that were copied at different times may
+    /// Once the target is in a state that the source was in. Before that, rows that were copied at different times may
     /// contradict each other.
     CaughtUp,
-    /// When the target is opened: what acts on changes, or refuses them.
+    /// When the target is opened: triggers and rules, which act on changes or refuse them.
     Open,
-    /// When the foreign keys that the open has made are proved.
+    /// When the foreign keys that the open has made are validated.
     Proved,
 }
 
 /// One statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
-    /// When.
+    /// When it is run.
     pub stage: Stage,
     /// What it makes: `table photos`.
     pub what: String,
     /// The SQL, without a semicolon.
     pub sql: String,
-    /// The table whose key or index it makes, or says something about; `None` of everything else.
+    /// The table whose key or index this makes or alters; `None` for everything else.
     pub table: Option<String>,
 }
 
@@ -93,7 +94,7 @@ impl Statement {
     pub(crate) fn online(&self) -> Online {
         match self.stage {
             Stage::Definition | Stage::PrimaryKey => Online::Loaded,
-            // A unique index, a constraint, and what is said about either of them once it is there.
+            // What remains of this stage: unique indexes, constraints, and what is said about either once it exists.
             Stage::Index if self.sql.starts_with("CREATE INDEX") => Online::Loaded,
             Stage::Index | Stage::Attached | Stage::Check | Stage::Finish => Online::CaughtUp,
             Stage::Proved => Online::Proved,
@@ -114,19 +115,20 @@ pub(crate) struct Refresh {
 /// The statements that make a schema.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Creation {
-    /// To run before the data are copied: everything of [`Stage::Definition`].
+    /// To run before the data is copied: everything of [`Stage::Definition`].
     pub(crate) before_data: Vec<Statement>,
-    /// To run after the data are copied, in order of the stages.
+    /// To run after the data is copied, in order of the stages.
     pub(crate) after_data: Vec<Statement>,
-    /// What fills the materialized views, once the tables' rows are there: each after those that it reads.
+    /// Statements that fill the materialized views, once the tables' rows are there. Each comes after those of the
+    /// views that it reads.
     pub(crate) refreshes: Vec<Refresh>,
-    /// What an operator should know: what is not carried because it belongs to the host, a sentence each.
+    /// What an operator should know: what is not carried because it belongs to the host. One sentence each.
     pub(crate) notes: Vec<String>,
 }
 
 impl Creation {
-    /// What can be built on each table as soon as its own rows are there, whatever becomes of the others. Nothing at
-    /// all where something else has to be made in between: the order matters then.
+    /// What can be built on each table as soon as its own rows are there, in whatever state the other tables are. Empty
+    /// where another statement comes in between, since the order matters then.
     pub(crate) fn builds(&self) -> BTreeMap<String, Vec<String>> {
         let mut builds: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for statement in self.after_data.iter().filter(|statement| statement.online() == Online::Loaded) {

@@ -7,25 +7,25 @@ use crate::mover::definition::ddl::Stage;
 use crate::mover::definition::refusal::Refusal;
 use crate::schema::catalog::Address;
 
-/// An object to create, with all that is said about it right after.
+/// An object to create, with the statements about it that follow right after.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) address: Address,
     pub(super) stage: Stage,
-    /// The place among the objects of a stage that do not need each other: smaller first.
+    /// The order within a stage among objects that do not need each other: smaller first.
     pub(super) rank: u8,
     pub(super) what: String,
     pub(super) sql: Vec<String>,
     /// The table that it is a key or an index of.
     pub(super) table: Option<String>,
-    /// It can be made in a later stage if it needs something from there; a table cannot, its data come before.
+    /// Whether it may move to a later stage if it needs something from there. A table may not: its data comes before.
     pub(super) may_wait: bool,
 }
 
-/// Sorts the nodes. An edge `(a, b)` says that `a` needs `b`; edges of objects that are no nodes are passed over.
+/// Sorts the nodes. An edge `(a, b)` says that `a` needs `b`. Edges to or from objects that are no nodes are ignored.
 ///
 /// # Errors
-/// Names the objects that need each other in a circle, and tables that need what comes after the data.
+/// Names the objects that need each other in a circle, and the tables that need what is made after the data.
 pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Result<Vec<Node>, Vec<Refusal>> {
     nodes.sort_by(|a, b| (a.stage, a.rank, &a.what).cmp(&(b.stage, b.rank, &b.what)));
     let at: BTreeMap<Address, usize> = nodes.iter().enumerate().map(|(i, node)| (node.address.clone(), i)).collect();
@@ -38,7 +38,7 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
         }
     }
     let mut refusals = Vec::new();
-    // A view over a primary key (GROUP BY) waits for it, and what needs the view waits too; a chain is at most as long
+    // A view over a primary key (GROUP BY) waits for it, and what needs the view waits too. A chain is at most as long
     // as the list.
     for _ in 0..nodes.len() {
         let mut changed = false;
@@ -63,8 +63,8 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
     if !refusals.is_empty() {
         return Err(refusals);
     }
-    // The nodes were sorted by stage, rank and name, but stages may have changed since: the smallest that is ready is
-    // next.
+    // The nodes were sorted by stage, rank and name, but stages may have changed since: of those that are ready, the
+    // smallest is next.
     let mut missing: Vec<usize> = needs.iter().map(BTreeSet::len).collect();
     let mut needed_by: Vec<Vec<usize>> = vec![Vec::new(); nodes.len()];
     for (i, needs) in needs.iter().enumerate() {
@@ -87,7 +87,7 @@ pub(super) fn order(mut nodes: Vec<Node>, edges: &[(Address, Address)]) -> Resul
     if ordered.len() == nodes.len() {
         return Ok(ordered);
     }
-    // What only waits for the circle is not in it: strip what nothing unfinished needs, until the circles are left.
+    // What only waits for a circle is not in it: remove what nothing unfinished needs, until only the circles are left.
     let mut circle: BTreeSet<usize> = (0..nodes.len()).filter(|&i| !done[i]).collect();
     loop {
         let outer: Vec<usize> =
@@ -151,7 +151,7 @@ mod tests {
     proptest! {
         #[test]
         fn everything_comes_after_what_it_needs(pairs in prop::collection::vec((0u32..20, 0u32..20), 0..60)) {
-            // Edges from larger to smaller make no circle.
+            // Edges that always lead from a larger number to a smaller one make no circle.
             let edges: Vec<_> = pairs.iter().filter(|(a, b)| a > b).map(|(a, b)| edge(*a, *b)).collect();
             let nodes = (0..20).rev().map(|oid| node(oid, Stage::Definition, true)).collect();
             let ordered = order(nodes, &edges).unwrap();

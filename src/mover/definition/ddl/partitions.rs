@@ -1,8 +1,9 @@
-//! Partitioned tables: how their keys, indexes and triggers come together with those of their partitions.
+//! Partitioned tables: how their keys, indexes and triggers are joined with those of their partitions.
 //!
-//! A partition is made as a table of its own and attached while it is empty, so that its columns stand in their own
-//! order. Its indexes are built on it alone, as those of any table are; then the parent's is made of none, and they are
-//! attached to it. What a trigger or a check of the parent makes for each partition, PostgreSQL makes.
+//! A partition is created as a table of its own and attached while it is empty, so that its columns keep their own
+//! order. Its indexes are built as those of any table. The parent's index is then created ON ONLY the parent, and the
+//! partitions' indexes are attached to it. Triggers and checks that a parent's create on each partition are left to
+//! PostgreSQL.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +13,11 @@ use crate::mover::definition::ddl::statements::Writer;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Address, Constraint, Facts, Index, Relation, RelationKind, Trigger};
 
-/// The first version that takes a foreign key of a partitioned table that is not proved.
+/// The first version that accepts a foreign key of a partitioned table that is NOT VALID.
 const UNPROVED_SINCE: u32 = 180_000;
 
-/// What the catalogs do not say as we need it: a partitioned table's index is made after those that are attached to it,
-/// and the state of a partition's trigger is set after its parent's made it.
+/// An order that the catalogs do not give: a partitioned table's index is made after those that are attached to it, and
+/// the state of a partition's trigger is set after the parent's trigger has created it.
 pub(super) fn edges(facts: &Facts) -> Vec<(Address, Address)> {
     let by_oid: BTreeMap<u32, &Index> = facts.indexes.iter().map(|index| (index.oid, index)).collect();
     let indexes = facts.indexes.iter();
@@ -26,7 +27,7 @@ pub(super) fn edges(facts: &Facts) -> Vec<(Address, Address)> {
     indexes.chain(triggers).collect()
 }
 
-/// An index of a constraint is made with that.
+/// The address that creates an index: its constraint, if it has one.
 fn address(index: &Index) -> Address {
     match index.constraint {
         Some(constraint) => Address::new("pg_constraint", constraint),
@@ -39,12 +40,12 @@ impl Writer<'_> {
         self.facts.relation(relation).is_some_and(|relation| relation.kind == RelationKind::PartitionedTable)
     }
 
-    /// `ONLY ` where a statement on this relation would reach its partitions, or what inherits it, too.
+    /// `ONLY ` where a statement on this relation would also reach its partitions or its children.
     pub(super) fn only(&self, relation: u32) -> &'static str {
         if self.is_partitioned(relation) || self.inherited.contains(&relation) { "ONLY " } else { "" }
     }
 
-    /// Makes a table the partition that it is.
+    /// The statement that attaches a partition to its parent.
     pub(super) fn attach(&self, table: &Relation) -> Option<String> {
         let partition = table.partition.as_ref()?;
         let parent = self.qualified(self.facts.relation_name(partition.parent));
@@ -52,15 +53,15 @@ impl Writer<'_> {
         Some(format!("ALTER TABLE ONLY {parent} ATTACH PARTITION {name} {bound}"))
     }
 
-    /// Attaches their indexes to this one of a partitioned table.
+    /// The statements that attach the partitions' indexes to this index of a partitioned table.
     pub(super) fn attach_indexes(&self, parent: &Index) -> Vec<String> {
         let name = self.qualified(&parent.name);
         let parts = self.attached.get(&parent.oid).into_iter().flatten();
         parts.map(|part| format!("ALTER INDEX {name} ATTACH PARTITION {}", self.qualified(&part.name))).collect()
     }
 
-    /// A foreign key of a partitioned table, as long as it can be made only for rows that are proved: one of the same
-    /// kind for each partition, which is proved by itself, and then the whole, which takes them for its own.
+    /// A foreign key of a partitioned table for versions that cannot make it NOT VALID: one key for each partition,
+    /// which is validated by itself, and then the key of the whole table, which adopts them.
     pub(super) fn key_by_partitions(&self, key: &Constraint) -> Option<Vec<Node>> {
         if !self.is_partitioned(key.relation) || self.target.version >= UNPROVED_SINCE {
             return None;
@@ -82,7 +83,7 @@ impl Writer<'_> {
         Some(vec![parts, whole])
     }
 
-    /// The partitions below a table that have rows.
+    /// The partitions below a table that hold rows: the leaves.
     fn leaves(&self, parent: u32) -> Vec<u32> {
         let of_parent = |one: &&Relation| one.partition.as_ref().is_some_and(|partition| partition.parent == parent);
         let below = self.facts.relations.iter().filter(of_parent);
@@ -94,7 +95,8 @@ impl Writer<'_> {
             .collect()
     }
 
-    /// What is said of a trigger that a partition has from its parent's: its state, where it is another.
+    /// Whether a trigger needs a statement for its state: not if it comes from the parent's trigger and has the same
+    /// state.
     pub(super) fn differs_from_parent(&self, trigger: &Trigger) -> bool {
         let parent = trigger.parent.and_then(|parent| self.triggers.get(&parent));
         parent.is_none_or(|parent| parent.enabled != trigger.enabled)

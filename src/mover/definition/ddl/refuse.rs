@@ -10,7 +10,7 @@ use crate::schema::catalog::{
     TypeKind,
 };
 
-/// All reasons to refuse, and the notes.
+/// All reasons to refuse the schema, and the notes.
 pub(super) fn examine(facts: &Facts, target: &Target<'_>) -> (Vec<Refusal>, Vec<String>) {
     let mut examined = Examined { facts, target, refusals: Vec::new(), notes: Vec::new() };
     examined.owners();
@@ -40,7 +40,7 @@ impl Examined<'_> {
         self.refusals.push(Refusal::new(object, reason, remedy));
     }
 
-    /// Refuses what a server older than `version` does not know.
+    /// Refuses what a target older than `version` does not know.
     fn since(&mut self, version: u32, object: &str, what: &str) {
         if self.target.version < version * 10000 {
             let reason = format!("has {what}, which PostgreSQL {} does not know", self.target.version / 10000);
@@ -82,13 +82,13 @@ impl Examined<'_> {
                 }
             }
             if relation.heirs_outside || relation.parents.iter().any(|parent| self.facts.relation(*parent).is_none()) {
-                let remedy = "end it with ALTER TABLE … NO INHERIT";
+                let remedy = "separate them with ALTER TABLE … NO INHERIT";
                 self.refuse(&object, "inherits a table of another schema, or is inherited by one", remedy);
             }
             if inheritance::made(self.facts, relation) == Made::Emancipated {
                 self.notes.push(format!(
-                    "{object} has columns of its own before inherited ones: at the target the latter are its own, too, \
-                     and stay when they are dropped from the parent."
+                    "{object} has columns of its own before inherited ones: at the target the inherited ones become its \
+                     own, too, and stay when they are dropped from the parent."
                 ));
             }
             self.partition(&object, relation);
@@ -105,7 +105,7 @@ impl Examined<'_> {
             }
             if let Some(tablespace) = &relation.tablespace {
                 self.notes.push(format!(
-                    "{object} is in tablespace {tablespace}; at the target it comes into the default one."
+                    "{object} is in tablespace {tablespace}; at the target it is put into the default one."
                 ));
             }
         }
@@ -118,24 +118,24 @@ impl Examined<'_> {
                 self.refuse(
                     &object,
                     "is owned by a column outside the schema",
-                    "give it free with ALTER SEQUENCE … OWNED BY NONE",
+                    "detach it with ALTER SEQUENCE … OWNED BY NONE",
                 );
             }
         }
     }
 
-    /// What of a partitioned table or of a partition cannot be made at the target.
+    /// Refuses what cannot be made at the target of a partitioned table or a partition.
     fn partition(&mut self, object: &str, relation: &Relation) {
         if relation.hashes_oids {
             self.refuse(
                 object,
-                "is partitioned by the hash of an enum or a row type, which is another on every host",
+                "is partitioned by the hash of an enum or a row type, which differs from host to host",
                 "partition it by list or range, or by the hash of a plain type",
             );
         }
         if relation.partition.as_ref().is_some_and(|partition| partition.detaching) {
-            let remedy = "end it with ALTER TABLE … DETACH PARTITION … FINALIZE";
-            self.refuse(object, "is a partition whose DETACH … CONCURRENTLY was not ended", remedy);
+            let remedy = "finish it with ALTER TABLE … DETACH PARTITION … FINALIZE";
+            self.refuse(object, "is a partition whose DETACH … CONCURRENTLY was not finished", remedy);
         }
         let is_partitioned = relation.kind == RelationKind::PartitionedTable;
         if is_partitioned && relation.access_method.as_deref().is_some_and(|method| method != "heap") {
@@ -146,12 +146,12 @@ impl Examined<'_> {
             if relation.partition.is_some() && self.target.version >= 170_000 {
                 self.refuse(
                     object,
-                    "is an identity of a partition's own, which PostgreSQL 17 and later do not take",
+                    "is an identity of a partition's own, which PostgreSQL 17 and later refuse",
                     "ALTER TABLE … ALTER COLUMN … DROP IDENTITY, and SET DEFAULT nextval(…)",
                 );
             } else if is_partitioned && self.target.version < 170_000 && self.facts.version >= 170_000 {
                 self.notes.push(format!(
-                    "{object}: before PostgreSQL 17, an INSERT into a partition itself takes no value of this identity."
+                    "{object}: before PostgreSQL 17, an INSERT directly into a partition gets no value of this identity."
                 ));
             }
         }
@@ -196,13 +196,13 @@ impl Examined<'_> {
         let names = self.facts.names();
         for index in &self.facts.indexes {
             let object = format!("index {}", index.name);
-            // That of a partitioned table is as valid as those that are attached to it.
+            // An index of a partitioned table is as valid as those that are attached to it.
             let table = self.facts.relation(index.relation);
             if !index.valid && table.is_none_or(|table| table.kind != RelationKind::PartitionedTable) {
                 self.refuse(
                     &object,
                     "is not valid, as after a failed CREATE INDEX CONCURRENTLY",
-                    "`pgshard migrate retry` if a migration was building it; else drop it or REINDEX it",
+                    "`pgshard migrate retry` if a migration was building it; otherwise drop or REINDEX it",
                 );
             }
             if index.constraint.is_none() && index.definition.contains(" NULLS NOT DISTINCT") {
@@ -210,7 +210,7 @@ impl Examined<'_> {
             }
             if let Some(tablespace) = &index.tablespace {
                 self.notes.push(format!(
-                    "{object} is in tablespace {tablespace}; at the target it comes into the default one."
+                    "{object} is in tablespace {tablespace}; at the target it is put into the default one."
                 ));
             }
         }
@@ -273,7 +273,7 @@ impl Examined<'_> {
             }
             if function.leakproof || function.support {
                 let what = if function.leakproof { "LEAKPROOF" } else { "a SUPPORT function" };
-                self.refuse(&object, format!("has {what}, which only a superuser may set"), "take it away");
+                self.refuse(&object, format!("has {what}, which only a superuser may set"), "remove the setting");
             }
             if function.bound {
                 self.since(14, &object, "a body in SQL standard form");
@@ -332,7 +332,7 @@ impl Examined<'_> {
         for privilege in &facts.default_privileges {
             if privilege.role != facts.reader {
                 let reason = format!("has default privileges for what {} makes", privilege.role);
-                let remedy = format!("take them away: ALTER DEFAULT PRIVILEGES FOR ROLE {} … REVOKE", privilege.role);
+                let remedy = format!("revoke them: ALTER DEFAULT PRIVILEGES FOR ROLE {} … REVOKE", privilege.role);
                 self.refuse("schema", reason, remedy);
             }
             if privilege.privilege == "MAINTAIN" {
@@ -349,7 +349,7 @@ impl Examined<'_> {
             }
             let remedy = match other.kind.as_str() {
                 "extension member" | "extension" => "keep the extension in a schema of its own",
-                "extension dependent" => "end it with ALTER … NO DEPENDS ON EXTENSION",
+                "extension dependent" => "remove it with ALTER … NO DEPENDS ON EXTENSION",
                 "security label" => "remove it with SECURITY LABEL … IS NULL",
                 _ => "drop it and create it after the move",
             };
@@ -372,7 +372,7 @@ impl Examined<'_> {
                 let reason = format!("{} was granted by {grantor}, not by the owner", grant.privilege);
                 self.refuse(&object, reason, "grant it as the owner");
             }
-            // Copying, and making what comes after, is done as the owner.
+            // Rows are copied, and keys and indexes made, as the owner.
             let dispensable = ["UPDATE", "DELETE", "TRUNCATE", "MAINTAIN"].contains(&grant.privilege.as_str());
             if grant.revoked && grant.grantee == Grantee::Owner && !dispensable {
                 let remedy = "grant it to the owner again";
@@ -384,8 +384,8 @@ impl Examined<'_> {
         }
     }
 
-    /// A function that runs while rows are copied and indexes built finds the shard's name still taken by something
-    /// else, or by nothing.
+    /// Refuses functions that run while rows are copied and indexes are built, and whose text names the shard. At that
+    /// time the name still belongs to another schema, or to none.
     fn bodies_that_name_the_shard(&mut self) {
         let facts = self.facts;
         let names = facts.names();
@@ -424,7 +424,7 @@ impl Examined<'_> {
     }
 }
 
-/// The materialized views, and the views that are read when they are filled.
+/// The materialized views, and the views that are read while those are filled.
 fn read_when_filled(facts: &Facts) -> BTreeSet<u32> {
     let is = |oid: u32, kind| facts.relation(oid).is_some_and(|relation| relation.kind == kind);
     let materialized = facts.relations.iter().filter(|one| one.kind == RelationKind::MaterializedView);
@@ -438,7 +438,8 @@ fn read_when_filled(facts: &Facts) -> BTreeSet<u32> {
     read
 }
 
-/// The function and all of the schema that it may call: those it is bound to, and those whose names its text has.
+/// The function and every function of the schema that it may call: those it is bound to, and those whose names its text
+/// contains.
 fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> {
     let mut reached = vec![first];
     let mut seen = BTreeSet::from([first.oid]);
@@ -456,7 +457,7 @@ fn reached_from<'f>(facts: &'f Facts, first: &'f Function) -> Vec<&'f Function> 
     reached
 }
 
-/// Whether a type, or an array of it, is one of those that hold OIDs of the host and show names.
+/// Whether a type, or an array of it, is one of the `reg…` types, whose values are OIDs of this host.
 fn is_reg(type_name: &str) -> bool {
     let kinds = [
         "class",
@@ -481,7 +482,7 @@ fn article(kind: &str) -> String {
     format!("{} {kind}", if vowel { "an" } else { "a" })
 }
 
-/// Whether the text has the name as a word, in any case.
+/// Whether the text contains the name as a word, in any case.
 fn mentions(text: &str, name: &str) -> bool {
     let (text, name) = (text.to_lowercase(), name.to_lowercase());
     let word = |c: char| c == '_' || c == '$' || c.is_alphanumeric();

@@ -1,4 +1,4 @@
-//! One object, its statements.
+//! The statements of each object.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::schema::catalog::{
     SimpleObject, Trigger, Type, TypeKind,
 };
 
-/// `CREATE SCHEMA` and what is said about it.
+/// `CREATE SCHEMA`, its comment and its grants.
 pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
     let writer = Writer::new(facts, target);
     let mut sql = vec![format!("CREATE SCHEMA {}", quote_ident(target.schema))];
@@ -22,7 +22,8 @@ pub(super) fn schema(facts: &Facts, target: &Target<'_>) -> Vec<Statement> {
         .collect()
 }
 
-/// What fills the materialized views, in the order in which they are made: none reads one that comes later.
+/// The statements that fill the materialized views, in the order in which these are made: none reads one that comes
+/// later.
 pub(super) fn refreshes(facts: &Facts, target: &Target<'_>, ordered: &[Node]) -> Vec<Refresh> {
     let schema = quote_ident(target.schema);
     let relation = |node: &Node| facts.relation(node.address.oid).filter(|_| node.address.class == "pg_class");
@@ -84,7 +85,8 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
     nodes.extend(free.map(|index| writer.index(index)));
     nodes.extend(facts.triggers.iter().map(|trigger| writer.trigger(trigger, refusals)));
     for policy in &facts.policies {
-        // Before the rows: the owner sees them all, and whoever else may, sees what he would see later.
+        // Policies are made before the rows are there. The owner sees all rows, and others see what they will see
+        // later.
         let mut node = writer.node("pg_policy", policy.oid, Stage::Definition, 6, vec![writer.policy(policy)]);
         node.may_wait = true;
         nodes.push(node);
@@ -103,7 +105,7 @@ pub(super) fn nodes(facts: &Facts, target: &Target<'_>, refusals: &mut Vec<Refus
     nodes
 }
 
-/// What each object's statements are made from, found by what they belong to: a shard may have thousands.
+/// The facts, indexed by what each statement needs: a shard may have thousands of objects.
 pub(super) struct Writer<'a> {
     pub(super) facts: &'a Facts,
     pub(super) target: &'a Target<'a>,
@@ -114,9 +116,9 @@ pub(super) struct Writer<'a> {
     identities: BTreeMap<u32, Vec<&'a Sequence>>,
     /// By table or materialized view.
     indexes: BTreeMap<u32, Vec<&'a Index>>,
-    /// By the index that they are attached to.
+    /// Indexes of partitions, by the index that they are attached to.
     pub(super) attached: BTreeMap<u32, Vec<&'a Index>>,
-    /// By their constraint.
+    /// The index of each constraint.
     of_constraints: BTreeMap<u32, &'a Index>,
     pub(super) triggers: BTreeMap<u32, &'a Trigger>,
     /// Tables that others inherit.
@@ -125,7 +127,7 @@ pub(super) struct Writer<'a> {
     pub(super) constraint_names: BTreeSet<(u32, &'a str)>,
 }
 
-/// Lists of what has the same key.
+/// Groups items by their keys.
 fn by<K: Ord, T>(items: impl Iterator<Item = (K, T)>) -> BTreeMap<K, Vec<T>> {
     let mut lists: BTreeMap<K, Vec<T>> = BTreeMap::new();
     for (key, item) in items {
@@ -134,7 +136,7 @@ fn by<K: Ord, T>(items: impl Iterator<Item = (K, T)>) -> BTreeMap<K, Vec<T>> {
     lists
 }
 
-/// The list of a key, if it has one.
+/// The items of a key, if there are any.
 fn listed<'m, K: Ord, T>(lists: &'m BTreeMap<K, Vec<T>>, key: &K) -> impl Iterator<Item = &'m T> {
     lists.get(key).into_iter().flatten()
 }
@@ -182,7 +184,7 @@ impl<'a> Writer<'a> {
         let of_schema = address.class == "pg_namespace";
         let qualified = match of_schema {
             true => self.schema(),
-            // It is in no schema.
+            // A cast is in no schema.
             false if name.keyword == "CAST" => name.quoted.clone(),
             false => format!("{}.{}", self.schema(), name.quoted),
         };
@@ -209,13 +211,14 @@ impl<'a> Writer<'a> {
         for grant in listed(&self.grants, &address) {
             let grantee = role(&grant.grantee);
             let columns = column(grant.column).map(|column| format!(" ({column})")).unwrap_or_default();
-            // GRANT says TABLE of views too, and needs it said of none of them.
+            // GRANT says TABLE for views too.
             let keyword = match name.keyword {
                 "VIEW" | "MATERIALIZED VIEW" | "FOREIGN TABLE" => "TABLE",
                 "AGGREGATE" => "FUNCTION",
                 keyword => keyword,
             };
-            // Says GRANT, an aggregate over rows takes no argument, and one over an ordered set takes all alike.
+            // For GRANT, an aggregate over rows has no argument, and one over an ordered set lists all its arguments
+            // alike.
             let qualified = match name.keyword {
                 "AGGREGATE" => qualified.replace("(*)", "()").replace(" ORDER BY ", ", ").replace("(ORDER BY ", "("),
                 _ => qualified.clone(),
@@ -279,7 +282,7 @@ impl<'a> Writer<'a> {
                 }
                 format!("CREATE TYPE {name} AS RANGE ({})", parts.join(", "))
             }
-            // Refused by name; there is no statement to make.
+            // A base type is refused by name; there is no statement to make.
             TypeKind::Base => return Vec::new(),
         };
         let mut sql = vec![create];
@@ -301,7 +304,7 @@ impl<'a> Writer<'a> {
         format!("CREATE VIEW {}{options} AS {query}", self.qualified(&view.name))
     }
 
-    /// Without rows: those come when the tables have theirs.
+    /// Without rows: they follow once the tables have theirs.
     fn materialized_view(&self, view: &Relation) -> Vec<String> {
         let (name, options) = (self.qualified(&view.name), with(&options_of(view)));
         let method = match view.access_method.as_deref() {
@@ -321,7 +324,7 @@ impl<'a> Writer<'a> {
         let by = table.partition_key.as_ref().map(|key| format!(" PARTITION BY {key}")).unwrap_or_default();
         let method = match table.access_method.as_deref() {
             None => String::new(),
-            // A partitioned table has one only if somebody said so.
+            // A partitioned table has an access method only if somebody set one.
             Some("heap") if by.is_empty() || self.target.version < 170_000 => String::new(),
             Some(method) => format!(" USING {}", quote_ident(method)),
         };
@@ -331,14 +334,14 @@ impl<'a> Writer<'a> {
         if table.row_security {
             sql.push(format!("ALTER TABLE {name} ENABLE ROW LEVEL SECURITY"));
         }
-        // It holds for the owner too: the preflight has seen that the mover's role may pass it.
+        // This holds for the owner too: the preflight has seen that the mover's role may bypass it.
         if table.force_row_security {
             sql.push(format!("ALTER TABLE {name} FORCE ROW LEVEL SECURITY"));
         }
         sql.extend(self.storage(table));
         sql.extend(table.of_type.as_ref().map(|of_type| format!("ALTER TABLE {name} OF {of_type}")));
         for sequence in listed(&self.identities, &table.oid) {
-            // Since 15 it is made as its table is.
+            // Since 15 an identity's sequence is created with the persistence of its table.
             if self.target.version >= 150_000 && sequence.persistence != table.persistence {
                 let logged = if sequence.persistence == Persistence::Unlogged { "UNLOGGED" } else { "LOGGED" };
                 sql.push(format!("ALTER SEQUENCE {} SET {logged}", self.qualified(&sequence.name)));
@@ -350,7 +353,7 @@ impl<'a> Writer<'a> {
         sql
     }
 
-    /// How the columns are stored, where it is not as their types are.
+    /// How the columns are stored, where it differs from their types' default.
     fn storage(&self, relation: &Relation) -> Vec<String> {
         let (keyword, name) = (relation.kind.keyword(), self.qualified(&relation.name));
         let mut sql = Vec::new();
@@ -407,7 +410,7 @@ impl<'a> Writer<'a> {
         sql
     }
 
-    /// A default is set when everything it may call is there.
+    /// Defaults are set when everything that they may call exists.
     fn defaults(&self, relation: &Relation) -> Vec<Node> {
         let plain = relation.columns.iter().filter(|column| column.generated.is_empty());
         plain
@@ -477,7 +480,7 @@ impl<'a> Writer<'a> {
         sql.extend(self.index_statistics(index));
         let stage = match index.replica_identity {
             _ if self.is_partitioned(index.relation) => Stage::Attached,
-            // By it changes find their rows.
+            // Changes find their rows by it.
             true => Stage::PrimaryKey,
             false => Stage::Index,
         };
@@ -513,7 +516,7 @@ impl<'a> Writer<'a> {
         node
     }
 
-    /// When the target is opened: before, it would act on what the stream brings.
+    /// A rule is made when the target is opened: before that, it would act on what the stream brings.
     fn rule(&self, rule: &Rule) -> Node {
         let table = self.qualified(self.facts.relation_name(rule.relation));
         let mut sql = vec![rule.definition.trim_end().trim_end_matches(';').to_owned()];
@@ -532,7 +535,7 @@ impl<'a> Writer<'a> {
             _ => self.qualified(&one.name),
         };
         let mut definition = one.definition.clone();
-        // One that is not there yet is made as a name by this, and whole by its own statement.
+        // If the other operator does not exist yet, this creates it as a mere name, and its own statement completes it.
         for (what, other) in [("COMMUTATOR", &one.commutator), ("NEGATOR", &one.negator)] {
             if let (Some(other), Some(open)) = (other, definition.strip_suffix(')')) {
                 definition = format!("{open}, {what} = OPERATOR({}.{other}))", self.schema());
@@ -544,7 +547,7 @@ impl<'a> Writer<'a> {
         std::iter::once(create).chain(mappings).collect()
     }
 
-    /// When all objects are there: they have their privileges already.
+    /// Default privileges come when all objects exist: those have their own privileges already.
     fn default_privileges(&self) -> Option<Node> {
         let grant = |privilege: &DefaultPrivilege| {
             let DefaultPrivilege { objects, grantee, privilege, grantable, .. } = privilege;
@@ -585,7 +588,7 @@ impl<'a> Writer<'a> {
         sql
     }
 
-    /// The marks that need the indexes.
+    /// Marks that need the indexes: CLUSTER, replica identity, statistics.
     fn finish(&self, table: &Relation) -> Option<Node> {
         if !table.kind.is_stored() {
             return None;
@@ -607,7 +610,7 @@ impl<'a> Writer<'a> {
             }
         }
         let what = format!("{} {}", table.kind.plain(), table.name);
-        // No other node has this address, as the table's own is taken; nothing needs it.
+        // The table's own address is taken by its node. No other node has this one, and nothing needs it.
         let address = Address::new("finish", table.oid);
         (!sql.is_empty()).then_some(Node {
             address,
@@ -621,7 +624,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// What `ALTER TABLE` says to bring a trigger or a rule into a state.
+/// The words of `ALTER TABLE` that bring a trigger or a rule into a state.
 fn state_of(enabled: &str) -> Option<&'static str> {
     match enabled {
         "O" => Some("ENABLE"),
@@ -660,7 +663,7 @@ fn with(options: &[String]) -> String {
     if options.is_empty() { String::new() } else { format!(" WITH ({})", options_list(options)) }
 }
 
-/// `name=value` as `name='value'`: a value may be a list or a word that SQL knows.
+/// `name=value` as `name='value'`: a value may be a list or a keyword of SQL.
 fn options_list(options: &[String]) -> String {
     let quoted = options.iter().map(|option| match option.split_once('=') {
         Some((name, value)) => format!("{name} = {}", quote_literal(value)),
