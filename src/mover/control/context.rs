@@ -1,5 +1,5 @@
-//! What all that a mover does has in common: the hosts, where the map is, options, who is told, and whether it is to
-//! stop.
+//! What everything that a mover does has in common: the hosts, the map's store, the options, the observer, and whether
+//! to stop.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::mover::protocol::throttle::Throttle;
 use crate::shard::SchemaPrefix;
 use crate::store::MapStore;
 
-/// What a mover works with. Clones are stopped together.
+/// What a mover works with. A stop applies to all clones.
 #[derive(Clone)]
 pub(crate) struct Context {
     pub(crate) hosts: Hosts,
@@ -30,8 +30,8 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    /// The moves that the hosts know: all that are neither completed nor aborted, or one of them in whatever phase. By
-    /// move, then shard. Hosts that cannot be asked are named.
+    /// The moves that the hosts know: all that are neither completed nor aborted, or one move in whatever phase. Sorted
+    /// by move, then shard. Hosts that cannot be asked are named.
     pub(crate) async fn list(&self, id: Option<MoveId>) -> (Vec<Entry>, Vec<(HostName, Error)>) {
         let asked = self.hosts.names().map(async |host| {
             let entries = async { self.hosts.open(host).await?.entries_if_any(id).await };
@@ -62,12 +62,12 @@ impl Context {
     }
 }
 
-/// One of these for each host.
+/// One value for each host.
 pub(crate) type ByHost<T> = BTreeMap<HostName, T>;
 
 pub(crate) async fn stopped(stop: &mut watch::Receiver<bool>) {
     if stop.wait_for(|stop| *stop).await.is_err() {
-        // The mover is gone without having asked: then nothing stops this future but its drop.
+        // The mover is gone without having asked for a stop: then only dropping this future ends it.
         std::future::pending::<()>().await;
     }
 }

@@ -1,9 +1,10 @@
-//! A mover's signs of life, and how one that is gone is told from one that is slow.
+//! A mover's signs of life, and how a mover that is gone is told from one that is slow.
 //!
-//! Three things, each for who asks. The session lock of its lease: gone the instant its connection ends, so that a
-//! resume after a crash need not wait. Its lease, in `pgshard.mover` and in the journal: for a mover that is paused,
-//! whose connection stays. The fence's deadline: for routers, who want the shard back whatever became of the mover.
-//! None of them is needed for safety; that is the compare-and-swap on the lease's token in every statement.
+//! There are three, each for somebody else. The session lock of its lease is gone the instant its connection ends, so
+//! that a resume after a crash need not wait. Its lease, in `pgshard.mover` and in the journal, shows that a mover is
+//! paused although its connection stays. The fence's deadline is for routers, who want the shard back whatever happened
+//! to the mover. None of them is needed for safety: that comes from the compare-and-swap on the lease's token in every
+//! statement.
 
 use crate::mover::protocol::lease::Leases;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,11 +25,11 @@ use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::desired::StopRequest;
 use crate::mover::protocol::error::Error;
 
-/// The first key of the session locks of movers. The second is the beginning of the lease.
+/// The first key of the session locks of movers. The second is the first half of the lease.
 pub(in crate::mover) use crate::schema::control::LOCK_MOVERS as LOCK_CLASS;
 
-/// Renews a mover's lease and those of the shards that it holds on one host, on a connection of its own, which holds
-/// the lease's session lock.
+/// Renews a mover's lease and those of the shards that it holds on one host. It has a connection of its own, which
+/// holds the lease's session lock.
 pub(crate) struct Heartbeat {
     session: Arc<Session>,
     held: Arc<Mutex<Vec<HeldShard>>>,
@@ -46,9 +47,9 @@ struct HeldShard {
 }
 
 impl Heartbeat {
-    /// Says that a mover is at work, and goes on saying so. From here on nobody takes from it what it holds.
+    /// Records that a mover is at work, and keeps doing so. From here on nobody takes from it what it holds.
     ///
-    /// Locks: one advisory lock, for as long as the session lives, that nobody waits for; a row of its own.
+    /// Locks: one advisory lock that nobody waits for, for as long as the session lives; a row of its own.
     pub(crate) async fn start(session: Session, claimant: &Claimant, leases: Leases) -> Result<Heartbeat, Error> {
         let (high, _, _, _) = claimant.lease.as_fields();
         let sql = "SELECT pg_advisory_lock($1, $2)";
@@ -73,16 +74,16 @@ impl Heartbeat {
         Ok(Heartbeat { session, held, lost, desired, asked, lease, leases, task })
     }
 
-    /// The mover's end: what it leaves open can be taken over at once.
+    /// Ends the mover's presence: what it leaves open can be taken over at once.
     pub(crate) async fn end(self) {
         self.task.abort();
-        // A courtesy: the lock is gone with the connection, and the lease ends by itself.
+        // A courtesy: the lock goes with the connection, and the lease ends by itself.
         if let Err(error) = self.session.depart(self.lease).await {
             tracing::debug!(%error, "the mover's row stays");
         }
     }
 
-    /// The lease under which this mover holds what it holds.
+    /// The lease under which this mover holds its shards.
     pub(crate) fn lease(&self) -> Uuid {
         self.lease
     }
@@ -91,11 +92,11 @@ impl Heartbeat {
         self.leases
     }
 
-    /// Renews the lease of a shard, which is this mover's already, from now on.
+    /// Renews the lease of a shard, which this mover has taken already, from now on.
     pub(crate) async fn hold(&self, hold: Hold) -> Result<(), Error> {
-        // Nothing is half done when a panic lets go of the list.
+        // A panic elsewhere never leaves the list half changed.
         self.held.lock().unwrap_or_else(PoisonError::into_inner).push(HeldShard { hold, renewed: Instant::now() });
-        // What was desired before us is known from the start.
+        // The state that was desired before we came is known from the start.
         if let Some(desired) = renew(&self.session, hold, self.leases).await? {
             self.desired.send_modify(|all| {
                 all.insert(hold.shard, desired);
@@ -104,7 +105,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Renews the lease of a shard no longer: it is at its end.
+    /// No longer renews the lease of a shard: its move has ended.
     pub(crate) fn let_go(&self, shard: ShardId) {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).retain(|held| held.hold.shard != shard);
         self.desired.send_modify(|all| {
@@ -112,12 +113,12 @@ impl Heartbeat {
         });
     }
 
-    /// What was wanted of a shard at the last beat.
+    /// The desired state of a shard at the last beat.
     pub(crate) fn desired(&self, shard: ShardId) -> DesiredState {
         self.desired.borrow().get(&shard).copied().unwrap_or_default()
     }
 
-    /// What is wanted of each shard that is held, as it changes.
+    /// The desired state of each shard that is held, as it changes.
     pub(crate) fn desired_states(&self) -> watch::Receiver<BTreeMap<ShardId, DesiredState>> {
         self.desired.subscribe()
     }
@@ -130,7 +131,7 @@ impl Heartbeat {
         let mut asked = self.asked.clone();
         match asked.wait_for(Option::is_some).await.map(|stop_request| stop_request.clone()) {
             Ok(Some(stop_request)) => stop_request,
-            // The task has ended, with every lease lost: that is told elsewhere.
+            // The task has ended, because every lease is lost: that is reported elsewhere.
             _ => std::future::pending().await,
         }
     }
@@ -140,19 +141,20 @@ impl Heartbeat {
         self.asked.borrow().clone()
     }
 
-    /// Makes a kept shard ours to feed: at once when its former feed is gone, after its lease when that is paused. The
-    /// caller calls [`Heartbeat::hold`] next.
+    /// Takes over the feeding of a kept shard: at once if its former feeder is gone, after the lease if that is paused.
+    /// The caller calls [`Heartbeat::hold`] next.
     ///
     /// # Errors
-    /// [`Error::AtWork`] when somebody renews its lease all the while.
+    /// [`Error::AtWork`] when somebody keeps renewing its lease.
     pub(crate) async fn take_kept(&self, source: &Session, hold: Hold, holder: &str) -> Result<(), Error> {
-        // A paused feeder's lease ends within one lease; another that it renewed just before is the margin.
+        // A paused feeder's lease ends within one lease. The second lease is a margin, because it may just have been
+        // renewed.
         let until = Instant::now() + self.leases.lease * 2;
         loop {
             let mut entries = vec![source.entry(hold.id, hold.shard).await?];
             source.add_workers(&mut entries, Some(hold.id)).await?;
             let entry = entries.into_iter().next().ok_or(Error::NoSuchMove { id: hold.id })?;
-            // Its mover lets go of a shard that is kept, and lives on for the others.
+            // A mover lets go of a shard once it is kept, and lives on for its other shards.
             let worker = entry.worker.filter(|_| !entry.lease_left.is_zero());
             match worker {
                 None if source.take_over(hold, entry.lease, self.leases, holder).await? => return Ok(()),
@@ -211,7 +213,7 @@ impl Beats {
                     self.stop_request
                         .send_if_modified(|before| std::mem::replace(before, stop_request.clone()) != stop_request);
                 }
-                // The mover that has taken over has taken all.
+                // The mover that has taken over has taken all shards.
                 Ok(None) => tracing::warn!("another mover has taken over"),
                 Err(error) => tracing::warn!(%error, "a heartbeat failed"),
             }
@@ -220,7 +222,7 @@ impl Beats {
     }
 
     fn held(&self) -> std::sync::MutexGuard<'_, Vec<HeldShard>> {
-        // Nothing is half done when a panic lets go of the list.
+        // A panic elsewhere never leaves the list half changed.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -228,7 +230,7 @@ impl Beats {
         let mut held = self.held();
         let mut gone = Vec::new();
         for (hold, beat) in holds.iter().zip(beats) {
-            // Let go of meanwhile.
+            // The shard was let go of meanwhile.
             let Some(held) = held.iter_mut().find(|held| held.hold.shard == hold.shard) else { continue };
             match beat {
                 Ok(Some(desired)) => {
@@ -252,9 +254,9 @@ impl Beats {
     }
 }
 
-/// Gives what is wanted of the shard; `None`: its lease is somebody else's.
+/// Renews the lease and gives the desired state of the shard; `None` if its lease is somebody else's.
 ///
-/// Locks: the move's row, and while it is fenced the shard's, for this one transaction.
+/// Locks: the move's row, and the shard's while it is fenced, for this one transaction.
 async fn renew(session: &Session, hold: Hold, leases: Leases) -> Result<Option<DesiredState>, Error> {
     let sql = format!(
         "SELECT pgshard.heartbeat($1, $2, $3, $4, $5),

@@ -1,7 +1,7 @@
 //! The journal of moves, on their source hosts, and the leases in it.
 //!
-//! Invariant: a move's row is written before anything else of the move, and every statement that changes a row
-//! names the lease it was taken under, so that a mover that was paused and taken over changes nothing.
+//! Invariant: a move's row is written before anything else of the move. Every statement that changes a row names the
+//! lease it was taken under, so that a mover that was paused and taken over changes nothing.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::mover::protocol::state::{Mode, Phase};
 use crate::mover::protocol::verdict::Audit;
 use crate::mover::protocol::worker::Worker;
 
-/// One shard of one move, as its source's journal has it.
+/// One shard of one move, as its source's journal records it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// The move.
@@ -33,9 +33,9 @@ pub struct Entry {
     pub source: HostName,
     /// Where it goes.
     pub target: HostName,
-    /// How the rows get across.
+    /// How the rows are moved.
     pub mode: Mode,
-    /// How far the journal says it is.
+    /// How far it is, by the journal.
     pub phase: Phase,
     /// The shard's epoch at the source; one more at the target.
     pub epoch: ShardEpoch,
@@ -47,11 +47,11 @@ pub struct Entry {
     pub lease_left: Duration,
     /// Rows copied, once they are.
     pub rows: Option<i64>,
-    /// Bytes that went over the wire, once they did.
+    /// Bytes sent over the network, once the rows are copied.
     pub bytes: Option<i64>,
-    /// Milliseconds by step: `copy`, `pause`, and what the pause was made of.
+    /// Milliseconds of each step: `copy`, `pause`, and the parts of the pause.
     pub timings: Value,
-    /// What went wrong last.
+    /// The last error.
     pub last_error: Option<String>,
     /// The move that this one takes back, if it is a rollback.
     pub back_of: Option<MoveId>,
@@ -59,7 +59,7 @@ pub struct Entry {
     pub back: Back,
     /// The reverse replication, if there is one or was.
     pub reverse: Option<ReverseReplication>,
-    /// What became of its audit.
+    /// The result of its audit.
     pub audit: Audit,
     /// What its mover may do at present.
     pub desired: DesiredState,
@@ -76,16 +76,16 @@ pub struct Entry {
     pub(crate) lease: Uuid,
 }
 
-/// The reverse replication of one shard: whether a rollback can take it to where it was.
+/// The reverse replication of one shard: whether a rollback can take it back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReverseReplication {
-    /// The name of publication and slot at the target.
+    /// The name of the publication and of the slot at the target.
     pub stream: String,
-    /// Whether the old copy takes changes: only once the shard is kept.
+    /// Whether the old copy takes changes, which is so only once the shard is kept.
     pub fed: bool,
     /// The move that takes the shard back, once there is one.
     pub taken_by: Option<MoveId>,
-    /// Why a rollback is not possible any more.
+    /// Why a rollback is no longer possible.
     pub lost: Option<String>,
 }
 
@@ -156,7 +156,7 @@ fn reverse(json: &str) -> Option<ReverseReplication> {
     Some(ReverseReplication { stream, fed, taken_by: taken_by.map(MoveId::from), lost })
 }
 
-/// What a mover shows when it changes a row: which move of which shard, and that it still holds the lease.
+/// What a mover shows when it changes a row: which move and shard it is for, and that it still holds the lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hold {
     pub(crate) id: MoveId,
@@ -164,19 +164,20 @@ pub(crate) struct Hold {
     pub(crate) lease: Uuid,
 }
 
-/// Of what a mover's session is.
+/// What a mover's session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Signed {
-    /// Of one shard's work.
+    /// For one shard's work.
     Shard,
-    /// Of all shards that come from one host together.
+    /// For all shards that come from one host together.
     Group,
-    /// Of a shard's audit, which outlives the lease. While one of this name is at the source, the audit is under way.
+    /// For a shard's audit, which outlives the lease. While a session of this name is at the source, the audit is under
+    /// way.
     Audit,
 }
 
 impl Hold {
-    /// How the names of such sessions start, under every lease.
+    /// How the names of such sessions begin, under every lease.
     pub(crate) fn signature(&self, signed: Signed) -> String {
         match signed {
             Signed::Shard => format!("pgshard {}/{}/", self.id, self.shard),
@@ -185,8 +186,8 @@ impl Hold {
         }
     }
 
-    /// What sessions under this lease are called, in the 63 bytes that there are for it. A takeover ends those that are
-    /// called after another one.
+    /// The name of sessions under this lease, within the 63 bytes that PostgreSQL allows. A takeover ends the sessions
+    /// that have another lease in their names.
     pub(crate) fn session_name(&self, signed: Signed) -> String {
         if signed == Signed::Audit {
             return self.signature(signed);
@@ -209,7 +210,7 @@ impl Session {
         self.row("looking for the control schema", sql, &[]).await?.get(0)
     }
 
-    /// [`Session::entries`], with who works on them; none where there is no control schema.
+    /// [`Session::entries`] with those who work on them; empty where there is no control schema.
     pub(crate) async fn entries_if_any(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
         if !self.is_bootstrapped().await? {
             return Ok(Vec::new());
@@ -223,14 +224,14 @@ impl Session {
     ///
     /// Locks: none but ACCESS SHARE on the table.
     pub(crate) async fn entries(&self, id: Option<MoveId>) -> Result<Vec<Entry>, Error> {
-        // Of one move by its key: the journal keeps all that ever left the host.
+        // One move's entries are found by the key: the journal keeps everything that ever left the host.
         let sql = format!(
             "SELECT {COLUMNS} FROM pgshard.move WHERE $1::uuid IS NULL OR move_id = $1 ORDER BY move_id, shard_id"
         );
         self.read_entries("reading the journal", &sql, &[&id.map(|id| *id.uuid())]).await
     }
 
-    /// The entries that a statement gives, which has [`COLUMNS`].
+    /// The entries that a statement gives. It must select [`COLUMNS`].
     pub(crate) async fn read_entries(
         &self,
         what: &'static str,
@@ -258,9 +259,9 @@ impl Session {
         Ok(self.read_entries("reading the journal", &sql, &[id.uuid(), &shard.as_i32()]).await?.pop())
     }
 
-    /// Writes a move's first row. Another move of the shard makes this fail, by the table's unique index. What is
-    /// wanted of the move's other shards by now is wanted of this one too. A mover that slept, and whose shards were
-    /// taken over meanwhile, claims no more of them.
+    /// Writes a move's first row. If the shard has another open move, the table's unique index makes this fail. The
+    /// desired state of the move's other shards is taken over for this one. A mover that slept, and whose shards were
+    /// taken over meanwhile, cannot claim more.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.move and KEY SHARE on the mover's own row, for this one statement.
     pub(crate) async fn claim(&self, hold: Hold, claim: &Claim<'_>) -> Result<(), Error> {
@@ -305,7 +306,7 @@ impl Session {
             .await;
         match claimed {
             Ok(1) => Ok(()),
-            // Neither: the shard was moved meanwhile.
+            // No row was inserted, although no index forbids it: the shard was moved meanwhile.
             Ok(_) => Err(self.claimed(hold.shard).await?),
             Err(Error::Database { source, .. })
                 if source.code() == Some(&tokio_postgres::error::SqlState::UNIQUE_VIOLATION) =>
@@ -323,7 +324,7 @@ impl Session {
         Ok(Error::Claimed { shard, by })
     }
 
-    /// The move of a shard away from here that has not ended, with who works on it.
+    /// The move of a shard away from this host that has not ended, with those who work on it.
     ///
     /// Locks: none but ACCESS SHARE on the journal.
     pub(crate) async fn open_entry(&self, shard: ShardId) -> Result<Option<Entry>, Error> {
@@ -335,8 +336,9 @@ impl Session {
         Ok(entries.pop())
     }
 
-    /// Takes the lease of one shard over, on the journal and, if this move has fenced the shard, on its row: from now
-    /// on the former holder changes nothing. False if the lease is no longer `former`: somebody else was faster.
+    /// Takes over the lease of one shard, in the journal and, if this move has fenced the shard, on its row. From now
+    /// on the former holder can change nothing. Returns false if the lease is no longer `former`: somebody else was
+    /// faster.
     ///
     /// Locks: the shard's row and the move's, in this order as everywhere, for this one transaction.
     pub(crate) async fn take_over(
@@ -356,7 +358,7 @@ impl Session {
              WHERE move_id = $1 AND shard_id = $2 AND lease = $6";
         let taken = self.execute(what, sql, &[id, &shard, &hold.lease, &lease_ms, &holder, &former]).await? == 1;
         if taken {
-            // A fence that is near its deadline would end in the midst of what this mover does behind it.
+            // The deadline is renewed, because a fence that is near it would end while this mover works behind it.
             let sql = "UPDATE pgshard.shard SET lease = $3 WHERE shard_id = $2 AND state = 'fenced' AND move_id = $1";
             self.execute(what, sql, &[id, &shard, &hold.lease]).await?;
             let sql = "SELECT pgshard.heartbeat($1, $2, $3, $4, $5)";
@@ -366,9 +368,8 @@ impl Session {
         Ok(taken)
     }
 
-    /// Gives the lease back, so that a resume need not wait for its end. Keeps what went wrong, for people; not of a
-    /// move that has ended, where nothing is left to go wrong: a mover that slept through its lease says that it lost
-    /// it.
+    /// Gives the lease back, so that a resume need not wait for its end. Records the error for people, unless the move
+    /// has ended: then the error is only that a mover that slept through its lease has lost it.
     ///
     /// Locks: the move's row, for this one statement.
     pub(crate) async fn release(&self, hold: Hold, error: Option<&str>) -> Result<(), Error> {
@@ -381,8 +382,8 @@ impl Session {
         self.execute("giving the lease back", sql, &params).await.map(drop)
     }
 
-    /// Writes how an audit has ended. Nobody holds a lease for it; of two that audit, what one of them has found
-    /// stands.
+    /// Writes the result of an audit. No lease is needed for it. If two movers audit a shard, the first result other
+    /// than "not audited" stands.
     ///
     /// Locks: the move's row, for this one statement.
     pub(crate) async fn audited(&self, id: MoveId, shard: ShardId, audit: &Audit) -> Result<(), Error> {

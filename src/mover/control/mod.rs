@@ -1,5 +1,4 @@
-//! Who works on a move, and how far it is: sessions, the journal with its leases, signs of life, what operators ask
-//! for.
+//! Who works on a move, and how far it is: sessions, the journal with its leases, signs of life, requests of operators.
 
 pub(crate) mod context;
 pub(crate) mod heartbeat;

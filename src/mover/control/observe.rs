@@ -10,13 +10,13 @@ use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::state::{Lease, Observed, Source, Target};
 
-/// An observation, and what steps need besides.
+/// An observation, and what the steps need in addition.
 pub(crate) struct Observation {
     pub(crate) observed: Observed,
     pub(crate) entry: Entry,
     /// How long ago the source was fenced, by its own clock.
     pub(crate) fenced_for: Option<Duration>,
-    /// What the source gave away when it decided.
+    /// The open token that the source gave away when it decided.
     pub(crate) token: Option<Uuid>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) async fn observe(source: &Session, target: &Session, hold: Hold) -> R
                     (fenced_for, token) = (since, row.get("open_token")?);
                     Source::Moved
                 }
-                // It has come back and perhaps left again since: the move was decided long ago.
+                // The shard has come back and perhaps left again since: the move was decided long ago.
                 _ if at > epoch + 1 => Source::Moved,
                 _ => Source::Other,
             }

@@ -1,4 +1,4 @@
-//! What becomes of the shards of a move, for its operator.
+//! How the shards of a move ended, for its operator.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub struct ShardReport {
     pub copy: Duration,
     /// How long nobody could use the shard; `None` if that is not known.
     pub pause: Option<Duration>,
-    /// What became of its audit.
+    /// The result of its audit.
     pub audit: Audit,
 }
 
@@ -51,13 +51,13 @@ impl ShardReport {
     }
 }
 
-/// What hosts said, and which could not be asked.
+/// What the hosts said, and which hosts could not be asked.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Heard<T> {
-    /// What those said that could be asked.
+    /// What the hosts said that could be asked.
     pub found: Vec<T>,
-    /// The hosts that could not be asked, or told: more may be there.
+    /// The hosts that could not be asked, or told: they may have more.
     pub unknown: Vec<(HostName, Error)>,
 }
 
@@ -72,15 +72,15 @@ impl<T> Heard<T> {
 pub struct Report {
     /// The move.
     pub id: MoveId,
-    /// The shards that got where they should.
+    /// The shards that are where they should be.
     pub done: Vec<ShardReport>,
-    /// The others, each with why. What one of them left behind, [`Error`] says.
+    /// The others, each with its error. The [`Error`] says what is left behind.
     pub failed: Vec<(ShardId, Error)>,
     /// The hosts that could not be asked: more shards of the move may come from there.
     pub unknown: Vec<(HostName, Error)>,
 }
 
-/// Sorts how shards ended.
+/// Sorts the shards by how they ended.
 pub(crate) fn report(id: MoveId, ends: Vec<(ShardId, Result<ShardReport, Error>)>) -> Report {
     let mut report = Report { id, done: Vec::new(), failed: Vec::new(), unknown: Vec::new() };
     for (shard, end) in ends {

@@ -1,4 +1,4 @@
-//! [`AnsweredRow`]: a row of a server's answer, which knows what was asked.
+//! [`AnsweredRow`]: a row of a server's answer that remembers the question.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::map::HostName;
 use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
-/// Who was asked for what: what an error about the answer says.
+/// Which host was asked for what: an error about the answer names both.
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) host: HostName,
@@ -19,8 +19,8 @@ pub(crate) struct Question {
     pub(crate) what: &'static str,
 }
 
-/// A row whose columns are read by [`AnsweredRow::get`], which gives an error where the row of `tokio_postgres` panics:
-/// what is in a server's tables is not ours alone, and a mover must not die of it.
+/// A row whose columns are read by [`AnsweredRow::get`], which gives an error where the row of `tokio_postgres` panics.
+/// Others can write to a server's tables too, and a mover must not die of what they write.
 #[derive(Debug)]
 pub(crate) struct AnsweredRow {
     row: Row,
@@ -41,7 +41,7 @@ impl AnsweredRow {
     /// A column's value.
     ///
     /// # Errors
-    /// [`Error::Database`] when there is no such column, or it has another type, or NULL where that has no place.
+    /// [`Error::Database`] when there is no such column, or it has another type, or a NULL where none is allowed.
     pub(crate) fn get<'r, I, T>(&'r self, column: I) -> Result<T, Error>
     where
         I: RowIndex + fmt::Display,
@@ -53,7 +53,7 @@ impl AnsweredRow {
         })
     }
 
-    /// What a column's value stands for, by `read`.
+    /// A column's value, converted by `read`.
     ///
     /// # Errors
     /// Those of [`AnsweredRow::get`], and [`Error::Unreadable`] where `read` gives nothing.

@@ -43,13 +43,14 @@ impl Hosts {
     }
 }
 
-/// Lock waits end before anybody queues behind them for long. A mover whose machine is gone holds its transactions for
-/// half a minute at most. Texts of values are the same on every host, and transactions are what the steps take them
-/// for, whatever the settings of hosts and roles. Nothing is compiled: a digest of a large table would begin with that,
-/// on both hosts.
+/// Lock waits end before anybody queues behind them for long. If a mover's machine is gone, its transactions last half
+/// a minute at most. The text form of values is the same on every host, and transactions have the isolation that the
+/// steps rely on, whatever the settings of hosts and roles. JIT is off, because a digest of a large table would begin
+/// with compiling, on both hosts.
 ///
-/// Commits are synchronous: if a takeover or an un-fence was lost in a crash of the source after the target's copy was
-/// dropped, the former mover, with its lease back, could give the shard away to a target that has nothing.
+/// Commits are synchronous. Otherwise a crash of the source could lose a takeover or an un-fence after the target's
+/// copy was dropped; the former mover would have its lease back, and could give the shard away to a target that has
+/// nothing.
 const SETTINGS: &str = "
     SET lock_timeout = '2s'; SET statement_timeout = 0; SET idle_in_transaction_session_timeout = '15min';
     SET default_transaction_isolation = 'read committed'; SET default_transaction_read_only = off;
@@ -72,9 +73,9 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// That the host is the one that bootstrap gave this name, and has the control schema that a mover works with. With
-    /// two names exchanged, the journal of the one would be taken for that of the other, and what a move has just built
-    /// for what a dead one has left.
+    /// Checks that the host is the one that bootstrap gave this name, and has a control schema that a mover can work
+    /// with. If two names were exchanged, the journal of one host would be read as that of the other, and what a move
+    /// has just built would look like the remains of a dead one.
     async fn check(&self) -> Result<(), Error> {
         let what = "asking the host for its name";
         let present = self.row(what, "SELECT to_regclass('pgshard.cluster') IS NOT NULL", &[]).await?;
@@ -120,8 +121,8 @@ impl Session {
         Ok(AnsweredRow::all(rows, self.question(what)))
     }
 
-    /// As [`rows`](Session::rows), in one round trip instead of two, where every one counts: the types of the
-    /// parameters are told, not asked for.
+    /// As [`rows`](Session::rows), in one round trip instead of two, where every round trip counts: the caller gives
+    /// the types of the parameters, so that the server need not be asked.
     pub(crate) async fn typed_rows(
         &self,
         what: &'static str,
@@ -146,15 +147,15 @@ impl Session {
         self.client.batch_execute(sql).await.map_err(|error| self.failed(what, error))
     }
 
-    /// One statement that was put together from what another host says. Sent so that the server refuses a text with
-    /// several: what a catalog says of an expression is a part of a statement, and must not end it.
+    /// Runs one statement that was composed of what another host says. It is sent in such a way that the server refuses
+    /// a text with several statements: an expression from a catalog is a part of the statement, and must not end it.
     pub(crate) async fn statement(&self, what: &'static str, sql: &str) -> Result<(), Error> {
         self.client.query_typed(sql, &[]).await.map(drop).map_err(|error| self.failed(what, error))
     }
 
-    /// Refuses a text that is more than one statement, by the server's own parser. Nothing runs.
+    /// Lets the server's own parser refuse a text that is more than one statement. Nothing is run.
     ///
-    /// Locks: those that a query's tables get when it is analyzed, ACCESS SHARE, for the transaction; none for what
+    /// Locks: ACCESS SHARE on the tables of a query when it is analyzed, for the transaction; none for a statement that
     /// changes a definition.
     pub(crate) async fn is_one_statement(&self, what: &'static str, sql: &str) -> Result<(), Error> {
         self.client.prepare(sql).await.map(drop).map_err(|error| self.failed(what, error))

@@ -1,11 +1,11 @@
 //! Who works on a move: a row of `pgshard.mover` at the host that the shards come from, and the session lock of its
 //! lease.
 //!
-//! The shards of one move that go from one host to one other have one mover, whatever has become of each of them: one
-//! that has failed, or is kept already, is not taken from under the others.
+//! The shards of one move that go from one host to one other have one mover, whatever has become of each of them. So a
+//! shard that has failed, or is kept already, is not taken over while the mover works on the others.
 //!
-//! Invariant: all open shards of such a route change hands in one transaction, and only if nobody who holds one of them
-//! lives.
+//! Invariant: all open shards of such a route change hands in one transaction, and only if no mover that holds one of
+//! them is alive.
 
 use crate::mover::protocol::desired::{Asked, StopRequest};
 use crate::mover::protocol::worker::{Work, Worker};
@@ -25,7 +25,7 @@ use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::MoveId;
 
-/// What a mover writes of itself.
+/// What a mover records about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Claimant {
     pub(crate) id: MoveId,
@@ -40,9 +40,9 @@ pub(crate) struct Claimant {
 pub(crate) struct Presence {
     pub(crate) lease: Uuid,
     pub(crate) worker: Worker,
-    /// How long its lease lasts; zero: it is paused, or gone.
+    /// How long its lease lasts; if zero, it is paused or gone.
     left: Duration,
-    /// Whether the connection is there that holds its session lock.
+    /// Whether the connection that holds its session lock is there.
     locked: bool,
 }
 
@@ -53,7 +53,7 @@ impl Presence {
     }
 }
 
-/// What the shards of one move have in common that go to one host.
+/// Identifies the shards of one move that go to one host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route<'a> {
     pub(crate) id: MoveId,
@@ -61,7 +61,7 @@ pub(crate) struct Route<'a> {
 }
 
 impl Session {
-    /// Says that a mover is at work here from now on.
+    /// Records that a mover is at work here from now on.
     ///
     /// Locks: one row of its own, for this one statement.
     pub(crate) async fn enter(&self, claimant: &Claimant, lease: Duration) -> Result<(), Error> {
@@ -69,20 +69,20 @@ impl Session {
             VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6 * interval '1 ms')";
         let Claimant { id, lease: own, target, holder, work } = claimant;
         let (target, work, lease_ms) = (target.as_str(), work.as_str(), lease.as_millis() as f64);
-        self.execute("saying who works", sql, &[own, id.uuid(), &target, holder, &work, &lease_ms]).await.map(drop)
+        self.execute("recording who works", sql, &[own, id.uuid(), &target, holder, &work, &lease_ms]).await.map(drop)
     }
 
-    /// The mover has ended. What it has not brought to its end can be taken over at once.
+    /// Records that the mover has ended. What it has not finished can be taken over at once.
     ///
-    /// Locks: the rows that it holds still, and its own, for this one statement.
+    /// Locks: the rows that it still holds, and its own, for this one statement.
     pub(crate) async fn depart(&self, lease: Uuid) -> Result<(), Error> {
         let sql = "WITH gone AS (DELETE FROM pgshard.mover WHERE lease = $1 RETURNING move_id)
             UPDATE pgshard.move SET lease_until = clock_timestamp()
             WHERE move_id = (SELECT move_id FROM gone) AND lease = $1 AND lease_until > clock_timestamp()";
-        self.execute("saying that nobody works any more", sql, &[&lease]).await.map(drop)
+        self.execute("recording that the mover has ended", sql, &[&lease]).await.map(drop)
     }
 
-    /// Forgets movers that died, and whose lease is over.
+    /// Removes the rows of movers that died, and whose lease is over.
     ///
     /// Locks: their rows, for one statement.
     pub(crate) async fn forget_the_dead(&self) -> Result<(), Error> {
@@ -93,7 +93,7 @@ impl Session {
         self.execute("forgetting dead movers", sql, &[&gone]).await.map(drop)
     }
 
-    /// Whether this lease's mover has not been taken over.
+    /// Whether this lease's mover is still in charge: nobody has taken over from it.
     ///
     /// Locks: none but ACCESS SHARE on the table.
     pub(crate) async fn is_entered(&self, lease: Uuid) -> Result<bool, Error> {
@@ -101,9 +101,7 @@ impl Session {
         Ok(!self.rows("asking who works", sql, &[&lease]).await?.is_empty())
     }
 
-    /// Renews the mover's lease, and gives what it is asked for.
-    ///
-    /// `None`: somebody has taken over.
+    /// Renews the mover's lease, and gives what it is asked for; `None` if somebody has taken over.
     ///
     /// Locks: its row, for this one statement.
     pub(crate) async fn renew_presence(
@@ -118,7 +116,7 @@ impl Session {
         rows.first().map(stop_request).transpose()
     }
 
-    /// Who works on moves from here, or on one of them; movers that are gone without a word too.
+    /// Who works on moves from this host, or on one of them, including movers that are gone without saying so.
     ///
     /// Locks: none but ACCESS SHARE on the table; pg_locks holds the lock manager's partitions for microseconds.
     pub(crate) async fn presences(&self, id: Option<MoveId>) -> Result<Vec<Presence>, Error> {
@@ -135,7 +133,7 @@ impl Session {
         rows.iter().map(presence).collect()
     }
 
-    /// Adds to entries who works on them.
+    /// Adds to each entry who works on it.
     pub(crate) async fn add_workers(&self, entries: &mut [Entry], id: Option<MoveId>) -> Result<(), Error> {
         let presences = self.presences(id).await?;
         let known: BTreeMap<Uuid, &Presence> = presences.iter().map(|presence| (presence.lease, presence)).collect();
@@ -148,8 +146,8 @@ impl Session {
         Ok(())
     }
 
-    /// The open shards of a route, their leases ours now; with the leases that they had. Or who works on them, and how
-    /// long that mover's lease lasts unless it renews it.
+    /// Takes the leases of a route's open shards and gives the shards, with the leases that they had. If somebody is
+    /// alive and works on them, gives that mover, and how long its lease lasts unless it renews it.
     ///
     /// Locks: rows of pgshard.shard that this move has fenced, then the route's rows of pgshard.move, in the order of
     /// the shards, for one transaction; the former movers' rows.
@@ -162,8 +160,9 @@ impl Session {
 
     async fn take_in_transaction(&self, route: Route<'_>, to: &Claimant, leases: (i32, i32)) -> Result<Take, Error> {
         let (id, target, (lease_ms, fence_ms)) = (route.id.uuid(), route.target.as_str(), leases);
-        // Not the row of a shard that is served: a migration may hold that for long. First, as everywhere: a heartbeat
-        // or a decide of a mover that wakes up right now would wait for us, and we for it.
+        // Only fenced rows are locked: a migration may hold the row of a shard that is served for long. The shards'
+        // rows come first, as everywhere: otherwise this transaction and a heartbeat or decide of a mover that wakes up
+        // right now would wait for each other.
         let sql = "SELECT FROM pgshard.shard WHERE state = 'fenced' AND move_id = $1 AND peer = $2
              ORDER BY shard_id FOR NO KEY UPDATE";
         self.rows(TAKING, sql, &[id, &target]).await?;
@@ -184,8 +183,8 @@ impl Session {
                 return Ok(Take::AtWork { lease: entry.lease, worker, left });
             }
         }
-        // Before the journal: a claim holds its mover's row, so that one which is under way is among what is taken
-        // next.
+        // This comes before the journal: a claim locks its mover's row, so that a claim that is under way is among the
+        // rows taken next.
         let former: Vec<Uuid> = former.into_iter().collect();
         self.execute(TAKING, "DELETE FROM pgshard.mover WHERE lease = ANY ($1)", &[&former]).await?;
         let sql = format!(
@@ -196,7 +195,7 @@ impl Session {
             [id, &target, &to.lease, &f64::from(lease_ms), &to.holder];
         let mut entries = self.read_entries(TAKING, &sql, &values).await?;
         entries.sort_by_key(|entry| entry.shard);
-        // A fence that is near its deadline would end in the midst of what this mover does behind it.
+        // The deadline is renewed, because a fence that is near it would end while this mover works behind it.
         let sql = "UPDATE pgshard.shard SET lease = $3 WHERE state = 'fenced' AND move_id = $1 AND peer = $2 \
                    RETURNING shard_id";
         for row in self.rows(TAKING, sql, &[id, &target, &to.lease]).await? {
@@ -207,9 +206,9 @@ impl Session {
         Ok(Take::Taken { entries, former })
     }
 
-    /// Ends what former movers of these shards still have open here: a transaction of a paused one would keep rows
-    /// locked for as long as it sleeps. Of the same role; never our own, nor those of the move's shards from other
-    /// hosts.
+    /// Ends the sessions that former movers of these shards still have here: a transaction of a paused mover would keep
+    /// rows locked for as long as it sleeps. Only sessions of the same role; never our own, nor those for the move's
+    /// shards from other hosts.
     ///
     /// Locks: none.
     pub(crate) async fn end_former(&self, own: Hold, shards: &[ShardId], former: &[Uuid]) -> Result<(), Error> {
@@ -229,7 +228,7 @@ impl Session {
 
 const TAKING: &str = "taking the move over";
 
-/// The phases of a shard whose move has ended.
+/// The phases in which a shard's move has ended.
 const ENDED: &str = "'kept', 'completed', 'aborted'";
 
 enum Take {
@@ -237,8 +236,8 @@ enum Take {
     AtWork { lease: Uuid, worker: Worker, left: Duration },
 }
 
-/// The holder of this entry's lease, where it has no row: a release that wrote none. It renews the lease while it
-/// lives.
+/// The holder of this entry's lease if it has no row in `pgshard.mover`: a release that wrote none. It renews the lease
+/// while it is alive.
 fn nameless(entry: &Entry) -> Option<Worker> {
     (!entry.lease_left.is_zero()).then(|| Worker {
         work: Work::Move,
@@ -269,11 +268,11 @@ fn stop_request(row: &AnsweredRow) -> Result<Option<StopRequest>, Error> {
 }
 
 impl Heartbeat {
-    /// Makes every open shard of a route ours: at once when its mover is gone, after its lease when it is paused. Gives
-    /// them as the journal has them now, and the leases that they had.
+    /// Takes over every open shard of a route: at once if its mover is gone, after the lease if that is paused. Gives
+    /// the shards as the journal has them now, and the leases that they had.
     ///
     /// # Errors
-    /// [`Error::AtWork`] as soon as it is seen that a mover renews its lease.
+    /// [`Error::AtWork`] as soon as a mover is seen to renew its lease.
     pub(crate) async fn take_over(
         &self,
         source: &Session,
@@ -281,7 +280,8 @@ impl Heartbeat {
         shard: ShardId,
     ) -> Result<(Vec<Entry>, Vec<Uuid>), Error> {
         let route = Route { id: claimant.id, target: &claimant.target };
-        // A paused mover's lease ends within one lease; another that it renewed just before is the margin.
+        // A paused mover's lease ends within one lease. The second lease is a margin, because it may just have been
+        // renewed.
         let until = Instant::now() + self.leases().lease * 2;
         let mut seen: Option<(Uuid, Duration)> = None;
         loop {
@@ -289,14 +289,14 @@ impl Heartbeat {
             match source.take_route(route, claimant, leases).await {
                 Ok(Take::Taken { entries, former }) => return Ok((entries, former)),
                 Ok(Take::AtWork { lease, worker, left }) => {
-                    // It lasts longer than before: somebody has renewed it, and lives.
+                    // It lasts longer than before: somebody has renewed it, and so is alive.
                     let renewed = seen.is_some_and(|(whose, before)| whose == lease && left > before);
                     if renewed || Instant::now() >= until {
                         return Err(Error::AtWork { shard, id: claimant.id, worker });
                     }
                     seen = Some((lease, left));
                 }
-                // A mover that woke up at this very moment: the next look finds it alive, or its lease over.
+                // The mover woke up at this very moment: the next try finds it alive, or its lease over.
                 Err(Error::Database { source, .. })
                     if source.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED) && Instant::now() < until => {}
                 Err(error) => return Err(error),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Bytes as people read them.
+/// A number of bytes, shown as people read it.
 pub(crate) struct Bytes(pub(crate) i64);
 
 impl fmt::Display for Bytes {

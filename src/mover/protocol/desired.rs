@@ -1,4 +1,5 @@
-//! What an operator wants of a move: how it begins, what its mover may do, and what it is asked for while it runs.
+//! What an operator wants of a move: how it begins, what its mover may do, and what the mover is asked for while it
+//! runs.
 
 use jiff::Timestamp;
 
@@ -10,8 +11,8 @@ pub enum DesiredState {
     Go,
     /// Everything but the fence: the source serves, the target follows.
     Hold,
-    /// Nothing more is copied, nothing is fenced. Chunks under way are finished; changes are applied, so that the
-    /// source need not keep them.
+    /// Nothing more is copied, and nothing is fenced. Chunks under way are finished, and changes are still applied, so
+    /// that the source need not keep them.
     Pause,
 }
 
@@ -30,13 +31,13 @@ impl DesiredState {
     }
 }
 
-/// Whether a move prepares that its shards can be taken back.
+/// Whether a move prepares for its shards to be taken back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Back {
-    /// A slot on the target keeps what the old copies lack, if the target can give one.
+    /// A slot on the target keeps the changes that the old copies lack, if the target can provide one.
     #[default]
     Prepared,
-    /// The old copies stay as they are at the switch. Nothing is made on the target.
+    /// The old copies stay as they are at the switch. Nothing is created on the target.
     Forgone,
 }
 
@@ -54,7 +55,7 @@ impl Back {
     }
 }
 
-/// What an online move does about a table whose rows no stream can name, such as one without a primary key.
+/// What an online move does about a table whose rows the stream cannot identify, such as one without a primary key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdentityPolicy {
     /// It gets a replica identity until the move is completed or aborted.
@@ -64,13 +65,13 @@ pub enum IdentityPolicy {
     Keep,
 }
 
-/// What unlogged tables have at the target. A crash empties them, and so may a move.
+/// What unlogged tables contain at the target. A crash may empty them, and so may a move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnloggedRows {
-    /// Their rows. No stream has the changes of such a table, so they are copied while the shard is closed.
+    /// Their rows. The stream does not bring changes of such a table, so it is copied while the shard is closed.
     #[default]
     Carried,
-    /// None.
+    /// No rows.
     Left,
 }
 
@@ -80,14 +81,14 @@ pub enum FenceAt {
     /// As soon as each is ready.
     #[default]
     Ready,
-    /// Once somebody says so: [`Mover::want`](crate::mover::Mover::want) with [`DesiredState::Go`].
+    /// Once somebody releases them: [`Mover::want`](crate::mover::Mover::want) with [`DesiredState::Go`].
     Go,
-    /// At this time by the source's clock, or once somebody says so.
+    /// At this time by the source's clock, or once somebody releases them.
     Time(Timestamp),
 }
 
 impl FenceAt {
-    /// As the journal has it.
+    /// The state and the end of the hold, as the journal keeps them.
     pub(crate) fn stop_request(self) -> (DesiredState, Option<Timestamp>) {
         match self {
             FenceAt::Ready => (DesiredState::Go, None),
@@ -100,14 +101,14 @@ impl FenceAt {
 /// What an operator asks of a move's mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Stop as at Ctrl-C: every shard can be used, the move can be resumed.
+    /// Stop as on Ctrl-C: every shard is usable, and the move can be resumed.
     Stop,
     /// Stop, and undo what is not decided.
     Abort,
 }
 
 impl Asked {
-    /// As the journal has it.
+    /// The word that the journal uses.
     pub fn as_str(self) -> &'static str {
         match self {
             Asked::Stop => "stop",
@@ -120,10 +121,10 @@ impl Asked {
     }
 }
 
-/// What somebody has asked for, and who.
+/// A request to a mover, and who made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopRequest {
-    /// What.
+    /// What is asked.
     pub asked: Asked,
     /// Host and process from which it was asked.
     pub by: String,

@@ -16,14 +16,14 @@ use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::RowDifference;
 use crate::mover::protocol::worker::Worker;
 
-/// Why a move, or a command about moves, did not get to its end.
+/// Why a move, or a command about moves, did not reach its end.
 ///
-/// What it leaves behind is the same for all: before decide the source serves (at the latest when the fence's deadline
+/// All of them leave the same state behind: before decide the source serves (at the latest when the fence's deadline
 /// has passed), after it the target does (at the latest when somebody resumes).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Preflight says no. Nothing was changed.
+    /// Preflight refuses the move. Nothing was changed.
     #[error("the move is refused: {}", count(refusals))]
     Refused {
         /// Every reason.
@@ -43,18 +43,18 @@ pub enum Error {
         /// Why not.
         source: ConnectError,
     },
-    /// The config gives a host another name than bootstrap did.
+    /// The config uses another name for a host than bootstrap did.
     #[error("host {host} of the config was bootstrapped as {name}")]
     OtherHost {
         /// Its name in the config.
         host: HostName,
-        /// Its own.
+        /// The name that bootstrap gave it.
         name: String,
     },
     /// A host's control schema is older than what this pgshard works with. Nothing was changed there.
     #[error(
         "host {host} has a control schema of version {version}, and this pgshard works with version {VERSION}: run \
-         `pgshard bootstrap --host {host}`, while the application works"
+         `pgshard bootstrap --host {host}`, which may be done while the application works"
     )]
     ControlOld {
         /// The host.
@@ -89,20 +89,20 @@ pub enum Error {
         value: String,
     },
     /// A table of the shard is locked, so that its facts cannot be read. Nothing was changed.
-    #[error("shard {shard}: what it consists of cannot be read, for host {host} waits for a lock: {blockers}")]
+    #[error("shard {shard}: its definition cannot be read, because host {host} waits for a lock: {blockers}")]
     Locked {
         /// The shard.
         shard: ShardId,
         /// The source.
         host: HostName,
-        /// Who holds it.
+        /// Who holds the lock.
         blockers: String,
     },
     /// A table is locked all the time, so that its replica identity can be neither lent nor taken back. The shard is
     /// served.
     #[error(
-        "shard {shard}: the replica identity of table {table} cannot be altered, for somebody on host {host} has the \
-         table locked{}",
+        "shard {shard}: the replica identity of table {table} cannot be altered, because somebody on host {host} \
+         has the table locked{}",
         by(blockers)
     )]
     IdentityBlocked {
@@ -112,25 +112,25 @@ pub enum Error {
         host: HostName,
         /// The table.
         table: String,
-        /// Who has locks on the shard's tables; empty if that was not asked.
+        /// Who has locks on the shard's tables; empty if nobody asked.
         blockers: String,
     },
-    /// A migration that was there before the move does not end. The shard is served.
-    #[error("shard {shard}: a migration, or another transaction, has held it on host {host} for too long")]
+    /// A migration that began before the move does not end. The shard is served.
+    #[error("shard {shard}: a migration, or another transaction, has held its row on host {host} for too long")]
     MigrationBlocked {
         /// The shard.
         shard: ShardId,
         /// The host that serves it.
         host: HostName,
     },
-    /// The control schema found the row otherwise than this mover thought: somebody else went on with the move.
+    /// The control schema found the row in another state than this mover expected: somebody else went on with the move.
     #[error("shard {shard}: host {host} refused: {reason}")]
     Superseded {
         /// The host.
         host: HostName,
         /// The shard.
         shard: ShardId,
-        /// The host's words.
+        /// What the host said.
         reason: String,
     },
     /// Another move of the shard was claimed while this one was planned. Nothing was changed.
@@ -141,14 +141,14 @@ pub enum Error {
         /// That move and who works on it; `None` if it has ended meanwhile.
         by: Option<Box<Rival>>,
     },
-    /// Another mover works on this move, and lives: nothing was changed.
+    /// Another mover is alive and works on this move: nothing was changed.
     #[error("shard {shard} was left alone: {worker} works on its move")]
     AtWork {
         /// The shard.
         shard: ShardId,
         /// The move.
         id: MoveId,
-        /// Who.
+        /// Who works on it.
         worker: Worker,
     },
     /// An operator asked this mover to stop. The source serves, or the target if the shard was decided; the move can be
@@ -185,14 +185,14 @@ pub enum Error {
         blockers: String,
     },
     /// The copy took longer than the shard may be closed. The source serves.
-    #[error("shard {shard}: not copied within {} s, the source serves again", limit.as_secs())]
+    #[error("shard {shard}: it was not copied within {} s; the source serves again", limit.as_secs())]
     PauseTooLong {
         /// The shard.
         shard: ShardId,
         /// How long it may be closed.
         limit: Duration,
     },
-    /// The copy is not what the source has. The source serves.
+    /// The copy differs from the source. The source serves.
     #[error("shard {shard}: {table} differs: {source_side} at the source, {target_side} at the target")]
     Differs {
         /// The shard.
@@ -211,12 +211,12 @@ pub enum Error {
         shard: ShardId,
         /// The table.
         table: String,
-        /// Rows and digests of the chunk of it that differs.
+        /// The rows and digests of the chunk that differs.
         digests: String,
         /// Some of the rows, ten at most.
         rows: Vec<RowDifference>,
     },
-    /// The shard's tables changed, again and again, while the move was prepared. The source serves.
+    /// The shard's tables were altered again and again while the move was prepared. The source serves.
     #[error("shard {shard}: its tables were altered during the move: {what}")]
     Altered {
         /// The shard.
@@ -224,7 +224,7 @@ pub enum Error {
         /// What is different.
         what: String,
     },
-    /// The slot kept more WAL than it may: the move was aborted before the source's disk is full. The source serves.
+    /// The slot kept more WAL than it may: the move was aborted before the source's disk was full. The source serves.
     #[error(
         "shard {shard}: aborted, because host {host} had to keep {} of WAL for the move, more than the {} that it may",
         Bytes(kept.cast_signed()),
@@ -252,28 +252,28 @@ pub enum Error {
         /// The shard.
         shard: ShardId,
     },
-    /// What was asked does not fit how far the move is.
+    /// The request does not fit how far the move is.
     #[error("shard {shard} is {phase}: {reason}")]
     NotNow {
         /// The shard.
         shard: ShardId,
         /// How far it is.
         phase: Phase,
-        /// What stands against it.
+        /// The reason against it.
         reason: String,
     },
-    /// The old copy may be the only right one. It is kept.
+    /// The old copy may be the only one that is right. It is kept.
     #[error("shard {shard}: the old copy is kept, because {objection}")]
     Unaudited {
         /// The shard.
         shard: ShardId,
         /// The move.
         id: MoveId,
-        /// What the audit says.
+        /// What the audit found.
         objection: String,
     },
-    /// The host that has the shard by its move does not know of it any more. Nothing was touched.
-    #[error("shard {shard}: host {host} has lost it, which had it by the move {id}")]
+    /// The host that the move brought the shard to does not know of it any more. Nothing was touched.
+    #[error("shard {shard}: the move {id} brought it to host {host}, which has lost it")]
     Lost {
         /// The shard.
         shard: ShardId,
@@ -287,10 +287,10 @@ pub enum Error {
     Stuck {
         /// The shard.
         shard: ShardId,
-        /// What they say.
+        /// What the hosts say.
         observed: String,
     },
-    /// The map could not be published. The shard is served by its target; routers find it by the signpost.
+    /// The map could not be published. The target serves the shard, and routers find it by the signpost.
     #[error("the map cannot be published")]
     Publish(#[source] PublishError),
     /// The map cannot be read.
@@ -310,7 +310,7 @@ pub enum Error {
         /// Why not.
         source: crate::schema::catalog::Error,
     },
-    /// What a host says of its shards cannot be read.
+    /// What a host says about its shards cannot be read.
     #[error("host {host} cannot be read")]
     Facts {
         /// The host.
@@ -326,7 +326,7 @@ pub enum Error {
         /// Why not.
         source: crate::mover::definition::border::Error,
     },
-    /// The stream of changes cannot be opened, or broke for longer than is waited for.
+    /// The stream of changes cannot be opened, or was broken for too long.
     #[error("the stream of changes from host {host} failed")]
     Replication {
         /// The source.
@@ -342,25 +342,26 @@ pub enum Error {
         /// What is wrong.
         what: &'static str,
     },
-    /// The slot could not be made, because it waits for transactions that do not end. Nothing was left behind.
-    #[error("no slot on host {host} while transactions are open that have written: {blockers}")]
+    /// The slot could not be created, because it waits for transactions that do not end. Nothing was left behind.
+    #[error("the slot on host {host} waits for transactions that have written and do not end: {blockers}")]
     SlotBlocked {
         /// The source.
         host: HostName,
-        /// Who was waited for.
+        /// The transactions that it waited for.
         blockers: String,
     },
-    /// Tables were published whose slot was there before, and transactions that may not know of it do not end.
+    /// Tables were added to a publication whose slot already existed, and transactions that may not know of the
+    /// publication do not end.
     #[error(
         "host {host} has published more tables, and waits for transactions that have changed them before: {blockers}"
     )]
     PublicationBlocked {
         /// The source.
         host: HostName,
-        /// Who was waited for.
+        /// The transactions that it waited for.
         blockers: String,
     },
-    /// Somebody reads the slot and does not go away.
+    /// Somebody reads the slot and does not stop.
     #[error("the slot {slot} on host {host} is read by process {pid}, which does not end")]
     SlotBusy {
         /// The source.
@@ -370,7 +371,7 @@ pub enum Error {
         /// The walsender.
         pid: i32,
     },
-    /// The slot is gone, or the source has thrown away WAL that it needs. A resume copies again.
+    /// The slot is gone, or the source has thrown away WAL that it needs. A resume copies the shards again.
     #[error("the slot {slot} on host {host} is {state}: what was copied cannot be brought up to date")]
     SlotLost {
         /// The source.
@@ -380,8 +381,8 @@ pub enum Error {
         /// `gone`, `lost`, or why it was dropped.
         state: &'static str,
     },
-    /// The target has lost changes that it had, by a fail-over, say, and the source sends them no more. A resume copies
-    /// again.
+    /// The target has lost changes that it had applied, for example by a fail-over, and the source does not send them
+    /// again. A resume copies the shard again.
     #[error(
         "shard {shard}: host {host} has lost changes that were applied there, as after a fail-over to a standby that \
          lacked them"
@@ -399,13 +400,13 @@ pub enum Error {
         shard: ShardId,
         /// The table.
         table: String,
-        /// What was to be done to which key.
+        /// The change and the key of its row.
         what: String,
     },
-    /// The follower of the stream has ended. Its own error says why.
-    #[error("the stream of changes is not followed any more{}: {why}", of_shard(shard))]
+    /// The task that follows the stream has ended. Its own error says why.
+    #[error("the stream of changes is no longer followed{}: {why}", of_shard(shard))]
     Unfollowed {
-        /// The shard, if it is about one.
+        /// The shard, if the error is about one.
         shard: Option<ShardId>,
         /// Why not.
         why: String,
@@ -418,7 +419,8 @@ pub enum Error {
         /// How many.
         tries: u32,
     },
-    /// What the shards of a group share failed: connections, publication, slot or stream. The source serves.
+    /// Something that the shards of a group share has failed: connections, publication, slot or stream. The source
+    /// serves.
     #[error("shard {shard} is left where it is")]
     Group {
         /// The shard.
@@ -426,12 +428,12 @@ pub enum Error {
         /// What failed.
         source: Arc<Error>,
     },
-    /// The shard cannot be taken back. It is served where it is.
-    #[error("shard {shard} cannot be taken back by the way it came with the move {id}: {reason}")]
+    /// The shard cannot be rolled back. It is served where it is.
+    #[error("shard {shard} cannot be rolled back from the move {id}: {reason}")]
     NoRollback {
         /// The shard.
         shard: ShardId,
-        /// The move that was to be taken back.
+        /// The move that was to be rolled back.
         id: MoveId,
         /// Where it was before that move.
         host: HostName,
@@ -447,8 +449,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether `resume` may get further: everything but a refusal, a contradiction, a wrong question, and a statement
-    /// that is larger than the server lets it be (class 54), which it will be again.
+    /// Whether `resume` may get further. It may not after a refusal, a contradiction or a wrong request, nor after a
+    /// statement that exceeds a limit of the server (class 54): that will happen again.
     pub fn can_be_resumed(&self) -> bool {
         match self {
             Error::Group { source, .. } => return source.can_be_resumed(),
@@ -513,7 +515,7 @@ fn of_shard(shard: &Option<ShardId>) -> String {
     shard.map(|shard| format!(" for shard {shard}")).unwrap_or_default()
 }
 
-/// The server's words, which are worth more to an operator than the driver's "db error".
+/// The server's words: they tell an operator more than the driver's "db error".
 fn words(source: &tokio_postgres::Error) -> String {
     source.as_db_error().map_or_else(|| source.to_string(), crate::pg::state::words)
 }

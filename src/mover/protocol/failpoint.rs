@@ -9,11 +9,11 @@ pub enum Action {
     Stop,
     /// The step fails.
     Fail,
-    /// A change that the stream brings is not applied as it is.
+    /// A change that the stream brings is dropped, doubled or altered.
     Harm(Harm),
 }
 
-/// A named place and what happens when a move comes by, every time.
+/// A named place, and what happens every time that a move passes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failpoint {
     name: &'static str,
@@ -78,7 +78,7 @@ pub const FAILPOINTS: [&str; 54] = [
     "after discard",
 ];
 
-/// The failpoints of reverse replications: in any online move, and those that only a rollback passes.
+/// The failpoints of reverse replications: those of any online move, and those that only a rollback passes.
 pub const BACK_FAILPOINTS: [&str; 8] = [
     "after back publication",
     "after back slot",
@@ -90,7 +90,7 @@ pub const BACK_FAILPOINTS: [&str; 8] = [
     "after back drop",
 ];
 
-/// The failpoint of audits, with both snapshots taken.
+/// The failpoint of audits, when both snapshots are taken.
 pub const AUDIT_FAILPOINTS: [&str; 1] = ["before audit"];
 
 /// The failpoints of moves of unlogged tables.
@@ -102,10 +102,10 @@ const REPAIR_FAILPOINTS: [&str; 1] = ["after stand down"];
 const LISTS: [&[&str]; 5] =
     [&FAILPOINTS, &BACK_FAILPOINTS, &AUDIT_FAILPOINTS, &UNLOGGED_FAILPOINTS, &REPAIR_FAILPOINTS];
 
-/// What a test does to a change that the stream brings, so that the target is not what the source is.
+/// What a test does to a change that the stream brings, so that the target differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Harm {
-    /// It is passed over.
+    /// It is skipped.
     Drop,
     /// It is applied twice.
     Double,
@@ -113,21 +113,21 @@ pub enum Harm {
     Alter,
 }
 
-/// Where [`Harm`] is done.
+/// The failpoint at which [`Harm`] is done.
 const IN_A_CHANGE: &str = "in a change";
 
-/// Only changes are harmed that have this value in a row, old or new: a test writes it when verification is behind it.
+/// Only changes with this value in a row, old or new, are harmed: a test writes it once the shard is verified.
 pub(crate) const HARMED: &str = "failpoint";
 
-/// What it becomes.
+/// What [`Harm::Alter`] replaces it with.
 pub(crate) const HARM_MADE: &str = "failpoint altered";
 
 impl Failpoint {
-    /// Reads `after swap=kill`; the actions are `kill`, `stop` and `fail`, and of `in a change` `drop`, `double` and
-    /// `alter`.
+    /// Reads `after swap=kill`. The actions are `kill`, `stop` and `fail`; those of `in a change` are `drop`, `double`
+    /// and `alter`.
     ///
     /// # Errors
-    /// A sentence that names what is not known.
+    /// A sentence that names the unknown part.
     pub fn parse(text: &str) -> Result<Failpoint, String> {
         let (name, action) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=ACTION"))?;
         let mut known = LISTS.into_iter().flatten().copied().chain([IN_A_CHANGE]);
@@ -145,7 +145,7 @@ impl Failpoint {
         Ok(Failpoint { name, action })
     }
 
-    /// What is to be done to a change with these values.
+    /// What to do to a change with these values.
     pub(crate) fn harm<'v>(&self, mut values: impl Iterator<Item = &'v [u8]>) -> Option<Harm> {
         match self.action {
             Action::Harm(harm) => values.any(|value| value == HARMED.as_bytes()).then_some(harm),
@@ -153,7 +153,7 @@ impl Failpoint {
         }
     }
 
-    /// Acts if the move is at this failpoint. True: the step must fail.
+    /// Acts if the move is at this failpoint. Returns true if the step must fail.
     pub(crate) fn is_hit(&self, at: &str) -> bool {
         debug_assert!(LISTS.iter().any(|list| list.contains(&at)), "{at} is in the list");
         if at != self.name {
@@ -165,7 +165,7 @@ impl Failpoint {
             Action::Kill => rustix::process::Signal::KILL,
             Action::Stop => rustix::process::Signal::STOP,
         };
-        // A signal to oneself is delivered before the call returns; should it not be, the step fails.
+        // A signal to oneself is delivered before the call returns. If it is not, the step fails.
         rustix::process::kill_process(rustix::process::getpid(), signal).is_err() || self.action == Action::Kill
     }
 }

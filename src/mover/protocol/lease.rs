@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long things of a mover live without it.
+/// How long a mover's lease and fence outlive it.
 #[derive(Clone, Copy, Debug)]
 pub struct Leases {
     /// How long a lease lasts after its last renewal.
@@ -21,7 +21,7 @@ impl Default for Leases {
 }
 
 impl Leases {
-    /// So long each, renewed five times in it.
+    /// The given duration for each, renewed five times within it.
     pub fn of(duration: Duration) -> Leases {
         Leases { lease: duration, fence: duration, beat: duration / 5 }
     }

@@ -7,8 +7,8 @@ use uuid::Uuid;
 
 use crate::map::ShardEpoch;
 
-/// The identity of one `pgshard move`, of however many shards. Written as a UUID; version 7, so that moves sort by
-/// time.
+/// The identity of one `pgshard move`, of any number of shards. It is written as a UUID; version 7, so that moves sort
+/// by time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(Uuid);
 
@@ -48,7 +48,7 @@ impl fmt::Debug for MoveId {
     }
 }
 
-/// The schemas of a shard during a move. The control schema's functions make the same names.
+/// The schemas of a shard during a move. The control schema's functions form the same names.
 #[derive(Clone, Debug)]
 pub(crate) struct Names {
     /// The shard's own: `shard_0007`.
@@ -56,17 +56,17 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Where the target is built.
+    /// The schema in which the target's copy is built.
     pub(crate) fn incoming(&self) -> String {
         format!("{}__incoming", self.schema)
     }
 
-    /// What will stand in the shard's place on the source.
+    /// The schema that will take the shard's place on the source.
     pub(crate) fn signpost(&self) -> String {
         format!("{}__signpost", self.schema)
     }
 
-    /// What the fence makes of the shard on the source.
+    /// The name that the fence gives to the shard on the source.
     pub(crate) fn left(&self, epoch: ShardEpoch) -> String {
         format!("{}__left_e{epoch}", self.schema)
     }

@@ -1,11 +1,12 @@
-//! In place of `failpoint.rs` in a release build: there are no failpoints, so nobody's environment can kill a mover.
+//! Replaces `failpoint.rs` in a release build: there are no failpoints, so that no environment variable can kill a
+//! mover.
 
-/// None can be made.
+/// No value of this type exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failpoint {}
 
 impl Failpoint {
-    /// Refuses: a test that sets a failpoint counts on it, and must hear that nothing will happen there.
+    /// Refuses: a test that sets a failpoint relies on it, and must learn that nothing would happen.
     ///
     /// # Errors
     /// Always.

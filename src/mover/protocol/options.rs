@@ -1,4 +1,4 @@
-//! What can be set about moving, and how a mover tells what it does.
+//! The options of moves, and how a mover reports what it does.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -17,7 +17,7 @@ use crate::mover::protocol::names::MoveId;
 use crate::mover::protocol::state::Phase;
 use crate::mover::protocol::verdict::{Audit, Unaudited};
 
-/// What a chunk of a table should have, in bytes. A second or so of copying: what a crash costs, and how long a
+/// The size of a chunk, in bytes. It takes a second or so to copy: that much is lost in a crash, and that long a
 /// snapshot is held.
 pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
 
@@ -25,51 +25,51 @@ pub(crate) const CHUNK_BYTES: u64 = 32 << 20;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How many shards are moved at the same time. Each fence resets the cached plans of all sessions of its host once,
-    /// so few at a time; of those that come online from one host to another, one at a time is closed.
+    /// How many shards are moved at the same time. Keep it small: each fence resets the cached plans of all sessions of
+    /// its host once. Of the shards that come online from one host to another, only one at a time is closed.
     pub jobs: usize,
     /// How long the fence may wait for transactions that hold locks on the shard before it is taken back. Everything
-    /// that uses the shard waits so long.
+    /// that uses the shard waits that long.
     pub barrier_budget: Duration,
     /// How often the fence is tried, with growing pauses, before the move gives up.
     pub fence_attempts: u32,
-    /// How long a shard may be closed before the move gives up and the source serves again. A plan whose shard would
-    /// take longer, by its size, is refused.
+    /// How long a shard may be closed before the move gives up and the source serves again. A plan is refused if a
+    /// shard is so large that it would take longer.
     pub pause_max: Duration,
-    /// Online: how long the last changes may take, once the shard is closed, before the fence is taken back.
+    /// Online: how long the last changes may take to arrive, once the shard is closed, before the fence is taken back.
     pub drain_deadline: Duration,
     /// Online: how many chunks are copied at the same time.
     pub copy_jobs: usize,
     /// Online: about how much of a table, in bytes, is copied in one snapshot.
     pub chunk_bytes: u64,
-    /// How much WAL, in bytes, a reverse replication may keep at the host that serves, before it is given up.
+    /// How much WAL, in bytes, a reverse replication may keep at the serving host before it is given up.
     pub back_wal_max: u64,
-    /// Whether a new move prepares that its shards can be taken back.
+    /// Whether a new move prepares for its shards to be taken back.
     pub back: Back,
-    /// Online: what is done about a table whose rows no stream can name.
+    /// Online: what is done about a table whose rows the stream cannot identify.
     pub replica_identity: IdentityPolicy,
-    /// What unlogged tables have at the target.
+    /// What unlogged tables contain at the target.
     pub unlogged: UnloggedRows,
     /// When the shards of a new move are fenced.
     pub fence_at: FenceAt,
-    /// The most that is copied, in bytes a second, of all shards together. `None`: as fast as it goes.
+    /// The highest rate of copying, in bytes a second for all shards together. `None`: as fast as possible.
     pub rate_max: Option<NonZeroU64>,
     /// Online: no shard is fenced while the target is further behind than this.
     pub lag_max: Duration,
-    /// Online: the most WAL, in bytes, that a source may have to keep for a move. Past it the shards that are not
+    /// Online: the most WAL, in bytes, that a source may have to keep for a move. Beyond it, the shards that are not
     /// decided are aborted. Never more than nine tenths of the server's `max_slot_wal_keep_size`.
     pub wal_max: u64,
     /// Online: how long the snapshots of an audit may be held, which hold back VACUUM on both hosts. What is not
-    /// compared then, is named. Zero: nothing is audited.
+    /// compared by then is named. Zero: nothing is audited.
     pub audit_max: Duration,
     /// Online: how long the snapshot at the target may take, which the open waits for. A move whose snapshot is not
-    /// there in time is not audited.
+    /// taken in time is not audited.
     pub snapshot_max: Duration,
     /// What [`complete`](crate::mover::Mover::complete) does with an old copy whose move was not audited, or differs.
     pub unaudited: Unaudited,
     /// How long lease and fence outlive the mover.
     pub leases: Leases,
-    /// Who this is, for people who look at the journal: host and process.
+    /// Who this mover is, for people who read the journal: host and process.
     pub holder: String,
     /// For tests.
     pub failpoint: Option<Failpoint>,
@@ -142,11 +142,11 @@ impl Options {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// The move has its name.
+    /// The move has got its ID.
     Started {
         /// The move.
         id: MoveId,
-        /// How many shards it is of.
+        /// How many shards it moves.
         shards: usize,
     },
     /// A shard has reached a phase.
@@ -171,10 +171,10 @@ pub enum Event {
     Copying {
         /// The shard.
         shard: ShardId,
-        /// So many more bytes.
+        /// How many bytes were added.
         bytes: u64,
     },
-    /// The fence was taken back; the shard is open; it will be tried again.
+    /// The fence was taken back, and the shard is open. The fence will be tried again.
     FenceRetried {
         /// The shard.
         shard: ShardId,
@@ -185,11 +185,11 @@ pub enum Event {
     },
     /// Somebody has asked the mover, through the journal, to stop or to abort.
     Asked(StopRequest),
-    /// The mover waits before a fence, as it was told to.
+    /// The mover waits before a fence, because an operator holds it back.
     Waits {
         /// The shard.
         shard: ShardId,
-        /// What is wanted of its move.
+        /// The desired state of its move.
         desired: DesiredState,
     },
     /// The shard is served by its target.
@@ -205,7 +205,7 @@ pub enum Event {
     Audited {
         /// The shard.
         shard: ShardId,
-        /// What came of it.
+        /// The result.
         audit: Audit,
     },
     /// The old copies of a move's shards take changes from now on.
@@ -219,11 +219,11 @@ pub enum Event {
     Fed {
         /// The move.
         id: MoveId,
-        /// Of WAL that was read and not applied.
+        /// How much WAL was read and not applied yet.
         bytes: u64,
         /// Between the commit of what was applied last and the present; 0 if nothing is left.
         seconds: f64,
-        /// Changes applied since this mover feeds it.
+        /// Changes applied since this mover began to feed the move.
         changes: u64,
     },
     /// The old copies of a move are not fed for now.

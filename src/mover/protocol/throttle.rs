@@ -1,4 +1,4 @@
-//! How fast rows may go over: a rate for all workers of a move together, and a pause. Both can be changed while they
+//! How fast rows may be sent: a rate for all workers of a move together, and a pause. Both can be changed while they
 //! work.
 
 use std::num::NonZeroU64;
@@ -11,25 +11,25 @@ use tokio::time::Instant;
 /// What is allowed at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Pace {
-    /// Bytes a second of all workers together. `None`: as fast as it goes.
+    /// Bytes a second for all workers together. `None`: as fast as possible.
     pub(crate) rate: Option<NonZeroU64>,
-    /// Nothing more is begun until this is false.
+    /// Nothing more is begun while this is true.
     pub(crate) paused: bool,
 }
 
-/// How long a copy that was slower than allowed may make up for it.
+/// For how much lost time a copy that was slower than the rate may catch up.
 const BURST: Duration = Duration::from_millis(100);
 
-/// The gate through which every block of rows goes. Clones are the same gate.
+/// The gate through which every block of rows goes. Clones share the gate.
 #[derive(Clone, Debug)]
 pub(crate) struct Throttle {
     pace: watch::Receiver<Pace>,
-    /// When the next block may go, if the rate is kept.
+    /// When the next block may go without exceeding the rate.
     next: Arc<Mutex<Instant>>,
 }
 
 impl Throttle {
-    /// A gate that obeys this channel; once its other end is gone, the last rate holds and no pause does.
+    /// A gate that obeys this channel. Once its other end is gone, the last rate stays in force, and no pause does.
     pub(crate) fn new(pace: watch::Receiver<Pace>) -> Throttle {
         Throttle { pace, next: Arc::new(Mutex::new(Instant::now())) }
     }
@@ -39,7 +39,7 @@ impl Throttle {
         Throttle::of(None)
     }
 
-    /// A gate that lets so many bytes a second through.
+    /// A gate that lets this many bytes a second through.
     pub(crate) fn of(rate: Option<NonZeroU64>) -> Throttle {
         Throttle::new(watch::channel(Pace { rate, paused: false }).1)
     }
@@ -54,7 +54,7 @@ impl Throttle {
         self.pace.borrow().rate
     }
 
-    /// Waits while there is a pause. To be called before something is begun that should not be held open meanwhile.
+    /// Waits while there is a pause. Call it before beginning what must not be held open during a pause.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -64,10 +64,10 @@ impl Throttle {
         let _ = pace.wait_for(|pace| !pace.paused).await;
     }
 
-    /// Waits until this many bytes may go. Not for the end of a pause: what is under way holds a snapshot.
+    /// Waits until this many bytes may go. It does not wait for the end of a pause: what is under way holds a snapshot.
     ///
     /// # Cancel safety
-    /// Dropped, the bytes may have been counted; the others wait a little longer.
+    /// If dropped, the bytes may have been counted; the others then wait a little longer.
     pub(crate) async fn pass(&self, bytes: u64) {
         let Some(rate) = self.rate() else { return };
         let takes = Duration::from_secs_f64(bytes as f64 / rate.get() as f64);
@@ -97,7 +97,7 @@ mod tests {
             }
         };
         tokio::join!(worker(), worker());
-        // 2000 bytes at 1000 a second: the last block goes when those before it are paid for.
+        // 2000 bytes at 1000 a second: the last block goes once the time for those before it has passed.
         let took = began.elapsed();
         assert!((Duration::from_millis(1750)..Duration::from_millis(1950)).contains(&took), "{took:?}");
     }

@@ -1,19 +1,19 @@
-//! What became of the audit of a shard's move, as the journal keeps it and people read it.
+//! The result of the audit of a shard's move, as the journal keeps it and people read it.
 
 use std::fmt;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// How an audit stands.
+/// The state of an audit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AuditState {
-    /// There is nothing to audit yet: the shard is not kept. Or it was kept by a pgshard that knew no audits.
+    /// There is nothing to audit yet, since the shard is not kept; or it was kept by a pgshard that had no audits.
     #[default]
     None,
-    /// A mover compares.
+    /// A mover is comparing.
     UnderWay,
-    /// All was compared, and is the same.
+    /// Everything was compared, and is the same.
     Audited,
     /// Something is not the same.
     Differs,
@@ -39,7 +39,7 @@ impl AuditState {
     }
 }
 
-/// What becomes of the old copy of a shard that differs, or was not audited, when its move is completed.
+/// What happens to the old copy of a shard that differs, or was not audited, when its move is completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Unaudited {
     /// It is kept: it may be the only right one.
@@ -49,14 +49,14 @@ pub enum Unaudited {
     Dropped,
 }
 
-/// Something of a shard in which the target was not what the source was.
+/// A part of a shard in which the target was not what the source was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuditDifference {
     /// `table photos`, `sequence photos_id_seq`, `definitions`.
     pub what: String,
-    /// In what they differ.
+    /// How they differ.
     pub how: String,
-    /// Of a table: the rows, ten at most, by their keys.
+    /// If it is a table: the rows, ten at most, by their keys.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rows: Vec<RowDifference>,
 }
@@ -86,20 +86,20 @@ impl fmt::Display for LeftOut {
     }
 }
 
-/// What became of the audit of a shard's move.
+/// The result of the audit of a shard's move.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Audit {
-    /// How it stands.
+    /// Its state.
     pub state: AuditState,
     /// When it ended.
     pub at: Option<Timestamp>,
-    /// What differs. `how` it was compared is said with each.
+    /// What differs. Each difference says `how`.
     pub differences: Vec<AuditDifference>,
     /// What was not compared, and why.
     pub left_out: Vec<LeftOut>,
 }
 
-/// What the journal keeps beside the state.
+/// What the journal keeps in addition to the state.
 #[derive(Default, Serialize, Deserialize)]
 struct Found {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -109,7 +109,7 @@ struct Found {
 }
 
 impl Audit {
-    /// What was found, and what was left out. Nothing of both: all is well.
+    /// A result with these differences and omissions. If both are empty, all is well.
     pub(crate) fn of(differences: Vec<AuditDifference>, left_out: Vec<LeftOut>) -> Audit {
         let state = match (differences.is_empty(), left_out.is_empty()) {
             (false, _) => AuditState::Differs,
@@ -119,12 +119,12 @@ impl Audit {
         Audit { state, at: None, differences, left_out }
     }
 
-    /// Nothing was compared.
+    /// The result when nothing was compared.
     pub(crate) fn left_out(why: impl Into<String>) -> Audit {
         Audit::of(Vec::new(), vec![LeftOut { what: "everything".to_owned(), why: why.into() }])
     }
 
-    /// It has begun.
+    /// The result while an audit is under way.
     pub(crate) fn under_way() -> Audit {
         Audit { state: AuditState::UnderWay, ..Audit::default() }
     }
@@ -137,17 +137,17 @@ impl Audit {
         Audit { state, at, differences, left_out }
     }
 
-    /// What was found, for the journal.
+    /// The differences and omissions, for the journal.
     pub(crate) fn found(&self) -> serde_json::Value {
         let found = Found { differences: self.differences.clone(), left_out: self.left_out.clone() };
         serde_json::to_value(found).unwrap_or_default()
     }
 
-    /// Why the old copy, which may be the only right one, is not to be dropped; `None` if it may be.
+    /// Why the old copy must not be dropped, since it may be the only right one; `None` if it may be dropped.
     pub fn objection(&self) -> Option<String> {
         match self.state {
             AuditState::Audited => None,
-            AuditState::UnderWay => Some("it is being audited: wait for the end of that".to_owned()),
+            AuditState::UnderWay => Some("it is being audited: wait until the audit has ended".to_owned()),
             AuditState::Differs => Some(format!("its audit found that the target differs: {self}")),
             AuditState::NotAudited => Some(format!("it was not audited ({self})")),
             AuditState::None => Some("it was not audited: it was kept by an older pgshard".to_owned()),
@@ -156,7 +156,7 @@ impl Audit {
 }
 
 impl fmt::Display for Audit {
-    /// What differs and what was left out, in a line.
+    /// What differs and what was left out, on one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut told = self.differences.iter().map(ToString::to_string).collect::<Vec<_>>();
         told.extend(self.left_out.iter().map(|left| format!("not compared: {left}")));
@@ -167,9 +167,9 @@ impl fmt::Display for Audit {
 /// A row that is not the same on both sides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowDifference {
-    /// Its key, or where there is none the row, shortened.
+    /// Its key, or, if it has none, the shortened row.
     pub key: String,
-    /// Its hash at the source, one for each such row; `None`: it is not there.
+    /// Its hash at the source, one for each such row; `None` if the row is not there.
     pub source: Option<String>,
     /// Its hash at the target.
     pub target: Option<String>,

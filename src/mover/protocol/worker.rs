@@ -4,10 +4,10 @@ use jiff::Timestamp;
 
 use crate::mover::protocol::desired::StopRequest;
 
-/// What somebody is at work on.
+/// The kind of work that somebody does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Bringing shards to their ends.
+    /// Bringing shards to the end of their move.
     Move,
     /// Feeding old copies of shards that are kept.
     Feed,
@@ -22,16 +22,17 @@ impl Work {
     }
 }
 
-/// Somebody who works on shards of a move, and lives.
+/// A mover that is alive and works on shards of a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worker {
-    /// On what.
+    /// What it works on.
     pub work: Work,
     /// Host and process.
     pub holder: String,
-    /// Since when, by the clock of the host that the shards come from; `None` for one that began before that was noted.
+    /// Since when, by the clock of the host that the shards come from; `None` for one that began before this was
+    /// recorded.
     pub since: Option<Timestamp>,
-    /// What it was asked for, and has not obeyed yet.
+    /// What it was asked for, and has not done yet.
     pub stop_request: Option<StopRequest>,
 }
 

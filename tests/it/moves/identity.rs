@@ -211,7 +211,7 @@ async fn one_that_cannot_be_taken_back_is_named() {
     reader.batch_execute("BEGIN; SELECT count(*) FROM shard_0000.members").await.unwrap();
     world.run(&["moves", "complete", &id, "--yes"]).await.ended(0);
     let gc = world.run(&["moves", "gc"]).await;
-    let words = "shard 0: the replica identity of table members cannot be altered, for somebody on host db2 has";
+    let words = "shard 0: the replica identity of table members cannot be altered, because somebody on host db2";
     assert!(gc.code() != 0 && gc.stderr.contains(words), "{} {}", gc.code(), gc.stderr);
     let lent = LENT.lines().find(|line| line.starts_with("members")).unwrap();
     let own = OWN.replace("members d", lent);

@@ -155,7 +155,7 @@ on_each_version! {
         let world = World::with_tables(&[version, other(version)], 2, &tables).await;
         let args = ["move", "0", "--to", "db2", "--mode", "online", "--yes", "--max-pause-s", "1"];
         let ran = world.run(&args).await;
-        assert!(ran.ended(5).stderr.contains("not copied within 1 s, the source serves again"), "{}", ran.stderr);
+        assert!(ran.ended(5).stderr.contains("it was not copied within 1 s; the source serves again"), "{}", ran.stderr);
         let serves = async || {
             assert_eq!(world.state(0, 0).await, "serving");
             let db = world.servers.app(0).await;

@@ -1,10 +1,10 @@
 //! What to do next with a shard that is being moved: a pure function of what the two hosts say, and of what the mover
-//! knows of itself.
+//! knows about itself.
 //!
-//! The databases hold the state; the mover holds none. So `resume` on another machine is the same loop as the first
-//! run, and a step that was done, but whose journal entry was lost, is seen in its effect. Invariant:
-//! [`next`] never says [`Step::Unfence`] or [`Step::Discard`] once the source has decided, and never
-//! [`Step::DecideAndOpen`] unless the target is ready for the very attempt that the source is fenced for.
+//! The databases hold the state; the mover holds none. So `resume` on another machine runs the same loop as the first
+//! run, and a step that was done, but whose journal entry was lost, is recognized by its effect. Invariant: [`next`]
+//! never says [`Step::Unfence`] or [`Step::Discard`] once the source has decided. It never says [`Step::DecideAndOpen`]
+//! unless the target is ready for the very attempt that the source is fenced for.
 
 use std::fmt;
 
@@ -19,9 +19,10 @@ pub(crate) use crate::mover::protocol::state::next::{
 /// How a move gets the rows across.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Fence first, copy behind the fence: the shard is closed while it is copied.
+    /// Fence first and copy behind the fence: the shard is closed while it is copied.
     Blocking,
-    /// Copy while the source serves, apply what changes meanwhile, fence last: the shard is closed for milliseconds.
+    /// Copy while the source serves, apply what changes meanwhile, and fence last: the shard is closed for
+    /// milliseconds.
     Online,
 }
 
@@ -42,23 +43,23 @@ impl Mode {
 /// How far the journal says a move of a shard has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// The shard is ours to move; nothing is built.
+    /// The mover holds the shard's move; nothing is built.
     Claimed,
-    /// Empty tables at the target, a signpost at the source.
+    /// There are empty tables at the target and a signpost at the source.
     Prepared,
-    /// Online: every chunk of its rows is at the target, each as it was at some moment.
+    /// Online: every chunk of its rows is at the target, each in a state that it had at some moment.
     Loaded,
     /// Online: the target follows the source, and was compared with it. Only the fence is missing.
     Ready,
     /// The source refuses the shard.
     Fenced,
-    /// The target holds everything, compared.
+    /// The target has everything, and was compared.
     Copied,
     /// The source has given the shard away: the commit point.
     Decided,
     /// The target serves.
     Opened,
-    /// The map says so; the old copy is kept.
+    /// The map names the target; the old copy is kept.
     Kept,
     /// The old copy is dropped.
     Completed,

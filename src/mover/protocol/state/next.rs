@@ -1,4 +1,4 @@
-//! The decision itself. It sees what the hosts say ([`Observed`]) and what the mover knows of itself ([`Own`]); the
+//! The decision itself. It sees what the hosts say ([`Observed`]) and what the mover knows about itself ([`Own`]). The
 //! driver adds no condition of its own, so that the model, which runs this very function, runs what production runs.
 
 use std::fmt;
@@ -16,7 +16,7 @@ pub(crate) enum Source {
         /// The attempt that fenced it.
         attempt: i32,
     },
-    /// It has given the shard away to this move's target, or the shard has been somewhere since.
+    /// It has given the shard away to this move's target, or the shard has moved on since.
     Moved,
     /// Anything else: no row, another epoch, another move's fence.
     Other,
@@ -29,7 +29,7 @@ pub(crate) enum Target {
     Nothing,
     /// The shard is being brought by this move.
     Incoming {
-        /// The attempt for which all is in place.
+        /// The attempt for which everything is in place.
         ready: Option<i32>,
     },
     /// The shard was opened here by this move (and may have moved on since).
@@ -38,12 +38,12 @@ pub(crate) enum Target {
     Taken,
 }
 
-/// Under whose lease the journal has the move.
+/// Who holds the lease of the move, by the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lease {
-    /// This mover's.
+    /// This mover.
     Ours,
-    /// Another's: it has taken the move over.
+    /// Another mover, which has taken the move over.
     Lost,
 }
 
@@ -76,19 +76,19 @@ impl fmt::Display for Observed {
     }
 }
 
-/// Where the caller wants to get.
+/// Where the caller wants the shard to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Goal {
-    /// The shard on the target.
+    /// On the target.
     Finish,
-    /// The shard where it was.
+    /// Where it was.
     Abort,
 }
 
 /// How far the caller wants to be taken towards the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Until {
-    /// Until only the fence is missing: the shards of a group that is held back wait for each other there.
+    /// Until only the fence is missing: the shards of a group whose fences are held back wait there for each other.
     Ready,
     /// To the end.
     End,
@@ -112,38 +112,38 @@ pub(crate) enum Stream {
     On {
         /// Whether source and target were compared.
         compared: Compared,
-        /// The attempt behind whose fence it has looked and found that only rows have changed.
+        /// The attempt for which it has examined the shard behind the fence, and found that only rows have changed.
         looked: Option<i32>,
     },
 }
 
-/// Whether this mover has compared the target with the source, on the servers that run now: one that was started again,
-/// or promoted, may lack what it had.
+/// Whether this mover has compared the target with the source on the servers that run now: a server that was restarted
+/// or promoted may lack what it had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Compared {
-    /// It has not, or on other servers.
+    /// It has not, or only on other servers.
     No,
     /// It has.
     Yes,
 }
 
-/// What the mover knows of itself: no host says it.
+/// What the mover knows about itself, and no host can tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Own {
     pub(crate) goal: Goal,
     pub(crate) until: Until,
     pub(crate) stop: Stop,
-    /// What the operator wants: a fence is made at [`DesiredState::Go`] only.
+    /// What the operator wants: a shard is fenced at [`DesiredState::Go`] only.
     pub(crate) desired: DesiredState,
     pub(crate) stream: Stream,
 }
 
-/// One thing to do. Each may be done twice.
+/// One thing to do. Each may safely be done twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Write the target's `incoming` row, build the target's empty schema and the source's signpost.
     Prepare,
-    /// Online: apply what changed meanwhile until the target is as the source was a moment ago; compare.
+    /// Online: apply what changed until the target is as the source was a moment ago, then compare.
     CatchUp,
     /// Wait until the operator no longer holds the fence back.
     Wait {
@@ -152,20 +152,20 @@ pub(crate) enum Step {
     },
     /// Blocking: swap; the source refuses the shard from now on.
     Fence,
-    /// Online: swap, barrier, marker, look behind the fence, the last changes, decide and open.
+    /// Online: swap, barrier, marker, the examination behind the fence, the last changes, decide and open.
     CutOver,
     /// Blocking: barrier, marker, copy, compare, indexes, sequences.
     Copy {
         /// The attempt it is done for.
         attempt: i32,
     },
-    /// Online: a fence behind which this mover has not looked, or which did not go through. It is taken back, and
-    /// after a pause there is another.
+    /// Online: the shard has a fence behind which this mover has not examined it, or an attempt that failed. The fence
+    /// is taken back, and set again after a pause.
     FenceAnew {
         /// The attempt that fenced.
         attempt: i32,
     },
-    /// Open prepared, decide, open committed.
+    /// Prepare the open, decide, commit the open.
     DecideAndOpen {
         /// The attempt it is done for.
         attempt: i32,
@@ -183,12 +183,12 @@ pub(crate) enum Step {
     Discard,
     /// Nothing is left to do.
     Done,
-    /// What comes next is the caller's: rows and stream are of the whole group, and so is the moment of the first
-    /// fence.
+    /// The caller decides what comes next: rows and stream belong to the whole group, and so does the moment of the
+    /// first fence.
     HandBack,
-    /// The stop that was asked for: nothing is fenced.
+    /// Stop as asked: nothing is fenced.
     Interrupted,
-    /// Another mover has the move. Not even "done" is this one's to say.
+    /// Another mover has the move. This one must not even say that it is done.
     LeaseLost,
     /// The copy that this mover follows is gone from the target.
     Gone,
@@ -210,7 +210,7 @@ pub(crate) fn next(own: Own, observed: Observed) -> Step {
     }
 }
 
-/// A stop before the source has decided: the shard is left as it can be used, the move as it can be resumed.
+/// Stops before the source has decided: the shard is left usable, and the move can be resumed.
 fn to_a_stop(observed: Observed) -> Step {
     match (observed.source, observed.target) {
         (Source::Fenced { .. }, Target::Opened) => Step::Stuck,
@@ -229,7 +229,7 @@ fn towards(own: Own, observed: Observed) -> Step {
         (Goal::Abort, Phase::Aborted, _, _) => Step::Done,
         (Goal::Finish, Phase::Aborted, _, _) => Step::Stuck,
 
-        // The source decides what can be done at all, the journal's phase only how much of it is left.
+        // The source determines what can be done at all, and the journal's phase only how much of it is left.
         (Goal::Abort, _, Source::Moved, _) => Step::TooLate,
         (Goal::Finish, _, Source::Moved, Target::Incoming { ready: Some(_) }) => Step::Open,
         (Goal::Finish, _, Source::Moved, Target::Opened) => Step::Publish,
@@ -243,7 +243,7 @@ fn towards(own: Own, observed: Observed) -> Step {
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Incoming { ready }) => {
             behind_a_fence(mode, stream, attempt, ready)
         }
-        // Built for an attempt whose fence was lost.
+        // The target has lost what was built for this attempt.
         (Goal::Finish, _, Source::Fenced { attempt }, Target::Nothing) => Step::Unfence { attempt },
 
         (Goal::Finish, _, Source::Serving, Target::Nothing | Target::Incoming { .. }) => match mode {
@@ -251,59 +251,59 @@ fn towards(own: Own, observed: Observed) -> Step {
             Mode::Online => online(own, phase, target),
         },
 
-        // Two hosts that both have the shard, a fence that is not ours, a target that another move uses.
+        // Both hosts have the shard, or the fence is another move's, or another move uses the target.
         _ => Step::Stuck,
     }
 }
 
-/// The source is fenced for an attempt, and the target says for which one it is ready.
+/// The next step when the source is fenced for an attempt, and the target says for which attempt it is ready.
 fn behind_a_fence(mode: Mode, stream: Stream, attempt: i32, ready: Option<i32>) -> Step {
     match (mode, stream, ready) {
         (Mode::Blocking, _, Some(for_attempt)) if for_attempt == attempt => Step::DecideAndOpen { attempt },
-        // Built for an attempt whose fence was lost: indexes and rows are in the way of another copy.
+        // It was built for an attempt whose fence was lost: its indexes and rows would be in the way of another copy.
         (Mode::Blocking, _, Some(_)) => Step::Unfence { attempt },
         (Mode::Blocking, _, None) => Step::Copy { attempt },
-        // Online, "ready" is the follower's word that every change is there. That definitions and sequences were
-        // looked at behind this fence is known only to the mover that has made it.
+        // Online, "ready" is the follower's word that every change is there. Only the mover that has fenced knows that
+        // definitions and sequences were examined behind this fence.
         (Mode::Online, Stream::On { looked, .. }, Some(for_attempt))
             if for_attempt == attempt && looked == Some(attempt) =>
         {
             Step::DecideAndOpen { attempt }
         }
         (Mode::Online, Stream::On { .. }, _) => Step::FenceAnew { attempt },
-        // What is missing at the target comes by the stream. Without one, the source serves until there is.
+        // The stream brings what is missing at the target. Without a stream, the source serves until there is one.
         (Mode::Online, Stream::Off, _) => Step::Unfence { attempt },
     }
 }
 
-/// The source serves, and the rows are copied behind the fence.
+/// The next step when the source serves, and the rows are to be copied behind the fence.
 fn blocking(own: Own, phase: Phase, target: Target) -> Step {
     match (phase, target) {
         (Phase::Prepared, Target::Incoming { ready: None }) => fence(own, Step::Fence),
-        // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
+        // Fenced and Copied too: the fence expired while the mover slept, and when it woke it wrote how far it had got.
         (Phase::Claimed | Phase::Prepared | Phase::Fenced | Phase::Copied, _) => Step::Prepare,
         _ => Step::Stuck,
     }
 }
 
-/// The source serves, and the rows are copied meanwhile.
+/// The next step when the source serves while the rows are copied.
 fn online(own: Own, phase: Phase, target: Target) -> Step {
     let is_built = matches!(target, Target::Incoming { .. }) && phase != Phase::Claimed;
     match (phase, own.stream) {
         (Phase::Decided | Phase::Opened | Phase::Kept | Phase::Completed | Phase::Aborted, _) => Step::Stuck,
         (_, Stream::Off) if !is_built => Step::Prepare,
         (_, Stream::Off) => Step::HandBack,
-        // Only a shard whose rows are there is followed.
+        // The stream is followed only for a shard whose rows are there.
         (Phase::Claimed | Phase::Prepared, Stream::On { .. }) => Step::Gone,
         (_, Stream::On { .. }) if !is_built => Step::Gone,
         (Phase::Ready, Stream::On { compared: Compared::Yes, .. }) => fence(own, Step::CutOver),
         (Phase::Ready, Stream::On { compared: Compared::No, .. }) => fence(own, Step::CatchUp),
-        // Fenced and copied as well: the fence ran out while the mover slept, which then wrote how far it had got.
+        // Fenced and Copied too: the fence expired while the mover slept, and when it woke it wrote how far it had got.
         (Phase::Loaded | Phase::Fenced | Phase::Copied, Stream::On { .. }) => Step::CatchUp,
     }
 }
 
-/// The fence, if this is the moment for it.
+/// The fence, if this is the time for it.
 fn fence(own: Own, fence: Step) -> Step {
     match (own.until, own.desired) {
         (Until::Ready, _) => Step::HandBack,

@@ -1,4 +1,4 @@
-//! The decision, over everything that can be observed.
+//! Tests of the decision, over everything that can be observed.
 
 use crate::mover::protocol::desired::DesiredState;
 use crate::mover::protocol::state::*;
@@ -36,12 +36,12 @@ const TARGETS: [Target; 6] = [
     Target::Taken,
 ];
 
-/// A mover that wants to finish, is not stopped and not held back.
+/// A mover that wants to finish, and is neither stopped nor held back.
 fn finishing(stream: Stream) -> Own {
     Own { goal: Goal::Finish, until: Until::End, stop: Stop::No, desired: DesiredState::Go, stream }
 }
 
-/// Every mover there can be.
+/// Every possible state of a mover.
 fn movers() -> Vec<Own> {
     let mut all = Vec::new();
     for stream in STREAMS {
@@ -56,7 +56,7 @@ fn movers() -> Vec<Own> {
     all
 }
 
-/// Every observation under the mover's own lease, with phases that the mode does not have too.
+/// Every observation under the mover's own lease, including phases that do not occur in the mode.
 fn observations() -> Vec<Observed> {
     let mut all = Vec::new();
     for mode in [Mode::Blocking, Mode::Online] {
@@ -71,7 +71,7 @@ fn observations() -> Vec<Observed> {
     all
 }
 
-/// Every mover before every observation.
+/// Every mover with every observation.
 fn all() -> impl Iterator<Item = (Own, Observed)> {
     let observations = observations();
     movers().into_iter().flat_map(move |own| observations.clone().into_iter().map(move |observed| (own, observed)))
@@ -201,7 +201,7 @@ fn a_stop_leaves_the_shard_served_and_finishes_what_is_decided() {
     }
 }
 
-/// What a step does to a mover and a world in which nothing goes wrong. `HandBack`: the caller loads the rows, and
+/// What a step does to a mover and a world in which nothing goes wrong. At `HandBack` the caller loads the rows and
 /// starts the stream.
 fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
     let opened = (Phase::Opened, Source::Moved, Target::Opened);
@@ -234,7 +234,7 @@ fn run(step: Step, (own, o): (Own, Observed)) -> (Own, Observed) {
     (own, Observed { phase, source, target, ..o })
 }
 
-/// The last step of a mover.
+/// Whether a mover ends with this step.
 fn is_last(step: Step) -> bool {
     matches!(step, Step::Done | Step::TooLate | Step::Stuck | Step::Interrupted | Step::Gone)
 }
