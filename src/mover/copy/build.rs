@@ -1,8 +1,9 @@
-//! Keys and indexes of tables whose rows are all there, while others are still copied.
+//! Builds keys and indexes of tables whose rows are all there, while others are still copied.
 //!
-//! Before: every chunk of a table is at the target, and the table has no index. After: it has all that are built before
-//! changes are applied, and statistics. Dies halfway: as before, for it is one transaction. Invariant: that transaction
-//! is the only one that gives the table its first index, so that a mover that finds one knows that all are there.
+//! Before: every chunk of a table is at the target, and the table has no index. After: it has all indexes that are
+//! built before changes are applied, and statistics. If the mover dies in between, the state is as before, since it is
+//! one transaction. Invariant: that transaction is the only one that gives the table its first index, so that a mover
+//! that finds one knows that all are there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ use crate::mover::copy::{ShardCopy, prove_lease};
 /// What to build on the tables of a shard: the statements for each, in their order.
 pub(crate) type Builds = BTreeMap<String, Vec<String>>;
 
-/// Those of these tables that have an index.
+/// Which of these tables have an index.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 pub(crate) async fn built(target: &Session, schema: &str, tables: &[&str]) -> Result<BTreeSet<String>, Error> {
@@ -27,15 +28,15 @@ pub(crate) async fn built(target: &Session, schema: &str, tables: &[&str]) -> Re
     rows.iter().map(|row| row.get(0)).collect()
 }
 
-/// Builds on these tables what is not there.
+/// Builds what these tables lack.
 ///
-/// `application_name` is what the session is called while it is at it, so that a takeover can end it.
+/// `application_name` is the session's name while it builds, so that a takeover can end it.
 ///
-/// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else knows, until the end; [`prove_lease`]'s at the very
-/// end only, so that a takeover never waits for an index.
+/// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else uses, until the end; those of [`prove_lease`] only
+/// at the very end, so that a takeover never waits for an index.
 ///
 /// # Cancel safety
-/// Dropped, or failed, the session is in a transaction and to be closed.
+/// If dropped or failed, the session is in a transaction and must be closed.
 pub(crate) async fn build(
     target: &Session,
     work: &ShardCopy,
@@ -49,8 +50,8 @@ pub(crate) async fn build(
     let named = format!("SET LOCAL application_name = {}", quote_literal(application_name));
     let locked: Vec<String> =
         tables.iter().map(|table| format!("{}.{}", quote_ident(schema), quote_ident(table))).collect();
-    // If the target's machine goes down, rows and indexes are lost together. Locked before it is looked what is there:
-    // a transaction whose connection we have lost may still be at its end.
+    // Rows and indexes may commit asynchronously: if the target's machine goes down, both are lost together. The tables
+    // are locked before the indexes are looked up: a transaction whose connection was lost may still be committing.
     let sql = format!(
         "BEGIN; {named}; SET LOCAL synchronous_commit = off; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE",
         locked.join(", ")
@@ -70,7 +71,7 @@ pub(crate) async fn build(
     options.at("after build")
 }
 
-/// Statistics for the planner. Without them the indexes are no worse: a failure is only told.
+/// Gathers statistics for the planner. The indexes are right without them, so that a failure is only logged.
 ///
 /// Locks: SHARE UPDATE EXCLUSIVE on the table, until the end of the transaction.
 async fn analyze(target: &Session, schema: &str, table: &str) -> Result<(), Error> {
@@ -80,7 +81,7 @@ async fn analyze(target: &Session, schema: &str, table: &str) -> Result<(), Erro
     match target.batch(what, &sql).await {
         Ok(()) => target.batch(what, "RELEASE before_analyze").await,
         Err(error) => {
-            tracing::warn!(%error, table, "a table was not analyzed: autovacuum will");
+            tracing::warn!(%error, table, "a table was not analyzed; autovacuum will do it");
             target.batch(what, "ROLLBACK TO before_analyze").await
         }
     }

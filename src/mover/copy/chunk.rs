@@ -1,7 +1,8 @@
-//! One bundle of chunks, from host to host: all read under one snapshot, and written with it in one transaction.
+//! Copies one bundle of chunks from host to host: all are read under one snapshot, and written with it in one
+//! transaction.
 //!
-//! Before: the chunks have no snapshot, and the target none of their rows. After: they have both. Dies halfway: as
-//! before, for the target's transaction is rolled back.
+//! Before: the chunks have no snapshot, and the target has none of their rows. After: they have both. If the mover dies
+//! in between, the state is as before, since the target's transaction is rolled back.
 
 use tokio_postgres::SimpleQueryMessage;
 
@@ -17,23 +18,23 @@ use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::copy::{ShardCopy, prove_lease};
 use crate::mover::preflight::table::TableShape;
 
-/// What a chunk turned out to be.
+/// The size of a chunk once it is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Copied {
     pub(crate) rows: u64,
     pub(crate) bytes: u64,
 }
 
-/// Copies chunks of one shard. `None`: another worker, or another mover, has done them meanwhile.
+/// Copies chunks of one shard. `None` if another worker or mover has copied them meanwhile.
 ///
-/// `application_name` is what both sessions are called while they are at it, so that a takeover can end them.
+/// `application_name` is the name of both sessions while they copy, so that a takeover can end them.
 ///
 /// Locks: ACCESS SHARE on the source's tables while they are read; ROW EXCLUSIVE on the target's, which nobody else
-/// uses, until the end; the chunks' rows and [`prove_lease`]'s at the very end only, so that a takeover never waits for
-/// a copy.
+/// uses, until the end. The chunks' rows and those of [`prove_lease`] are locked only at the very end, so that a
+/// takeover never waits for a copy.
 ///
 /// # Cancel safety
-/// Dropped, or failed, both sessions are in transactions and to be closed.
+/// If dropped or failed, both sessions are in transactions and must be closed.
 pub(crate) async fn copy(
     (source, target): (&Session, &Session),
     work: &ShardCopy,
@@ -47,7 +48,7 @@ pub(crate) async fn copy(
     let tables = chunks.iter().map(|chunk| table_of(work, chunk)).collect::<Result<Vec<_>, _>>()?;
     let named = format!("SET LOCAL application_name = {}", quote_literal(application_name));
     let snapshot = read_from(source, work, &tables, &named).await?;
-    // If the target's machine goes down, rows and snapshot are lost together.
+    // This may commit asynchronously: if the target's machine goes down, rows and snapshot are lost together.
     target.batch(what, &format!("BEGIN; {named}; SET LOCAL synchronous_commit = off")).await?;
     let mut sizes = Vec::with_capacity(chunks.len());
     for (chunk, table) in chunks.iter().zip(&tables) {
@@ -66,8 +67,8 @@ pub(crate) async fn copy(
 }
 
 /// Makes durable what a snapshot of this server has seen. A transaction that committed asynchronously, or was rolled
-/// back, may be lost in a crash, and its number given out again: the changes of the second that has it would be passed
-/// over as seen.
+/// back, may be lost in a crash, and its number used again. The changes of the second transaction with the number would
+/// then be skipped as seen.
 ///
 /// Locks: none. Writes a message of a few bytes to the WAL, which no stream of ours asks for, and waits for the disk.
 pub(crate) async fn flush(source: &Session) -> Result<(), Error> {
@@ -78,16 +79,17 @@ pub(crate) async fn flush(source: &Session) -> Result<(), Error> {
 fn table_of<'w>(work: &'w ShardCopy, chunk: &Chunk) -> Result<&'w TableShape, Error> {
     work.table(&chunk.table).ok_or_else(|| Error::Altered {
         shard: work.shard(),
-        what: format!("table {} was cut into chunks and is no more", chunk.table),
+        what: format!("table {} was cut into chunks and no longer exists", chunk.table),
     })
 }
 
-/// Begins to read: locks, and only then the snapshot.
+/// Begins to read: first the locks, then the snapshot.
 ///
-/// LOCK TABLE takes none by itself, not even under REPEATABLE READ. With the snapshot first, a TRUNCATE in between
-/// would give no rows under a snapshot that does not see it.
+/// LOCK TABLE itself takes no snapshot, not even under REPEATABLE READ. If the snapshot came first, a TRUNCATE in
+/// between would leave no rows to a snapshot that does not see the TRUNCATE.
 ///
-/// Locks: ACCESS SHARE on the tables until the end of the transaction. Waits as long as the session's lock_timeout
+/// Locks: ACCESS SHARE on the tables until the end of the transaction. It waits as long as the session's lock_timeout
+/// allows.
 /// says.
 pub(crate) async fn read_from(
     source: &Session,
@@ -98,7 +100,7 @@ pub(crate) async fn read_from(
     let what = "locking the tables and taking a snapshot";
     let names: Vec<String> = tables.iter().map(|table| qualified(&work.source_schema, table)).collect();
     let literals: Vec<String> = names.iter().map(|name| quote_literal(name)).collect();
-    // An array, for a function takes no more than a hundred arguments.
+    // An array, because a function takes at most a hundred arguments.
     let sql = format!(
         "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; {first};
          LOCK TABLE ONLY {} IN ACCESS SHARE MODE;
@@ -115,13 +117,13 @@ pub(crate) async fn read_from(
     let (snapshot, found) = row.ok_or_else(|| wrong(format!("host {} gave no row for a snapshot", source.host)))?;
     let expected = tables.iter().map(|table| table.oid.to_string()).collect::<Vec<_>>().join(" ");
     if found != expected {
-        let what = format!("a table of {} was dropped and made again", work.source_schema);
+        let what = format!("a table of {} was dropped and created again", work.source_schema);
         return Err(Error::Altered { shard: work.shard(), what });
     }
     Snapshot::parse(snapshot).ok_or_else(|| wrong(format!("host {} calls {snapshot:?} its snapshot", source.host)))
 }
 
-/// Writes the snapshot to the chunks. False if one of them has one already.
+/// Records the snapshot for the chunks. Returns false if one of them has one already.
 ///
 /// Locks: the chunks' rows until the end of the transaction.
 async fn keep(

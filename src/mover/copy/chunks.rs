@@ -1,4 +1,4 @@
-//! The chunks of a table, and the rule which change is in them already.
+//! The chunks of a table, and the rule that tells which changes are already in them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use crate::mover::copy::snapshot::Snapshot;
 use crate::mover::preflight::key::{Key, KeyKind};
 use crate::mover::preflight::table::{Column, TableShape};
 
-/// The keys from `low` to before `high`, as texts of the first key column. `None` is open.
+/// The keys from `low` up to, but without, `high`, as texts of the first key column. `None` means unbounded.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) struct KeyRange {
     pub(crate) low: Option<String>,
@@ -19,8 +19,8 @@ pub(crate) struct KeyRange {
 }
 
 impl KeyRange {
-    /// The range as a condition on its column. The literals have no type but the column's, so that the column's index
-    /// and collation decide.
+    /// The range as a condition on its column. The literals take the column's type, so that the column's index and
+    /// collation decide.
     pub(crate) fn condition(&self, column: Option<&Column>) -> String {
         let Some(column) = column else { return "true".to_owned() };
         let bound = |sign: &str, bound: &Option<String>| {
@@ -31,14 +31,14 @@ impl KeyRange {
     }
 }
 
-/// Which rows of a table were there without a transaction: what its TRUNCATE removes.
+/// Which rows of a table were copied without seeing a transaction: those that its TRUNCATE removes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unseen {
     /// All of them: no chunk has seen it.
     All,
-    /// None: every chunk has.
+    /// None: every chunk has seen it.
     None,
-    /// Those in these ranges, but for these keys, which were read again later and have seen it.
+    /// The rows in these ranges, except those with these keys: they were read again later and have seen it.
     Ranges { ranges: Vec<KeyRange>, but: Vec<Vec<Option<String>>> },
 }
 
@@ -53,14 +53,14 @@ struct Chunk {
 #[derive(Clone, Debug)]
 pub(crate) struct Chunks {
     kind: Option<KeyKind>,
-    /// By `low`, the open one first; together they hold every key.
+    /// Sorted by `low`, the unbounded one first; together they hold every key.
     chunks: Vec<Chunk>,
     /// Rows that were read again, by their whole key.
     rereads: HashMap<Vec<Option<String>>, Snapshot>,
 }
 
 impl Chunks {
-    /// Puts chunks together. `None` if they leave a gap, overlap, or a bound is no key.
+    /// Combines chunks. `None` if they leave a gap or overlap, or if a bound is not a key.
     pub(crate) fn of(kind: Option<KeyKind>, copied: Vec<(KeyRange, Snapshot)>) -> Option<Chunks> {
         let key = |text: &Option<String>| match text {
             None => Some(None),
@@ -70,7 +70,7 @@ impl Chunks {
         for (range, snapshot) in copied {
             chunks.push(Chunk { low: key(&range.low)?, range, snapshot });
         }
-        // None, the open end, is less than every key.
+        // `None`, the unbounded end, sorts before every key.
         chunks.sort_by(|a, b| a.low.cmp(&b.low));
         let (first, last) = (chunks.first()?, chunks.last()?);
         let joined =
@@ -80,8 +80,9 @@ impl Chunks {
         whole.then_some(Chunks { kind, chunks, rereads: HashMap::new() })
     }
 
-    /// Whether what a transaction did to the row with this key is in the copy already. `first_key` is the text of the
-    /// first key column (`None`: the table has no key), `whole_key` those of all its columns, in the key's order.
+    /// Whether the copy contains already what a transaction did to the row with this key. `first_key` is the text of
+    /// the first key column (`None` if the table has no key), `whole_key` the texts of all its columns, in the key's
+    /// order.
     pub(crate) fn sees(&self, first_key: Option<&str>, whole_key: &[Option<&str>], xid: u64) -> bool {
         if !self.rereads.is_empty() {
             let whole_key: Vec<Option<String>> = whole_key.iter().map(|text| text.map(str::to_owned)).collect();
@@ -90,7 +91,7 @@ impl Chunks {
             }
         }
         let only = || (self.chunks.len() == 1).then(|| &self.chunks[0]);
-        // A key that cannot be read is put to no chunk. The change is applied then, and applying is strict: if that was
+        // A key that cannot be read is assigned to no chunk, so the change is applied. Applying is strict: if that was
         // wrong, it fails and nothing is lost.
         only().or_else(|| self.holding(first_key?)).is_some_and(|chunk| chunk.snapshot.sees(xid))
     }
@@ -128,7 +129,7 @@ impl Chunks {
         self.rereads.insert(whole_key, snapshot);
     }
 
-    /// Transactions with this number and later ones are in no chunk.
+    /// Transactions with this number or a later one are in no chunk.
     pub(crate) fn newest_xmax(&self) -> u64 {
         let snapshots = self.chunks.iter().map(|chunk| &chunk.snapshot).chain(self.rereads.values());
         snapshots.map(Snapshot::xmax).max().unwrap_or(0)
@@ -140,7 +141,7 @@ impl Chunks {
 /// Locks: ACCESS SHARE on pgshard.chunk and pgshard.reread at the target, for one statement each.
 ///
 /// # Errors
-/// [`Error::Stuck`] when a table has chunks that are not copied, or none.
+/// [`Error::Stuck`] when a table has no chunks, or has chunks that are not copied.
 pub(crate) async fn load(
     target: &Session,
     hold: Hold,
@@ -165,7 +166,7 @@ pub(crate) async fn load(
         let of_table = chunks.remove(&shape.name).flatten();
         let chunks = of_table.and_then(|chunks| Chunks::of(shape.first_key, chunks)).ok_or_else(|| Error::Stuck {
             shard: hold.shard,
-            observed: format!("pgshard.chunk on host {} has not all chunks of table {}", target.host, shape.name),
+            observed: format!("pgshard.chunk on host {} does not have all chunks of table {}", target.host, shape.name),
         })?;
         loaded.insert(shape.name.clone(), chunks);
     }

@@ -1,6 +1,6 @@
-//! Where tables are cut, written down at the target before the first row is copied.
+//! Decides where tables are cut, and records it at the target before the first row is copied.
 //!
-//! Invariant: a table that has chunks keeps them. A resume finds them and does those that are missing.
+//! Invariant: a table that has chunks keeps them. A resume finds them and copies those that are missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use crate::mover::copy::chunks::KeyRange;
 use crate::mover::copy::{ShardCopy, prove_lease};
 use crate::mover::preflight::table::TableShape;
 
-/// The most chunks of one table. Beyond, chunks are larger.
+/// The most chunks of one table. Where that is too few, chunks are larger.
 const CHUNKS_MAX: u64 = 4096;
 
-/// How many pages of a table are looked at, at least, to learn where to cut it, and for each chunk.
+/// How many pages of a table are sampled to find where to cut it: at least this many, and for each chunk.
 const SAMPLE_PAGES: f64 = 256.0;
-const PIECE_PAGES: f64 = 16.0;
+const CHUNK_PAGES: f64 = 16.0;
 
 /// A chunk of a table, as `pgshard.chunk` has it.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Chunk {
     pub(crate) table: String,
     pub(crate) number: i32,
     pub(crate) range: KeyRange,
-    /// About how much it is, so that the work can be shared out.
+    /// Its size, roughly, so that the work can be shared out.
     pub(crate) estimate: u64,
     /// Rows and bytes, once it is copied.
     pub(crate) copied: Option<(u64, u64)>,
@@ -35,11 +35,11 @@ pub(crate) struct Chunk {
 
 /// Cuts those tables of a shard that are not cut yet.
 ///
-/// Locks: ACCESS SHARE on each table of the source while a part of it is read; at the target rows of pgshard.chunk that
-/// nobody else knows, and [`prove_lease`]'s.
+/// Locks: ACCESS SHARE on each table of the source while a part of it is read; at the target, rows of pgshard.chunk
+/// that nobody else uses, and those of [`prove_lease`].
 ///
 /// # Cancel safety
-/// All the shard's bounds are written in one transaction. Dropped, the target session is to be closed.
+/// All the shard's bounds are written in one transaction. If dropped, the target session must be closed.
 pub(crate) async fn cut(source: &Session, target: &Session, work: &ShardCopy, chunk_bytes: u64) -> Result<(), Error> {
     let what = "cutting tables into chunks";
     let (id, shard) = (work.hold.id.uuid(), work.shard().as_i32());
@@ -99,7 +99,7 @@ pub(crate) async fn chunks(source: &Session, target: &Session, work: &ShardCopy)
     rows.iter().map(chunk).collect()
 }
 
-/// What tables take on disk, with what is stored beside them, by OID.
+/// The size of tables on disk, with everything that is stored beside them, by OID.
 ///
 /// Locks: ACCESS SHARE on the tables, for one statement.
 pub(crate) async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTreeMap<u32, u64>, Error> {
@@ -109,10 +109,10 @@ pub(crate) async fn sizes(source: &Session, tables: &[TableShape]) -> Result<BTr
     rows.iter().map(|row| Ok((row.get(0)?, u64::try_from(row.get::<_, i64>(1)?).unwrap_or(0)))).collect()
 }
 
-/// The keys at which a table is cut, in order. None where it is small, or the order of its key is not known here.
+/// The keys at which a table is cut, in order. Empty if it is small, or the order of its key is not known here.
 ///
-/// As a sample of its pages says, which costs the same for any table; a walk along the key would read an index of the
-/// whole of it. A sample that is wrong makes one chunk larger and another smaller, no more: whatever the bounds, every
+/// The keys come from a sample of its pages, which costs the same for any table; to walk along the key would read the
+/// whole index. A bad sample makes one chunk larger and another smaller, nothing worse: whatever the bounds are, every
 /// key is in one chunk, and so are all rows with the same first key.
 ///
 /// Locks: ACCESS SHARE on the table, for one statement.
@@ -124,7 +124,7 @@ pub(crate) async fn bounds(
 ) -> Result<Vec<String>, Error> {
     let chunk_bytes = chunk_bytes.max(size / CHUNKS_MAX).max(1);
     let (Some(column), Some(_)) = (table.first_key_column(), table.first_key) else { return Ok(Vec::new()) };
-    // Half a chunk more is not worth a second one.
+    // Half a chunk more does not justify a second one.
     if size <= chunk_bytes + chunk_bytes / 2 {
         return Ok(Vec::new());
     }
@@ -132,17 +132,18 @@ pub(crate) async fn bounds(
     let chunks = size.div_ceil(chunk_bytes);
     let sql = "SELECT ceil(pg_relation_size($1::oid)::double precision / current_setting('block_size')::integer)";
     let pages: f64 = source.row(what, sql, &[&table.oid]).await?.get(0)?;
-    let percent = (100.0 * SAMPLE_PAGES.max(PIECE_PAGES * chunks as f64) / pages.max(1.0)).min(100.0);
+    let percent = (100.0 * SAMPLE_PAGES.max(CHUNK_PAGES * chunks as f64) / pages.max(1.0)).min(100.0);
     let key = column.quoted();
     let sql = format!(
         "SELECT (percentile_disc($1::double precision[]) WITHIN GROUP (ORDER BY t.{key}))::text[]
          FROM ONLY {from} AS t TABLESAMPLE SYSTEM ({percent})"
     );
     let parts: Vec<f64> = (1..chunks).map(|number| number as f64 / chunks as f64).collect();
-    // The first chunk begins before all keys: a bound that is the least of the sample makes it small, but not wrong.
+    // The first chunk begins before all keys: a bound that is the smallest key of the sample makes it small, but not
+    // wrong.
     let found: Option<Vec<Option<String>>> = source.row(what, &sql, &[&parts]).await?.get(0)?;
     let mut bounds: Vec<String> = found.into_iter().flatten().flatten().collect();
-    // In the key's order: what is the same stands together.
+    // The bounds are in the key's order, so that equal ones are neighbours.
     bounds.dedup();
     Ok(bounds)
 }

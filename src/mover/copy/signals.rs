@@ -1,4 +1,4 @@
-//! What a shard's copy is told meanwhile.
+//! Signals to a shard's copy while it runs.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use crate::mover::protocol::error::Error;
 use crate::shard::ShardId;
 
-/// For each shard that was altered: how.
+/// The shards that were altered, and how.
 pub(crate) type Altered = BTreeMap<ShardId, String>;
 
 /// Waits until a shard is among those that were altered.
@@ -16,7 +16,7 @@ pub(crate) async fn altered(found: &watch::Receiver<Altered>, shard: ShardId) ->
     let what = found.wait_for(|altered| altered.contains_key(&shard)).await;
     match what.map(|altered| altered.get(&shard).cloned().unwrap_or_default()) {
         Ok(what) => Error::Altered { shard, what },
-        // Nobody looks any more.
+        // Nobody watches the shards any more.
         Err(_) => std::future::pending().await,
     }
 }

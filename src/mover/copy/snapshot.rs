@@ -1,21 +1,21 @@
-//! What a transaction of the source can see: snapshots, and transaction numbers of 64 bits from those of 32.
+//! What a transaction of the source can see: snapshots. Also widens the stream's 32-bit transaction numbers to 64 bits.
 
 use std::fmt;
 
 /// A snapshot as `pg_current_snapshot()` writes it: `xmin:xmax:xid,xid,…`.
 ///
-/// It has the numbers of top transactions only, and so has the stream: a subtransaction's change comes under its top
-/// transaction's.
+/// It contains the numbers of top-level transactions only, and so does the stream: a subtransaction's change comes
+/// under the number of its top-level transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     xmin: u64,
     xmax: u64,
-    /// Between the two, sorted: those that had not ended.
+    /// The transactions between the two that had not ended, sorted.
     in_progress: Vec<u64>,
 }
 
 impl Snapshot {
-    /// `None` if it is no snapshot.
+    /// Reads a snapshot; `None` if the text is not one.
     pub(crate) fn parse(text: &str) -> Option<Snapshot> {
         let mut parts = text.split(':');
         let (xmin, xmax) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -28,12 +28,12 @@ impl Snapshot {
         whole.then_some(Snapshot { xmin, xmax, in_progress })
     }
 
-    /// Whether what this transaction did is in the snapshot, if it was committed at all.
+    /// Whether the snapshot contains what this transaction did, provided that it was committed.
     pub(crate) fn sees(&self, xid: u64) -> bool {
         xid < self.xmin || (xid < self.xmax && self.in_progress.binary_search(&xid).is_err())
     }
 
-    /// The first transaction number that had not been given out: it and all after it are unseen.
+    /// The first transaction number that was not assigned yet: the snapshot sees neither it nor any later one.
     pub(crate) fn xmax(&self) -> u64 {
         self.xmax
     }
@@ -49,12 +49,12 @@ impl fmt::Display for Snapshot {
     }
 }
 
-/// The whole number of a transaction of which the stream tells the lower 32 bits, when `near` is a whole number from
-/// the same time: the one of all candidates that is nearest. No two transactions that are alive, or in WAL that is
-/// still kept, are 2³¹ apart; PostgreSQL sees to that.
+/// The full number of a transaction whose lower 32 bits are in the stream, when `near` is a full number from about the
+/// same time: the nearest of all candidates. No two transactions that are alive, or in WAL that is still kept, are 2³¹
+/// apart: PostgreSQL guarantees that.
 pub(crate) fn widen(xid: u32, near: u64) -> u64 {
     let apart = i64::from(xid.wrapping_sub(near as u32) as i32);
-    // Before the first wrap-around there is nothing below zero: the candidate above is the only one.
+    // Before the first wrap-around nothing is below zero, so only the candidate above is left.
     near.checked_add_signed(apart).unwrap_or_else(|| near.wrapping_add_signed(apart).wrapping_add(1 << 32))
 }
 

@@ -1,8 +1,8 @@
-//! Rows from host to host, and digests of what arrived.
+//! Sends rows from host to host, and computes digests of what arrived.
 //!
-//! Invariant: both sides read the same columns in the same order with the same settings, so that a digest that
-//! differs means a row that differs. Values go over as binary where every type is PostgreSQL's own and has a binary
-//! form, which is the same in all versions; types made by users carry OIDs in places and go as text.
+//! Invariant: both sides read the same columns in the same order with the same settings, so that digests differ only if
+//! rows differ. Values are sent as binary where every type is PostgreSQL's own and has a binary form, which is the same
+//! in all versions. The binary form of users' types may contain OIDs, so those are sent as text.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{SinkExt, TryStreamExt};
@@ -13,7 +13,7 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::throttle::Throttle;
 use crate::pg::quote_ident;
 
-/// Rows come one a message; a message for each, on the way on, would cost more than the rows.
+/// Rows arrive one in each message. Sending each on as a message of its own would cost more than the rows do.
 const BLOCK_BYTES: usize = 64 * 1024;
 
 /// The name of a table as SQL.
@@ -21,7 +21,7 @@ pub(crate) fn qualified(schema: &str, table: &TableShape) -> String {
     format!("{}.{}", quote_ident(schema), quote_ident(&table.name))
 }
 
-/// The two statements that copy the rows of a table for which `condition` holds: out of one schema, into the other.
+/// The two statements that copy the rows of a table that fulfil `condition`: out of one schema, and into the other.
 pub(crate) fn statements(table: &TableShape, from: &str, to: &str, condition: &str) -> (String, String) {
     let format = if table.is_binary() { "binary" } else { "text" };
     let (out, into, written) = (qualified(from, table), qualified(to, table), table.written());
@@ -33,13 +33,13 @@ pub(crate) fn statements(table: &TableShape, from: &str, to: &str, condition: &s
     (out, format!("COPY {into}{columns} FROM STDIN (FORMAT {format})"))
 }
 
-/// Copies what one statement gives into another, as it stands in the source session's snapshot. Gives rows and bytes.
+/// Copies the result of one statement into another, as the source session's snapshot sees it. Gives rows and bytes.
 ///
 /// Locks: ACCESS SHARE on the source's table and ROW EXCLUSIVE on the target's, until the ends of the transactions that
 /// the sessions are in.
 ///
 /// # Cancel safety
-/// Dropped half-way, both transactions are to be rolled back; the target takes nothing that was not finished.
+/// If dropped halfway, both transactions must be rolled back; the target keeps nothing that was not finished.
 pub(crate) async fn pipe(
     (source, out): (&Session, &str),
     (target, into): (&Session, &str),
@@ -77,23 +77,24 @@ pub(crate) async fn pipe(
 /// How rows are hashed. Both sides must do it alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hashing {
-    /// By the values' binary forms, and the texts of those that have none or are not PostgreSQL's own: since
-    /// version 14. Half the time that texts take, or less.
+    /// By the values' binary forms, and by the texts of values whose types have none or are not PostgreSQL's own.
+    /// Available since version 14; takes half the time of texts, or less.
     Binary,
     /// By the texts of all values.
     Text,
 }
 
 impl Hashing {
-    /// The quicker one that both versions (as `server_version_num` has them) know.
+    /// The quicker one that both versions (as in `server_version_num`) support.
     pub(crate) fn of(source_version: u32, target_version: u32) -> Hashing {
         if source_version.min(target_version) >= 140_000 { Hashing::Binary } else { Hashing::Text }
     }
 
-    /// A row's hash of 64 bits, as SQL.
+    /// SQL for a row's 64-bit hash.
     ///
-    /// The form, not the value: two numerics that are equal but not alike (1.0, 1.00) have different hashes. The whole
-    /// row goes into one hash, as in a sum of columns' hashes two rows could exchange values.
+    /// It hashes the form, not the value: two numerics that are equal but look different (1.0, 1.00) have different
+    /// hashes. The whole row goes into one hash: with a sum of the columns' hashes, two rows could exchange values
+    /// unnoticed.
     pub(crate) fn of_row(self, table: &TableShape) -> String {
         let list = |binary: bool| {
             let columns = table.columns.iter().map(compared);
@@ -113,8 +114,8 @@ impl Hashing {
     }
 }
 
-/// A column as it is compared, as SQL, and whether by its binary form. That of NaN has a sign, which no text tells and
-/// the stream does not bring: of two NaN, the one computed at the source may have it.
+/// SQL for a column as it is compared, and whether its binary form is used. The binary form of NaN has a sign, which
+/// the text does not show and the stream does not bring: a NaN that was computed at the source may have one.
 fn compared(column: &Column) -> (String, bool) {
     let name = column.quoted();
     match column.type_oid {
@@ -129,7 +130,7 @@ const FLOAT8: u32 = 701;
 /// point, lseg, path, box, polygon, line, circle, and the arrays of these and of floats.
 const HOLDS_FLOATS: [u32; 16] = [600, 601, 602, 603, 604, 628, 718, 1017, 1018, 1019, 1020, 1027, 629, 719, 1021, 1022];
 
-/// Rows of a table, in a few bytes: their number, and a sum of their hashes that no order changes.
+/// A digest of rows of a table: their number, and a sum of their hashes that does not depend on their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Digest {
     pub(crate) rows: i64,
@@ -149,7 +150,7 @@ impl std::fmt::Display for Digest {
     }
 }
 
-/// The digest of those rows of a table for which `condition` holds, in the session's snapshot.
+/// The digest of the rows of a table that fulfil `condition`, in the session's snapshot.
 ///
 /// Locks: ACCESS SHARE on the table until the end of the session's transaction.
 pub(crate) async fn digest(
@@ -162,7 +163,7 @@ pub(crate) async fn digest(
     digest_of((session, &qualified(schema, table)), table, condition, hashing).await
 }
 
-/// The same of a table with this name in SQL, which need not be the name of its shape any more.
+/// The same for a table with this name in SQL, which may differ from the name in its shape.
 ///
 /// Locks: as [`digest`].
 pub(crate) async fn digest_of(

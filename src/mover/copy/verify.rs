@@ -1,8 +1,8 @@
-//! Chunks compared, row by row in effect, at a common point that the caller arranges: two sessions whose snapshots
-//! stand for the same state of the shard.
+//! Compares chunks, in effect row by row, at a common point that the caller arranges: two sessions whose snapshots show
+//! the same state of the shard.
 //!
-//! A chunk is one number of rows and one digest a side. Where they differ it is cut into blocks by a hash of the key,
-//! and the blocks that differ into rows, so that an operator is told keys and not "something".
+//! For each chunk, each side computes a number of rows and one digest. Where they differ, the chunk is cut into blocks
+//! by a hash of the key, and the blocks that differ into rows, so that an operator is told the keys.
 //!
 //! Invariant: the tables are locked before the snapshot, on both sides; a TRUNCATE after it would empty them for old
 //! snapshots too.
@@ -18,19 +18,20 @@ use crate::mover::copy::cut::Chunk;
 use crate::mover::copy::{ShardCopy, prove_lease};
 use crate::mover::preflight::table::TableShape;
 
-/// About how many rows of a chunk that differs are in one block.
+/// About how many rows of a differing chunk are in one block.
 const BLOCK_ROWS: i64 = 512;
 
-/// The most blocks of a chunk, a power of two: so many digests are held in memory, twice.
+/// The most blocks of a chunk, a power of two: this many digests are held in memory for each side.
 const BLOCKS_MAX: i64 = 1 << 16;
 
-/// How many blocks are looked into, and how many rows are told.
+/// How many blocks are examined, and how many rows are reported.
 pub(crate) const TOLD_MAX: usize = 10;
 
-/// The most rows of those blocks that are read from a side.
+/// The most rows of those blocks that are read from each side.
 const READ_MAX: i64 = 100_000;
 
-/// Begins to read at the target: locks, then the snapshot. For the source there is
+/// Begins to read at the target: first the locks, then the snapshot. For the source there is
+/// [`read_from`](crate::mover::copy::chunk::read_from).
 /// [`read_from`](crate::mover::copy::chunk::read_from).
 ///
 /// Locks: ACCESS SHARE on the tables until the end of the transaction; the applier's TRUNCATE waits for it.
@@ -49,7 +50,7 @@ pub(crate) async fn read_from_target(target: &Session, work: &ShardCopy, tables:
 /// Locks: none but what the transactions hold already.
 ///
 /// # Errors
-/// [`Error::RowsDiffer`] for the first table that differs, with the digests of its first chunk that does.
+/// [`Error::RowsDiffer`] for the first table that differs, with the digests of its first differing chunk.
 pub(crate) async fn compare(
     (source, target): (&Session, &Session),
     work: &ShardCopy,
@@ -58,9 +59,10 @@ pub(crate) async fn compare(
 ) -> Result<(), Error> {
     let mut found: Option<(&TableShape, String, Vec<RowDifference>)> = None;
     for chunk in chunks {
-        let table = work
-            .table(&chunk.table)
-            .ok_or_else(|| Error::Altered { shard: work.shard(), what: format!("table {} is no more", chunk.table) })?;
+        let table = work.table(&chunk.table).ok_or_else(|| Error::Altered {
+            shard: work.shard(),
+            what: format!("table {} no longer exists", chunk.table),
+        })?;
         if found.as_ref().is_some_and(|(other, _, rows)| other.oid != table.oid || rows.len() >= TOLD_MAX) {
             break;
         }
@@ -82,14 +84,14 @@ pub(crate) async fn compare(
     Err(Error::RowsDiffer { shard: work.shard(), table: table.name.clone(), digests, rows })
 }
 
-/// Notes that chunks were found to be the same.
+/// Records that chunks were found to be the same.
 ///
 /// Locks: their rows of pgshard.chunk and [`prove_lease`]'s, for one transaction.
 pub(crate) async fn keep(target: &Session, work: &ShardCopy, chunks: &[Chunk]) -> Result<(), Error> {
     let what = "noting what was verified";
     let names: Vec<&str> = chunks.iter().map(|chunk| chunk.table.as_str()).collect();
     let numbers: Vec<i32> = chunks.iter().map(|chunk| chunk.number).collect();
-    // Lost in a crash, they are compared again.
+    // If that is lost in a crash, they are compared again.
     target.batch(what, "BEGIN; SET LOCAL synchronous_commit = off").await?;
     prove_lease(target, work.hold).await?;
     let sql =
@@ -99,11 +101,11 @@ pub(crate) async fn keep(target: &Session, work: &ShardCopy, chunks: &[Chunk]) -
     target.batch(what, "COMMIT").await
 }
 
-/// The most chunks of a bunch: as many tables are locked, on both sides, in one transaction.
+/// The most chunks of a bunch: this many tables are locked, on both sides, in one transaction.
 const BUNCH_MAX: usize = 64;
 
-/// Chunks in bunches that are verified under one pair of snapshots: about so many bytes each, so that neither is held
-/// for long, and no more than [`BUNCH_MAX`] of them.
+/// Sorts chunks into bunches, each of which is verified under one pair of snapshots. A bunch has about `bytes_max`
+/// bytes, so that no snapshot is held for long, and no more than [`BUNCH_MAX`] chunks.
 pub(crate) fn bunches(chunks: Vec<Chunk>, bytes_max: u64) -> Vec<Vec<Chunk>> {
     let mut bunches: Vec<Vec<Chunk>> = Vec::new();
     let mut sum = u64::MAX;
@@ -120,7 +122,7 @@ pub(crate) fn bunches(chunks: Vec<Chunk>, bytes_max: u64) -> Vec<Vec<Chunk>> {
     bunches
 }
 
-/// Which rows are asked for, and how.
+/// Which rows are compared, and how.
 pub(crate) struct Question<'a> {
     table: &'a TableShape,
     condition: &'a str,
@@ -128,7 +130,7 @@ pub(crate) struct Question<'a> {
     blocks: i64,
 }
 
-/// So many that each has a few hundred rows; a power of two.
+/// The number of blocks, a power of two, so that each has a few hundred rows.
 fn blocks(rows: i64) -> i64 {
     let wanted = u64::try_from(rows / BLOCK_ROWS).unwrap_or(0).max(1);
     wanted
@@ -139,12 +141,12 @@ fn blocks(rows: i64) -> i64 {
 }
 
 impl<'a> Question<'a> {
-    /// About those rows of a table, so many, for which the condition holds.
+    /// A question about the rows of a table that fulfil the condition; `rows` is about how many they are.
     pub(crate) fn new(table: &'a TableShape, condition: &'a str, hashing: Hashing, rows: i64) -> Question<'a> {
         Question { table, condition, hashing, blocks: blocks(rows) }
     }
 
-    /// What names a row: its key, or all of it.
+    /// What identifies a row: its key, or the whole row.
     fn key(&self) -> String {
         let mut key: Vec<String> = self.table.key_columns().map(|column| column.quoted()).collect();
         if key.is_empty() {
@@ -172,7 +174,7 @@ impl<'a> Question<'a> {
     /// The hashes of the rows in these blocks, by key.
     async fn rows(&self, (session, from): (&Session, &str), blocks: &[i64]) -> Result<BTreeMap<String, String>, Error> {
         let hash = self.hashing.of_row(self.table);
-        // Rows that are alike in a table without a key have one line: how many, and of what hash.
+        // Equal rows of a table without a key share one line, which has a hash for each of them.
         let sql = format!(
             "SELECT left(key, 200), string_agg(to_hex(hash), ' ' ORDER BY hash)
              FROM (SELECT {} AS key, {hash} AS hash FROM ONLY {from} WHERE {} AND {} = ANY ($1) LIMIT {READ_MAX}) AS r
@@ -203,7 +205,7 @@ pub(crate) async fn narrow(
         .collect())
 }
 
-/// The keys whose values are not the same in both, in order.
+/// The keys whose values differ between the two, in order.
 fn differing<'m, K: Ord, V: PartialEq>(
     ours: &'m BTreeMap<K, V>,
     theirs: &'m BTreeMap<K, V>,

@@ -1,8 +1,8 @@
-//! The workers that copy all shards of a move from one host to another, beside each other.
+//! The workers that copy all shards of a move from one host to another at the same time.
 //!
-//! Bundles of chunks are what is shared out, those of the largest tables first: so one large table keeps all workers as
-//! busy as many small shards do. A table whose last chunk is there has its indexes built next, while others are still
-//! copied. A shard that fails does not stop the others.
+//! The work is shared out in bundles of chunks, those of the largest tables first: so one large table keeps all workers
+//! as busy as many small shards do. Once the last chunk of a table is there, its indexes are built while others are
+//! still copied. A shard that fails does not stop the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,19 +29,19 @@ use crate::mover::copy::{Route, ShardCopy};
 #[derive(Clone)]
 pub(crate) struct CopyOptions {
     pub(crate) route: Route,
-    /// How many chunks are copied at the same time; each takes a connection to either host.
+    /// How many chunks are copied at the same time; each needs a connection to either host.
     pub(crate) jobs: usize,
-    /// What is built on the tables of each shard as soon as their rows are there.
+    /// The statements that run on the tables of each shard as soon as their rows are there.
     pub(crate) builds: BTreeMap<ShardId, Builds>,
-    /// What a chunk should have: [`CHUNK_BYTES`](crate::mover::protocol::options::CHUNK_BYTES).
+    /// The size of a chunk: [`CHUNK_BYTES`](crate::mover::protocol::options::CHUNK_BYTES).
     pub(crate) chunk_bytes: u64,
     pub(crate) throttle: Throttle,
-    /// True: stop where you are.
+    /// Becomes true to stop the copy.
     pub(crate) stop: watch::Receiver<bool>,
-    /// The shards whose copies are worth nothing any more.
+    /// The shards that were altered, so that their copies are worthless.
     pub(crate) altered: watch::Receiver<Altered>,
     pub(crate) observer: Observer,
-    /// Whose failpoints are passed on the way.
+    /// The options whose failpoints are passed.
     pub(crate) failpoints: Arc<Options>,
 }
 
@@ -51,17 +51,17 @@ const ATTEMPTS: u32 = 8;
 /// The longest pause between two tries; the first is a sixteenth of it.
 const PAUSE_MAX: Duration = Duration::from_millis(1600);
 
-/// The most chunks of one bundle: as many tables are locked, and as many statements run, in one transaction.
+/// The most chunks of one bundle: this many tables are locked, and this many statements run, in one transaction.
 const BUNDLE_MAX: usize = 64;
 
-/// What is less than this, in bytes, is not worth a transaction of its own.
+/// A chunk smaller than this, in bytes, does not justify a transaction of its own.
 const SMALL: u64 = 1 << 20;
 
-/// Copies all that is missing of these shards, and builds on their tables. Gives what each has then, or why it has not;
-/// and when the last chunk was there, if any was missing.
+/// Copies what these shards lack, and builds on their tables. Gives for each shard what it has then, or its error, and
+/// when the last chunk was copied, if any was missing.
 ///
 /// # Cancel safety
-/// Dropped, the workers end; chunks that are finished stay, the others are as if they had not been begun.
+/// If dropped, the workers end; finished chunks stay, and the others are as if they had not been begun.
 pub(crate) async fn copy_all(
     hosts: &Hosts,
     shards: Vec<ShardCopy>,
@@ -75,7 +75,7 @@ pub(crate) async fn copy_all(
     {
         let mut desk = all.desk();
         let mut bundles = std::mem::take(&mut desk.bundles);
-        // Indexes of a large table take long: it is complete first, and the rest is copied meanwhile.
+        // The indexes of a large table take long, so it is copied first, and the rest while they are built.
         bundles.sort_by_key(|bundle| std::cmp::Reverse((bundle.of_table, bundle.size)));
         desk.tasks = std::mem::take(&mut desk.ripe).into();
         desk.tasks.extend(bundles.into_iter().map(|bundle| Task::Copy(bundle.shard, bundle.chunks)));
@@ -94,7 +94,7 @@ async fn work(all: &Arc<All>) {
     }
     while let Some(ended) = workers.join_next().await {
         if let Err(error) = ended {
-            // What it had in hand is not done; its shard says so.
+            // The task that it was working on is not done; the shard of the task reports that.
             tracing::error!(%error, "a worker of the copy ended");
         }
     }
@@ -105,7 +105,7 @@ struct All {
     options: CopyOptions,
     shards: Vec<ShardCopy>,
     desk: Mutex<Desk>,
-    /// There may be more to do, or nothing any more.
+    /// Notifies that there may be more tasks, or that there will be none.
     changed: Notify,
 }
 
@@ -115,7 +115,7 @@ struct Desk {
     /// In the order of the shards.
     parts: Vec<Progress>,
     tasks: VecDeque<Task>,
-    /// How many workers have a task in hand, from which others may come.
+    /// How many workers are on a task, from which others may follow.
     busy: usize,
     bundles: Vec<Bundle>,
     /// What can be built before anything is copied.
@@ -127,16 +127,16 @@ struct Desk {
 struct Bundle {
     shard: usize,
     chunks: Vec<Chunk>,
-    /// In bytes, about.
+    /// In bytes, roughly.
     size: u64,
-    /// That of the largest table that it has a chunk of.
+    /// The size of the largest table that it has a chunk of.
     of_table: u64,
 }
 
 /// How far a shard is.
 #[derive(Default)]
 struct Progress {
-    /// How many chunks are missing, and what there is, by table. `None`: not cut yet.
+    /// By table, how many chunks are missing, and what was copied. `None`: not cut yet.
     tables: Option<BTreeMap<String, (usize, Copied)>>,
     failed: Option<Error>,
 }
@@ -156,7 +156,7 @@ impl Task {
     }
 }
 
-/// A worker that has a task in hand.
+/// A worker that is on a task.
 struct Busy<'a>(&'a All);
 
 impl Drop for Busy<'_> {
@@ -188,11 +188,11 @@ impl All {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next task; waits while there is none and others may still find some. `None`: there will be none.
+    /// The next task. Waits while there is none and other workers may still add some. `None`: there will be none.
     async fn next(&self) -> Option<(Task, Busy<'_>)> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
-            // From here on nothing is missed.
+            // From here on no notification is missed.
             changed.as_mut().enable();
             {
                 let mut desk = self.desk();
@@ -231,7 +231,7 @@ impl All {
                 self.sort_out(at, chunks(&source, &target, work).await?);
             }
             Task::Copy(_, chunks) => {
-                // Before the snapshot is taken: a pause may be long.
+                // A pause may be long, so it comes before the snapshot is taken.
                 self.options.throttle.go().await;
                 let throttle = &self.options.throttle;
                 let tell = |bytes| self.options.observer.tell(Event::Copying { shard: work.shard(), bytes });
@@ -241,7 +241,7 @@ impl All {
                         self.options.failpoints.at("after a chunk")?;
                         self.note(at, chunks, &copied);
                     }
-                    // Somebody did one of them: each for itself, then.
+                    // Somebody has copied one of the chunks, so each is tried by itself.
                     None if chunks.len() > 1 => {
                         let single = chunks.iter().map(|chunk| Task::Copy(at, vec![chunk.clone()]));
                         self.desk().tasks.extend(single);
@@ -256,19 +256,19 @@ impl All {
                 }
             }
         }
-        // Only now: after an error both are in transactions.
+        // They are given back only now: after an error both are in transactions.
         *sessions = Some((source, target));
         Ok(())
     }
 
-    /// Makes bundles of what is missing: small tables together, chunks of large ones each for itself.
+    /// Makes bundles of the missing chunks: those of small tables together, those of large ones each by itself.
     fn sort_out(&self, shard: usize, chunks: Vec<Chunk>) {
         let mut tables: BTreeMap<String, (usize, Copied)> = BTreeMap::new();
         let mut sizes: BTreeMap<String, u64> = BTreeMap::new();
         for chunk in &chunks {
             *sizes.entry(chunk.table.clone()).or_default() += chunk.estimate;
         }
-        // A shard that is hardly more than a chunk is something to do for every worker all the same.
+        // Even a shard that is hardly larger than a chunk is shared out among all workers.
         let share = sizes.values().sum::<u64>() / self.options.jobs.max(1) as u64;
         let share = share.max(SMALL).min(self.options.chunk_bytes);
         let mut bundles: Vec<Vec<Chunk>> = Vec::new();
@@ -304,7 +304,7 @@ impl All {
         desk.bundles.extend(bundles.into_iter().filter(|chunks| !chunks.is_empty()).map(bundle));
     }
 
-    /// What can be built now that all rows of these tables are there: on large ones each for itself.
+    /// What can be built now that all rows of these tables are there: each large table by itself.
     fn ripe(&self, shard: usize, whole: Vec<(String, Copied)>) -> Vec<Task> {
         let Some(builds) = self.options.builds.get(&self.shards[shard].shard()) else { return Vec::new() };
         let to_build = whole.into_iter().filter(|(table, _)| builds.contains_key(table));
@@ -359,14 +359,14 @@ async fn worker(all: Arc<All>) {
     tokio::select! { () = stopped => (), () = working => () }
 }
 
-/// Does a task, again with growing pauses when it failed for a reason that passes.
+/// Runs a task; if it fails for a temporary reason, tries again with growing pauses.
 async fn persist(all: &All, sessions: &mut Option<(Session, Session)>, task: &Task) -> Result<(), Error> {
     let mut attempt = 1;
     let shard = all.shards[task.shard()].shard();
     loop {
         let outcome = tokio::select! {
             outcome = all.perform(sessions, task) => outcome,
-            // The sessions are in transactions: they end with this.
+            // The sessions are in transactions; those end when the sessions are dropped.
             error = altered(&all.options.altered, shard) => Err(error),
         };
         match outcome {

@@ -1,4 +1,4 @@
-//! What preflight reads. No writes, no choices: [`plan`](crate::mover::preflight::plan) judges.
+//! What preflight reads. It writes nothing and decides nothing: [`plan`](crate::mover::preflight::plan) judges.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ use crate::mover::protocol::desired::IdentityPolicy;
 use crate::mover::protocol::error::Error;
 use crate::mover::protocol::names::{MoveId, Names};
 
-/// What matters of a host, for any shard.
+/// What a move needs to know about a host, for any shard.
 #[derive(Clone, Debug)]
 pub(crate) struct HostFacts {
     pub(crate) name: HostName,
@@ -35,22 +35,23 @@ pub(crate) struct HostFacts {
     pub(crate) role: String,
     pub(crate) encoding: String,
     pub(crate) collation: String,
-    /// The version of the library that sorts by the collation, where it has one.
+    /// The version of the library that sorts by the collation, if there is one.
     pub(crate) collation_version: Option<String>,
-    /// What may not differ within a cluster, as a text.
+    /// What must be the same in a whole cluster, as text.
     pub(crate) cluster: String,
     pub(crate) may_create: bool,
     pub(crate) in_recovery: bool,
     /// `server_version_num`.
     pub(crate) version: i32,
-    /// The owner of the control schema, and whether it may do what the role may: it renames what the role has built.
+    /// The owner of the control schema, and whether that role may act for the connecting role: it renames what the
+    /// connecting role has built.
     pub(crate) keeper: String,
     pub(crate) keeper_may: bool,
-    /// By how much the host's clock is ahead of this machine's, in seconds.
+    /// How far the host's clock is ahead of this machine's, in seconds.
     pub(crate) ahead_s: f64,
-    /// Event triggers that are enabled, of which every DDL of a move is one.
+    /// Event triggers that are enabled: every DDL statement of a move fires them.
     pub(crate) event_triggers: Vec<String>,
-    /// Locks that all transactions of the server can have together.
+    /// The number of locks that all transactions of the server can hold together.
     pub(crate) locks_max: i64,
     /// Whether commits wait for standbys, and there is none.
     pub(crate) commits_hang: bool,
@@ -64,13 +65,13 @@ pub(crate) struct StreamFacts {
     pub(crate) wal_level: String,
     /// Whether the role has REPLICATION, or may do everything.
     pub(crate) may_replicate: bool,
-    /// Slots that can still be made.
+    /// How many slots can still be created.
     pub(crate) free_slots: i64,
-    /// Walsenders that can still be started.
+    /// How many walsenders can still be started.
     pub(crate) free_senders: i64,
-    /// Whether prepared transactions are open in any database: a slot's creation waits for them.
+    /// How many prepared transactions are open, in any database: the creation of a slot waits for them.
     pub(crate) prepared: i64,
-    /// Transactions that have written and are old, in any database: a slot's creation waits for them, too.
+    /// Old transactions that have written, in any database: the creation of a slot waits for them too.
     pub(crate) old: Vec<String>,
 }
 
@@ -85,7 +86,7 @@ pub(crate) struct Row {
 /// A lock on the shard that the fence's barrier would wait for.
 #[derive(Clone, Debug)]
 pub(crate) struct Lock {
-    /// `None`: a prepared transaction.
+    /// `None` for a prepared transaction.
     pub(crate) pid: Option<i32>,
     pub(crate) mode: String,
     pub(crate) relation: String,
@@ -107,7 +108,7 @@ impl std::fmt::Display for Lock {
     }
 }
 
-/// A move of a shard that is not over.
+/// A move of a shard that has not ended.
 #[derive(Clone, Debug)]
 pub(crate) struct ActiveMove {
     pub(crate) id: String,
@@ -116,35 +117,35 @@ pub(crate) struct ActiveMove {
     pub(crate) worker: Option<String>,
 }
 
-/// What matters of one shard, on both hosts.
+/// What a move needs to know about one shard, on both hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardFacts {
     pub(crate) shard: ShardId,
     pub(crate) schema: String,
     pub(crate) source_row: Option<Row>,
     pub(crate) target_row: Option<Row>,
-    /// A move of the shard in the source's journal that is not over.
+    /// A move of the shard in the source's journal that has not ended.
     pub(crate) active_move: Option<ActiveMove>,
     /// A move that is bringing the shard to the target.
     pub(crate) incoming: Option<String>,
-    /// Schemas at the target whose names the move needs.
+    /// Schemas at the target that have names that the move needs.
     pub(crate) in_the_way: Vec<String>,
-    /// What the source's catalogs have against it.
+    /// Reasons against the move in the source's catalogs.
     pub(crate) at_source: Vec<Refusal>,
-    /// What its tables have against being copied while they are written to, and what they are lent.
+    /// Reasons against copying its tables while they are written to, and the replica identities that they are lent.
     pub(crate) online: Judgement,
-    /// What is missing at the target.
+    /// What the target lacks.
     pub(crate) at_target: Vec<Refusal>,
     pub(crate) creation: Option<Creation>,
     pub(crate) tables: usize,
     pub(crate) bytes: i64,
-    /// Materialized views that have rows.
+    /// How many materialized views have rows.
     pub(crate) materialized_views: usize,
     pub(crate) materialized_bytes: i64,
     pub(crate) unlogged_tables: usize,
     pub(crate) unlogged_bytes: i64,
     pub(crate) locks: Vec<Lock>,
-    /// What is to be said of sequences that are near their end.
+    /// Warnings about sequences that are near their end.
     pub(crate) sequences: Vec<String>,
 }
 
@@ -174,7 +175,7 @@ impl Default for ShardFacts {
     }
 }
 
-/// Reads a host's facts; a refusal where there is no control schema.
+/// Reads a host's facts. A host without a control schema gives a refusal.
 pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refusal>, Error> {
     let what = "reading the host's facts";
     let name = session.host.clone();
@@ -217,14 +218,15 @@ pub(crate) async fn of_host(session: &Session) -> Result<Result<HostFacts, Refus
                   AND coalesce(its ->> 'colliculocale', its ->> 'colllocale', its ->> 'collcollate') = coalesce(l.icu,
                       d.datcollate::text))
         FROM pg_database d
-        -- By names that not every version has: 15 brought the provider, 17 renamed the locale.
+        -- The columns are read by name, because not every version has them: 15 added the provider, 17 renamed the
+        -- locale.
         CROSS JOIN LATERAL (SELECT CASE WHEN to_jsonb(d) ->> 'datlocprovider' = 'i'
             THEN coalesce(to_jsonb(d) ->> 'daticulocale', to_jsonb(d) ->> 'datlocale') END AS icu) AS l
         JOIN pg_roles o ON o.oid = (SELECT nspowner FROM pg_namespace WHERE nspname = 'pgshard')
         WHERE d.datname = current_database()";
     let asked = Timestamp::now();
     let row = session.row(what, sql, &[]).await?;
-    // Half of the way there and back is the answer's.
+    // The host's clock was read about halfway between the question and the answer.
     let here = (asked.as_millisecond() + Timestamp::now().as_millisecond()) as f64 / 2e3;
     let Some(cluster) = row.get::<_, Option<String>>(6)? else { return Ok(Err(not_bootstrapped())) };
     Ok(Ok(HostFacts {
@@ -264,7 +266,7 @@ pub(crate) async fn row_of(session: &Session, shard: ShardId) -> Result<Option<R
     Ok(Some(Row { state: row.get(0)?, epoch, peer: row.get(2)? }))
 }
 
-/// The shards of these that the host has given away, with their epochs and new owners.
+/// Which of these shards the host has given away, with their epochs and new owners.
 ///
 /// Locks: ACCESS SHARE on a table of ours, for one statement.
 pub(crate) async fn given_away(
@@ -277,7 +279,7 @@ pub(crate) async fn given_away(
     let rows = session.rows("reading where shards have gone", sql, &[&numbers]).await?;
     let mut given = Vec::new();
     for row in &rows {
-        // A number that no shard and no epoch can have is no word that anything is built on.
+        // A number that no shard or epoch can have proves nothing, so it is skipped.
         let (shard, epoch) = (ShardId::try_from(row.get::<_, i32>(0)?), ShardEpoch::from_i32(row.get(1)?));
         let (Ok(shard), Some(epoch)) = (shard, epoch) else { continue };
         given.push((shard, epoch, row.get(2)?));
@@ -285,7 +287,7 @@ pub(crate) async fn given_away(
     Ok(given)
 }
 
-/// Who would make the barrier wait, on a schema given by its OID.
+/// Who would make the barrier wait, for a schema given by its OID.
 ///
 /// Locks: none but ACCESS SHARE on catalogs; pg_locks holds the lock manager's partitions for microseconds.
 pub(crate) async fn locks(session: &Session, schema: u32) -> Result<Vec<Lock>, Error> {
@@ -312,7 +314,7 @@ pub(crate) async fn version(session: &Session) -> Result<u32, Error> {
     Ok(u32::try_from(row.get::<_, i32>(0)?).unwrap_or(0))
 }
 
-/// Which servers the two hosts of a move are, and since when: after a restart or a fail-over it is another.
+/// Which servers the two hosts of a move are, and since when: after a restart or a fail-over the value differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Servers {
     source: String,
@@ -327,7 +329,8 @@ pub(crate) async fn servers(source: &Session, target: &Session) -> Result<Server
     Ok(Servers { source, target })
 }
 
-/// The number of a server's system, which its standbys share, its timeline, which a promotion changes, and its start.
+/// The identifier of a server's system, which its standbys share; its timeline, which a promotion changes; and when it
+/// was started.
 async fn server(session: &Session) -> Result<String, Error> {
     let what = "asking the host which server it is";
     let sql = "SELECT concat_ws(' ', system_identifier, left(pg_walfile_name(pg_current_wal_lsn()), 8),
@@ -365,7 +368,8 @@ pub(crate) async fn of_shard(
     let incoming = incoming.first().map(|row| row.get::<_, Uuid>(0)).transpose()?;
     facts.incoming = incoming.map(|id| MoveId::from(id).to_string());
     if facts.incoming.is_none() {
-        // A signpost that stands in the shard's place is renamed away at open; a schema of anybody else is not ours.
+        // A signpost in the shard's place is renamed away at open. A schema of that name without our row is somebody
+        // else's.
         let mut wanted = vec![names.incoming()];
         if facts.target_row.is_none() {
             wanted.push(schema.to_owned());
@@ -377,7 +381,7 @@ pub(crate) async fn of_shard(
     let Some(oid) = schema_oid(source, schema).await? else {
         if facts.source_row.as_ref().is_some_and(|row| row.state == "serving") {
             let remedy = "run `pgshard check`: somebody dropped or renamed it";
-            facts.at_source.push(Refusal::new(format!("schema {schema}"), "is not there", remedy));
+            facts.at_source.push(Refusal::new(format!("schema {schema}"), "does not exist", remedy));
         }
         return Ok(facts);
     };
@@ -402,7 +406,7 @@ pub(crate) async fn of_shard(
     match ddl::create(&schema_facts, &wanted) {
         Ok(creation) => {
             facts.creation = Some(creation);
-            // Only now: another role's sequences cannot be read, and are refused.
+            // Only now: the sequences of another role cannot be read, and such a shard is refused.
             let sequences = sequences::read(source.client.client(), &Namespace::Oid(oid)).await;
             facts.sequences = sequences::warnings(&sequences.map_err(|error| source.failed(what, error))?);
         }
@@ -416,7 +420,8 @@ pub(crate) async fn of_shard(
     Ok(facts)
 }
 
-/// What a schema's tables have against being copied while they are written to, and what they are lent.
+/// The reasons against copying a schema's tables while they are written to, and the replica identities that they are
+/// lent.
 ///
 /// Locks: ACCESS SHARE on catalogs, for two statements.
 async fn online(source: &Session, schema: u32, policy: IdentityPolicy) -> Result<Judgement, Error> {
@@ -424,7 +429,7 @@ async fn online(source: &Session, schema: u32, policy: IdentityPolicy) -> Result
     Ok(identity::judge(&shapes, &identity::keys(source, &shapes).await?, policy))
 }
 
-/// What crosses a schema's border.
+/// The dependencies that cross a schema's border.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 async fn crossings(source: &Session, schema: u32, prefix: &SchemaPrefix) -> Result<Vec<Refusal>, Error> {
@@ -433,7 +438,8 @@ async fn crossings(source: &Session, schema: u32, prefix: &SchemaPrefix) -> Resu
     Ok(crossings.iter().map(Refusal::of_crossing).collect())
 }
 
-/// What a shard's definition has against any move, to a host of the same version that has all that it needs.
+/// The reasons in a shard's definition against any move, even to a host of the same version that has everything it
+/// needs.
 pub(crate) async fn of_definition(
     source: &Session,
     shard: ShardId,
@@ -453,7 +459,7 @@ pub(crate) async fn of_definition(
     Ok(refusals)
 }
 
-/// The facts of a schema, in a transaction of their own.
+/// Reads the facts of a schema, in a transaction of its own.
 pub(crate) async fn of_schema(session: &Session, namespace: &Namespace) -> Result<Facts, Error> {
     let what = "reading the catalogs";
     let mut reads = 0;
@@ -463,26 +469,26 @@ pub(crate) async fn of_schema(session: &Session, namespace: &Namespace) -> Resul
         let read = catalog::read(session.client.client(), namespace).await;
         session.batch(what, "ROLLBACK").await?;
         match read {
-            // What PostgreSQL deparses has the names of now, the rest those of the snapshot: somebody renamed the
-            // schema in between, as a fence does.
+            // What PostgreSQL deparses has the present names, and the rest has those of the snapshot. So somebody
+            // renamed the schema in between, as a fence does.
             Err(catalog::Error::Unexpected { .. }) if reads < READS_MAX => tokio::time::sleep(BETWEEN_READS).await,
             read => return read.map_err(|source| Error::Catalog { host: session.host.clone(), source }),
         }
     }
 }
 
-/// How often a schema is read that somebody renames meanwhile, and how long between.
+/// How often a schema is read again because somebody renamed it meanwhile, and the time between.
 const READS_MAX: u32 = 3;
 const BETWEEN_READS: Duration = Duration::from_millis(50);
 
-/// A reverse replication takes no slot of the last few: moves need them.
+/// A reverse replication does not take the last few slots: moves need them.
 const SLOTS_LEFT: i64 = 2;
 
-/// Why there can be no reverse replication from a host; none if there can.
+/// Why a host cannot be the source of a reverse replication; `None` if it can.
 pub(crate) fn no_reverse(host: &StreamFacts) -> Option<&'static str> {
     match host {
         stream if stream.wal_level != "logical" => Some("its wal_level is not logical"),
-        stream if !stream.may_replicate => Some("its role may not read its changes: ALTER ROLE … REPLICATION"),
+        stream if !stream.may_replicate => Some("the role may not read its changes: ALTER ROLE … REPLICATION"),
         stream if stream.free_slots <= SLOTS_LEFT => {
             Some("too few replication slots are left there: raise max_replication_slots")
         }

@@ -1,6 +1,7 @@
-//! Which tables of a shard a stream cannot name the rows of, and what such a table is lent for the time of the move.
+//! Which tables of a shard have rows that the stream cannot identify, and which replica identity such a table is lent
+//! during the move.
 //!
-//! Invariant: a table is only lent what can be taken back, and the plan says so beforehand.
+//! Invariant: a table is lent only what can be taken back, and the plan announces it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,19 +13,19 @@ use crate::mover::protocol::desired::IdentityPolicy;
 use crate::mover::protocol::error::Error;
 use crate::pg::quote_ident;
 
-/// A replica identity that a table gets for the time of an online move: it has none by which the stream could name its
-/// rows, and would refuse its UPDATE and DELETE once it is published.
+/// A replica identity that a table gets for the time of an online move. Without it the stream could not identify the
+/// table's rows, and the server would refuse UPDATE and DELETE once the table is published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LentIdentity {
     /// The table.
     pub table: String,
-    /// The unique index that names its rows. `None`: REPLICA IDENTITY FULL, all columns do.
+    /// The unique index that identifies its rows. `None`: REPLICA IDENTITY FULL, all columns do.
     pub index: Option<String>,
 }
 
 impl LentIdentity {
-    /// `FULL`, or `USING INDEX name`, as ALTER TABLE has it.
+    /// `FULL`, or `USING INDEX name`, as ALTER TABLE writes it.
     pub(crate) fn clause(&self) -> String {
         self.index.as_deref().map_or("FULL".to_owned(), |index| format!("USING INDEX {}", quote_ident(index)))
     }
@@ -37,31 +38,31 @@ impl fmt::Display for LentIdentity {
     }
 }
 
-/// What stands against copying tables while they are written to, and what is lent to those that it would stand against.
+/// The reasons against copying tables while they are written to, and what is lent to tables so that there is no reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Judgement {
     pub(crate) lent: Vec<LentIdentity>,
     pub(crate) refusals: Vec<Refusal>,
 }
 
-/// The unique index by which the rows of a table can be named, by the table's OID.
+/// For each table, by its OID, the unique index that can identify its rows.
 pub(crate) type Keys = BTreeMap<u32, String>;
 
-/// Judges the tables. Once a table is published, its UPDATE and DELETE fail at the source unless the stream can name
-/// their rows: so this is to be asked before anything is published.
+/// Judges the tables. Once a table is published, its UPDATE and DELETE fail at the source unless the stream can
+/// identify their rows: so this must be asked before anything is published.
 pub(crate) fn judge(shapes: &[TableShape], keys: &Keys, policy: IdentityPolicy) -> Judgement {
     let mut judgement = Judgement::default();
     for shape in shapes {
         let Some((reason, instead)) = unnamed(shape) else { continue };
         let index = keys.get(&shape.oid).cloned();
-        // Without the index that it names, an identity cannot be given back.
+        // If the index of its identity is gone, that identity cannot be restored.
         let is_lost = shape.identity == Identity::Index && shape.key_index.is_none();
         let full_works = shape.columns.iter().all(|column| !column.is_virtual);
         if policy == IdentityPolicy::Lend && !is_lost && (index.is_some() || full_works) {
             judgement.lent.push(LentIdentity { table: shape.name.clone(), index });
         } else {
             let full = if full_works && policy == IdentityPolicy::Keep {
-                "leave --no-replica-identity out"
+                "move without --no-replica-identity"
             } else {
                 "move with --mode blocking"
             };
@@ -75,7 +76,7 @@ pub(crate) fn judge(shapes: &[TableShape], keys: &Keys, policy: IdentityPolicy) 
     judgement
 }
 
-/// Why a stream cannot name the rows of a table, and what would let it.
+/// Why the stream cannot identify the rows of a table, and what would help.
 fn unnamed(shape: &TableShape) -> Option<(&'static str, &'static str)> {
     let is_virtual = shape.columns.iter().any(|column| column.is_virtual);
     Some(match (shape.identity, &shape.key_index) {
@@ -92,8 +93,9 @@ fn unnamed(shape: &TableShape) -> Option<(&'static str, &'static str)> {
     })
 }
 
-/// Reads the unique indexes that can name the rows of these tables: of whole columns that are NOT NULL and not
-/// generated, of all rows, checked row by row. Of several, the one with the fewest columns.
+/// Reads the unique indexes that can identify the rows of these tables. Such an index is on whole columns that are NOT
+/// NULL and not generated, covers all rows, and is checked row by row. Of several, the one with the fewest columns is
+/// taken.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 pub(crate) async fn keys(session: &Session, shapes: &[TableShape]) -> Result<Keys, Error> {

@@ -1,8 +1,8 @@
-//! Keys that have the same order here as in PostgreSQL, so that a change can be put to the chunk that holds its row.
+//! Keys that sort here as they do in PostgreSQL, so that a change can be assigned to the chunk that holds its row.
 
 use uuid::Uuid;
 
-/// The kinds of first key columns whose order is known here. A table whose key is of another kind is one chunk.
+/// The types of first key columns whose order is known here. A table whose key has another type is one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     /// smallint, integer, bigint.
@@ -16,12 +16,12 @@ pub(crate) enum KeyKind {
     },
 }
 
-/// Whether spaces at the end count.
+/// Whether trailing spaces count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Padded {
-    /// They do: text, varchar.
+    /// They count: text, varchar.
     No,
-    /// They do not: char.
+    /// They do not count: char.
     Yes,
 }
 
@@ -34,8 +34,8 @@ pub(crate) enum Key {
 }
 
 impl KeyKind {
-    /// The kind of a column: its type's OID (that of the base type, for a domain), and whether its texts are ordered by
-    /// bytes.
+    /// The kind of a column, given its type's OID (that of the base type, for a domain), and whether its texts are
+    /// ordered by bytes.
     pub(crate) fn of(type_oid: u32, by_bytes: bool) -> Option<KeyKind> {
         match type_oid {
             20 | 21 | 23 => Some(KeyKind::Integer),
@@ -46,7 +46,7 @@ impl KeyKind {
         }
     }
 
-    /// Reads a value as the server writes it. `None` if it is none of this kind.
+    /// Reads a value as the server writes it. `None` if it is not of this kind.
     pub(crate) fn parse(&self, text: &str) -> Option<Key> {
         match self {
             KeyKind::Integer => text.parse().ok().map(Key::Integer),

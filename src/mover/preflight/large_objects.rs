@@ -1,5 +1,5 @@
-//! Large objects: they are in no schema, and no move carries them. A column that names some would name nothing at the
-//! target, or somebody else's.
+//! Large objects: they are in no schema, and no move carries them. At the target, a column that refers to some would
+//! refer to nothing, or to somebody else's.
 
 use crate::mover::control::session::Session;
 use crate::mover::definition::refusal::Refusal;
@@ -14,7 +14,7 @@ pub(crate) fn may_name(column: &Column) -> bool {
     plain == "oid" || plain == "lo" || plain.ends_with(".lo")
 }
 
-/// The columns of a schema's tables that name large objects of this database.
+/// The columns of a schema's tables that refer to large objects of this database.
 ///
 /// Locks: ACCESS SHARE on each table that has such a column, for one statement, which may read the whole table.
 pub(crate) async fn named(source: &Session, facts: &Facts) -> Result<Vec<Refusal>, Error> {
@@ -39,8 +39,8 @@ pub(crate) async fn named(source: &Session, facts: &Facts) -> Result<Vec<Refusal
         if source.row(what, &sql, &[]).await?.get(0)? {
             refusals.push(Refusal::new(
                 format!("column {}.{}", table.name, column.name),
-                "names large objects, which are in no schema and would stay behind",
-                "keep them as bytea; or make it a bigint, if its numbers name something else",
+                "refers to large objects, which are in no schema and would stay behind",
+                "keep them as bytea; or make it a bigint, if its numbers refer to something else",
             ));
         }
     }

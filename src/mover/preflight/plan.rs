@@ -1,4 +1,4 @@
-//! From facts to a plan, or to every reason against it: a pure function. Executing a [`Plan`] makes no choices.
+//! Turns facts into a plan, or into every reason against it: a pure function. Executing a [`Plan`] makes no choices.
 
 use crate::mover::preflight::facts;
 use crate::mover::protocol::bytes::Bytes;
@@ -21,13 +21,13 @@ use crate::mover::protocol::state::Mode;
 pub struct Plan {
     /// Where the shards go.
     pub target: HostName,
-    /// How.
+    /// How the rows are moved.
     pub mode: Mode,
     /// The shards that will be moved.
     pub shards: Vec<ShardPlan>,
-    /// Shards that were asked for and are on the target already.
+    /// Requested shards that are on the target already.
     pub already_there: Vec<ShardId>,
-    /// What may make the move slow or hard, of hosts and all shards together.
+    /// Warnings about the hosts and all shards together: what may make the move slow or hard.
     pub warnings: Vec<String>,
 }
 
@@ -44,28 +44,29 @@ pub struct ShardPlan {
     pub epoch: ShardEpoch,
     /// How many tables it has.
     pub tables: usize,
-    /// How many bytes its tables and indexes have.
+    /// The size of its tables and indexes, in bytes.
     pub bytes: i64,
     /// How many of its materialized views have rows. They are filled at the target.
     pub materialized_views: usize,
-    /// How many bytes those have, with their indexes.
+    /// The size of those, with their indexes, in bytes.
     pub materialized_bytes: i64,
-    /// How many of its tables are unlogged and keep their rows. Online these are copied while the shard is closed.
+    /// How many of its tables are unlogged and keep their rows. An online move copies them while the shard is closed.
     pub unlogged_tables: usize,
-    /// How many bytes those have, with their indexes.
+    /// The size of those, with their indexes, in bytes.
     pub unlogged_bytes: i64,
-    /// What builds its schema at the target before the rows come, in order.
+    /// The statements that build its schema at the target before the rows come, in order.
     pub before_data: Vec<Statement>,
-    /// What is built once they are there.
+    /// The statements that run once the rows are there.
     pub after_data: Vec<Statement>,
     /// Online: the replica identities that its tables get until the move is completed or aborted.
     pub lent: Vec<LentIdentity>,
-    /// What may make the move slow or hard, and who should know.
+    /// What may make the move slow or hard, and what its operator should know.
     pub warnings: Vec<String>,
 }
 
 impl ShardPlan {
-    /// The steps in an operator's words, one a line; with them, `before_data` and `after_data` are all that will run.
+    /// The steps in an operator's words, one on each line. Together with `before_data` and `after_data` they are all
+    /// that will run.
     pub fn steps(&self, target: &HostName, mode: Mode) -> Vec<String> {
         let ShardPlan { shard, schema, source, epoch, .. } = self;
         let names = Names { schema: schema.clone() };
@@ -89,7 +90,7 @@ impl ShardPlan {
         ];
         let fill = (self.materialized_views > 0).then(|| {
             let (views, size) = (counted(self.materialized_views, "materialized view"), Bytes(self.materialized_bytes));
-            format!("fill {views}, about {size}, on {target}: their content is of that moment")
+            format!("fill {views}, about {size}, on {target}: they show the data of that moment")
         });
         match mode {
             Mode::Blocking => {
@@ -102,15 +103,15 @@ impl ShardPlan {
                 steps.extend([
                     format!("stream: publication of {tables} and a slot on {source}; it keeps WAL until the move ends"),
                     format!("copy {tables}, about {bytes}, in chunks while {source} serves; then keys and indexes"),
-                    "catch up: apply what was changed meanwhile; the other indexes; compare digests".to_owned(),
+                    "catch up: apply what changed meanwhile; the other indexes; compare digests".to_owned(),
                 ]);
                 steps.extend(fill);
-                steps.extend(["set the sequences ahead; wait until the stream is close behind".to_owned()]);
+                steps.extend(["set the sequences ahead; wait until the target is close behind".to_owned()]);
                 steps.extend(fence);
                 if self.unlogged_tables > 0 {
                     let (tables, size) = (counted(self.unlogged_tables, "unlogged table"), Bytes(self.unlogged_bytes));
                     let closed = closed_for(self.unlogged_bytes).as_secs_f64();
-                    steps.push(format!("copy {tables}, {size}: the shard is closed for about {closed:.1} s for it"));
+                    steps.push(format!("copy {tables}, {size}: the shard is closed for about {closed:.1} s meanwhile"));
                 }
                 steps.push("drain: apply up to the marker".to_owned());
             }
@@ -128,8 +129,9 @@ impl ShardPlan {
         }
         steps
     }
-    /// A guess of how long the shard is closed by a blocking move, from its size: a floor of 50 ms and 20 MiB a second,
-    /// a slow disk's rate for copy, two digests and indexes together. The command says that it is a guess.
+    /// Estimates from its size how long a blocking move closes the shard: at least 50 ms, and a second for each 20 MiB.
+    /// That is the rate of a slow disk for the copy, two digests and the indexes together. The command says that it is
+    /// an estimate.
     pub fn closed_for(&self) -> Duration {
         closed_for(self.bytes + self.materialized_bytes)
     }
@@ -171,8 +173,7 @@ pub(crate) fn judge(
     let (closed, most) = (closed_for(bytes), options.pause_max);
     if closed > most {
         let (closed, most) = (closed.as_secs(), most.as_secs());
-        let reason =
-            format!("would be closed for about {closed} s while {what} copied, longer than the {most} s it may be");
+        let reason = format!("would be closed for about {closed} s while {what} copied; at most {most} s are allowed");
         let remedy = format!("{remedy}, or allow more with --max-pause-s");
         refusals.push(Refusal::new("the shard", reason, remedy).at(shard, &source.name));
     }
@@ -186,7 +187,8 @@ pub(crate) fn judge(
     let Creation { before_data, after_data, refreshes: _, notes } = creation;
     let no_reverse =
         (mode == Mode::Online && options.back == Back::Prepared).then(|| facts::no_reverse(&target.stream)).flatten();
-    let no_reverse = no_reverse.map(|why| format!("no rollback will be possible: of host {}, {why}", target.name));
+    let no_reverse =
+        no_reverse.map(|why| format!("no rollback will be possible, because of host {}: {why}", target.name));
     let lent = if mode == Mode::Online { facts.online.lent.clone() } else { Vec::new() };
     let old_locks = facts.locks.iter().filter(|lock| lock.seconds > 1.0);
     let warnings = old_locks.map(waited_for).chain(facts.sequences.iter().cloned()).chain(notes).chain(no_reverse);
@@ -214,20 +216,20 @@ fn full(lent: &[LentIdentity]) -> Option<String> {
     let full: Vec<&str> = lent.iter().filter(|one| one.index.is_none()).map(|one| one.table.as_str()).collect();
     (!full.is_empty()).then(|| {
         format!(
-            "no index names the rows of {}: until the move is completed, each UPDATE and DELETE there writes the whole \
-             former row to the WAL",
+            "no index identifies the rows of {}: until the move is completed, each UPDATE and DELETE there writes the \
+             whole former row to the WAL",
             full.join(", ")
         )
     })
 }
 
-/// A lock that the fence would wait for.
+/// Describes a lock that the fence would wait for.
 fn waited_for(lock: &Lock) -> String {
     let pid = lock.pid.map_or("a prepared transaction".to_owned(), |pid| format!("backend {pid}"));
     format!("{pid} has held {} on {} for {:.0} s: the fence waits for it", lock.mode, lock.relation, lock.seconds)
 }
 
-/// What the source's own tables say against the move.
+/// The reasons against the move in the source's control tables.
 fn against_source(facts: &ShardFacts, source: &HostFacts) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut refuse = |reason: String, remedy: &str| {
@@ -259,7 +261,7 @@ fn against_source(facts: &ShardFacts, source: &HostFacts) -> Vec<Refusal> {
     refusals
 }
 
-/// What the target's own tables say against the move of a shard that its source serves at this epoch.
+/// The reasons in the target's control tables against the move of a shard that its source serves at this epoch.
 fn against_target(facts: &ShardFacts, target: &HostFacts, epoch: Option<ShardEpoch>) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut refuse = |reason: String, remedy: &str| {
@@ -274,7 +276,7 @@ fn against_target(facts: &ShardFacts, target: &HostFacts, epoch: Option<ShardEpo
     match &facts.target_row {
         Some(row) if row.state != "moved" => {
             let reason = format!("is {} there too, at epoch {}", row.state, row.epoch);
-            refuse(reason, "two hosts own this shard: run `pgshard check`; the higher epoch is right");
+            refuse(reason, "two hosts own this shard: run `pgshard check`; the one with the higher epoch is right");
         }
         Some(row) if epoch.is_some_and(|epoch| row.epoch > epoch) => {
             let reason = format!("was there at epoch {}, later than the source's", row.epoch);
@@ -291,7 +293,7 @@ fn against_target(facts: &ShardFacts, target: &HostFacts, epoch: Option<ShardEpo
     refusals
 }
 
-/// The mode that suits the sources if none was asked for: online wherever the server can tell its changes.
+/// The mode to use if none was asked for: online if every source can send its changes.
 pub(crate) fn suitable<'a>(sources: impl IntoIterator<Item = &'a HostFacts>) -> Mode {
     let logical = sources.into_iter().all(|source| source.stream.wal_level == "logical");
     if logical { Mode::Online } else { Mode::Blocking }
@@ -328,7 +330,7 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
         let StreamFacts { wal_level, may_replicate, free_slots, free_senders, prepared, old: _ } = &source.stream;
         if wal_level != "logical" {
             let remedy = "set wal_level = logical there and restart the server, or move with --mode blocking";
-            refuse(source, format!("has wal_level {wal_level}: it cannot tell its changes"), remedy);
+            refuse(source, format!("has wal_level {wal_level}: it cannot send its changes"), remedy);
         }
         if !may_replicate {
             let remedy = format!("ALTER ROLE {} REPLICATION, or move with --mode blocking", source.role);
@@ -366,7 +368,7 @@ pub(crate) fn judge_hosts(source: &HostFacts, target: &HostFacts, mode: Mode) ->
     refusals
 }
 
-/// Clocks that differ by more are named: IDs stay unique, and are out of order among hosts.
+/// Clocks that differ by more are mentioned: IDs stay unique, but their order across hosts is wrong.
 const CLOCKS_S: f64 = 0.5;
 
 /// What an operator should know before shards of these sizes (tables, bytes) go from one host to the other.
@@ -381,7 +383,7 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
         let way = if apart > 0.0 { "behind" } else { "ahead of" };
         let apart = apart.abs();
         warnings
-            .push(format!("the clock of {} is {apart:.1} s {way} that of {}: set it right", target.name, source.name));
+            .push(format!("the clock of {} is {apart:.1} s {way} that of {}: correct it", target.name, source.name));
     }
     let versions = (&source.collation_version, &target.collation_version);
     if let (Some(from), Some(to)) = versions
@@ -401,11 +403,11 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
                 host.name
             ));
         }
-        // A schema's tables are made in one transaction: each with its key, its TOAST table and their indexes.
+        // The tables of a schema are created in one transaction: each with its key, its TOAST table and their indexes.
         if let Some(tables) = sizes.iter().map(|(tables, _)| *tables).max().filter(|t| 5 * *t as i64 > host.locks_max) {
             let name = &host.name;
             warnings.push(format!(
-                "{name} has locks for {} objects, a shard has {tables} tables: raise max_locks_per_transaction",
+                "{name} has locks for {} objects, and a shard has {tables} tables: raise max_locks_per_transaction",
                 host.locks_max
             ));
         }
@@ -418,7 +420,7 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
     if bytes >= ROOM_BYTES {
         let kept = if mode == Mode::Online { ", and keeps the WAL of what is written there meanwhile" } else { "" };
         warnings.push(format!(
-            "{} needs about {} of room and writes as much WAL; {} keeps the old copies until `pgshard moves \
+            "{} needs about {} of disk space and writes as much WAL; {} keeps the old copies until `pgshard moves \
              complete`{kept}",
             target.name,
             Bytes(bytes),
@@ -428,7 +430,7 @@ pub(crate) fn warnings(source: &HostFacts, target: &HostFacts, mode: Mode, sizes
     warnings
 }
 
-/// Less than this has room anywhere.
+/// Below this size the disk space is not mentioned.
 const ROOM_BYTES: i64 = 1 << 30;
 
 #[cfg(test)]
@@ -496,7 +498,7 @@ mod tests {
         };
         let to = HostName::new("db2").unwrap();
         let said = judged(Mode::Online, 40 << 20, options()).unwrap().steps(&to, Mode::Online);
-        let of_unlogged = "copy 2 unlogged tables, 40 MiB: the shard is closed for about 2.0 s for it";
+        let of_unlogged = "copy 2 unlogged tables, 40 MiB: the shard is closed for about 2.0 s meanwhile";
         assert!(said.iter().any(|step| step == of_unlogged), "{said:#?}");
         let refusals = judged(Mode::Online, 4 << 30, options()).unwrap_err();
         assert!(refusals[0].to_string().contains("its unlogged tables are copied"), "{}", refusals[0]);

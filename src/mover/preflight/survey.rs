@@ -1,4 +1,4 @@
-//! Reading the facts of a request, and putting the judgements of its shards together.
+//! Reads the facts of a request, and combines the judgements of its shards.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,16 +25,16 @@ use crate::mover::protocol::state::Mode;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// The shards, from whatever hosts.
+    /// The shards, from any hosts.
     pub shards: Vec<ShardId>,
     /// Where they shall go.
     pub target: HostName,
-    /// How; where it is `None`, online if all of the sources have `wal_level = logical`.
+    /// How the rows are moved. `None`: online if all of the sources have `wal_level = logical`, blocking otherwise.
     pub mode: Option<Mode>,
 }
 
 impl Request {
-    /// These shards to this host, in whichever mode the sources allow.
+    /// A request for these shards, to this host, in the mode that the sources allow.
     pub fn new(shards: Vec<ShardId>, target: HostName) -> Request {
         Request { shards, target, mode: None }
     }
@@ -45,7 +45,7 @@ setters!(Request: mode: Option<Mode>);
 /// How many shards are read at the same time.
 const WIDTH: usize = 4;
 
-/// How often the hosts are asked before it is believed that one has lost shards, and how long between.
+/// How often the hosts are asked before a loss of shards is believed, and the time between.
 const LOOKS_MAX: u32 = 3;
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
@@ -113,7 +113,7 @@ pub(in crate::mover) async fn plan(context: &Context, request: &Request) -> Resu
     Err(Error::Refused { refusals })
 }
 
-/// Where the shards are by their hosts' own word; the map is where to ask first.
+/// Finds where the shards are, by the hosts' own word; the map only says where to ask first.
 async fn locate(
     context: &Context,
     map: &ShardMap,
@@ -125,7 +125,7 @@ async fn locate(
     for &shard in &request.shards {
         let Some(mut host) = map.host(shard).cloned() else { continue };
         let mut owned = false;
-        // A map can be behind by any number of moves, but no chain of signposts is longer than the hosts are many.
+        // A map can be behind by any number of moves, but a chain of signposts is no longer than the number of hosts.
         for _ in 0..context.hosts.names().count() {
             if !sessions.contains_key(&host) {
                 sessions.insert(host.clone(), context.hosts.open(&host).await?);
@@ -148,7 +148,7 @@ async fn locate(
                 None => break,
             }
         }
-        // What comes to be moved is judged by its facts later.
+        // Whether a shard can come to the target is judged by its facts later.
         if host == request.target && !owned {
             let reason = "is not there, although the map or another host says so";
             let remedy = "run `pgshard check`; `pgshard moves resume` opens it if it was decided, `pgshard map \
@@ -160,8 +160,8 @@ async fn locate(
     Ok((placed, refusals))
 }
 
-/// The shards that lack what others on their host have: a move would make it look as it should be, and take away where
-/// the rest may still be found.
+/// Refuses the shards that lack what others on their host have: a move would make them look right, and remove the place
+/// where the rest may still be found.
 async fn emptied(context: &Context, moving: &[(ShardId, &HostName)]) -> Result<Vec<Refusal>, Error> {
     let mut refusals = Vec::new();
     let mut hosts: Vec<&HostName> = moving.iter().map(|(_, host)| *host).collect();
@@ -182,7 +182,7 @@ async fn emptied(context: &Context, moving: &[(ShardId, &HostName)]) -> Result<V
     Ok(refusals)
 }
 
-/// That somebody says that a host owns a shard since an epoch.
+/// A statement that a host owns a shard since an epoch.
 struct Given {
     shard: ShardId,
     epoch: ShardEpoch,
@@ -191,8 +191,8 @@ struct Given {
     by: String,
 }
 
-/// What the map and the hosts that answer say about who owns these shards. A host that does not answer is passed over:
-/// one that is down must not keep shards where they are.
+/// What the map and the hosts that answer say about the owners of these shards. A host that does not answer is ignored:
+/// while it is down, shards of other hosts must still be movable.
 async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)]) -> Vec<Given> {
     let shards: Vec<ShardId> = moving.iter().map(|(shard, _)| *shard).collect();
     let ask = |host: &HostName| {
@@ -216,8 +216,8 @@ async fn given(context: &Context, map: &ShardMap, moving: &[(ShardId, &HostName)
     by_hosts.chain(by_map).collect()
 }
 
-/// Refuses a shard whose owner does not know of the move that brought it: that host's database is older, and so are its
-/// rows.
+/// Refuses a shard whose owner does not know of the move that brought it: that host's database is from before the move,
+/// and so are its rows.
 fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
     let later = given.iter().filter(|given| given.shard == plan.shard && given.owner == plan.source.as_str());
     let latest = later.filter(|given| given.epoch > plan.epoch).max_by_key(|given| given.epoch)?;
@@ -228,7 +228,7 @@ fn went_back(plan: &ShardPlan, given: &[Given]) -> Option<Refusal> {
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 
-/// Refuses a shard that another host serves as well: whichever is right, a move would make it harder to find out.
+/// Refuses a shard that another host serves as well: whichever is right, a move would make that harder to find out.
 fn served_twice(plan: &ShardPlan, survey: &schema::Survey) -> Option<Refusal> {
     let others = survey.iter().filter(|(host, _)| **host != plan.source);
     let serves = |facts: &schema::HostFacts| {
@@ -236,13 +236,13 @@ fn served_twice(plan: &ShardPlan, survey: &schema::Survey) -> Option<Refusal> {
     };
     let (other, epoch) = others.filter_map(|(host, facts)| Some((host, serves(facts.as_ref().ok()?)?))).next()?;
     let reason = format!("is served there since epoch {}, and on {other} since epoch {epoch}", plan.epoch);
-    let remedy = format!("`pgshard moves repair {} --plan` says what can be done; or run the same again", plan.shard);
+    let remedy = format!("`pgshard moves repair {} --plan` says what can be done; or try again", plan.shard);
     Some(Refusal::new("the shard", reason, remedy).at(plan.shard, &plan.source))
 }
 
-/// What all hosts say; one that does not answer does not keep shards where they are. They do not answer at the same
-/// instant: a shard that has come to the target in between seems to be nowhere, so what is lost there is believed only
-/// if it is seen again.
+/// What all hosts say. A host that does not answer is ignored: it must not keep shards where they are. The hosts do not
+/// answer at the same instant, so a shard that came to the target in between seems to be nowhere. So shards seem lost
+/// there only if they are still missing when asked again.
 async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, Error> {
     let hosts: Result<Vec<_>, Error> =
         context.hosts.names().map(|host| Ok((host.clone(), context.hosts.options(host)?.clone()))).collect();
@@ -258,7 +258,7 @@ async fn survey(context: &Context, target: &HostName) -> Result<schema::Survey, 
     }
 }
 
-/// Refuses a host that does not know any more what was there: nothing is built over what is to be restored.
+/// Refuses a host that no longer knows what it had: nothing is built over what has to be restored.
 fn lost(survey: &schema::Survey, host: &HostName) -> Option<Refusal> {
     let schema::Lost { shards, by, .. } = schema::lost_on(survey, host)?;
     let reason = format!("has lost {}, which {by} knows were there", shards_named(&shards));
@@ -305,7 +305,7 @@ fn waited_for_a_lock(error: &Error) -> bool {
         .any(|error| error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE))
 }
 
-/// The error with who holds the locks, if that can be told still.
+/// Adds to the error who holds the locks, if that can still be found out.
 async fn locked(source: &Session, shard: ShardId, context: &Context, error: Error) -> Error {
     let blockers = async {
         let schema = facts::schema_oid(source, &context.prefix.schema(shard)).await.ok()??;

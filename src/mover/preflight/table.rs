@@ -1,9 +1,9 @@
-//! What is known of a table whose rows are copied and whose changes are applied: its columns, and the key by which the
-//! stream names its rows.
+//! A table whose rows are copied and whose changes are applied: its columns, and the key by which the stream identifies
+//! its rows.
 //!
-//! Invariant: the key is the one of the replica identity, never just any unique one. The stream tells the former values
-//! of no other columns, and a row whose former key is not known could not be put to its chunk. A key that is deferrable
-//! is none: within a transaction two rows may have the same one, and a change would hit both, or the other.
+//! Invariant: the key is that of the replica identity, never just any unique one. The stream has the former values of
+//! no other columns, and a row whose former key is unknown could not be assigned to its chunk. A deferrable key does
+//! not count: within a transaction two rows may have the same value, and a change would hit both, or the wrong one.
 
 use crate::mover::control::session::Session;
 use crate::mover::protocol::error::Error;
@@ -11,16 +11,16 @@ use crate::pg::quote_ident;
 
 use crate::mover::preflight::key::KeyKind;
 
-/// By what the stream names a row that was updated or deleted.
+/// How the stream identifies a row that was updated or deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Identity {
-    /// The primary key, if there is one.
+    /// By the primary key, if there is one.
     Default,
-    /// All columns.
+    /// By all columns.
     Full,
-    /// Nothing: updates and deletes fail while the table is published.
+    /// By nothing: updates and deletes fail while the table is published.
     Nothing,
-    /// A unique index.
+    /// By a unique index.
     Index,
 }
 
@@ -35,21 +35,21 @@ const WITHOUT_BINARY_FORM: [u32; 4] = [1033, 1034, 3615, 3645];
 pub(crate) struct Column {
     pub(crate) name: String,
     pub(crate) type_oid: u32,
-    /// Its values are rows of a type, or of a domain over one.
+    /// Whether its values are rows of a composite type, or of a domain over one.
     pub(crate) composite: bool,
-    /// Its value comes from the others; it is neither copied nor applied.
+    /// Whether its value is computed from other columns; it is neither copied nor applied.
     pub(crate) generated: bool,
-    /// Its value is computed whenever it is read: nothing of it is stored.
+    /// Whether its value is computed whenever it is read, and never stored.
     pub(crate) is_virtual: bool,
-    /// The server can hash its values, and two that have the same text have the same hash.
+    /// Whether the server can hash its values so that values with the same text have the same hash.
     pub(crate) hashable: bool,
-    /// Its place in the key, from 0.
+    /// Its position in the key, from 0.
     pub(crate) in_key: Option<usize>,
 }
 
 impl Column {
-    /// Whether a value's binary form is the same on every host, and can be read again: the type is PostgreSQL's own,
-    /// and none of those that have no binary form (aclitem) or do not read their own (tsquery, where it is empty).
+    /// Whether a value's binary form is the same on every host and can be read back. That is so if the type is
+    /// PostgreSQL's own, and not one that has no binary form (aclitem) or cannot read its own (an empty tsquery).
     pub(crate) fn is_binary(&self) -> bool {
         self.type_oid < FIRST_OF_USERS && !WITHOUT_BINARY_FORM.contains(&self.type_oid)
     }
@@ -64,28 +64,29 @@ impl Column {
 pub(crate) struct KeyIndex {
     pub(crate) name: String,
     pub(crate) primary: bool,
-    /// Checked row by row. One that is deferrable names no rows in the stream, and its columns are no key.
+    /// Whether it is checked row by row. The stream does not use a deferrable index to identify rows, and its columns
+    /// are no key.
     pub(crate) immediate: bool,
 }
 
 /// One table of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TableShape {
-    /// On the source. The name changes when the shard is fenced, this does not.
+    /// The OID on the source. The name changes when the shard is fenced, the OID does not.
     pub(crate) oid: u32,
     pub(crate) name: String,
-    /// In the table's order.
+    /// In the order of the table.
     pub(crate) columns: Vec<Column>,
-    /// Indexes into `columns`, in the key's order. Empty: the table has no key that the stream tells.
+    /// Indexes into `columns`, in the key's order. Empty if the table has no key that the stream uses.
     pub(crate) key: Vec<usize>,
-    /// The kind of the key's first column, if its order is known here; else the table is copied as one chunk.
+    /// The kind of the key's first column, if its order is known here; otherwise the table is copied as one chunk.
     pub(crate) first_key: Option<KeyKind>,
     pub(crate) identity: Identity,
     pub(crate) key_index: Option<KeyIndex>,
 }
 
 impl TableShape {
-    /// Quoted and joined: the columns that have a value of their own.
+    /// The columns that have a value of their own, quoted and joined.
     pub(crate) fn written(&self) -> String {
         joined(self.columns.iter().filter(|column| !column.generated))
     }
@@ -100,7 +101,7 @@ impl TableShape {
         self.key_columns().next()
     }
 
-    /// Whether all values can go over in binary form.
+    /// Whether all values can be sent in binary form.
     pub(crate) fn is_binary(&self) -> bool {
         self.columns.iter().all(Column::is_binary)
     }
@@ -110,14 +111,14 @@ fn joined<'a>(columns: impl Iterator<Item = &'a Column>) -> String {
     columns.map(Column::quoted).collect::<Vec<_>>().join(", ")
 }
 
-/// The tables of a schema whose changes a stream has, by its OID and sorted by name: those that are logged.
+/// The tables of a schema, by its OID, whose changes the stream brings: those that are logged. Sorted by name.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn shapes(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
     read(session, schema, &["p"]).await
 }
 
-/// The tables of a schema whose changes no stream has.
+/// The tables of a schema whose changes the stream does not bring: unlogged ones.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn unlogged(session: &Session, schema: u32) -> Result<Vec<TableShape>, Error> {
@@ -131,9 +132,9 @@ pub(crate) async fn all(session: &Session, schema: u32) -> Result<Vec<TableShape
     read(session, schema, &["p", "u"]).await
 }
 
-/// Found by pg_depend, whose index answers at once: pg_class has none by schema.
+/// The tables are found by pg_depend, which has an index for it: pg_class has no index on the schema.
 async fn read(session: &Session, schema: u32, persistence: &[&str]) -> Result<Vec<TableShape>, Error> {
-    // The default collation orders by bytes where the database's locale is C, and its provider not another library.
+    // The default collation orders by bytes if the database's locale is C, unless its provider is another library.
     let sql = "SELECT c.oid, c.relname::text, c.relreplident::text, x.relname::text, i.indisprimary, i.indimmediate,
             a.attname::text, a.atttypid, coalesce(t.typcategory = 'C', false), a.attgenerated::text,
             CASE WHEN i.indimmediate THEN array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum) END,
@@ -198,8 +199,8 @@ async fn read(session: &Session, schema: u32, persistence: &[&str]) -> Result<Ve
     Ok(shapes)
 }
 
-/// Fills the key in, now that all columns are there. A generated column is not in the stream, so neither is a key with
-/// one.
+/// Fills in the key, once all columns are known. A generated column is not in the stream, so a key that contains one
+/// does not count.
 fn find_key(shape: &mut TableShape, kinds: &[Option<KeyKind>]) {
     let mut key: Vec<(usize, usize)> =
         shape.columns.iter().enumerate().filter_map(|(at, column)| Some((column.in_key?, at))).collect();

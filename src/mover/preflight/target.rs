@@ -1,4 +1,4 @@
-//! What a schema needs from the host that it comes to.
+//! What a schema needs from the host that it is moved to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ use crate::mover::protocol::error::Error;
 use crate::pg::quote_ident;
 use crate::schema::catalog::{Facts, Grantee, SimpleKind};
 
-/// What the target lacks that the schema of `facts` needs: types, functions and whatever else its objects use from
-/// outside, roles that are granted something, and that nothing is added: default privileges of the connecting role.
-/// Empty if everything is there.
+/// What is missing at the target for the schema of `facts`: types, functions and other outside objects that it uses,
+/// and roles that have grants. It also finds what the target would add: default privileges of the connecting role.
+/// Empty if there is nothing of the kind.
 ///
 /// # Errors
 /// When the server refuses.
@@ -32,7 +32,7 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     let rows = client.query_typed(include_str!("../definition/sql/missing.sql"), parameters).await?;
     let mut refusals = Vec::new();
     for row in rows {
-        // The number of what is missing, from 1.
+        // The number of what is missing, counted from 1.
         let at: i64 = row.try_get(0)?;
         let Some(wanted) = usize::try_from(at - 1).ok().and_then(|at| wanted.get(at)) else { continue };
         let remedy = match (&wanted.extension, wanted.kind.as_str()) {
@@ -75,11 +75,11 @@ pub(crate) async fn missing_at_target<C: GenericClient + Sync>(
     Ok(refusals)
 }
 
-/// Whether a role may, at one host, connect (`None`) or use a schema; and the host's database.
+/// Whether a role may connect (`None`) or use a schema at one host, with the name of the host's database.
 type Rights = BTreeMap<(String, Option<String>), (bool, String)>;
 
-/// What the roles that are granted something in the shard may do at the source and may not at the target: connect, and
-/// use the schemas that the shard's objects need.
+/// What roles with grants in the shard may do at the source but not at the target: connect, and use the schemas that
+/// the shard's objects need.
 pub(in crate::mover) async fn rights_missing(
     source: &Session,
     target: &Session,
@@ -99,7 +99,7 @@ pub(in crate::mover) async fn rights_missing(
                 }
                 None => ("connect to".to_owned(), format!("CONNECT ON DATABASE {}", quote_ident(&database))),
             };
-            let reason = format!("may {may} {} and not there", source.host);
+            let reason = format!("may {may} {}, but not at the target", source.host);
             Refusal::new(format!("role {role}"), reason, format!("GRANT {grant} TO {}", quote_ident(&role)))
         })
         .collect())
@@ -149,7 +149,7 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
         .collect();
     let collations: BTreeSet<&str> =
         facts.simple.iter().filter(|one| one.kind == SimpleKind::Collation).map(|one| one.name.as_str()).collect();
-    // The catalogs quote a name where it must be.
+    // The catalogs quote a name where necessary.
     let plain = |name: &str| match name.strip_prefix('"').and_then(|name| name.strip_suffix('"')) {
         Some(quoted) => quoted.replace("\"\"", "\""),
         None => name.to_owned(),
@@ -157,7 +157,7 @@ fn wanted(facts: &Facts) -> Vec<Wanted> {
     for relation in facts.relations.iter().filter(|relation| relation.kind.is_stored()) {
         for column in &relation.columns {
             let used_by = || format!("column {}.{}", relation.name, column.name);
-            // The schema's own types are the ones without a schema; so are the built-in ones.
+            // The schema's own types are written without a schema; so are the built-in ones.
             if !own.contains(plain(column.type_name.trim_end_matches("[]")).as_str()) {
                 want("type", &column.type_name, used_by(), None);
             }

@@ -177,7 +177,7 @@ async fn none_are_lent_where_none_are_wanted() {
     let refused = world.run(&args).await;
     let words = "table visits has no primary key, so that its UPDATE and DELETE would fail while it is copied online";
     assert!(refused.ended(4).stderr.contains(words), "{}", refused.stderr);
-    assert!(refused.stderr.contains("leave --no-replica-identity out"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("move without --no-replica-identity"), "{}", refused.stderr);
     assert_eq!(world.everything().await, before);
     all_is_as_it_was(&world, 0).await;
 }

@@ -114,7 +114,7 @@ on_each_version! {
         db2.batch_execute(&format!("REVOKE CONNECT ON DATABASE {database} FROM PUBLIC")).await.unwrap();
         let ran = world.run(&["move", "0", "--to", "db2", "--yes"]).await;
         let said = &ran.ended(4).stderr;
-        assert!(said.contains("role reader may connect to db1 and not there"), "{said}");
+        assert!(said.contains("role reader may connect to db1, but not at the target"), "{said}");
         assert!(
             said.contains("may use schema ext on db1") && said.contains(r#"GRANT USAGE ON SCHEMA "ext" TO "reader""#),
             "{said}"
