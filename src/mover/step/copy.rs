@@ -1,7 +1,8 @@
-//! Copy, behind the fence: every row over, compared, then indexes, constraints, triggers and sequences.
+//! Copy, behind the fence: every row is copied and compared; then come indexes, constraints, triggers and sequences.
 //!
-//! Before: fenced for this attempt. After: the target has all that the source has, in one transaction together with the
-//! word that it is ready for this attempt. Dies halfway: that transaction is rolled back, the target is as prepared.
+//! Before: fenced for this attempt. After: the target has everything that the source has, and is marked as ready for
+//! this attempt, in one transaction. If the mover dies in between, that transaction is rolled back, and the target is
+//! as prepared.
 
 use std::borrow::Cow;
 use std::time::Instant;
@@ -29,18 +30,18 @@ use crate::pg::quote_literal;
 use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
 
-/// What the target knows of the token by which it may be opened.
+/// What the target knows about the token by which it may be opened: its hash.
 pub(crate) fn token_hash(token: Uuid) -> String {
     Sha256::digest(token.to_string().as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// How a copy ended.
 pub(crate) enum Outcome {
-    /// Everything is there.
+    /// Everything is at the target.
     Copied,
     /// Transactions held locks until the budget ran out. Nothing was copied.
     Blocked(Vec<Lock>),
-    /// The shard's DDL is not what the target was built from. What was copied must be built anew.
+    /// The shard's definition is not what the target was built from. What was copied must be built again.
     Altered(String),
 }
 
@@ -68,7 +69,7 @@ impl ShardMove<'_> {
         let (rows, bytes) = self.copy_rows(left, &left_name).await?;
         self.finish_target(entry, &creation, left, attempt).await?;
         let began = self.timings.since("copy", copying);
-        // A GRANT or CREATE FUNCTION that was under way at the swap holds no lock that the barrier sees.
+        // A GRANT or CREATE FUNCTION that was under way at the swap holds no lock that the barrier could see.
         if let Err(what) = self.unaltered(entry, left, built).await? {
             return Ok(Outcome::Altered(what));
         }
@@ -81,11 +82,11 @@ impl ShardMove<'_> {
         Ok(Outcome::Copied)
     }
 
-    /// What the target was built from, as long as it still is what stands behind the fence and nothing reaches past
-    /// that; else what was altered.
+    /// Gives what the target was built from, provided that the schema behind the fence is still the same and nothing
+    /// crosses its border; otherwise what was altered.
     ///
-    /// The stamp of the mover that built it answers in a few milliseconds; only where that is not at hand, or differs,
-    /// is everything read again while the shard is closed.
+    /// The stamp of the mover that built it answers in a few milliseconds. Only if there is none, or it differs,
+    /// everything is read again while the shard is closed.
     async fn unaltered<'b>(
         &self,
         entry: &Entry,
@@ -109,10 +110,10 @@ impl ShardMove<'_> {
         Ok(Ok(Cow::Owned(self.creation(&facts).await?)))
     }
 
-    /// Rows and digests. The target's transaction stays open.
+    /// Copies the rows and compares their digests. The target's transaction stays open.
     ///
     /// Locks: ACCESS SHARE on the old copy's tables, which nobody else uses, until the end; on the target ROW EXCLUSIVE
-    /// on tables that nobody else knows.
+    /// on tables that nobody else uses.
     async fn copy_rows(&self, left: u32, left_name: &str) -> Result<(u64, u64), Error> {
         let what = "copying rows";
         let shard = self.hold.shard;
@@ -140,7 +141,7 @@ impl ShardMove<'_> {
         Ok((rows, bytes))
     }
 
-    /// Digests of whole tables, which nobody writes to.
+    /// Compares digests of whole tables that nobody writes to.
     ///
     /// Locks: ACCESS SHARE on the tables of both sides, for a statement each.
     pub(super) async fn compare(&self, tables: &[TableShape], left_name: &str, incoming: &str) -> Result<(), Error> {
@@ -163,9 +164,9 @@ impl ShardMove<'_> {
         Ok(())
     }
 
-    /// All that comes after the rows, and the word that the target is ready. Commits.
+    /// Runs everything that comes after the rows, and marks the target as ready. Commits.
     ///
-    /// Locks: ACCESS EXCLUSIVE on tables and materialized views that nobody else knows; rows of the control tables.
+    /// Locks: ACCESS EXCLUSIVE on tables and materialized views that nobody else uses; rows of the control tables.
     async fn finish_target(&self, entry: &Entry, creation: &Creation, left: u32, attempt: i32) -> Result<(), Error> {
         let what = "building indexes and constraints";
         let incoming = self.names.incoming();
@@ -191,8 +192,8 @@ impl ShardMove<'_> {
         self.at("after ready")
     }
 
-    /// Sets the target's sequences ahead of the source's: a transaction older than the swap may still take values
-    /// there.
+    /// Sets the target's sequences ahead of the source's: a transaction older than the swap may still take values from
+    /// those.
     ///
     /// Locks: ROW EXCLUSIVE on the target's sequences until the end of its transaction.
     async fn carry_sequences(&self, left: u32, incoming: &str) -> Result<(), Error> {
@@ -203,8 +204,8 @@ impl ShardMove<'_> {
         set.map_err(|error| self.target.failed(what, error))
     }
 
-    /// The migrations that the shard has had, and the one that it was begun on, as the target's control schema will
-    /// list them.
+    /// Copies the list of the shard's migrations, and of a migration that was attempted on it, to the target's control
+    /// schema.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.shard_migration and pgshard.migration_attempt until the end of the target's
     /// transaction.

@@ -1,8 +1,8 @@
-//! Fence: the swap, the barrier and the marker (why so: `docs/decisions/0001`).
+//! Fence: the swap, the barrier and the marker (`docs/decisions/0001` has the reasons).
 //!
-//! Before: prepared, the source serves. After the swap: no new statement reaches the shard's tables by name. After the
-//! barrier: no old one either. After the marker: all of it is durable. Dies halfway: the first that comes after the
-//! deadline swaps back, or a resume goes on before it.
+//! Before: prepared, and the source serves. After the swap: no new statement reaches the shard's tables by name. After
+//! the barrier: no old one does either. After the marker: all of this is durable. If the mover dies in between, whoever
+//! comes first after the deadline swaps back, unless a resume goes on before it.
 
 use std::time::Instant;
 
@@ -22,24 +22,24 @@ use crate::schema::control::LOCK_MIGRATION;
 /// Why there is no fence, for people.
 pub(crate) const HELD: &str = "a migration, or another transaction, holds the shard";
 
-/// What a swap gave.
+/// The result of a swap.
 pub(crate) struct Swapped {
     /// The attempt's number.
     pub(crate) attempt: i32,
-    /// The OID of the schema that the shard's tables are in, whatever it is called.
+    /// The OID of the schema that has the shard's tables, whatever its name is.
     pub(crate) left: u32,
 }
 
 impl ShardMove<'_> {
-    /// The swap, for an open with this token. The pause starts while this waits for its answer. `None`: a migration, or
-    /// another transaction, holds the shard; nothing is fenced.
+    /// The swap, for an open with this token. The pause starts while this waits for its answer. `None` if a migration,
+    /// or another transaction, holds the shard: then nothing is fenced.
     ///
-    /// Locks: as pgshard.fence says: none on any table of the shard; and the one of the shard's migrations, for which
-    /// it does not wait; all for this one transaction.
+    /// Locks: as pgshard.fence says, none on any table of the shard. Also the lock of the shard's migrations, for which
+    /// it does not wait. All for this one transaction.
     pub(crate) async fn swap(&self, source: &Session, token: Uuid) -> Result<Option<Swapped>, Error> {
         self.at("before swap")?;
         let began = Instant::now();
-        // The fence is made for the row of `held`, so that without one there is none.
+        // The fence needs a row of `held`, so without that lock nothing is fenced.
         let sql = "WITH held AS MATERIALIZED (SELECT $1::integer AS shard WHERE pg_try_advisory_xact_lock($6, $1))
             SELECT fence.attempt, fence.left_oid
             FROM held CROSS JOIN LATERAL pgshard.fence(held.shard, $2, $3, $4, $5) AS fence";
@@ -66,7 +66,7 @@ impl ShardMove<'_> {
         Ok(Some(Swapped { attempt: row.get(0)?, left: row.get(1)? }))
     }
 
-    /// The barrier. Gives who was in the way when the budget ran out; nobody is, in most cases, at the first look.
+    /// The barrier. Gives those who still held locks when the budget ran out. Mostly nobody does at the first look.
     ///
     /// Locks: as pgshard.barrier says: none.
     pub(crate) async fn barrier(&self, source: &Session, left: u32) -> Result<Vec<Lock>, Error> {

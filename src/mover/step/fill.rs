@@ -1,9 +1,9 @@
-//! Fill: the materialized views of the target, from the rows that are there.
+//! Fill: fills the materialized views of the target from the rows that are there.
 //!
-//! Before: the target has the tables' rows, of some moment, and the views whatever they have. After: views that have
-//! rows at the source have them at the target, of that moment, and the others have none. Online that is done while the
-//! source serves, for nobody can say how long a query takes. Dies halfway: some are filled; the next run fills them all
-//! again.
+//! Before: the target has the tables' rows, from some moment, and the views may have anything. After: views that have
+//! rows at the source have them at the target, computed from that moment's rows, and the others have none. An online
+//! move does this while the source serves, since nobody can say how long a query takes. If the mover dies in between,
+//! some are filled; the next run fills them all again.
 
 use std::time::Instant;
 
@@ -20,8 +20,8 @@ use crate::schema::catalog::search_path;
 impl ShardMove<'_> {
     /// Fills the views of a target that changes are applied to.
     ///
-    /// Locks: on the target ACCESS EXCLUSIVE on one view at a time, which nobody knows, and ACCESS SHARE on what it
-    /// reads, for which only a TRUNCATE of the stream waits; then [`prove_lease`]'s.
+    /// Locks: on the target ACCESS EXCLUSIVE on one view at a time, which nobody uses, and ACCESS SHARE on what it
+    /// reads, for which only a TRUNCATE of the stream waits; then those of [`prove_lease`].
     pub(crate) async fn fill_open(&self, creation: &Creation) -> Result<(), Error> {
         if creation.refreshes.is_empty() {
             return Ok(());
@@ -40,10 +40,10 @@ impl ShardMove<'_> {
         Ok(())
     }
 
-    /// Fills the views within the transaction in which the target gets its rows, behind the fence: before it there are
-    /// none to fill them from.
+    /// Fills the views within the transaction that brings the target its rows, behind the fence: before that there are
+    /// no rows to fill them from.
     ///
-    /// Locks: ACCESS EXCLUSIVE on views that nobody else knows, ACCESS SHARE on what they read.
+    /// Locks: ACCESS EXCLUSIVE on views that nobody else uses, ACCESS SHARE on what they read.
     pub(super) async fn fill_fenced(&self, creation: &Creation, left: u32) -> Result<(), Error> {
         if creation.refreshes.is_empty() {
             return Ok(());
@@ -58,14 +58,14 @@ impl ShardMove<'_> {
         Ok(())
     }
 
-    /// What makes each view, in their order, as it is in this schema of the source now: with rows or without.
+    /// The statements for each view, in order, as the view is in this schema of the source now: with rows or without.
     ///
-    /// Under the settings that the role has at the target, not the mover's own, for a query may show dates. With
-    /// statistics, for plans are bad until there are some.
+    /// They run under the settings that the role has at the target, not the mover's own, since a query may show dates.
+    /// They include ANALYZE, because plans are bad without statistics.
     ///
     /// Locks: ACCESS SHARE on catalogs, for one statement.
     async fn statements(&self, creation: &Creation, schema: u32) -> Result<Vec<Vec<String>>, Error> {
-        // By the schema's members in pg_depend: pg_class has no index by namespace.
+        // By the schema's members in pg_depend: pg_class has no index on the namespace.
         let sql = "SELECT c.relname::text FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
             WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = $1 AND d.classid = 'pg_class'::regclass
                 AND c.relkind = 'm' AND c.relispopulated";
@@ -88,7 +88,7 @@ impl ShardMove<'_> {
 
 const FILLING: &str = "filling materialized views";
 
-/// What the mover sets in its sessions and a query could show.
+/// The settings of the mover's sessions that a query could show.
 const SETTINGS: [&str; 8] = [
     "datestyle",
     "intervalstyle",

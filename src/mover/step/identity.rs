@@ -1,10 +1,11 @@
-//! Replica identities: lent to tables whose rows no stream can name, and taken back.
+//! Replica identities: lent to tables whose rows the stream cannot identify, and taken back.
 //!
-//! Before: the source serves, nothing is published. After: every table of the shard has an identity; `lent_identity` of
-//! both hosts says what the lent ones were before. Dies halfway: some tables have theirs, each with its row, and the
-//! next start lends the rest. The end of a move takes back; what cannot be taken back then, `moves gc` takes back.
+//! Before: the source serves, and nothing is published. After: every table of the shard has an identity, and
+//! `lent_identity` on both hosts says what the tables had before. If the mover dies in between, some tables have
+//! theirs, each with its row, and the next start lends the rest. The end of a move takes the identities back; if one
+//! cannot be taken back then, `moves gc` does it.
 //!
-//! Invariant: a table and its row in `lent_identity` change in one transaction; an identity is taken back only where no
+//! Invariant: a table and its row in `lent_identity` change in one transaction. An identity is taken back only if no
 //! move of the shard is under way and no publication of a move has the table.
 
 use std::time::{Duration, Instant};
@@ -20,27 +21,27 @@ use crate::mover::step::ShardMove;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-/// How long an ALTER TABLE waits for the table's lock, and with it everybody who comes behind it.
+/// How long an ALTER TABLE waits for the table's lock, and with it everybody who queues behind it.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '100ms'";
 
-/// Between two tries, those who waited go on.
+/// The pause between two tries, in which those who waited can go on.
 const BETWEEN_TRIES: Duration = Duration::from_millis(250);
 
-/// How long a lock is tried for before the move gives up.
+/// How long the move tries to get a lock before it gives up.
 const LEND_FOR: Duration = Duration::from_secs(60);
 
-/// How long it is tried for at a move's end. `moves gc` tries again.
+/// How long it tries at a move's end. `moves gc` tries again.
 const TAKE_BACK_FOR: Duration = Duration::from_secs(3);
 
 impl ShardMove<'_> {
     /// Lends an identity to every table of the source that needs one.
     ///
-    /// Locks: rows of a table of ours; then, one table after the other, ACCESS EXCLUSIVE for one statement, for which
-    /// it waits 100 ms at a time.
+    /// Locks: rows of a table of ours; then, one table after the other, ACCESS EXCLUSIVE for one statement, which waits
+    /// for it 100 ms at a time.
     pub(super) async fn lend_identities(&self, schema: u32) -> Result<(), Error> {
         let what = "lending a replica identity";
-        // First: whoever is about to take one back finds that it is needed again, or has done it before tables are
-        // read.
+        // This comes first: whoever is about to take an identity back then sees that it is needed again, or has taken
+        // it back before the tables are read.
         let sql = "UPDATE pgshard.lent_identity SET move_id = $2 WHERE shard_id = $1";
         let (shard, id) = (self.hold.shard.as_i32(), *self.hold.id.uuid());
         self.source.execute(what, sql, &[&shard, &id]).await?;
@@ -65,7 +66,7 @@ impl ShardMove<'_> {
         Ok(())
     }
 
-    /// Lends one table its identity. False: somebody has a lock on it.
+    /// Lends one table its identity. Returns false if somebody has a lock on it.
     ///
     /// Locks: ACCESS EXCLUSIVE on the table, for one transaction of two statements.
     async fn lend(&self, shape: &TableShape, lent: &LentIdentity) -> Result<bool, Error> {
@@ -84,7 +85,7 @@ impl ShardMove<'_> {
             if !alter(&self.source, what, &sql).await? {
                 return Ok(false);
             }
-            // A row that is there is of an identity that somebody has altered since.
+            // If the table has a row already, somebody has altered the lent identity since.
             let sql = "INSERT INTO pgshard.lent_identity
                     (shard_id, table_name, move_id, former, former_index, lent_index) VALUES ($1, $2, $3, $4, $5, $6)
                 ON CONFLICT (shard_id, table_name) DO UPDATE SET move_id = excluded.move_id,
@@ -100,7 +101,7 @@ impl ShardMove<'_> {
         altered
     }
 
-    /// Writes to the target what was lent at the source: its tables will be made as those are now.
+    /// Writes to the target what was lent at the source: its tables will be created as those are now.
     ///
     /// Locks: rows of a table of ours, for one transaction.
     pub(super) async fn tell_what_is_lent(&self) -> Result<(), Error> {
@@ -113,7 +114,7 @@ impl ShardMove<'_> {
                 column.push(row.get(at)?);
             }
         }
-        // What the target knows is of an old copy at most, which has what its shard had when it left.
+        // If the target knows of a lent identity, it is an old copy's, from when its shard left.
         let sql = "WITH gone AS (
                 DELETE FROM pgshard.lent_identity l WHERE shard_id = $1 AND table_name <> ALL ($3::text[])
                     AND NOT EXISTS (SELECT FROM pgshard.shard s WHERE s.shard_id = $1 AND s.state <> 'moved'))
@@ -126,7 +127,7 @@ impl ShardMove<'_> {
         self.target.execute(what, sql, &[&shard, &id, tables, former, former_index, lent_index]).await.map(drop)
     }
 
-    /// The error that names who has locks on the shard's tables.
+    /// The error that names those who have locks on the shard's tables.
     async fn blocked(&self, schema: u32, table: &str) -> Result<Error, Error> {
         let locks = facts::locks(&self.source, schema).await?;
         let blockers = locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
@@ -135,7 +136,7 @@ impl ShardMove<'_> {
     }
 }
 
-/// Runs an ALTER TABLE in a transaction. False: it did not get its lock.
+/// Runs an ALTER TABLE in a transaction. Returns false if it did not get its lock.
 async fn alter(session: &Session, what: &'static str, sql: &str) -> Result<bool, Error> {
     match session.client.batch_execute(sql).await {
         Ok(()) => Ok(true),
@@ -144,37 +145,37 @@ async fn alter(session: &Session, what: &'static str, sql: &str) -> Result<bool,
     }
 }
 
-/// A row of `lent_identity` whose time is over.
+/// A row of `lent_identity` that is no longer needed.
 struct Over {
     shard: ShardId,
     table: String,
     id: uuid::Uuid,
-    /// What gives the table back what it had. `None`: it has another identity than it was lent.
+    /// The statement that restores the table's identity. `None` if its identity is not the one that was lent.
     sql: Option<String>,
 }
 
-/// What became of a replica identity that was to be taken back.
+/// The result of taking a replica identity back.
 pub(crate) struct TakenBack {
     pub(crate) shard: ShardId,
     pub(crate) table: String,
-    /// False: there was nothing to do any more.
+    /// False if there was nothing left to do.
     pub(crate) outcome: Result<bool, Error>,
 }
 
-/// As [`take_back`], where nobody can do anything about an error: it is logged.
+/// Like [`take_back`], where nobody can react to an error: it is logged.
 pub(crate) async fn take_back_or_warn(session: &Session) {
     let failed = match take_back(session).await {
         Ok(all) => all.into_iter().filter_map(|one| one.outcome.err()).collect(),
         Err(error) => vec![error],
     };
     for error in failed {
-        tracing::warn!(host = %session.host, error = chain(&error), "a replica identity is lent still: `pgshard moves \
+        tracing::warn!(host = %session.host, error = chain(&error), "a replica identity is still lent: `pgshard moves \
             gc` takes it back");
     }
 }
 
-/// Takes back what was lent to the tables of the shards that this host serves, where no move needs it any more. One
-/// that cannot be taken back stands in nobody's way.
+/// Takes back what was lent to the tables of the shards that this host serves, where no move needs it any longer. If
+/// one cannot be taken back, the others are.
 ///
 /// Locks: as [`take_one_back`].
 pub(crate) async fn take_back(session: &Session) -> Result<Vec<TakenBack>, Error> {
@@ -242,7 +243,7 @@ async fn take_one_back(session: &Session, over: &Over) -> Result<Option<bool>, E
     taken
 }
 
-/// Forgets what was lent to a shard of which this host has nothing any more.
+/// Removes the rows of what was lent to a shard of which this host has nothing left.
 ///
 /// Locks: rows of a table of ours, until the end of the transaction.
 pub(crate) async fn forget(session: &Session, shard: ShardId) -> Result<(), Error> {

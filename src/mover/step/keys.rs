@@ -1,7 +1,8 @@
-//! Foreign keys after the open, which has added them unproved: to prove one takes a scan.
+//! Foreign keys after the open, which has added them NOT VALID: to validate one takes a scan.
 //!
-//! Before: the target serves, and its foreign keys hold for all that is written. After: they are proved, and
-//! partitioned tables have theirs. Dies halfway: each is a transaction of its own, and a resume does what is left.
+//! Before: the target serves, and its foreign keys are enforced for everything that is written. After: they are
+//! validated, and partitioned tables have theirs. If the mover dies in between: each is a transaction of its own, and a
+//! resume does the rest.
 
 use std::time::{Duration, Instant};
 
@@ -13,21 +14,21 @@ use crate::mover::step::ShardMove;
 use crate::pg::quote_ident;
 use crate::schema::catalog::preamble;
 
-/// How long a partitioned table's foreign key waits for its locks, and with it everybody who comes behind it.
+/// How long a partitioned table's foreign key waits for its locks, and with it everybody who queues behind it.
 const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '100ms'";
 
-/// Between two tries, those who waited go on.
+/// The pause between two tries, in which those who waited can go on.
 const BETWEEN_TRIES: Duration = Duration::from_millis(250);
 
-/// How long it is tried before the move waits for a resume.
+/// How long the move tries before it leaves that to a resume.
 const TRIED_FOR: Duration = Duration::from_secs(60);
 
 impl ShardMove<'_> {
-    /// Proves foreign keys that the open has added unproved. Nobody waits for it.
+    /// Validates the foreign keys that the open has added NOT VALID. Nobody waits for it.
     ///
     /// # Errors
-    /// When a partitioned table did not get its foreign key: those of its partitions hold meanwhile, but one that is
-    /// added would have none.
+    /// When a partitioned table did not get its foreign key. Those of its partitions are enforced meanwhile, but a
+    /// partition that is added would have none.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table and ROW SHARE on the table that it refers to, for a scan of the
     /// former; then as [`add_proved`](ShardMove::add_proved).
@@ -41,8 +42,8 @@ impl ShardMove<'_> {
                 self.target.batch(what, "COMMIT").await
             };
             if let Err(error) = validated.await {
-                tracing::warn!(shard = %self.hold.shard, %error, statement = sql, "a foreign key holds, but was not \
-                    validated");
+                tracing::warn!(shard = %self.hold.shard, %error, statement = sql, "a foreign key is enforced, but was \
+                    not validated");
                 let _ = self.target.batch(what, "ROLLBACK").await;
             }
         }
@@ -56,13 +57,13 @@ impl ShardMove<'_> {
         Ok(())
     }
 
-    /// The statement as it is in the schema that was opened.
+    /// The statement for the schema that was opened.
     fn at_its_place(&self, sql: &str) -> String {
         sql.replace(&quote_ident(&self.names.incoming()), &quote_ident(&self.names.schema))
     }
 
-    /// Gives a partitioned table a foreign key that its partitions have. False: somebody has a lock on one of the
-    /// tables, and `may_wait` lets it be tried again. One that is there already stays.
+    /// Gives a partitioned table a foreign key that its partitions have. Returns false if somebody has a lock on one of
+    /// the tables, and `may_wait` allows another try. If the key exists already, it stays.
     ///
     /// Locks: SHARE ROW EXCLUSIVE on the table, its partitions and the table that it refers to, for which it waits
     /// 100 ms; for one statement that reads no rows.
@@ -80,7 +81,7 @@ impl ShardMove<'_> {
     }
 }
 
-/// Whether the statement adds a foreign key that the source has proved.
+/// Whether the statement adds a foreign key that is valid at the source.
 pub(super) fn is_key(sql: &str) -> bool {
     sql.starts_with("ALTER TABLE") && sql.contains(" ADD CONSTRAINT ") && !sql.ends_with(" NOT VALID")
 }

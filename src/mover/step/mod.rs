@@ -1,5 +1,6 @@
-//! The steps of a move, a file each: what is true before, what after, and what the next start sees if it dies halfway.
-//! Each may run twice. None decides what comes next: that is [`state::next`](crate::mover::protocol::state::next).
+//! The steps of a move, each in a file of its own. Each says what is true before and after it, and what the next start
+//! finds if the mover dies in between. Each may run twice. None decides what comes next: that is
+//! [`state::next`](crate::mover::protocol::state::next).
 
 mod copy;
 mod fence;
@@ -43,20 +44,20 @@ pub(crate) use crate::mover::step::online::{at_open, text_at_open};
 pub(crate) use crate::mover::step::prepare::Blueprint;
 pub(crate) use crate::mover::step::timings::Timings;
 
-/// One shard in the hands of one mover: what every step works on.
+/// One shard that this mover works on: what every step needs.
 pub(crate) struct ShardMove<'a> {
     pub(crate) hold: Hold,
     pub(crate) names: Names,
     pub(crate) prefix: &'a SchemaPrefix,
     pub(crate) mode: Mode,
     pub(crate) epoch: ShardEpoch,
-    /// The move that this one takes back: its old copy is the target.
+    /// The move that this one takes back, whose old copy is the target.
     pub(crate) back_of: Option<MoveId>,
     pub(crate) source: Session,
     pub(crate) target: Session,
     pub(crate) options: &'a Options,
     pub(crate) observer: &'a Observer,
-    /// What each phase of this mover's work took.
+    /// How long each phase of this mover's work took.
     pub(crate) timings: Timings,
 }
 
@@ -75,14 +76,14 @@ impl ShardMove<'_> {
         &self.target.host
     }
 
-    /// What names an attempt of this mover in the functions that carry it out.
+    /// The parameters that identify an attempt of this mover in the control schema's functions.
     fn attempt<'p>(&'p self, shard: &'p i32, attempt: &'p i32) -> [(&'p (dyn ToSql + Sync), Type); 4] {
         let (id, lease) = (self.hold.id.uuid(), &self.hold.lease);
         [(shard, Type::INT4), (id, Type::UUID), (attempt, Type::INT4), (lease, Type::UUID)]
     }
 
-    /// Begins the target's transaction of a step and proves, until its end, that this mover holds the lease: a takeover
-    /// waits for the row, and after it this statement finds none.
+    /// Begins the target's transaction of a step and proves, until its end, that this mover holds the lease. A takeover
+    /// waits for the row, and after a takeover this statement finds none.
     ///
     /// Locks: the row of pgshard.incoming, until the end of the transaction.
     async fn begin_on_target(&self, what: &'static str) -> Result<(), Error> {
@@ -106,7 +107,7 @@ impl ShardMove<'_> {
         Ok(creation)
     }
 
-    /// What crosses a schema's border on one of the hosts.
+    /// The dependencies that cross a schema's border on one of the hosts.
     async fn crossings(&self, session: &Session, schema: &Namespace) -> Result<Vec<Crossing>, Error> {
         let crossings = border::crossings(session.client.client(), schema, self.prefix).await;
         crossings.map_err(|source| Error::Border { host: session.host.clone(), source })
@@ -133,10 +134,10 @@ impl ShardMove<'_> {
         found.at(self.hold.shard, &self.source.host)
     }
 
-    /// The facts of a schema on the source, as one state.
+    /// The facts of a schema on the source, all from one state.
     ///
-    /// Locks: ACCESS SHARE on catalogs, for one read-only transaction; and what pg_get_expr and its kin take on the
-    /// schema's tables, ACCESS SHARE as well.
+    /// Locks: ACCESS SHARE on catalogs, for one read-only transaction; and ACCESS SHARE on the schema's tables, which
+    /// pg_get_expr and similar functions take.
     async fn facts_at_source(&self, namespace: &Namespace) -> Result<Facts, Error> {
         preflight::facts::of_schema(&self.source, namespace).await
     }

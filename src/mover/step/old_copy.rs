@@ -1,8 +1,8 @@
-//! The old copy as the target of reverse replication: what is taken off it so that it can take changes, and how it
+//! The old copy as the target of reverse replication: what is removed from it so that it can take changes, and how it
 //! becomes a rollback's target.
 //!
-//! Invariant: of every old copy it is known, in the transaction that changes it, what was taken off and whose it
-//! is; and it is the same one that is fed, compared, opened, or given back.
+//! Invariant: the transaction that changes an old copy records what was removed and whose it is. So the copy that was
+//! fed is the one that is compared, opened, or given back.
 
 use tokio_postgres::types::PgLsn;
 
@@ -27,7 +27,8 @@ use crate::schema::fingerprint::fingerprint;
 use crate::shard::ShardId;
 
 impl ShardMove<'_> {
-    /// Before the fence: the target's tables are published, and the shard has a reverse replication from its open on.
+    /// Before the fence: publishes the target's tables and records the reverse replication, so that the shard has one
+    /// from its open on.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on tables that only the mover's own stream uses; a row of our own.
     pub(crate) async fn prepare_back(&self, stream: &str) -> Result<(), Error> {
@@ -47,8 +48,8 @@ impl ShardMove<'_> {
         self.at("after back row")
     }
 
-    /// The target serves: the old copy can take changes from now on. What fails here is tried again by the next that
-    /// feeds it.
+    /// Once the target serves: makes the old copy take changes from now on. If this fails, whoever feeds it next tries
+    /// again.
     pub(crate) async fn keep_reverse(&self) -> Result<(), Error> {
         let Some(entry) = self.source.find_entry(self.hold.id, self.hold.shard).await? else { return Ok(()) };
         if let Err(error) = drop_constraints(&self.source, &self.target, &self.names, &entry).await {
@@ -57,7 +58,7 @@ impl ShardMove<'_> {
         self.at("after constraint drop")
     }
 
-    /// A rollback's end: the move that it took back is over.
+    /// Ends the move that this rollback has taken back.
     ///
     /// Locks: two rows of the control tables, for one transaction.
     pub(crate) async fn end_of_former(&self, taken_back: MoveId) -> Result<(), Error> {
@@ -73,7 +74,7 @@ impl ShardMove<'_> {
         self.target.batch(what, "COMMIT").await
     }
 
-    /// Makes the old copy of a former move what this one opens.
+    /// Makes the old copy of a former move the target of this one.
     ///
     /// Locks: rows of the control tables (a feed has them for a transaction at a time), and the tuple
     /// of pg_namespace, for one transaction.
@@ -119,7 +120,7 @@ impl ShardMove<'_> {
         let (left, incoming) = (self.names.left(epoch), self.names.incoming());
         let sql = "UPDATE pgshard.progress SET move_id = $3, lease = $4 WHERE move_id = $1 AND shard_id = $2";
         if self.target.execute(what, sql, &[taken_back.uuid(), &shard, &id, &lease]).await? != 1 {
-            return Err(refuse("how far the old copy is, is not known".to_owned()));
+            return Err(refuse("it is unknown how far the old copy is".to_owned()));
         }
         let sql = "UPDATE pgshard.back SET taken_by = $3 WHERE move_id = $1 AND shard_id = $2";
         self.target.execute(what, sql, &[taken_back.uuid(), &shard, &id]).await?;
@@ -150,8 +151,8 @@ async fn rename(
     Ok(())
 }
 
-/// In a transaction: gives an old copy that a rollback has taken back to the move that kept it. False: it had taken
-/// none.
+/// Within a transaction: gives an old copy that a rollback has taken back to the move that kept it. Returns false if
+/// the rollback had taken none.
 ///
 /// Locks: rows of the control tables and the tuple of pg_namespace, until the end of the transaction.
 pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, shard: ShardId) -> Result<bool, Error> {
@@ -171,20 +172,20 @@ pub(crate) async fn give_back(session: &Session, schema: &str, taker: MoveId, sh
     Ok(true)
 }
 
-/// Takes foreign keys, triggers and rules off an old copy, gives its tables without a key an index by which changes
-/// find their rows, and writes from where on it takes changes.
+/// Removes foreign keys, triggers and rules from an old copy, gives its tables without a key an index by which changes
+/// find their rows, and records the position from which it takes changes.
 ///
-/// Nothing to do if that was done, or if there is no reverse replication.
+/// Does nothing if that was done already, or if there is no reverse replication.
 ///
-/// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody uses any more, for one transaction; behind a reader
-/// it gives up after two seconds.
+/// Locks: ACCESS EXCLUSIVE on the old copy's tables, which nobody else uses, for one transaction; behind a reader it
+/// gives up after two seconds.
 pub(crate) async fn drop_constraints(
     source: &Session,
     target: &Session,
     names: &Names,
     entry: &Entry,
 ) -> Result<(), Error> {
-    let what = "taking foreign keys and triggers off the old copy";
+    let what = "removing foreign keys and triggers from the old copy";
     let open = entry.reverse.as_ref().is_some_and(|back| back.is_open() && !back.fed);
     if !open {
         return Ok(());
@@ -229,13 +230,13 @@ pub(crate) async fn drop_constraints(
     dropped
 }
 
-/// Takes foreign keys, triggers and rules out of the facts. Gives the statements that do it in this schema.
+/// Removes foreign keys, triggers and rules from the facts. Gives the statements that remove them in this schema.
 fn take_off(facts: &mut Facts, schema: &str) -> String {
     let mut drops = String::new();
     let mut gone = Vec::new();
     let table = |oid: u32| format!("{}.{}", quote_ident(schema), quote_ident(facts.relation_name(oid)));
     for trigger in &facts.triggers {
-        // A partition's goes with its parent's.
+        // A partition's trigger is dropped with its parent's.
         if trigger.parent.is_none() {
             drops.push_str(&format!("DROP TRIGGER {} ON {};\n", quote_ident(&trigger.name), table(trigger.relation)));
         }
@@ -257,16 +258,16 @@ fn take_off(facts: &mut Facts, schema: &str) -> String {
     drops
 }
 
-/// Gives the reverse replication of one shard up.
+/// Gives up the reverse replication of one shard.
 ///
 /// Locks: its row, for one statement.
 pub(crate) async fn lose(source: &Session, id: MoveId, shard: ShardId, why: &str) -> Result<(), Error> {
     let sql = "UPDATE pgshard.back SET lost = $3 WHERE move_id = $1 AND shard_id = $2 AND lost IS NULL";
-    tracing::warn!(%id, %shard, why, "no rollback is possible any more");
+    tracing::warn!(%id, %shard, why, "a rollback is no longer possible");
     source.execute("giving up the reverse replication", sql, &[id.uuid(), &shard.as_i32(), &why]).await.map(drop)
 }
 
-/// Gives the reverse replications of these shards of a move up.
+/// Gives up the reverse replications of these shards of a move.
 ///
 /// Locks: their rows, for one statement.
 pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId], why: &str) -> Result<(), Error> {
@@ -275,7 +276,7 @@ pub(crate) async fn lose_these(source: &Session, id: MoveId, shards: &[ShardId],
     source.execute("giving up the reverse replications", sql, &[id.uuid(), &shards, &why]).await.map(drop)
 }
 
-/// Gives the reverse replications of all shards of a move up that went from this host to that one. Says how many that
+/// Gives up the reverse replications of all shards of a move that went from this host to that one. Gives how many there
 /// were.
 ///
 /// Locks: their rows, for one statement.
@@ -286,7 +287,7 @@ pub(crate) async fn lose_all(source: &Session, target: &HostName, id: MoveId, wh
     source.execute("giving up the reverse replications", sql, &[id.uuid(), &target.as_str(), &why]).await
 }
 
-/// What `complete` compares an old copy with: what it was made from, without what was taken off.
+/// The fingerprint that `complete` compares an old copy with: what it was made from, without what was removed.
 pub(crate) async fn fingerprint_of(source: &Session, entry: &Entry) -> Result<Option<String>, Error> {
     let sql = "SELECT fingerprint FROM pgshard.back WHERE move_id = $1 AND shard_id = $2 AND at_open IS NOT NULL";
     let rows = source.rows("reading the reverse replication", sql, &[entry.id.uuid(), &entry.shard.as_i32()]).await?;
@@ -294,7 +295,7 @@ pub(crate) async fn fingerprint_of(source: &Session, entry: &Entry) -> Result<Op
     Ok(fed.flatten().or_else(|| entry.fingerprint.clone()))
 }
 
-/// Whether a shard's lease is that of this hold, on its progress: the next to feed it names its own.
+/// Puts this hold's lease on a shard's progress, for whoever feeds it next. Returns false if there is no such row.
 ///
 /// Locks: the row, for one statement; waits for a transaction of the former one.
 pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, Error> {
@@ -306,7 +307,7 @@ pub(crate) async fn take_progress(source: &Session, hold: Hold) -> Result<bool, 
     Ok(taken == 1)
 }
 
-/// Whether a rollback may begin with this entry of the journal; else why not.
+/// Why a rollback may not begin with this entry of the journal; `None` if it may.
 pub(crate) fn refusal(entry: &Entry) -> Option<String> {
     let back = match (&entry.phase, &entry.reverse) {
         (Phase::Kept, Some(back)) => back,
@@ -323,7 +324,7 @@ pub(crate) fn refusal(entry: &Entry) -> Option<String> {
         _ => return Some("only a shard that is kept can be taken back".to_owned()),
     };
     match (&back.lost, back.taken_by) {
-        (Some(why), _) => Some(format!("no rollback is possible any more: {why}")),
+        (Some(why), _) => Some(format!("a rollback is no longer possible: {why}")),
         (None, Some(by)) => Some(format!("the move {by} is taking it back: `pgshard moves resume {by}`")),
         (None, None) => None,
     }

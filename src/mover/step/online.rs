@@ -1,10 +1,10 @@
 //! What an online move builds at the target around its rows, and the last part of it behind the fence.
 //!
-//! Loaded. Before: every chunk of the shard's rows is at the target. After: so are primary keys, and indexes that allow
-//! duplicates. Caught up. Before: the target is as the source was at some moment, and follows it. After: the other
-//! indexes, the list of migrations, and what the open will run. Drained. Before: fenced for an attempt. After: the
-//! target has all that the source has. Dies halfway: each is one transaction at the target, together with the word that
-//! it was done; behind the fence, as in `fence`.
+//! Loaded. Before: every chunk of the shard's rows is at the target. After: primary keys and non-unique indexes are,
+//! too. Caught up. Before: the target is in a state that the source was in, and follows it. After: it has the other
+//! indexes, the list of migrations, and the statements that the open will run. Drained. Before: fenced for an attempt.
+//! After: the target has everything that the source has. If the mover dies in between: each is one transaction at the
+//! target, which also records that it is done; behind the fence, as in `fence`.
 
 use std::time::Instant;
 
@@ -28,10 +28,10 @@ use crate::schema::catalog::{Namespace, preamble};
 use crate::schema::fingerprint::fingerprint;
 
 impl ShardMove<'_> {
-    /// What the target is to be built from, as it stands at the source now.
+    /// What the target is to be built from, as it is at the source now.
     ///
     /// # Errors
-    /// [`Error::Altered`] if that is not what it was built from.
+    /// [`Error::Altered`] if the target was built from something else.
     pub(crate) async fn blueprint(&self, entry: &Entry) -> Result<Blueprint, Error> {
         let altered = |what: &str| Error::Altered { shard: self.hold.shard, what: what.to_owned() };
         let schema = facts::schema_oid(&self.source, &self.names.schema).await?;
@@ -47,10 +47,10 @@ impl ShardMove<'_> {
         Ok(Blueprint::of(stamp, &facts, self.creation(&facts).await?))
     }
 
-    /// Keys and most indexes, as far as they were not built while other tables were copied. Changes of transactions
-    /// that commit after `from` are applied from now on.
+    /// Builds the primary keys and most indexes, unless that was done while other tables were copied. Changes of
+    /// transactions that commit after `from` are applied from now on.
     ///
-    /// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else knows; rows of the control tables.
+    /// Locks: on the target ACCESS EXCLUSIVE on tables that nobody else uses; rows of the control tables.
     pub(crate) async fn loaded(
         &self,
         creation: &Creation,
@@ -64,7 +64,7 @@ impl ShardMove<'_> {
         let tables: Vec<&str> =
             statements_at(creation, Online::Loaded).filter_map(|one| one.table.as_deref()).collect();
         let built = build::built(&self.target, &incoming, &tables).await?;
-        // The row says that this was done.
+        // If the row exists, this was done before.
         let sql = "INSERT INTO pgshard.progress (move_id, shard_id, lease, applied_lsn) VALUES ($1, $2, $3, $4)
              ON CONFLICT DO NOTHING";
         let (id, shard) = (self.hold.id.uuid(), self.hold.shard.as_i32());
@@ -75,7 +75,7 @@ impl ShardMove<'_> {
                 self.target.statement(what, &statement.sql).await?;
             }
         }
-        // The chunks were committed without waiting for the disk: this commit waits for them too.
+        // The chunks were committed without waiting for the disk: this commit waits for them as well.
         self.target.batch(what, "SELECT pgshard.commit_durably()").await?;
         self.at("in keys")?;
         self.target.batch(what, "COMMIT").await?;
@@ -88,10 +88,12 @@ impl ShardMove<'_> {
         self.at("after loaded")
     }
 
-    /// Indexes that want a consistent state, the list of migrations, and the statements for the open.
+    /// Builds the indexes that need a consistent state, and records the list of migrations and the statements for the
+    /// open.
     ///
-    /// Locks: on the target SHARE ROW EXCLUSIVE and more on tables that only the mover's own stream uses, which waits;
-    /// all at once and while it holds none, or the two could wait for each other. Rows of the control tables.
+    /// Locks: on the target SHARE ROW EXCLUSIVE and more on tables that only the mover's own stream uses, which waits
+    /// for it. They are taken all at once and while it holds no other, or the two could wait for each other. Also rows
+    /// of the control tables.
     pub(crate) async fn caught_up(&self, creation: &Creation, follower: &Follower) -> Result<(), Error> {
         let what = "building indexes and constraints";
         let began = Instant::now();
@@ -113,7 +115,7 @@ impl ShardMove<'_> {
             self.target.batch(what, "SET LOCAL search_path = pg_catalog").await?;
         }
         self.carry_migrations().await?;
-        // What an old copy was relieved of is what it gets back.
+        // What was removed from an old copy is what it gets back.
         let sql = "UPDATE pgshard.incoming SET at_open = coalesce(at_open, $2) WHERE shard_id = $1";
         self.target.execute(what, sql, &[&shard, &text_at_open(creation)]).await?;
         self.at("in caught up")?;
@@ -122,7 +124,7 @@ impl ShardMove<'_> {
         self.at("after caught up")
     }
 
-    /// Writes that only the fence is missing.
+    /// Records that only the fence is missing.
     ///
     /// Locks: the move's row, for one statement.
     pub(crate) async fn ready(&self) -> Result<(), Error> {
@@ -132,8 +134,8 @@ impl ShardMove<'_> {
         self.at("after catch-up")
     }
 
-    /// The last thing before the swap: the target's sequences are set ahead of the source's, and it is ready for no
-    /// attempt.
+    /// The last thing before the swap: the target's sequences are set ahead of the source's, and the target is marked
+    /// as ready for no attempt.
     ///
     /// Locks: ROW EXCLUSIVE on the target's sequences, the row of pgshard.incoming, for one transaction.
     pub(crate) async fn preset(&self) -> Result<Presets, Error> {
@@ -141,7 +143,7 @@ impl ShardMove<'_> {
         let schema = Namespace::from(self.names.schema.as_str());
         let seen = sequences::read(self.source.client.client(), &schema).await;
         let seen = seen.map_err(|error| self.source.failed(what, error))?;
-        // An old copy's own have handed out values; those of a new one begin anywhere.
+        // The sequences of an old copy have handed out values; those of a new copy may begin anywhere.
         let floor = match self.back_of {
             Some(_) => {
                 let incoming = Namespace::from(self.names.incoming().as_str());
@@ -164,10 +166,10 @@ impl ShardMove<'_> {
         Ok(presets)
     }
 
-    /// Whether the shard is what the target was built from; else what was altered. Gives the sequences that are not
-    /// where their presets foresaw, which [`set_anew`](ShardMove::set_anew) puts right: nobody takes values any more
-    /// but transactions older than the swap that have not touched them. Behind the fence it is asked after the barrier,
-    /// beside the marker and the last changes.
+    /// Whether the shard is still what the target was built from; if not, what was altered. Also gives the sequences
+    /// whose values are not within their presets, which [`set_anew`](ShardMove::set_anew) corrects. Nobody takes values
+    /// any longer, except transactions older than the swap that have not touched the sequences before. It runs behind
+    /// the fence, after the barrier, at the same time as the marker and the last changes.
     ///
     /// Locks: ACCESS SHARE on catalogs and on the shard's sequences, for one statement each.
     pub(crate) async fn unchanged(
@@ -180,7 +182,7 @@ impl ShardMove<'_> {
         let began = Instant::now();
         let client = self.source.client.client();
         let (schema, names) = (self.names.left(self.epoch), presets.names().collect::<Vec<_>>());
-        // Both are on the way before the first is answered.
+        // Both are sent before the first is answered.
         let looked = tokio::try_join!(digest.is_same(client), sequences::values_of(client, &schema, &names));
         let (same, now) = looked.map_err(|error| self.source.failed("looking for changes", error))?;
         if !same && let Some(what) = self.altered(left, built).await? {
@@ -190,9 +192,9 @@ impl ShardMove<'_> {
         Ok(Ok(presets.anew(&now)))
     }
 
-    /// Sets sequences of the target, in one round trip, in the session and the transaction in which its open is
-    /// prepared: that has the rows by which a shard is taken over, so that no later owner can have taken values yet. In
-    /// another session it would wait for this one.
+    /// Sets sequences of the target, in one round trip. It uses the session and transaction in which the open is
+    /// prepared: that transaction holds the rows by which a shard is taken over, so no later owner can have taken
+    /// values yet. In another session it would wait for this one.
     ///
     /// Locks: ROW EXCLUSIVE on the sequences, to the end of the transaction.
     pub(crate) async fn set_anew(&self, opening: &Session, values: &[SequenceValue]) -> Result<(), Error> {
@@ -211,7 +213,8 @@ impl ShardMove<'_> {
         opening.typed_rows("setting the sequences anew", sql, &params).await.map(drop)
     }
 
-    /// What makes a schema of the source another than the target was built from, or lets its changes past the fence.
+    /// The difference between a schema of the source and what the target was built from, if any, or what lets its
+    /// changes past the fence.
     ///
     /// Locks: as [`facts_at_source`](ShardMove::facts_at_source).
     pub(crate) async fn altered(&self, schema: u32, built: &Blueprint) -> Result<Option<String>, Error> {
@@ -225,7 +228,7 @@ impl ShardMove<'_> {
         Ok((!same).then(|| what.to_owned()))
     }
 
-    /// Forgets what was compared: one of the servers is not the one that it was.
+    /// Forgets what was compared, because one of the servers was restarted or replaced.
     ///
     /// Locks: the shard's rows of pgshard.chunk, for one transaction.
     pub(crate) async fn verify_anew(&self) -> Result<(), Error> {
@@ -236,7 +239,7 @@ impl ShardMove<'_> {
         self.target.batch(what, "COMMIT").await
     }
 
-    /// Drops the records of an online move at the target.
+    /// Deletes the records of an online move at the target.
     ///
     /// Locks: rows of the control tables, for one transaction.
     pub(crate) async fn forget_chunks(&self) -> Result<(), Error> {
@@ -257,7 +260,8 @@ fn statements_at(creation: &Creation, when: Online) -> impl Iterator<Item = &Sta
     creation.after_data.iter().filter(move |statement| statement.online() == when)
 }
 
-/// What the open runs, one after the other. Foreign keys are added unproved: to prove them takes a scan.
+/// The statements that the open runs, one after the other. Foreign keys are added NOT VALID: to validate them takes a
+/// scan.
 pub(crate) fn at_open(creation: &Creation) -> impl Iterator<Item = String> {
     statements_at(creation, Online::Open).map(|statement| match statement.stage {
         Stage::ForeignKey if is_key(&statement.sql) => format!("{} NOT VALID", statement.sql),
@@ -265,7 +269,7 @@ pub(crate) fn at_open(creation: &Creation) -> impl Iterator<Item = String> {
     })
 }
 
-/// The same as one text.
+/// The same as a single text.
 pub(crate) fn text_at_open(creation: &Creation) -> String {
     at_open(creation).map(|sql| format!("{sql};\n")).collect()
 }

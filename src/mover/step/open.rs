@@ -1,8 +1,9 @@
-//! Open prepared, decide, open committed.
+//! Prepare the open, decide, commit the open.
 //!
-//! Before: fenced for this attempt, the target ready for it. After: the source has given the shard away, the target
-//! serves it. Dies before decide: the target's transaction is rolled back, the fence runs out. Dies after it: any
-//! resume, or any router that meets the signpost, opens the target with the token that decide gave away.
+//! Before: fenced for this attempt, and the target is ready for it. After: the source has given the shard away, and the
+//! target serves it. If the mover dies before decide, the target's transaction is rolled back and the fence expires. If
+//! it dies after decide, any resume, or any router that meets the signpost, opens the target with the token that decide
+//! gave away.
 
 use std::time::{Duration, Instant};
 
@@ -14,42 +15,43 @@ use crate::mover::protocol::error::Error;
 use crate::mover::step::ShardMove;
 use crate::pg::{quote_ident, quote_literal};
 
-/// For how long it is tried, with the shard open, to get the target's tables.
+/// How long it tries, while the shard is open, to lock the target's tables.
 const HOLD_WITHIN: Duration = Duration::from_secs(10);
 
 impl ShardMove<'_> {
-    /// All of it, one after the other.
+    /// All of it, in order.
     pub(crate) async fn decide_and_open(&self, attempt: i32) -> Result<(), Error> {
         self.begin_open(&self.target).await?;
         if let Err(error) = self.prepare_open(&self.target, attempt).await {
-            // The session goes on to be used. If it is gone, so is the transaction.
+            // The session is used further. If it is gone, so is the transaction.
             let _ = self.close_again(&self.target).await;
             return Err(error);
         }
         self.decide(&self.source, &self.target, attempt).await
     }
 
-    /// The transaction of an open. Nothing else is done in this session of the target from now on. Its answer has to be
-    /// there before the open is sent: outside of a transaction that would open the target undecided.
+    /// Begins the transaction of an open. This session of the target does nothing else from now on. The answer must
+    /// have come before the open is sent: outside a transaction the open would open the target undecided.
     ///
     /// Locks: none.
     pub(crate) async fn begin_open(&self, target: &Session) -> Result<(), Error> {
         target.batch("opening the target", "BEGIN").await
     }
 
-    /// The transaction of an open, begun before the fence with a hold on the target's tables: nobody vacuums, analyzes
-    /// or builds an index until its end, for which the open's triggers and foreign keys would have to wait behind the
-    /// fence. One that does is waited for here; an autovacuum gives way. `Some`: the ones that did not give way, and
-    /// nothing is held.
+    /// Begins the transaction of an open before the fence and locks the target's tables, so that nobody vacuums or
+    /// analyzes them or builds an index until its end. Otherwise the open's triggers and foreign keys would have to
+    /// wait for that behind the fence. Whoever does so at present is waited for here; an autovacuum gives way. `Some`:
+    /// those who did not give way, and then nothing is locked.
     ///
-    /// All are held at once and without waiting, and each is waited for while none is held: no deadlock is made of it.
+    /// All locks are taken at once and without waiting, and each is waited for while none is held: so there can be no
+    /// deadlock.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on the target's tables, until the end of the transaction. The applier of changes
     /// does not wait for it.
     pub(crate) async fn hold_tables(&self, target: &Session) -> Result<Option<String>, Error> {
         let what = "holding the target's tables";
         let incoming = self.names.incoming();
-        // By the schema's members in pg_depend: pg_class has no index by namespace.
+        // By the schema's members in pg_depend: pg_class has no index on the namespace.
         let members = "SELECT c.relname::text FROM pg_namespace n, pg_depend d, pg_class c
             WHERE n.nspname = $1 AND d.refclassid = 'pg_namespace'::regclass AND d.refobjid = n.oid
                 AND d.classid = 'pg_class'::regclass AND c.oid = d.objid AND c.relkind IN ('r', 'p') ORDER BY 1";
@@ -60,7 +62,7 @@ impl ShardMove<'_> {
         if tables.is_empty() {
             return self.begin_open(target).await.map(|()| None);
         }
-        // Each by itself: of a partitioned table the partitions are in the list.
+        // ONLY: the partitions of a partitioned table are in the list themselves.
         let all = format!("BEGIN; LOCK TABLE ONLY {} IN SHARE UPDATE EXCLUSIVE MODE NOWAIT", tables.join(", ONLY "));
         let until = Instant::now() + HOLD_WITHIN;
         while !locked(target, what, &all).await? {
@@ -80,16 +82,18 @@ impl ShardMove<'_> {
         Ok(None)
     }
 
-    /// The open, not committed: what comes next in this session is [`decide`](ShardMove::decide) or a rollback.
+    /// Runs the open without committing it. What comes next in this session is [`decide`](ShardMove::decide) or a
+    /// rollback.
     ///
-    /// Locks: on the target the rows of the shard and the tuples of its schemas, and what the foreign keys and triggers
-    /// take on tables that only [`hold_tables`](ShardMove::hold_tables) has locked; to the end of the transaction.
+    /// Locks: on the target the rows of the shard and the tuples of its schemas, and the locks of foreign keys and
+    /// triggers on tables that only [`hold_tables`](ShardMove::hold_tables) has locked; to the end of the transaction.
     pub(crate) async fn prepare_open(&self, target: &Session, attempt: i32) -> Result<(), Error> {
         let what = "opening the target";
         let shard = self.hold.shard.as_i32();
         let params = self.attempt(&shard, &attempt);
         let began = Instant::now();
-        // A mover that is paused here would keep everybody from opening the target once the source has decided.
+        // The timeout is for a mover that is paused here: otherwise nobody could open the target once the source has
+        // decided.
         let sql = "SELECT set_config('idle_in_transaction_session_timeout', '2s', true), pgshard.open($1, $2, $3, $4)";
         target.typed_rows(what, sql, &params).await?;
         self.timings.since("open", began);
@@ -105,7 +109,7 @@ impl ShardMove<'_> {
         let began = Instant::now();
         let params = self.attempt(&shard, &attempt);
         if let Err(error) = source.typed_rows("deciding", "SELECT pgshard.decide($1, $2, $3, $4)", &params).await {
-            // Whether it was decided, the next look at the source tells. Nobody else opens without the token.
+            // The next look at the source shows whether it was decided. Nobody else can open without the token.
             self.close_again(target).await?;
             return Err(error);
         }
@@ -121,7 +125,7 @@ impl ShardMove<'_> {
         target.batch("opening the target", "ROLLBACK").await
     }
 
-    /// Opens a target whose source has decided. Nothing to do if somebody else did.
+    /// Opens a target whose source has decided. Does nothing if somebody else has opened it.
     ///
     /// Locks: the rows of the shard and the tuples of its schemas on the target, for one transaction.
     pub(crate) async fn finish_open(&self, token: Option<Uuid>) -> Result<(), Error> {
@@ -131,7 +135,7 @@ impl ShardMove<'_> {
     }
 }
 
-/// Runs statements that take locks. False: somebody has one of them, and the transaction is rolled back.
+/// Runs statements that take locks. Returns false if somebody has one of them; then the transaction is rolled back.
 async fn locked(target: &Session, what: &'static str, sql: &str) -> Result<bool, Error> {
     match target.batch(what, sql).await {
         Ok(()) => Ok(true),
@@ -158,5 +162,5 @@ async fn in_the_way(target: &Session, table: &str) -> Result<String, Error> {
     let row = target.row(what, &sql, &[]).await?;
     let who: Option<String> = row.get(0)?;
     let who = who.unwrap_or_else(|| "somebody who is gone by now".to_owned());
-    Ok(format!("{table} on host {} is in the hands of {who}", target.host))
+    Ok(format!("{table} on host {} is locked by {who}", target.host))
 }

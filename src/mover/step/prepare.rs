@@ -1,8 +1,8 @@
-//! Prepare: an empty copy of the shard's schema at the target, a signpost at the source.
+//! Prepare: an empty copy of the shard's schema at the target, and a signpost at the source.
 //!
-//! Before: the shard is claimed and served by the source. After: the target has `__incoming` with tables, functions,
-//! views but no rows, indexes or triggers; the source has `__signpost`. Dies halfway: inert objects that are in the
-//! ledgers, and the next run builds anew.
+//! Before: the shard is claimed, and the source serves it. After: the target has `__incoming` with tables, functions
+//! and views, but no rows, indexes or triggers; the source has `__signpost`. If the mover dies in between, there are
+//! inert objects that are in the ledgers, and the next run builds them again.
 
 use std::collections::BTreeSet;
 
@@ -20,17 +20,17 @@ use crate::pg::quote_ident;
 use crate::schema::catalog::{Facts, Namespace, Persistence, Relation, RelationKind, Stamp, preamble};
 use crate::schema::fingerprint::fingerprint;
 
-/// What the target was built from, for as long as the mover lives.
+/// What the target was built from, kept for as long as the mover lives.
 pub(crate) struct Blueprint {
     pub(crate) stamp: Stamp,
     pub(crate) fingerprint: String,
     pub(crate) creation: Creation,
-    /// The names of its tables that are logged: what comes later is no part of the move.
+    /// The names of its logged tables: a table that is created later is not part of the move.
     pub(crate) tables: BTreeSet<String>,
 }
 
 impl Blueprint {
-    /// Of facts that were read after the stamp.
+    /// From facts that were read after the stamp.
     pub(super) fn of(stamp: Stamp, facts: &Facts, creation: Creation) -> Blueprint {
         let is_followed =
             |one: &&Relation| one.kind == RelationKind::Table && one.persistence == Persistence::Permanent;
@@ -54,7 +54,7 @@ impl ShardMove<'_> {
         }
         self.tell_what_is_lent().await?;
         self.at("after lend")?;
-        // Before the facts: whatever is altered while they are read makes the stamps differ.
+        // The stamp comes before the facts: if anything is altered while they are read, the stamps differ.
         let stamp = self.stamp(schema).await?;
         let facts = self.facts_at_source(&Namespace::Oid(schema)).await?;
         if self.mode == Mode::Online {
@@ -62,7 +62,7 @@ impl ShardMove<'_> {
         }
         let built = Blueprint::of(stamp, &facts, self.creation(&facts).await?);
         let fingerprint = built.fingerprint.clone();
-        // The old copy has its rows already: what it lacks comes by the stream.
+        // The old copy has its rows already: the stream brings what it lacks.
         let reached = match self.back_of {
             None => {
                 self.build_target(&built.creation).await?;
@@ -85,15 +85,15 @@ impl ShardMove<'_> {
         Ok(built)
     }
 
-    /// That the stream can name the rows of every table: else UPDATE and DELETE fail at the source once the table is
-    /// published.
+    /// Checks that the stream can identify the rows of every table: otherwise UPDATE and DELETE would fail at the
+    /// source once the table is published.
     ///
     /// Locks: ACCESS SHARE on catalogs, for one statement.
     pub(super) async fn refuse_unnamed(&self, schema: u32) -> Result<(), Error> {
         let shapes = table::shapes(&self.source, schema).await?;
         let Judgement { lent, refusals } = identity::judge(&shapes, &Keys::new(), self.options.replica_identity);
         if let (Some(new), true) = (lent.first(), refusals.is_empty()) {
-            let what = format!("table {} has lost what names its rows, or has come since", new.table);
+            let what = format!("table {} is new, or has lost what identifies its rows", new.table);
             return Err(Error::Altered { shard: self.hold.shard, what });
         }
         if refusals.is_empty() {
@@ -102,12 +102,13 @@ impl ShardMove<'_> {
         Err(Error::Refused { refusals: refusals.into_iter().map(|found| self.refusal(found)).collect() })
     }
 
-    /// Tells the target that the shard is coming, and its ledger what will be built.
+    /// Tells the target that the shard is coming, and writes to its ledger what will be built.
     ///
     /// Locks: ROW EXCLUSIVE on pgshard.incoming and pgshard.ledger, for one transaction.
     async fn announce(&self) -> Result<(), Error> {
         // A mover that was taken over while it slept gets no further: the lease is another's, or the shard was opened.
-        // The ledger's row only with the other: alone it would make gc take another move's schema for nobody's.
+        // The ledger's row is written only together with the other one: alone it would make gc take another move's
+        // schema for an orphan.
         let sql = "WITH announced AS (
                 INSERT INTO pgshard.incoming (shard_id, schema_name, move_id, lease, source, epoch)
                 SELECT $1, $6, $2, $3, $4, $5
@@ -133,7 +134,7 @@ impl ShardMove<'_> {
         Err(Error::Superseded { host: self.target.host.clone(), shard: self.hold.shard, reason })
     }
 
-    /// The chunks in which an old copy is compared. No change is judged by them.
+    /// Cuts an old copy into the chunks in which it is compared. They do not decide which changes are applied.
     ///
     /// Locks: as [`plan::cut`].
     async fn cut_whole(&self, schema: u32) -> Result<(), Error> {
@@ -143,7 +144,7 @@ impl ShardMove<'_> {
         plan::cut(&self.source, &self.target, &copy, self.options.chunk_bytes).await
     }
 
-    /// Locks: creates only, in a schema that nobody knows; what was left of an earlier attempt is dropped.
+    /// Locks: only creates, in a schema that nobody uses; remains of an earlier attempt are dropped.
     async fn build_target(&self, creation: &Creation) -> Result<(), Error> {
         let what = "building the target's schema";
         let incoming = quote_ident(&self.names.incoming());
@@ -153,12 +154,11 @@ impl ShardMove<'_> {
         for statement in &creation.before_data {
             self.target.statement(what, &statement.sql).await?;
         }
-        // These run together when the target is opened, by whoever comes first.
+        // When the target is opened, these run together, and whoever comes first runs them.
         for statement in at_open(creation) {
             self.target.is_one_statement(what, &statement).await?;
         }
-        // An old signpost stands under the shard's final name; nothing may have been bound to it, or to any other
-        // shard.
+        // An old signpost may have the shard's final name. Nothing may be bound to it, or to any other shard.
         let crossings = self.crossings(&self.target, &Namespace::from(self.names.incoming().as_str())).await?;
         if !crossings.is_empty() {
             let refusals = crossings.iter().map(|crossing| self.refusal(Refusal::of_crossing(crossing))).collect();
@@ -172,7 +172,7 @@ impl ShardMove<'_> {
         self.target.batch(what, "COMMIT").await
     }
 
-    /// Locks: as pgshard.build_signpost says; ACCESS EXCLUSIVE on the views of an earlier signpost, which nobody knows.
+    /// Locks: as pgshard.build_signpost says; ACCESS EXCLUSIVE on the views of an earlier signpost, which nobody uses.
     async fn build_signpost(&self) -> Result<(), Error> {
         let what = "building the signpost";
         let signpost = quote_ident(&self.names.signpost());

@@ -1,7 +1,7 @@
-//! Publish: the map says what the hosts say already.
+//! Publish: writes to the map what the hosts say already.
 //!
-//! Before: the target serves. After: so does the map, and the journal says that only the old copy is left. Dies
-//! halfway: a resume publishes again, which changes nothing.
+//! Before: the target serves. After: the map says so too, and the journal says that only the old copy is left. If the
+//! mover dies in between, a resume publishes again, which changes nothing.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::schema::catalog::Namespace;
 use crate::store::{self, MapStore};
 
 impl ShardMove<'_> {
-    /// Tells the map.
+    /// Publishes the shard's new host to the map.
     pub(crate) async fn publish(&self, store: &dyn MapStore) -> Result<(), Error> {
         self.at("before publish")?;
         let placement = Placement { host: self.target_name().clone(), epoch: self.epoch.next() };
@@ -30,7 +30,7 @@ impl ShardMove<'_> {
         self.at("after publish")
     }
 
-    /// What comes once the map knows: proofs and statistics, and the reverse replication.
+    /// What follows once the map is published: validation of foreign keys, statistics, and the reverse replication.
     ///
     /// Locks: as [`validate`](ShardMove::validate), [`analyze`](ShardMove::analyze) and what they are followed by.
     pub(crate) async fn settle(&self, built: Option<&Creation>) -> Result<(), Error> {
@@ -50,7 +50,7 @@ impl ShardMove<'_> {
         Ok(())
     }
 
-    /// Only the old copy is left.
+    /// Records that only the old copy is left.
     ///
     /// Locks: the move's row, for one statement.
     pub(crate) async fn keep(&self, pause: Option<Duration>, audit: Audit) -> Result<(), Error> {
@@ -63,8 +63,8 @@ impl ShardMove<'_> {
         self.at("after kept")
     }
 
-    /// Statistics for the planner, of all tables but these. Autovacuum would make them in a minute; plans are bad until
-    /// then.
+    /// Gathers statistics for the planner, on all tables but these. Autovacuum would do it within a minute; until then
+    /// plans are bad.
     ///
     /// Locks: SHARE UPDATE EXCLUSIVE on one table at a time, which neither readers nor writers wait for.
     pub(super) async fn analyze(&self, schema: &str, but: &BTreeSet<String>) {
@@ -83,12 +83,13 @@ impl ShardMove<'_> {
             Ok::<(), Error>(())
         };
         if let Err(error) = analyzed.await {
-            tracing::warn!(shard = %self.hold.shard, %error, "the shard's tables were not analyzed: autovacuum will");
+            let (shard, error) = (self.hold.shard, &error);
+            tracing::warn!(%shard, %error, "the shard's tables were not analyzed; autovacuum will do it");
         }
     }
 
-    /// Proves the foreign keys that the open has added unproved. A mover that did not build the target reads what they
-    /// were from the old copy.
+    /// Validates the foreign keys that the open has added NOT VALID. A mover that did not build the target reads their
+    /// definitions from the old copy.
     async fn validate_keys(&self, built: Option<&Creation>) -> Result<(), Error> {
         let read = async {
             match facts::schema_oid(&self.source, &self.names.left(self.epoch)).await? {
@@ -102,7 +103,7 @@ impl ShardMove<'_> {
                 Ok(Some(creation)) => self.validate(&creation).await,
                 Ok(None) => Ok(()),
                 Err(error) => {
-                    tracing::warn!(shard = %self.hold.shard, %error, "foreign keys hold, but were not validated");
+                    tracing::warn!(shard = %self.hold.shard, %error, "foreign keys are enforced, but not validated");
                     Ok(())
                 }
             },
@@ -110,8 +111,9 @@ impl ShardMove<'_> {
     }
 }
 
-/// What gives partitioned tables statistics of all their rows, which no autovacuum does: each by itself where
-/// PostgreSQL can (18), else from the top, with the partitions once more.
+/// The statements that give partitioned tables statistics of all their rows, which autovacuum never does. Each is
+/// analyzed by itself where PostgreSQL can do that (18), otherwise from the top, together with the partitions once
+/// more.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 async fn analyze_partitioned(session: &Session, schema: u32) -> Result<Vec<String>, Error> {

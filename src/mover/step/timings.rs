@@ -1,26 +1,26 @@
-//! What the phases of a move took, for the journal and for people.
+//! How long the phases of a move took, for the journal and for people.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-/// Milliseconds by phase. A phase that is run again counts its last run.
+/// Milliseconds by phase. If a phase runs again, its last run counts.
 #[derive(Debug, Default)]
 pub(crate) struct Timings(Mutex<Map<String, Value>>);
 
 impl Timings {
-    /// The phase began then and has just ended. Gives the present, for the phase after it.
+    /// Records a phase that began then and has just ended. Gives the present time, for the next phase.
     pub(crate) fn since(&self, phase: &str, began: Instant) -> Instant {
         let now = Instant::now();
         self.took(phase, now - began);
         now
     }
 
-    /// The phase took so long.
+    /// Records how long a phase took.
     pub(crate) fn took(&self, phase: &str, duration: Duration) {
         let millis = (duration.as_secs_f64() * 1e5).round() / 100.0;
-        // Nothing is half done when a panic lets go of the map.
+        // A panic elsewhere never leaves the map half changed.
         let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         map.insert(format!("{phase}_ms"), millis.into());
     }

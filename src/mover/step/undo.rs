@@ -1,7 +1,8 @@
-//! Unfence and discard: how a move is taken back before decide.
+//! Unfence and discard: how a move is undone before decide.
 //!
 //! Unfence. Before: fenced by this move. After: the source serves as before. Discard. Before: the source serves. After:
-//! nothing of the move is left but its line in the journal. Dies halfway: the next abort, or `moves gc`, goes on.
+//! nothing of the move is left but its line in the journal. If the mover dies in between, the next abort, or `moves
+//! gc`, goes on.
 
 use uuid::Uuid;
 
@@ -26,12 +27,12 @@ impl ShardMove<'_> {
         self.at("after unfence")
     }
 
-    /// Locks: on the target ACCESS EXCLUSIVE on tables, on the source on views, that nobody else knows; for one
+    /// Locks: on the target ACCESS EXCLUSIVE on tables, on the source on views, that nobody else uses; for one
     /// transaction each.
     pub(crate) async fn discard(&self) -> Result<(), Error> {
         let (shard, id) = (self.hold.shard.as_i32(), self.hold.id.uuid());
         let what = "dropping what the move built";
-        // Only this move's: the row says whose the schema is.
+        // Only what this move has built: the row says whose the schema is.
         let sql = "SELECT lease FROM pgshard.incoming WHERE shard_id = $1 AND move_id = $2 FOR UPDATE";
         self.target.batch(what, "BEGIN").await?;
         if let Some(row) = self.target.rows(what, sql, &[&shard, id]).await?.first() {
@@ -74,7 +75,7 @@ impl ShardMove<'_> {
     }
 }
 
-/// Locks: ACCESS EXCLUSIVE on views that nobody else knows, for one transaction.
+/// Locks: ACCESS EXCLUSIVE on views that nobody else uses, for one transaction.
 async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
     let (what, signpost) = ("dropping what the move built", names.signpost());
     source.batch(what, &format!("BEGIN; DROP SCHEMA IF EXISTS {} CASCADE", quote_ident(&signpost))).await?;
@@ -82,7 +83,7 @@ async fn drop_signpost(source: &Session, names: &Names) -> Result<(), Error> {
     source.batch(what, "COMMIT").await
 }
 
-/// The source's half of that, in one go, for when the target cannot be asked.
+/// Undoes the source's part at once, for when the target cannot be asked.
 ///
 /// # Errors
 /// [`Error::TooLate`] when the source has decided.
@@ -97,7 +98,7 @@ pub(crate) async fn undo_at_source(source: &Session, hold: Hold, epoch: ShardEpo
     if let Some(attempt) = row.get::<_, Option<i32>>(0)? {
         let sql = "SELECT pgshard.unfence($1, $2, $3, $4)";
         match source.row(what, sql, &[&shard, id, &attempt, &hold.lease]).await {
-            // Its deadline passed and a router was first.
+            // Its deadline has passed and a router was faster.
             Ok(_) | Err(Error::Superseded { .. }) => {}
             Err(error) => return Err(error),
         }

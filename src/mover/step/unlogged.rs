@@ -1,10 +1,12 @@
-//! Unlogged tables of an online move: no stream has their changes, so their rows come behind the fence.
+//! Unlogged tables of an online move: the stream does not bring their changes, so their rows are copied behind the
+//! fence.
 //!
-//! Invariant: the marker is written when the rows are there, committed. So a target that is ready for an attempt has
-//! those of that attempt, whoever opens it, whatever became of the mover.
+//! Invariant: the marker is written only when the rows are there and committed. So a target that is ready for an
+//! attempt has the rows of that attempt, whoever opens it, and whatever happened to the mover.
 //!
-//! Before: the shard is fenced, and no transaction has locks on it. After: the target's unlogged tables have the rows
-//! that the source's have. Dies halfway: the marker was not written, and the next attempt empties them first.
+//! Before: the shard is fenced, and no transaction has locks on it. After: the target's unlogged tables have the
+//! source's rows. If the mover dies in between, the marker was not written, and the next attempt empties the tables
+//! first.
 
 use std::time::Instant;
 
@@ -18,10 +20,10 @@ use crate::mover::step::ShardMove;
 const CARRYING: &str = "copying unlogged tables";
 
 impl ShardMove<'_> {
-    /// The last thing before the hold on the target's tables: its unlogged ones are emptied of what an earlier attempt
-    /// has brought, or of what an old copy had. Gives those that get rows behind the fence.
+    /// The last thing before the target's tables are locked for the open: empties its unlogged tables of what an
+    /// earlier attempt has copied, or of what an old copy had. Gives those that get rows behind the fence.
     ///
-    /// Locks: on the target ACCESS EXCLUSIVE on unlogged tables that nobody knows, and the row of pgshard.incoming, for
+    /// Locks: on the target ACCESS EXCLUSIVE on unlogged tables that nobody uses, and the row of pgshard.incoming, for
     /// one transaction; on the source ACCESS SHARE on catalogs.
     pub(crate) async fn empty_unlogged(&self, schema: u32) -> Result<Vec<TableShape>, Error> {
         let tables = table::unlogged(&self.source, schema).await?;
@@ -31,7 +33,7 @@ impl ShardMove<'_> {
         let incoming = self.names.incoming();
         let names: Vec<String> = tables.iter().map(|table| transfer::qualified(&incoming, table)).collect();
         self.begin_on_target(CARRYING).await?;
-        // All in one statement: there may be foreign keys between them, and there are none of other tables to them.
+        // All in one statement, because there may be foreign keys among them. Other tables cannot refer to them.
         self.target.batch(CARRYING, &format!("TRUNCATE ONLY {}", names.join(", ONLY "))).await?;
         self.at("in empty unlogged")?;
         self.target.batch(CARRYING, "COMMIT").await?;
@@ -41,10 +43,10 @@ impl ShardMove<'_> {
         })
     }
 
-    /// Behind the fence: the rows, compared, and committed.
+    /// Behind the fence: copies the rows, compares them, and commits.
     ///
     /// Locks: on the source ACCESS SHARE on tables that nobody else uses; on the target ROW EXCLUSIVE on tables that
-    /// nobody knows, and the row of pgshard.incoming; for one transaction that takes as long as the rows do.
+    /// nobody uses, and the row of pgshard.incoming; for one transaction that takes as long as the rows take.
     pub(crate) async fn carry_unlogged(&self, tables: &[TableShape]) -> Result<(), Error> {
         let began = Instant::now();
         let (left, incoming) = (self.names.left(self.epoch), self.names.incoming());

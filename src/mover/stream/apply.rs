@@ -1,9 +1,9 @@
-//! One target transaction after the other: statements are sent without waiting for the answers of those before, rows of
-//! one table to which the same is done go together, and before the commit every answer is looked at.
+//! Runs target transactions, one after the other. Statements are sent without waiting for the answers of earlier ones,
+//! rows of one table with the same operation are combined, and before the commit every answer is checked.
 //!
-//! Invariant: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of
-//! different tables may go in another order than at the source: foreign keys and triggers do not exist while changes
-//! are applied.)
+//! Invariant: nothing is committed unless each statement hit exactly the rows that it was meant for. (Rows of different
+//! tables may be changed in another order than at the source: foreign keys and triggers do not exist while changes are
+//! applied.)
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::num::NonZeroUsize;
@@ -25,13 +25,15 @@ use crate::mover::stream::fault::{Failure, Fault};
 use crate::mover::stream::layout::{Layout, MOST_AT_ONCE, Texts};
 use crate::mover::stream::wire::Row;
 
-/// Statements that are prepared on the connection; thousands of shards have more tables than a backend has memory for.
+/// The most statements that are prepared on the connection: thousands of shards have more tables than a backend has
+/// memory for.
 const STATEMENTS: NonZeroUsize = NonZeroUsize::new(1024).expect("it is not zero");
 
-/// Statements on their way without an answer. They hold their parameters' memory, and the server's answers ours.
+/// The most statements that are sent and not answered. They hold memory for their parameters, and the server for its
+/// answers.
 const IN_FLIGHT: usize = 512;
 
-/// The same in bytes of parameters, and as many may wait in rows to be inserted.
+/// The same in bytes of parameters; rows that wait to be inserted may have as many.
 const BYTES_IN_FLIGHT: usize = 4 << 20;
 
 /// A value as a text, whatever the type is: the server reads it with the type's input function.
@@ -78,38 +80,38 @@ impl Work {
     }
 }
 
-/// Which statement of a table.
+/// Identifies a statement of a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Kind {
     work: Work,
     rows: usize,
 }
 
-/// Rows of one table to which the same is to be done, one after the other.
+/// Rows of one table that wait, all for the same operation, one after the other.
 struct Waiting {
     layout: Arc<Layout>,
     work: Work,
-    /// Parameters of each, and what names it.
+    /// The parameters of each row, and the values that identify it.
     rows: Vec<(Texts, Texts)>,
-    /// Of updates and deletions: a row that is named twice is not for one statement.
+    /// For updates and deletions: a row that comes twice must not be in one statement twice.
     named: HashSet<Texts>,
 }
 
-/// Whether rows go together.
+/// Whether rows are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Care {
-    /// Many of a table in one statement.
+    /// Many rows of a table in one statement.
     Together,
-    /// Each by itself: a statement for many has failed, perhaps because it did them in another order.
+    /// One row in each statement: a statement for many has failed, perhaps because it processed them in another order.
     Singly,
 }
 
-/// What a statement is for, in case it fails.
+/// What a statement is for, to describe it if it fails.
 struct Purpose {
-    /// `None`: for all of them.
+    /// `None` if the statement is not for one table.
     table: Option<Arc<Layout>>,
     what: &'static str,
-    /// What names the row, or the first of them.
+    /// The values that identify the row, or the first of the rows.
     row: Texts,
 }
 
@@ -126,10 +128,10 @@ impl Purpose {
 
 type Outcome = Pin<Box<dyn Future<Output = Result<u64, tokio_postgres::Error>> + Send>>;
 
-/// A statement whose answer has not been looked at.
+/// A statement whose answer has not been checked.
 struct Sent {
     purpose: Purpose,
-    /// How many rows it must hit; `None` for any.
+    /// How many rows it must hit; `None` for any number.
     rows: Option<u64>,
     bytes: usize,
     outcome: Outcome,
@@ -142,20 +144,21 @@ pub(crate) struct Applier {
     own: HashMap<&'static str, Statement>,
     sent: VecDeque<Sent>,
     sent_bytes: usize,
-    /// What is not sent yet, by table.
+    /// The rows that are not sent yet, by table.
     waiting: BTreeMap<u32, Waiting>,
     waiting_bytes: usize,
     pub(crate) care: Care,
     open: bool,
-    /// Whether every `own` statement of the transaction has hit its rows.
+    /// Whether every statement of [`own`](Applier::own) in the transaction has hit its rows.
     fitting: bool,
 }
 
 impl Applier {
     /// Prepares a session for applying.
     ///
-    /// Statements are planned once and by the indexes, which tables that were just filled might not get otherwise.
-    /// Locks are waited for: an index that is being built at the target is no reason to give the group up.
+    /// Statements are planned once, and always with the indexes, which tables that were just filled might not get
+    /// otherwise. There is no lock timeout: an index that is being built at the target is no reason to give up the
+    /// group.
     pub(crate) async fn new(session: Session, care: Care) -> Result<Applier, Error> {
         let sql = "SET lock_timeout = 0; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off;
             SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off;
@@ -176,17 +179,17 @@ impl Applier {
         })
     }
 
-    /// A new row.
+    /// Inserts a new row.
     pub(crate) async fn insert(&mut self, layout: &Arc<Layout>, row: &Row) -> Result<(), Failure> {
         self.wait(layout, Work::Insert, layout.values(row), Texts::new()).await
     }
 
-    /// A row with all its values as texts.
+    /// Inserts a row, given all its values as texts.
     pub(crate) async fn insert_values(&mut self, layout: &Arc<Layout>, values: Texts) -> Result<(), Failure> {
         self.wait(layout, Work::Insert, values, Texts::new()).await
     }
 
-    /// The columns of the row that `naming` names get the values of `new`.
+    /// Sets the columns of the row that `naming` identifies to the values of `new`.
     pub(crate) async fn update(
         &mut self,
         layout: &Arc<Layout>,
@@ -201,12 +204,12 @@ impl Applier {
         self.wait(layout, Work::Update { columns }, values, naming).await
     }
 
-    /// Deletes the row, which must be there.
+    /// Deletes the row, which must exist.
     pub(crate) async fn delete(&mut self, layout: &Arc<Layout>, naming: Texts) -> Result<(), Failure> {
         self.wait(layout, Work::Delete, Texts::new(), naming).await
     }
 
-    /// Deletes the row if it is there.
+    /// Deletes the row if it exists.
     pub(crate) async fn delete_if_there(&mut self, layout: &Arc<Layout>, naming: Texts) -> Result<(), Failure> {
         self.flush(layout.oid).await?;
         let purpose = Purpose { table: Some(layout.clone()), what: "delete", row: naming.clone() };
@@ -224,7 +227,7 @@ impl Applier {
         self.thin_out().await
     }
 
-    /// A statement of the mover's own, in the transaction. `rows`: how many it must hit.
+    /// Runs a statement of the mover's own in the transaction. `rows` is how many rows it must hit.
     pub(crate) async fn own(
         &mut self,
         what: &'static str,
@@ -251,7 +254,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Waits for all answers. An `own` statement that did not hit its rows gives `Ok(false)`.
+    /// Waits for all answers. Gives `Ok(false)` if an `own` statement did not hit its rows.
     pub(crate) async fn settle(&mut self) -> Result<bool, Failure> {
         self.flush_all().await?;
         while let Some(sent) = self.sent.pop_front() {
@@ -274,7 +277,7 @@ impl Applier {
             (self.open, self.fitting) = (true, true);
             let session = self.session.clone();
             let outcome = async move {
-                // Constraints that may wait, wait for the end of the transaction, as they did at the source.
+                // Deferrable constraints are checked at the end of the transaction, as at the source.
                 session.client.batch_execute("BEGIN; SET CONSTRAINTS ALL DEFERRED").await.map(|()| 0)
             };
             self.send(Purpose { table: None, what: "beginning", row: Vec::new() }, None, 0, Box::pin(outcome));
@@ -289,7 +292,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Takes up what is to be done to a row. What waits for the table and is something else goes first.
+    /// Takes in what is to be done to a row. If rows of the table wait for another operation, those are sent first.
     async fn wait(
         &mut self,
         layout: &Arc<Layout>,
@@ -324,7 +327,7 @@ impl Applier {
         Ok(())
     }
 
-    /// Sends what waits for a table.
+    /// Sends the rows of a table that wait.
     async fn flush(&mut self, oid: u32) -> Result<(), Failure> {
         let Some(Waiting { layout, work, mut rows, .. }) = self.waiting.remove(&oid) else { return Ok(()) };
         while !rows.is_empty() {
@@ -379,7 +382,7 @@ impl Applier {
         match self.session.client.prepare(sql).await {
             Ok(statement) => Ok(statement),
             Err(error) => {
-                // If a statement before has failed, that is the reason.
+                // If an earlier statement has failed, that is the reason.
                 while let Some(sent) = self.sent.pop_front() {
                     self.answer(sent).await?;
                 }
@@ -388,7 +391,7 @@ impl Applier {
         }
     }
 
-    /// Puts a statement on its way: the first poll of an execution sends it, and later ones look for the answer.
+    /// Sends a statement: the first poll of an execution sends it, and later ones look for the answer.
     fn send(&mut self, purpose: Purpose, rows: Option<u64>, bytes: usize, mut outcome: Outcome) {
         let outcome = match outcome.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => outcome,
@@ -398,7 +401,7 @@ impl Applier {
         self.sent.push_back(Sent { purpose, rows, bytes, outcome });
     }
 
-    /// Waits for answers while too many are out.
+    /// Waits for answers while too many are outstanding.
     async fn thin_out(&mut self) -> Result<(), Failure> {
         while self.sent.len() > IN_FLIGHT || self.sent_bytes > BYTES_IN_FLIGHT {
             let Some(sent) = self.sent.pop_front() else { break };
@@ -423,7 +426,7 @@ impl Applier {
         }
     }
 
-    /// An error of a statement for a table is the shard's if it is about data or names, else it may pass.
+    /// An error of a statement for a table is the shard's if it is about data or names; any other may be temporary.
     fn failure(&self, purpose: &Purpose, error: tokio_postgres::Error) -> Failure {
         if let (Some(layout), Some(refused)) = (&purpose.table, error.as_db_error())
             && ["22", "23", "42", "3F", "0A", "P0", "54", "44"]

@@ -2,7 +2,7 @@
 //!
 //! A change of transaction X to the row with key k is applied if, and only if, X is not visible in the snapshot of the
 //! chunk that holds k. Invariant: it is applied strictly. An update or delete that finds no row is an error, not a
-//! reason to insert: it would mean that the rule was broken before.
+//! reason to insert, because it would mean that the rule was broken before.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,26 +28,26 @@ use crate::mover::stream::worker::Worker;
 #[derive(Clone, Debug)]
 pub(crate) struct Followed {
     pub(crate) hold: Hold,
-    /// Transactions whose commit record begins before this are at the target.
+    /// Transactions whose commit record begins before this position are at the target.
     pub(crate) applied: u64,
     /// The attempt whose marker came last.
     pub(crate) marked: Option<i32>,
-    /// What came after it.
+    /// The change that came after the marker, if one did.
     pub(crate) breach: Option<String>,
 }
 
 /// The tables of all shards, by their OIDs at the source.
 pub(crate) type Tables = HashMap<u32, TableState>;
 
-/// A table that changes come for.
+/// A table that the stream has changes of.
 pub(crate) struct TableState {
     pub(crate) shard: ShardId,
     shape: TableShape,
     schema: String,
     columns: HashMap<String, TargetColumn>,
-    /// `None`: no change is in the copy already.
+    /// `None`: the copy contains no change of the stream.
     chunks: Option<Chunks>,
-    /// Transactions with this number and later ones are in no chunk.
+    /// Transactions with this number or a later one are in no chunk.
     newest: u64,
     /// Known once the stream has described the table.
     layout: Option<Arc<Layout>>,
@@ -65,7 +65,7 @@ impl TableState {
         TableState { shard, shape, schema, columns, chunks, newest, layout: None }
     }
 
-    /// What the stream says of the table from here on.
+    /// Takes in the stream's description of the table, which holds from here on.
     pub(crate) fn describe(&mut self, relation: &Relation) -> Result<(), Failure> {
         let columns = |name: &str| self.columns.get(name).cloned();
         let layout = Layout::new(self.shard, &self.shape, relation, &self.schema, columns);
@@ -79,10 +79,10 @@ impl TableState {
 
     fn layout_for(&self, row: &Row) -> Result<Arc<Layout>, Failure> {
         let layout = self.layout.as_ref().filter(|layout| layout.fits(row));
-        layout.cloned().ok_or_else(|| self.diverged("a row came that its description does not fit".to_owned()))
+        layout.cloned().ok_or_else(|| self.diverged("a row came that does not fit its description".to_owned()))
     }
 
-    /// Whether what the transaction did to the row with this key is in the copy already.
+    /// Whether the copy contains already what the transaction did to the row with this key.
     fn sees(&self, key: &Texts, xid: u64) -> bool {
         let Some(chunks) = self.chunks.as_ref().filter(|_| xid < self.newest) else { return false };
         let texts = key.iter().map(|text| text.as_deref().and_then(|text| std::str::from_utf8(text).ok()));
@@ -90,7 +90,7 @@ impl TableState {
         chunks.sees(texts.first().copied().flatten(), &texts, xid)
     }
 
-    /// Applies a new row. False: it is there already.
+    /// Applies a new row. Returns false if the copy has it already.
     pub(crate) async fn insert(&self, applier: &mut Applier, xid: u64, new: Row) -> Result<bool, Failure> {
         let layout = self.layout_for(&new)?;
         if self.sees(&layout.key(&new), xid) {
@@ -100,7 +100,7 @@ impl TableState {
         Ok(true)
     }
 
-    /// Applies a deletion. False: the row is not there already.
+    /// Applies a deletion. Returns false if the copy was made after it.
     pub(crate) async fn delete(&self, applier: &mut Applier, xid: u64, old: &Row) -> Result<bool, Failure> {
         let layout = self.layout_for(old)?;
         if self.sees(&layout.key(old), xid) {
@@ -110,7 +110,7 @@ impl TableState {
         Ok(true)
     }
 
-    /// Applies an update. False: it is there already.
+    /// Applies an update. Returns false if the copy has it already.
     pub(crate) async fn update(
         &mut self,
         applier: &mut Applier,
@@ -122,8 +122,8 @@ impl TableState {
         let layout = self.layout_for(&new)?;
         if let Some(old) = &old {
             self.layout_for(old)?;
-            // With REPLICA IDENTITY FULL the old row has what the new one leaves out, and a key that is out of line
-            // too.
+            // With REPLICA IDENTITY FULL the old row has the values that the new one leaves out, even a key that is
+            // stored out of line.
             for (new, old) in new.iter_mut().zip(old).filter(|(new, _)| **new == Value::Unchanged) {
                 if let Value::Text(_) = old {
                     *new = old.clone();
@@ -140,12 +140,12 @@ impl TableState {
                 applier.update(&layout, layout.changed(&new, moved), &new, naming).await?;
                 Ok(true)
             }
-            // The row has gone to a chunk that was copied after it had.
+            // The row has moved to a chunk that was copied after the transaction.
             (false, true) => {
                 applier.delete(&layout, from).await?;
                 Ok(true)
             }
-            // The row has come out of such a chunk.
+            // The row has come from such a chunk.
             (true, false) if layout.lacks_values(&new) => {
                 self.read_again(applier, worker, &layout, xid, to).await?;
                 Ok(true)
@@ -157,7 +157,7 @@ impl TableState {
         }
     }
 
-    /// Applies a TRUNCATE. False: no row of before is there.
+    /// Applies a TRUNCATE. Returns false if no row from before it is at the target.
     pub(crate) async fn truncate(&self, applier: &mut Applier, xid: u64) -> Result<bool, Failure> {
         let Some(layout) = &self.layout else {
             return Err(self.diverged("a TRUNCATE came before any description".into()));
@@ -185,8 +185,8 @@ impl TableState {
         equal.collect::<Vec<_>>().join(" AND ")
     }
 
-    /// A row has come by a change of its key, and the stream has not all of its values: it is read from the source as a
-    /// chunk of its own, and judged as that from now on.
+    /// Reads a row again. A change of its key has brought it into another chunk, and the stream does not have all of
+    /// its values: so it is read from the source as a chunk of its own, and judged by that from now on.
     async fn read_again(
         &mut self,
         applier: &mut Applier,
@@ -236,7 +236,8 @@ impl TableState {
 /// How long a commit may be in the WAL without being visible: as long as a synchronous standby is slow.
 const SEEN_WITHIN: Duration = Duration::from_secs(10);
 
-/// One row of the source with the snapshot it was read under, which sees the transaction. `None`: it is gone by then.
+/// Reads one row of the source, with the snapshot it was read under, which must see the transaction. `None` if the row
+/// is gone by then.
 ///
 /// Locks: ACCESS SHARE on the table, for a transaction of one row.
 async fn read_row(
@@ -263,7 +264,7 @@ async fn read_row(
             source.batch(what, "ROLLBACK").await?;
             if Instant::now() >= until {
                 let why =
-                    format!("transaction {xid} is in the stream and not visible after {} s", SEEN_WITHIN.as_secs());
+                    format!("transaction {xid} is in the stream, but not visible after {} s", SEEN_WITHIN.as_secs());
                 return Err(Error::Unfollowed { shard: Some(layout.shard), why }.into());
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -281,8 +282,8 @@ async fn read_row(
     }
 }
 
-/// Begins a transaction and locks the table in it before its snapshot is taken: a TRUNCATE between the two would show
-/// no row. Gives the name that the table has there now (the fence renames its schema); `None` if it is gone.
+/// Begins a transaction and locks the table before the snapshot is taken: a TRUNCATE between the two would hide the
+/// row. Gives the present name of the table (the fence renames its schema); `None` if it is gone.
 async fn lock(source: &Session, shard: ShardId, oid: u32) -> Result<Option<String>, Failure> {
     let what = "locking a table to read a row again";
     for _ in 0..5 {

@@ -7,10 +7,10 @@ use crate::mover::protocol::error::Error;
 use crate::pg::ReplicationError;
 use crate::shard::ShardId;
 
-/// Why a shard is not followed any more.
+/// Why a shard is no longer followed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Another mover has it.
+    /// Another mover has taken it.
     LeaseLost,
     /// The target differs from the source.
     Diverged {
@@ -19,14 +19,15 @@ pub(crate) enum Fault {
         /// What was to be done.
         what: String,
     },
-    /// The target has less than the source has been told: it has lost what it had, and the source sends that no more.
+    /// The target has less than it has confirmed to the source: it has lost changes, and the source does not send them
+    /// again.
     StreamLost {
         /// The target.
         host: HostName,
     },
-    /// The driver is done with it.
+    /// The driver does not need it any longer.
     Detached,
-    /// All of the group ended.
+    /// The whole group ended.
     Ended(String),
 }
 
@@ -36,7 +37,7 @@ impl Fault {
             Fault::LeaseLost => Error::LeaseLost { shard },
             Fault::Diverged { table, what } => Error::Diverged { shard, table, what },
             Fault::StreamLost { host } => Error::StreamLost { shard, host },
-            Fault::Detached => Error::Unfollowed { shard: Some(shard), why: "it was let go".to_owned() },
+            Fault::Detached => Error::Unfollowed { shard: Some(shard), why: "it was detached".to_owned() },
             Fault::Ended(why) => Error::Unfollowed { shard: Some(shard), why },
         }
     }
@@ -45,11 +46,11 @@ impl Fault {
 /// What interrupts the work.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// One shard cannot go on; the others can, from where all is durable.
+    /// One shard cannot go on; the others can, from the last durable position.
     Shard(ShardId, Fault),
-    /// A connection, or something that may pass.
+    /// A connection is lost, or something else that may be temporary.
     Passing(Box<Error>),
-    /// Nothing that would help.
+    /// Nothing that a new attempt would help with.
     Final(Box<Error>),
 }
 
@@ -66,14 +67,14 @@ impl From<Error> for Failure {
     }
 }
 
-/// Whether the source's server finds a change in its WAL whose table it does not know any more, as after a table was
-/// written anew at the wrong moment: `ReorderBufferProcessTXN` in PostgreSQL's reorderbuffer.c. Its word for the file
-/// was another before 16.
+/// Whether the source's server finds a change in its WAL whose table it no longer knows, for example because the table
+/// was rewritten at the wrong moment: `ReorderBufferProcessTXN` in PostgreSQL's reorderbuffer.c. Before 16 its word for
+/// the file was another.
 pub(crate) fn is_undecodable(error: &Error) -> bool {
     let Error::Replication { source: ReplicationError::Refused { code, message, .. }, .. } = error else {
         return false;
     };
-    // XX000 says no more than that it is PostgreSQL's own fault; its words for that are never translated.
+    // XX000 only says that it is PostgreSQL's own fault; its messages for that are never translated.
     code == SqlState::INTERNAL_ERROR.code()
         && ["filenumber \"", "filenode \""].iter().any(|file| message.contains(file))
 }

@@ -1,4 +1,4 @@
-//! The handle of a follower, and what it tells: how far it is, which shards it has lost, and why.
+//! The handle of a follower, and what it reports: how far it is, which shards it has lost, and why.
 //!
 //! Invariant: a future here resolves for what is durable at the target, never for what was merely read.
 
@@ -23,22 +23,22 @@ use crate::shard::ShardId;
 use crate::mover::stream::fault::Fault;
 use crate::mover::stream::worker::Worker;
 
-/// What a change is judged by.
+/// How it is decided which changes are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Basis {
-    /// The chunks in `pgshard.chunk`: what a chunk has seen is in it.
+    /// By the chunks in `pgshard.chunk`: a chunk contains already what its snapshot has seen.
     Chunks,
-    /// The slot's position: the target is a copy as of then, and every change is applied.
+    /// By the slot's position: the target is a copy as of that position, so every change is applied.
     Position,
 }
 
-/// A shard whose changes are applied. Its row of `pgshard.progress` must be there, under this lease.
+/// A shard whose changes are applied. Its row of `pgshard.progress` must exist, under this lease.
 #[derive(Clone, Debug)]
 pub(crate) struct FollowedShard {
     pub(crate) hold: Hold,
     /// Where the changes go.
     pub(crate) target_schema: String,
-    /// As they are at the source.
+    /// The tables as they are at the source.
     pub(crate) tables: Vec<TableShape>,
     pub(crate) basis: Basis,
 }
@@ -50,14 +50,15 @@ pub(crate) struct FollowerOptions {
     pub(crate) source: HostName,
     pub(crate) target: HostName,
     pub(crate) id: MoveId,
-    /// The name of slot and publication.
+    /// The name of the slot and of the publication.
     pub(crate) stream: String,
     pub(crate) shards: Vec<FollowedShard>,
-    /// What shards have that share the slot and are not followed now: it keeps the rest for their next follower.
+    /// The positions of shards that share the slot and are not followed now: the slot keeps the rest for their next
+    /// follower.
     pub(crate) others: BTreeMap<ShardId, u64>,
-    /// For how long connections that break are opened again, without any progress between.
+    /// For how long broken connections are opened again without any progress in between.
     pub(crate) patience: Duration,
-    /// Whose failpoints are passed on the way.
+    /// The options whose failpoints are passed.
     pub(crate) failpoints: Arc<Options>,
 }
 
@@ -69,44 +70,44 @@ impl FollowerOptions {
 /// How far behind the source the target is.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Lag {
-    /// Of WAL, up to where the source has decoded it. What it has not even looked at, the slot's state tells.
+    /// In bytes of WAL, up to where the source has decoded it. The slot's state tells how much is not even decoded.
     pub(crate) bytes: u64,
     /// Between the commit of what was applied last and the source's clock; 0 if nothing is left.
     pub(crate) seconds: f64,
 }
 
-/// How a shard is.
+/// The state of a shard.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ShardView {
-    /// The attempt whose marker has been applied, durably, with all that was before it.
+    /// The attempt whose marker was applied, durably, with everything before it.
     pub(crate) ready: Option<i32>,
     /// A change that came after that marker.
     pub(crate) breach: Option<String>,
-    /// Why it is not followed any more.
+    /// Why it is no longer followed.
     pub(crate) fault: Option<Fault>,
 }
 
-/// What the worker tells.
+/// What the worker reports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
-    /// Everything that was committed before is durable at the target.
+    /// Everything that was committed before this position is durable at the target.
     pub(crate) position: u64,
     pub(crate) lag: Lag,
     /// The watermarks that have come through.
     pub(crate) watermarks: BTreeSet<i64>,
     pub(crate) shards: BTreeMap<ShardId, ShardView>,
-    /// Source transactions and changes that were applied by this process.
+    /// Source transactions and changes that this process has applied.
     pub(crate) transactions: u64,
     pub(crate) changes: u64,
     /// The servers that it is connected to.
     pub(crate) servers: Option<Servers>,
-    /// Why nothing is followed any more.
+    /// Why nothing is followed any longer.
     pub(crate) ended: Option<String>,
 }
 
-/// What a worker is asked for. It listens between two target transactions.
+/// A request to a worker. It listens between two target transactions.
 pub(crate) enum Command {
-    /// The marker of this attempt makes the shard ready.
+    /// The marker of this attempt shall make the shard ready.
     Expect {
         shard: ShardId,
         attempt: i32,
@@ -122,14 +123,14 @@ pub(crate) enum Command {
     Stop,
 }
 
-/// Read on to a watermark, and apply what a snapshot sees.
+/// Asks to read on to a watermark, and to apply what a snapshot sees.
 pub(crate) struct Align {
     pub(crate) snapshot: Snapshot,
     pub(crate) watermark: i64,
     pub(crate) answer: oneshot::Sender<Result<bool, String>>,
 }
 
-/// A task that follows a group's stream. Ends when dropped; what is not durable then, is rolled back.
+/// A task that follows a group's stream. It ends when this is dropped; what is not durable by then is rolled back.
 pub(crate) struct Follower {
     commands: mpsc::Sender<Command>,
     view: watch::Receiver<View>,
@@ -137,7 +138,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Starts to follow. Connections are opened by the task; if they cannot be, the futures below say so.
+    /// Starts to follow. The task opens the connections; if it cannot, the futures below report that.
     pub(crate) fn start(options: FollowerOptions) -> Follower {
         let (sender, commands) = mpsc::channel(64);
         let shards = options.shards.iter().map(|shard| (shard.hold.shard, ShardView::default())).collect();
@@ -146,10 +147,10 @@ impl Follower {
         Follower { commands: sender, view: watched, task }
     }
 
-    /// Waits until all that was committed before this watermark, of all shards, is durable at the target.
+    /// Waits until everything that was committed before this watermark, for all shards, is durable at the target.
     ///
     /// # Errors
-    /// When the follower has ended. A shard that was lost on the way does not keep the others: see
+    /// When the follower has ended. A shard that is lost on the way does not stop the others: see
     /// [`failed`](Follower::failed).
     ///
     /// # Cancel safety
@@ -158,8 +159,8 @@ impl Follower {
         self.wait(shard, |view, _| view.watermarks.contains(&watermark).then_some(Ok(()))).await
     }
 
-    /// Waits until the marker of this attempt, and all that was committed before it, is durable at the target, where
-    /// the shard is ready then with this hash of the open token. Best called before the marker is written.
+    /// Waits until the marker of this attempt, and everything that was committed before it, is durable at the target.
+    /// The shard is then ready there, with this hash of the open token. Best called before the marker is written.
     ///
     /// # Errors
     /// When the shard is lost, or changed after its marker.
@@ -168,7 +169,7 @@ impl Follower {
     /// May be dropped and called again.
     pub(crate) async fn marker(&self, shard: ShardId, attempt: i32, open_hash: &str) -> Result<(), Error> {
         let expect = Command::Expect { shard, attempt, open_hash: open_hash.to_owned() };
-        // If nobody listens any more, the view says why.
+        // If nobody listens any longer, the view says why.
         let _ = self.commands.send(expect).await;
         self.wait(shard, |_, seen| match (&seen.breach, seen.ready == Some(attempt)) {
             (_, false) => None,
@@ -179,7 +180,7 @@ impl Follower {
         .inspect(|()| tracing::debug!(%shard, attempt, "the marker has come through"))
     }
 
-    /// Waits for something of a shard.
+    /// Waits until `found` gives something for a shard, or the shard is lost.
     async fn wait(
         &self,
         shard: ShardId,
@@ -205,7 +206,7 @@ impl Follower {
         }
     }
 
-    /// Waits until the shard is not followed any more: why not.
+    /// Waits until the shard is no longer followed, and gives the reason.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -216,37 +217,37 @@ impl Follower {
         }
     }
 
-    /// Why a shard is not followed any more; `None` while it is.
+    /// Why a shard is no longer followed; `None` while it is followed.
     pub(crate) fn failed(&self, shard: ShardId) -> Option<Error> {
         let view = self.view.borrow();
         let fault = view.shards.get(&shard).and_then(|seen| seen.fault.clone());
         fault.or_else(|| view.ended.clone().map(Fault::Ended)).map(|fault| fault.into_error(shard))
     }
 
-    /// The change that came after the shard's marker, if one did: it forbids decide for that attempt.
+    /// The change that came after the shard's marker, if one did: it forbids to decide for that attempt.
     pub(crate) fn breach(&self, shard: ShardId) -> Option<String> {
         self.view.borrow().shards.get(&shard).and_then(|seen| seen.breach.clone())
     }
 
-    /// Whether it is connected to these servers, and no others since.
+    /// Whether it has been connected to these servers only, since they were asked.
     pub(crate) fn is_on(&self, servers: &Servers) -> bool {
         self.view.borrow().servers.as_ref() == Some(servers)
     }
 
-    /// What it tells, as it changes.
+    /// What it reports, as it changes.
     pub(crate) fn view(&self) -> watch::Receiver<View> {
         self.view.clone()
     }
 
-    /// Follows this shard no longer, because it is open, or given up. What was committed stays. Until this is called
-    /// for a shard that failed, the slot keeps what the shard has not got.
+    /// No longer follows this shard, because it is open, or given up. What was committed stays. For a shard that
+    /// failed, the slot keeps the shard's missing changes until this is called.
     pub(crate) async fn detach(&self, shard: ShardId) {
         let _ = self.commands.send(Command::Detach { shard }).await;
         let _ = self.wait(shard, |_, _| None).await;
     }
 
-    /// Stops between two source transactions, with all before durable, until the pause is dropped, at most half a
-    /// minute.
+    /// Stops between two source transactions, with everything before durable, until the pause is dropped; at most half
+    /// a minute.
     ///
     /// # Errors
     /// When the follower has ended.
@@ -265,7 +266,7 @@ impl Follower {
         gone(&self.view.borrow())
     }
 
-    /// Ends it, with what was read so far committed or rolled back. Nothing of it goes on when this returns.
+    /// Ends the follower; what was read so far is committed or rolled back. When this returns, no work of it goes on.
     pub(crate) async fn stop(mut self) {
         let _ = self.commands.send(Command::Stop).await;
         if tokio::time::timeout(Duration::from_secs(2), &mut self.task).await.is_err() {
@@ -285,18 +286,19 @@ fn gone(view: &View) -> Error {
     Error::Unfollowed { shard: None, why: view.ended.clone().unwrap_or_else(|| "the pause was over".to_owned()) }
 }
 
-/// A follower that stands still.
+/// A follower that is paused.
 pub(crate) struct Paused {
     steps: mpsc::Sender<Align>,
     view: watch::Receiver<View>,
 }
 
 impl Paused {
-    /// Makes the target exactly what this snapshot of the source sees: reads on to the watermark, which was written
-    /// after the snapshot was taken, and applies the transactions that it sees. It stands still after that.
+    /// Makes the target exactly what this snapshot of the source sees. It reads on to the watermark, which was written
+    /// after the snapshot was taken, and applies the transactions that the snapshot sees. After that it is paused
+    /// again.
     ///
-    /// False: they are no beginning of what was committed since (or were too many to hold). Drop the pause, and the
-    /// snapshot, and begin anew.
+    /// False: the transactions that it sees are not the first ones that were committed since (or were too many to hold
+    /// in memory). Drop the pause and the snapshot, and begin again.
     ///
     /// # Errors
     /// When the follower has lost its connections, or was paused for too long.
@@ -311,8 +313,8 @@ impl Paused {
     }
 }
 
-/// Watermarks are deleted by those that come this much later, in microseconds: a minute. A waiter reads its own from
-/// the stream, where it stays.
+/// A watermark is deleted by whoever writes one this much later, in microseconds: a minute. Whoever waits for a
+/// watermark reads it from the stream, where it stays.
 const WATERMARK_KEPT_US: i64 = 60_000_000;
 
 /// Writes a watermark at the source, durably. Gives its number.
@@ -320,7 +322,7 @@ const WATERMARK_KEPT_US: i64 = 60_000_000;
 /// Locks: a row of its own, and rows of earlier ones that nobody else is deleting.
 pub(crate) async fn write_watermark(source: &Session, id: MoveId) -> Result<i64, Error> {
     let what = "writing a watermark";
-    // Watermarks of two sessions within a microsecond are the one that needs another try.
+    // If two sessions write watermarks within the same microsecond, one of them must try again.
     loop {
         source.batch(what, "BEGIN").await?;
         source.row(what, "SELECT pgshard.commit_durably()", &[]).await?;

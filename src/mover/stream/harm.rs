@@ -1,4 +1,4 @@
-//! Changes that are applied otherwise than they came, on purpose: a test sees so that the audit finds it.
+//! Changes that are deliberately not applied as they came: with them a test checks that the audit finds the difference.
 
 use bytes::Bytes;
 
@@ -7,7 +7,7 @@ use crate::mover::protocol::failpoint::{Failpoint, HARM_MADE, HARMED, Harm};
 use crate::mover::stream::run::Change;
 use crate::mover::stream::wire::{Row, Value};
 
-/// What is applied in place of a change. Without a failpoint that is the change.
+/// What is applied instead of a change. Without a failpoint that is the change itself.
 pub(super) fn harmed(failpoint: Option<&Failpoint>, change: Change) -> impl Iterator<Item = Change> {
     let harm = failpoint.and_then(|failpoint| {
         let (old, new) = match &change {

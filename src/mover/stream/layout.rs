@@ -1,7 +1,7 @@
 //! A table of the stream and its counterpart at the target: the statements that apply its changes.
 //!
-//! Invariant: a row is named by its whole key, or where there is none by all of its values as they are written,
-//! never by an equality that takes 1.0 for 1.00.
+//! Invariant: a row is identified by its whole key, or, if there is none, by all of its values as they are written,
+//! never by an equality that treats 1.0 and 1.00 as the same.
 
 use std::sync::Arc;
 
@@ -15,26 +15,26 @@ use crate::mover::preflight::table::TableShape;
 use crate::mover::stream::row_index;
 use crate::mover::stream::wire::{Relation, Row, Value};
 
-/// What the target says of a column.
+/// What the target knows about a column.
 #[derive(Clone, Debug)]
 pub(crate) struct TargetColumn {
-    /// As SQL there.
+    /// The column's type in the target's SQL.
     pub(crate) type_sql: String,
-    /// `GENERATED ALWAYS AS IDENTITY`. The source may have changed its value (`SET c = DEFAULT`, a BEFORE trigger), but
-    /// an UPDATE of the target could not set it to that value: such a row is deleted and inserted.
+    /// Whether it is `GENERATED ALWAYS AS IDENTITY`. The source may have changed its value (by `SET c = DEFAULT` or a
+    /// BEFORE trigger), but an UPDATE at the target cannot set it to that value: such a row is deleted and inserted.
     pub(crate) always: bool,
-    /// Its table has a [`row_index`].
+    /// Whether its table has a [`row_index`].
     pub(crate) row_index: bool,
 }
 
 /// A column that has a value of its own.
 #[derive(Clone, Debug)]
 struct Column {
-    /// Where its value is in a row of the stream.
+    /// The position of its value in a row of the stream.
     at: usize,
     quoted: String,
     composite: bool,
-    /// Its value is in the table's [`row_index`].
+    /// Whether its value is in the table's [`row_index`].
     hashed: bool,
     target: TargetColumn,
 }
@@ -45,23 +45,24 @@ impl Column {
     }
 }
 
-/// How many rows one statement takes at most.
+/// The most rows of one statement.
 pub(crate) const MOST_AT_ONCE: usize = 128;
 
 /// How rows of the stream become rows of the target.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) shard: ShardId,
-    /// On the source.
+    /// The OID at the source.
     pub(crate) oid: u32,
     /// The table's name, not quoted.
     pub(crate) name: String,
-    /// With the target's schema, quoted.
+    /// The table's name with the target's schema, quoted.
     target: String,
     columns: Vec<Column>,
-    /// Where the values of the key are in a row, in the key's order. Empty: rows are named by all of their values.
+    /// The positions of the key's values in a row, in the key's order. Empty: rows are identified by all of their
+    /// values.
     key: Vec<usize>,
-    /// How many values a row has.
+    /// The number of values in a row.
     width: usize,
 }
 
@@ -69,7 +70,7 @@ pub(crate) struct Layout {
 pub(crate) type Texts = Vec<Option<Bytes>>;
 
 impl Layout {
-    /// Puts the two together, or says what does not fit: a table that was altered.
+    /// Combines both descriptions, or says what does not fit: then the table was altered.
     pub(crate) fn new(
         shard: ShardId,
         shape: &TableShape,
@@ -87,29 +88,26 @@ impl Layout {
                     let composite = known.composite;
                     columns.push(Column { at, quoted: quote_ident(name), composite, hashed, target });
                 }
-                _ => return Err(format!("the source has a column {name} that was not there")),
+                _ => return Err(format!("the source has a new column {name}")),
             }
         }
         let place = |name: &str| relation.columns.iter().position(|column| column == name);
         if let Some(gone) = shape.columns.iter().find(|column| !column.generated && place(&column.name).is_none()) {
-            return Err(format!("the source has no column {} any more", gone.name));
+            return Err(format!("the source no longer has a column {}", gone.name));
         }
         let key: Vec<usize> = shape.key_columns().filter_map(|column| place(&column.name)).collect();
-        // A replica identity that is altered for a while makes former rows lack what they are named by.
+        // If a replica identity was altered for a while, former rows lack values that identify them.
         let mut named_by: Vec<usize> = if key.is_empty() { (0..relation.columns.len()).collect() } else { key.clone() };
         named_by.retain(|at| relation.in_identity.get(*at) != Some(&true));
         if let Some(at) = named_by.first() {
-            return Err(format!(
-                "its REPLICA IDENTITY was altered: it does not tell {} any more",
-                relation.columns[*at]
-            ));
+            return Err(format!("its REPLICA IDENTITY was altered: it no longer includes {}", relation.columns[*at]));
         }
         let target = format!("{}.{}", quote_ident(schema), quote_ident(&shape.name));
         let width = relation.columns.len();
         Ok(Arc::new(Layout { shard, oid: relation.oid, name: shape.name.clone(), target, columns, key, width }))
     }
 
-    /// That a row has as many values as the relation has columns.
+    /// Whether a row has as many values as the relation has columns.
     pub(crate) fn fits(&self, row: &Row) -> bool {
         row.len() == self.width
     }
@@ -118,12 +116,12 @@ impl Layout {
         !self.key.is_empty()
     }
 
-    /// The texts of the row's key; none if the table has no key.
+    /// The texts of the row's key; empty if the table has no key.
     pub(crate) fn key(&self, row: &Row) -> Texts {
         self.key.iter().map(|at| text(&row[*at])).collect()
     }
 
-    /// What names the row in a condition: its key, else all of its values.
+    /// The values that identify the row in a condition: its key, or all of its values if there is none.
     pub(crate) fn naming(&self, row: &Row) -> Texts {
         if self.has_key() { self.key(row) } else { self.values(row) }
     }
@@ -138,7 +136,7 @@ impl Layout {
         self.columns.iter().any(|column| row[column.at] == Value::Unchanged)
     }
 
-    /// The columns that an update sets: what was sent, the key only if it has changed.
+    /// The columns that an update sets: those that were sent, and the key only if it has changed.
     pub(crate) fn changed(&self, row: &Row, key_changed: bool) -> Vec<usize> {
         let set = |(_, column): &(usize, &Column)| {
             row[column.at] != Value::Unchanged && (key_changed || !self.key.contains(&column.at))
@@ -151,7 +149,7 @@ impl Layout {
         columns.iter().map(|index| text(&row[self.columns[*index].at])).collect()
     }
 
-    /// How many rows one statement can take, of these that wait: one of a few numbers, so that there are few different
+    /// How many of the waiting rows one statement takes: one of a few numbers, so that there are few different
     /// statements.
     pub(crate) fn at_once(&self, waiting: usize) -> usize {
         if self.columns.is_empty() {
@@ -178,8 +176,8 @@ impl Layout {
         format!("INSERT INTO {target} ({names}) OVERRIDING SYSTEM VALUE VALUES {}", values.join(", "))
     }
 
-    /// Sets these columns in so many rows; the parameters of a row are the new values and what names it. More than one
-    /// only of a table with a key, and with keys that differ.
+    /// Sets these columns in this many rows. The parameters of a row are the new values and the values that identify
+    /// it. More than one row is only possible if the table has a key, and the keys differ.
     pub(crate) fn update(&self, columns: &[usize], rows: usize) -> String {
         if columns.iter().any(|index| self.columns[*index].target.always) {
             return self.replace(columns, rows);
@@ -195,7 +193,7 @@ impl Layout {
         format!("UPDATE ONLY {} AS t SET {} FROM {values} WHERE {equal}", self.target, set.join(", "))
     }
 
-    /// An update by other means: the rows are deleted, and inserted with their new values. An INSERT may say the value
+    /// An update by other means: the rows are deleted, and inserted with their new values. An INSERT may set the value
     /// of an identity that is GENERATED ALWAYS, an UPDATE may not.
     fn replace(&self, columns: &[usize], rows: usize) -> String {
         let (mut names, mut values, mut kept) = (Vec::new(), Vec::new(), Vec::new());
@@ -217,7 +215,7 @@ impl Layout {
             let (values, equal) = (self.rows_of(columns, rows), self.equal_to(columns.len()));
             format!("DELETE FROM ONLY {} AS t USING {values} WHERE {equal}", self.target)
         };
-        // RETURNING wants at least one column.
+        // RETURNING needs at least one column.
         let kept = if kept.is_empty() { "true".to_owned() } else { kept.join(", ") };
         let (target, names, values) = (&self.target, names.join(", "), values.join(", "));
         format!(
@@ -226,7 +224,7 @@ impl Layout {
         )
     }
 
-    /// Deletes so many rows, as [`update`](Layout::update).
+    /// Deletes this many rows, with the same parameters as [`update`](Layout::update).
     pub(crate) fn delete(&self, rows: usize) -> String {
         if rows == 1 {
             return format!("DELETE FROM ONLY {} WHERE {}", self.target, self.named(0));
@@ -234,7 +232,7 @@ impl Layout {
         format!("DELETE FROM ONLY {} AS t USING {} WHERE {}", self.target, self.rows_of(&[], rows), self.equal_to(0))
     }
 
-    /// `(VALUES …) AS v (c0, c1, …)`: these columns and the key, with their types, in so many rows.
+    /// `(VALUES …) AS v (c0, c1, …)`: these columns and the key, with their types, for this many rows.
     fn rows_of(&self, columns: &[usize], rows: usize) -> String {
         let keys = self.key_columns();
         let types: Vec<&str> = columns.iter().map(|index| &self.columns[*index]).chain(keys).map(Column::sql).collect();
@@ -247,7 +245,7 @@ impl Layout {
         format!("(VALUES {}) AS v ({})", values.join(", "), names.join(", "))
     }
 
-    /// That the key of `t` is the one in `v`, there after so many other columns.
+    /// A condition that the key of `t` is the one in `v`, which comes there after this many other columns.
     fn equal_to(&self, before: usize) -> String {
         let keys = self.key_columns().enumerate();
         keys.map(|(at, column)| format!("t.{} = v.c{}", column.quoted, before + at)).collect::<Vec<_>>().join(" AND ")
@@ -257,13 +255,13 @@ impl Layout {
         self.key.iter().filter_map(|at| self.columns.iter().find(|column| column.at == *at))
     }
 
-    /// Deletes what matches a condition that is written out. Not TRUNCATE, which takes the rows away from those who
+    /// Deletes what matches a condition that is given as SQL. TRUNCATE would remove the rows even from sessions that
     /// read an older snapshot, as verification does.
     pub(crate) fn delete_where(&self, condition: &str) -> String {
         format!("DELETE FROM ONLY {} WHERE {condition}", self.target)
     }
 
-    /// The condition that finds one row, its parameters after the first `before`.
+    /// The condition that finds one row; its parameters come after the first `before`.
     fn named(&self, before: usize) -> String {
         if self.has_key() {
             let equal = |(at, column): (usize, &Column)| {
@@ -274,8 +272,8 @@ impl Layout {
         if self.columns.is_empty() {
             return format!("ctid = (SELECT ctid FROM ONLY {} LIMIT 1)", self.target);
         }
-        // Not every type has an equality; every one has an output function, which is what format uses. IS NULL is no
-        // question for a composite value: it says yes to one whose fields are null.
+        // Not every type has an equality, but every one has an output function, and format uses that. IS NULL does not
+        // work for a composite value: it is true for one whose fields are all null.
         let same = |(at, column): (usize, &Column)| {
             let (name, parameter) = (&column.quoted, before + at + 1);
             format!(
@@ -294,18 +292,19 @@ impl Layout {
         format!("ctid = (SELECT ctid FROM ONLY {} WHERE {} LIMIT 1)", self.target, all.join(" AND "))
     }
 
-    /// Reads the row with a key from the source's table, which has this name there now: the texts of all values, in the
-    /// order of [`values`](Layout::values). The parameters are the key's texts.
+    /// Reads the row with a key from the source's table, which has this name at present: the texts of all values, in
+    /// the order of [`values`](Layout::values). The parameters are the key's texts.
     pub(crate) fn reread(&self, source: &str) -> String {
-        // Null stays null; format would make an empty text of it. IS NOT NULL says no of a composite value with a null
-        // field.
+        // Null stays null, where format would make an empty text of it. IS NOT NULL is false for a composite value with
+        // a null field.
         let texts: Vec<String> = self
             .columns
             .iter()
             .map(|column| format!("CASE num_nulls({0}) WHEN 0 THEN format('%s', {0}) END", column.quoted))
             .collect();
-        // No type is named: one of the shard's own is in a schema that the fence renames. A parameter takes the type of
-        // what it is compared with; only that of a composite value would be any record, which no text can be read as.
+        // No type is named, because one of the shard's own is in a schema that the fence renames. A parameter takes the
+        // type of what it is compared with. Only for a composite value that would be any record, and no text can be
+        // read as that.
         let equal = |(at, column): (usize, &Column)| match column.composite {
             true => format!("format('%s', {}) = ${}::text", column.quoted, at + 1),
             false => format!("{} = ${}", column.quoted, at + 1),

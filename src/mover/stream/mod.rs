@@ -1,12 +1,12 @@
-//! The stream of a group: the changes that its shards' source commits while they are copied, applied at their target in
-//! the order of the commits.
+//! The stream of a group: the changes that are committed at the source of its shards while they are copied. They are
+//! applied at the target in the order of the commits.
 //!
-//! [`slot`] makes what the source keeps, [`transport`] and [`wire`] read it, [`changes`] judges by the chunks of the
-//! copy what is to be applied, [`layout`] and [`apply`] do it, and [`run`] puts that together. [`worker`] is the task,
-//! and [`follower`] its handle.
+//! [`slot`] creates publication and slot, [`transport`] and [`wire`] read the stream, [`changes`] decides by the chunks
+//! of the copy what to apply, [`layout`] and [`apply`] apply it, and [`run`] combines them. [`worker`] is the task, and
+//! [`follower`] its handle.
 //!
-//! Invariant: a source transaction is in the target whole or not at all, and once; nothing is called durable to
-//! the source that is not durable at the target.
+//! Invariant: a source transaction is in the target whole or not at all, and once. The source is never told that
+//! something is durable which is not durable at the target.
 
 mod apply;
 mod changes;

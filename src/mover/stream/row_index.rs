@@ -1,8 +1,8 @@
 //! An index by which changes find the rows of a table without a key, at the target and in an old copy, for as long as
-//! changes are applied. Such rows are named by the texts of all their values, which no index of the table's own has;
-//! without one, each change would read the whole table.
+//! changes are applied. Such rows are identified by the texts of all their values, for which the table has no index of
+//! its own. Without this one, each change would read the whole table.
 //!
-//! It is of a hash of the row's values, and only says where to look: the texts decide. So it may leave values out whose
+//! It is on a hash of the row's values, and only says where to look: the texts decide. So it may leave out values whose
 //! types have no hash, and may be absent.
 
 use crate::mover::definition::ddl::{Creation, Stage, Statement};
@@ -10,22 +10,22 @@ use crate::mover::preflight::table::{Column, TableShape};
 use crate::pg::quote_ident;
 use crate::schema::catalog::Facts;
 
-/// What the names of these indexes begin with; nobody else's do.
+/// The prefix of these indexes' names. No other index may use it.
 pub(crate) const PREFIX: &str = "pgshard_rows_";
 
 /// The oldest version that can hash a row.
 const SINCE: u32 = 140_000;
 
-/// So many columns are hashed at most: PostgreSQL keeps an index's expression in one page.
+/// The most columns that are hashed: PostgreSQL keeps an index's expression in one page.
 const COLUMNS_MAX: usize = 32;
 
-/// The columns whose values are in the index, the first ones that can be.
+/// The columns whose values are in the index: the first ones that can be hashed.
 pub(super) fn hashed(shape: &TableShape) -> impl Iterator<Item = &Column> {
     let plain = shape.columns.iter().filter(|column| column.hashable && !column.generated);
     plain.take(COLUMNS_MAX)
 }
 
-/// The statements that make the index and drop it, of a table in this schema. `None`: the table has a key, or nothing
+/// The statements that create and drop the index of a table in this schema. `None` if the table has a key, or nothing
 /// to hash.
 fn statements(schema: &str, shape: &TableShape) -> Option<[String; 2]> {
     let names: Vec<String> = hashed(shape).map(Column::quoted).collect();
@@ -39,13 +39,13 @@ fn statements(schema: &str, shape: &TableShape) -> Option<[String; 2]> {
     ])
 }
 
-/// The hash of these expressions' values.
+/// SQL for the hash of these expressions' values.
 pub(super) fn of_row(values: &[String]) -> String {
     format!("hash_record_extended(ROW({}), 0)", values.join(", "))
 }
 
-/// Adds the indexes to what is made at a target of this version: each with the table's other indexes, and gone at the
-/// open.
+/// Adds the indexes to what is created at a target of this version. Each is created with the table's other indexes, and
+/// dropped at the open.
 pub(crate) fn add(creation: &mut Creation, schema: &str, shapes: &[TableShape], version: u32) {
     let indexes = shapes.iter().filter(|_| version >= SINCE);
     for (shape, [create, drop]) in indexes.filter_map(|shape| Some((shape, statements(schema, shape)?))) {
@@ -56,8 +56,8 @@ pub(crate) fn add(creation: &mut Creation, schema: &str, shapes: &[TableShape], 
     }
 }
 
-/// The statements that give them to an old copy, which is in the first schema and will be opened in the second. What
-/// the open runs drops them.
+/// The statements that create them in an old copy, which is in the first schema and will be opened in the second. The
+/// open drops them.
 pub(crate) fn give(
     creation: &mut Creation,
     (schema, opened): (&str, &str),
@@ -69,7 +69,7 @@ pub(crate) fn give(
     made.map(|[create, _]| format!("{create};\n")).collect()
 }
 
-/// Takes these indexes out of what was read of a schema: they are the mover's, not the shard's.
+/// Removes these indexes from the facts of a schema: they are the mover's, not the shard's.
 pub(crate) fn leave_out(facts: &mut Facts) {
     facts.indexes.retain(|index| !index.name.starts_with(PREFIX));
 }

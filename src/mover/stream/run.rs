@@ -1,7 +1,7 @@
-//! One run: from the opening of the connections to the first failure. Reads, applies, commits, reports.
+//! One run: from the opening of the connections to the first failure. It reads, applies, commits and reports.
 //!
-//! Source transactions are put into one target transaction as long as more are there already; a transaction that comes
-//! alone is committed at once. Invariant: a target transaction ends where a source transaction ends, with the
+//! Source transactions are combined into one target transaction as long as more have arrived already; one that arrives
+//! alone is committed at once. Invariant: a target transaction ends where a source transaction ends, and contains the
 //! progress of each shard that it touched, by compare-and-swap under its lease.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
@@ -24,24 +24,24 @@ use crate::mover::stream::transport::{Frame, Transport};
 use crate::mover::stream::wire::{Message, Relation, Row};
 use crate::mover::stream::worker::{End, Worker};
 
-/// A target transaction is committed when it holds so much, however much more waits.
+/// A target transaction is committed when it holds this much, even if more waits.
 const BATCH_TRANSACTIONS: u32 = 2000;
 const BATCH_BYTES: usize = 4 << 20;
 const BATCH_TIME: Duration = Duration::from_millis(20);
 
-/// How often the progress of shards that nothing happened to is raised, so that a new run skips what they have.
+/// How often the progress of idle shards is raised, so that a new run skips what they have.
 const RAISE_EVERY: Duration = Duration::from_secs(2);
 
-/// A pause that nobody ends is over after this.
+/// A pause that nobody ends is over after this time.
 const PAUSE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The memory that changes may take which are read ahead of a snapshot.
+/// The most memory for changes that are read ahead of a snapshot.
 const ALIGN_BYTES: usize = 64 << 20;
 
-/// How many of the transactions that were applied last are remembered.
+/// How many of the last applied transactions are remembered.
 const RECENT: usize = 1 << 16;
 
-/// So many watermarks are.
+/// How many watermarks are remembered.
 const WATERMARKS: usize = 4096;
 
 /// A source transaction that has begun and not ended.
@@ -58,7 +58,7 @@ struct Batch {
     transactions: u32,
     changes: u64,
     bytes: usize,
-    /// Where the last one ends.
+    /// The position where the last of them ends.
     end: u64,
     committed_at: i64,
     touched: BTreeSet<ShardId>,
@@ -80,13 +80,13 @@ pub(crate) struct Run<'a> {
     shards: BTreeMap<ShardId, Followed>,
     tables: Tables,
     control: HashMap<u32, Control>,
-    /// A whole transaction number from not long ago.
+    /// A full transaction number from a short time ago.
     near: u64,
-    /// What was read and not looked at.
+    /// Frames that were read and not processed yet.
     backlog: VecDeque<Frame>,
     transaction: Option<Transaction>,
     batch: Option<Batch>,
-    /// Everything below is durable for all shards of this run.
+    /// Everything below this position is durable for all shards of this run.
     position: u64,
     raised: Instant,
 }
@@ -117,14 +117,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Follows until something happens. What a shard that fails has not got, the slot keeps.
+    /// Follows until something ends it. If a shard fails, the slot keeps its missing changes.
     pub(super) async fn follow(mut self) -> Result<End, Failure> {
         let ended = self.work().await;
         if let Err(Failure::Shard(_, Fault::Diverged { .. })) = &ended
             && self.applier.care == Care::Together
         {
-            // Perhaps it is only the order in which one statement did its rows. If it is not, the error names the row
-            // next time.
+            // Perhaps one statement only processed its rows in the wrong order. If that is not the reason, the error
+            // names the row next time.
             self.worker.caution.begin(self.transport.server().wal_end);
             return Ok(End::Again);
         }
@@ -154,7 +154,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             if self.transaction.is_none() && !self.transport.has_more() {
-                // Nothing more is here: what there is becomes durable now.
+                // No more frames have arrived, so what there is becomes durable now.
                 self.commit().await?;
             }
             let between = self.transaction.is_none() && self.batch.is_none();
@@ -215,7 +215,7 @@ impl<'a> Run<'a> {
         match (relation.schema.as_str(), relation.name.as_str()) {
             ("pgshard", "marker") => self.control.insert(relation.oid, Control::Marker(relation)),
             ("pgshard", "beacon") => self.control.insert(relation.oid, Control::Watermark(relation)),
-            // A table of a shard that is not followed any more.
+            // A table of a shard that is no longer followed.
             _ => None,
         };
         Ok(())
@@ -227,7 +227,7 @@ impl<'a> Run<'a> {
         self.transaction.ok_or_else(|| outside().into())
     }
 
-    /// The batch that the current transaction is part of.
+    /// The batch that the current transaction belongs to.
     fn batch(&mut self) -> &mut Batch {
         self.batch.get_or_insert_with(|| Batch {
             began: Instant::now(),
@@ -242,7 +242,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// A marker or a watermark.
+    /// Processes a marker or a watermark.
     fn own(&mut self, control: &Control, new: &Row) -> Result<(), Failure> {
         let transaction = self.transaction()?;
         let value = |relation: &Relation, name: &str| {
@@ -278,15 +278,15 @@ impl<'a> Run<'a> {
         let transaction = self.transaction()?;
         let Some(table) = self.tables.get_mut(&relation) else { return Ok(()) };
         let shard = table.shard;
-        // A run that begins anew reads again what some shards have already.
+        // A run that starts anew reads again what some shards have already.
         let Some(followed) = self.shards.get_mut(&shard).filter(|followed| transaction.commit_lsn >= followed.applied)
         else {
             return Ok(());
         };
         let (applier, xid) = (&mut self.applier, transaction.xid);
-        // A change behind the marker is right if the fence was swapped back meanwhile, and then the attempt is over. If
-        // it was not, nobody could have made it. It is told before it is applied: that may have to wait for the open
-        // that it forbids.
+        // A change after the marker is right if the fence was swapped back meanwhile, and then the attempt is over.
+        // Otherwise nobody could have made it. It is reported before it is applied: applying it may have to wait for
+        // the open that it forbids.
         if let (Some(attempt), None) = (followed.marked, &followed.breach) {
             let breach = format!("a change came after the marker of attempt {attempt}, by transaction {xid}");
             self.worker.view.send_modify(|view| view.shards.entry(shard).or_default().breach = Some(breach.clone()));
@@ -428,7 +428,8 @@ impl<'a> Run<'a> {
             .await
     }
 
-    /// That every statement has hit what it was meant for; else whose lease is gone.
+    /// Checks that every statement has hit the rows that it was meant for; if not, finds the shards whose lease is
+    /// gone.
     async fn settle(&mut self, touched: &BTreeSet<ShardId>) -> Result<(), Failure> {
         if self.applier.settle().await? {
             return Ok(());
@@ -447,13 +448,13 @@ impl<'a> Run<'a> {
         match lost {
             Some(shard) => Err(Failure::Shard(*shard, Fault::LeaseLost)),
             None => {
-                let why = "its progress at the target is not what this mover wrote".to_owned();
+                let why = "its progress at the target is not what this mover has written".to_owned();
                 Err(Error::Unfollowed { shard: touched.first().copied(), why }.into())
             }
         }
     }
 
-    /// Raises the progress of all shards to where all are.
+    /// Raises the progress of all shards to the position that all have reached.
     async fn raise(&mut self) -> Result<(), Failure> {
         self.raised = Instant::now();
         let behind: BTreeSet<ShardId> = self
@@ -477,8 +478,9 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Tells the source and the waiting drivers how far all is durable. The source hears of nothing that a shard's row
-    /// does not say: a shard whose row is behind the slot has lost changes, and a resume must be able to see that.
+    /// Tells the source and the waiting drivers how far everything is durable. The source is told no position that a
+    /// shard's row does not have: a shard whose row is behind the slot has lost changes, and a resume must be able to
+    /// see that.
     fn report(&self, committed_at: Option<i64>) {
         let rows = self.shards.values().map(|followed| followed.applied);
         let told = rows.chain(self.worker.held.values().copied()).min().unwrap_or(self.position);
@@ -504,7 +506,7 @@ impl<'a> Run<'a> {
                 let marked = self.shards.get(&shard).and_then(|followed| followed.marked);
                 self.worker.expected.insert(shard, (attempt, open_hash.clone()));
                 if marked == Some(attempt) {
-                    // The marker was here first.
+                    // The marker had come before the request.
                     self.make_ready(shard, attempt, &open_hash).await?;
                     let one = BTreeSet::from([shard]);
                     self.record(&one, self.position).await?;
@@ -531,7 +533,7 @@ impl<'a> Run<'a> {
             }
             Command::Pause { granted, mut steps } => {
                 if granted.send(()).is_ok() {
-                    // What was read ahead may be lost then: begun anew, the stream has it again.
+                    // What was read ahead may be lost then; after a new start the stream brings it again.
                     let over = || Error::Unfollowed { shard: None, why: "a pause was too long".to_owned() };
                     tokio::time::timeout(PAUSE_LIMIT, self.stand(&mut steps)).await.map_err(|_| over())??;
                 }
@@ -540,7 +542,7 @@ impl<'a> Run<'a> {
         Ok(None)
     }
 
-    /// Stands still until the pause is dropped.
+    /// Does nothing until the pause is dropped, except what [`Align`] asks for.
     async fn stand(&mut self, steps: &mut mpsc::Receiver<Align>) -> Result<(), Failure> {
         while let Some(Align { snapshot, watermark, answer }) = steps.recv().await {
             match self.align(&snapshot, watermark).await {
@@ -554,12 +556,12 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Reads on to the watermark and applies what the snapshot sees, if that is the beginning of it.
+    /// Reads on to the watermark and applies what the snapshot sees, if those transactions come first.
     async fn align(&mut self, snapshot: &Snapshot, watermark: i64) -> Result<bool, Failure> {
         if !self.worker.recent.iter().all(|xid| snapshot.sees(*xid)) {
             return Ok(false);
         }
-        // Transactions as frames, in the order of their commits. What is read and not applied goes back.
+        // The frames of each transaction, in the order of the commits. What is read and not applied is put back.
         let (mut read, mut bytes, mut seen, mut ended) = (Vec::new(), 0, Vec::new(), Vec::new());
         let mut found = false;
         let fitting = loop {

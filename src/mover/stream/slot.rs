@@ -1,7 +1,7 @@
 //! The publication and the slot of a group, on its source.
 //!
-//! Invariant: the ledger names both before they are there and until they are gone, and the publication is
-//! complete before the slot is made: changes from before a table was published would be left out without a word.
+//! Invariant: the ledger names both before they exist and until they are gone. The publication is complete before the
+//! slot is created: changes from before a table was published would be missing without any sign.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -18,52 +18,52 @@ use crate::mover::protocol::options::Options;
 use crate::pg::quote_ident;
 use crate::shard::ShardId;
 
-/// The name of publication and slot of a move, on its source.
+/// The name of a move's publication and slot, on its source.
 pub(crate) fn stream_name(id: MoveId) -> String {
     format!("pgshard_{}", id.uuid().simple())
 }
 
-/// The name of those of its reverse replication, on its target: of a move with several sources, each has its own.
+/// The name of those of its reverse replication, on its target. A move with several sources has one for each.
 pub(crate) fn back_name(id: MoveId, source: &HostName) -> String {
     let of_source: String =
         Sha256::digest(source.as_str().as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     format!("{}{BACK}{of_source}", stream_name(id))
 }
 
-/// What is in the names of reverse replications, and in no other.
+/// The names of reverse replications contain this, and no others do.
 const BACK: &str = "_back_";
 
-/// Whether a publication or slot of this name is of a reverse replication.
+/// Whether a publication or slot of this name belongs to a reverse replication.
 pub(crate) fn is_back(name: &str) -> bool {
     name.contains(BACK)
 }
 
-/// Whose publication and slot: what the ledger says of them. A group is in it under one of its shards.
+/// Whose publication and slot they are, for the ledger. A group is listed there under one of its shards.
 #[derive(Clone, Copy)]
 pub(crate) struct Owner<'a> {
     pub(crate) name: &'a str,
     pub(crate) id: MoveId,
     pub(crate) shard: ShardId,
-    /// Whose failpoints are passed on the way.
+    /// The options whose failpoints are passed.
     pub(crate) options: &'a Options,
 }
 
-/// How a slot stands.
+/// The state of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotState {
     /// `reserved`, `extended`, `unreserved` or `lost`.
     pub(crate) wal_status: Option<String>,
     /// How much WAL the server keeps for it.
     pub(crate) kept_bytes: i64,
-    /// Transactions that were committed before are not sent any more.
+    /// Transactions that were committed before this position are no longer sent.
     pub(crate) confirmed: u64,
 }
 
-/// How many tables are published at a time, so that one transaction does not need a lock on each of thousands.
+/// How many tables are published at a time, so that one transaction does not need locks on thousands.
 const TABLES_AT_ONCE: usize = 64;
 
-/// Publishes these tables, and marker and watermark, under the move's name. Those that are published already are left
-/// alone.
+/// Publishes these tables, with the tables of markers and watermarks, under the move's name. Tables that are published
+/// already are left alone.
 ///
 /// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; readers and writers do not notice, and behind
 /// a DDL it gives up after two seconds.
@@ -98,15 +98,15 @@ pub(crate) async fn create_publication(
         source.batch(what, &format!("ALTER PUBLICATION {name} SET (publish_generated_columns = stored)")).await?;
     }
     for tables in missing.chunks(TABLES_AT_ONCE) {
-        // ONLY: children of a table are tables of their own here.
+        // ONLY: the children of a table are treated as tables of their own.
         let sql = format!("ALTER PUBLICATION {name} ADD TABLE ONLY {}", tables.join(", ONLY "));
         source.batch(what, &sql).await?;
     }
     Ok(())
 }
 
-/// Whether one of these tables has former rows that are all of it, and a generated column in them. From version 18 on
-/// its UPDATE and DELETE fail unless generated columns are published too; before, they are never.
+/// Whether the replica identity of one of these tables is FULL although it has a generated column. From version 18 on
+/// its UPDATE and DELETE fail unless generated columns are published too; before that they are never published.
 ///
 /// Locks: ACCESS SHARE on catalogs, for one statement.
 async fn computes(source: &Session, tables: &[(String, String)]) -> Result<bool, Error> {
@@ -119,7 +119,7 @@ async fn computes(source: &Session, tables: &[(String, String)]) -> Result<bool,
     source.row("looking for generated columns", sql, &[&schemas, &names]).await?.get(0)
 }
 
-/// Takes the tables of a schema out of a publication, as far as they are in it.
+/// Removes the tables of a schema from a publication, as far as they are in it.
 ///
 /// Locks: SHARE UPDATE EXCLUSIVE on 64 tables at a time, for a statement; behind a DDL it gives up after two seconds.
 pub(crate) async fn withdraw(source: &Session, name: &str, schema: &str) -> Result<(), Error> {
@@ -138,7 +138,7 @@ pub(crate) async fn withdraw(source: &Session, name: &str, schema: &str) -> Resu
     Ok(())
 }
 
-/// A published table of which no stream can name the rows any more: the OID of its schema, and the table.
+/// A published table whose rows the stream can no longer identify: the OID of its schema, and the table.
 ///
 /// Locks: ACCESS SHARE on catalogs.
 pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, String)>, Error> {
@@ -152,13 +152,13 @@ pub(crate) async fn unnamed(source: &Session, name: &str) -> Result<Vec<(u32, St
     rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
 }
 
-/// Makes the slot, or finds it there. Gives the position from which it sends changes.
+/// Creates the slot, unless it exists. Gives the position from which it sends changes.
 ///
-/// PostgreSQL waits for all transactions of the whole server that have written and are under way. After two seconds it
-/// is begun anew, until `patience` is over.
+/// PostgreSQL waits for all transactions of the whole server that are under way and have written. After two seconds the
+/// statement is started again, until `patience` is over.
 ///
 /// # Errors
-/// [`Error::SlotBlocked`] names who was waited for.
+/// [`Error::SlotBlocked`] names the transactions that it waited for.
 ///
 /// Locks: waits for the ends of transactions; nobody waits for it.
 pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Duration) -> Result<u64, Error> {
@@ -188,19 +188,19 @@ pub(crate) async fn create_slot(source: &Session, owner: Owner<'_>, patience: Du
 /// Waits until every transaction has ended that may have changed tables of these schemas before they were published,
 /// and makes the slot's readers look at the publication again.
 ///
-/// Only the creation of a slot waits for transactions. A table that is published afterwards is decoded by what was
-/// published when each change was made: what a transaction did before is in no stream, and not in a snapshot that is
-/// taken before it ends. Releases of PostgreSQL before May 2025 go by what was published at such a transaction's first
-/// change for all that they decode later, too, until the publication changes once more.
+/// Only the creation of a slot waits for transactions. If a table is published after that, each change of it is decoded
+/// by what was published when the change was made. So what a transaction did before that is in no stream, nor in a
+/// snapshot that is taken before it ends. Releases of PostgreSQL before May 2025 also use what was published at such a
+/// transaction's first change for everything that they decode later, until the publication changes once more.
 ///
 /// # Errors
-/// [`Error::PublicationBlocked`] names who was waited for.
+/// [`Error::PublicationBlocked`] names the transactions that it waited for.
 ///
 /// Locks: none on tables; waits for the ends of transactions, and nobody waits for it.
 pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patience: Duration) -> Result<(), Error> {
     let what = "waiting for transactions that are older than the publication";
     let until = Instant::now() + patience;
-    // A transaction holds the lock on a table that it has changed to its end; one that is prepared has no process.
+    // A transaction keeps the lock on a table that it has changed to its end; a prepared one has no process.
     let sql = "SELECT l.virtualtransaction, min(format('%s on %s: %s', coalesce('backend ' || l.pid,
                 'a prepared transaction'),
                 c.oid::regclass, coalesce(left(a.query, 100), '?')))
@@ -233,7 +233,7 @@ pub(crate) async fn outwait(source: &Session, name: &str, schemas: &[u32], patie
     source.batch(what, &sql).await
 }
 
-/// Who keeps a slot from being made: the oldest transactions that have written.
+/// The transactions that the creation of a slot waits for: the oldest ones that have written.
 pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
     let sql = "SELECT format('backend %s, whose transaction is %s s old: %s', pid, round(extract(epoch FROM
                 clock_timestamp() - xact_start))::text, coalesce(left(query, 100), '?')), xact_start
@@ -245,7 +245,7 @@ pub(crate) async fn blockers(source: &Session) -> Result<String, Error> {
     Ok(if names.is_empty() { "transactions that have ended meanwhile".to_owned() } else { names.join("; ") })
 }
 
-/// How the slot stands; `None` if there is none.
+/// The state of the slot; `None` if there is none.
 ///
 /// Locks: none.
 pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<SlotState>, Error> {
@@ -263,11 +263,11 @@ pub(crate) async fn slot_state(source: &Session, name: &str) -> Result<Option<Sl
 /// How long a walsender may take to end.
 const END_WALSENDER: Duration = Duration::from_secs(5);
 
-/// Ends the reader of the slot: a walsender whose mover is dead, or has lost the move to us. It must be of our own
-/// role.
+/// Ends the reader of the slot: a walsender whose mover is dead, or has lost the move to this one. It must belong to
+/// our own role.
 ///
 /// # Errors
-/// When it is not ours, or is there still after five seconds.
+/// When it is not ours, or still exists after five seconds.
 ///
 /// Locks: none.
 pub(crate) async fn free_slot(source: &Session, name: &str) -> Result<(), Error> {
@@ -296,7 +296,7 @@ pub(crate) async fn drop_slot(source: &Session, name: &str) -> Result<(), Error>
         let sql = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1";
         match source.client.execute(sql, &[&name]).await {
             Ok(_) => break,
-            // Its mover was quicker to come back.
+            // Its mover has come back in between.
             Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) && Instant::now() < until => {}
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_OBJECT) => break,
             Err(error) => return Err(source.failed(what, error)),

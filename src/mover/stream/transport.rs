@@ -1,7 +1,7 @@
-//! The stream of a slot, as messages: a task that reads, a task that tells the server how far everything is durable.
+//! The stream of a slot, as messages: one task reads, and one tells the server how far everything is durable.
 //!
-//! They are two, so that an applier that is slow, or waits, does not keep the server from hearing that we live. What
-//! may not break: the server hears of no position that the applier has not called durable.
+//! They are two, so that the server hears that we are alive even if the applier is slow, or waits. Invariant: the
+//! server is told no position that the applier has not declared durable.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use crate::pg::{ConnectOptions, Reader, ReplicationError, Writer, quote_ident, q
 use crate::mover::stream::wire;
 use crate::mover::stream::wire::Message;
 
-/// Messages that wait for the applier come in packs of what was read at once, about 64 KiB, and so many packs may wait.
+/// Messages wait for the applier in packs: what was read at once, about 64 KiB. This is the most packs that may wait.
 /// Beyond that the socket is not read, and the server waits.
 const PACKS: usize = 32;
 
-/// How often the server is told a position that has not changed. It believes us dead after `wal_sender_timeout`, a
-/// minute.
+/// How often the server is told a position that has not changed. It takes us for dead after `wal_sender_timeout`, a
+/// minute by default.
 const STATUS_EVERY: Duration = Duration::from_secs(1);
 
-/// Positions that change faster are told no more often than this.
+/// The shortest time between two reports of a position that changes.
 const STATUS_PAUSE: Duration = Duration::from_millis(100);
 
 /// What comes from the server.
@@ -33,24 +33,24 @@ const STATUS_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) enum Frame {
     /// A message of the stream, and how long it was.
     Message(Message, usize),
-    /// Nothing more below this position: all that was committed before has been sent.
+    /// Everything that was committed before this position has been sent.
     Alive {
         /// The position.
         wal_end: u64,
     },
 }
 
-/// A stream that runs. Ends when dropped.
+/// A running stream. It ends when dropped.
 pub(crate) struct Transport {
     packs: mpsc::Receiver<Result<Vec<Frame>, Error>>,
     durable: watch::Sender<u64>,
-    /// What the server said last of itself.
+    /// What the server last said about itself.
     server: watch::Receiver<Server>,
     reader: JoinHandle<()>,
     writer: JoinHandle<()>,
 }
 
-/// What the server says of itself with every message.
+/// What the server says about itself with every message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Server {
     /// How far it has decoded its WAL.
@@ -59,7 +59,7 @@ pub(crate) struct Server {
     pub(crate) clock: i64,
 }
 
-/// Which stream.
+/// Which stream to open.
 pub(crate) struct Source<'a> {
     pub(crate) host: &'a HostName,
     pub(crate) options: &'a ConnectOptions,
@@ -91,10 +91,10 @@ impl Transport {
         Ok(Transport { packs, durable, server, reader, writer })
     }
 
-    /// The next pack; at least one frame.
+    /// The next pack, of at least one frame.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// If dropped, nothing is lost.
     pub(crate) async fn next(&mut self) -> Result<Vec<Frame>, Error> {
         self.packs.recv().await.expect("the reader sends its error before it ends")
     }
@@ -104,7 +104,7 @@ impl Transport {
         !self.packs.is_empty()
     }
 
-    /// Everything below this position is durable at the target. Positions do not fall.
+    /// Declares that everything below this position is durable at the target. The position never goes back.
     pub(crate) fn durable(&self, position: u64) {
         self.durable.send_if_modified(|told| {
             let higher = position > *told;
@@ -140,14 +140,14 @@ async fn read(
     loop {
         let pack = pack(&mut reader, &host, &said, &asked).await;
         let last = pack.is_err();
-        // Waits while the applier has enough. Nobody there any more: the stream was dropped.
+        // Waits while the applier has enough. If nobody receives any longer, the stream was dropped.
         if packs.send(pack).await.is_err() || last {
             return;
         }
     }
 }
 
-/// All that is here already, after waiting for the first.
+/// Everything that has arrived already, after waiting for the first frame.
 async fn pack(
     reader: &mut Reader,
     host: &HostName,
@@ -209,7 +209,7 @@ fn heard(said: &watch::Sender<Server>, wal_end: u64, clock: i64) {
     });
 }
 
-/// Ends with the connection; the reader finds out why.
+/// Ends with the connection; the reader finds out why it ended.
 async fn tell(mut writer: Writer, mut durable: watch::Receiver<u64>, asked: Arc<Notify>) {
     loop {
         let position = *durable.borrow_and_update();

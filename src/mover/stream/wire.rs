@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes};
 /// One message of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {
-    /// A transaction begins. Transactions come one after the other, in the order of their commits.
+    /// A transaction begins. Transactions do not overlap; they come in the order of their commits.
     Begin {
         /// Where its commit record begins.
         commit_lsn: u64,
@@ -17,34 +17,34 @@ pub(crate) enum Message {
         /// When it was committed: microseconds since 2000.
         committed_at: i64,
     },
-    /// It has ended.
+    /// The transaction has ended.
     Commit {
         /// Where its commit record ends.
         end_lsn: u64,
     },
-    /// What the rows of a table that follow look like. Sent before the first and after each change of the table.
+    /// Describes the rows of a table that follow. Sent before the first row and after each change of the table.
     Relation(Relation),
     /// A new row.
     Insert { relation: u32, new: Row },
-    /// A row changed. `old` is there if its key changed, or if the replica identity is FULL.
+    /// A row was changed. `old` is present if its key changed, or if the replica identity is FULL.
     Update { relation: u32, old: Option<Row>, new: Row },
-    /// A row is gone. All columns with replica identity FULL, else those of the key and nulls.
+    /// A row was deleted. `old` has all columns if the replica identity is FULL, otherwise those of the key, and nulls.
     Delete { relation: u32, old: Row },
-    /// All rows of these tables are gone.
+    /// All rows of these tables were removed.
     Truncate { relations: Vec<u32> },
-    /// What this stream has no use for: origins, types, messages.
+    /// Messages that are not used here: origins, types, logical messages.
     Other,
 }
 
-/// A table as the stream knows it.
+/// A table as the stream describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Relation {
     pub(crate) oid: u32,
     pub(crate) schema: String,
     pub(crate) name: String,
-    /// The names of the columns. Generated ones do not come.
+    /// The names of the columns, without generated ones.
     pub(crate) columns: Vec<String>,
-    /// Whether former rows have the column: those of the replica identity, all of them if it is FULL.
+    /// Whether former rows have the column: those of the replica identity do, and all if it is FULL.
     pub(crate) in_identity: Vec<bool>,
 }
 
@@ -55,14 +55,14 @@ pub(crate) type Row = Vec<Value>;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     Null,
-    /// A value out of line that the statement did not touch; it is not sent.
+    /// A value stored out of line that the statement did not change; it is not sent.
     Unchanged,
-    /// As the type's output function writes it.
+    /// The text that the type's output function writes.
     Text(Bytes),
 }
 
 impl Value {
-    /// The bytes of the text; `None` for null and what was not sent.
+    /// The bytes of the text; `None` for null and for what was not sent.
     pub(crate) fn text(&self) -> Option<&[u8]> {
         match self {
             Value::Text(text) => Some(text),
@@ -71,7 +71,7 @@ impl Value {
     }
 }
 
-/// Bytes that are no message of pgoutput.
+/// The bytes are no message of pgoutput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a message of the stream cannot be read: {what}")]
 pub(crate) struct Malformed {
@@ -131,7 +131,7 @@ pub(crate) fn decode(message: Bytes) -> Result<Message, Malformed> {
     Ok(decoded)
 }
 
-/// What of a message has not been read yet.
+/// The part of a message that has not been read yet.
 struct Input(Bytes);
 
 const SHORT: Malformed = Malformed { what: "it ends early" };
@@ -170,14 +170,14 @@ impl Input {
             columns.push(self.name()?);
             let (_type, _modifier) = (self.u32()?, self.u32()?);
         }
-        // PostgreSQL leaves the schema's name out where it is its own.
+        // PostgreSQL leaves out the schema's name if it is pg_catalog.
         let schema = if schema.is_empty() { "pg_catalog".to_owned() } else { schema };
         Ok(Relation { oid, schema, name, columns, in_identity })
     }
 
     fn row(&mut self) -> Result<Row, Malformed> {
         let count = self.u16()?;
-        // Not more than there are bytes: the count is not believed before the values are there.
+        // No more than there are bytes: the count is not trusted before the values are there.
         let mut row = Vec::with_capacity(usize::from(count).min(self.0.len()));
         for _ in 0..count {
             row.push(match self.byte()? {
@@ -204,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// A message by hand: its parts one after the other.
+    /// A message made by hand: its parts one after the other.
     fn message(parts: &[&[u8]]) -> Bytes {
         Bytes::from(parts.concat())
     }

@@ -1,7 +1,8 @@
-//! The task of a follower: opens the connections, goes on where all is durable, and again after a failure.
+//! The task of a follower: it opens the connections, goes on from the last durable position, and starts again after a
+//! failure.
 //!
-//! Invariant: what a run believes of shards, chunks and positions is read from the target when it begins, and
-//! nothing of it outlives it. So a failure at any place is answered in one way: begin anew.
+//! Invariant: what a run knows about shards, chunks and positions is read from the target when it begins, and is thrown
+//! away with the run. So there is one answer to a failure at any place: start again.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// The longest of these pauses.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long rows are done one by one after the first failure of doing them together; doubled each time.
+/// How long rows are applied one by one after the first failure of a combined statement; doubled each time.
 const FIRST_CAUTION: Duration = Duration::from_secs(1);
 
 /// The longest of these times.
@@ -48,17 +49,17 @@ pub(crate) struct Worker {
     pub(super) expected: HashMap<ShardId, (i32, String)>,
     /// Numbers of the transactions applied last: a source may show a commit in its WAL before its snapshots do.
     pub(super) recent: VecDeque<u64>,
-    /// What shards had that were lost: the slot must keep the rest for a resume.
+    /// The positions of shards that were lost: the slot must keep the rest for a resume.
     pub(super) held: HashMap<ShardId, u64>,
     pub(super) caution: Caution,
 }
 
-/// How long rows are done one by one after doing them together has failed.
+/// How long rows are applied one by one after a combined statement has failed.
 ///
-/// An application that does so once does it again, and each failure breaks a pause in which a move looks for a common
-/// point: so the time doubles.
+/// An application that causes such a failure once does so again, and each failure breaks a pause in which a move looks
+/// for a common point. So the time is doubled.
 pub(super) struct Caution {
-    /// At least up to this position, and this time.
+    /// It lasts at least up to this position and this time.
     until: Option<(u64, Instant)>,
     next: Duration,
 }
@@ -72,13 +73,13 @@ impl Caution {
         if self.until.is_some() { Care::Singly } else { Care::Together }
     }
 
-    /// Doing rows together has failed, before this position.
+    /// A combined statement has failed, before this position.
     pub(super) fn begin(&mut self, position: u64) {
         self.until = Some((position, Instant::now() + self.next));
         self.next = (self.next * 2).min(LONGEST_CAUTION);
     }
 
-    /// The care from this position on.
+    /// Whether rows are combined from this position on.
     pub(super) fn at(&mut self, position: u64) -> Care {
         if self.until.is_some_and(|(end, time)| position >= end && Instant::now() >= time) {
             self.until = None;
@@ -90,11 +91,11 @@ impl Caution {
 /// How a run ends without a failure.
 pub(super) enum End {
     Stopped,
-    /// No shard is left.
+    /// No shard is left to follow.
     Alone,
-    /// A rollback has the stream.
+    /// A rollback has taken the stream.
     TakenOver,
-    /// Not yet: the next run does it with more care.
+    /// It has not ended: the next run applies rows one by one.
     Again,
 }
 
@@ -140,16 +141,12 @@ impl Worker {
                     if self.view.borrow().position > before {
                         (failing_since, pause) = (None, FIRST_PAUSE);
                     }
-                    // The second time at one place: the server would say so for ever.
+                    // It is the second time at the same place: the server would answer the same for ever.
                     if failing_since.is_some() && is_undecodable(&error) {
                         return Err(self.give_slot_up(&error).await?);
                     }
                     let since = *failing_since.get_or_insert_with(Instant::now);
-                    tracing::warn!(
-                        stream = self.options.stream,
-                        error = words(&*error),
-                        "the stream is taken up again"
-                    );
+                    tracing::warn!(stream = self.options.stream, error = words(&*error), "the stream is opened again");
                     if since.elapsed() + pause > self.options.patience {
                         return Err(*error);
                     }
@@ -159,7 +156,7 @@ impl Worker {
                 loop {
                     match self.commands.recv().await {
                         Some(Command::Stop) | None => return,
-                        // Before the connections are there again, nobody pauses and no marker comes.
+                        // While there are no connections, nobody can pause and no marker comes.
                         Some(Command::Expect { shard, attempt, open_hash }) => {
                             self.expected.insert(shard, (attempt, open_hash));
                         }
@@ -178,8 +175,9 @@ impl Worker {
         }
     }
 
-    /// Drops a slot that its server cannot decode, so that the next mover sees that it is gone: a move copies again, a
-    /// rollback that cannot is refused. The source serves, so nothing is lost with it. Gives the error to end with.
+    /// Drops a slot that its server cannot decode, so that the next mover sees that it is gone: a move copies again,
+    /// and a rollback, which cannot, is refused. The source serves, so nothing is lost with it. Gives the error to end
+    /// with.
     ///
     /// Locks: none; the slot is read by nobody else.
     async fn give_slot_up(&mut self, error: &Error) -> Result<Error, Error> {
@@ -189,28 +187,28 @@ impl Worker {
             error = words(error),
             "the slot is dropped: the server cannot decode it"
         );
-        // A worker that slept, and was taken over meanwhile, leaves the slot to the mover that has the shards: it may
-        // be a new one.
+        // A worker that slept, and was taken over meanwhile, must leave the slot to the mover that has the shards: it
+        // may be a new slot.
         let target = options.hosts.open(&options.target).await?;
         let is_ours = matches!(self.is_taken_over(&target).await, Ok(false))
             && self.progress(&target).await.is_ok_and(|shards| !shards.is_empty());
         let options = &self.options;
         if !is_ours {
             let why = format!(
-                "the server cannot decode the slot {}; it stays, since its shards are not known to be ours any more",
+                "the server cannot decode the slot {}; it stays, because its shards may no longer be ours",
                 options.stream
             );
             return Ok(Error::Unfollowed { shard: None, why });
         }
         let source = options.hosts.open(&options.source).await?;
         drop_slot(&source, &options.stream).await?;
-        let state = "dropped, since the server cannot decode it any more";
+        let state = "dropped, since the server can no longer decode it";
         Ok(Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state })
     }
 
     pub(super) fn lose(&self, shard: ShardId, fault: Fault) {
         if fault != Fault::Detached {
-            tracing::warn!(%shard, ?fault, "a shard is not followed any more");
+            tracing::warn!(%shard, ?fault, "a shard is no longer followed");
         }
         note_fault(&self.view, shard, fault);
     }
@@ -233,16 +231,16 @@ impl Worker {
         let options = &self.options;
         let source = options.hosts.open(&options.source).await?;
         let lost = |state| Error::SlotLost { host: options.source.clone(), slot: options.stream.clone(), state };
-        // The progress rows say that it is ours: a mover that still reads the slot is dead, or has lost the move.
-        // Before its state is asked for: the walsender of a connection that broke may still hear how far a target was
-        // that has failed over since.
+        // The progress rows say that the slot is ours, so a mover that still reads it is dead, or has lost the move. It
+        // is freed before its state is read: the walsender of a broken connection may still receive the position of a
+        // target that has failed over since.
         free_slot(&source, &options.stream).await?;
         let state = slot_state(&source, &options.stream).await?.ok_or_else(|| lost("gone"))?;
         if state.wal_status.as_deref() == Some("lost") {
             return Err(lost("lost").into());
         }
-        // Read after the slot's state, which is told of what is durable here only: a row that is behind lacks
-        // something. A mover that has taken a shard meanwhile has read on from its row.
+        // Read after the slot's state: the slot is only told what is durable here, so a row that is behind it lacks
+        // something. A mover that has taken a shard meanwhile has read on from the shard's row.
         let shards = self.progress(&session).await?;
         if shards.is_empty() {
             return Ok(End::Alone);
@@ -254,13 +252,13 @@ impl Worker {
         let near = near.parse().unwrap_or(0);
         let servers = facts::servers(&source, &session).await?;
         self.view.send_modify(|view| view.servers = Some(servers));
-        // Invariant: a shard is followed from where its row says. The slot was told no more than the rows said, so a
-        // row behind it has lost something since.
+        // Invariant: a shard is followed from the position in its row. The slot was told no more than the rows said, so
+        // a row behind it has lost something since.
         if let Some(behind) = shards.values().find(|shard| shard.applied < state.confirmed) {
             let fault = Fault::StreamLost { host: options.target.clone() };
             return Err(Failure::Shard(behind.hold.shard, fault));
         }
-        // What shards lack that are not followed here is found by the mover that follows them.
+        // If shards that are not followed here lack something, the mover that follows them will find out.
         let from = shards.values().map(|shard| shard.applied).chain(self.held.values().copied()).min();
         let from = from.unwrap_or(0).max(state.confirmed);
         let slot = Source {
@@ -274,8 +272,8 @@ impl Worker {
     }
 
     /// Whether a rollback has taken one of the shards whose old copies are fed from this stream. While it has, the
-    /// stream is the rollback's: two readers of one slot would end each other's connections. Nothing waits in vain, for
-    /// the slot keeps what the others lack as long as it keeps what the rollback lacks.
+    /// stream belongs to the rollback: two readers of one slot would end each other's connections. The other shards
+    /// lose nothing meanwhile: the slot keeps what the rollback still lacks, and with it what they lack.
     ///
     /// Locks: ACCESS SHARE on a table of ours.
     async fn is_taken_over(&self, session: &Session) -> Result<bool, Failure> {
@@ -287,7 +285,7 @@ impl Worker {
     }
 
     /// The shards that are ours, and how far they are. A rollback takes a shard's row to its own move, and gives it
-    /// back when it is undone: under either move, the slot keeps what it lacks.
+    /// back if it is undone. Under either move, the slot keeps what the row lacks.
     ///
     /// Locks: ACCESS SHARE on three tables of ours.
     async fn progress(&mut self, session: &Session) -> Result<BTreeMap<ShardId, Followed>, Failure> {
@@ -330,8 +328,8 @@ impl Worker {
     async fn tables(&self, session: &Session, shards: &BTreeMap<ShardId, Followed>) -> Result<Tables, Failure> {
         let followed = || self.options.shards.iter().filter(|shard| shards.contains_key(&shard.hold.shard));
         let schemas: Vec<&str> = followed().map(|shard| shard.target_schema.as_str()).collect();
-        // Found by pg_depend, whose index answers at once: pg_class has none by schema. Locks: ACCESS SHARE on
-        // catalogs.
+        // The tables are found by pg_depend, which has an index for it: pg_class has no index on the schema. Locks:
+        // ACCESS SHARE on catalogs.
         let sql = "SELECT n.nspname::text, c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod),
                 a.attidentity = 'a', EXISTS (SELECT FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
                     WHERE i.indrelid = c.oid AND starts_with(x.relname::text, $2))
@@ -363,7 +361,7 @@ impl Worker {
     }
 }
 
-/// The first fault of a shard stays.
+/// Records a shard's fault. The first one stays.
 pub(super) fn note_fault(view: &watch::Sender<View>, shard: ShardId, fault: Fault) {
     view.send_modify(|view| {
         view.shards.entry(shard).or_default().fault.get_or_insert(fault);

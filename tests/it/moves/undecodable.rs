@@ -67,7 +67,7 @@ on_each_version! {
         let id = id.trim();
         write_what_nobody_can_decode(&world, 0).await;
         let ended = Ran::of(child).await;
-        assert!(ended.ended(7).stderr.contains("the server cannot decode it any more"), "{}", ended.stderr);
+        assert!(ended.ended(7).stderr.contains("the server can no longer decode it"), "{}", ended.stderr);
         assert!(ended.stderr.contains(&format!("pgshard moves resume {id}")), "{}", ended.stderr);
         assert_eq!(world.state(0, 0).await, "serving");
         let slots = "SELECT count(*)::text FROM pg_replication_slots";
