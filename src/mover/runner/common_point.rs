@@ -1,9 +1,9 @@
-//! A shard compared with its source at a common point, while both go on.
+//! Compares a shard with its source at a common point, while both go on.
 //!
-//! The stream stands still for a moment: the source's snapshot is taken, the changes that it sees are applied and no
-//! others, the target's snapshot is taken, and the stream goes on. Both sides are read at leisure then, each in its own
-//! snapshot; several such comparisons run beside each other. Invariant: a chunk is called verified only if both
-//! snapshots stand for the same state.
+//! The stream is paused for a moment: the source's snapshot is taken, exactly the changes that it sees are applied, the
+//! target's snapshot is taken, and the stream goes on. Both sides are then read without hurry, each in its own
+//! snapshot, and several such comparisons run at the same time. Invariant: a chunk is called verified only if both
+//! snapshots show the same state.
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Mutex;
@@ -23,17 +23,17 @@ use crate::mover::step::ShardMove;
 use crate::mover::stream::follower::{Follower, write_watermark};
 use crate::pg::quote_literal;
 
-/// What is compared under one pair of snapshots, in bytes: they are held for a second or two.
+/// How many bytes are compared under one pair of snapshots, which are held for a second or two.
 const BUNCH_BYTES: u64 = 32 << 20;
 
-/// What is less than this, in bytes, is not worth a pair of its own.
+/// Fewer bytes than this do not justify a pair of snapshots of their own.
 const SMALL: u64 = 4 << 20;
 
-/// How often the common point is looked for, where the order in which transactions became visible is not that of their
-/// commits.
+/// How often a common point is sought. It may fail when transactions became visible in another order than they were
+/// committed.
 const TRIES: u32 = 20;
 
-/// Compares what was not compared yet.
+/// Compares everything that was not compared yet.
 ///
 /// # Errors
 /// [`Error::RowsDiffer`] with the keys of rows that differ.
@@ -56,11 +56,11 @@ pub(in crate::mover) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, followe
     let compared = bunches.into_iter().map(|bunch| {
         let (copy, one_at_a_time) = (&copy, &one_at_a_time);
         async move {
-            // Sessions of their own: a comparison that is given up leaves them in a transaction.
+            // The sessions are its own: a comparison that is given up leaves them in a transaction.
             let open = async |host| Ok::<_, Error>(hosts.open(host).await?.for_shard(shard));
             let (source, target) = tokio::try_join!(open(&work.source.host), open(&work.target.host))?;
             {
-                // The stream stands still for it, and watermarks are written by one session.
+                // One at a time: the stream is paused for it, and one session writes the watermarks.
                 let _only = one_at_a_time.lock().await;
                 common_point((&source, &target), &work.source, copy, &bunch, follower).await?;
             }
@@ -72,7 +72,7 @@ pub(in crate::mover) async fn shard(work: &ShardMove<'_>, hosts: &Hosts, followe
     stream::iter(compared).buffer_unordered(jobs).try_collect::<()>().await
 }
 
-/// Leaves both sessions in transactions whose snapshots stand for the same state of the bunch's tables.
+/// Leaves both sessions in transactions whose snapshots show the same state of the bunch's tables.
 ///
 /// Locks: ACCESS SHARE on these tables on both sides, for as long as the transactions last.
 async fn common_point(
@@ -92,7 +92,8 @@ async fn common_point(
         match paused.align(snapshot, watermark).await {
             Ok(true) => return read_from_target(target, copy, &tables).await,
             Ok(false) => {}
-            // A TRUNCATE may have waited in vain for another comparison to end. The stream begins anew, and so do we.
+            // A TRUNCATE may have waited in vain for another comparison to end. The stream starts again, and so does
+            // this.
             Err(error) => match follower.failed(copy.shard()) {
                 Some(_) => return Err(error),
                 None => tracing::debug!(shard = %copy.shard(), %error, "the stream broke at a common point"),

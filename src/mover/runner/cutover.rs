@@ -1,7 +1,7 @@
-//! The cut-over of a shard that comes online, one attempt: fence, drain, look behind the fence, decide and open.
+//! The cut-over of a shard in an online move, one attempt: fence, drain, examine behind the fence, decide and open.
 //!
-//! Invariant: behind the fence nothing is waited for without a limit, and whatever goes wrong there ends with the
-//! source serving again. All that can be done before the swap is done before it.
+//! Invariant: behind the fence every wait has a limit, and whatever goes wrong there ends with the source serving
+//! again. Everything that can be done before the swap is done before it.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ pub(in crate::mover) struct CutOver<'d> {
 pub(in crate::mover) struct Done {
     /// When the pause began, if the shard was fenced.
     pub(in crate::mover) fenced_at: Option<Instant>,
-    /// The attempt behind whose fence it has looked, and found nothing changed.
+    /// The attempt behind whose fence it has examined the shard, and found nothing changed.
     pub(in crate::mover) looked: Option<i32>,
     /// The target as it was before it opened, for the audit.
     pub(in crate::mover) unopened: Option<audit::Target>,
@@ -43,15 +43,15 @@ pub(in crate::mover) struct Done {
 
 /// How an attempt has ended.
 pub(in crate::mover) enum Outcome {
-    /// Everything was at the target, and the source was asked to decide: what came of it.
+    /// Everything was at the target, and the source was asked to decide, with this result.
     Decided(Result<(), Error>),
-    /// A host has refused, since it is not as the mover thought. The next look tells.
+    /// A host has refused, because its state is not what the mover expected. The next observation shows it.
     Refused(String),
-    /// The shard was not fenced. It may be at the next attempt.
+    /// The shard was not fenced. The next attempt may succeed.
     NotFenced(String),
-    /// The fence did not go through, and is to be taken back. It may at the next attempt.
+    /// The fence could not be completed, and must be taken back. The next attempt may succeed.
     Held { attempt: i32, reason: String },
-    /// The fence cannot go through, and is to be taken back.
+    /// The fence cannot be completed, and must be taken back.
     Broken { attempt: i32, error: Error },
 }
 
@@ -71,11 +71,11 @@ impl<'d> CutOver<'d> {
         self.done
     }
 
-    /// Fences, and does all that belongs behind the fence. On errors other than those of the outcome, the fence stands,
-    /// and the mover leaves the shard.
+    /// Fences, and does everything that belongs behind the fence. On errors other than those of the outcome, the fence
+    /// stands, and the mover leaves the shard.
     pub(in crate::mover) async fn run(&mut self) -> Result<Outcome, Error> {
         let Some(before) = self.before_fence().await? else {
-            return Ok(Outcome::Refused("its schema is not there".to_owned()));
+            return Ok(Outcome::Refused("its schema does not exist".to_owned()));
         };
         self.done.unopened = Some(audit::Target::open(self.patience.context, self.work).await);
         let permit = self.online.permits.acquire(&self.patience.context.hosts, self.work);
@@ -90,7 +90,7 @@ impl<'d> CutOver<'d> {
             Ok(Some(swapped)) => swapped,
             // Nobody waits for us meanwhile.
             Ok(None) => return Ok(Outcome::NotFenced(HELD.to_owned())),
-            // A table that came after the signpost was built, or the shard is not ours any more.
+            // A table was created after the signpost was built, or the shard is not ours any longer.
             Err(Error::Superseded { reason, .. }) => return Ok(Outcome::Refused(reason)),
             Err(error) => return Err(error),
         };
@@ -98,7 +98,7 @@ impl<'d> CutOver<'d> {
         self.fenced(permit, swapped, token, &before, &presets).await
     }
 
-    /// The shard is fenced. A permit that is dropped closes the session in which the target may have been opened:
+    /// Runs with the shard fenced. Dropping the permit closes the session in which the target may have been opened:
     /// nobody can commit that any more.
     async fn fenced(
         &mut self,
@@ -143,7 +143,7 @@ impl<'d> CutOver<'d> {
         }
         let follower = self.online.follower;
         if !self.compared_on.is_some_and(|servers| follower.is_on(servers)) {
-            let reason = "a server was started again, or failed over, behind the fence".to_owned();
+            let reason = "a server was restarted, or failed over, behind the fence".to_owned();
             return Ok(Outcome::Held { attempt, reason });
         }
         if let Some(observed) = follower.breach(shard) {
@@ -156,8 +156,8 @@ impl<'d> CutOver<'d> {
         Ok(Outcome::Decided(decided))
     }
 
-    /// The rows of unlogged tables, which may take as long as the shard may be closed; a stop that is asked for is
-    /// heard. `Some`: there is no point in going on.
+    /// Copies the rows of unlogged tables, which may take as long as the shard may be closed; a stop is obeyed. `Some`:
+    /// there is no point in going on.
     async fn carry(
         &self,
         permit: &Permit<'_>,
@@ -172,18 +172,18 @@ impl<'d> CutOver<'d> {
         if !locks.is_empty() {
             return Ok(Some(blocked(&locks)));
         }
-        // The look first: tables that are not as they were could not be copied.
+        // The examination comes first: tables that were altered could not be copied.
         if let Err(what) = self.work.unchanged(swapped.left, &known.digest, self.built, presets).await? {
             return Ok(Some(Behind::Altered(what)));
         }
         let (shard, limit) = (self.work.hold.shard, self.work.options.pause_max);
         let carried = self.patience.wait_for(self.work.carry_unlogged(&known.unlogged));
-        // Not tried again: the next attempt would close the shard for as long.
+        // This is not tried again: the next attempt would close the shard for as long.
         tokio::time::timeout(limit, carried).await.unwrap_or(Err(Error::PauseTooLong { shard, limit })).map(|()| None)
     }
 
-    /// Barrier, marker, the changes up to the marker, and the open, not committed; beside all that, what may not have
-    /// changed is looked at.
+    /// Runs the barrier, the marker, the changes up to the marker, and the open without its commit. At the same time it
+    /// examines what may not have changed.
     async fn behind_fence(
         &self,
         permit: &Permit<'_>,
@@ -209,8 +209,8 @@ impl<'d> CutOver<'d> {
             };
             Ok(tokio::try_join!(mark, self.work.unchanged(left, digest, self.built, presets))?)
         };
-        // The follower is told before the marker is on its way. The open's transaction was begun with the hold on its
-        // tables.
+        // The follower is told before the marker is sent. The transaction of the open was begun when its tables were
+        // locked.
         let hash = token_hash(token);
         let opened = async {
             follower.marker(shard, attempt, &hash).await?;
@@ -221,8 +221,8 @@ impl<'d> CutOver<'d> {
                     unopened.take(attempt).await;
                 }
             };
-            // Whether it went through is judged after the look, which it must not cut short: a target that is ready can
-            // be decided for.
+            // Whether it succeeded is judged after the examination, which must not be cut short: once the target is
+            // ready, it can be decided.
             let (prepared, ()) = tokio::join!(self.work.prepare_open(permit.opening(), attempt), snapshot);
             Ok::<_, Halt>((drained, prepared))
         };
@@ -243,8 +243,8 @@ impl<'d> CutOver<'d> {
         Ok(Behind::Ready)
     }
 
-    /// Looks, with the shard open, for what would make the fence fail: altered tables, and transactions that hold
-    /// locks. Gives what is known then; `None`: the shard's schema is not there.
+    /// Looks, while the shard is open, for what would make the fence fail: altered tables, and transactions that hold
+    /// locks. Gives what it learns; `None` if the shard's schema does not exist.
     async fn before_fence(&self) -> Result<Option<Known>, Error> {
         let Some(schema) = facts::schema_oid(&self.work.source, &self.work.names.schema).await? else {
             return Ok(None);
@@ -253,7 +253,7 @@ impl<'d> CutOver<'d> {
         if let Some(what) = self.work.altered(schema, self.built).await? {
             return Err(Error::Altered { shard: self.work.hold.shard, what });
         }
-        // A transaction that is that old already will not end within the budget; one that is younger may.
+        // A transaction that is already that old will not end within the budget; a younger one may.
         let until = Instant::now() + Duration::from_secs(5);
         let budget = self.work.options.barrier_budget.as_secs_f64();
         while Instant::now() < until {
@@ -268,17 +268,17 @@ impl<'d> CutOver<'d> {
     }
 }
 
-/// Waits until all that is committed at the source by now is durable at the target.
+/// Waits until everything that is committed at the source by now is durable at the target.
 pub(in crate::mover) async fn pass_a_watermark(work: &ShardMove<'_>, follower: &Follower) -> Result<(), Error> {
     let watermark = write_watermark(&work.source, work.hold.id).await?;
     follower.caught_up(watermark, work.hold.shard).await
 }
 
-/// What is known of a shard before it is fenced.
+/// What is known about a shard before it is fenced.
 struct Known {
-    /// Of what was found right.
+    /// The digest of the definition that was examined and found right.
     digest: CatalogDigest,
-    /// The tables whose rows are brought behind the fence.
+    /// The tables whose rows are copied behind the fence.
     unlogged: Vec<TableShape>,
 }
 
@@ -298,14 +298,14 @@ fn blocked(locks: &[Lock]) -> Behind {
     Behind::Blocked(locks.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))
 }
 
-/// What was found behind the fence.
+/// The result of what was done behind the fence.
 enum Behind {
-    /// The target can be decided for.
+    /// The target is ready for the decision.
     Ready,
     /// Transactions hold locks for longer than the shard may be closed.
     Blocked(String),
     /// The target was built from something else.
     Altered(String),
-    /// The target did not open, though it is ready, and nothing has changed behind the fence.
+    /// The target did not open, although it is ready and nothing has changed behind the fence.
     Unopened(Error),
 }

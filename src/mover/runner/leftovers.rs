@@ -1,4 +1,4 @@
-//! What the shards of a route share, and somebody must drop once the last of them has ended.
+//! What the shards of a route share, and what must be dropped once the last of them has ended.
 
 use crate::mover::control::context::Context;
 use crate::mover::protocol::error::Error;
@@ -8,8 +8,8 @@ use crate::mover::runner::reverse;
 use crate::mover::step::identity;
 use crate::mover::stream::slot;
 
-/// Drops publications and slots that no shard needs any more: those of the move once every shard that came from its
-/// source has ended, those of reverse replications that nobody can use.
+/// Drops publications and slots that no shard needs any longer: those of the move once every shard that came from its
+/// source has ended, and those of reverse replications that nobody can use.
 ///
 /// Locks: none.
 pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) -> Result<(), Error> {
@@ -29,7 +29,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
     if let Some(taken_back) = back_of {
         reverse::stream::tidy_up(&target, &source, *taken_back).await?;
     }
-    // The shards have left: the move that brought them here cannot be rolled back any more.
+    // The shards have left, so the move that brought them here can no longer be rolled back.
     reverse::stream::look_after(context, &source).await?;
     for host in [&source, &target] {
         identity::take_back_or_warn(host).await;
@@ -37,7 +37,7 @@ pub(in crate::mover) async fn drop_shared(context: &Context, shared: &Shared) ->
     Ok(())
 }
 
-/// The same where nobody can do anything about an error: it is logged.
+/// The same where nobody can react to an error: it is logged.
 pub(in crate::mover) async fn drop_shared_or_warn(context: &Context, shared: &Shared) {
     if let Err(error) = drop_shared(context, shared).await {
         tracing::warn!(host = %shared.source, error = chain(&error), "`pgshard moves gc` drops what is left of the \

@@ -21,11 +21,11 @@ pub(in crate::mover) struct Part {
     pub(in crate::mover) start: Start,
     /// The move that this one takes back.
     pub(in crate::mover) back_of: Option<MoveId>,
-    /// Whether it can be taken back in turn.
+    /// Whether this move can be taken back in turn.
     pub(in crate::mover) back: Back,
 }
 
-/// What shards have in common that come online from one host to another in one move.
+/// What the shards of one move that come online from one host to another have in common.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::mover) struct Shared {
     pub(in crate::mover) id: MoveId,

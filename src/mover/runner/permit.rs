@@ -1,9 +1,10 @@
 //! The permit to cut over, of which a group has one. A swap resets the plans of all sessions of its host, and two
-//! shards that are closed at once keep each other closed for longer: so it is one at a time. With the permit go two
-//! sessions that did the same for the shard before, so that hardly anything behind a fence is done for the first time.
+//! shards that are closed at once keep each other closed for longer: so one is closed at a time. The permit comes with
+//! two sessions that have done the same for the shard before, so that hardly anything behind a fence is done for the
+//! first time.
 //!
-//! Invariant: a session in which a target may have been opened, and not committed, is used for nothing else. One
-//! that is not given back explicitly is closed, which rolls it back.
+//! Invariant: a session in which a target may have been opened, and not committed, is used for nothing else. If it is
+//! not given back explicitly, it is closed, which rolls it back.
 
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -22,7 +23,7 @@ struct Sessions {
     opening: Session,
 }
 
-/// The permit in the hands of one shard. Dropped, the next shard gets it, with new sessions.
+/// The permit while one shard has it. When it is dropped, the next shard gets it, with new sessions.
 pub(in crate::mover) struct Permit<'a> {
     slot: MutexGuard<'a, Option<Sessions>>,
     sessions: Sessions,
@@ -50,7 +51,8 @@ impl CutOverPermits {
         Ok(Permit { slot, sessions })
     }
 
-    /// Waits until nobody has the permit, or has just given it back: what is begun now is not begun beside a fence.
+    /// Waits until nobody has the permit, or it was just given back: so what is begun next does not begin during a
+    /// fence.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -62,24 +64,25 @@ impl CutOverPermits {
 impl Sessions {
     async fn open(hosts: &Hosts, work: &ShardMove<'_>) -> Result<Sessions, Error> {
         let (gate, opening) = tokio::try_join!(hosts.open(&work.source.host), hosts.open(&work.target.host))?;
-        // They are of no single shard: a mover that takes one over takes the group's stream over, and ends these too.
+        // They belong to no single shard: a mover that takes one over takes the group's stream over, and ends these
+        // too.
         tokio::try_join!(gate.sign(work.hold, Signed::Group), opening.sign(work.hold, Signed::Group))?;
         Ok(Sessions { gate, opening })
     }
 }
 
 impl Permit<'_> {
-    /// At the source: swap, barrier, marker, decide.
+    /// The session at the source: swap, barrier, marker, decide.
     pub(in crate::mover) fn gate(&self) -> &Session {
         &self.sessions.gate
     }
 
-    /// At the target: the open.
+    /// The session at the target: the open.
     pub(in crate::mover) fn opening(&self) -> &Session {
         &self.sessions.opening
     }
 
-    /// The next shard may have the permit with these sessions, neither of which is in a transaction.
+    /// Gives the permit to the next shard with these sessions, neither of which may be in a transaction.
     pub(in crate::mover) fn give_back(self) {
         let Permit { mut slot, sessions } = self;
         *slot = Some(sessions);

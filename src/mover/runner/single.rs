@@ -1,4 +1,4 @@
-//! The story of one shard's move: connect, acquire the shard, do step after step as the hosts and
+//! The story of one shard's move: connect, acquire the shard, run step after step as the hosts and
 //! [`state::next`](crate::mover::protocol::state::next) say, leave. Move, resume and abort are this story from
 //! different starts.
 
@@ -18,7 +18,7 @@ use crate::mover::runner::driver::Driver;
 use crate::mover::runner::part::{Part, Start};
 use crate::mover::step::{ShardMove, Timings, undo};
 
-/// A shard that needs nobody else's stream: a blocking move, or the abort of any.
+/// Works on a shard that needs no shared stream: a blocking move, or the abort of any.
 pub(in crate::mover) async fn to_end(
     context: &Context,
     part: &Part,
@@ -46,7 +46,7 @@ pub(in crate::mover) async fn to_end(
     outcome?.ok_or(Error::Interrupted { shard: part.shard })
 }
 
-/// A mover's whole life with one shard. `None`: what comes next is the caller's.
+/// All of a mover's work on one shard. `None` if the caller decides what comes next.
 pub(in crate::mover) async fn drive(driver: &mut Driver<'_>, until: Until) -> Result<Option<ShardReport>, Error> {
     let shard = driver.work.hold.shard;
     loop {
@@ -100,7 +100,7 @@ pub(in crate::mover) async fn connect<'a>(
     })
 }
 
-/// Acquires the shard: claims it, or goes on with what is this mover's by now.
+/// Acquires the shard: claims it, or goes on with what this mover has taken over.
 pub(in crate::mover) async fn acquire(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Result<(), Error> {
     match part.start {
         Start::Claim => claim(work, heartbeat, part).await,
@@ -126,7 +126,7 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     let (fence_at, back_of, back) = (options.fence_at, part.back_of, part.back);
     let claim = Claim { target: &part.target, mode, epoch: part.epoch, lease_for, holder, fence_at, back_of, back };
     match work.source.claim(work.hold, &claim).await {
-        // It slept meanwhile, and somebody has taken its move over.
+        // This mover slept meanwhile, and somebody has taken its move over.
         Err(Error::Claimed { shard, .. }) if !work.source.is_entered(work.hold.lease).await? => {
             return Err(Error::LeaseLost { shard });
         }
@@ -137,9 +137,9 @@ async fn claim(work: &ShardMove<'_>, heartbeat: &Heartbeat, part: &Part) -> Resu
     work.at("after claim")
 }
 
-/// Aborts the move of a shard whose target cannot be asked: it may be gone for good, and the shard must be free to be
-/// moved elsewhere, and migrated. Nobody can open the target without the token of a decision that is now never taken;
-/// what the move has built there is dropped by gc if the target comes back.
+/// Aborts the move of a shard whose target cannot be asked. The target may be gone for good, and the shard must be free
+/// to be moved elsewhere, and migrated. Nobody can open the target without the token of a decision, which will now
+/// never be made. If the target comes back, gc drops what the move has built there.
 async fn abort_without_target(
     context: &Context,
     part: &Part,
@@ -151,7 +151,7 @@ async fn abort_without_target(
     source.sign(hold, Signed::Shard).await?;
     heartbeat.hold(hold).await?;
     undo::undo_at_source(&source, hold, part.epoch, &context.prefix.schema(part.shard)).await?;
-    tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` clears up at the target");
+    tracing::warn!(shard = %part.shard, error = chain(&gone), "aborted; `pgshard moves gc` cleans up at the target");
     context.observer.tell(Event::Reached { shard: part.shard, phase: Phase::Aborted });
     Ok(ShardReport::of(&source.entry(hold.id, part.shard).await?))
 }

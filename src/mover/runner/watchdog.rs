@@ -1,7 +1,7 @@
-//! The watchdog looks every few seconds while the shards of a group are copied and followed: that nobody alters them,
+//! The watchdog checks every few seconds, while the shards of a group are copied and followed, that nobody alters them,
 //! and that the slot does not fill the source's disk.
 //!
-//! Invariant: it changes nothing by itself. The driver of a shard is told, and ends in order.
+//! Invariant: it changes nothing by itself. It tells the driver of a shard, which ends in an orderly way.
 
 use crate::mover::copy::signals::{Altered, altered};
 use crate::mover::preflight::facts;
@@ -23,14 +23,14 @@ use crate::mover::protocol::error::chain;
 use crate::mover::step::Blueprint;
 use crate::mover::stream::slot;
 
-/// Between two looks.
+/// The pause between two checks.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// For so long a look goes from shard to shard; the next one goes on there. Hundreds of shards would cost their source
-/// half a core otherwise, all the while, and each is looked at once more before its fence and behind it.
+/// How long a check goes from shard to shard; the next one continues there. Otherwise hundreds of shards would
+/// constantly cost their source half a core; and each is examined once more before its fence and behind it.
 const AT_MOST: Duration = Duration::from_millis(200);
 
-/// Watches over the shards of a group; this is what it knows of them.
+/// Watches over the shards of a group, and holds what is known about them.
 pub(crate) struct Watchdog {
     watched: Mutex<BTreeMap<ShardId, Watched>>,
     altered: watch::Sender<Altered>,
@@ -39,14 +39,14 @@ pub(crate) struct Watchdog {
 /// A shard as it was when the target was built.
 #[derive(Clone)]
 struct Watched {
-    /// Its schema at the source by its OID, which a fence does not change.
+    /// The OID of its schema at the source, which a fence does not change.
     schema: u32,
     /// The newest stamp that its definition is known to have had.
     stamp: Stamp,
     fingerprint: String,
 }
 
-/// The slot keeps more than it may.
+/// Says that the slot keeps more than it may.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::mover) struct TooMuch {
     pub(in crate::mover) kept: u64,
@@ -65,11 +65,11 @@ impl Watchdog {
     }
 
     fn watched(&self) -> MutexGuard<'_, BTreeMap<ShardId, Watched>> {
-        // Nothing is half done when a panic lets go of it.
+        // A panic elsewhere never leaves the map half changed.
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No longer: what becomes of its old copy does not matter.
+    /// Stops watching a shard: what happens to its old copy does not matter.
     pub(in crate::mover) fn let_go(&self, shard: ShardId) {
         self.watched().remove(&shard);
     }
@@ -79,7 +79,7 @@ impl Watchdog {
         self.altered.subscribe()
     }
 
-    /// Waits until the shard is found altered: the error that says so. Never returns while it is as it was.
+    /// Waits until the shard is found altered, and gives the error. Never returns while it is unchanged.
     ///
     /// # Cancel safety
     /// May be dropped and called again.
@@ -87,13 +87,14 @@ impl Watchdog {
         altered(&self.altered.subscribe(), shard).await
     }
 
-    /// This shard was altered. It is told once.
+    /// Reports once that this shard was altered.
     fn tell(&self, shard: ShardId, what: String) {
         self.let_go(shard);
         self.altered.send_modify(|altered| drop(altered.insert(shard, what)));
     }
 
-    /// Looks until the slot keeps more than it may. On a connection of its own, opened again when it is lost.
+    /// Checks until the slot keeps more than it may. It has a connection of its own, which is opened again when it is
+    /// lost.
     pub(in crate::mover) async fn watch(
         &self,
         hosts: &Hosts,
@@ -107,7 +108,7 @@ impl Watchdog {
                 Ok(Some(too_much)) => return too_much,
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(%source, error = chain(&error), "the watchdog of a move cannot look");
+                    tracing::debug!(%source, error = chain(&error), "the watchdog of a move cannot check");
                     session = None;
                 }
             }
@@ -135,11 +136,11 @@ impl Watchdog {
                 return Ok(Some(TooMuch { kept, limit }));
             }
         }
-        // Of all of them at once: until such a table is no longer published, its UPDATE and DELETE fail.
+        // All shards are checked at once: until such a table is no longer published, its UPDATE and DELETE fail.
         for (schema, table) in slot::unnamed(session, slot).await? {
             let shard = self.watched().iter().find(|(_, watched)| watched.schema == schema).map(|(shard, _)| *shard);
             if let Some(shard) = shard {
-                self.tell(shard, format!("{table} has lost the key that names its rows"));
+                self.tell(shard, format!("{table} has lost the key that identifies its rows"));
             }
         }
         let watched: Vec<(ShardId, Watched)> = {
@@ -157,10 +158,13 @@ impl Watchdog {
             if now == was.stamp {
                 continue;
             }
-            // TRUNCATE, REINDEX, CLUSTER and VACUUM FULL write catalog rows too, and alter nothing.
+            // TRUNCATE, REINDEX, CLUSTER and VACUUM FULL write catalog rows too, but alter nothing.
             let facts = facts::of_schema(session, &Namespace::Oid(was.schema)).await?;
             if fingerprint(&facts).as_str() != was.fingerprint {
-                self.tell(shard, "a table, function or grant of it was made, altered or dropped since".to_owned());
+                self.tell(
+                    shard,
+                    "one of its tables, functions or grants was created, altered or dropped since".to_owned(),
+                );
             } else if let Some(watched) = self.watched().get_mut(&shard) {
                 watched.stamp = now;
             }
@@ -169,8 +173,8 @@ impl Watchdog {
     }
 }
 
-/// The most WAL that a slot of ours may keep on a server: as asked for, and nine tenths of what the server would keep
-/// before it gives the slot up.
+/// The most WAL that a slot of ours may keep on a server: what was asked for, but at most nine tenths of what the
+/// server keeps before it gives up the slot.
 ///
 /// Locks: none.
 pub(in crate::mover) async fn wal_limit(source: &Session, wal_max: u64) -> Result<u64, Error> {

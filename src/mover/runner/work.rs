@@ -1,5 +1,5 @@
-//! A move, route by route: the shards that go from one host to one other have one mover between them. It says that it
-//! lives, takes over what is in the journal, works, and obeys what an operator asks of it meanwhile.
+//! A move, route by route: one mover works on all shards that go from one host to one other. It shows that it is alive,
+//! takes over what is in the journal, works, and obeys what an operator asks meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use crate::mover::runner::part::{End, Part, Scope, Shared, Start};
 use crate::mover::runner::single;
 use crate::shard::ShardId;
 
-/// Works on the parts, which are of one move, and gives each one's end in the order of the shards. Those that go from
-/// one host to one other have one mover between them; those that are copied while they are open share what reads their
-/// source too.
+/// Works on the parts, which belong to one move, and gives each one's end in the order of the shards. One mover works
+/// on all that go from one host to one other; those that are copied while they are open also share what reads their
+/// source.
 pub(in crate::mover) async fn work(
     context: &Context,
     parts: Vec<Part>,
@@ -45,7 +45,7 @@ pub(in crate::mover) async fn work(
     ends
 }
 
-/// The shards of a move that go from one host to one other, from the sign of life to its end.
+/// Works on the shards of a move that go from one host to one other, from the first sign of life to their ends.
 async fn route(
     context: &Context,
     shared: Shared,
@@ -67,7 +67,7 @@ async fn route(
         }
         Err(error) => return not_begun(context, &shards, error),
     };
-    // What is asked of the mover of a route is not told to the others.
+    // What the mover of one route is asked for does not concern the others.
     let own = Context { stop: watch::Sender::new(context.is_stopped()), ..context.clone() };
     let work = async {
         if goal == Goal::Finish && parts.first().is_some_and(|part| part.mode == Mode::Online) {
@@ -84,7 +84,7 @@ async fn route(
     drop(work);
     let ends = obey(context, ends, &parts, &heartbeat, jobs).await;
     if goal == Goal::Abort && shared_a_stream(&parts) {
-        // An abort takes each shard back by itself; what they shared is dropped after the last of them.
+        // An abort takes back each shard by itself; what they shared is dropped after the last of them.
         drop_shared_or_warn(context, &shared).await;
     }
     heartbeat.end().await;
@@ -95,7 +95,7 @@ fn shared_a_stream(parts: &[Part]) -> bool {
     parts.iter().any(|part| part.mode == Mode::Online)
 }
 
-/// Nothing of any shard has begun.
+/// The ends of shards of which none has begun.
 fn not_begun(context: &Context, shards: &[ShardId], error: Error) -> Vec<End> {
     let error = Arc::new(error);
     let end = |shard: &ShardId| {
@@ -109,7 +109,7 @@ fn not_begun(context: &Context, shards: &[ShardId], error: Error) -> Vec<End> {
     shards.iter().map(end).collect()
 }
 
-/// Says that this mover is at work, before it holds anything.
+/// Records that this mover is at work, before it holds anything.
 async fn enter(context: &Context, shared: &Shared, parts: &[Part]) -> Result<Heartbeat, Error> {
     let claimant = claimant(context, shared, Uuid::new_v4());
     let session = context.hosts.open(&shared.source).await?;
@@ -146,7 +146,7 @@ async fn take_route(
     let shards: Vec<ShardId> = entries.iter().map(|entry| entry.shard).collect();
     let own = Hold { id: shared.id, shard: first.shard, lease: heartbeat.lease() };
     source.end_former(own, &shards, &former).await?;
-    // A target that cannot be asked is told of when a shard needs it.
+    // If the target cannot be asked, a shard that needs it reports that.
     if let Ok(target) = context.hosts.open(&shared.target).await {
         target.end_former(own, &shards, &former).await?;
     }
@@ -172,7 +172,7 @@ async fn pass_on_stops(context: &Context, own: &Context, heartbeat: &Heartbeat) 
     std::future::pending().await
 }
 
-/// What an operator has asked for while the shards were worked on, done with those that it interrupted.
+/// Does what an operator has asked for while the shards were worked on, with those that it interrupted.
 async fn obey(context: &Context, ends: Vec<End>, parts: &[Part], heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
     let Some(stop_request) = heartbeat.stop_request() else { return ends };
     let obey_one = |(shard, end): End| {
@@ -221,7 +221,7 @@ async fn abort_one(
     }
 }
 
-/// Each shard by itself, a few at a time.
+/// Works on each shard by itself, a few at a time.
 async fn singles(context: &Context, parts: &[Part], goal: Goal, heartbeat: &Heartbeat, jobs: &Semaphore) -> Vec<End> {
     let each = parts.iter().map(|part| async move {
         let shard = part.shard;

@@ -32,7 +32,7 @@ async fn one_that_keeps_too_much_is_given_up() {
     );
 
     let gc = world.run(&["moves", "gc", "--max-wal-mib", "3"]).await.ended(0).last();
-    assert!(gc["cleaned"].to_string().contains("is not possible any more: its slot kept"), "{gc}");
+    assert!(gc["cleaned"].to_string().contains("is no longer possible: its slot kept"), "{gc}");
     assert_eq!(streams(&world, 1).await, "");
     let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
     assert!(refused.ended(4).stderr.contains("MiB of WAL, more than it may"), "{}", refused.stderr);

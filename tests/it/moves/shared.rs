@@ -216,7 +216,7 @@ on_each_version! {
         world.run(&["moves", "gc"]).await.ended(0);
         db2.batch_execute("UPDATE shard_0000.notes SET note = 'free' WHERE id = 3").await.unwrap();
         let refused = world.run(&["moves", "rollback", &id, "--yes"]).await;
-        assert!(refused.ended(4).stderr.contains("has lost the key that names its rows"), "{}", refused.stderr);
+        assert!(refused.ended(4).stderr.contains("has lost the key that identifies its rows"), "{}", refused.stderr);
         world.audit_places().await;
     }
 }

@@ -1,7 +1,7 @@
-//! What can still be told of a kept shard whose snapshots are lost: tables that are the same on both sides now, and
-//! tables that are not although nobody has written to them since.
+//! What can still be audited of a kept shard whose snapshots are lost: tables that are the same on both sides now, and
+//! tables that differ although nobody has written to them since.
 //!
-//! Invariant: what may have been written to since is called "not audited", however it differs.
+//! Invariant: a difference in what may have been written to since is called "not audited", whatever it is.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ use crate::mover::runner::audit::rows::Comparison;
 use crate::mover::runner::audit::side::Side;
 use crate::mover::runner::audit::{KNOWN, TABLE, known};
 
-/// Said with each difference that is found so.
+/// How each difference of this kind was found.
 const HOW: &str = "compared later: nobody has written to it since";
 
 /// Compares the old copy of a kept shard with the shard as both are now.
@@ -65,7 +65,7 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
     let mut differences = Vec::new();
     for difference in found {
         let Some(table) = difference.what.strip_prefix(TABLE).filter(|_| !difference.rows.is_empty()) else {
-            left_out.push(LeftOut { why: format!("{}, now", difference.how), what: difference.what });
+            left_out.push(LeftOut { why: format!("now {}", difference.how), what: difference.what });
             continue;
         };
         if known.contains(table) {
@@ -74,7 +74,7 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
         }
         let (here, there) = (TableName::of(&left, table), TableName::of(&names.schema, table));
         let missing = |side: fn(&RowDifference) -> bool| difference.rows.iter().any(side);
-        // The old copy takes nothing but what is fed to it.
+        // The old copy is written to only by the feed.
         let fed = entry.reverse.as_ref().is_some_and(|back: &ReverseReplication| back.fed);
         let written = (fed && here.written(&source, SINCE_MARKER, entry, missing(|row| row.source.is_none())).await?)
             || there.written(&target, SINCE_OPEN, entry, missing(|row| row.target.is_none())).await?;
@@ -90,7 +90,7 @@ async fn both(context: &Context, entry: &Entry) -> Result<Audit, Error> {
     Ok(Audit::of(differences, left_out))
 }
 
-/// Sequences and definitions: the application may have set or altered them since, so that a difference tells nothing.
+/// Compares sequences and definitions. The application may have changed them since, so a difference proves nothing.
 async fn rest(
     entry: &Entry,
     (source, left): (&Session, u32),
@@ -103,7 +103,7 @@ async fn rest(
     let theirs = sequences::read(target.client.client(), &Namespace::Oid(schema)).await;
     let theirs = theirs.map_err(|error| target.failed(what, error))?;
     if let Some(what) = sequences::behind(&ours, &theirs) {
-        left_out.push(LeftOut { what, why: "now it is not where the old copy's is".to_owned() });
+        left_out.push(LeftOut { what, why: "now its value is not the old copy's".to_owned() });
     }
     let now = fingerprint(&facts::of_schema(target, &Namespace::Oid(schema)).await?);
     if entry.fingerprint.as_deref() != Some(now.as_str()) {
@@ -114,14 +114,14 @@ async fn rest(
     Ok(left_out)
 }
 
-/// The age of the transaction that opened the shard, of which its row tells as long as it has not moved on.
+/// The age of the transaction that opened the shard, which its row shows as long as the shard has not moved on.
 const SINCE_OPEN: &str = "SELECT age(xmin) FROM pgshard.shard WHERE shard_id = $2 AND $1::uuid IS NOT NULL";
 
-/// That of the marker behind which the old copy was frozen.
+/// The age of the marker's transaction, behind which the old copy was frozen.
 const SINCE_MARKER: &str =
     "SELECT age(xmin) FROM pgshard.marker WHERE move_id = $1 AND shard_id = $2 ORDER BY attempt DESC LIMIT 1";
 
-/// A table, in SQL.
+/// A table's name in SQL.
 struct TableName(String);
 
 impl TableName {
@@ -129,10 +129,10 @@ impl TableName {
         TableName(format!("{}.{}", quote_ident(schema), quote_ident(table)))
     }
 
-    /// Whether a table may have been written to by a younger transaction than one. A row of such a one tells; that rows
-    /// were deleted, only the server's statistics do. They begin anew with a crash, and then know of fewer rows than
-    /// there are; and before PostgreSQL 15 an idle session may keep what it has counted to itself. What they cannot
-    /// tell may have been. (What the mover itself deleted is counted too.)
+    /// Whether a transaction younger than `since` may have written to the table. A row of such a transaction proves it.
+    /// That rows were deleted, only the server's statistics can show. They start at zero after a crash, and then count
+    /// fewer rows than there are; and before PostgreSQL 15 an idle session may keep its counts to itself. If the
+    /// statistics cannot answer, the table may have been written to. (They also count what the mover itself deleted.)
     async fn written(&self, session: &Session, since: &str, entry: &Entry, missing: bool) -> Result<bool, Error> {
         let told = self.told(session, since, entry).await?;
         if told.younger || !missing {
@@ -161,15 +161,15 @@ impl TableName {
     }
 }
 
-/// The first version whose idle sessions give to the statistics what they have counted.
+/// The first version whose idle sessions report their counts to the statistics.
 const COUNTED_SINCE: u32 = 150_000;
 
-/// They do so ten seconds later at the latest (PGSTAT_IDLE_INTERVAL).
+/// How soon they report them (PGSTAT_IDLE_INTERVAL is ten seconds).
 const COUNTED_WITHIN: Duration = Duration::from_secs(11);
 
-/// What a table and the server's statistics tell of later writes.
+/// The traces of later writes in a table and in the server's statistics.
 struct WriteTraces {
-    /// It has a row of a younger transaction.
+    /// Whether it has a row of a younger transaction.
     younger: bool,
     rows: i64,
     inserted: i64,

@@ -1,19 +1,19 @@
-//! The audit at the end of each online move: all that the source had behind the fence, compared with all that the
-//! target had before its first foreign write. What is compared before the fence proves the copy; this proves what the
-//! stream has applied since.
+//! The audit at the end of each online move: everything that the source had behind the fence is compared with
+//! everything that the target had before its first foreign write. The comparison before the fence proves the copy; the
+//! audit proves what the stream has applied since.
 //!
 //! Two snapshots make it possible. The target's is taken when the last change is applied and before the open commits,
-//! beside other work, so that the pause is not longer for it. The source's is taken later: nobody writes to an old copy
-//! until the shard is kept. Both are held without a lock ([`side`]). What they see is compared once the shard is kept
-//! ([`rows`]), while the application works at the target and reverse replication at the old copy. Sequences and
-//! definitions are compared as soon as the target is open ([`rest`]).
+//! at the same time as other work, so that it does not lengthen the pause. The source's is taken later: nobody writes
+//! to an old copy until the shard is kept. Both are held without a lock ([`side`]). What they see is compared once the
+//! shard is kept ([`rows`]), while the application works at the target, and reverse replication at the old copy.
+//! Sequences and definitions are compared as soon as the target is open ([`rest`]).
 //!
-//! # What is not told
-//! Snapshots do not see what was truncated, or rewritten by ALTER TABLE, dropped or altered since: such a table is
-//! named as not audited. A mover that dies loses its snapshots; [`late`] tells what can be told without.
+//! # What it cannot compare
+//! Snapshots do not see what was truncated since, or rewritten by ALTER TABLE, dropped or altered: such a table is
+//! named as not audited. A mover that dies loses its snapshots; [`late`] audits what is possible without them.
 //!
 //! # Invariants
-//! 1. Nothing is called audited that was not compared. What was not, is named.
+//! 1. Nothing is called audited that was not compared. What was not compared is named.
 //! 2. No audit delays an open, holds a lock between two chunks, or lasts longer than
 //!    [`Options::audit_max`](crate::mover::Options).
 
@@ -45,20 +45,21 @@ use crate::mover::step::ShardMove;
 use crate::mover::runner::audit::rows::Comparison;
 pub(in crate::mover) use crate::mover::runner::audit::side::Side;
 
-/// A second pair of sessions pays for so many bytes.
+/// The number of bytes that justifies another pair of sessions.
 const BYTES_A_WORKER: u64 = 128 << 20;
 
-/// The target's half, for one attempt.
+/// The target's part of the audit, for one attempt.
 pub(in crate::mover) struct Target {
-    /// Or why there is none.
+    /// The session, or why there is none.
     side: Result<Side, String>,
     attempt: std::sync::OnceLock<i32>,
-    /// How long the open may wait for it.
+    /// How long the open may wait for the snapshot.
     snapshot_max: Duration,
 }
 
 impl Target {
-    /// Before the fence: a session that takes the snapshot later. Without one the move goes on, and is not audited.
+    /// Before the fence: opens a session that takes the snapshot later. Without one the move goes on, but is not
+    /// audited.
     ///
     /// Locks: none.
     pub(in crate::mover) async fn open(context: &Context, work: &ShardMove<'_>) -> Target {
@@ -72,8 +73,8 @@ impl Target {
         Target { side, attempt: Default::default(), snapshot_max: context.options.snapshot_max }
     }
 
-    /// Behind the fence, once all is applied and before the open of this attempt commits: one round trip, beside the
-    /// one that prepares the open.
+    /// Takes the snapshot behind the fence, once everything is applied and before the open of this attempt commits: one
+    /// round trip, at the same time as the one that prepares the open.
     ///
     /// Locks: none.
     pub(in crate::mover) async fn take(&self, attempt: i32) {
@@ -88,25 +89,26 @@ impl Target {
         let side = self.side?;
         match side.taken() {
             Some(at) if self.attempt.get() == Some(&attempt) => Ok((side, at)),
-            _ => Err("the target's snapshot was not there in time".to_owned()),
+            _ => Err("the target's snapshot was not taken in time".to_owned()),
         }
     }
 }
 
-/// An audit whose snapshots are there.
+/// An audit that has both snapshots.
 pub(in crate::mover) struct Begun {
     hold: Hold,
     source: Side,
     target: Side,
     until: Instant,
-    /// What is known already.
+    /// The result so far.
     found: Vec<AuditDifference>,
     left_out: Vec<LeftOut>,
     /// The tables that differed before.
     known: BTreeSet<String>,
 }
 
-/// The target is open, the old copy as it was left: takes the source's half, and compares what is no row.
+/// Takes the source's part, and compares sequences and definitions. The target must be open, and the old copy
+/// untouched.
 ///
 /// Locks: as [`rest::compare`].
 ///
@@ -138,8 +140,8 @@ pub(in crate::mover) async fn begin(
     begun.await.map_err(|error| chain(&error))
 }
 
-/// The tables that the old copy which a rollback takes back is known to have otherwise, and rightly: its own move's
-/// audit has named them. A rollback neither verifies nor audits them.
+/// The tables of an old copy that are known to differ, rightly, when a rollback takes it back: the audit of its own
+/// move has named them. A rollback neither verifies nor audits them.
 ///
 /// Locks: none but ACCESS SHARE on the journal.
 pub(in crate::mover) async fn known(
@@ -152,19 +154,19 @@ pub(in crate::mover) async fn known(
     Ok(entry.audit.differences.iter().filter_map(|one| one.what.strip_prefix(TABLE)).map(str::to_owned).collect())
 }
 
-/// Said of those.
+/// The reason given for those tables.
 const KNOWN: &str = "it differed already when the move that is taken back was audited";
 
-/// What comes before the name of a table, where it is told what differs.
+/// The prefix of a table's name in the differences.
 const TABLE: &str = "table ";
 
-/// Compares, and writes down what came of it. Gives what the journal says then.
+/// Compares, and records the result. Gives what the journal says then.
 ///
 /// Locks: ACCESS SHARE on one table after the other on both sides, for a chunk of it each; the move's row, for one
 /// statement.
 ///
 /// # Cancel safety
-/// Dropped, the snapshots are gone, and the journal says that the audit was broken off.
+/// If dropped, the snapshots are lost, and the journal says that the audit was broken off.
 pub(in crate::mover) async fn run(context: &Context, begun: Begun, permits: Option<&CutOverPermits>) -> Audit {
     let (hold, source) = (begun.hold, begun.source.session.host.clone());
     let began = Instant::now();
@@ -176,8 +178,7 @@ pub(in crate::mover) async fn run(context: &Context, begun: Begun, permits: Opti
     audit
 }
 
-/// Audits what can still be told of a shard that is kept, and whose snapshots are lost. Gives what the journal says
-/// then.
+/// Audits what is still possible of a kept shard whose snapshots are lost. Gives what the journal says then.
 ///
 /// Locks, cancel safety: as [`run`].
 pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
@@ -191,7 +192,7 @@ pub(in crate::mover) async fn late(context: &Context, entry: &Entry) -> Audit {
     audit
 }
 
-/// Writes down what came of an audit, and says it.
+/// Records the result of an audit, and reports it.
 async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audit, took: Duration) {
     let Hold { id, shard, .. } = hold;
     let kept = async { context.hosts.open(source).await?.for_shard(shard).audited(id, shard, audit).await };
@@ -202,7 +203,7 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
     match audit.state {
         AuditState::Audited => tracing::info!(%id, %shard, ms = took.as_millis(), "a move was audited"),
         AuditState::Differs => {
-            tracing::warn!(%id, %shard, found = %audit, "the target was not what the source was: the old copy is \
+            tracing::warn!(%id, %shard, found = %audit, "the target differs from the source: the old copy is \
                 right");
         }
         _ => tracing::warn!(%id, %shard, found = %audit, "a move was not audited"),
@@ -211,7 +212,7 @@ async fn tell(context: &Context, (hold, source): (Hold, &HostName), audit: &Audi
 }
 
 impl Begun {
-    /// Compares until all is done, the time is over, or a stop is asked for.
+    /// Compares until everything is done, the time is over, or a stop is asked for.
     async fn compare(mut self, context: &Context, permits: Option<&CutOverPermits>) -> Audit {
         let compared = async {
             let (ours, theirs) =
@@ -233,7 +234,7 @@ impl Begun {
         let limit = format!("not compared within {} s", context.options.audit_max.as_secs());
         let why = tokio::select! {
             worked = self.work(context, &comparison) => worked.err().map(|error| {
-                // The servers end their statements at the same moment.
+                // The servers cancel their statements at the same moment.
                 if Instant::now() >= self.until { limit.clone() } else { chain(&error) }
             }),
             () = stopped(&mut stop) => Some("the mover was stopped".to_owned()),
@@ -252,7 +253,7 @@ impl Begun {
         Audit::of(self.found, self.left_out)
     }
 
-    /// The workers: the sessions that hold the snapshots, and others where that pays.
+    /// Runs the workers: the sessions that hold the snapshots, and more where that pays.
     async fn work(&self, context: &Context, comparison: &Comparison<'_>) -> Result<(), Error> {
         let others = (comparison.bytes() / BYTES_A_WORKER).min(context.options.copy_jobs.max(1) as u64 - 1);
         let mut helpers = Vec::new();

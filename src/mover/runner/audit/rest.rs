@@ -1,5 +1,5 @@
-//! What of a shard is no row: where its sequences are, and what it is made of. Read as soon as the target is open,
-//! outside of the snapshots, which have neither.
+//! Compares what does not consist of rows: the values of a shard's sequences, and its definition. Both are read as soon
+//! as the target is open, and outside the snapshots, which do not contain them.
 
 use crate::mover::control::session::Session;
 use crate::mover::definition::drift::drift;
@@ -9,25 +9,25 @@ use crate::mover::protocol::error::Error;
 use crate::mover::protocol::verdict::AuditDifference;
 use crate::schema::catalog::Namespace;
 
-/// So many differences of the definitions are told.
+/// The most differences of the definitions that are reported.
 const TOLD_MAX: usize = 10;
 
 /// Compares sequences and definitions of the old copy with those of the open shard.
 ///
-/// Locks: ACCESS SHARE on the sequences and on catalogs, for a statement each; what reading definitions takes on
-/// tables, ACCESS SHARE as well.
+/// Locks: ACCESS SHARE on the sequences and on catalogs, for a statement each; and ACCESS SHARE on tables, which
+/// reading definitions takes.
 pub(super) async fn compare(
     (source, left): (&Session, u32),
     (target, schema): (&Session, u32),
 ) -> Result<Vec<AuditDifference>, Error> {
     let (left, schema) = (Namespace::Oid(left), Namespace::Oid(schema));
     let mut found = Vec::new();
-    // The source's first: the target's only go on meanwhile.
+    // The source's are read first: the target's can only grow meanwhile.
     let what = "comparing the sequences";
     let ours = sequences::read(source.client.client(), &left).await.map_err(|error| source.failed(what, error))?;
     let theirs = sequences::read(target.client.client(), &schema).await.map_err(|error| target.failed(what, error))?;
     if let Some(which) = sequences::behind(&ours, &theirs) {
-        let how = "at the target it is not where it was at the source".to_owned();
+        let how = "at the target its value is not what it was at the source".to_owned();
         found.push(AuditDifference { what: which, how, rows: Vec::new() });
     }
     let (ours, theirs) = tokio::try_join!(facts::of_schema(source, &left), facts::of_schema(target, &schema))?;

@@ -1,4 +1,4 @@
-//! The rows of all tables compared, chunk by chunk, by a few workers.
+//! Compares the rows of all tables, chunk by chunk, with a few workers.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,15 +22,14 @@ use crate::mover::runner::permit::CutOverPermits;
 use crate::mover::runner::audit::TABLE;
 use crate::mover::runner::audit::side::{Side, Stored};
 
-/// How often a chunk is read anew after an error that may pass: a table that was renamed, a lock that was not to be
-/// had.
+/// How often a chunk is read again after a temporary error: a table was renamed, or a lock was unavailable.
 const TRIES: u32 = 5;
 
 /// What all workers share.
 pub(super) struct Comparison<'a> {
     pub(super) hashing: Hashing,
     pub(super) throttle: &'a Throttle,
-    /// Whose fences no chunk is begun beside.
+    /// No chunk is begun during a fence of this group.
     pub(super) permits: Option<&'a CutOverPermits>,
     pub(super) until: Instant,
     tables: Vec<Pair>,
@@ -44,17 +43,17 @@ struct Pair {
     target: Stored,
 }
 
-/// How far it is.
+/// How far the comparison is.
 struct Progress {
     chunks: VecDeque<Chunk>,
     found: Vec<Found>,
 }
 
-/// What was found of a table.
+/// What was found about a table.
 struct Found {
-    /// Chunks that were not compared.
+    /// How many chunks were not compared.
     missing: usize,
-    /// How they differ, and the rows.
+    /// The difference of the digests, and the rows.
     differs: Option<(String, Vec<RowDifference>)>,
     /// Why it cannot be compared.
     unknown: Option<String>,
@@ -67,19 +66,19 @@ struct Chunk {
     bytes: u64,
 }
 
-/// What became of a chunk.
+/// The result for a chunk.
 enum ChunkOutcome {
     Same,
     Differs(String, Vec<RowDifference>),
-    /// It cannot be told, for this reason.
+    /// It cannot be compared, for this reason.
     Unknown(String),
 }
 
 impl<'a> Comparison<'a> {
-    /// Reads which tables there are and cuts them into chunks. Tables that one side does not have are differences
-    /// already.
+    /// Reads which tables there are and cuts them into chunks. A table that one side does not have is already a
+    /// difference.
     ///
-    /// Locks: ACCESS SHARE on the tables of the old copy and on catalogs, for a look each.
+    /// Locks: ACCESS SHARE on the tables of the old copy and on catalogs, for a statement each.
     pub(super) async fn plan(
         source: &Side,
         target: &Side,
@@ -128,10 +127,10 @@ impl<'a> Comparison<'a> {
     /// Compares chunks until there are none left.
     ///
     /// # Errors
-    /// When a session is lost. The chunk that it was at is not compared.
+    /// When a session is lost. The chunk that it was comparing is not compared.
     ///
     /// # Cancel safety
-    /// Dropped, what was compared stays known.
+    /// If dropped, what was compared stays known.
     pub(super) async fn work(&self, source: &Side, target: &Side) -> Result<(), Error> {
         loop {
             let next = self.state().chunks.pop_front();
@@ -148,7 +147,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// One chunk, again after errors that may pass.
+    /// Compares one chunk, again after temporary errors.
     async fn persist(&self, source: &Side, target: &Side, chunk: &Chunk) -> Result<ChunkOutcome, Error> {
         let mut tries = 1;
         loop {
@@ -164,7 +163,7 @@ impl<'a> Comparison<'a> {
                 Some(code) if code == &SqlState::UNDEFINED_COLUMN => {
                     return Ok(ChunkOutcome::Unknown("its columns were altered since".to_owned()));
                 }
-                // It took longer than there is time.
+                // It took longer than the time that is left.
                 Some(code) if code == &SqlState::QUERY_CANCELED => return Err(error),
                 _ if tries >= TRIES => return Ok(ChunkOutcome::Unknown(error.to_string())),
                 _ => tracing::debug!(error = %error, "reading a chunk again"),
@@ -199,7 +198,7 @@ impl<'a> Comparison<'a> {
         Ok(judge(&one, &other, rows, moved))
     }
 
-    /// What was found, and what was not compared, each table for this reason where it has none of its own.
+    /// The differences, and what was not compared; `why` is the reason for tables that have none of their own.
     pub(super) fn end(self, why: Option<String>) -> (Vec<AuditDifference>, Vec<LeftOut>) {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (mut differences, mut left_out) = (Vec::new(), Vec::new());
@@ -220,7 +219,7 @@ impl<'a> Comparison<'a> {
 }
 
 impl Found {
-    /// Whether the rest of its chunks would tell nothing more.
+    /// Whether comparing more of its chunks would add nothing.
     fn is_settled(&self) -> bool {
         self.unknown.is_some() || self.differs.as_ref().is_some_and(|(_, rows)| rows.len() >= TOLD_MAX)
     }
@@ -239,8 +238,9 @@ impl Found {
     }
 }
 
-/// What two digests say when perhaps the rows were put elsewhere meanwhile: `moved`. An old snapshot sees none of what
-/// was truncated, or rewritten by ALTER TABLE; VACUUM FULL and CLUSTER leave it what it saw.
+/// The result for two digests. `moved` says that the rows may have been stored elsewhere meanwhile: an old snapshot
+/// sees none of the rows of a table that was truncated, or rewritten by ALTER TABLE. VACUUM FULL and CLUSTER leave it
+/// what it saw.
 fn judge(source: &Digest, target: &Digest, rows: Vec<RowDifference>, moved: bool) -> ChunkOutcome {
     match (source == target, moved) {
         (true, false) => ChunkOutcome::Same,
@@ -293,7 +293,7 @@ mod tests {
             (digest(2, "5"), digest(2, "5"), false, "same"),
             (digest(0, "0"), digest(0, "0"), false, "same"),
             (digest(2, "5"), digest(1, "4"), false, "differs"),
-            // Truncated; rewritten by VACUUM FULL; truncated, and there may have been something.
+            // Truncated; rewritten by VACUUM FULL; truncated when it may have had rows.
             (digest(2, "5"), digest(0, "0"), true, "unknown"),
             (digest(2, "5"), digest(2, "5"), true, "same"),
             (digest(0, "0"), digest(0, "0"), true, "unknown"),

@@ -1,7 +1,8 @@
-//! One host as it was at a moment: a snapshot that is held without a lock, and looks through it.
+//! One host in the state of one moment: a snapshot that is held without a lock, and reads through it.
 //!
-//! Invariant: between two looks the session holds no lock on any table, so that nobody waits for an audit for longer
-//! than one look takes. A look is a savepoint that is rolled back, which lets its locks go and keeps the snapshot.
+//! Invariant: between two reads the session holds no lock on any table, so that nobody waits for an audit for longer
+//! than one read takes. Each read runs within a savepoint that is rolled back, which releases its locks and keeps the
+//! snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -19,27 +20,27 @@ use crate::pg::quote_literal;
 /// The snapshot of a transaction. READ ONLY, or a later INSERT of ours would be refused for being late.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
 
-/// A table as the snapshot has it.
+/// A table as the snapshot sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
-    /// Stays the same, whatever the table is called.
+    /// Stays the same, whatever the table's name is.
     pub(super) oid: u32,
-    /// Where its rows are. TRUNCATE and whatever rewrites a table give it another one.
+    /// The file of its rows. TRUNCATE, and whatever rewrites a table, changes it.
     pub(super) file: u32,
 }
 
 /// A session with a snapshot.
 pub(crate) struct Side {
     pub(super) session: Session,
-    /// The schema, whose name changes with the open.
+    /// The OID of the schema, whose name changes with the open.
     pub(super) schema: u32,
     /// When the snapshot was taken.
     taken: OnceLock<Instant>,
 }
 
 impl Side {
-    /// A session that is ready to take a snapshot of a host with this schema in one round trip, and to hold it for so
-    /// long.
+    /// A session that is ready to take a snapshot in one round trip, of a host that has this schema, and to hold it for
+    /// this long.
     ///
     /// Locks: none.
     pub(crate) async fn open(
@@ -52,7 +53,7 @@ impl Side {
         let session = session(hosts, host, hold, bound).await?;
         let missing = || Error::Stuck { shard: hold.shard, observed: format!("host {host} has no schema {schema}") };
         let schema = facts::schema_oid(&session, schema).await?.ok_or_else(missing)?;
-        // What matters is done for the second time then.
+        // This warms the session up: the statements that matter are then run for the second time.
         let warm = format!("{BEGIN}; SELECT pg_current_snapshot(); ROLLBACK");
         session.batch("setting up the audit's session", &warm).await?;
         Ok(Side { session, schema, taken: OnceLock::new() })
@@ -63,7 +64,7 @@ impl Side {
     /// Locks: none. Holds back VACUUM on its host until the session ends.
     ///
     /// # Cancel safety
-    /// Dropped, the side is worth nothing.
+    /// If dropped, the side is useless.
     pub(crate) async fn take(&self) -> Result<(), Error> {
         let sql = format!("{BEGIN}; SELECT pg_current_snapshot()");
         self.session.batch("taking the audit's snapshot", &sql).await?;
@@ -88,9 +89,9 @@ impl Side {
         Ok(Side { session, schema: self.schema, taken: self.taken.clone() })
     }
 
-    /// The tables of the schema as the snapshot has them, by name.
+    /// The tables of the schema as the snapshot sees them, by name.
     ///
-    /// Locks: ACCESS SHARE on catalogs, for the look.
+    /// Locks: ACCESS SHARE on catalogs, until the read is ended.
     pub(super) async fn tables(&self, until: Instant) -> Result<BTreeMap<String, Stored>, Error> {
         let what = "reading the tables";
         let sql = "SELECT c.relname::text, c.oid, c.relfilenode FROM pg_depend d JOIN pg_class c ON c.oid = d.objid
@@ -102,14 +103,14 @@ impl Side {
         rows.iter().map(|row| Ok((row.get(0)?, Stored { oid: row.get(1)?, file: row.get(2)? }))).collect()
     }
 
-    /// Begins a look, whose statements end at this moment at the latest.
+    /// Begins a read, whose statements end at this time at the latest.
     pub(super) async fn begin(&self, until: Instant) -> Result<(), Error> {
         self.session.batch("beginning a look", &Self::begin_sql(until)).await
     }
 
-    /// Begins a look at one table. Gives what it is called now, in SQL; `None`: it is not there any more.
+    /// Begins to read one table. Gives its present name, in SQL; `None` if it no longer exists.
     pub(super) async fn look(&self, table: Stored, until: Instant) -> Result<Option<String>, Error> {
-        // Both look in the present, not in the snapshot: what was renamed is found under its new name.
+        // Both functions use the present catalogs, not the snapshot: a renamed table is found under its new name.
         let sql = format!(
             "{}; SELECT CASE WHEN pg_relation_filenode({oid}) IS NOT NULL THEN {oid}::regclass::text END",
             Self::begin_sql(until),
@@ -118,14 +119,14 @@ impl Side {
         self.value("looking for a table", &sql).await
     }
 
-    /// Ends a look at a table. Gives where its rows were when it was read.
+    /// Ends the reading of a table. Gives the file of its rows at the time it was read.
     pub(super) async fn leave(&self, table: Stored) -> Result<Option<u32>, Error> {
-        // While the lock is held: nobody can give it another one between the look and this.
+        // The file is read while the lock is held, so that nobody can have changed it since the read.
         let sql = format!("SELECT pg_relation_filenode({}); {END}", table.oid);
         Ok(self.value("ending a look", &sql).await?.and_then(|file| file.parse().ok()))
     }
 
-    /// Ends a look, also one that has failed.
+    /// Ends a read, even one that has failed.
     pub(super) async fn end(&self) -> Result<(), Error> {
         self.session.batch("ending a look", END).await
     }
@@ -135,7 +136,7 @@ impl Side {
         format!("SAVEPOINT look; SET LOCAL statement_timeout = {}", left.as_millis().min(i32::MAX as u128))
     }
 
-    /// The one value that these statements give.
+    /// The single value that these statements give.
     async fn value(&self, what: &'static str, sql: &str) -> Result<Option<String>, Error> {
         let answer = self.session.client.simple_query(sql).await.map_err(|error| self.session.failed(what, error))?;
         Ok(answer.iter().find_map(|message| match message {
@@ -145,7 +146,7 @@ impl Side {
     }
 }
 
-/// A session of an audit. A mover that is paused must not hold back VACUUM for longer than one that works may.
+/// A session of an audit. A paused mover must not hold back VACUUM for longer than a working one may.
 async fn session(hosts: &Hosts, host: &HostName, hold: Hold, bound: Duration) -> Result<Session, Error> {
     let session = hosts.open(host).await?.for_shard(hold.shard);
     session.sign(hold, Signed::Audit).await?;
@@ -155,5 +156,5 @@ async fn session(hosts: &Hosts, host: &HostName, hold: Hold, bound: Duration) ->
     Ok(session)
 }
 
-/// Lets go of what the look has locked. The savepoint goes too, or they would pile up.
+/// Releases the locks of the read. The savepoint is released too, or they would pile up.
 const END: &str = "ROLLBACK TO SAVEPOINT look; RELEASE SAVEPOINT look";

@@ -15,11 +15,11 @@ use crate::mover::step::HELD;
 use crate::mover::step::Outcome;
 use crate::schema::control::LOCK_MIGRATION;
 
-/// A shard whose tables are altered more often than this while it is moved is left alone.
+/// If a shard's tables are altered more often than this while it is moved, the move gives up.
 const REBUILDS_MAX: u32 = 3;
 
-/// How long a mover that has claimed a shard waits for a migration of it that was there before: longer than most
-/// indexes take to build.
+/// How long a mover that has claimed a shard waits for a migration that was running already: longer than most indexes
+/// take to build.
 const MIGRATION_PATIENCE: Duration = Duration::from_secs(3600);
 
 impl Driver<'_> {
@@ -32,8 +32,8 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Waits until no migration holds the shard that had it before the claim: what is built would lack what it does,
-    /// which an online move notices at its end only. Those that come now are refused.
+    /// Waits until the migration that held the shard before the claim has ended. Otherwise what is built would lack
+    /// what the migration does, which an online move notices only at its end. Later migrations are refused.
     ///
     /// Locks: the row of pgshard.shard and the one of the shard's migrations, for one statement that does not wait.
     async fn after_migrations(&self) -> Result<(), Error> {
@@ -68,7 +68,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Swaps; the source refuses the shard from then on.
+    /// Swaps; from then on the source refuses the shard.
     pub(in crate::mover::runner) async fn fence(&mut self) -> Result<(), Error> {
         let before = Instant::now();
         self.fences += 1;
@@ -80,13 +80,14 @@ impl Driver<'_> {
             }
             // Nothing was fenced, so nobody waits for us meanwhile.
             Ok(None) => self.again(HELD.to_owned()).await,
-            // A table that came after the signpost was built; if it is anything else, the next look tells.
+            // A table was created after the signpost was built. If the reason is another, the next observation shows
+            // it.
             Err(Error::Superseded { reason, .. }) => self.rebuild(reason).await,
             Err(error) => Err(error),
         }
     }
 
-    /// Builds the target and the signpost anew: somebody altered the shard since.
+    /// Builds the target and the signpost again, because somebody altered the shard.
     async fn rebuild(&mut self, what: String) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         self.rebuilds += 1;
@@ -98,7 +99,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// The copy, or until the lease is lost or a stop is asked for.
+    /// Copies, until the lease is lost or a stop is asked for.
     pub(in crate::mover::runner) async fn copy(&mut self, entry: &Entry, attempt: i32) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let mut stop = self.context.stop.subscribe();
@@ -109,7 +110,7 @@ impl Driver<'_> {
             outcome = self.work.copy(entry, attempt, self.built.as_ref()) => outcome,
             () = self.heartbeat.lost(shard) => return Err(Error::LeaseLost { shard }),
             () = stopped(&mut stop) => Err(Error::Interrupted { shard }),
-            // A server that hangs answers no question and breaks no connection; the heartbeat would keep its shard
+            // A server that hangs neither answers nor breaks the connection, and the heartbeat would keep its shard
             // closed.
             () = tokio::time::sleep_until(until) => Err(Error::PauseTooLong { shard, limit }),
         };

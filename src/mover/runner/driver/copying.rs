@@ -1,4 +1,4 @@
-//! How the rows of a shard get to the target, with what only that way needs.
+//! How the rows of a shard get to the target, with what each way needs.
 
 use crate::mover::control::context::{Context, stopped};
 use crate::mover::control::heartbeat::Heartbeat;
@@ -11,37 +11,38 @@ use crate::mover::runner::watchdog::Watchdog;
 use crate::mover::stream::follower::Follower;
 use crate::shard::ShardId;
 
-/// How the rows get across.
+/// The way in which the rows are moved.
 pub(in crate::mover) enum Copying<'a> {
     /// Behind the fence.
     Blocking,
-    /// While the source serves. Nobody applies its changes: not yet, or the move is aborted.
+    /// While the source serves. Its changes are not applied, because that has not begun, or the move is aborted.
     Unfollowed,
     /// While the source serves, and its changes are applied.
     Online(Online<'a>),
 }
 
-/// Who works on a shard whose changes are applied to its target.
+/// Those who work on a shard whose changes are applied to its target.
 #[derive(Clone, Copy)]
 pub(in crate::mover) struct Online<'a> {
-    /// Who applies the changes.
+    /// Applies the changes.
     pub(in crate::mover) follower: &'a Follower,
     /// The name of the publication and the slot of the reverse replication, if there is one.
     pub(in crate::mover) reverse: Option<&'a str>,
-    /// Who notices that the shard is altered.
+    /// Notices that the shard is altered.
     pub(in crate::mover) watchdog: &'a Watchdog,
-    /// One shard of the group is fenced at a time.
+    /// Allows one shard of the group at a time to be fenced.
     pub(in crate::mover) permits: &'a CutOverPermits,
 }
 
-/// What a mover remembers of such a shard between two steps.
+/// What a mover remembers about such a shard between two steps.
 #[derive(Default)]
 pub(in crate::mover) struct Remembered {
     /// The servers on which source and target were compared, if this mover has done that.
     pub(in crate::mover) compared_on: Option<Servers>,
-    /// The servers as they were observed last.
+    /// The servers at the last observation.
     pub(in crate::mover) seen: Option<Servers>,
-    /// The attempt behind whose fence this mover has looked, and found nothing changed. No other is decided.
+    /// The attempt behind whose fence this mover has examined the shard, and found nothing changed. Only this one is
+    /// decided.
     pub(in crate::mover) looked: Option<i32>,
     /// The target as it is before it opens, for the audit.
     pub(in crate::mover) unopened: Option<audit::Target>,
@@ -55,8 +56,8 @@ impl Remembered {
     }
 }
 
-/// Whatever ends a wait for a shard that is open: its lease is lost, a stop is asked for, it is found altered, or its
-/// stream ends.
+/// Everything that can end a wait for a shard that is open: its lease is lost, a stop is asked for, it is found
+/// altered, or its stream ends.
 #[derive(Clone, Copy)]
 pub(in crate::mover) struct Patience<'a> {
     pub(in crate::mover) context: &'a Context,
@@ -66,7 +67,7 @@ pub(in crate::mover) struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Does the work, or ends with the error that says why it is not worth waiting for any more.
+    /// Does the work, or ends with the error that says why it is not worth waiting for any longer.
     pub(in crate::mover) async fn wait_for<T>(&self, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let shard = self.shard;
         let mut stop = self.context.stop.subscribe();

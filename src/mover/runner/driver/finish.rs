@@ -1,4 +1,4 @@
-//! From decide to the end, in both modes; and how a mover leaves a shard.
+//! From decide to the end, in both modes, and how a mover leaves a shard.
 
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use crate::mover::runner::audit;
 use crate::mover::runner::driver::{Copying, Driver};
 use crate::store::MapStore;
 
-/// How long deciding and opening are tried. A shard that is not decided by then is served by its source again; one that
-/// is, is left to `resume`, and routers try as well.
+/// How long deciding and opening are tried. After that, a shard that is not decided is served by its source again; one
+/// that is decided is left to `resume`, and routers try to open it too.
 const OPEN_FOR: Duration = Duration::from_secs(10);
 
 impl Driver<'_> {
@@ -30,7 +30,7 @@ impl Driver<'_> {
         self.ended(decided).await
     }
 
-    /// How deciding has ended.
+    /// Acts on the result of deciding.
     pub(super) async fn ended(&mut self, decided: Result<(), Error>) -> Result<(), Error> {
         match decided {
             Ok(()) => {
@@ -39,12 +39,12 @@ impl Driver<'_> {
             }
             Err(Error::Superseded { reason, .. }) => self.look_again(reason),
             Err(error @ (Error::Failpoint { .. } | Error::LeaseLost { .. })) => Err(error),
-            // The outcome is unknown: look again, on new connections.
+            // The outcome is unknown: observe again, on new connections.
             Err(error) => self.reconnect(error).await,
         }
     }
 
-    /// The source has decided, and gave this token away.
+    /// Opens the target after the source has decided and given this token away.
     pub(in crate::mover::runner) async fn open(&mut self, token: Option<Uuid>) -> Result<(), Error> {
         match self.work.finish_open(token).await {
             Ok(()) => {
@@ -56,16 +56,16 @@ impl Driver<'_> {
         }
     }
 
-    /// New connections after an error that leaves the outcome unknown, for as long as the shard may be closed. The
-    /// error itself once that is over: a target that can be reached but never opened would keep the shard closed for
-    /// ever.
+    /// Makes new connections after an error that leaves the outcome unknown, for as long as the shard may be closed.
+    /// After that time it gives the error itself: a target that can be reached but never opened would keep the shard
+    /// closed for ever.
     async fn reconnect(&mut self, error: Error) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         let until = *self.failing_since.get_or_insert_with(Instant::now) + OPEN_FOR;
         if Instant::now() >= until {
             return Err(error);
         }
-        tracing::warn!(%shard, error = chain(&error), "looking again on new connections");
+        tracing::warn!(%shard, error = chain(&error), "observing again, on new connections");
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let opened = async {
@@ -94,16 +94,16 @@ impl Driver<'_> {
         self.context.observer.tell(Event::Opened { shard, host, pause });
     }
 
-    /// Tells the map, begins the audit, and keeps the old copy.
+    /// Publishes the map, begins the audit, and keeps the old copy.
     pub(in crate::mover::runner) async fn publish(&mut self, entry: &Entry) -> Result<(), Error> {
         if let Copying::Online(online) = &self.copying {
-            // The records by which it follows go with what comes now: it would take that for another mover's work, and
-            // warn.
+            // The follower needs the records that are deleted now: otherwise it would take that for the work of another
+            // mover, and warn.
             online.follower.detach(self.work.hold.shard).await;
         }
         let store: &dyn MapStore = &*self.context.store;
         self.work.publish(store).await?;
-        // Before anybody may write to the old copy.
+        // This comes before anybody may write to the old copy.
         let verdict = match self.work.mode {
             // It was compared behind its fence, or it would not have opened.
             Mode::Blocking => Audit::of(Vec::new(), Vec::new()),
@@ -119,12 +119,12 @@ impl Driver<'_> {
             }
         };
         self.work.settle(self.built.as_ref().map(|built| &built.creation)).await?;
-        // Where somebody else has opened it, the pause was over before we looked.
+        // If somebody else has opened it, the pause was over before we noticed.
         let pause = self.pause.or_else(|| self.fenced_at.map(|at| at.elapsed()));
         self.work.keep(pause, verdict).await
     }
 
-    /// What the follower found that forbids to decide.
+    /// What the follower found that forbids deciding.
     fn breach(&self) -> Option<String> {
         match &self.copying {
             Copying::Online(online) => online.follower.breach(self.work.hold.shard),
@@ -132,24 +132,24 @@ impl Driver<'_> {
         }
     }
 
-    /// The end of this mover's work with the shard, good or bad: a shard that it gives up is served, and the lease is
-    /// free.
+    /// Ends this mover's work with the shard, well or badly. A shard that it gives up is served, and the lease is free.
     pub(in crate::mover::runner) async fn leave(&mut self, error: Option<&Error>) {
         if error.is_some() {
-            // After a lost lease too: if only our connections are gone, nobody else serves the shard again before the
-            // deadline. If somebody has taken over, both this and the release name a lease that is no longer there.
+            // After a lost lease too: if only our connections are gone, nobody else makes the source serve before the
+            // deadline. If somebody has taken over, both this and the release name a lease that no longer exists.
             self.leave_serving().await;
         }
         self.heartbeat.let_go(self.work.hold.shard);
         let words = error.map(|error| chain(error));
-        // The lease is a courtesy by now: the shard is out of this mover's hands either way.
+        // Releasing the lease is a courtesy: this mover is done with the shard in any case.
         if let Err(unreleased) = self.work.source.release(self.work.hold, words.as_deref()).await {
             tracing::debug!(error = %unreleased, "the lease could not be given back; it ends by itself");
         }
     }
 
-    /// Takes back a fence that this mover leaves behind when it gives up before decide, whatever it gave up for. On a
-    /// new connection: the old one may be in the midst of something. The target is not asked, it may be what failed.
+    /// Takes back a fence that this mover leaves behind when it gives up before decide, for whatever reason. It uses a
+    /// new connection, because a statement may still run on the old one. It does not ask the target, which may be what
+    /// failed.
     async fn leave_serving(&mut self) {
         let (shard, hold) = (self.work.hold.shard, self.work.hold);
         let again = async {
@@ -169,11 +169,11 @@ impl Driver<'_> {
         }
     }
 
-    /// Takes the fence of this attempt back.
+    /// Takes back the fence of this attempt.
     pub(in crate::mover::runner) async fn unfence(&mut self, attempt: i32) -> Result<(), Error> {
         self.fenced_at = None;
         match self.work.unfence(attempt).await {
-            // Its deadline passed and a router was first. The next look tells.
+            // Its deadline has passed and a router was faster. The next observation shows it.
             Err(Error::Superseded { .. }) => Ok(()),
             outcome => outcome,
         }

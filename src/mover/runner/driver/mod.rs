@@ -1,8 +1,8 @@
-//! One shard in the hands of this mover: what it remembers between two steps, and each step as the loop of
-//! [`single`](crate::mover::runner::single) does it.
+//! One shard that this mover works on: what it remembers between two steps, and each step, as the loop of
+//! [`single`](crate::mover::runner::single) runs it.
 //!
-//! Invariant: a driver decides nothing. What comes next is said by
-//! [`state::next`](crate::mover::protocol::state::next), which sees what the hosts say and [`Driver::own`].
+//! Invariant: a driver decides nothing. [`state::next`](crate::mover::protocol::state::next) says what comes next, from
+//! what the hosts say and from [`Driver::own`].
 
 mod blocking;
 mod copying;
@@ -24,28 +24,28 @@ use crate::mover::step::{Blueprint, ShardMove};
 use copying::Remembered;
 pub(in crate::mover) use copying::{Copying, Online, Patience};
 
-/// One shard on its way, in the hands of this mover.
+/// The work of this mover on one shard.
 pub(in crate::mover) struct Driver<'a> {
     pub(in crate::mover) work: ShardMove<'a>,
     context: &'a Context,
     heartbeat: &'a Heartbeat,
     goal: Goal,
     copying: Copying<'a>,
-    /// Of a shard whose changes are applied.
+    /// For a shard whose changes are applied.
     remembered: Remembered,
-    /// What this mover has built the target from, if it has.
+    /// What this mover has built the target from, if it has built it.
     built: Option<Blueprint>,
     /// How often this mover has fenced.
     fences: u32,
-    /// How often this mover has built the target anew because somebody altered the shard.
+    /// How often this mover has built the target again because somebody altered the shard.
     rebuilds: u32,
     /// When the pause began.
     fenced_at: Option<Instant>,
     /// How long it lasted, once it is over.
     pause: Option<Duration>,
-    /// Since when deciding or opening has failed for a reason that may pass.
+    /// Since when deciding or opening has failed for temporary reasons.
     failing_since: Option<Instant>,
-    /// The audit that is to be run once this mover has left the shard.
+    /// The audit to run once this mover has left the shard.
     audit: Option<audit::Begun>,
 }
 
@@ -78,8 +78,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The same for a shard whose changes are applied to what was built from this blueprint.
-    /// `compared_on`: the servers on which source and target were compared, if this mover has done that.
+    /// The same for a shard whose changes are applied to what was built from this blueprint. `compared_on`: the servers
+    /// on which source and target were compared, if this mover has done that.
     pub(in crate::mover) fn following(
         self,
         online: Online<'a>,
@@ -90,13 +90,13 @@ impl<'a> Driver<'a> {
         Driver { copying: Copying::Online(online), remembered, built, ..self }
     }
 
-    /// What the target was built from, the servers on which it was compared, and the audit that is to be run. The
-    /// connections are closed: a transaction that failed half-way holds locks for which the follower waits.
+    /// Gives what the target was built from, the servers on which it was compared, and the audit to run. The
+    /// connections are closed: a transaction that failed halfway holds locks that the follower waits for.
     pub(in crate::mover) fn end(self) -> Rest {
         Rest { built: self.built, compared_on: self.remembered.compared_on, audit: self.audit }
     }
 
-    /// What both hosts say now.
+    /// Asks both hosts for their present state.
     pub(super) async fn observe(&mut self) -> Result<Observation, Error> {
         let shard = self.work.hold.shard;
         if self.heartbeat.is_lost(shard) {
@@ -112,7 +112,7 @@ impl<'a> Driver<'a> {
         Ok(now)
     }
 
-    /// What this mover knows of itself.
+    /// What this mover knows about itself.
     pub(super) fn own(&self, until: Until) -> Own {
         Own {
             goal: self.goal,
@@ -126,13 +126,13 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The target has lost what this mover has put there.
+    /// The error that the target has lost what this mover has put there.
     pub(super) fn gone(&self) -> Error {
-        let reason = "its copy is gone from the target: resume the move".to_owned();
+        let reason = "its copy has disappeared from the target: resume the move".to_owned();
         Error::Superseded { host: self.work.target.host.clone(), shard: self.work.hold.shard, reason }
     }
 
-    /// Who works on a shard whose changes are applied.
+    /// Those who work on a shard whose changes are applied.
     fn online(&self) -> Result<Online<'a>, Error> {
         match self.copying {
             Copying::Online(online) => Ok(online),
@@ -140,13 +140,13 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The loop and this driver are at odds: nothing is touched, and the shard stays as it is.
+    /// The loop and this driver contradict each other: nothing is touched, and the shard stays as it is.
     fn unfollowed(&self) -> Error {
         let observed = "a step of an online move without a stream (a bug of pgshard: please report it)".to_owned();
         Error::Stuck { shard: self.work.hold.shard, observed }
     }
 
-    /// How long to wait while the shard is open.
+    /// What can end a wait while the shard is open.
     fn patience(&self) -> Patience<'_> {
         let follower = match &self.copying {
             Copying::Online(online) => Some((online.follower, online.watchdog)),
@@ -155,7 +155,8 @@ impl<'a> Driver<'a> {
         Patience { context: self.context, heartbeat: self.heartbeat, shard: self.work.hold.shard, follower }
     }
 
-    /// A host has refused: the fence ran out, or somebody with the token opened the target. The next look tells.
+    /// Handles a refusal of a host: the fence expired, or somebody with the token opened the target. The next
+    /// observation shows it.
     fn look_again(&mut self, reason: String) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         tracing::info!(%shard, reason, "looking again");
@@ -166,7 +167,8 @@ impl<'a> Driver<'a> {
         Err(Error::GaveUp { shard, attempts: self.fences, blockers: reason })
     }
 
-    /// There is no fence, or it was taken back: after a while another attempt, unless this was the last.
+    /// Handles a fence that was not set, or was taken back: there is another attempt after a while, unless this was the
+    /// last.
     async fn again(&self, reason: String) -> Result<(), Error> {
         let (shard, attempt) = (self.work.hold.shard, self.fences);
         if attempt >= self.context.options.fence_attempts {
@@ -185,7 +187,8 @@ pub(in crate::mover) struct Rest {
     pub(in crate::mover) audit: Option<audit::Begun>,
 }
 
-/// 50 ms, doubling up to two seconds, each between half and whole: two movers that met do not meet again.
+/// 50 ms, doubling up to two seconds, with a random factor between a half and one: so two movers that collided do not
+/// collide again.
 fn back_off(tries: u32) -> Duration {
     let whole = 50u64.saturating_mul(1 << tries.min(6)).min(2_000);
     Duration::from_millis(fastrand::u64(whole / 2..=whole))

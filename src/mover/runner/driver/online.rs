@@ -11,11 +11,11 @@ use crate::mover::runner::common_point;
 use crate::mover::runner::cutover::{CutOver, Outcome, pass_a_watermark};
 use crate::mover::runner::driver::Driver;
 
-/// How long a mover waits for the stream to be close, before each attempt to fence. Then it gives up.
+/// How long a mover waits before each attempt to fence until the stream is close behind. After that it gives up.
 const CLOSE_WITHIN: Duration = Duration::from_secs(600);
 
 impl Driver<'_> {
-    /// The target as the source was a moment ago, compared with it.
+    /// Brings the target to the state that the source had a moment ago, and compares the two.
     pub(in crate::mover::runner) async fn catch_up(&mut self, entry: &Entry) -> Result<(), Error> {
         let began = Instant::now();
         let servers = facts::servers(&self.work.source, &self.work.target).await?;
@@ -27,8 +27,8 @@ impl Driver<'_> {
         self.know_blueprint(entry).await?;
         let (online, built) = (self.online()?, self.built.as_ref().ok_or_else(|| self.unfollowed())?);
         self.work.caught_up(&built.creation, online.follower).await?;
-        // Not before: a table that gets its replica identity last would refuse what the stream brings once it is
-        // published.
+        // Not earlier: if a table gets its replica identity later than it is published, it would refuse what the stream
+        // brings.
         if let Some(stream) = online.reverse {
             self.work.prepare_back(stream).await?;
         }
@@ -36,14 +36,14 @@ impl Driver<'_> {
         self.patience().wait_for(compared).await?;
         self.work.timings.since("verify", began);
         self.work.at("after verify")?;
-        // As late as the shard is open: what the views show is of then.
+        // As late as possible while the shard is open: the views show the data of this time.
         self.patience().wait_for(self.work.fill_open(&built.creation)).await?;
         self.work.ready().await?;
         self.remembered.compared_on = Some(servers);
         Ok(())
     }
 
-    /// Waits while the fence is held back. That can be for hours.
+    /// Waits while the fence is held back, which can take hours.
     pub(in crate::mover::runner) async fn wait_to_fence(&self, desired: DesiredState) -> Result<(), Error> {
         let shard = self.work.hold.shard;
         tracing::info!(%shard, desired = desired.as_str(), "waiting before the fence");
@@ -57,7 +57,7 @@ impl Driver<'_> {
         self.patience().wait_for(told).await
     }
 
-    /// One attempt to close the shard, bring the last changes over, and open it at the target.
+    /// One attempt to close the shard, apply the last changes, and open it at the target.
     pub(in crate::mover::runner) async fn cut_over(&mut self, entry: &Entry) -> Result<(), Error> {
         self.fences += 1;
         self.failing_since = None;
@@ -86,13 +86,13 @@ impl Driver<'_> {
         }
     }
 
-    /// The shard is fenced, and this mover does not know how far it had come: it is served again, and fenced anew.
+    /// The shard is fenced, and this mover does not know how far it was: it is served again, and fenced later.
     pub(in crate::mover::runner) async fn fence_anew(&mut self, attempt: i32) -> Result<(), Error> {
         self.unfence(attempt).await?;
-        self.again("what was set before the fence is not known any more".to_owned()).await
+        self.again("it is unknown what was prepared before the fence".to_owned()).await
     }
 
-    /// Waits, with the shard open, until the stream is close behind: what is left is applied while the shard is closed.
+    /// Waits, while the shard is open, until the stream is close behind: the rest is applied while the shard is closed.
     async fn close(&self) -> Result<(), Error> {
         let (follower, lag_max) = (self.online()?.follower, self.work.options.lag_max);
         let until = Instant::now() + CLOSE_WITHIN;
@@ -109,7 +109,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Learns what the target was built from, if another mover has built it.
+    /// Finds out what the target was built from, if another mover has built it.
     async fn know_blueprint(&mut self, entry: &Entry) -> Result<(), Error> {
         if self.built.is_none() {
             self.built = Some(self.work.blueprint(entry).await?);

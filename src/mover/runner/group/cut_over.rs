@@ -1,4 +1,5 @@
-//! The shards of a group once their changes are applied: made ready together if the fence is held back, then cut over.
+//! The shards of a group once their changes are applied: if their fences are held back, they are made ready together;
+//! then each is cut over.
 
 use crate::mover::control::report::ShardReport;
 use crate::mover::protocol::error::Error;
@@ -29,7 +30,7 @@ impl Group<'_> {
         Ok(driver.following(online, member.built, member.compared_on))
     }
 
-    /// All but the fence, which is held back for all of them.
+    /// Does everything but the fence, which is held back for all of them.
     pub(super) async fn make_ready(
         &self,
         member: Member,
@@ -57,10 +58,11 @@ impl Group<'_> {
         let mut drive = self.with_stream(member, follower, reverse).await?;
         let end = self.drive(&mut drive, Until::End).await;
         self.watchdog.let_go(shard);
-        // Before the follower is waited for, which waits for the locks that a failed transaction of the driver holds.
+        // This comes before waiting for the follower, which waits for locks that a failed transaction of the driver
+        // holds.
         let begun = drive.end().audit;
         // A shard that failed is followed for as long as the others are: the slot moves on with them, and a resume must
-        // find that the shard has.
+        // find that the shard has done so too.
         if matches!(end, Some((_, Ok(_)))) {
             follower.detach(shard).await;
         }
@@ -75,7 +77,7 @@ impl Group<'_> {
                 let audit = audit::run(self.context, begun, Some(&self.permits)).await;
                 (shard, Ok(ShardReport { audit, ..report }))
             }
-            // It was opened by a mover that has ended since, or there was no snapshot.
+            // Another mover that has ended since has opened it, or there was no snapshot.
             (None, (shard, Ok(report))) if report.audit.state == AuditState::NotAudited => {
                 let audit = self.audited_late(shard).await.unwrap_or(report.audit);
                 (shard, Ok(ShardReport { audit, ..report }))

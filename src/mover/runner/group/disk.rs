@@ -1,4 +1,4 @@
-//! What happens beside the work of a group: its mover is asked to stop or to pause, and the slot keeps too much WAL.
+//! What happens while a group is worked on: its mover is asked to stop or to pause, or the slot keeps too much WAL.
 
 use tokio::sync::Semaphore;
 
@@ -15,8 +15,8 @@ use crate::mover::runner::watchdog::TooMuch;
 use crate::mover::stream::slot;
 
 impl Group<'_> {
-    /// While the group works: passes on what its mover is asked for, and looks after the slot. Returns when that keeps
-    /// too much.
+    /// While the group is worked on, passes on what its mover is asked for, and watches the slot. Returns when the slot
+    /// keeps too much.
     pub(super) async fn mind(&self) -> TooMuch {
         let mut asked = self.whole.stop.subscribe();
         let stopping = async {
@@ -35,7 +35,7 @@ impl Group<'_> {
             }
         };
         let name = self.stream();
-        // The slot of a rollback was made by the move that it takes back, and has a limit of its own.
+        // The move that is taken back has made the slot of this rollback, and that slot has a limit of its own.
         let wal_max = self.shared.back_of.is_none().then_some(self.context.options.wal_max);
         tokio::select! {
             too_much = self.watchdog.watch(&self.context.hosts, &self.shared.source, &name, wal_max) => too_much,
@@ -44,7 +44,7 @@ impl Group<'_> {
         }
     }
 
-    /// Drops the slot, then aborts what is not decided and finishes what is. Nobody of the group works any more.
+    /// Drops the slot, then aborts what is not decided and finishes what is. By then nobody works on the group.
     pub(super) async fn save_the_disk(&self, parts: Vec<Part>, ends: Vec<End>, too_much: TooMuch) -> Vec<End> {
         let jobs = &Semaphore::new(self.context.options.jobs.max(1));
         let TooMuch { kept, limit } = too_much;

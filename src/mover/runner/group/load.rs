@@ -1,4 +1,4 @@
-//! The rows of the shards that lack some, and what finds them again.
+//! Copies the rows of the shards that lack some, and builds the indexes that find rows.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::mover::runner::single::connect;
 use crate::shard::ShardId;
 
 impl Group<'_> {
-    /// Copies the rows of the shards that lack some, and builds what finds them again.
+    /// Copies the rows of the shards that lack some, and builds the indexes that find rows.
     pub(super) async fn load(
         &self,
         source: &Session,
@@ -53,7 +53,7 @@ impl Group<'_> {
         let copied_at = last_chunk.unwrap_or(began);
         let took = copied_at - began;
         self.at("after chunks")?;
-        // From here on, nothing ends but single shards.
+        // From here on only single shards can end.
         let (missing, loaded): (Vec<Member>, Vec<Member>) = std::mem::take(members).into_iter().partition(lacks);
         *members = loaded;
         let mut rows_there = Vec::new();
@@ -69,7 +69,7 @@ impl Group<'_> {
         Ok(())
     }
 
-    /// Keys and indexes of a shard whose rows are there.
+    /// Builds the keys and indexes of a shard whose rows are there.
     async fn keys(
         &self,
         mut member: Member,
@@ -98,8 +98,8 @@ impl Group<'_> {
         }
     }
 
-    /// The tables that a shard's target was built with, as they stand at the source, and where they go. One that came
-    /// since is not published: it ends the move as what it is, an alteration.
+    /// The tables of a shard that its target was built with, as they are at the source, and the schema that they are
+    /// copied to. A table that was created since is not published; it ends the move as an alteration of the shard.
     pub(super) async fn to_copy(&self, source: &Session, member: &Member) -> Result<ShardCopy, Error> {
         let shard = member.part.shard;
         let is_of_it = |name: &String| member.built.as_ref().is_none_or(|built| built.tables.contains(name));

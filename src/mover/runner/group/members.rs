@@ -1,4 +1,4 @@
-//! Each shard of a group by itself: acquired, known, prepared again, left.
+//! Each shard of a group by itself: acquired, examined, prepared again, left.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::mover::stream::slot;
 use crate::schema::catalog;
 
 impl Group<'_> {
-    /// Acquires a shard, and does all that can be done without the stream: one that is new is prepared, one that is
-    /// fenced and was not drained is served again, one that is decided is opened.
+    /// Acquires a shard, and does everything that can be done without the stream: a new shard is prepared, one that is
+    /// fenced and not drained is served again, and one that is decided is opened.
     pub(super) async fn begin(&self, part: Part) -> Result<Member, End> {
         let shard = part.shard;
         if self.context.is_stopped() {
@@ -33,7 +33,7 @@ impl Group<'_> {
         self.go_on(Member { part, built: None, compared_on: None }, work).await
     }
 
-    /// As far as it goes without the stream.
+    /// Goes as far as possible without the stream.
     pub(super) async fn go_on(&self, member: Member, work: ShardMove<'_>) -> Result<Member, End> {
         let mut drive = Driver::new(self.context, work, self.heartbeat, Goal::Finish);
         match self.drive(&mut drive, Until::Ready).await {
@@ -45,7 +45,7 @@ impl Group<'_> {
         }
     }
 
-    /// Drives a shard, and ends this mover's work with it if that is the shard's end.
+    /// Drives a shard, and ends this mover's work with it if the shard has ended.
     pub(super) async fn drive(&self, drive: &mut Driver<'_>, until: Until) -> Option<End> {
         let shard = drive.work.hold.shard;
         match single::drive(drive, until).await {
@@ -62,7 +62,7 @@ impl Group<'_> {
         }
     }
 
-    /// Back to the beginning with a shard whose changes since its copy are not known any more.
+    /// Starts over with a shard if the changes since its copy are no longer known.
     pub(super) async fn prepare_again(&self, member: Member) -> Result<Member, End> {
         let shard = member.part.shard;
         let work = async {
@@ -74,7 +74,8 @@ impl Group<'_> {
         self.go_on(member, work).await
     }
 
-    /// Learns what the shard's target was built from, and that it is so still, and has it watched over.
+    /// Finds out what the shard's target was built from, checks that the source is still the same, and lets the
+    /// watchdog watch it.
     pub(super) async fn known(&self, mut member: Member, source: &Session) -> Result<Member, End> {
         let shard = member.part.shard;
         let known = async {
@@ -103,7 +104,7 @@ impl Group<'_> {
         }
     }
 
-    /// Whether nobody has touched a schema since its blueprint was made.
+    /// Whether a schema is unchanged since its blueprint was made.
     async fn is_as_stamped(&self, source: &Session, schema: u32, built: &Blueprint) -> Result<bool, Error> {
         let stamp = catalog::stamp(source.client.client(), schema).await;
         Ok(stamp.map_err(|error| Error::Catalog { host: source.host.clone(), source: error })? == built.stamp)
@@ -119,9 +120,8 @@ impl Group<'_> {
         self.failed(shard, error)
     }
 
-    /// A shard that was altered is no longer published: a table that has lost what names its rows would refuse its
-    /// UPDATE and DELETE for as long as the move waits. What it changes from now on is in no stream, so it begins anew
-    /// with a resume.
+    /// Stops publishing a shard that was altered: a table that has lost its key would refuse UPDATE and DELETE for as
+    /// long as the move waits. Its changes from now on are in no stream, so a resume starts over with it.
     async fn withdraw_if_altered(&self, work: &ShardMove<'_>, error: &Error) {
         if !matches!(error, Error::Altered { .. } | Error::Refused { .. }) || self.shared.back_of.is_some() {
             return;
@@ -131,7 +131,7 @@ impl Group<'_> {
             slot::withdraw(&work.source, &self.stream(), &work.names.schema).await
         };
         if let Err(error) = withdrawn.await {
-            tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are published still; an abort \
+            tracing::warn!(shard = %work.hold.shard, error = chain(&error), "its tables are still published; an abort \
                 ends that");
         }
     }

@@ -1,9 +1,9 @@
-//! The shards of one move that come online from one host to another: one publication, one slot, one stream for all of
-//! them.
+//! The shards of one move that come online from one host to another: they share one publication, one slot and one
+//! stream.
 //!
-//! A slot decodes the source's whole WAL, so five hundred shards share one. Every shard is still its own: it is
-//! claimed, copied, fenced and opened by itself, and its failure stops no other. Invariant: the slot is there before
-//! the first row is copied and until the last shard of the group has ended; rows that were copied under a slot that is
+//! A slot decodes the source's whole WAL, so five hundred shards share one. Every shard is nevertheless on its own: it
+//! is claimed, copied, fenced and opened by itself, and its failure stops no other. Invariant: the slot exists before
+//! the first row is copied and until the last shard of the group has ended. Rows that were copied under a slot that is
 //! gone are copied again.
 
 mod cut_over;
@@ -40,12 +40,12 @@ use crate::shard::ShardId;
 
 pub(in crate::mover) use stream::applied;
 
-/// Moves the parts, which are of one move and have the same source and target, to their ends.
+/// Moves the parts, which belong to one move and have the same source and target, to their ends.
 pub(in crate::mover) async fn work(context: &Context, parts: Vec<Part>, heartbeat: &Heartbeat) -> Vec<End> {
     let Some(first) = parts.first() else { return Vec::new() };
     let (stop, pace) = (watch::Sender::new(false), Pace { rate: context.throttle.rate(), paused: false });
     let pace = watch::Sender::new(pace);
-    // What stops or slows a group is not told to the others.
+    // What stops or slows one group does not affect the others.
     let own = Context { stop, throttle: context.throttle.and(pace.subscribe()), ..context.clone() };
     let group = Group {
         context: &own,
@@ -62,11 +62,11 @@ pub(in crate::mover) async fn work(context: &Context, parts: Vec<Part>, heartbea
 }
 
 struct Group<'a> {
-    /// The mover as the group has it: with a stop and a throttle of its own.
+    /// The context of the group, with a stop and a throttle of its own.
     context: &'a Context,
-    /// The mover that was asked.
+    /// The context of the whole mover.
     whole: &'a Context,
-    /// What the group's throttle obeys.
+    /// Controls the group's throttle.
     pace: watch::Sender<Pace>,
     watchdog: Watchdog,
     permits: CutOverPermits,
@@ -75,15 +75,15 @@ struct Group<'a> {
     back: Back,
     /// Its lease is the same for all shards of the group: a mover that takes one over takes the stream over.
     heartbeat: &'a Heartbeat,
-    /// The shard whose number the ledger gives with what is of all of them.
+    /// The shard under which the ledger lists what belongs to all of them.
     first: ShardId,
 }
 
-/// A shard that is this mover's, and what its target was built from, if this mover built it.
+/// A shard that this mover holds, and what its target was built from, if this mover built it.
 struct Member {
     part: Part,
     built: Option<Blueprint>,
-    /// The servers that were compared, if this mover has done that.
+    /// The servers on which it was compared, if this mover has done that.
     compared_on: Option<Servers>,
 }
 
@@ -109,8 +109,8 @@ impl<'a> Group<'a> {
             if members.is_empty() {
                 return drop_shared(self.context, &self.shared).await;
             }
-            // Before anything is published: a table of which the stream cannot name the rows would refuse its UPDATE
-            // then.
+            // This comes before anything is published: a table whose rows the stream cannot identify would refuse
+            // UPDATE and DELETE then.
             let begun = std::mem::take(&mut members);
             members = self.each(&mut ends, begun, async |one| self.known(one, &source).await).await;
             let position = self.slot(&source, &mut members, &mut ends).await?;
@@ -147,7 +147,8 @@ impl<'a> Group<'a> {
         ends
     }
 
-    /// Does the same with each, a few at a time. Gives those that go on; the ends of the others are put to the ends.
+    /// Does the same with each item, a few at a time. Gives those that go on; the ends of the others are added to
+    /// `ends`.
     async fn each<I, O>(&self, ends: &mut Vec<End>, items: Vec<I>, work: impl AsyncFn(I) -> Result<O, End>) -> Vec<O> {
         let outcomes: Vec<_> = futures_util::stream::iter(items)
             .map(|item| work(item))
@@ -169,7 +170,7 @@ impl<'a> Group<'a> {
         Ok(entries.into_iter().map(|entry| (entry.shard, entry.phase)).collect())
     }
 
-    /// The name of publication and slot: a rollback finds those of the reverse replication.
+    /// The name of publication and slot. A rollback uses those of the reverse replication.
     fn stream(&self) -> String {
         match self.shared.back_of {
             None => slot::stream_name(self.shared.id),

@@ -18,12 +18,12 @@ use crate::mover::stream::follower::{Basis, FollowedShard, Follower, FollowerOpt
 use crate::mover::stream::slot;
 use crate::shard::ShardId;
 
-/// How long the slot's creation waits for the transactions that are under way on its server.
+/// How long the creation of the slot waits for the transactions that are under way on its server.
 const SLOT_PATIENCE: Duration = Duration::from_secs(60);
 
 impl Group<'_> {
-    /// Publication and slot: made before anything is copied, or found. What was copied under a slot that is gone is
-    /// copied again. Gives the position from which the slot sends changes.
+    /// Creates publication and slot before anything is copied, or finds them. What was copied under a slot that is gone
+    /// is copied again. Gives the position from which the slot sends changes.
     pub(super) async fn slot(
         &self,
         source: &Session,
@@ -34,7 +34,7 @@ impl Group<'_> {
         let owner = slot::Owner { name: &name, id: self.shared.id, shard: self.first, options: &self.context.options };
         let there = slot::slot_state(source, &name).await?;
         if self.shared.back_of.is_some() {
-            // It was made before the shards came here: one that is made now would not know what has changed since.
+            // The slot was created before the shards came here: a new one would lack what has changed since.
             let lost = |state| Error::SlotLost { host: self.shared.source.clone(), slot: name.clone(), state };
             let there = there.ok_or_else(|| lost("gone"))?;
             return if there.wal_status.as_deref() == Some("lost") { Err(lost("lost")) } else { Ok(there.confirmed) };
@@ -69,7 +69,7 @@ impl Group<'_> {
         slot::create_publication(source, owner, &tables).await?;
         self.at("after publication")?;
         if kept.is_some() {
-            // Those that were published while the slot was made, it has waited for.
+            // The creation of the slot has waited for the transactions of those that were published before it.
             let is_new = |shard| there.get(&shard).is_none_or(|there| there.from.is_none());
             let new: Vec<u32> = schemas.iter().filter(|(shard, _)| is_new(*shard)).map(|(_, oid)| *oid).collect();
             if !new.is_empty() {
@@ -79,7 +79,7 @@ impl Group<'_> {
         let position = slot::create_slot(source, owner, SLOT_PATIENCE).await?;
         self.at("after slot")?;
         let shards: Vec<i32> = members.iter().map(|member| member.part.shard.as_i32()).collect();
-        // Before the first row is copied. Locks: rows of pgshard.incoming, for one statement.
+        // This comes before the first row is copied. Locks: rows of pgshard.incoming, for one statement.
         let sql = "UPDATE pgshard.incoming SET stream_from = $4
             WHERE move_id = $1 AND lease = $2 AND shard_id = ANY ($3) AND stream_from IS NULL";
         let params: [&(dyn ToSql + Sync); 4] =
@@ -88,7 +88,7 @@ impl Group<'_> {
         Ok(position)
     }
 
-    /// What the target has of each shard that it was told of.
+    /// What the target has of each shard that was announced to it.
     ///
     /// Locks: none but ACCESS SHARE on the control tables and pg_namespace.
     async fn there(&self, target: &Session) -> Result<BTreeMap<ShardId, There>, Error> {
@@ -109,8 +109,8 @@ impl Group<'_> {
         Ok(found)
     }
 
-    /// How far the shards are that will need the slot and are not in our hands: of this move, or of the one that is
-    /// taken back. One that has no progress yet needs all that the slot has.
+    /// The positions of shards that will need the slot, but are not ours to work on: shards of this move, or of the one
+    /// that is taken back. One that has no progress yet needs everything that the slot has.
     pub(super) async fn others(
         &self,
         source: &Session,
@@ -162,17 +162,17 @@ impl Group<'_> {
 
 /// What a target has of a shard.
 struct There {
-    /// Where the changes begin that are wanted since the first row was copied.
+    /// The position from which changes are needed, since the first row was copied after it.
     from: Option<u64>,
-    /// How far they are applied; `None`: its keys are not built.
+    /// The position up to which they are applied; `None` if its keys are not built.
     applied: Option<u64>,
-    /// Whether its schema is there.
+    /// Whether its schema exists.
     built: bool,
 }
 
 impl There {
-    /// Whether this is what the journal's phase says, and a slot that has confirmed so much has all that is missing. A
-    /// target that failed over may have less, for less was copied to its standby.
+    /// Whether the target has what the journal's phase says, and everything that a slot with this confirmed position no
+    /// longer sends. A target that failed over may have less, because its standby did.
     fn can_go_on(&self, phase: Phase, confirmed: Option<u64>) -> bool {
         let loaded = phase >= Phase::Loaded;
         let whole = self.built && (!loaded || self.applied.is_some());
@@ -181,7 +181,7 @@ impl There {
     }
 }
 
-/// How far these shards are; those that have not begun, as far as the slot is.
+/// The positions of these shards; for those that have not begun, the slot's position.
 ///
 /// Locks: ACCESS SHARE on a table of ours.
 pub(in crate::mover) async fn applied(

@@ -1,7 +1,7 @@
-//! Feeding old copies: what their new hosts change is applied to them, until somebody stops it.
+//! Feeding old copies: applies to them what their new hosts change, until somebody stops it.
 //!
-//! Invariant: of two that feed one move, one waits; a rollback or `complete` need not ask the feed: what it writes
-//! makes the other let go. While a rollback has taken a shard, nobody feeds the others that share its slot.
+//! Invariant: if two feed one move, one of them waits. A rollback or `complete` need not ask the feed: what they write
+//! makes it let go. While a rollback has taken a shard, nobody feeds the others that share its slot.
 
 use crate::mover::step::old_copy;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ use crate::shard::ShardId;
 use crate::mover::runner::reverse::needs_slot;
 use crate::mover::runner::reverse::stream;
 
-/// How often the moves are looked at: new ones begin to be fed, those that have ended are let go.
+/// How often the moves are read: feeding of new ones begins, and those that have ended are let go.
 const ROUND: Duration = Duration::from_secs(2);
 
 /// The shards of one move that went from one host to another.
@@ -77,7 +77,7 @@ async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Fe
             feeding.end().await;
         }
         if let Some(by) = taken.get(&key) {
-            let error = format!("the rollback {by} has the stream until it ends: `pgshard moves show {by}`");
+            let error = format!("the rollback {by} uses the stream until it ends: `pgshard moves show {by}`");
             context.observer.tell(Event::NotFed { id: key.0, error });
         }
     }
@@ -89,7 +89,7 @@ async fn round(context: &Context, id: Option<MoveId>, fed: &mut BTreeMap<Key, Fe
         match outcome {
             Ok(Some(feeding)) => drop(fed.insert(key, feeding)),
             Ok(None) => {}
-            // The next round tries again: the feed goes on for as long as somebody runs it.
+            // The next round tries again: feeding goes on for as long as somebody runs it.
             Err(error) => context.observer.tell(Event::NotFed { id: key.0, error: chain(&error) }),
         }
     }
@@ -140,7 +140,7 @@ impl Feeding {
             return Ok(None);
         }
         session.sign(holds[0], Signed::Group).await?;
-        // Those that are not kept yet too: the slot must have what their new host writes once it has opened.
+        // Shards that are not kept yet count too: the slot must have what their new host writes once it has opened.
         let of_move = session.entries(Some(*id)).await?;
         let sharing = of_move.iter().filter(|entry| entry.target == *serving && needs_slot(entry));
         let not_fed = sharing.filter(|entry| holds.iter().all(|hold| hold.shard != entry.shard));
@@ -161,7 +161,7 @@ impl Feeding {
         Ok(Some(Feeding { follower, source: session, shards: holds, heartbeat }))
     }
 
-    /// What became of it since the last round. `None`: it has ended, or begins anew in the next.
+    /// What has become of it since the last round. `None` if it has ended, or starts again in the next round.
     async fn look_after(
         self,
         context: &Context,

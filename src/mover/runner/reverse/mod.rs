@@ -1,9 +1,9 @@
 //! The reverse replication: what a move prepares so that it can be taken back after its shards were written to at their
 //! new host.
 //!
-//! Before the fence, publication and slot are made at the target ([`stream`]); when the target has opened, the old copy
-//! is made ready to take changes ([`old_copy`](crate::mover::step::old_copy)); [`feed`] applies them while somebody
-//! runs it. A rollback is a move of its own in the other direction, which finds its copy there and its slot made: it
+//! Before the fence, publication and slot are created at the target ([`stream`]). When the target has opened, the old
+//! copy is made ready to take changes ([`old_copy`](crate::mover::step::old_copy)), and [`feed`] applies them while
+//! somebody runs it. A rollback is a move of its own in the other direction, whose copy and slot exist already: it
 //! catches up, compares, fences and opens as every online move does.
 //!
 //! # Invariants
@@ -20,12 +20,12 @@ use crate::mover::control::journal::Entry;
 use crate::mover::protocol::desired::Back;
 use crate::mover::protocol::state::Phase;
 
-/// Whether a shard of a move needs what the slot of its reverse replication keeps: now, or once it is kept.
+/// Whether a shard of a move needs what the slot of its reverse replication keeps, now or once it is kept.
 pub(crate) fn needs_slot(entry: &Entry) -> bool {
     match (&entry.reverse, entry.phase) {
         (_, Phase::Completed | Phase::Aborted) => false,
         (Some(reverse), _) => reverse.lost.is_none(),
-        // It is prepared when the target has caught up.
+        // The reverse replication is prepared when the target has caught up.
         (None, phase) => entry.back == Back::Prepared && phase < Phase::Decided,
     }
 }

@@ -1,8 +1,8 @@
-//! Publication and slot of a reverse replication, on the target of the move: made before the first shard is fenced,
-//! dropped when nobody can go back any more.
+//! Publication and slot of a reverse replication, on the target of the move: created before the first shard is fenced,
+//! and dropped when no shard can be taken back any longer.
 //!
-//! Invariant: a reverse replication never harms the host that serves. Its slot is not made where slots are short, keeps
-//! no more WAL than it may, and is dropped as soon as no shard needs it.
+//! Invariant: a reverse replication never harms the host that serves. Its slot is not created where slots are scarce,
+//! keeps no more WAL than it may, and is dropped as soon as no shard needs it.
 
 use crate::mover::step::old_copy;
 use std::collections::BTreeSet;
@@ -23,11 +23,11 @@ use crate::mover::stream::slot;
 use crate::mover::stream::slot::Owner;
 use crate::shard::ShardId;
 
-/// How long the slot's creation waits for the transactions that are under way at the target.
+/// How long the creation of the slot waits for the transactions that are under way at the target.
 const SLOT_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Publication, with no table of a shard yet, and slot at the target. Made, or found. Gives their name; `None` if there
-/// can be none, which a log line says.
+/// Creates publication and slot at the target, or finds them; the publication has no table of a shard yet. Gives their
+/// name. `None` if there can be none; the reason is logged.
 ///
 /// Locks: as [`slot::create_publication`] and [`slot::create_slot`].
 pub(crate) async fn prepare(
@@ -41,9 +41,9 @@ pub(crate) async fn prepare(
     let there = slot::slot_state(target, &name).await?;
     match there.as_ref().map(|state| state.wal_status.as_deref() == Some("lost")) {
         Some(false) => return Ok(Some(name)),
-        // What was opened meanwhile has changed since.
+        // What was opened meanwhile has been written to since.
         lost => {
-            old_copy::lose_all(source, &target.host, id, "the target has no slot for it any more").await?;
+            old_copy::lose_all(source, &target.host, id, "the target no longer has a slot for it").await?;
             if lost.is_some() {
                 slot::drop_slot(target, &name).await?;
             }
@@ -58,7 +58,7 @@ pub(crate) async fn prepare(
         return Ok(None);
     }
     let owner = Owner { name: &name, id, shard: first, options: &context.options };
-    // The publication first: a slot stops at a change that is older than the publication.
+    // The publication comes first: a slot stops at a change that is older than its publication.
     slot::create_publication(target, owner, &[]).await?;
     context.options.at("after back publication")?;
     match slot::create_slot(target, owner, SLOT_PATIENCE).await {
@@ -74,7 +74,7 @@ pub(crate) async fn prepare(
     Ok(Some(name))
 }
 
-/// Drops both, the slot first: it keeps WAL.
+/// Drops both, the slot first because it keeps WAL.
 ///
 /// Locks: none on any table.
 async fn remove(target: &Session, name: &str) -> Result<(), Error> {
@@ -82,8 +82,8 @@ async fn remove(target: &Session, name: &str) -> Result<(), Error> {
     slot::drop_publication(target, name).await
 }
 
-/// Drops both if no shard of the move that came from this source to this target can go back any more. True if they were
-/// there.
+/// Drops both if no shard of the move that came from this source to this target can be taken back any longer. Returns
+/// true if they existed.
 ///
 /// Locks: none on any table.
 pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> Result<bool, Error> {
@@ -101,7 +101,7 @@ pub(crate) async fn tidy_up(source: &Session, target: &Session, id: MoveId) -> R
     Ok(there)
 }
 
-/// Looks at every reverse replication that leads away from this host: one that leads nowhere any more, or keeps more
+/// Examines every reverse replication that leads away from this host. One that leads nowhere any longer, or keeps more
 /// WAL than it may, is given up, and dropped once no shard needs it.
 pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Vec<Cleaned>, Error> {
     let sql = "SELECT DISTINCT name, move_id, shard_id FROM pgshard.ledger WHERE kind IN ('slot', 'publication') \
@@ -119,15 +119,15 @@ pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Ve
             Some(source) => {
                 let source = context.hosts.open(source).await?;
                 if let Some(why) = judge(context, &source, target, id, &name).await? {
-                    say(format!("the rollback of {id} is not possible any more: {why}"));
+                    say(format!("the rollback of {id} is no longer possible: {why}"));
                 }
                 if tidy_up(&source, target, id).await? {
-                    say(format!("dropped {name}, which no shard needs to go back"));
+                    say(format!("dropped {name}, which no shard needs for a rollback"));
                 }
             }
             None if unknown.is_empty() => {
                 remove(target, &name).await?;
-                say(format!("dropped {name}, of a move that no host knows"));
+                say(format!("dropped {name}; no host knows its move"));
             }
             // Its source could not be asked.
             None => {}
@@ -136,7 +136,7 @@ pub(crate) async fn look_after(context: &Context, target: &Session) -> Result<Ve
     Ok(cleaned)
 }
 
-/// Gives reverse replications up that cannot be used. Says why, if all of a move were.
+/// Gives up reverse replications that cannot be used. Gives the reason, if all of a move were given up.
 pub(crate) async fn judge(
     context: &Context,
     source: &Session,
@@ -144,10 +144,10 @@ pub(crate) async fn judge(
     id: MoveId,
     name: &str,
 ) -> Result<Option<String>, Error> {
-    // A rollback leads to several hosts: each has a slot for its own shards.
+    // A rollback may lead to several hosts: each has a slot for its own shards.
     for entry in source.entries(Some(id)).await?.iter().filter(|entry| entry.target == target.host) {
         if entry.phase == Phase::Kept && entry.reverse.as_ref().is_some_and(ReverseReplication::is_open) {
-            // One that does not know of the shard has lost it: what the old copy has may be all that there is.
+            // If the host does not know of the shard, it has lost it, and the old copy may be all that is left.
             let Some(row) = facts::row_of(target, entry.shard).await?.filter(|row| row.epoch > entry.epoch) else {
                 continue;
             };
@@ -163,8 +163,8 @@ pub(crate) async fn judge(
         for row in target.rows(what, sql, &[&schema]).await? {
             let (shard, schema): (i32, String) = (row.get(0)?, row.get(1)?);
             let Ok(shard) = ShardId::try_from(shard) else { continue };
-            old_copy::lose(source, id, shard, &format!("{table} has lost the key that names its rows")).await?;
-            // Published, it would refuse its UPDATE and DELETE.
+            old_copy::lose(source, id, shard, &format!("{table} has lost the key that identifies its rows")).await?;
+            // As long as it is published, it would refuse UPDATE and DELETE.
             slot::withdraw(target, name, &schema).await?;
         }
     }
@@ -175,7 +175,7 @@ pub(crate) async fn judge(
     let why = match state {
         None => "its slot is gone".to_owned(),
         Some(state) if state.wal_status.as_deref() == Some("lost") => {
-            "its slot kept more WAL than max_slot_wal_keep_size lets it".to_owned()
+            "its slot kept more WAL than max_slot_wal_keep_size allows".to_owned()
         }
         Some(state) if u64::try_from(state.kept_bytes).is_ok_and(|kept| kept > context.options.back_wal_max) => {
             format!("its slot kept {} MiB of WAL, more than it may", state.kept_bytes >> 20)
@@ -186,8 +186,8 @@ pub(crate) async fn judge(
     Ok((given_up > 0).then_some(why))
 }
 
-/// Gives the reverse replications of shards up whose old copies lack changes that the slot sends no more. Read after
-/// the slot's state, for changes are confirmed to the slot once they are durable.
+/// Gives up the reverse replications of shards whose old copies lack changes that the slot no longer sends. It is read
+/// after the slot's state, since changes are confirmed to the slot once they are durable.
 async fn lose_what_lacks(source: &Session, target: &Session, id: MoveId, confirmed: u64) -> Result<(), Error> {
     let what = "looking for old copies that lack changes";
     let sql = "SELECT b.shard_id FROM pgshard.back b JOIN pgshard.move m USING (move_id, shard_id)
@@ -208,7 +208,7 @@ pub(crate) fn lacking(host: &HostName) -> String {
     format!("{host} has lost changes of the old copy, as after a fail-over to a standby that lacked them")
 }
 
-/// The entries of a move, once it was looked whether their reverse replications can still be used.
+/// The entries of a move, after checking whether their reverse replications can still be used.
 pub(crate) async fn judged(context: &Context, id: MoveId, entries: Vec<Entry>) -> Result<Vec<Entry>, Error> {
     let routes: BTreeSet<(HostName, HostName)> =
         entries.iter().map(|entry| (entry.source.clone(), entry.target.clone())).collect();
